@@ -36,7 +36,7 @@ pub(crate) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>>
     options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
     let Some(file) = if_there(options.open(path))? else { return Ok(None) };
     if !file.metadata()?.is_file() {
-        let message = format!("read {}: it is no regular file", path.display());
+        let message = format!("read {}: it is not a regular file", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let mut bytes = Vec::new();

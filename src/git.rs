@@ -75,10 +75,16 @@ pub(crate) async fn write(
             return Ok(());
         }
     }
-    let message =
-        format!("push to {}, branch {}: it moved {TRIES} times meanwhile", place.repository, commit.branch);
-    Err(FetchError::Program { action: message, message: "others write to it".to_owned(), transient: true }
-        .into())
+    let message = format!(
+        "push to {}, branch {}: the branch moved during {TRIES} attempts",
+        place.repository, commit.branch
+    );
+    Err(FetchError::Program {
+        action: message,
+        message: "other writers push to it".to_owned(),
+        transient: true,
+    }
+    .into())
 }
 
 /// A cached repository, locked for exclusive use.
@@ -96,7 +102,7 @@ impl<'a> Repository<'a> {
     async fn open(parts: &'a Parts, place: &'a GitPlace) -> Result<Self> {
         let address: &str = &place.repository;
         let url = Url::parse(address).map_err(|error| FetchError::Program {
-            action: format!("use {address} as a repository's address"),
+            action: format!("parse repository address {address}"),
             message: error.to_string(),
             transient: false,
         })?;
@@ -220,7 +226,7 @@ impl<'a> Repository<'a> {
         what: &str,
     ) -> Result<T, FetchError> {
         tokio::time::timeout(TIME, work).await.unwrap_or_else(|_| {
-            let message = format!("no end within {} minutes", TIME.as_secs() / 60);
+            let message = format!("no result within {} minutes", TIME.as_secs() / 60);
             Err(FetchError::Program { action: self.action(what), message, transient: true })
         })
     }

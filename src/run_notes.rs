@@ -91,7 +91,7 @@ impl Note {
     /// Removes the note, once the run's outcome is known and everything of the run is cleaned up.
     pub(crate) fn forget(self) {
         if let Err(error) = fs::remove_file(&self.path) {
-            tracing::debug!(path = %self.path.display(), %error, "a run's note stays; it is looked at again");
+            tracing::debug!(path = %self.path.display(), %error, "a run's note could not be removed; farrier reads it again later");
         }
     }
 }

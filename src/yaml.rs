@@ -148,15 +148,15 @@ impl Node {
         let error = |message: &str| Err(self.error(message));
         let scalar = match self.value() {
             Value::Scalar(scalar) => scalar,
-            Value::Null => return error("a string is wanted here; quote the value"),
-            _ => return error("a string is wanted here"),
+            Value::Null => return error("expected a string; quote the value"),
+            _ => return error("expected a string"),
         };
         match (scalar.style, scalar.tag.as_str()) {
             (ScalarStyle::Plain, "") if is_other_type(&scalar.text) => {
-                error("a string is wanted here; quote the value")
+                error("expected a string; quote the value")
             }
             (_, "" | "tag:yaml.org,2002:str") => Ok(&scalar.text),
-            _ => error("a string is wanted here, without a tag"),
+            _ => error("expected a string, without a tag"),
         }
     }
 
@@ -291,7 +291,7 @@ pub(crate) fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
             Event::Alias(anchor) => {
                 // An anchor becomes known when its node is complete, so a node that contains itself is
                 // refused.
-                let message = || "an alias inside its own anchor".to_owned();
+                let message = || "an alias refers to the anchor that contains it".to_owned();
                 let known = anchors.get(&anchor).ok_or_else(|| YamlError { at, message: message() })?;
                 place(&mut open, &mut documents, Node { at, ..known.clone() });
                 continue;
@@ -330,7 +330,7 @@ fn paired(children: Vec<Node>, mergeable: &mut usize) -> Result<Vec<(Node, Node)
     while let (Some(key), Some(value)) = (children.next(), children.next()) {
         let name = key.scalar().map(|scalar| scalar.text.clone());
         if name.as_ref().is_some_and(|name| !seen.insert(name.clone())) {
-            return Err(key.error(format!("field {:?} stands here twice", name.unwrap_or_default())));
+            return Err(key.error(format!("duplicate field {:?}", name.unwrap_or_default())));
         }
         match (name.as_deref(), value.value()) {
             (Some("<<"), Value::List(items)) => merged.extend(items.iter().cloned()),
@@ -339,8 +339,7 @@ fn paired(children: Vec<Node>, mergeable: &mut usize) -> Result<Vec<(Node, Node)
         }
     }
     for (key, value) in merged.iter().filter_map(Node::entries).flatten() {
-        *mergeable =
-            mergeable.checked_sub(1).ok_or_else(|| key.error("more is merged in than can be meant"))?;
+        *mergeable = mergeable.checked_sub(1).ok_or_else(|| key.error("too many fields are merged"))?;
         if key.scalar().is_none_or(|scalar| seen.insert(scalar.text.clone())) {
             entries.push((key.clone(), Node { shared: true, ..value.clone() }));
         }

@@ -42,7 +42,7 @@ collect() {
     env -u REGISTRY_AUTH_FILE "$farrier" headers collect --root "$here/node" --kernel "$kernel" --key-file "$here/key" \
         --to "http://127.0.0.1:$(cat "$here/farrier-one.port")" --definitions "$here/definitions" --cache-dir "$here/cache-node"
 }
-not_taken() { not collect && grep -qF 'no administrator has made this key' "$here/expected"; }
+not_taken() { not collect && grep -qF 'the key is not valid for headers of' "$here/expected"; }
 expect 0 "headers with an unknown key are refused" not_taken
 openssl rand -hex 32 > "$here/keys/$(label_of "$kernel")"
 expect 0 "headers with another kernel's key are refused" not_taken

@@ -50,25 +50,25 @@ pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
 #[expect(missing_docs, reason = "the error messages explain the fields")]
 pub enum UnpackError {
     /// The path leaves the destination, is absolute, or contains `..`.
-    #[error("entry {0:?} would be outside the archive's own tree")]
+    #[error("entry {0:?} is outside the archive's root")]
     Outside(String),
     /// The path leads through a symbolic link of the same archive.
     #[error("entry {0:?} would be written through a symbolic link")]
     ThroughLink(String),
     /// The entry is a device, socket or FIFO.
-    #[error("entry {0:?} is a {1}, which no source or payload holds")]
+    #[error("entry {0:?} is a {1}, which sources and payloads cannot contain")]
     Kind(String, &'static str),
     /// The archive exceeds a limit.
-    #[error("archive holds more than {0}")]
+    #[error("archive contains more than {0}")]
     Limit(String),
     /// The archive is truncated or damaged.
     #[error("archive is damaged or truncated")]
     Damaged(#[source] io::Error),
     /// The archive is shorter than its header states.
-    #[error("archive is truncated: its header says that {stated} bytes follow, the file has {found}")]
+    #[error("archive is truncated: the header states {stated} bytes, the file has {found}")]
     Truncated { stated: u64, found: u64 },
     /// A checksum differs from the one in the archive's header.
-    #[error("archive is damaged or truncated: its {kind} is {found}, its header says {stated}")]
+    #[error("archive is damaged or truncated: its {kind} is {found}, its header states {stated}")]
     Sum { kind: &'static str, found: String, stated: String },
     /// farrier does not unpack this form of archive.
     #[error("archive cannot be unpacked: {0}")]
@@ -184,7 +184,7 @@ fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
         }
         if end > limits.bytes.saturating_mul(PASSED_OVER) {
             return Err(UnpackError::Limit(format!(
-                "{} bytes, with those that would be passed over",
+                "{} bytes, including skipped content",
                 limits.bytes.saturating_mul(PASSED_OVER)
             )));
         }
@@ -279,7 +279,7 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
         Some(format) => unpack_compressed(format, file()?, dest, options),
         None => Err(UnpackError::Damaged(io::Error::new(
             io::ErrorKind::InvalidData,
-            "its first bytes are those of no tar, gzip, xz, zstd, makeself, Debian or RPM archive",
+            "it is not a tar, gzip, xz, zstd, makeself, Debian or RPM archive",
         ))),
     }
 }
@@ -328,7 +328,7 @@ fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a
         }
         Format::Zstd => Box::new(zstd::Decoder::with_buffer(file).map_err(UnpackError::Damaged)?),
         Format::Deb | Format::Rpm | Format::Makeself => {
-            return Err(UnpackError::Unsupported("it is a package inside another form of archive"));
+            return Err(UnpackError::Unsupported("it is a package inside another archive"));
         }
     })
 }
@@ -339,11 +339,12 @@ fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options
     file.by_ref().take(makeself::LONGEST as u64).read_to_end(&mut start).map_err(UnpackError::Damaged)?;
     let header = makeself::Header::parse(&start).map_err(|error| match error {
         makeself::Unreadable::Short => truncated(),
-        makeself::Unreadable::NoSkip => {
-            UnpackError::Unsupported("the header of the self-extracting archive does not say where it ends")
-        }
+        makeself::Unreadable::NoSkip => UnpackError::Unsupported(
+            "the header of the self-extracting archive does not state its own length",
+        ),
         makeself::Unreadable::Form => UnpackError::Unsupported(
-            "what is behind the header of the self-extracting archive is no tar, plain or in gzip, xz or zstd",
+            "the content after the header of the self-extracting archive is not a tar archive, plain or \
+             compressed with gzip, xz or zstd",
         ),
     })?;
     drop(start);
@@ -418,7 +419,7 @@ fn too_big(limits: &Limits) -> UnpackError {
 impl From<NameError> for UnpackError {
     fn from(error: NameError) -> Self {
         match error {
-            NameError::TooLong => Self::Limit(format!("{MAX_NAME} bytes in the name of one entry")),
+            NameError::TooLong => Self::Limit(format!("{MAX_NAME} bytes in an entry's name")),
             NameError::Sparse(name) => Self::Kind(name, "sparse file"),
             NameError::Damaged(error) => Self::Damaged(error),
         }

@@ -358,10 +358,7 @@ fn a_self_extracting_archive_that_is_cut_or_changed_is_refused_before_anything_i
     let archive = whole.len() - header;
     assert_eq!(
         said(&whole[..whole.len() - 1000]),
-        format!(
-            "archive is truncated: its header says that {archive} bytes follow, the file has {}",
-            archive - 1000
-        )
+        format!("archive is truncated: the header states {archive} bytes, the file has {}", archive - 1000)
     );
     // Truncated inside the header.
     assert_eq!(said(&whole[..5000]), "archive is damaged or truncated");
@@ -371,7 +368,7 @@ fn a_self_extracting_archive_that_is_cut_or_changed_is_refused_before_anything_i
     assert!(text.starts_with("archive is damaged or truncated: its CRC is "), "{text}");
     let bzip2 = [&whole[..header], b"BZh91AY"].concat();
     let text = said(&bzip2);
-    assert!(text.ends_with("is no tar, plain or in gzip, xz or zstd"), "{text}");
+    assert!(text.ends_with("is not a tar archive, plain or compressed with gzip, xz or zstd"), "{text}");
 }
 
 /// Two hard-linked files: RPM stores the content with the last one.

@@ -182,7 +182,7 @@ impl<'a> Tree<'a> {
     }
 
     fn too_deep(&self) -> UnpackError {
-        UnpackError::Limit(format!("{} directories inside each other", self.depth))
+        UnpackError::Limit(format!("{} nested directories", self.depth))
     }
 
     /// Returns the path for a new file or link, and creates its parents.

@@ -69,7 +69,7 @@ fn outcomes(
                 let outcome =
                     loaded(*ended, *initialised, *oops, read_back, &shown(&failed_dependencies, messages));
                 if let (Some((name, false)), Some(error)) = (steps.get(*step), outcome.error()) {
-                    failed_dependencies.push(format!("{name}, the kernel's own: {error}"));
+                    failed_dependencies.push(format!("{name}, an in-tree module: {error}"));
                 }
                 story.set(*step, outcome);
             }
@@ -274,8 +274,10 @@ mod tests {
         ];
         let steps = [("libcrc32c", false), ("m", true)];
         let found = outcomes(&steps, &transcript(&records), Ending::Exited, &console("")).unwrap();
-        let messages =
-            vec!["libcrc32c, the kernel's own: ENOENT".to_owned(), "m: Unknown symbol y (err -2)".to_owned()];
+        let messages = vec![
+            "libcrc32c, an in-tree module: ENOENT".to_owned(),
+            "m: Unknown symbol y (err -2)".to_owned(),
+        ];
         assert_eq!(found[1], BootOutcome::Refused { error: "ENOENT".into(), messages });
     }
 

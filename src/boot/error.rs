@@ -19,13 +19,13 @@ pub enum BootError {
     #[error("start driver-entrypoint in a virtual machine")]
     Entrypoint(#[source] PayloadError),
     /// QEMU is missing; `package` provides it.
-    #[error("start {program}: there is no such program")]
+    #[error("start {program}: not found")]
     NoEmulator { program: String, package: &'static str },
     /// QEMU cannot be started.
     #[error("start {0}")]
     Start(String, #[source] io::Error),
     /// QEMU's output cannot be read.
-    #[error("read what the virtual machine says")]
+    #[error("read the output of the virtual machine")]
     Read(#[source] io::Error),
     /// A file or directory cannot be read or written.
     #[error("prepare the virtual machine")]
@@ -43,7 +43,7 @@ pub enum BootError {
     #[error("boot kernel {0}: its init process did not report; last lines: {last}", last = .1.join(" | "))]
     NotStarted(String, Vec<String>),
     /// The image holds another kernel than the requested one.
-    #[error("boot kernel {wanted}: the image says that it is {found}")]
+    #[error("boot kernel {wanted}: the image is kernel {found}")]
     OtherKernel { wanted: String, found: String },
     /// The init process failed.
     #[error("work in the virtual machine: {0}")]
@@ -52,7 +52,7 @@ pub enum BootError {
     #[error("read the virtual machine's report: lines of it are missing")]
     Incomplete,
     /// The user or the caller canceled the check.
-    #[error("the boot check was cancelled")]
+    #[error("the boot check was canceled")]
     Cancelled,
 }
 
@@ -62,26 +62,26 @@ impl BootError {
         let hint = match self {
             Self::NoEmulator { package, .. } => return format!("install {package}, or name the emulator"),
             Self::NoEntrypoint(_) => {
-                "build it with `cargo build --profile entrypoint` in crates/driver-entrypoint/, and put it beside farrier \
-                 or name it with --entrypoint"
+                "build it with `cargo build --profile entrypoint` in crates/driver-entrypoint/, and put it \
+                 next to farrier or name it with --entrypoint"
             }
             Self::Entrypoint(error) => return error.hint().unwrap_or_default(),
-            Self::Start(..) => "look at the program's permissions",
+            Self::Start(..) => "check the program's permissions",
             Self::Read(_) | Self::Cancelled => "start the check again",
             Self::Payload(error) if error.hint().is_some() => return error.hint().unwrap_or_default(),
-            Self::Io(_) | Self::Payload(_) => "look at the file, its permissions and its disk",
-            Self::Module(..) => "check the payload without the boot, which says more",
+            Self::Io(_) | Self::Payload(_) => "check the file, its permissions and its disk",
+            Self::Module(..) => "check the payload without the boot check for details",
             Self::Memory { .. } => {
                 "allow more memory, or strip the modules' debug information (strip --strip-debug)"
             }
             Self::NotStarted(..) => {
-                "see that the image is a kernel of this architecture, with an initramfs and serial ports \
-                 (CONFIG_BLK_DEV_INITRD, CONFIG_SERIAL_8250_CONSOLE); on a slow machine allow more time"
+                "check that the image is a kernel of this architecture, with support for an initramfs and \
+                 serial ports (CONFIG_BLK_DEV_INITRD, CONFIG_SERIAL_8250_CONSOLE); on a slow machine, allow more time"
             }
-            Self::OtherKernel { .. } => "give the image of the kernel that is asked for",
+            Self::OtherKernel { .. } => "pass the image of the requested kernel",
             Self::Init(_) => {
-                "see that driver-entrypoint is of farrier's version, and that the kernel has CONFIG_DEVTMPFS, \
-                 CONFIG_PROC_FS and CONFIG_SYSFS"
+                "check that driver-entrypoint has farrier's version, and that the kernel has \
+                 CONFIG_DEVTMPFS, CONFIG_PROC_FS and CONFIG_SYSFS"
             }
             Self::Incomplete => "start the check again; a module may have disturbed the serial port",
         };

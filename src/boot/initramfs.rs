@@ -42,13 +42,16 @@ impl<W: Write> Initramfs<W> {
         if size > MAX_FILE {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
-                "a file of an initramfs has at most 4 GiB",
+                "a file in an initramfs cannot be larger than 4 GiB",
             ));
         }
         self.header(name, REGULAR | mode, size, (0, 0))?;
         let copied = io::copy(&mut reader.take(size), &mut self.out)?;
         if copied < size {
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter meanwhile"));
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "the file was truncated during the read",
+            ));
         }
         self.pad(size)
     }

@@ -33,7 +33,7 @@ pub(super) fn remember_that_it_fails(memory: Option<&Path>) {
     let (Some(memory), Ok(id)) = (memory, fs::read(BOOT_ID)) else { return };
     let written = fs::create_dir_all(memory).and_then(|()| fs::write(memory.join(FILE), id));
     if let Err(error) = written {
-        tracing::debug!(directory = %memory.display(), %error, "cannot remember that KVM does not work here");
+        tracing::debug!(directory = %memory.display(), %error, "cannot record that KVM does not work here");
     }
 }
 

@@ -139,7 +139,7 @@ impl Machine<'_> {
                 Ok(child) => {
                     if !has_sandbox {
                         let (program, hint) = (program.to_string_lossy(), "install the distribution's QEMU");
-                        tracing::warn!(%program, hint, "this QEMU has no sandbox: the boot check goes on without one");
+                        tracing::warn!(%program, hint, "this QEMU has no sandbox: the boot check runs without one");
                     }
                     return Ok(child);
                 }

@@ -104,11 +104,11 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
 
     let many = checked(DecompressionBudget::of_bytes(9 << 20)).await;
     assert!(many.to_string().starts_with("decompress module "), "{many}");
-    assert!(many.to_string().ends_with("the modules of one check may have 9437184 bytes together"), "{many}");
+    assert!(many.to_string().ends_with("the limit for all modules of one check is 9437184 bytes"), "{many}");
     assert!(many.is_permanent() && !many.is_of_deadline() && many.hint().is_some());
 
     let late = checked(DecompressionBudget::of_build(deadline, deadline.duration())).await;
-    assert!(late.to_string().ends_with(": the deadline of 2h is over"), "{late}");
+    assert!(late.to_string().ends_with(": the deadline of 2h has passed"), "{late}");
     assert!(late.is_permanent() && late.is_of_deadline() && late.hint().is_some());
     record_outcome(&bench.parts, &cell, &Err(late)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();

@@ -213,7 +213,7 @@ async fn reused_payloads_are_booted_when_boot_checks_are_on() {
     assert_compiles(bench.build(K10).await);
     let heard = bench.heard().join("\n");
     let wanted = format!(
-        "nothing to reuse: the payload of {K9}: in the boot check m was refused with ENOENT: m: Unknown symbol"
+        "nothing to reuse: the payload of {K9}: boot check: m was refused with ENOENT: m: Unknown symbol"
     );
     assert!(heard.contains(&wanted), "{heard}");
 }

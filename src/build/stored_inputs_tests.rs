@@ -445,7 +445,7 @@ async fn a_large_configuration_is_not_read() {
     let planned = bench.cell(K9).await;
     replace_root_fs(&bench, &root, Change::Large).await;
     let said = error_chain(&taken_for(&bench, &root, &planned).await.unwrap_err());
-    assert!(said.contains("at most 4194304 are read"), "{said}");
+    assert!(said.contains("the limit is 4194304 bytes"), "{said}");
 }
 
 /// A toolchain and a base differ even with the same packages, so each has a separate digest.

@@ -101,7 +101,7 @@ fn ensure_below(from: &Path, to: &Path, file: &Path) -> Result<()> {
     let is_link = |path: &Path| fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
     let link = from.join(file);
     if is_link(&link) && !stays_below(Path::new(""), file, &fs::read_link(&link)?) {
-        return Err(BundleError::Outside(file.to_owned(), "is a link that leads out of the directory"));
+        return Err(BundleError::Outside(file.to_owned(), "is a link with a target outside the directory"));
     }
     let mut above = file.ancestors().skip(1).filter(|above| !above.as_os_str().is_empty());
     if above.any(|above| is_link(&to.join(above))) {
@@ -157,7 +157,7 @@ mod tests {
         let placed = |accept| place(from.path(), to.path(), false, accept);
         symlink("../outside", from.path().join("x")).unwrap();
         let error = placed(true).unwrap_err();
-        assert_eq!(error.to_string(), "definitions: x is a link that leads out of the directory");
+        assert_eq!(error.to_string(), "definitions: x is a link with a target outside the directory");
 
         fs::remove_file(from.path().join("x")).unwrap();
         symlink("templates", from.path().join("x")).unwrap();

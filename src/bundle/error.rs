@@ -19,15 +19,15 @@ pub type Result<T, E = BundleError> = std::result::Result<T, E>;
 #[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum BundleError {
     /// The file is not a bundle: path and reason.
-    #[error("{0} is no bundle: {1}")]
+    #[error("{0} is not a bundle: {1}")]
     NotABundle(PathBuf, String),
     /// The bundle is truncated, damaged or in a newer format; with a remedy.
     #[error("{path} {message}")]
     Unusable { path: PathBuf, message: String, hint: &'static str },
     /// The base of a delta is missing in the registry.
     #[error(
-        "{count} blobs, {first} first, are neither in the bundle nor in {registry}: \
-         the bundle only adds to bundle {base}, made from {from}"
+        "{count} blobs, the first is {first}, are neither in the bundle nor in {registry}: the bundle is a \
+         delta to bundle {base}, made from {from}"
     )]
     BaseMissing { count: usize, first: Digest, registry: String, base: Digest, from: String },
     /// Content for the bundle is not in the registry.
@@ -37,22 +37,22 @@ pub enum BundleError {
     #[error("nothing to export: {0}")]
     Nothing(String),
     /// The output file already exists.
-    #[error("{0} exists already")]
+    #[error("{0} already exists")]
     Exists(PathBuf),
     /// Another farrier is writing the same bundle.
-    #[error("another farrier writes {0}")]
+    #[error("another farrier is writing {0}")]
     Busy(PathBuf),
     /// The index of the previous bundle is unreadable: file and reason.
     #[error("read the index of the previous bundle in {0}: {1}")]
     Since(PathBuf, String),
     /// Definitions from the bundle would replace these files of a directory.
-    #[error("definitions: {files} in {0} differ from those in the bundle", files = .1.join(", "))]
+    #[error("definitions: {files} in {0} differ from the files in the bundle", files = .1.join(", "))]
     Differs(PathBuf, Vec<String>),
     /// A file of the definitions would be written outside the directory, or is forbidden: path and reason.
     #[error("definitions: {0} {1}")]
     Outside(PathBuf, &'static str),
     /// The definitions add commands or templates: directory and differences.
-    #[error("the bundle's definitions bring commands or templates to {0}:\n{1}")]
+    #[error("the bundle's definitions add commands or templates to {0}:\n{1}")]
     NotAccepted(PathBuf, String),
     /// None of the given keys signed the bundle: path and reason.
     #[error("{0} is not signed: {1}")]
@@ -61,7 +61,7 @@ pub enum BundleError {
     #[error("unpack the definitions")]
     Unpack(#[from] crate::archive::UnpackError),
     /// A manifest or index is invalid: name and cause.
-    #[error("{0} is not what it should be")]
+    #[error("{0} is not valid")]
     Manifest(String, #[source] ImageError),
     /// Local file I/O failed.
     #[error(transparent)]
@@ -74,8 +74,7 @@ pub enum BundleError {
 impl BundleError {
     pub(super) fn truncated(path: &Path, bytes: u64, reason: &str) -> Self {
         let message = format!("is truncated: it has {bytes} bytes and {reason}");
-        let hint =
-            "copy it again, or run the same `farrier bundle export` again: it goes on where it stopped";
+        let hint = "copy it again, or run the same `farrier bundle export` again to resume the export";
         Self::Unusable { path: path.to_owned(), message, hint }
     }
 
@@ -89,13 +88,13 @@ impl BundleError {
     /// Creates the error for a bundle that was exported with missing or wrong content.
     pub(super) fn inconsistent(path: &Path, reason: &str) -> Self {
         let hint = "export it again; nothing was pushed";
-        Self::Unusable { path: path.to_owned(), message: format!("contradicts itself: {reason}"), hint }
+        Self::Unusable { path: path.to_owned(), message: format!("is inconsistent: {reason}"), hint }
     }
 
     /// Suggested remedy, if one is known.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::NotABundle(..) => "name a file that `farrier bundle export` has written",
+            Self::NotABundle(..) => "name a file that `farrier bundle export` wrote",
             Self::Unusable { hint, .. } => hint,
             Self::BaseMissing { .. } => "import that bundle first, or export again without --since",
             Self::Absent(_) => {
@@ -106,22 +105,24 @@ impl BundleError {
             }
             Self::Exists(_) => "remove it, or write to another file with --to",
             Self::Busy(_) => "wait for it, or write to another file with --to",
-            Self::Since(..) => "name a bundle, or what `farrier bundle inspect -o json` printed of it",
+            Self::Since(..) => "name a bundle, or the output of `farrier bundle inspect -o json` for it",
             Self::Differs(..) => {
-                "name an empty directory and compare, or pass --overwrite to take those of the bundle"
+                "name an empty directory and compare, or pass --overwrite to replace the files"
             }
             Self::Outside(..) => {
-                "take the file out where the bundle is exported, or name a directory without such a link; nothing was written"
+                "remove the file at the site that exports the bundle, or name a directory without such a \
+                 link; nothing was written"
             }
             Self::NotAccepted(..) => {
-                "what they run has farrier's rights: read it, then give --accept; nothing was written or pushed"
+                "they run with farrier's rights: review them, then pass --accept; nothing was written or \
+                 pushed"
             }
             Self::Unsigned(..) => {
-                "bring the bundle's .sig file and give the public key of the site that exported it with --key (its \
-                 imageSigning); --insecure-no-signature takes the bundle over unsigned; nothing was pushed"
+                "copy the bundle's .sig file, too, and pass the public key of the exporting site (its \
+                 imageSigning) with --key; --insecure-no-signature imports the bundle unverified; nothing was pushed"
             }
             Self::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
-                "free some space and run the same command again: it goes on after what is whole"
+                "free some space and run the same command again: complete content is kept"
             }
             Self::Registry(error) => return registry::hint(error),
             Self::Io(_) | Self::Manifest(..) | Self::Unpack(_) => return None,

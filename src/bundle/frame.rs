@@ -165,7 +165,7 @@ impl<R: Read> FrameReader<R> {
     pub(super) fn expect_end(&mut self) -> io::Result<()> {
         match self.read(&mut [0])? {
             0 => Ok(()),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it holds more than it should")),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it has more content than expected")),
         }
     }
 }

@@ -156,24 +156,24 @@ impl BundleIndex {
     pub fn contradiction(&self) -> Option<String> {
         let order = |blob: &Blob| (blob.manifest.is_none(), blob.digest.clone());
         if !self.blobs.is_sorted_by(|a, b| order(a) < order(b)) {
-            return Some("its blobs are not in their order, or named twice".to_owned());
+            return Some("its blobs are not sorted, or named twice".to_owned());
         }
         if !self.contents.is_sorted_by(|a, b| a.content < b.content) {
-            return Some("its contents are not in their order, or named twice".to_owned());
+            return Some("its contents are not sorted, or named twice".to_owned());
         }
         let of_names =
             |repository: &String| repository.parse::<Repository>().is_ok_and(|r| r.host().is_none());
         for Blob { digest, size, manifest, repositories, base } in &self.blobs {
             let wrong = if repositories.is_empty() || !repositories.iter().chain(base).all(of_names) {
-                "has no repository, or one with a name that is none"
+                "has no repository, or one with an invalid name"
             } else if manifest.as_deref().is_some_and(|kind| !media_type::MANIFESTS.contains(&kind)) {
                 "is a manifest of an unknown kind"
             } else if manifest.is_some() && (*size > MAX_MANIFEST as u64 || !base.is_empty()) {
-                "is a manifest that is too large or left out"
+                "is a manifest that is too large or omitted"
             } else if *size > MAX_BLOB {
-                "is larger than any blob can be"
+                "is larger than the limit for blobs"
             } else if !base.is_empty() && self.base.is_none() {
-                "is left out, and no base is named"
+                "is omitted, and no base is named"
             } else {
                 continue;
             };
@@ -188,7 +188,7 @@ impl BundleIndex {
             if let Some(tag) = tag
                 && !names.insert((repository, tag))
             {
-                return Some(format!("{repository}:{tag} is two things"));
+                return Some(format!("{repository}:{tag} is named twice"));
             }
         }
         None

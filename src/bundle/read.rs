@@ -52,7 +52,7 @@ impl Bundle {
         let truncated = |reason| BundleError::truncated(path, length, reason);
         let end = length.checked_sub(FIXED as u64).ok_or_else(|| truncated("is shorter than any bundle"))?;
         let wrong_end = |error: NoTrailer| match error {
-            NoTrailer::Truncated => truncated("does not end as a bundle of this length does"),
+            NoTrailer::Truncated => truncated("does not end like a bundle of this length"),
             NoTrailer::Damaged(reason) => damaged(end, "its end", reason),
         };
         let mut last = [0; FIXED];
@@ -112,7 +112,7 @@ impl Bundle {
         let head = self.index.head().map_err(|error| self.damaged(0, "its index", &error.to_string()))?;
         for (frame, (name, content)) in head.iter().enumerate() {
             if *name == INDEX_NAME && content != index_bytes {
-                return Err(self.damaged(frame, name, "it is not written as farrier writes it"));
+                return Err(self.damaged(frame, name, "it is not in the form that farrier writes"));
             }
             let wanted =
                 entry::entry(name, content).map_err(|e| self.damaged(frame, name, &e.to_string()))?;
@@ -134,7 +134,7 @@ impl Bundle {
         };
         match read() {
             Ok(true) => Ok(()),
-            Ok(false) => Err(self.damaged(frame, what, "it is not what the index says")),
+            Ok(false) => Err(self.damaged(frame, what, "it does not match the index")),
             Err(error) => Err(self.damaged(frame, what, &error.to_string())),
         }
     }
@@ -171,10 +171,10 @@ fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>> {
         let mut reader = FrameReader::new(Section::new(Arc::clone(file), at, length)).map_err(wrong)?;
         let mut header = tar::Header::new_old();
         reader.read_exact(header.as_mut_bytes()).map_err(wrong)?;
-        let size = header.size().map_err(|_| not("it does not begin with a tar's header"))?;
+        let size = header.size().map_err(|_| not("it does not begin with a tar header"))?;
         if size > MAX_INDEX {
             return Err(not(&format!(
-                "an entry of {size} bytes is at its head, at most {MAX_INDEX} are read"
+                "an entry at its head has {size} bytes; the limit is {MAX_INDEX} bytes"
             )));
         }
         let mut content = vec![0; usize::try_from(size).unwrap_or_default()];
@@ -211,7 +211,7 @@ fn check_version(path: &Path, index: &[u8]) -> Result<()> {
     let message =
         format!("has format {format_version}, made by {made_by}; this farrier reads formats up to {FORMAT}");
     let hint =
-        "use a farrier that is at least as new as the one that made it, or export it again with this one";
+        "use a farrier at least as new as the one that exported it, or export it again with this version";
     Err(BundleError::Unusable { path, message, hint })
 }
 
@@ -222,7 +222,7 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8]
     let mut header = [0; UNIT];
     reader.read_exact(&mut header)?;
     if header != entry::header(&blob_name(&blob.digest), blob.size)? {
-        return Err(invalid("its tar header is not that of the blob".to_owned()));
+        return Err(invalid("its tar header does not match the blob".to_owned()));
     }
     let mut hash = sha2::Sha256::new();
     let mut left = blob.size;
@@ -245,7 +245,7 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8]
     let padding = &mut padding[..entry::padding(blob.size).len()];
     reader.read_exact(padding)?;
     if padding != entry::padding(blob.size) {
-        return Err(invalid("something stands behind it".to_owned()));
+        return Err(invalid("it has trailing content".to_owned()));
     }
     reader.expect_end()?;
     Ok(reader.consumed())

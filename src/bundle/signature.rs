@@ -47,11 +47,14 @@ impl Bundle {
             return Err(refused(format!("its signature cannot be read: {error}")));
         }
         let signature = STANDARD.decode(text.trim());
-        let signature = signature.map_err(|_| refused(format!("{} is no signature", path.display())))?;
+        let signature = signature.map_err(|_| refused(format!("{} is not a signature", path.display())))?;
         let signed = self.signed_bytes()?;
         if keys.iter().any(|key| key.verifies(&signed, &signature)) {
             return Ok(());
         }
-        Err(refused(format!("{} is not by a key that was given, or of another bundle", path.display())))
+        Err(refused(format!(
+            "{} was not made with a given key, or belongs to another bundle",
+            path.display()
+        )))
     }
 }

@@ -57,11 +57,11 @@ impl Trailer {
             return Err(NoTrailer::Truncated);
         }
         if frames > MAX_FRAMES {
-            return Err(NoTrailer::Damaged("it counts more frames than a bundle can have"));
+            return Err(NoTrailer::Damaged("it states more frames than a bundle can have"));
         }
         length
             .checked_sub((START + FIXED) as u64 + frames * 8)
-            .ok_or(NoTrailer::Damaged("it counts more frames than the file has room for"))
+            .ok_or(NoTrailer::Damaged("it states more frames than fit into the file"))
     }
 
     /// Parses a trailer at offset `start`.
@@ -74,10 +74,10 @@ impl Trailer {
         let trailer = Self { frames, index: Digest::from_sha256(digest.ok_or(NoTrailer::Truncated)?) };
         let sum = trailer.frames.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
         if sum != Some(start) {
-            return Err(NoTrailer::Damaged("the lengths of its frames are not those of the file"));
+            return Err(NoTrailer::Damaged("the lengths of its frames do not match the file"));
         }
         if trailer.to_bytes() != bytes {
-            return Err(NoTrailer::Damaged("it is not as it was written"));
+            return Err(NoTrailer::Damaged("its checksum is wrong"));
         }
         Ok(trailer)
     }

@@ -101,7 +101,7 @@ impl Bundle {
                 AnyManifest::Index(index) => index.media_type.as_ref(),
             };
             if own.is_some_and(|own| own != media_type) {
-                return Err(self.inconsistent(&format!("manifest {} is no {media_type}", blob.digest)));
+                return Err(self.inconsistent(&format!("manifest {} is not a {media_type}", blob.digest)));
             }
             let (bytes, media_type) = (bytes.clone(), media_type.clone());
             parsed.insert(blob.digest.clone(), Manifest { bytes, media_type, parsed: manifest });
@@ -147,7 +147,7 @@ impl Bundle {
         });
         let wrong = match read {
             Ok(read) if read == length => return Ok(is_manifest.then_some(bytes)),
-            Ok(_) => "its frame is shorter than the end says".to_owned(),
+            Ok(_) => "its frame is shorter than the trailer states".to_owned(),
             Err(error) => error.to_string(),
         };
         Err(self.damaged(frame, &format!("blob {}", blob.digest), &wrong))

@@ -64,7 +64,7 @@ impl CacheError {
 
 /// Hint for a full disk.
 pub const FULL_DISK: &str =
-    "the disk is full: free some room; the cache directory can be deleted at any time";
+    "the disk is full: free some space; the cache directory can be deleted at any time";
 
 /// Messages by which the operating system, and the programs that farrier calls, report a full disk.
 const FULL_DISK_WORDS: [&str; 3] = ["No space left on device", "Disk quota exceeded", "enough free space in"];
@@ -352,7 +352,7 @@ fn component<'a>(parent: &Path, name: &'a str) -> Result<&'a str, CacheError> {
     if (1..=255).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.') {
         Ok(name)
     } else {
-        let text = format!("name a cache entry in {}: {name:?} is no plain name", parent.display());
+        let text = format!("name a cache entry in {}: {name:?} is not a plain file name", parent.display());
         Err(io::Error::new(io::ErrorKind::InvalidInput, text).into())
     }
 }

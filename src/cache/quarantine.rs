@@ -39,8 +39,8 @@ impl Quarantine {
                     path = %path.display(),
                     quarantine = %place.display(),
                     %error,
-                    "something in the cache cannot be removed and was moved to the quarantine; farrier tries again before each \
-                     build; remove it by hand if it stays"
+                    "cannot remove a cache entry: moved to the quarantine; farrier retries before each \
+                     build; remove it by hand if it remains"
                 );
                 Ok(())
             }
@@ -49,7 +49,7 @@ impl Quarantine {
                     path = %path.display(),
                     %error,
                     %moving,
-                    "something in the cache can neither be removed nor moved to the quarantine; remove it by hand"
+                    "cannot remove a cache entry or move it to the quarantine; remove it by hand"
                 );
                 Err(error)
             }
@@ -92,7 +92,8 @@ impl Quarantine {
                 quarantine = %self.0.display(),
                 left,
                 %error,
-                "directories in the cache's quarantine cannot be removed; remove them by hand, if need be as root"
+                "cannot remove directories in the cache's quarantine; remove them by hand, as root if \
+                 necessary"
             );
         }
         Ok(())

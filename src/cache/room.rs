@@ -111,7 +111,7 @@ impl Cache {
             bytes,
             quota = most,
             kinds = kinds.join(", "),
-            "removed what was not used for longest from the cache"
+            "evicted the least recently used cache entries"
         );
         Ok(())
     }

@@ -100,13 +100,13 @@ impl Cache {
         let place = self.quarantine().set_aside(entry)?;
         let (path, quarantine) = (entry.display(), place.display());
         if state == TreeState::Unrecorded {
-            tracing::info!(%path, %quarantine, "a cached tree has no record of its content and is made anew");
+            tracing::info!(%path, %quarantine, "a cached tree has no record of its content and is rebuilt");
         } else {
             tracing::warn!(
                 %path,
                 %quarantine,
-                "a cached tree is not as farrier made it: it was moved to the quarantine and is made anew; find out what wrote to \
-                 the cache, and distrust what was built since"
+                "a cached tree was modified: moved it to the quarantine and rebuilding it; find out what \
+                 wrote to the cache, and distrust builds made since then"
             );
         }
         Ok(())
@@ -134,7 +134,7 @@ pub(super) async fn record(kind: &str, entry: &Path) -> Result<(), CacheError> {
             digest(&tree, what).map_err(|error| match error {
                 WalkError::Foreign => io::Error::new(
                     io::ErrorKind::InvalidData,
-                    format!("record {}: it holds what cannot be read", tree.display()),
+                    format!("record {}: its content cannot be read", tree.display()),
                 ),
                 WalkError::Io(error) => error,
             })
@@ -164,7 +164,7 @@ fn verify(entry: &Path) -> io::Result<TreeState> {
         }
         // If the record cannot be written, the next comparison reads the contents again.
         if let Err(error) = write(entry, &TreeRecord { metadata, content }) {
-            tracing::warn!(path = %entry.display(), %error, "the record of a cached tree was not written");
+            tracing::warn!(path = %entry.display(), %error, "cannot write the record of a cached tree");
         }
         Ok(TreeState::Intact)
     });

@@ -135,16 +135,16 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let collection = bundle::collect(&wanted, &location.to_string(), since.as_ref()).await?;
     let exported = bundle::export(collection, &args.to, Arc::new(Bar::new())).await?;
     if exported.kept > 0 {
-        output::message(&format!("{} blobs were written by an earlier run, and kept", exported.kept));
+        output::message(&format!("kept {} blobs that an earlier run wrote", exported.kept));
     }
     let path = args.to.clone();
     let written = blocking(move || Bundle::open(&path)).await?;
     match images::sign_bytes(&parts, written.signed_bytes()?).await? {
         Some(signature) => {
             let beside = written.write_signature(&signature)?;
-            output::message(&format!("signed: carry {} with it", beside.display()));
+            output::message(&format!("signed: copy {} along with the bundle", beside.display()));
         }
-        None => output::message("note: it is not signed, because site.yaml has no imageSigning"),
+        None => output::message("note: the bundle is not signed, because site.yaml has no imageSigning"),
     }
     session.show(&Listing::of(&written), |_| output::bundle::summary(&written))?;
     output::message(&format!(
@@ -200,7 +200,7 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     }
     if !imported.is_complete() {
         output::message(
-            "error: some tags hold other content, and keep it\n\
+            "error: some tags hold other content and were not changed\n\
              hint: a published tag never changes: delete it in the registry if the bundle's content is right, or use \
              another prefix with --registry",
         );
@@ -232,7 +232,7 @@ async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
     };
     session.show(&Listing::of(&bundle), |_| output::bundle::listing(&bundle))?;
     if *all {
-        output::message(&format!("{} is whole", file.display()));
+        output::message(&format!("{} is complete", file.display()));
     }
     Ok(Exit::Done)
 }

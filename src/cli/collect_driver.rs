@@ -50,7 +50,7 @@ pub async fn collect_driver(session: &Session, args: CollectDriverArgs) -> Resul
         left_out: texts(left_out),
     };
     for link in &report.left_out {
-        output::message(&format!("note: {link} leads nowhere on the host, and was left out"));
+        output::message(&format!("note: {link} is a dangling link on the host and was skipped"));
     }
     session.show(&report, |CollectReport { path, digest, size, symbol_tables, left_out: _ }| {
         format!("{path} ({size} bytes, {digest})\n{}", symbol_tables.join("\n"))

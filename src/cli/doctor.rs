@@ -104,7 +104,7 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
 /// Describes the sandbox of this machine: its second wall, and what enforces its limits.
 fn describe(Confinement { refused: _, landlock, limits }: &Confinement) -> String {
     let wall = match landlock {
-        0 => "no Landlock in this kernel: one wall, and a filter of system calls".to_owned(),
+        0 => "no Landlock in this kernel, only a seccomp filter".to_owned(),
         abi => format!("Landlock ABI {abi}"),
     };
     let limits: Vec<String> = limits.iter().map(|(limit, by)| format!("{limit}: {by}")).collect();
@@ -177,8 +177,8 @@ impl Visit {
             Ok(free) if free < ROOM => self.missing(
                 "cache",
                 format!("{place} has {} GiB left", free >> 30),
-                "export FARRIER_CACHE_DIR=DIRECTORY on a larger disk: a large driver's build takes several GiB; or delete farrier's cache when no \
-                 build runs: what is needed is fetched again, which --offline forbids",
+                "set FARRIER_CACHE_DIR to a directory on a larger disk: a large driver's build takes several GiB; or delete \
+                 farrier's cache while no build runs: farrier then fetches its inputs again, which --offline forbids",
             ),
             Ok(free) => self.fine("cache", format!("{place}, {} GiB free", free >> 30)),
         }
@@ -191,14 +191,14 @@ impl Visit {
         for (what, end) in ends {
             if end.duration_since(now) < NEAR {
                 in_order = false;
-                let ends = if *end < now { "ended" } else { "ends" };
-                let hint = "renew it, or take the newer keys that the archive's publisher has, and start farrier again, which reads \
-                            both then: kubectl -n farrier rollout restart deployment farrier";
+                let ends = if *end < now { "expired" } else { "expires" };
+                let hint = "renew it, or install the newer keys of the archive's publisher, then restart farrier: kubectl -n \
+                            farrier rollout restart deployment farrier";
                 self.missing("certificates", format!("{what}: it {ends} at {end:.0}"), hint);
             }
         }
         if let Some((_, first)) = ends.iter().min_by_key(|(_, end)| *end).filter(|_| in_order) {
-            self.fine("certificates", format!("{}, of which the first ends at {first:.0}", ends.len()));
+            self.fine("certificates", format!("{}, the first expires at {first:.0}", ends.len()));
         }
     }
 
@@ -214,12 +214,12 @@ impl Visit {
         let reads = tags.is_ok();
         self.note(
             "registry",
-            tags.map(|tags| format!("{} may be read; tags of {name}: {}", parts.location, tags.len())),
+            tags.map(|tags| format!("{} is readable; tags of {name}: {}", parts.location, tags.len())),
         );
         if reads && matches!(parts.location, RegistryLocation::Remote { .. }) {
             let none = Digest::of(b"farrier doctor");
             let begun = parts.registry.mount_blob(&repository, &none, &repository).await;
-            self.note("push", begun.map(|_| format!("{} may be pushed to", parts.location)));
+            self.note("push", begun.map(|_| format!("{} accepts pushes", parts.location)));
         }
     }
 
@@ -257,10 +257,7 @@ impl Visit {
             let ahead = kube.stats().clock_ahead();
             self.clocks.extend(ahead.map(|ahead| ("the API server".to_owned(), ahead)));
             let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
-            self.rights(
-                kube.missing_rights(rollouts).await,
-                "what the rollouts write may be written".to_owned(),
-            );
+            self.rights(kube.missing_rights(rollouts).await, "all rollout targets may be written".to_owned());
             if let Ok(Engine::Kubernetes(_)) = parts.engine.get().await {
                 let namespace = parts.definitions.site.builds.namespace();
                 let missing = kube.missing_build_rights(namespace).await;
@@ -294,15 +291,18 @@ impl Visit {
             self.missing(
                 "inputs",
                 format!("{}{more}: {why}", first.subject()),
-                &format!("farrier why {} {} tells who calls for it", first.image, first.target.release),
+                &format!(
+                    "run farrier why {} {} to see which nodes call for it",
+                    first.image, first.target.release
+                ),
             );
         }
         if planned.unreachable {
             self.exit = self.exit.max(Exit::Unreachable);
             self.missing(
                 "inputs",
-                "something outside was out of reach".to_owned(),
-                "`farrier plan` names it",
+                "an external system was unreachable".to_owned(),
+                "run `farrier plan` to see which one",
             );
         }
         if none {

@@ -82,7 +82,7 @@ pub fn proxies() -> Proxy {
         match ProxyUrl::of_environment(&address) {
             Ok(proxy) => Some(proxy),
             Err(error) => {
-                tracing::warn!(variable = name, %error, "the environment's proxy is not used");
+                tracing::warn!(variable = name, %error, "ignoring a proxy of the environment");
                 None
             }
         }

@@ -177,7 +177,7 @@ endings! {
         _ => Exit::Failed,
     }, |error| match error {
         EngineError::Unavailable(_) => Some(
-            "start the Docker daemon (`systemctl start docker`) or Podman's socket, and see that you may use it; or name \
+            "start the Docker daemon (`systemctl start docker`) or Podman's socket, and make sure that you may use it; or name \
              the image with its registry, without `docker:`"
                 .to_owned(),
         ),

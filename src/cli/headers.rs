@@ -206,9 +206,9 @@ async fn import_headers(session: &Session, settings: &Settings, import: HeaderIm
     let KernelFacts { release, arch, symbols, .. } = &headers.facts;
     if symbols.is_none() {
         output::message(&format!(
-            "warning: the headers of {release} have no Module.symvers: what the kernel exports is not known, and every \
-             check of a module against them ends as unknown. `make modules_prepare` makes none: take it from the full \
-             build of this kernel, and import again with --replace"
+            "warning: the headers of {release} have no Module.symvers: the kernel's exports are unknown, so every check of a module \
+             against these headers ends as unknown. `make modules_prepare` does not create the file: take it from the full build of \
+             this kernel, and import again with --replace"
         ));
     }
     let reference = stored.as_ref().map(|stored| reference(stored, release, *arch)).transpose()?;

@@ -134,7 +134,7 @@ async fn answer(given: Option<String>, option: &str, question: &str) -> Result<S
             sender.send(io::stdin().read_line(&mut line).map(|read| (read > 0).then_some(line)))
         });
         let line = answer.await.ok().transpose()?.flatten();
-        let line = line.ok_or_else(|| CliError::usage(format!("{option}: the input has ended")))?;
+        let line = line.ok_or_else(|| CliError::usage(format!("{option}: end of input")))?;
         if !line.trim().is_empty() {
             return Ok(line.trim().to_owned());
         }
@@ -186,7 +186,7 @@ async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Resul
 async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliError> {
     let wanting = drafts.iter().filter(|draft| draft.from.is_none()).count();
     if given.len() > wanting {
-        let message = format!("--source: {} are given, and {wanting} drivers ask for one", given.len());
+        let message = format!("--source: got {} sources for {wanting} drivers that need one", given.len());
         return Err(CliError::usage(message));
     }
     for draft in drafts.iter_mut().filter(|draft| draft.from.is_none()) {

@@ -41,24 +41,24 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
         logs.retain(|log| log.platform == *wanted);
         if logs.is_empty() && !there.is_empty() {
             let there = there.into_iter().collect::<Vec<_>>().join(", ");
-            let message = format!("there is no log of {image} for {kernel} of platform {wanted}");
-            return Err(CliError::hinted(message, format!("those that there are: {there}")));
+            let message = format!("there is no log of {image} for {kernel} on platform {wanted}");
+            return Err(CliError::hinted(message, format!("available platforms: {there}")));
         }
     }
     let platforms: BTreeSet<&str> = logs.iter().map(|log| log.platform.as_str()).collect();
     if platforms.len() > 1 {
         let platforms = platforms.into_iter().collect::<Vec<_>>().join(", ");
         return Err(CliError::hinted(
-            format!("{image} was built for {kernel} of several platforms: {platforms}"),
-            "say which with --platform",
+            format!("{image} was built for {kernel} on several platforms: {platforms}"),
+            "choose one with --platform",
         ));
     }
     let newest = logs.into_iter().next().map(|log| log.path);
     let path = newest.ok_or_else(|| {
         CliError::hinted(
             format!("the cache {} has no log of a build of {image} for {kernel}", cache.root().display()),
-            "a log is where the build ran: name that cache with --cache-dir, or ask in the pod that builds (kubectl exec); \
-             an image that was taken from a registry has none",
+            "the log is on the machine that built the image: pass its cache with --cache-dir, or run this command in the pod that \
+             builds (kubectl exec); an image pulled from a registry has no log",
         )
     })?;
     let unreadable = |error| CliError::usage(format!("log of {image} for {kernel}: {}", error_chain(&error)));

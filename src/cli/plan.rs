@@ -132,7 +132,7 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
         let facts =
             Facts { activity, built, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
         write_files(&directory, &facts, &parts).await?;
-        output::message(&format!("the page is {}", directory.join("index.html").display()));
+        output::message(&format!("wrote the page to {}", directory.join("index.html").display()));
     }
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
 }

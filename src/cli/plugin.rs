@@ -89,8 +89,8 @@ pub fn become_kubectl() -> Result<(), CliError> {
     let holder = String::from_utf8_lossy(&found.stdout);
     let (pod, _) = holder.rsplit_once('_').ok_or_else(|| {
         CliError::hinted(
-            "no farrier leads there",
-            "-n NAMESPACE says where farrier is, else `farrier`; with --registry and --definitions the command runs here",
+            "no farrier is the leader there",
+            "pass -n NAMESPACE with farrier's namespace (default: `farrier`), or --registry and --definitions to run the command here",
         )
     })?;
     let is_terminal = io::stdin().is_terminal() && io::stdout().is_terminal();

@@ -81,7 +81,7 @@ fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>
     };
     let found: Vec<String> = snapshot.nodes.iter().filter(wanted).map(|node| node.name.clone()).collect();
     if found.is_empty() {
-        return Err(CliError::usage("no node of the cluster is one of those that are asked about"));
+        return Err(CliError::usage("no node of the cluster matches the given flags"));
     }
     Ok(found)
 }
@@ -115,7 +115,7 @@ impl Cluster for Announcing {
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
         Err(ClusterError::Refused {
             object: change.object(),
-            reason: "preflight only asks, and changes nothing".to_owned(),
+            reason: "preflight only reads and changes nothing".to_owned(),
         })
     }
 }
@@ -132,7 +132,7 @@ fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> An
             let next = planned.get(node.as_str()).and_then(|planned| planned.next.as_deref());
             let message = next.is_none().then(|| {
                 let why = unused.get(node.as_str()).cloned();
-                why.unwrap_or_else(|| "it is not known what it will need".to_owned())
+                why.unwrap_or_else(|| "the images that it will need are unknown".to_owned())
             });
             let may_boot = next.map_or(MayBoot::Wait, Next::may_boot);
             Asked { node, ready: may_boot == MayBoot::Ready, may_boot, next, message }

@@ -35,7 +35,10 @@ pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError>
     let failed: Vec<&PlannedCell> = plan.cells.iter().filter(is_failed).collect();
     if failed.is_empty() {
         let message = format!("no build of {image} for {release} has failed");
-        return Err(CliError::hinted(message, format!("`farrier why {image} {release}` says how it stands")));
+        return Err(CliError::hinted(
+            message,
+            format!("run `farrier why {image} {release}` to see its state"),
+        ));
     }
     for cell in failed.iter().filter_map(|planned| planned.outcome.cell()) {
         forget_failure(&parts.cache, cell.input_hash)?;

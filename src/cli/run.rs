@@ -40,7 +40,8 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
     let ClusterArg { cluster, write_namespaces } = place;
     if kube_options(cluster).is_some() && write_namespaces.is_none() {
         return Err(CliError::usage(
-            "--write-namespaces: say in which namespaces DaemonSets may be written and pods evicted, such as drivers,gpu, or \
+            "--write-namespaces is missing: list the namespaces in which farrier may write DaemonSets and evict pods, such as \
+             drivers,gpu, or \
              `*` for all (FARRIER_WRITE_NAMESPACES; with the chart, rbac.writeNamespaces)"
                 .to_owned(),
         ));

@@ -96,7 +96,7 @@ pub async fn serve(
         let further = further.merge(shown.router());
         page = Some(shown as Arc<dyn StatusSink>);
         let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics), further).await?;
-        tracing::info!(%address, "answers /, /metrics, /healthz and /readyz");
+        tracing::info!(%address, "serving /, /metrics, /healthz and /readyz");
         tokio::spawn(server.serve(around.clone()));
     }
     let configuration = definitions(session, &parts, &around);
@@ -143,7 +143,7 @@ fn leadership(
 ) -> Result<(watch::Receiver<bool>, Option<LeaseTask>)> {
     let Some(kube) = kube else {
         if args.leader_elect == Some(true) {
-            return Err(CliError::usage("--leader-elect: there are leases only with --cluster kube"));
+            return Err(CliError::usage("--leader-elect: requires --cluster kube"));
         }
         return Ok((watch::channel(true).1, None));
     };

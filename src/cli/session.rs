@@ -92,7 +92,7 @@ impl Session {
             return Ok(Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube) });
         }
         let path = cluster.strip_prefix("dir:").filter(|path| !path.is_empty()).ok_or_else(|| {
-            CliError::usage(format!("--cluster: {cluster:?} is none of kube, kube:CONTEXT and dir:PATH"))
+            CliError::usage(format!("--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH"))
         })?;
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })
     }

@@ -42,7 +42,9 @@ impl Stop {
                     std::process::exit(130);
                 }
                 match form {
-                    LogForm::Text => output::message("stopping: cleaning up (again: stop at once)"),
+                    LogForm::Text => {
+                        output::message("stopping: cleaning up (interrupt again to stop at once)")
+                    }
                     LogForm::Json => tracing::info!("stopping: cleaning up"),
                 }
                 stop.terminated.store(terminated, Ordering::Release);

@@ -120,9 +120,9 @@ async fn tell(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Exi
     let outcome = set_paused(session, args, paused).await?;
     session.show(&outcome, |PauseOutcome { object, paused, forgiven }| {
         match (paused, forgiven.as_slice()) {
-            (true, _) => format!("{object}: no other node is begun; those that are begun are finished\n"),
-            (false, []) => format!("{object}: the upgrade goes on\n"),
-            (false, forgiven) => format!("{object}: the upgrade goes on, with {}\n", forgiven.join(", ")),
+            (true, _) => format!("{object}: no further node is upgraded; upgrades under way are finished\n"),
+            (false, []) => format!("{object}: the upgrade continues\n"),
+            (false, forgiven) => format!("{object}: the upgrade continues, with {}\n", forgiven.join(", ")),
         }
     })?;
     Ok(Exit::Done)

@@ -53,11 +53,11 @@ impl<'a> Subject<'a> {
         match (subject.strip_prefix("node/"), kernel) {
             (Some(name), None) => Ok(Self::Node(name)),
             (Some(_), Some(_)) => {
-                Err(CliError::usage("of a node no kernel is named: node/NAME alone".to_owned()))
+                Err(CliError::usage("a node takes no kernel: pass node/NAME alone".to_owned()))
             }
             (None, None) => Err(CliError::hinted(
-                format!("{subject:?} is no node/NAME, and an image is asked about with a kernel"),
-                "farrier why node/NAME, or farrier why IMAGE KERNEL",
+                format!("{subject:?} is not node/NAME, and an image requires a kernel"),
+                "run farrier why node/NAME, or farrier why IMAGE KERNEL",
             )),
             (None, Some(kernel)) => {
                 let name: ImageName = parse("image", subject)?;

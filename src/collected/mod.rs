@@ -70,7 +70,7 @@ impl Key {
         let text = zeroize::Zeroizing::new(fs::read(file)?);
         let key = text.trim_ascii();
         if key.len() < SHORTEST_KEY {
-            let what = format!("{}: a key has at least {SHORTEST_KEY} characters", file.display());
+            let what = format!("{}: a key must have at least {SHORTEST_KEY} characters", file.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))

@@ -55,13 +55,14 @@ impl Receiver {
 
     /// Verifies the MAC with the kernel's key. The answer is the same for an unknown kernel and a wrong key.
     fn check(&self, headers: &HeaderMap) -> Result<Parcel, Refusal> {
-        let parcel = Parcel::of_headers(headers)
-            .ok_or_else(|| Refusal(StatusCode::BAD_REQUEST, "this is no header set of a node".to_owned()))?;
+        let parcel = Parcel::of_headers(headers).ok_or_else(|| {
+            Refusal(StatusCode::BAD_REQUEST, "the request is not a header set from a node".to_owned())
+        })?;
         let label = KernelLabel::of(&parcel.release);
         let key = label.as_ref().and_then(|label| match Key::read(&self.keys.join(label.as_str())) {
             Ok(key) => Some(key),
             Err(error) => {
-                tracing::warn!(kernel = %label, %error, "a node sends headers, and there is no key for its kernel");
+                tracing::warn!(kernel = %label, %error, "rejected headers from a node: no key for its kernel");
                 None
             }
         });
@@ -70,25 +71,28 @@ impl Receiver {
             let release = &parcel.release;
             return Err(Refusal(
                 StatusCode::FORBIDDEN,
-                format!("no administrator has made this key for headers of {release}"),
+                format!("the key is not valid for headers of {release}"),
             ));
         }
         if parcel.size > MOST {
-            let (size, why) = (parcel.size, "and a header set has at most");
-            return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("it has {size} bytes, {why} {MOST}")));
+            let (size, why) = (parcel.size, "and the limit for a header set is");
+            return Err(Refusal(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("it has {size} bytes, {why} {MOST} bytes"),
+            ));
         }
         Ok(parcel)
     }
 
     async fn take(&self, parcel: Parcel, body: Body) -> Result<Answer, Refusal> {
         let _turn = self.free.try_acquire().map_err(|_| {
-            Refusal(StatusCode::SERVICE_UNAVAILABLE, "another header set is being looked at".to_owned())
+            Refusal(StatusCode::SERVICE_UNAVAILABLE, "another header set is being processed".to_owned())
         })?;
         // Nothing outside this directory sees the upload before it has been checked.
         let quarantine = self.fetcher.scratch().map_err(|error| failed(&error))?;
         let file = quarantine.path().join("collected-from-a-node");
         let written = timeout(DEADLINE, write(&parcel, body, &file)).await;
-        written.unwrap_or_else(|_| Err(cut("it took too long")))?;
+        written.unwrap_or_else(|_| Err(cut("the upload timed out")))?;
         let Parcel { release, arch, .. } = parcel;
         let (kernel, sources) = (release.to_string(), vec![ImportSource::Path(file)]);
         // Never replace an existing header set: images may have been built with it.
@@ -96,7 +100,7 @@ impl Receiver {
         let imported = self.fetcher.headers().import(import).await.map_err(|error| failed(&error))?;
         let ImportedHeaders { outcome, content, stored, .. } = imported;
         let reference = stored.map(|stored| format!("{}@{}", stored.repository, stored.digest));
-        tracing::info!(kernel, ?outcome, %content, reference, "headers that a node sent were taken");
+        tracing::info!(kernel, ?outcome, %content, reference, "stored headers from a node");
         Ok(Answer { outcome, content: content.to_string(), reference })
     }
 }
@@ -110,7 +114,7 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
         // Serialization cannot fail: the answer contains only strings.
         Ok(answer) => serde_json::to_string(&answer).unwrap_or_default().into_response(),
         Err(Refusal(status, why)) => {
-            tracing::warn!(%status, why, "headers that a node sent were not taken");
+            tracing::warn!(%status, why, "rejected headers from a node");
             (status, why).into_response()
         }
     }
@@ -120,18 +124,18 @@ async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body
 async fn write(parcel: &Parcel, body: Body, path: &Path) -> Result<(), Refusal> {
     let mut file = File::create_new(path).await.map_err(|error| failed(&error.into()))?;
     let (mut stream, mut hasher, mut got) = (body.into_data_stream(), Sha256::new(), 0_u64);
-    while let Some(chunk) = timeout(SILENCE, stream.next()).await.map_err(|_| cut("it fell silent"))? {
+    while let Some(chunk) = timeout(SILENCE, stream.next()).await.map_err(|_| cut("the upload stalled"))? {
         let chunk = chunk.map_err(|_| cut("the connection broke"))?;
         got += chunk.len() as u64;
         if got > parcel.size {
-            return Err(cut("more came than was announced"));
+            return Err(cut("the upload is larger than announced"));
         }
         hasher.update(&chunk);
         file.write_all(&chunk).await.map_err(|error| failed(&error.into()))?;
     }
     file.flush().await.map_err(|error| failed(&error.into()))?;
     let whole = got == parcel.size && hex::encode(hasher.finalize()) == parcel.digest.hex();
-    if whole { Ok(()) } else { Err(cut("it is not what was announced")) }
+    if whole { Ok(()) } else { Err(cut("the upload does not match the announced size and digest")) }
 }
 
 /// Builds a refusal that makes the node send everything again.

@@ -33,7 +33,7 @@ pub enum SendError {
     #[error("send headers to {0}: {1}")]
     Answer(Url, String),
     /// farrier refused the header set: the HTTP status, and the reason in farrier's words.
-    #[error("farrier does not take the headers ({0}): {1}")]
+    #[error("farrier rejected the headers ({0}): {1}")]
     Refused(u16, String),
 }
 
@@ -63,7 +63,7 @@ pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -
             outcome => return outcome,
         };
         let Some(delay) = retry_delay(attempt) else { return Err(error) };
-        tracing::warn!(%to, %error, "headers are sent again");
+        tracing::warn!(%to, %error, "retrying to send headers");
         attempt += 1;
         tokio::time::sleep(delay).await;
     }

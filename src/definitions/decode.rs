@@ -95,7 +95,7 @@ impl de::Error for DecodeError {
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
-        Self::new(format!("{} is not known here; {}", shown(variant), known(expected)))
+        Self::new(format!("unknown value {}; {}", shown(variant), known(expected)))
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
@@ -219,7 +219,7 @@ impl<'de> Deserializer<'de> for &'de Node {
             Value::Map(entries) => match entries.as_slice() {
                 [(key, value)] if !value.is_removed() => (name_of(key)?, Some((key.at, value))),
                 _ => {
-                    let message = format!("exactly one of {} is needed", variants.join(", "));
+                    let message = format!("exactly one of {} is required", variants.join(", "));
                     return Err(DecodeError::new(message));
                 }
             },

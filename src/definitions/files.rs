@@ -32,16 +32,16 @@ fn locate(directory: &Path, path: &Path) -> io::Result<File> {
     let handle =
         OpenOptions::new().read(true).custom_flags(OFlags::PATH.bits().cast_signed()).open(&named)?;
     if !handle.metadata()?.is_file() {
-        return Err(refused("it is no regular file"));
+        return Err(refused("it is not a regular file"));
     }
     let real = fs::read_link(by_descriptor(&handle))?;
     if !real.starts_with(fs::canonicalize(directory)?) {
-        return Err(refused("it is a link that leads out of the definitions directory"));
+        return Err(refused("it is a symbolic link that leads out of the definitions directory"));
     }
     // For a file that was removed since, the kernel appends a note to its name.
     let extension = real.to_str().map(|real| Path::new(real.trim_end_matches(" (deleted)")).extension());
     if fs::symlink_metadata(&named)?.is_symlink() && extension != Some(named.extension()) {
-        return Err(refused("it is a link to a file of another kind"));
+        return Err(refused("it is a symbolic link to a file with another extension"));
     }
     Ok(handle)
 }

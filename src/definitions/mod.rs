@@ -170,7 +170,7 @@ const SITE: &str = "site.yaml";
 /// Path of that file in a pod, where a ConfigMap is mounted as a separate directory.
 const MOUNTED_SITE: &str = "site/site.yaml";
 
-const NOT_A_TEMPLATE: &str = "is no template: its name must be <name>.Dockerfile.hbs";
+const NOT_A_TEMPLATE: &str = "is not a template: its name must be <name>.Dockerfile.hbs";
 
 /// Returns the template's name: `kbuild` for `templates/kbuild.Dockerfile.hbs`.
 fn template_name(file: &str) -> Option<&str> {
@@ -218,7 +218,7 @@ fn misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
         // An unreadable file is not a definition.
         let Ok(Some(text)) = text_of(root, &name) else { continue };
         if name != SITE && text.lines().any(|line| line.starts_with("apiVersion: farrier.dev/")) {
-            let message = "is not read here: driver images stand in images/, kernel families in kernels/, announced kernels in \
+            let message = "is not read here: driver images belong in images/, kernel families in kernels/, announced kernels in \
                            announced/, and settings in site.yaml";
             errors.push(DefinitionError::of_file(&name, message.to_owned()));
         }
@@ -239,7 +239,7 @@ fn one_file(root: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Optio
 fn text_of(root: &Path, name: &str) -> io::Result<Option<String>> {
     let Some(bytes) = files::read(root, Path::new(name), MAX_FILE)? else { return Ok(None) };
     let text = String::from_utf8(bytes).map_err(|error| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("it is no UTF-8: {}", error.utf8_error()))
+        io::Error::new(io::ErrorKind::InvalidData, format!("it is not valid UTF-8: {}", error.utf8_error()))
     })?;
     Ok(Some(text))
 }
@@ -267,7 +267,7 @@ fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionE
 fn bounded(documents: Vec<Node>) -> Result<Vec<Node>, YamlError> {
     let mut left = MAX_VALUES;
     for document in &documents {
-        let message = || format!("there are more than {MAX_VALUES} values, aliases followed");
+        let message = || format!("there are more than {MAX_VALUES} values after alias expansion");
         left = left.checked_sub(document.size()).ok_or_else(|| document.error(message()))?;
     }
     Ok(documents)

@@ -19,7 +19,7 @@ pub(super) fn own(report: &mut Report<'_>, image: &DriverImage) {
     for (index, need) in spec.needs.iter().enumerate() {
         let place = ["spec", "needs", &index.to_string()];
         if spec.needs[..index].iter().any(|earlier| earlier.name() == need.name()) {
-            report.wrong(&place, format!("{:?} is needed already", need.name().as_str()));
+            report.wrong(&place, format!("{:?} is already listed in `needs`", need.name().as_str()));
         } else if need.image() == Some(&image.metadata.name) {
             report.wrong(&place, format!("{:?} needs itself", image.metadata.name.as_str()));
         }
@@ -38,21 +38,23 @@ pub(super) fn own(report: &mut Report<'_>, image: &DriverImage) {
     }
     for (index, path) in spec.exposes.iter().enumerate() {
         if spec.exposes[..index].contains(path) {
-            report.wrong(&["spec", "exposes", &index.to_string()], format!("{path:?} is exposed already"));
+            report.wrong(
+                &["spec", "exposes", &index.to_string()],
+                format!("{path:?} is already listed in `exposes`"),
+            );
         }
     }
     if spec.check.boot && spec.needs.iter().any(|need| need.image().is_none()) {
-        let message = "the virtual machine of the boot check would not have the modules of a host's tree";
+        let message = "a boot check cannot be combined with a need from a host: its virtual machine lacks the modules of the host's tree";
         report.wrong(&["spec", "check", "boot"], message);
     }
     if spec.output == Output::Image && !spec.exposes.is_empty() {
         let message =
-            "an image that the engine makes (output: image) has no payload that could expose something";
+            "an image that the engine makes (output: image) has no payload and cannot expose anything";
         report.wrong(&["spec", "exposes"], message);
     }
     if spec.reuse == Reuse::Compatible && !spec.exposes.is_empty() {
-        let message = "what is exposed has the symbol versions of one kernel in it, so that its payload cannot be \
-                       reused for another";
+        let message = "exposed headers contain the symbol versions of one kernel, so the payload cannot be reused for another kernel";
         report.wrong(&["spec", "reuse"], message);
     }
 }
@@ -76,11 +78,11 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
         let hidden = format!("{name}.yaml");
         let hidden = builtin::IMAGES.get_file(&hidden).map(|_| {
             format!(
-                " (farrier's own images/{hidden} does not count beside an `images/` of yours: copy it there)"
+                " (farrier's built-in images/{hidden} is ignored because the definitions have an `images/`: copy it there)"
             )
         });
         return Some(format!(
-            "there is no driver image {:?}; there is {}{}",
+            "there is no driver image {:?}; known: {}{}",
             name.as_str(),
             known.join(", "),
             hidden.unwrap_or_default()
@@ -99,6 +101,6 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
             Output::Image => "the engine makes it (output: image)",
             Output::Payload => "it has no `exposes`",
         };
-        format!("driver image {:?} exposes nothing that could be needed: {why}", name.as_str())
+        format!("driver image {:?} exposes nothing that another image could need: {why}", name.as_str())
     })
 }

@@ -6,14 +6,14 @@ use crate::site::{Host, MirrorRule, SiteSpec};
 /// Reports settings that would sign whatever anyone stored in the registry.
 pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
     if site.module_signing.is_some() && site.image_signing.is_none() && site.policy.is_empty() {
-        let message = "modules are signed, and no key for images is named: published modules are signed anew when the key \
-                       changes, and whoever may write to the registry could then have modules of their own signed. Add \
-                       imageSigning, so that farrier knows its own images";
+        let message = "modules are signed, but no key for images is set: farrier re-signs published modules when the key changes, \
+                       so anyone who may write to the registry could have their own modules signed. Add imageSigning, so that \
+                       farrier recognizes its own images";
         report.wrong(&["spec", "moduleSigning"], message);
     }
     if site.image_signing.as_ref().is_some_and(|signing| signing.belies(&site.policy)) {
-        let message = "it signs what anyone put under a tag, and policy.requireSigned would take that for proof: leave it \
-                       out, or say `trustRegistryWriters: true` where all who may write to the registry are trusted";
+        let message = "it signs whatever is under a tag, and policy.requireSigned would accept that signature as proof: remove it, \
+                       or set `trustRegistryWriters: true` if everyone who may write to the registry is trusted";
         report.wrong(&["spec", "imageSigning", "existing"], message);
     }
 }
@@ -24,15 +24,15 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
         let at = index.to_string();
         let MirrorRule { from, to } = rule;
         if site.mirrors[..index].iter().any(|earlier| earlier.from == *from) {
-            let message = format!("there is a rule for {from} already: name all candidates in one");
+            let message = format!("there is already a rule for {from}: list all mirrors in one rule");
             report.wrong(&["spec", "mirrors", &at, "from"], message);
         }
         for (number, place) in to.iter().enumerate() {
             if place.is_of_images() != from.is_of_images() {
                 let message = if from.is_of_images() {
-                    format!("{place} is an address, and {from} is the beginning of image references")
+                    format!("{place} is an address, but {from} is a prefix of image references")
                 } else {
-                    format!("{place} is the beginning of image references, and {from} is an address")
+                    format!("{place} is a prefix of image references, but {from} is an address")
                 };
                 report.wrong(&["spec", "mirrors", &at, "to", &number.to_string()], message);
             }
@@ -52,21 +52,21 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
             token_servers: _,
         } = host;
         if site.hosts[..index].iter().any(|earlier| earlier.host == *name) {
-            report.wrong(&["spec", "hosts", &at, "host"], format!("there is a host {name} already"));
+            report.wrong(&["spec", "hosts", &at, "host"], format!("host {name} is already listed"));
         }
         match (client_certificate, client_key) {
             (Some(_), None) => {
-                let message = format!("{name} has a clientCertificate, and no clientKey for it");
+                let message = format!("{name} has a clientCertificate, but no clientKey");
                 report.wrong(&["spec", "hosts", &at, "clientCertificate"], message);
             }
             (None, Some(_)) => {
-                let message = format!("{name} has a clientKey, and no clientCertificate for it");
+                let message = format!("{name} has a clientKey, but no clientCertificate");
                 report.wrong(&["spec", "hosts", &at, "clientKey"], message);
             }
             _ => {}
         }
         if *plain_http && (ca_file.is_some() || client_certificate.is_some()) {
-            let message = format!("without TLS, certificates for {name} have no meaning");
+            let message = format!("certificates for {name} have no effect without TLS");
             report.wrong(&["spec", "hosts", &at, "plainHttp"], message);
         }
     }

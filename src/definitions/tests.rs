@@ -162,7 +162,7 @@ fn unknown_fields_of_families_are_refused_everywhere() {
 #[test]
 fn names_of_the_stores_repositories_are_taken() {
     let message = image_mistakes(&[("{name: mstflint}\nspec", "{name: sources}\nspec")]);
-    assert!(message.contains("\"sources\" is a repository of farrier's own"), "{message}");
+    assert!(message.contains("\"sources\" is reserved for one of farrier's repositories"), "{message}");
 }
 
 #[test]
@@ -222,14 +222,14 @@ fn missing_fields_are_named() {
 fn what_the_check_does_and_what_may_be_reused() {
     let policy = "  template: kbuild\n  check: {unknown: maybe}\n";
     insta::assert_snapshot!(image_mistakes(&[("  template: kbuild\n", policy)]), @r#"
-    error: images/m.yaml:7:20: "maybe" is not known here; known: allow, deny
+    error: images/m.yaml:7:20: unknown value "maybe"; known: allow, deny
       7 |   check: {unknown: maybe}
         |                    ^
     1 mistake in the definitions
     "#);
     let made = "  template: kbuild\n  output: image\n  reuse: compatible\n";
     insta::assert_snapshot!(image_mistakes(&[("  template: kbuild\n", made)]), @r#"
-    error: images/m.yaml:8:10: an image that the engine makes (output: image) holds its kernel's name in layers of its own; only a payload can be reused
+    error: images/m.yaml:8:10: an image that the engine makes (output: image) has its kernel's name in its layers; only a payload can be reused
       8 |   reuse: compatible
         |          ^
     1 mistake in the definitions
@@ -280,13 +280,13 @@ fn names_must_exist_and_be_unique() {
         "{image: \"a b:1\"}"
     ),]));
     insta::assert_snapshot!(mistakes(&[("images/a.yaml", IMAGE), ("images/b.yaml", IMAGE)]), @r#"
-    error: images/b.yaml:3:18: driver image "mstflint" is defined in images/a.yaml already
+    error: images/b.yaml:3:18: driver image "mstflint" is already defined in images/a.yaml
       3 | metadata: {name: mstflint}
         |                  ^
     1 mistake in the definitions
     "#);
     insta::assert_snapshot!(family_mistakes(&[("{name: acme}", "{name: debian-12}")]), @r#"
-    error: kernels/10-debian-12.yaml:4:18: kernel family "debian-12" is defined in kernels/a.yaml already
+    error: kernels/10-debian-12.yaml:4:18: kernel family "debian-12" is already defined in kernels/a.yaml
       4 | metadata: {name: debian-12}
         |                  ^
     1 mistake in the definitions
@@ -308,7 +308,7 @@ fn a_definition_beside_the_directories_is_told() {
     let said = mistakes(&[("m.yaml", IMAGE), ("site.yml", site), ("kustomization.yaml", "resources: []\n")]);
     for file in ["m.yaml", "site.yml"] {
         assert!(
-            said.contains(&format!("{file}: is not read here: driver images stand in images/")),
+            said.contains(&format!("{file}: is not read here: driver images belong in images/")),
             "{said}"
         );
     }

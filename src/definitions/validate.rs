@@ -18,14 +18,14 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
     let spec = &image.spec;
     if store::is_reserved(image.metadata.name.as_str()) {
         let message = format!(
-            "{:?} is a repository of farrier's own: choose another name",
+            "{:?} is reserved for one of farrier's repositories: choose another name",
             image.metadata.name.as_str()
         );
         report.wrong(&["metadata", "name"], message);
     }
     if !templates.contains_key(spec.template.as_str()) {
         let known: Vec<&str> = templates.keys().map(String::as_str).collect();
-        let message = format!("there is no template {:?}; there is {}", spec.template, known.join(", "));
+        let message = format!("there is no template {:?}; known: {}", spec.template, known.join(", "));
         report.wrong(&["spec", "template"], message);
     }
     if let VersionSpec::FromSource { source } = &spec.version {
@@ -34,20 +34,20 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         };
         if !spec.sources.iter().any(is_apt) {
             let message = format!(
-                "there is no `apt` source {source:?}, the same for all kernels, to take the version from"
+                "there is no `apt` source {source:?} that is the same for all kernels to take the version from"
             );
             report.wrong(&["spec", "version", "source"], message);
         }
     }
     for (index, source) in spec.sources.iter().enumerate() {
         if spec.sources[..index].iter().any(|earlier| earlier.name == source.name) {
-            let message = format!("there is a source {:?} already", source.name.as_str());
+            let message = format!("source {:?} is already listed", source.name.as_str());
             report.wrong(&["spec", "sources", &index.to_string(), "name"], message);
         }
         if matches!(source.from, SourceOrigin::Image(_))
             && (source.unpack.is_some() || source.subdir.is_some())
         {
-            let message = "of an image, `from.image.path` says which part of it is the source";
+            let message = "for a source from an image, `from.image.path` selects the part to use";
             report.wrong(&["spec", "sources", &index.to_string()], message);
         }
     }
@@ -65,7 +65,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         if spec.modules[..index].contains(module) {
             report.wrong(
                 &["spec", "modules", &index.to_string()],
-                format!("module {module:?} is listed already"),
+                format!("module {module:?} is already listed"),
             );
         }
     }
@@ -73,8 +73,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         report.wrong(&["spec", "buildPackages", &index.to_string()], NO_VERSION);
     }
     if spec.output == Output::Image && spec.reuse == Reuse::Compatible {
-        let message = "an image that the engine makes (output: image) holds its kernel's name in layers of its own; \
-                       only a payload can be reused";
+        let message = "an image that the engine makes (output: image) has its kernel's name in its layers; only a payload can be reused";
         report.wrong(&["spec", "reuse"], message);
     }
     for (index, patch) in spec.patches.iter().enumerate() {
@@ -87,7 +86,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
 }
 
 /// Images share toolchains, whatever their versions.
-const NO_VERSION: &str = "a toolchain has no driver's version to put in the place of {{version}}";
+const NO_VERSION: &str = "a toolchain has no driver version to substitute for {{version}}";
 
 /// Reports mistakes in a family.
 pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
@@ -114,7 +113,7 @@ pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
         if archive.is_none() {
             report.wrong(
                 &["spec", field, "rpm"],
-                "the headers are no RPM packages: say with `from` where these are",
+                "the headers are not RPM packages: set `from` to the location of these packages",
             );
         }
     }
@@ -163,7 +162,7 @@ impl Names {
     /// Adds a name, or reports the file that already defines it.
     pub fn claim(&mut self, report: &mut Report<'_>, kind: &'static str, name: &ImageName) {
         if let Some(first) = self.0.insert((kind, name.clone()), report.file.name.clone()) {
-            let message = format!("{kind} {:?} is defined in {first} already", name.as_str());
+            let message = format!("{kind} {:?} is already defined in {first}", name.as_str());
             report.wrong(&["metadata", "name"], message);
         }
     }

@@ -47,7 +47,7 @@ async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageC
         )
     };
     found.await.unwrap_or_else(|error| {
-        tracing::debug!(%reference, %error, "image in use cannot be looked up");
+        tracing::debug!(%reference, %error, "cannot look up an image in use");
         None
     })
 }

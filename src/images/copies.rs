@@ -56,7 +56,7 @@ async fn copy_what_refers_to(
     let listed = match source.referrers(from, image, None).await {
         Ok(listed) => listed,
         Err(error) => {
-            let text = format!("signatures and documents are not copied: {}", error_chain(&error));
+            let text = format!("cannot copy signatures and documents: {}", error_chain(&error));
             parts.reporter.note(&format!("{from}@{image}"), &text);
             return Ok(());
         }
@@ -131,7 +131,7 @@ async fn copy_blob(
     // Non-distributable layers have their own URL; registries do not store them.
     let is_layer = media_type.contains(".layer.") || media_type.contains(".rootfs.");
     if is_layer && media_type::oci_layer(media_type).is_none() {
-        tracing::warn!(%from, %digest, media_type, "layer is not copied: no registry holds it");
+        tracing::warn!(%from, %digest, media_type, "layer not copied: no registry has it");
         return Ok(());
     }
     if parts.registry.has_blob(place, digest).await? {

@@ -171,7 +171,7 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
         return Ok(report);
     }
     if let Some(unseen) = uses.unseen {
-        report.refused = Some(format!("what the cluster uses is not known: {unseen}"));
+        report.refused = Some(format!("the images used by the cluster are unknown: {unseen}"));
         report.all(&GcState::Untouched);
         return Ok(report);
     }

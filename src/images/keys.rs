@@ -60,10 +60,10 @@ pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize
     own_key(parts).await?.ok_or_else(|| {
         TargetError::finding(
             FindingKind::Usage,
-            "there is no key to verify the image with".to_owned(),
+            "no key to verify the image with".to_owned(),
             Some(
-                "give --key, or name keys in site.yaml (policy.requireSigned, imageSigning); without one, \
-                 --insecure-no-signature checks only what everyone who may push could forge"
+                "pass --key, or name keys in site.yaml (policy.requireSigned, imageSigning); \
+                 --insecure-no-signature checks only what everyone with push access can forge"
                     .to_owned(),
             ),
         )
@@ -123,7 +123,7 @@ pub(super) async fn signers(
         keys.push((name, read_key(&path).await?));
     }
     RequiredSigners::new(keys, at_least).map_err(|error| {
-        let hint = "name more keys, or ask for fewer: one that is there twice counts once";
+        let hint = "name more keys, or require fewer: a key that is named twice counts once";
         TargetError::finding(FindingKind::Usage, format!("{what}: {error}"), Some(hint.to_owned()))
     })
 }

@@ -64,7 +64,7 @@ pub struct MissingInput {
 impl MissingInput {
     /// Creates the report for an input that the registry could have but lacks.
     pub fn absent(what: String, hint: impl Into<String>) -> Self {
-        let error = "the registry does not have it".to_owned();
+        let error = "not in the registry".to_owned();
         Self { what, error, hint: Some(hint.into()), unreachable: false }
     }
 }
@@ -128,7 +128,7 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
     for input in &inputs {
         match find_input(parts, input).await {
             Ok(contents) if contents.is_empty() => {
-                missing.push(MissingInput::absent(input.what(), "farrier mirror puts it there"));
+                missing.push(MissingInput::absent(input.what(), "run `farrier mirror` to store it"));
             }
             Ok(contents) => found.extend(contents),
             Err(error) => missing.push(missing_of(input.what(), &error)),
@@ -209,7 +209,7 @@ async fn inputs_of<'a>(
 
 async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput> {
     parts.may_write()?;
-    let keep = "put into the store";
+    let keep = "stored";
     let kept = match input {
         Input::Source(spec) => {
             let kept = parts.retry(keep, || parts.fetcher.sources().keep(spec)).await?;
@@ -254,7 +254,7 @@ async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
     Some(match parts.fetcher.keep_definitions(root, secrets).await {
         Ok((kept, left_out)) => {
             for path in &left_out {
-                let text = "holds a private key or credentials: it stays here, and is not in the registry";
+                let text = "contains a private key or credentials: not copied to the registry";
                 parts.reporter.note(&path.display().to_string(), text);
             }
             MirrorReport::Stored(mirrored(&kept))

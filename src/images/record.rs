@@ -54,7 +54,7 @@ pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, 
         Err(TargetError::Cancelled) => {}
         Err(error) => {
             last.failed = Some(Instant::now());
-            tracing::warn!(error = %error_chain(&error), "kernels in use cannot be written down");
+            tracing::warn!(error = %error_chain(&error), "cannot record the kernels in use");
         }
     }
 }
@@ -66,7 +66,7 @@ pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
     let written = tokio::time::timeout(SHORT, write_to_record(parts, &times)).await;
     if !matches!(written, Ok(Ok(_))) {
         let error = written.ok().and_then(Result::err).map(|error| error_chain(&error));
-        tracing::debug!(error, "how long a build took cannot be written down");
+        tracing::debug!(error, "cannot record the duration of a build");
     }
 }
 
@@ -106,7 +106,7 @@ pub(crate) async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<
     Err(TargetError::Registry(RegistryError::Protocol {
         host: parts.registry.describe(),
         action: format!("write the record in {repository}{version}"),
-        reason: format!("what is added is gone again, {MAX_TRIES} times"),
+        reason: format!("other writers removed the added entries {MAX_TRIES} times"),
     }))
 }
 

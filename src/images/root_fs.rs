@@ -182,9 +182,13 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
         // Someone may have copied another signed image, with its signature, to this tag.
         let identity = ImageManifest::parse(&found.bytes)?.annotations.remove(annotations::IDENTITY);
         if identity.as_deref() != Some(key) {
-            let message =
-                format!("{repository}:{version} is signed, and says that it is another root file system");
-            return Err(TargetError::unmet(message, "delete the tag: then it is made and published again"));
+            let message = format!(
+                "{repository}:{version} is signed, but its annotations name another root file system"
+            );
+            return Err(TargetError::unmet(
+                message,
+                "delete the tag: farrier then builds and publishes the root file system again",
+            ));
         }
         None
     } else {

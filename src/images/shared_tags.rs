@@ -44,8 +44,9 @@ pub(crate) async fn tag_beside_others(
             push_index(parts, title, arch, reference, others, image).await?;
         }
     }
-    let message = format!("{reference} lacks the image for {arch}, {MAX_TRIES} times: others write it, too");
-    Err(TargetError::unmet(message, "run again; what is there is kept"))
+    let message =
+        format!("{reference} lacks the image for {arch} after {MAX_TRIES} writes: other writers replace it");
+    Err(TargetError::unmet(message, "run again; existing content is kept"))
 }
 
 /// Pushes an index of an image and the images for other architectures under a tag. If the site signs images, the others

@@ -98,9 +98,11 @@ impl StoredImage<'_> {
             let kind = media_type::OCI_MANIFEST;
             parts.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
         }
-        let message =
-            format!("{repository}:{tag} lacks what was added to it, {MAX_TRIES} times: others write it, too");
-        Err(TargetError::unmet(message, "run again; what is there is kept"))
+        let message = format!(
+            "{repository}:{tag} lacks the added entries after {MAX_TRIES} writes: other writers \
+                replace it"
+        );
+        Err(TargetError::unmet(message, "run again; existing content is kept"))
     }
 
     /// Signs the published image and its documents.

@@ -61,7 +61,7 @@ impl StoredImage<'_> {
         match parts.small_blob(repository, layer, what).await {
             Ok(bytes) => Ok(Ok(bytes)),
             Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
-                tracing::warn!(%repository, %digest, error = %error_chain(&error), "{what} cannot be read");
+                tracing::warn!(%repository, %digest, error = %error_chain(&error), "cannot read {what}");
                 Ok(Err(error_chain(&error)))
             }
             Err(error) => Err(error),
@@ -226,8 +226,9 @@ impl StoredImage<'_> {
         self.trusted().await?.map_err(|why| {
             TargetError::unmet(
                 format!("{what} {repository}@{digest} is not signed with a key of this site: {why}"),
-                "if farrier published it, delete its tag: then it is built and published again, before what is made of it; \
-                 if another team did, name its key in policy.requireSigned",
+                "if farrier published it, delete its tag: farrier then builds and publishes it again, \
+                 before the images that depend on it; if another team published it, name its key in \
+                 policy.requireSigned",
             )
         })
     }

@@ -95,8 +95,9 @@ async fn identity(
     match (wanted, version.as_deref()) {
         (Some(wanted), Some(found)) if found != wanted => {
             let (arch, own) = (target.arch, native());
-            let message = format!("the package for {arch} has version {found}, the one for {own} {wanted}");
-            let hint = "wait until the archive has both in one version, or name one in the definition (`version` of the source)";
+            let message = format!("the package has version {found} for {arch}, and {wanted} for {own}");
+            let hint = "wait until the archive has the same version for both, or pin a version in the \
+                definition (`version` of the source)";
             Err(TargetError::unmet(message, hint))
         }
         _ => Ok(identity),
@@ -119,7 +120,7 @@ pub(crate) async fn fetch_source(
 fn unnamed(why: String) -> TargetError {
     TargetError::unmet(
         why,
-        "give the image's `kernels` and `release` what leaves this kernel out, or name another source",
+        "exclude this kernel with `kernels` and `release` of the image, or name another source",
     )
 }
 
@@ -138,7 +139,8 @@ impl Found {
         let (wanted, path) =
             source.for_kernel(target).map_err(|missing| unnamed(format!("there is no {missing}")))?;
         let absent = || {
-            let hint = "publish it for this kernel, or leave the kernel out with `kernels` and `release` of the image";
+            let hint =
+                "publish it for this kernel, or exclude the kernel with `kernels` and `release` of the image";
             TargetError::unmet(format!("no prebuilt image {wanted}"), hint)
         };
         let image = parts.pinned(wanted.clone()).await?.ok_or_else(absent)?;
@@ -157,7 +159,7 @@ impl Found {
                 );
                 TargetError::unmet(
                     message,
-                    "nothing of it was used: ask who publishes it, or name the key that signs it",
+                    "it was not used: contact its publisher, or name the key that signs it",
                 )
             })?;
         }
@@ -165,8 +167,12 @@ impl Found {
         let read = read_image(parts, &nearest, target.arch).await;
         read.map_err(|error| match error {
             TargetError::Image(why) => {
-                let hint = "name the one of this architecture ({{arch}} in `reference`), or publish an index with both";
-                TargetError::unmet(format!("prebuilt image {wanted} is not for linux/{}: {why}", target.arch), hint)
+                let hint = "name the image for this architecture ({{arch}} in `reference`), or publish an \
+                    index with both architectures";
+                TargetError::unmet(
+                    format!("prebuilt image {wanted} is not for linux/{}: {why}", target.arch),
+                    hint,
+                )
             }
             error => error,
         })?;
@@ -196,7 +202,8 @@ impl Found {
             let message = format!("prebuilt image {} has no directory {path}", self.image);
             TargetError::unmet(
                 message,
-                "it is of another kernel, or has its modules elsewhere: correct `path` of the source",
+                "the image is for another kernel, or has its modules in another directory: correct `path` \
+                 of the source",
             )
         })
     }

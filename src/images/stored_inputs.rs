@@ -111,7 +111,7 @@ async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: 
             resolved.unreachable = true;
             tracing::warn!(
                 error = error_chain(&error),
-                "the registry's root file systems cannot be looked at"
+                "cannot look up the root file systems in the registry"
             );
             return;
         }

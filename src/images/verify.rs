@@ -135,18 +135,20 @@ impl Checks {
 }
 
 const GIVE_OURS: &str = "give an image that farrier published";
-const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from where it is whole";
-const SIGN: &str = "`farrier build --push --force` signs what it builds with the key in site.yaml (imageSigning); or give \
-                    the key that did sign with --key";
-const NO_KEY: &str = "the signatures of the image and of the documents beside it: it may be anyone's (--insecure-no-signature)";
-const NO_CONTENT: &str = "the content of the blobs: they are there under their digests (--deep reads them)";
-const NO_MEMBERS: &str = "the signatures of the check reports of its members (verify each of them)";
+const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from an intact registry";
+const SIGN: &str = "`farrier build --push --force` signs what it builds with the key in site.yaml \
+    (imageSigning); or pass the key that signed it with --key";
+const NO_KEY: &str = "the signatures of the image and of its documents: anyone may have pushed it \
+    (--insecure-no-signature)";
+const NO_CONTENT: &str =
+    "the content of the blobs: the registry has their digests (pass --deep to read them)";
+const NO_MEMBERS: &str = "the signatures of its members' check reports (verify each member)";
 const BUILD_AGAIN: &str =
     "images of older versions of farrier have none: raise the version, or delete the tag, and build";
-const NOT_AS_STORED: &str = "what the registry gives is not what was pushed: copy the image again from where it is whole, or \
-                             build it again with --push --force";
-const ALLOW: &str = "images of which it is not known whether they load pass where --definitions has the driver image, and that \
-                     says `check: {unknown: allow}` (the default); `farrier check` says what would settle it";
+const NOT_AS_STORED: &str = "the registry returns other content than was pushed: copy the image again from \
+    an intact registry, or build it again with --push --force";
+const ALLOW: &str = "the verdict `unknown` is accepted if --definitions has the driver image with `check: \
+    {unknown: allow}` (the default); run `farrier check` to see what would settle it";
 
 /// The image and the facts to check it against.
 struct Subject<'a> {
@@ -183,7 +185,7 @@ pub async fn verify(
         Ok(AnyManifest::Index(index)) => {
             if !index.is_written_as(&stored.bytes) {
                 let reason =
-                    "it is an index that farrier did not write: other programs may find other images in it";
+                    "it is an index that farrier did not write: other programs may read other images from it";
                 checks.add("manifest", Err(Finding::failed(reason.to_owned(), GIVE_OURS)));
                 return Ok(checks.report(image));
             }
@@ -276,8 +278,8 @@ async fn check_blobs(
         return Ok(Err(Finding::failed(wrong.join("; "), PUSH_AGAIN)));
     }
     let bytes: u64 = blobs.iter().map(|blob| blob.size).sum();
-    let how = if deep { "read and right" } else { "there" };
-    Ok(Ok(format!("{} blobs of {bytes} bytes are {how}", blobs.len())))
+    let how = if deep { "verified" } else { "there" };
+    Ok(Ok(format!("{} blobs with {bytes} bytes in total are {how}", blobs.len())))
 }
 
 /// Checks that farrier's annotations exist and can be parsed.
@@ -301,7 +303,7 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
 async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Checks) -> Result<()> {
     let Subject { repository, digest, signers, .. } = subject;
     let Some(signers) = signers else {
-        let (result, message) = (CheckResult::Skipped, "not looked at".to_owned());
+        let (result, message) = (CheckResult::Skipped, "no key given".to_owned());
         checks.done.push(VerifyCheck { check: "signature", result, message, hint: None });
         return Ok(());
     };
@@ -351,7 +353,7 @@ async fn check_document(
     let found = read_document(parts, subject, &subject.digest, kind).await?;
     Ok(found.and_then(|found| match found {
         Some(found) => judge_document(subject, kind, &found, fits),
-        None => Err(Finding::absent(format!("there is no {} beside the image", kind.name), BUILD_AGAIN)),
+        None => Err(Finding::absent(format!("the image has no {}", kind.name), BUILD_AGAIN)),
     }))
 }
 
@@ -361,7 +363,7 @@ fn judge_document(
     content: &[u8],
     fits: fn(&Value, &Subject<'_>) -> Outcome,
 ) -> Outcome {
-    let mut predicate: Value = serde_json::from_slice(content).map_err(|_| "it is no JSON".to_owned())?;
+    let mut predicate: Value = serde_json::from_slice(content).map_err(|_| "it is not JSON".to_owned())?;
     if *kind == PROVENANCE {
         let statement = Statement::parse(content).map_err(|error| error_chain(&error))?;
         if !provenance::is_about(&statement, &subject.digest) {
@@ -376,10 +378,10 @@ fn judge_document(
     let of_kind = |one: &&Statement| one.predicate_type == kind.predicate_type;
     let mut signed = subject.statements.iter().filter(of_kind).peekable();
     if signed.peek().is_none() {
-        return Err(Finding::failed("no accepted key has signed it", SIGN));
+        return Err(Finding::failed("it is not signed with an accepted key", SIGN));
     }
     if !signed.any(|statement| statement.predicate == predicate) {
-        return Err(Finding::failed("what is signed differs from what stands beside the image", SIGN));
+        return Err(Finding::failed("the signed document differs from the attached document", SIGN));
     }
     Ok(format!("{said}, signed"))
 }
@@ -393,7 +395,7 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
             Ok(found) => found,
             Err(finding) => {
                 hint = finding.hint;
-                wrong.push(format!("that of {kernel}: {}", finding.why));
+                wrong.push(format!("report for {kernel}: {}", finding.why));
                 continue;
             }
         };
@@ -405,9 +407,9 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
                 if said == "unknown" {
                     hint = ALLOW;
                 }
-                wrong.push(format!("that of {kernel} says {said}"));
+                wrong.push(format!("report for {kernel}: verdict {said}"));
             }
-            None => wrong.push(format!("the image for {kernel} has none")),
+            None => wrong.push(format!("report for {kernel} is missing")),
         }
     }
     if !wrong.is_empty() {
@@ -415,9 +417,9 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
     }
     let count = subject.facts.members.len();
     Ok(Ok(match unknown.len() {
-        0 => format!("those of {count} kernels say loads"),
+        0 => format!("reports for {count} kernels: verdict loads"),
         _ => format!(
-            "those of {count} kernels say loads or, which is allowed, unknown: {}",
+            "reports for {count} kernels: verdict loads, or unknown, which the definition allows: {}",
             unknown.join(", ")
         ),
     }))
@@ -428,7 +430,7 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
     let (kernel, verdict) = (report["kernel"].as_str(), report["verdict"].as_str().unwrap_or("nothing"));
     let wanted = subject.facts.kernel_release.as_ref().map(ToString::to_string);
     if kernel != wanted.as_deref() {
-        return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
+        return Err(format!("it is about kernel {}", kernel.unwrap_or("without a name")).into());
     }
     let kernel = kernel.unwrap_or_default();
     let recorded = subject.facts.verdict.map(Verdict::as_str);
@@ -439,12 +441,12 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
             subject.facts.check_summary.as_ref().map(|words| format!(" ({words})")).unwrap_or_default()
         )),
         ("unknown", Some("unknown")) => {
-            Err(Finding::failed("it says unknown, and nothing here allows that", ALLOW))
+            Err(Finding::failed("verdict unknown, which no definition allows", ALLOW))
         }
         (said, Some(recorded)) if said != recorded => {
-            Err(format!("it says {said}, and the image's annotation {recorded}").into())
+            Err(format!("verdict {said}, but the image's annotation says {recorded}").into())
         }
-        (said, _) => Err(format!("it says {said}").into()),
+        (said, _) => Err(format!("verdict {said}").into()),
     }
 }
 
@@ -469,11 +471,11 @@ fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
     let kernel = definition["externalParameters"]["kernel"]["release"].as_str();
     let recorded = subject.facts.kernel_release.as_ref().map(ToString::to_string);
     if kernel != recorded.as_deref() {
-        return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
+        return Err(format!("it is about kernel {}", kernel.unwrap_or("without a name")).into());
     }
     let count = definition["resolvedDependencies"].as_array().map_or(0, Vec::len);
     let builder = &predicate["runDetails"]["builder"]["version"]["farrier"];
-    Ok(format!("SLSA v1, {count} inputs, farrier {}", builder.as_str().unwrap_or("of no version")))
+    Ok(format!("SLSA v1, {count} inputs, farrier {}", builder.as_str().unwrap_or("without a version")))
 }
 
 fn same_inputs(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> {
@@ -481,7 +483,7 @@ fn same_inputs(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> 
     if hash.is_some() && hash == recorded.as_deref() {
         return Ok(());
     }
-    Err("its input hash is not that of the image's annotation".to_owned())
+    Err("its input hash differs from the image's annotation".to_owned())
 }
 
 #[cfg(test)]

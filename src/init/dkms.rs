@@ -55,7 +55,7 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
         let is_made = values.iter().any(|((name, _), value)| *name == remark.field && value.is_none());
         if is_made || remark.becomes == Some("kernels") && !is_range {
             remark.becomes = None;
-            remark.says = "it is nothing that can be taken over as it is written: look at the definition";
+            remark.says = "it cannot be converted automatically: review the definition";
         }
     }
     drafted.remarks.extend(remarks);

@@ -63,13 +63,14 @@ impl Draft {
 pub fn source(text: &str) -> Result<Value, String> {
     if let Some(package) = text.strip_prefix("apt:") {
         let parts = package.split_once('@');
-        let (package, suite) = parts.ok_or_else(|| format!("{text:?} names no suite: apt:PACKAGE@SUITE"))?;
+        let (package, suite) =
+            parts.ok_or_else(|| format!("{text:?} has no suite: write apt:PACKAGE@SUITE"))?;
         return Ok(json!({"apt": {"package": package, "suites": [suite]}}));
     }
     if !text.starts_with("https://") && !text.starts_with("http://") {
         return Ok(json!({"path": {"path": text}}));
     }
-    let says = "has no checksum, as sha256sum prints it";
+    let says = "has no checksum, as printed by sha256sum";
     let parts = text.split_once("#sha256=");
     let (url, sha256) = parts.ok_or_else(|| format!("{text:?} {says}: {text}#sha256=HEX"))?;
     Ok(json!({"url": {"url": url, "sha256": sha256}}))

@@ -38,11 +38,11 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
         Some((name, tag)) => (draft.name, draft.tag) = (name, Some(tag)),
         None => cannot(
             "containerImage",
-            "it is no NAME:...${KERNEL_FULL_VERSION}... with a name of a-z, 0-9 and -",
+            "it is not of the form NAME:...${KERNEL_FULL_VERSION}... with a name of a-z, 0-9 and -",
         ),
     }
     if images.len() > 1 {
-        cannot("containerImage", "the first alone is taken over: a definition has one name");
+        cannot("containerImage", "only the first is used: a definition has one name");
     }
     draft.version = text_at(module, &own("version")).unwrap_or(draft.version);
     // KMM loads `moduleName` after its dependencies. `modulesLoadingOrder` lists each module before its
@@ -57,11 +57,11 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     }
     draft.release = release(&mappings);
     if draft.release.take_if(|release| Pattern::try_from(release.clone()).is_err()).is_some() {
-        cannot("regexp", "it is no expression that farrier reads: write `release` yourself");
+        cannot("regexp", "farrier does not support this expression: write `release` yourself");
     }
     drafted.remarks.extend(remarks);
     drafted.by_hand.push(format!(
-        "when images are there, in {origin}: containerImage {}/{}:{}, modprobe.dirName: /, and neither build nor sign",
+        "once images are published, in {origin}: set containerImage to {}/{}:{} and modprobe.dirName to /, and remove build and sign",
         context.registry,
         draft.name,
         draft.tag.as_deref().unwrap_or("TAG").replace(LABEL, "${KERNEL_FULL_VERSION}"),

@@ -91,7 +91,7 @@ impl Drafted {
         // document.
         if object.size() > MAX_VALUES {
             let line = object.at.line;
-            return Err(format!("line {line}: more than {MAX_VALUES} values, aliases followed"));
+            return Err(format!("line {line}: more than {MAX_VALUES} values after alias expansion"));
         }
         match resource {
             Some(resource) => return operators::draft(self, resource, object, context),
@@ -133,7 +133,7 @@ impl Drafted {
         files.insert("site.yaml".to_owned(), include_str!("forms/site.yaml").to_owned());
         for draft in &self.drafts {
             if files.insert(format!("images/{}.yaml", draft.name), draft.text()?).is_some() {
-                let hint = "name them by --from, each for a directory of its own";
+                let hint = "pass them with --from, each to a separate directory";
                 return Err(format!("two drivers would be the image {}: {hint}", draft.name));
             }
         }

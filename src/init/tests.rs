@@ -165,7 +165,7 @@ fn the_operators_resources() {
     );
     assert!(rollout("nvidia-gpu").contains("PublishOnly { resource: None }"), "{}", rollout("nvidia-gpu"));
     let remark = gpu.remarks.iter().find(|remark| remark.field == "spec.driver.version").unwrap();
-    assert!(remark.says.starts_with("Debian's package is taken"), "{remark:?}");
+    assert!(remark.says.starts_with("Debian's package is used"), "{remark:?}");
     for both in [[NIC, GPU], [GPU, NIC]] {
         let both = load(&drafted(&both.join("---\n"), "").unwrap()).unwrap();
         let version = format!("{:?}", both.images["mofed"].spec.version);
@@ -174,7 +174,7 @@ fn the_operators_resources() {
     let twice = drafted(&[PLAIN, PLAIN].join("---\n"), "").unwrap().files();
     assert_eq!(
         twice.unwrap_err(),
-        "two drivers would be the image kmm-ci: name them by --from, each for a directory of its own"
+        "two drivers would be the image kmm-ci: pass them with --from, each to a separate directory"
     );
     let off = GPU.replace("enabled: true\n    repo", "enabled: false\n    repo");
     assert_eq!(read(&off), Ok(false));
@@ -246,7 +246,7 @@ fn hostile_files() {
     }
     let bomb = format!("apiVersion: kmm.sigs.x-k8s.io/v1beta1\nkind: Module\n{bomb}");
     let error = drafted(&bomb, "").unwrap_err();
-    assert!(error.contains("more than 20000 values, aliases followed"), "{error}");
+    assert!(error.contains("more than 20000 values after alias expansion"), "{error}");
     let configuration =
         bomb.replace("apiVersion: kmm.sigs.x-k8s.io/v1beta1\nkind: Module", "kernelrelease: x\ntarget: y");
     assert!(drafted(&configuration, "").is_err());

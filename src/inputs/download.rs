@@ -88,7 +88,7 @@ pub(super) async fn any_of(
             // An error of this machine, not of the place.
             Err(FetchError::Io(error)) if error.kind() != io::ErrorKind::FileTooLarge => break,
             Err(error) if places.last() != Some(place) => {
-                tracing::warn!(mirror = %place, error = %error_chain(error), "the mirror cannot be used");
+                tracing::warn!(mirror = %place, error = %error_chain(error), "mirror failed, trying the next source");
             }
             Err(_) => {}
         }

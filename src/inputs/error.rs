@@ -39,7 +39,7 @@ pub enum FetchError {
     #[error("find an apt source for suite {0}: the host has no entry for it")]
     NoAptSource(String),
     /// No mirror is configured for a placeholder address: the address, and its suites.
-    #[error("find an apt source for {1}: no `mirrors` of site.yaml say where {0} is")]
+    #[error("find an apt source for {1}: no `mirrors` of site.yaml map {0}")]
     NoMirror(String, String),
     /// A definition's value, cut to 200 characters, that is not allowed in an apt source, a package name or a path.
     #[error("use {value:?} as {what}: {why}")]
@@ -91,7 +91,8 @@ pub enum FetchError {
     Io(#[from] io::Error),
     /// With `--offline`, neither the cache nor the store has an input: a remedy, and the result of asking upstream.
     #[error(
-        "find {what}: neither the cache nor the registry's store has it, and --offline forbids to ask any other host"
+        "find {what}: it is neither in the cache nor in the registry's store, and --offline forbids other \
+         hosts"
     )]
     NotKept { what: String, hint: &'static str, source: Box<FetchError> },
     /// No registry is configured as a store.
@@ -118,7 +119,7 @@ impl From<walkdir::Error> for FetchError {
 #[derive(Debug, thiserror::Error)]
 pub enum MetadataError {
     /// The metadata is not XML.
-    #[error("it is no XML in UTF-8: {0}")]
+    #[error("it is not XML in UTF-8: {0}")]
     Xml(String),
     /// The XML has another structure, or exceeds the limits.
     #[error("{0}")]
@@ -206,24 +207,27 @@ impl FetchError {
             }
             Self::NoPackage(..) => "check the package's name, the suites and the components",
             Self::Signature { .. } => {
-                "nothing of it was used: look where it came from; where the distribution has a new key, add it to that file"
+                "it was not used: check its origin; if the distribution has a new key, add it to that file"
             }
-            Self::Metadata(..) => "the mirror is damaged, or this is no RPM repository: check the address",
+            Self::Metadata(..) => {
+                "the mirror is damaged, or the address is not an RPM repository: check the address"
+            }
             Self::Checksum { .. } => {
                 "the file is damaged or was replaced: fetch it again, or correct the sha256 if it is the right one"
             }
             Self::Absent(_) => {
-                "put it there, or name another place in the definition; a relative path starts in the definitions \
+                "create it, or name another path in the definition; relative paths start at the definitions \
                  directory"
             }
             Self::Status(_, 401 | 403) => {
-                "the server wants credentials or refuses this client: `login` of the host in site.yaml says who asks"
+                "the server requires credentials or rejects this client: set `login` of the host in site.yaml"
             }
-            Self::Status(_, 407) => "the proxy wants to know who asks: `proxy.login` in site.yaml",
+            Self::Status(_, 407) => "the proxy requires credentials: set `proxy.login` in site.yaml",
             Self::Status(_, 404 | 410) => "check the address",
             Self::Unpack(_, source) => return unpack_hint(source).map(str::to_owned),
             Self::Truncated { .. } => {
-                "the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source"
+                "the server, or a proxy in front of it, ended the transfer early: run farrier again, or \
+                 provide the file as a `path` source"
             }
             Self::Program { message, .. } => return program_hint(message).map(str::to_owned),
             _ => return None,
@@ -237,14 +241,14 @@ fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
         UnpackError::Start("rpm2archive", _) => "install rpm2cpio, whose rpm2archive reads RPM packages",
         UnpackError::Start(..) => "install it, or put it in the search path",
         UnpackError::Outside(_) | UnpackError::ThroughLink(_) => {
-            "no honest archive has such entries: look where it came from; nothing of it was used"
+            "legitimate archives have no such entries: check the archive's origin; it was not used"
         }
         UnpackError::Kind(..) => {
-            "only files, directories and links are unpacked: make the archive again without it"
+            "only files, directories and links are unpacked: create the archive again without this entry"
         }
         UnpackError::Limit(_) => {
             "the archive is larger than any header set or source: put into it only what is needed (of a kernel's \
-             build tree: tar --exclude='*.o' --exclude=.git), or give the directory itself"
+             build tree: tar --exclude='*.o' --exclude=.git), or name the directory itself"
         }
         UnpackError::Unsupported(_) => "unpack it, and name the directory as a `path` source",
         UnpackError::Damaged(_) | UnpackError::Truncated { .. } | UnpackError::Sum { .. } => {
@@ -258,29 +262,27 @@ fn program_hint(message: &str) -> Option<&'static str> {
     if message.contains("does not have a Release file") {
         Some("the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it")
     } else if message.contains("NO_PUBKEY") || message.contains("is not signed") {
-        Some("the archive's key is not known: set `signedBy` to its keyring")
+        Some("the archive's key is unknown: set `signedBy` to its keyring")
     } else if message.contains(" is expired (invalid since") {
         Some(
-            "the mirror was not updated for long, or the clock is wrong; of a mirror that is frozen on purpose, write \
-             `[check-valid-until=no]` into its line in /etc/apt/sources.list.d",
+            "the mirror is outdated, or the clock is wrong; for a mirror that is frozen on purpose, add \
+             `[check-valid-until=no]` to its line in /etc/apt/sources.list.d",
         )
     } else if message.contains("nothing provides ")
         || message.starts_with("package ") && message.contains(" does not exist")
     {
         Some(
-            "correct the package's name, or add the repository that has what is missing to the family's `from`; for a repository without a mirror, name \
-             one in site.yaml (`mirrors`)",
+            "correct the package's name, or add the repository with the missing package to the family's \
+             `from`; for a repository without a mirror, name one in site.yaml (`mirrors`)",
         )
     } else if message.contains("could not read Username") || message.contains("Authentication failed") {
-        Some("name who logs in to the Git server: `login` of the host in site.yaml")
+        Some("set the credentials for the Git server: `login` of the host in site.yaml")
     } else if message.contains("Host key verification failed") {
-        Some(
-            "put the SSH key of the Git server into the file that `knownHosts` of the host in site.yaml names",
-        )
+        Some("add the SSH key of the Git server to the file named by `knownHosts` of the host in site.yaml")
     } else if message.contains("Permission denied (publickey") {
-        Some("name the key that the Git server knows: `sshKey` of the host in site.yaml")
+        Some("name a key that the Git server accepts: `sshKey` of the host in site.yaml")
     } else if message.contains("[remote rejected]") {
-        Some("let farrier push to the branch, or set `proposals` in the rollout, for pull requests")
+        Some("allow farrier to push to the branch, or set `proposals` in the rollout, for pull requests")
     } else {
         None
     }

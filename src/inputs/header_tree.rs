@@ -32,8 +32,8 @@ pub enum TreeError {
     /// The build directory belongs to another kernel.
     #[error("{build} is the build directory of {found:?}, not of {wanted}")]
     Release { build: PathBuf, found: String, wanted: KernelRelease },
-    /// The build directory is configured for another processor than the wanted one.
-    #[error("{0} is configured for another processor than {1}")]
+    /// The build directory is configured for an architecture other than the wanted one.
+    #[error("{0} is configured for an architecture other than {1}")]
     Architecture(PathBuf, Architecture),
     /// The kernel's configuration or symbol table is damaged, or the compiler is unknown.
     #[error("read {what} in {build}")]
@@ -48,13 +48,11 @@ impl TreeError {
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::NoBuild(_) | Self::Release { .. } | Self::Architecture(..) => {
-                "give the header set of exactly this kernel and architecture"
+                "provide the header set of exactly this kernel and architecture"
             }
-            Self::Unprepared(..) => "give a build tree on which `make modules_prepare` was run",
-            Self::Damaged { .. } => {
-                "fetch the header set again; if the file is as its maker left it, report it"
-            }
-            Self::Io(_) => "look at the file's rights and the disk",
+            Self::Unprepared(..) => "provide a build tree on which `make modules_prepare` was run",
+            Self::Damaged { .. } => "fetch the header set again; if the file is unmodified, report a bug",
+            Self::Io(_) => "check the file's permissions and the disk",
         }
     }
 }

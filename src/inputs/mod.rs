@@ -224,9 +224,9 @@ impl Fetcher {
 }
 
 /// Remedy for an input that the store lacks.
-const CARRY: &str = "where the network is, `farrier mirror --kernel RELEASE --registry REGISTRY` puts it into a \
-                                registry's store, and `farrier bundle` carries it here; or name a mirror that has it, and its \
-                                host, in site.yaml";
+const CARRY: &str = "on a machine with network access, run `farrier mirror --kernel RELEASE --registry \
+    REGISTRY` to store it in a registry, and transfer it with `farrier bundle`; or name a mirror that has \
+    it, and its host, in site.yaml";
 
 /// Maximum age of package lists that are trusted when they lack a package.
 const YOUNG: Duration = Duration::from_mins(3);

@@ -64,7 +64,9 @@ fn last_end(file: &Path) -> Option<Timestamp> {
         .args(["--with-colons", "--show-keys", "--"])
         .arg(file)
         .output()
-        .inspect_err(|error| tracing::warn!(%error, file = %file.display(), "install gpg: without it the end of this key is not known"))
+        .inspect_err(|error| {
+            tracing::warn!(%error, file = %file.display(), "install gpg: without it, the expiry date of this key is unknown")
+        })
         .ok()?;
     let end = ends(&String::from_utf8_lossy(&output.stdout)).max()?;
     Timestamp::from_second(end).ok()

@@ -66,7 +66,7 @@ pub fn record_stored(entry: &Path, stored: &StoredInput) -> Result<()> {
     let wrong = || {
         StoreError::NotAnArtifact(
             format!("{}@{}", stored.repository, stored.digest),
-            format!("its {} is no digest", annotations::DIFF_ID),
+            format!("its {} is not a digest", annotations::DIFF_ID),
         )
     };
     let diff_id = stored.note(annotations::DIFF_ID)?.parse().map_err(|_| wrong())?;

@@ -398,13 +398,13 @@ fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
         Ok(identity.to_owned())
     } else {
         Err(stored
-            .is_not(&format!("it says that it is {identity:?}, which the definition does not want"))
+            .is_not(&format!("its identity is {identity:?}, which does not match the definition"))
             .into())
     }
 }
 
 /// Reason why version-control data is refused.
-const NO_SOURCE: &str = "version-control data is no source";
+const NO_SOURCE: &str = "version-control data is not a source";
 
 /// Returns the whole original as a tree: a directory in place, anything else in `dir/raw`. `name` is the file's name in the
 /// definition.

@@ -136,8 +136,11 @@ async fn an_archive_that_reaches_outside_is_refused_with_what_to_do() {
         scene.write("d.tar", &builder.into_inner().unwrap());
         let error = scene.source(r#""from": {"path": {"path": "d.tar"}}"#).await.unwrap_err();
         let text = crate::error_chain(&error);
-        assert!(text.contains(&format!("entry {name:?} would be outside the archive's own tree")), "{text}");
-        assert!(error.hint().unwrap().contains("look where it came from"));
+        assert!(
+            text.contains(&format!("entry {name:?} entry {name:?} is outside the archive's root")),
+            "{text}"
+        );
+        assert!(error.hint().unwrap().contains("check the archive's origin"));
         assert_eq!(names_in(&scene.dir.path().join("cache/sources")).unwrap(), Vec::<OsString>::new());
     }
 }
@@ -217,7 +220,7 @@ async fn version_control_data_is_no_source() {
     }
     for path in ["tree/.git", "tree/.git/x.tar"] {
         let error = scene.source(&format!(r#""from": {{"path": {{"path": "{path}"}}}}"#)).await.unwrap_err();
-        assert!(error.to_string().contains("version-control data is no source"), "{error}");
+        assert!(error.to_string().contains("version-control data is not a source"), "{error}");
     }
     // The only other directory.
     fs::remove_file(scene.root().join("tree/link")).unwrap();
@@ -239,14 +242,14 @@ async fn a_warning_names_credentials() {
     assert_eq!(warnings("absent").await, (None, None));
     scene.write("tree/.netrc", b"machine x\n");
     let (told, archive) = warnings("tree").await;
-    insta::assert_snapshot!(told.unwrap(), @"warning: source driver has files that look like credentials: .netrc (logins) (take them out: builds get them, and a registry that keeps the source)");
+    insta::assert_snapshot!(told.unwrap(), @"warning: source driver has files that look like credentials: .netrc (logins) (remove them: builds can read them, and registries that store the source contain them)");
     assert_eq!(archive, None);
     // An archive is stored unchanged, with everything in it.
     scene.tarball("d.tar", &[("d/.git/config", b"x"), ("d/id_rsa", b"x"), ("d/a.c", b"a")]);
     let (told, archive) = warnings("d.tar").await;
     assert_eq!(told, None);
     let archive = archive.unwrap();
-    insta::assert_snapshot!(archive, @"warning: source driver has files that look like credentials: d/.git (version-control data), d/id_rsa (a private key) (pack the archive without them: a registry keeps it as it is)");
+    insta::assert_snapshot!(archive, @"warning: source driver has files that look like credentials: d/.git (version-control data), d/id_rsa (a private key) (pack the archive without them: registries store it unchanged)");
     // A build has already unpacked the archive and recorded the same suspects.
     scene.tarball("e.tar", &[("e/.npmrc", b"_auth=x\n"), ("e/src/a.c", b"a")]);
     scene.source(r#""from": {"path": {"path": "e.tar"}}, "subdir": "e/src""#).await.unwrap();

@@ -80,7 +80,7 @@ impl Packed {
     pub(super) fn original(file: PathBuf, sha256: &str, size: u64) -> Result<Self> {
         let digest: Digest = format!("sha256:{sha256}")
             .parse()
-            .map_err(|_| FetchError::value("the digest of a source", sha256, "it is no sha256"))?;
+            .map_err(|_| FetchError::value("the digest of a source", sha256, "it is not a sha256"))?;
         let (diff_id, media_type) = (digest.clone(), media_type::SOURCE_FILE);
         Ok(Self::in_cache(file, Layer { digest, diff_id, size, media_type }))
     }
@@ -175,7 +175,7 @@ impl Fetcher {
             return self.cache.get_or_make(place, key, make).await;
         };
         if stored.note(annotations::IDENTITY)? != key {
-            return Err(stored.is_not("it says that it is another root file system").into());
+            return Err(stored.is_not("its annotations name another root file system").into());
         }
         let parts = [STORED, stored.layer.digest.as_str(), stored.note(annotations::DIFF_ID)?];
         let content = digest::of_parts(parts);
@@ -198,7 +198,7 @@ impl Fetcher {
     pub(super) async fn stored_package(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>> {
         match self.stored(kind, tag).await {
             Err(FetchError::Store(error @ StoreError::Untrusted(..))) if !self.is_offline() => {
-                tracing::warn!(%error, "the archive is asked instead");
+                tracing::warn!(%error, "falling back to the archive");
                 Ok(None)
             }
             found => found,

@@ -233,7 +233,7 @@ async fn a_stored_source_of_other_content_is_refused() {
         sites.keep_as(&spec, &sites.archive().0, &identity, Some("1.2")).await;
         let there = sites.fetcher("other-cache", true);
         let error = there.sources().identity(&spec).await.unwrap_err();
-        assert!(crate::error_chain(&error).contains("which the definition does not want"), "{error}");
+        assert!(crate::error_chain(&error).contains("which does not match the definition"), "{error}");
     }
 }
 

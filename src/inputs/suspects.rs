@@ -28,7 +28,7 @@ impl Sources<'_> {
         Ok(warning(
             spec,
             &known.credentials,
-            "take them out: builds get them, and a registry that keeps the source",
+            "remove them: builds can read them, and registries that store the source contain them",
         ))
     }
 
@@ -53,7 +53,7 @@ impl Sources<'_> {
             self.0.cache.write_record(RECORDS, &sha256, &suspects)?;
             suspects
         };
-        Ok(warning(spec, &suspects, "pack the archive without them: a registry keeps it as it is"))
+        Ok(warning(spec, &suspects, "pack the archive without them: registries store it unchanged"))
     }
 
     /// Returns the path of a local source, if it exists.

@@ -104,7 +104,7 @@ impl Net {
             Some(SecretSource::Secret(_)) => {
                 return Err(NetError::Options(
                     format!("site.yaml, host {}: clientKey", entry.host),
-                    format!("{program} takes keys from files only: mount the Secret, and name the file"),
+                    format!("{program} reads keys only from files: mount the Secret, and name the file"),
                 ));
             }
             Some(SecretSource::File(file)) => Some(file),
@@ -124,7 +124,7 @@ fn line(name: &str, value: &str) -> Result<String, NetError> {
     if value.contains(['"', '\\', ';']) || value.contains(char::is_control) {
         return Err(NetError::Options(
             format!("apt's option {name}"),
-            "its value holds a character that cannot be quoted there".to_owned(),
+            "its value contains a character that cannot be quoted in apt's configuration".to_owned(),
         ));
     }
     Ok(format!("{name} \"{value}\";"))

@@ -93,7 +93,7 @@ impl Net {
         let key = match entry.and_then(|entry| Some((&entry.host, entry.client_key.as_ref()?))) {
             Some((host, key)) => {
                 let read = self.0.secrets.read(key).await;
-                let what = format!("show the client certificate for {host}");
+                let what = format!("present the client certificate for {host}");
                 Some(read.map_err(|source| NetError::Secret(what, source))?)
             }
             None => None,
@@ -162,7 +162,7 @@ impl Net {
         }
         Err(NetError::Options(
             format!("site.yaml, host {host}: login"),
-            "the password would go over plain http; ask for it by https, or allow plainHttp".to_owned(),
+            "plain http would expose the password: use https, or allow plainHttp".to_owned(),
         ))
     }
 
@@ -216,7 +216,7 @@ fn target(response: &Response) -> Result<Option<Url>, NetError> {
     let Some(text) = response.headers().get(LOCATION).and_then(|value| value.to_str().ok()) else {
         return Ok(None);
     };
-    let to = response.url().join(text).map_err(|_| refused("its target is no address"))?;
+    let to = response.url().join(text).map_err(|_| refused("its target is not a URL"))?;
     if matches!(to.scheme(), "http" | "https") {
         Ok(Some(to))
     } else {
@@ -241,7 +241,7 @@ fn sent_on(mut request: Request, status: u16, to: Url) -> Result<Request, NetErr
     if request.url().origin() != to.origin() {
         // For example a refresh token, which a token server could redirect to any host.
         if request.body().is_some() {
-            return Err(refused("it leads to another host, which must not get what is sent"));
+            return Err(refused("its target is another host, which must not receive the request body"));
         }
         for name in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION] {
             request.headers_mut().remove(name);

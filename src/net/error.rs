@@ -10,7 +10,7 @@ use super::SecretError;
 pub enum NetError {
     /// `--offline` forbids the host (`host[:port]`), which nothing names. `who` describes the request and its origin.
     /// Permanent.
-    #[error("{who} needs {host}, which --offline forbids: nothing names it")]
+    #[error("{who} needs {host}, which --offline forbids: no configuration names it")]
     Offline { who: String, host: String },
     /// A certificate, key or proxy is unusable: name and reason. Permanent.
     #[error("{0}: {1}")]
@@ -40,8 +40,8 @@ impl NetError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Offline { host, .. } => Some(format!(
-                "if farrier may ask it, add `- host: {host}` to `hosts` in site.yaml; else let `mirrors` there lead to a \
-                 host of the site"
+                "if farrier may use it, add `- host: {host}` to `hosts` in site.yaml; otherwise map it to a \
+                 host of the site with `mirrors`"
             )),
             Self::Secret(_, source) => source.hint(),
             Self::Http(host, source) => connection_hint(connection_problem(source), host),
@@ -54,17 +54,18 @@ impl NetError {
 pub fn connection_hint(problem: ConnectionProblem, host: &str) -> Option<String> {
     Some(match problem {
         ConnectionProblem::Certificate => format!(
-            "if {host} has a certificate of your own authority, set --ca-file, or `caFile` of the host in site.yaml"
+            "if your own authority issued the certificate of {host}, set --ca-file, or `caFile` of the host \
+             in site.yaml"
         ),
         ConnectionProblem::CertificateTime => {
             format!("renew the certificate of {host}, or set this machine's clock")
         }
         ConnectionProblem::CertificateName => format!(
-            "ask for the host by a name that its certificate has, or give {host} a certificate with this name"
+            "use a host name that the certificate contains, or issue a certificate for {host} with this name"
         ),
         ConnectionProblem::ClientCertificate => format!(
-            "set `clientCertificate` and `clientKey` of {host} in site.yaml to a certificate that it accepts and that \
-             has not run out"
+            "set `clientCertificate` and `clientKey` of {host} in site.yaml to a certificate that it \
+             accepts and that has not expired"
         ),
         ConnectionProblem::NotTls | ConnectionProblem::Broken => return None,
     })

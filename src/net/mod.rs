@@ -53,7 +53,7 @@ pub struct NetOptions {
 
 /// Purpose of an access to a host, and the origin of its address.
 #[derive(Clone, Copy, Debug, Display)]
-#[display("{what}{}", sent_by.map(|host| format!(" (sent on by {host})")).unwrap_or_default())]
+#[display("{what}{}", sent_by.map(|host| format!(" (redirected by {host})")).unwrap_or_default())]
 pub struct Asker<'a> {
     /// Purpose: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
     pub what: &'a str,

@@ -49,10 +49,10 @@ pub enum SecretError {
     #[error("read Secret {0}: {words}", words = words(.1))]
     Api(String, Box<kube::Error>),
     /// The Secret (`namespace/name`) lacks the key. `known` lists its keys.
-    #[error("read Secret {secret}: it has no key {key:?}; it has {known}")]
+    #[error("read Secret {secret}: there is no key {key:?}; its keys: {known}")]
     NoKey { secret: String, key: String, known: String },
     /// A password or passphrase is not valid UTF-8.
-    #[error("read {0}: it is no text")]
+    #[error("read {0}: it is not text")]
     NotText(String),
 }
 
@@ -73,7 +73,8 @@ impl SecretError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::File(path, source) if source.kind() == io::ErrorKind::NotFound => Some(format!(
-                "put it at {}, or name another place in site.yaml; a relative path starts in the definitions directory",
+                "create {}, or name another path in site.yaml; relative paths start at the definitions \
+                 directory",
                 path.display()
             )),
             Self::Api(secret, error) => match error.as_ref() {
@@ -122,7 +123,7 @@ impl SecretReader {
         if size > MAX_SECRET {
             return Err(failed(io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("it has {size} bytes, and no secret has more than {MAX_SECRET}"),
+                format!("it has {size} bytes; the limit for secrets is {MAX_SECRET} bytes"),
             )));
         }
         tokio::fs::read(&path).await.map(Secret::from).map_err(failed)
@@ -212,7 +213,7 @@ mod tests {
         file.set_len(MAX_SECRET + 1).unwrap();
         assert!(reader(dir.path()).read_file(Path::new("large")).await.is_err());
         let error = Secret::from(vec![0xff]).text("the passphrase").unwrap_err();
-        assert_eq!(error.to_string(), "read the passphrase: it is no text");
+        assert_eq!(error.to_string(), "read the passphrase: it is not text");
     }
 
     #[tokio::test]

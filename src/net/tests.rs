@@ -24,11 +24,11 @@ fn what_the_site_names_may_be_asked() {
     let error = net.permit(&"cdn.example:443".parse().unwrap(), &asker).unwrap_err();
     insta::assert_snapshot!(
         error,
-        @"fetch blob x of y (sent on by r.example:443) needs cdn.example:443, which --offline forbids: nothing names it"
+        @"fetch blob x of y (redirected by r.example:443) needs cdn.example:443, which --offline forbids: no configuration names it"
     );
     insta::assert_snapshot!(
         error.hint().unwrap(),
-        @"if farrier may ask it, add `- host: cdn.example:443` to `hosts` in site.yaml; else let `mirrors` there lead to a host of the site"
+        @"if farrier may use it, add `- host: cdn.example:443` to `hosts` in site.yaml; otherwise map it to a host of the site with `mirrors`"
     );
     assert!(!error.is_transient());
     net.name_host("cdn.example".parse().unwrap());
@@ -69,7 +69,7 @@ async fn apt_is_told_of_proxies_and_certificates() {
     let error = net(SITE, true).permit_archives(archives, "suite x").unwrap_err();
     insta::assert_snapshot!(
         error,
-        @"apt for suite x needs near.example:80, which --offline forbids: nothing names it"
+        @"apt for suite x needs near.example:80, which --offline forbids: no configuration names it"
     );
     let offline = net(SITE, true).apt_reach([archives[0]]).await.unwrap();
     assert!(net(SITE, true).permit_archives([archives[0], archives[2]], "suite x").is_ok());
@@ -129,10 +129,13 @@ async fn git_is_told_how_its_host_is_reached() {
         [("https://git.example/x", "git.example:443"), ("ssh://git.example/x", "git.example:22")]
     {
         let error = told("{}", true, address).await.unwrap_err().to_string();
-        assert_eq!(error, format!("git for {host} needs {host}, which --offline forbids: nothing names it"));
+        assert_eq!(
+            error,
+            format!("git for {host} needs {host}, which --offline forbids: no configuration names it")
+        );
     }
     let login =
         r#"{"hosts": [{"host": "git.example", "login": {"user": "me", "password": {"file": "/none"}}}]}"#;
     let error = told(login, false, "http://git.example/x").await.unwrap_err().to_string();
-    assert!(error.contains("over plain http"), "{error}");
+    assert!(error.contains("plain http would expose the password"), "{error}");
 }

@@ -95,7 +95,7 @@ impl Trusted {
         let mut config = match (entry.map(|entry| &entry.client), key) {
             (Some(chain), Some(key)) if !chain.is_empty() => {
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| {
-                    format!("clientKey holds no unencrypted private key in PEM form ({error})")
+                    format!("clientKey contains no unencrypted private key in PEM form ({error})")
                 })?;
                 builder
                     .with_client_auth_cert(chain.clone(), key)
@@ -127,7 +127,7 @@ fn certificates(what: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>,
         found.push(certificate);
     }
     if found.is_empty() {
-        return Err(refused("holds no certificate in PEM form".to_owned()));
+        return Err(refused("contains no certificate in PEM form".to_owned()));
     }
     Ok(found)
 }
@@ -145,7 +145,7 @@ mod tests {
         std::fs::write(&file, "hello").unwrap();
         let error = read().unwrap();
         assert!(
-            error.starts_with("CA file ") && error.ends_with("holds no certificate in PEM form"),
+            error.starts_with("CA file ") && error.ends_with("contains no certificate in PEM form"),
             "{error}"
         );
         let host = r#"{"host": "r.example", "clientCertificate": "ca.pem"}"#;

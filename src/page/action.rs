@@ -109,16 +109,18 @@ pub fn foresee_cell(action: Action, planned: &PlannedCell) -> Result<Vec<String>
         (Action::Retry, Outcome::HeldBack { cell, at, message }) => Ok(vec![
             format!("It failed at {at:.0}: {message}"),
             format!(
-                "That is forgotten. The next pass builds it again from the same inputs, and publishes it as {} if that succeeds.",
+                "The failure is forgotten. The next reconcile builds the image again from the same inputs, and publishes it as {} \
+                 on success.",
                 cell.reference
             ),
         ]),
         (Action::Prebuild, Outcome::Build { cell, .. }) => {
-            let first = format!("It is built now, checked, and published as {}.", cell.reference);
+            let first =
+                format!("farrier builds and checks the image now, and publishes it as {}.", cell.reference);
             let needs = cell.needs.iter().map(|need| format!("It is compiled against {need}."));
             Ok(std::iter::once(first).chain(needs).collect())
         }
-        (_, outcome) => Err(format!("nothing is to be done: the cell is {}", outcome.phase().as_str())),
+        (_, outcome) => Err(format!("nothing to do: the cell is {}", outcome.phase().as_str())),
     }
 }
 
@@ -133,9 +135,10 @@ pub fn foresee_pause(changes: &[Change]) -> Vec<String> {
     let says =
         paused.map(|value| format!("The annotation {PAUSED_ANNOTATION} of {object} becomes {value:?}."));
     let then = if paused.is_some_and(|value| value != "false") {
-        "From then on farrier writes nothing else to it: no image, no restart, no return to the image before. What runs there stays, and builds go on."
+        "While it is paused, farrier writes nothing else to it: no image, no restart, no rollback. Running pods stay, and builds continue."
     } else {
-        "The next pass decides anew and sets the image that is due, also where one was put back, failed, or was changed by another writer."
+        "The next reconcile decides again and sets the planned image, even if an image was put back, failed, or was changed by \
+         another writer."
     };
     says.into_iter().chain([then.to_owned()]).collect()
 }
@@ -152,9 +155,11 @@ pub fn foresee_rolled(rolled: &[Rolled]) -> Result<Vec<String>, String> {
         }));
     }
     if !rolled.iter().any(|rolled| rolled.written && rolled.failed.is_none()) {
-        says.insert(0, "nothing is to be put back".to_owned());
+        says.insert(0, "nothing to put back".to_owned());
         return Err(says.join("; "));
     }
-    says.push("farrier leaves it so until another image is due, or until it is resumed.".to_owned());
+    says.push(
+        "farrier leaves it unchanged until another image is planned, or until it is resumed.".to_owned(),
+    );
     Ok(says)
 }

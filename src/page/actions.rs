@@ -129,18 +129,18 @@ impl Actions {
         form: &[u8],
     ) -> Result<String, Refusal> {
         if !is_of_this_page(headers) {
-            return Err(forbidden("only a page of this farrier may ask for that"));
+            return Err(forbidden("only a page of this farrier may request this action"));
         }
         if !is_form(headers) {
-            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "this is no form\n".to_owned()));
+            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not a form\n".to_owned()));
         }
         let (preview, person, seen) = self.preview(headers, facts, form).await?;
         self.parts.may_write().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, error_chain(&why)))?;
         if preview.seen != seen {
-            return Err(conflict("what would happen is not what was shown: go back, and look again"));
+            return Err(conflict("the effect has changed since it was shown: go back and review it again"));
         }
         let Preview { action, of, back, .. } = preview;
-        tracing::info!(person, action = <&str>::from(action), of, "asked for on the page");
+        tracing::info!(person, action = <&str>::from(action), of, "action requested on the page");
         let done = self.carry_out(facts, definitions, action, &of).await;
         self.asked.notify_one();
         done.map_err(conflict)?;
@@ -157,7 +157,7 @@ impl Actions {
         }
         let (Some(kube), Some(token)) = (&self.kube, bearer(headers)) else {
             return Err(forbidden(
-                "actions need a port of the loopback device, under its own name, or a bearer token that the cluster accepts",
+                "actions require a port on the loopback interface, under its own name, or a bearer token that the cluster accepts",
             ));
         };
         let _turn = self.reviews.acquire().await;
@@ -165,7 +165,7 @@ impl Actions {
             Ok(Ok(Some(person))) => Ok(person),
             Ok(Ok(None)) => Err(forbidden("the cluster does not accept the bearer token")),
             Ok(Err(error)) => Err(forbidden(error_chain(&error))),
-            Err(_) => Err(forbidden("the cluster did not say in time who this is")),
+            Err(_) => Err(forbidden("the cluster did not review the bearer token in time")),
         }
     }
 
@@ -220,7 +220,7 @@ impl Actions {
         self.asked.notify_one();
         let snapshot = snapshot.map_err(|error| error_chain(&error))?;
         let changes = plan::pause(&snapshot, of, action == Action::Pause).map_err(|why| why.to_string())?;
-        let nothing = || format!("nothing is to be done: {of} stands so already");
+        let nothing = || format!("nothing to do: {of} is already in this state");
         if changes.is_empty() { Err(nothing()) } else { Ok(changes) }
     }
 
@@ -258,13 +258,14 @@ impl Actions {
         definitions: &Definitions,
     ) -> Result<(), String> {
         let turn = Arc::clone(&self.builds).try_acquire_owned();
-        let turn =
-            turn.map_err(|_| "another image is being built for this page: wait for its end".to_owned())?;
+        let turn = turn.map_err(|_| {
+            "another image is being built for this page: wait until it is finished".to_owned()
+        })?;
         let parts = Parts { definitions: definitions.clone(), ..self.parts.clone() };
         let (this, image, target) = (Arc::clone(self), image.clone(), target.clone());
         tokio::spawn(async move {
             if let Err(error) = Box::pin(build_one(&parts, &image, &target, true, false)).await {
-                tracing::warn!(%image, %target, error = error_chain(&error), "not prebuilt");
+                tracing::warn!(%image, %target, error = error_chain(&error), "prebuild failed");
             }
             this.asked.notify_one();
             drop(turn);

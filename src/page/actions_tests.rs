@@ -165,7 +165,7 @@ async fn others_see_no_buttons_and_are_refused() {
         assert!(status == 200 && !cell.contains("do?what"), "{cell}");
         let address = format!("/do?what=retry&of={}", served.cell);
         let (status, said) = served.ask("GET", &address, headers, "").await;
-        assert!(status == 403 && said.contains("actions need a port of the loopback device"), "{said}");
+        assert!(status == 403 && said.contains("actions require a port on the loopback interface"), "{said}");
     }
     // Without the option there are no routes for actions.
     let page = PageServer::new(served.bench.parts.clone(), None);
@@ -204,7 +204,10 @@ async fn a_prebuild_publishes_the_image() {
     let served = Served { bench, page, cell, _directory: tempfile::tempdir().unwrap() };
     let address = format!("/do?what=prebuild&of={}", served.cell);
     let (status, shown) = served.ask("GET", &address, &[HERE], "").await;
-    assert!(status == 200 && shown.contains("It is built now, checked, and published as "), "{shown}");
+    assert!(
+        status == 200 && shown.contains("farrier builds and checks the image now, and publishes it as "),
+        "{shown}"
+    );
     let form = format!("what=prebuild&of={}&seen={}", served.cell, seen(&shown));
     let (status, done) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
     assert_eq!(status, 303, "{done}");

@@ -106,7 +106,7 @@ impl Fleet<'_> {
         };
         let report = image.as_ref().and_then(|image| image.report.clone());
         let no_report = image.as_ref().filter(|_| report.is_none());
-        let no_report = no_report.map(|_| "there is none beside the image".to_owned());
+        let no_report = no_report.map(|_| "the image has none".to_owned());
         let (reason, hint) = entry.reason_and_hint();
         let row = &entry.row;
         let mut facts = Vec::new();
@@ -134,8 +134,8 @@ impl Fleet<'_> {
         if let Some(activity) = entry.activity {
             facts.extend((activity.attempts > 0).then(|| fact("Attempts", activity.attempts)));
             facts
-                .extend(activity.took.map(|took| fact("The last one took", format!("{} s", took.as_secs()))));
-            facts.extend(activity.next_retry.map(|at| fact("Tried again", format!("{at:.0}"))));
+                .extend(activity.took.map(|took| fact("Last attempt took", format!("{} s", took.as_secs()))));
+            facts.extend(activity.next_retry.map(|at| fact("Next retry", format!("{at:.0}"))));
         }
         facts.extend(
             (!row.announced_by.is_empty()).then(|| fact("Announced by", row.announced_by.join(", "))),
@@ -197,7 +197,7 @@ impl Fleet<'_> {
             .flat_map(|(object, record)| record.0.iter().map(move |(field, record)| (object, field, record)));
         let of_image = fields.filter(|(_, _, record)| text(&record.set).contains(digest.as_str()));
         of_image.take(REPLACED).map(|(object, field, record)| {
-            fact("Took the place of", format!("{} ({object}, {field})", text(&record.replaced)))
+            fact("Replaced", format!("{} ({object}, {field})", text(&record.replaced)))
         })
     }
 
@@ -217,7 +217,7 @@ impl Fleet<'_> {
         facts.extend(node.announces.as_ref().map(|release| fact("Announces", release)));
         let next = planned.and_then(|planned| planned.next.as_deref());
         facts.extend(next.map(|next| fact("Next kernel", &next.kernel)));
-        facts.extend(unused.as_ref().map(|why| fact("Announcement not used", why)));
+        facts.extend(unused.as_ref().map(|why| fact("Ignored announcement", why)));
         facts.extend(own.iter().map(|own| fact("Own driver", format!("{}: {own}", own.image))));
         facts.extend(turns.iter().map(|(upgrade, turn)| {
             let since =
@@ -247,7 +247,7 @@ impl Fleet<'_> {
 fn signature(standing: &Standing) -> Answer {
     let (word, class, why) = match standing {
         Standing::Signed => ("signed", "ok", "with a key of this site"),
-        Standing::NoKeys => ("not looked at", "off", "site.yaml names no key"),
+        Standing::NoKeys => ("not checked", "off", "site.yaml has no key"),
         Standing::Refused(why) => ("not signed", "bad", why.as_str()),
     };
     Answer { word, class, why: why.to_owned() }
@@ -266,7 +266,7 @@ fn compared(
         Some(cell) => {
             (format!("{} for {}", cell.image, cell.target), Some(cell_link(&cell.image, &cell.target)))
         }
-        None => ("the image that has its name".to_owned(), None),
+        None => ("the image under its tag".to_owned(), None),
     };
     let then = found.as_ref().ok().and_then(|found| found.parts.clone());
     let planned_then = || cell.as_ref().and_then(|cell| cell.outcome.cell()).map(|cell| planned_parts(cell));
@@ -333,8 +333,8 @@ pub struct NodeImage {
 fn may_boot(planned: &PlannedNode) -> Answer {
     let (word, class) = match planned.may_boot {
         MayBoot::Ready => ("ready", "ok"),
-        MayBoot::NoDriver => ("no driver is called for", "ok"),
-        MayBoot::Unknown => ("not known", "warn"),
+        MayBoot::NoDriver => ("no driver needed", "ok"),
+        MayBoot::Unknown => ("unknown", "warn"),
         MayBoot::Wait => ("wait", "wait"),
     };
     let why = planned.next.as_ref().map(|next| why_not(next)).unwrap_or_default();

@@ -186,7 +186,7 @@ impl Facts {
         names.for_each(|nodes| nodes.sort_unstable_by(|a, b| natural(a, b)));
         let left = plan.left_alone.iter().map(|left| (format!("left alone: {}", left.why), &left.node));
         let unused = plan.unused_announcements.iter();
-        let unused = unused.map(|unused| (format!("announcement not used: {}", unused.why), &unused.node));
+        let unused = unused.map(|unused| (format!("ignored announcement: {}", unused.why), &unused.node));
         for (why, node) in left.chain(unused) {
             facts.aside.entry(why).or_default().add(node);
         }

@@ -276,7 +276,7 @@ impl<'a> Fleet<'a> {
                 ([first, ..], 1) => format!("node {first}"),
                 (_, count) => format!("{count} nodes"),
             };
-            let (state, class, hint) = ("left out", "warn", String::new());
+            let (state, class, hint) = ("left alone", "warn", String::new());
             problems.push(Problem { state, class, subject, link: None, more: 0, reason: why.clone(), hint });
         }
         problems
@@ -315,7 +315,7 @@ impl<'a> Fleet<'a> {
             let doubt = next.doubt.as_ref().map(|why| MissingImage {
                 image: String::new(),
                 link: None,
-                state: "not known",
+                state: "unknown",
                 class: "warn",
                 why: why.to_string(),
             });

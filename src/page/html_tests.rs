@@ -259,7 +259,7 @@ fn story() -> Vec<(String, String)> {
         title: format!("put back: {object}"),
         says: vec![
             format!("DaemonSet {object}, driver: put back: {} -> {}", image("a"), image("c")),
-            "farrier leaves it so until another image is due, or until it is resumed.".to_owned(),
+            "farrier leaves it unchanged until another image is planned, or until it is resumed.".to_owned(),
         ],
         seen: "0123456789abcdef".to_owned(),
         back: "rollouts.html".to_owned(),

@@ -140,7 +140,7 @@ impl RolloutsPage {
                 said.extend(ends.map(|ends| fact("Time left", left(ends))));
             }
             let changes = rollout.changes.iter().map(Change::object);
-            said.extend(changes.map(|object| fact("Is changed", object)));
+            said.extend(changes.map(|object| fact("Changes", object)));
             let failed = facts.failed_rewrites.get(&rollout.target);
             said.extend(failed.map(|error| fact("The last rewrite failed", error)));
             let fields = match facts.record_of(&rollout.target) {

@@ -68,8 +68,8 @@ const AGES: Duration = Duration::from_mins(1);
 const FOLLOWS: Duration = Duration::from_millis(500);
 /// End of a growing log for a viewer above [`VIEWERS`].
 const NOT_FOLLOWED: &[u8] =
-    b"\n[farrier: the build goes on. Too many viewers are told of it already: reload for the rest.]\n";
-/// Timeout for reading an image from the registry.
+    b"\n[farrier: the build continues. Too many viewers follow it already: reload for the rest.]\n";
+/// How long a page waits for what the registry has of an image.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves the pages of the newest reconcile.
@@ -241,7 +241,7 @@ fn filter(query: &str) -> Filter {
 
 async fn answer(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
     guarded(match page.shown() {
-        None => (StatusCode::SERVICE_UNAVAILABLE, "no pass has been made yet\n").into_response(),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "no reconcile has finished yet\n").into_response(),
         Some(shown) => match Arc::clone(&page).find(shown, headers, uri).await {
             Ok(Answer::Page(kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
             Ok(Answer::Log(path)) => log(path, Arc::clone(&page.viewers).try_acquire_owned().ok()).await,
@@ -252,8 +252,8 @@ async fn answer(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Ur
 }
 
 fn no_page(error: &HtmlError) -> Response {
-    tracing::error!(error = error_chain(error), "no page");
-    (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n").into_response()
+    tracing::error!(error = error_chain(error), "page not rendered");
+    (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered\n").into_response()
 }
 
 /// Shows the effects of an action for confirmation.
@@ -290,8 +290,8 @@ async fn act(State(page): State<Arc<PageServer>>, headers: HeaderMap, body: Body
 async fn form(body: Body) -> Result<Bytes, (StatusCode, &'static str)> {
     match tokio::time::timeout(FORM_TIME, to_bytes(body, FORM)).await {
         Ok(Ok(form)) => Ok(form),
-        Ok(Err(_)) => Err((StatusCode::PAYLOAD_TOO_LARGE, "the form is too long, or did not come whole\n")),
-        Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the form did not come in time\n")),
+        Ok(Err(_)) => Err((StatusCode::PAYLOAD_TOO_LARGE, "the form is too long or incomplete\n")),
+        Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the form did not arrive in time\n")),
     }
 }
 
@@ -329,7 +329,7 @@ async fn log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Response {
         Ok::<_, io::Error>((file.take(there), LogReader::open(&path, there)?))
     };
     let Ok((there, reader)) = open.await else {
-        return (StatusCode::NOT_FOUND, "the log is not in the cache any more\n").into_response();
+        return (StatusCode::NOT_FOUND, "the log is no longer in the cache\n").into_response();
     };
     let rest = futures::stream::unfold(Some((reader, viewer)), |following| async {
         let (mut reader, viewer) = following?;

@@ -72,7 +72,7 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
         let plan = fleet.plan();
         cell_link(&plan.cells[0].image, &plan.cells[0].target)
     };
-    assert!(ask(address, "GET", &format!("/{cell}")).await.1.contains("Nodes that wait for it"));
+    assert!(ask(address, "GET", &format!("/{cell}")).await.1.contains("Nodes that wait for this image"));
     let log = format!("/{}", cell.replace(".html", ".txt"));
     assert_eq!(ask(address, "GET", &log).await.0, 404);
     let logs = bench.parts.cache.root().join("logs");
@@ -194,7 +194,7 @@ async fn a_build_is_followed_while_it_runs() {
     // A viewer above the limit is told that the log continues.
     let taken = Arc::clone(&page.viewers).try_acquire_many_owned(VIEWERS.try_into().unwrap()).unwrap();
     let ended = text(format!("/{}", cell_link(&image, &target).replace(".html", ".txt"))).await;
-    assert!(ended.starts_with("  CC [M]  a.o\n") && ended.contains("the build goes on"), "{ended}");
+    assert!(ended.starts_with("  CC [M]  a.o\n") && ended.contains("the build continues"), "{ended}");
     drop(taken);
     let followed = get(format!("/{}", cell_link(&image, &target).replace(".html", ".txt"))).await;
     let mut lines = followed.into_body().into_data_stream();

@@ -186,7 +186,7 @@ impl TargetError {
         known: impl IntoIterator<Item = &'a crate::image::ImageName>,
     ) -> Self {
         let known: Vec<String> = known.into_iter().map(ToString::to_string).collect();
-        let message = format!("no driver image is named {name}; there is {}", known.join(", "));
+        let message = format!("no driver image is named {name}; known: {}", known.join(", "));
         Self::finding(FindingKind::Usage, message, None)
     }
 
@@ -263,7 +263,7 @@ impl TargetError {
     pub fn hint(&self) -> Option<String> {
         self.own_hint().or_else(|| {
             (!self.has_words_of_a_step() && is_full_disk(self))
-                .then(|| "the disk is full: free some room; nothing incomplete was left".to_owned())
+                .then(|| "the disk is full: free some space; no incomplete files were left".to_owned())
         })
     }
 
@@ -277,7 +277,7 @@ impl TargetError {
             Self::Finding(finding) => finding.hint.clone(),
             Self::Skipped(_, SkipReason::Need { need, why: NeedReason::NotPublished { .. } }) => {
                 Some(format!(
-                    "build {need} with --push first, or build with --push: then what is needed is built before"
+                    "build {need} with --push first, or pass --push: farrier then builds the needed images first"
                 ))
             }
             Self::Cluster(error) => error.hint(),
@@ -289,7 +289,7 @@ impl TargetError {
             Self::Payload(error) => error.hint(),
             Self::Need { error, .. } => error.hint(),
             Self::Outdated(_) => Some(
-                "run again: it is planned with what is there now; a running loop does so by itself"
+                "run again to plan with the current inputs; a running controller does so automatically"
                     .to_owned(),
             ),
             _ => None,

@@ -29,7 +29,7 @@ where
         let delay = if error.is_transient() { retry_delay(attempt) } else { None };
         let Some(delay) = delay else { return Err(error) };
         attempt += 1;
-        tracing::warn!(what, attempt, ?delay, error = %error_chain(&error), "transient fault, trying again");
+        tracing::warn!(what, attempt, ?delay, error = %error_chain(&error), "transient fault, retrying");
         tokio::select! {
             () = cancel.cancelled() => return Err(TargetError::Cancelled),
             () = tokio::time::sleep(delay) => {}

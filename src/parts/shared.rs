@@ -125,7 +125,7 @@ impl Parts {
     pub(crate) async fn make_room(&self) {
         let (cache, quotas) = (self.cache.clone(), self.definitions.site.storage);
         if let Err(error) = blocking(move || cache.make_room(&quotas)).await {
-            tracing::warn!(error = %error_chain(&error), "the cache was not tidied up");
+            tracing::warn!(error = %error_chain(&error), "the cache could not be cleaned up");
         }
     }
 
@@ -149,7 +149,7 @@ impl Parts {
     /// Waits until this process may write. Fails on cancellation.
     pub(crate) async fn until_writable(&self) -> Result<()> {
         while let Err(fenced) = self.may_write() {
-            tracing::debug!(%fenced, "waits to publish");
+            tracing::debug!(%fenced, "waiting to publish");
             let wait = tokio::time::sleep(FENCE_LOOKS);
             self.cancel.run_until_cancelled(wait).await.ok_or(TargetError::Cancelled)?;
         }
@@ -330,7 +330,7 @@ async fn fetch_small(
         return Err(TargetError::Registry(RegistryError::Protocol {
             host: registry.describe(),
             action: format!("fetch {what} {repository}@{}", blob.digest),
-            reason: format!("it has {} bytes, at most {MAX_DOCUMENT} are read", blob.size),
+            reason: format!("it has {} bytes, more than the limit of {MAX_DOCUMENT} bytes", blob.size),
         }));
     }
     let work = cache.scratch()?;

@@ -207,7 +207,8 @@ mod tests {
         let error = second.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "decompress module m.ko.zst: stopped after 1179648 bytes of it: the modules of one check may have 4194304 bytes together"
+            "decompress module m.ko.zst: stopped after 1179648 bytes: the limit for all modules of one \
+             check is 4194304 bytes"
         );
         assert!(error.is_permanent() && !error.is_of_deadline());
         assert!(error.hint().unwrap().contains("strip --strip-debug"));
@@ -221,7 +222,7 @@ mod tests {
         let error = outcome.unwrap_err();
         assert_eq!(
             error.to_string(),
-            "decompress module m.ko.zst: stopped after 131072 bytes of it: the deadline of 1m is over"
+            "decompress module m.ko.zst: stopped after 131072 bytes: the deadline of 1m has passed"
         );
         assert!(error.is_permanent() && error.is_of_deadline());
         assert!(error.hint().unwrap().contains("build.deadline"));

@@ -54,7 +54,7 @@ impl Entrypoint {
         if self.arch == wanted {
             return Ok(());
         }
-        let why = format!("it is for {}, and one for {wanted} is wanted", self.arch);
+        let why = format!("it is for {}, not for {wanted}", self.arch);
         Err(PayloadError::Unfit(self.path.clone(), why))
     }
 
@@ -84,7 +84,7 @@ impl Entrypoint {
 
 /// Returns the architecture of a statically linked program.
 fn static_program(bytes: &[u8]) -> Result<Architecture, &'static str> {
-    const NO_PROGRAM: &str = "it is no 64-bit ELF program";
+    const NO_PROGRAM: &str = "it is not a 64-bit ELF program";
     let header = elf::FileHeader64::<Endianness>::parse(bytes).map_err(|_| NO_PROGRAM)?;
     let endian = header.endian().map_err(|_| NO_PROGRAM)?;
     if ![elf::ET_EXEC, elf::ET_DYN].contains(&header.e_type(endian)) {
@@ -95,7 +95,7 @@ fn static_program(bytes: &[u8]) -> Result<Architecture, &'static str> {
         return Err(NO_PROGRAM);
     }
     if segments.iter().any(|segment| segment.p_type(endian) == elf::PT_INTERP) {
-        return Err("it is linked dynamically, and a base need not have its loader and libraries");
+        return Err("it is linked dynamically, and a runtime base may lack its loader and libraries");
     }
     match header.e_machine(endian) {
         elf::EM_X86_64 => Ok(Architecture::Amd64),
@@ -171,17 +171,17 @@ mod tests {
             let text = error.to_string();
             text.split_once("driver-entrypoint: ").unwrap().1.to_owned()
         };
-        assert_eq!(said(b"#!/bin/sh\n"), "it is no 64-bit ELF program");
-        assert_eq!(said(&elf_program(62, 1)[..80]), "it is no 64-bit ELF program");
+        assert_eq!(said(b"#!/bin/sh\n"), "it is not a 64-bit ELF program");
+        assert_eq!(said(&elf_program(62, 1)[..80]), "it is not a 64-bit ELF program");
         assert_eq!(
             said(&elf_program(62, 3)),
-            "it is linked dynamically, and a base need not have its loader and libraries"
+            "it is linked dynamically, and a runtime base may lack its loader and libraries"
         );
         assert_eq!(said(&elf_program(3, 1)), "it is for an architecture that farrier does not know");
         let arm = read(&elf_program(183, 1)).unwrap();
         assert!(arm.runs_on(Architecture::Arm64).is_ok());
         let error = arm.runs_on(Architecture::Amd64).unwrap_err().to_string();
-        assert!(error.ends_with("it is for arm64, and one for amd64 is wanted"), "{error}");
+        assert!(error.ends_with("it is for arm64, not for amd64"), "{error}");
     }
 
     #[test]

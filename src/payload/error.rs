@@ -33,7 +33,7 @@ pub enum PayloadError {
     #[error("payload entry {0:?} is neither a file, a directory nor a symbolic link")]
     Kind(PathBuf),
     /// Two entries have the same path on a usr-merged base.
-    #[error("payload entries {first:?} and {second:?} would both be {place:?} on the usr-merged base")]
+    #[error("payload entries {first:?} and {second:?} have the same path {place:?} on the usr-merged base")]
     Conflict { first: PathBuf, second: PathBuf, place: PathBuf },
     /// A top-level `lib`, `bin`, ... is neither a directory nor the base's link.
     #[error("payload entry {0:?} would replace the link of the usr-merged base")]
@@ -45,13 +45,13 @@ pub enum PayloadError {
     #[error("its layer cannot be unpacked")]
     Unpack(#[from] UnpackError),
     /// A published payload has properties that unpacking loses, such as a sticky bit.
-    #[error("its layer holds what is lost when it is unpacked")]
+    #[error("its layer has file properties that unpacking loses")]
     Lossy,
     /// A published payload has no module directory for the kernel.
     #[error("it has no directory lib/modules/{0}")]
     NoModules(KernelRelease),
     /// A published payload already has files for the other kernel.
-    #[error("it holds {} already", .0.display())]
+    #[error("it already contains {}", .0.display())]
     Occupied(PathBuf),
     /// A published payload names its kernel outside of the module directory.
     #[error("its {0} names kernel {1}")]
@@ -63,7 +63,7 @@ pub enum PayloadError {
     #[error("layer {number} of the image archive is {found}, but its configuration says {wanted}")]
     DiffId { number: usize, found: String, wanted: String },
     /// The modules of an image exceed the size limit.
-    #[error("modules of the image archive have more than {0} bytes")]
+    #[error("modules of the image archive are larger than {0} bytes")]
     TooLarge(u64),
     /// `driver-entrypoint` is missing or cannot be read.
     #[error("read driver-entrypoint at {0}")]
@@ -73,12 +73,13 @@ pub enum PayloadError {
     Unfit(PathBuf, String),
     /// The modules of one check exceed its byte budget.
     #[error(
-        "decompress module {}: stopped after {bytes} bytes of it: the modules of one check may have {limit} bytes together",
+        "decompress module {}: stopped after {bytes} bytes: the limit for all modules of one check is \
+         {limit} bytes",
         .module.display()
     )]
     DecompressionBytes { module: PathBuf, bytes: u64, limit: u64 },
     /// The build steps and the decompression of modules exceed the deadline.
-    #[error("decompress module {}: stopped after {bytes} bytes of it: the deadline of {deadline} is over", .module.display())]
+    #[error("decompress module {}: stopped after {bytes} bytes: the deadline of {deadline} has passed", .module.display())]
     DecompressionTime { module: PathBuf, bytes: u64, deadline: Period },
     /// A module cannot be signed.
     #[error("sign module {}", .0.display())]
@@ -96,23 +97,23 @@ impl PayloadError {
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::Missing(..) => {
-                "let the template install the tree below /out, or correct `exposes` in the definition"
+                "make the template install the tree below /out, or correct `exposes` in the definition"
             }
-            Self::Link { .. } => "let the template link to a place inside the payload, or copy the target",
-            Self::Merged(_) => "let the template install it below /out/usr instead",
-            Self::Conflict { .. } | Self::HidesBase(_) => "let the template install below /out/usr instead",
+            Self::Link { .. } => "make the template link to a path inside the payload, or copy the target",
+            Self::Merged(_) => "make the template install it below /out/usr instead",
+            Self::Conflict { .. } | Self::HidesBase(_) => "make the template install below /out/usr instead",
             Self::Entrypoint(..) | Self::Unfit(..) => {
                 "build it for the kernel's architecture with `cargo build --profile entrypoint` in crates/driver-entrypoint/ \
-                 (ci/arm64 does on amd64), and put it beside farrier, another machine's as driver-entrypoint-ARCHITECTURE, or \
-                 name it with --entrypoint"
+                 (on amd64, ci/arm64 builds it for arm64), and put it next to farrier, as driver-entrypoint-ARCHITECTURE for \
+                 another architecture, or name it with --entrypoint"
             }
             Self::DecompressionBytes { .. } => {
-                "let the template remove the modules' debug information (strip --strip-debug), or install the modules without \
-                 compression; a few kB that hold a GiB are no module"
+                "make the template strip the modules' debug information (strip --strip-debug), or install \
+                 the modules without compression; a few kB that decompress to a GiB are not a module"
             }
             Self::DecompressionTime { .. } => {
-                "raise build.deadline in the definition: the steps and the decompression of the modules share it; or let the \
-                 template install the modules without compression"
+                "raise build.deadline in the definition: the steps and the decompression of the modules \
+                 share it; or make the template install the modules without compression"
             }
             Self::Signing(_, source) => return source.hint(),
             _ => return None,

@@ -187,14 +187,15 @@ fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<()> {
     let target = fs::read_link(&place)?;
     let refuse = |why| PayloadError::Link { link: Path::new("/").join(link), target: target.clone(), why };
     let parent = link.parent().unwrap_or(Path::new(""));
-    let meant = links::target_of(parent, &target).ok_or_else(|| refuse("it leads out of the payload"))?;
+    let meant =
+        links::target_of(parent, &target).ok_or_else(|| refuse("its target is outside the payload"))?;
     let is_there = |path: &Path| fs::symlink_metadata(payload.join(path)).is_ok();
     let meant = match meant.strip_prefix(OUT) {
         Ok(below) if target.is_absolute() && !is_there(&meant) && is_there(below) => below.to_owned(),
         _ => meant,
     };
     if exposed.iter().any(|path| path == link) && !exposed.iter().any(|path| meant.starts_with(path)) {
-        return Err(refuse("it is exposed, and what it leads to is not"));
+        return Err(refuse("the link is exposed, but its target is not"));
     }
     if target.is_absolute() {
         fs::remove_file(&place)?;

@@ -150,7 +150,7 @@ async fn the_certificate_must_be_the_keys_and_its_age_is_said() {
     assert_eq!(certificate.warning(now), None);
     let day = jiff::SignedDuration::from_hours(48);
     assert!(certificate.warning(now + day).unwrap().contains("expired at"));
-    assert!(certificate.warning(now - day).unwrap().contains("is valid from"));
+    assert!(certificate.warning(now - day).unwrap().contains("is not valid before"));
     key(&other, RSA_2048).await;
     fs::copy(other.path("c.pem"), ours.path("c.pem")).unwrap();
     let spec = site::ModuleSigning {

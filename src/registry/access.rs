@@ -112,35 +112,36 @@ pub fn hint(error: &RegistryError) -> Option<String> {
             let problem = connection_problem(source.as_ref());
             Some(match problem {
                 ConnectionProblem::NotTls => format!(
-                    "plain HTTP is only used for loopback; add --insecure-registry {host} if it is meant"
+                    "plain HTTP is only used for loopback; pass --insecure-registry {host} to allow it"
                 ),
                 problem => connection_hint(problem, host).unwrap_or_else(|| {
-                    format!("check that the registry runs and that {host} is its address")
+                    format!("check that the registry is running and that {host} is its address")
                 }),
             })
         }
         RegistryError::Denied { host, .. } => Some(format!(
-            "docker login {host}, with a user who may do this, or check the name of the repository"
+            "run `docker login {host}` as a user with this permission, or check the name of the repository"
         )),
         RegistryError::TokenServer { host, realm, .. } => {
             let server = realm.split_once("://").map_or(realm.as_str(), |(_, server)| server);
             Some(format!(
                 "if this is the token server of {host}, add `{{host: {host:?}, tokenServers: [{server:?}]}}` to `hosts` in site.yaml; \
-                 else someone may have changed what {host} answers"
+                 otherwise someone may have tampered with the responses of {host}"
             ))
         }
         RegistryError::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
-            Some("free some space; nothing incomplete was left".to_owned())
+            Some("free some space; no partial files were left".to_owned())
         }
         RegistryError::NoDeletion { host, .. } => Some(format!(
-            "allow deletion at {host}: in docker-registry (distribution) with REGISTRY_STORAGE_DELETE_ENABLED=true or \
-             `storage: {{delete: {{enabled: true}}}}`, in others by their own settings"
+            "allow deletion at {host}: for docker-registry (distribution), set \
+             REGISTRY_STORAGE_DELETE_ENABLED=true or `storage: {{delete: {{enabled: true}}}}`; for others, \
+             see their documentation"
         )),
         RegistryError::Digest { .. } => {
-            Some("the registry, or a proxy before it, alters or mixes up content".to_owned())
+            Some("the registry, or a proxy in front of it, returns altered or mixed-up content".to_owned())
         }
         RegistryError::Server { host, .. } => {
-            Some(format!("see the log of the registry at {host}; it was asked several times"))
+            Some(format!("check the log of the registry at {host}; several retries failed"))
         }
         error => net_error(error).and_then(NetError::hint),
     }
@@ -162,12 +163,12 @@ mod tests {
         assert!(!unknown_issuer.is_transient());
         insta::assert_snapshot!(
             hint(&unknown_issuer).unwrap(),
-            @"if r.example:5000 has a certificate of your own authority, set --ca-file, or `caFile` of the host in site.yaml"
+            @"if your own authority issued the certificate of r.example:5000, set --ca-file, or `caFile` of the host in site.yaml"
         );
         let plain = wrap(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType));
         insta::assert_snapshot!(
             hint(&plain).unwrap(),
-            @"plain HTTP is only used for loopback; add --insecure-registry r.example:5000 if it is meant"
+            @"plain HTTP is only used for loopback; pass --insecure-registry r.example:5000 to allow it"
         );
         let refused = unreachable(io::Error::from(io::ErrorKind::ConnectionRefused));
         assert!(refused.is_transient());

@@ -51,7 +51,7 @@ impl Keyring {
             Ok(Some(Credential::Password { user, password })) => Some((user, password)),
             Ok(Some(Credential::IdentityToken(_)) | None) => None,
             Err(reason) => {
-                tracing::warn!(host, reason, "credentials cannot be used; pulling without");
+                tracing::warn!(host, reason, "cannot use the credentials; pulling without credentials");
                 None
             }
         }
@@ -94,7 +94,7 @@ impl Keyring {
                 let what = format!("Secret {name}");
                 let found = self.secrets.read_all(name).await.map_err(|error| chain(&error))?;
                 let Some(text) = found.get(PULL_SECRET_KEY) else {
-                    return Err(format!("{what} has no key {PULL_SECRET_KEY}: it is no pull secret"));
+                    return Err(format!("{what} has no key {PULL_SECRET_KEY}: it is not a pull secret"));
                 };
                 (what, Ok(text.clone()))
             }

@@ -69,6 +69,6 @@ pub(crate) async fn join(
         pause_before(attempt).await;
         registry.push_manifest(repository, &version, kind, bytes).await?;
     }
-    let reason = format!("what is added is gone again, {MAX_TRIES} times: others write it, too");
+    let reason = format!("other writers removed the added entries {MAX_TRIES} times");
     Err(RegistryError::protocol(registry.describe(), format!("add signatures to {repository}:{tag}"), reason))
 }

@@ -209,7 +209,7 @@ async fn toolchain_identity(
     // Only the specification: the architecture is hashed with the target.
     let root = PackageRoot::of_toolchain(toolchain, target);
     root.map(|root| root.identity()).ok_or_else(|| {
-        let message = "nothing says where the RPM packages of the toolchain are".to_owned();
+        let message = "the source of the toolchain's RPM packages is not defined".to_owned();
         TargetError::unmet(message, "name `from` in the kernel family")
     })
 }

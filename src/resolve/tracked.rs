@@ -38,7 +38,7 @@ pub(crate) async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeS
                 Ok(newest) => found.extend(newest),
                 Err(error) => {
                     let (family, hint) = (&family.metadata.name, error.hint());
-                    tracing::warn!(%family, error = error_chain(&error), hint, "the tracked kernels cannot be read");
+                    tracing::warn!(%family, error = error_chain(&error), hint, "cannot look up the tracked kernels");
                 }
             }
         }
@@ -72,7 +72,7 @@ async fn of_repositories(
         Ok(releases) => releases,
         Err(missing) => {
             let family = &family.metadata.name;
-            tracing::warn!(%family, "no kernel is tracked: there is no {missing}");
+            tracing::warn!(%family, "cannot track kernels: there is no {missing}");
             return Ok(Vec::new());
         }
     };

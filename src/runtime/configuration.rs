@@ -84,21 +84,21 @@ fn take_over(current: &watch::Sender<Configuration>, loaded: Result<Definitions,
             let recovered = current.borrow().error.is_some();
             if current.borrow().definitions.site.network() != definitions.site.network() {
                 tracing::warn!(
-                    "mirrors, proxy, hosts and credentials of site.yaml are read at the start only: restart farrier"
+                    "mirrors, proxy, hosts and credentials of site.yaml are only read at startup: restart farrier"
                 );
             }
             if changed || recovered {
                 tracing::info!(
                     images = definitions.images.len(),
                     families = definitions.families.len(),
-                    "definitions read again"
+                    "definitions reloaded"
                 );
                 current.send_replace(Configuration { definitions: Arc::new(definitions), error: None });
             }
         }
         Err(errors) => {
             let text = errors.render();
-            tracing::error!(mistakes = errors.0.len(), detail = %text, "definitions are wrong; the last good ones stay in use");
+            tracing::error!(mistakes = errors.0.len(), detail = %text, "definitions are invalid; the last good ones stay in use");
             current.send_modify(|configuration| configuration.error = Some(text));
         }
     }

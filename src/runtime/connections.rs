@@ -76,7 +76,7 @@ async fn answer(stream: TcpStream, connection: Connection, router: Router, limit
     let Connection { closed, .. } = &connection;
     let unread = u32::try_from(limits.unread.as_millis()).unwrap_or(u32::MAX);
     if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&stream, unread) {
-        tracing::debug!(%error, "a connection has no limit for what its client does not read");
+        tracing::debug!(%error, "cannot set the timeout for a client that does not read");
     }
     let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
         let (busy, mut router) = (connection.begin_request(), router.clone());
@@ -94,7 +94,7 @@ async fn answer(stream: TcpStream, connection: Connection, router: Router, limit
         outcome = served => if let Err(error) = outcome {
             tracing::debug!(%error, "a connection ended");
         },
-        () = closed.cancelled() => tracing::debug!("a connection made room for another"),
+        () = closed.cancelled() => tracing::debug!("closed a connection to make room for another"),
     }
 }
 

@@ -117,7 +117,7 @@ async fn refuse_foreign_names(request: Request, next: Next) -> Response {
     if names_loopback(request.headers()) {
         return next.run(request).await;
     }
-    let text = "this port is on the loopback device: ask for it as 127.0.0.1, [::1] or localhost\n";
+    let text = "this port is on the loopback interface: address it as 127.0.0.1, [::1] or localhost\n";
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
@@ -125,7 +125,7 @@ async fn figures(State(shown): State<Shown>) -> Response {
     match shown.metrics.text() {
         Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, format!("write figures: {error}\n")).into_response()
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("write metrics: {error}\n")).into_response()
         }
     }
 }
@@ -134,7 +134,7 @@ async fn alive(State(shown): State<Shown>) -> Response {
     match shown.health.stalled() {
         None => "ok\n".into_response(),
         Some(still) => {
-            let text = format!("the loop has not turned for {} s\n", still.as_secs());
+            let text = format!("the control loop has made no progress for {} s\n", still.as_secs());
             (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
         }
     }
@@ -144,7 +144,7 @@ async fn ready(State(shown): State<Shown>) -> Response {
     if shown.health.is_ready() {
         "ok\n".into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the cluster has not been seen yet\n").into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, "the cluster has not been read yet\n").into_response()
     }
 }
 

@@ -129,11 +129,11 @@ impl Default for Metrics {
             ),
             kernels_left_out: made.add(
                 "kernels_unresolved_left_out",
-                "Kernel targets without a figure of their own because there are too many",
+                "Kernel targets without a separate time series, because there are too many",
             ),
             nodes_left_alone: made.add(
                 "nodes_left_alone",
-                "Nodes whose kernel target is not known or contradicts itself",
+                "Nodes whose kernel target is unknown or contradictory",
             ),
             upgrade_nodes: made.add(
                 "upgrade_nodes",
@@ -141,13 +141,13 @@ impl Default for Metrics {
             ),
             rollouts: made.seconds(
                 "rollout_unresolved",
-                "How long a rollout has been held, or has not come further",
+                "How long a rollout has been held, or has made no progress",
                 Family::default(),
             ),
             certificates: made.seconds(
                 "certificate_expiry_timestamp",
-                "When a certificate ends that farrier shows, trusts or signs modules with, or a file of OpenPGP keys that definitions name, as \
-                 read at its start and with definitions, since 1970",
+                "Unix time at which a certificate expires that farrier presents, trusts or signs modules with, or a file of OpenPGP \
+                 keys in definitions, as read at startup and with definitions",
                 Family::default(),
             ),
             build_seconds: made.seconds(
@@ -155,20 +155,20 @@ impl Default for Metrics {
                 "How long builds took, from headers to the published image",
                 Histogram::new(BUILD_SECONDS),
             ),
-            builds: made.add("builds", "Builds that ended, by outcome"),
-            builds_running: made.add("builds_running", "Builds that run"),
-            builds_waiting: made.add("builds_waiting", "Builds that wait for room or for their next attempt"),
+            builds: made.add("builds", "Finished builds, by outcome"),
+            builds_running: made.add("builds_running", "Builds in progress"),
+            builds_waiting: made.add("builds_waiting", "Builds that wait for a free slot or for their next attempt"),
             rewrites: made.add("rewrites", "Rewrites, by strategy and outcome"),
-            passes: made.add("passes", "Passes, by outcome"),
+            passes: made.add("passes", "Reconciles, by outcome"),
             pass_seconds: made.seconds(
                 "pass_duration",
-                "How long passes took, builds apart",
+                "How long reconciles took, without builds",
                 Histogram::new(PASS_SECONDS),
             ),
             leader: made.add("leader", "1 where this farrier may write"),
             configuration_valid: made.add(
                 "configuration_valid",
-                "0 while the definitions on disk are wrong and the last good ones are in use",
+                "0 while the definitions on disk are invalid and the last good ones are in use",
             ),
             registry: Mutex::new(made.0),
         };

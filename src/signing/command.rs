@@ -41,7 +41,7 @@ impl SigningCommand {
         use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
         let failed = |outcome: String| {
             let message = format!("the signing command {} {outcome}", self.program);
-            SigningError::key(message, "run it by hand: it gets the digest on its standard input")
+            SigningError::key(message, "run it by hand: it reads the digest from its standard input")
         };
         let start = |source| SigningError::Start(self.program.clone(), source);
         let arguments = self.arguments.iter().map(|argument| argument.replace("{{hash}}", hash.as_str()));
@@ -64,7 +64,7 @@ impl SigningCommand {
             if let Some(group) = group {
                 let _ = kill_process_group(group, Signal::KILL);
             }
-            return Err(failed(format!("did not end within {} s", PATIENCE.as_secs())));
+            return Err(failed(format!("did not exit within {} s", PATIENCE.as_secs())));
         };
         let output = output.map_err(start)?;
         let Output { status, stdout, stderr } = output;
@@ -73,7 +73,7 @@ impl SigningCommand {
         }
         let how = match (status.code(), status.signal()) {
             (Some(code), _) => format!("exited with status {code}"),
-            (None, Some(signal)) => format!("was ended by signal {signal}"),
+            (None, Some(signal)) => format!("was killed by signal {signal}"),
             (None, None) => "failed".to_owned(),
         };
         Err(failed(match last_words(&stderr) {

@@ -38,7 +38,7 @@ impl SigningError {
 
     /// Creates the error for a private key in an unsupported form.
     pub(super) fn form(from: &str, why: &str) -> Self {
-        let message = format!("the private key in {from} is in a form that farrier does not read: {why}");
+        let message = format!("the private key in {from} is in an unsupported format: {why}");
         let hint = "convert it: `openssl pkcs8 -topk8 -v2 aes-256-cbc` (with a passphrase) or `openssl pkcs8 -topk8 -nocrypt`";
         Self::Key { message, hint }
     }
@@ -53,16 +53,16 @@ impl SigningError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Read { path, .. } => {
-                return Some(format!("see that {} is there, and that farrier may read it", path.display()));
+                return Some(format!("check that {} exists and that farrier may read it", path.display()));
             }
             Self::Secret { source, .. } => return source.hint(),
             Self::Certificate(..) => {
-                "name an X.509 certificate, PEM or DER, as the kernel's certs/signing_key.x509 is"
+                "name an X.509 certificate in PEM or DER form, like the kernel's certs/signing_key.x509"
             }
             Self::Mismatch { .. } => {
                 "compare `openssl pkey -pubout` of the key with `openssl x509 -pubkey -noout` of the certificate"
             }
-            Self::Start(..) => "see that the program is installed where farrier runs",
+            Self::Start(..) => "check that the program is installed where farrier runs",
             Self::Key { hint, .. } => hint,
         };
         (!hint.is_empty()).then(|| hint.to_owned())

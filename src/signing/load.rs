@@ -27,8 +27,7 @@ impl Signer {
             KeySource::Command(command) => {
                 let none = || {
                     let command = command.join(" ");
-                    let message =
-                        format!("the key behind `{command}` is not known: no public key is named for it");
+                    let message = format!("the key of `{command}` is unknown: no public key is named for it");
                     SigningError::key(message, "name the public half with `publicKey`")
                 };
                 let command = SigningCommand::new(command).ok_or_else(none)?;
@@ -48,16 +47,16 @@ impl Signer {
     /// Parses a private key in PEM form. `from` is its source, for messages.
     pub fn from_pem(text: &[u8], passphrase: Option<&[u8]>, from: &str) -> Result<Self> {
         let none = || {
-            let hint = "name the file with the private key; a certificate alone signs nothing, and DER becomes PEM with \
-                        `openssl pkey -inform DER`";
-            SigningError::key(format!("{from} holds no private key in PEM form"), hint)
+            let hint = "name the file with the private key, not only a certificate; convert DER to PEM with \
+                `openssl pkey -inform DER`";
+            SigningError::key(format!("{from} contains no private key in PEM form"), hint)
         };
         let text = std::str::from_utf8(text).map_err(|_| none())?;
         let block = pem::blocks(text).into_iter().find(|block| block.label.ends_with("PRIVATE KEY"));
         let block = block.ok_or_else(none)?;
         let form = |why| SigningError::form(from, why);
         if block.old_encryption {
-            return Err(form("it is encrypted in OpenSSL's old way (Proc-Type: 4,ENCRYPTED)"));
+            return Err(form("it is encrypted in OpenSSL's legacy format (Proc-Type: 4,ENCRYPTED)"));
         }
         let bytes = block.bytes.ok_or_else(|| form("its base64 is damaged"))?;
         match block.label.as_str() {
@@ -71,8 +70,9 @@ impl Signer {
                     SigningError::key(message, "name it with `passphrase: {file: PATH}`")
                 })?;
                 let wrong = || {
-                    let message = format!("the passphrase does not open the private key in {from}");
-                    let hint = "see that `passphrase` names the right file or secret; one newline at its end does not count";
+                    let message = format!("the passphrase does not decrypt the private key in {from}");
+                    let hint = "check that `passphrase` names the right file or secret; one trailing \
+                        newline is ignored";
                     SigningError::key(message, hint)
                 };
                 pkcs8(encrypted.decrypt(passphrase).map_err(|_| wrong())?.as_bytes(), from)
@@ -92,7 +92,7 @@ impl Signer {
 
 fn pkcs8(der: &[u8], from: &str) -> Result<Signer> {
     let info = pkcs8::PrivateKeyInfoRef::try_from(der);
-    let info = info.map_err(|_| SigningError::form(from, "it is no PKCS#8"))?;
+    let info = info.map_err(|_| SigningError::form(from, "it is not PKCS#8"))?;
     match info.algorithm.oid.to_string().as_str() {
         "1.2.840.113549.1.1.1" => rsa(RsaKeyPair::from_pkcs8(der), from),
         "1.2.840.10045.2.1" => {
@@ -107,7 +107,7 @@ fn pkcs8(der: &[u8], from: &str) -> Result<Signer> {
 }
 
 fn another_curve(from: &str) -> SigningError {
-    let why = "it is an elliptic curve key that is damaged, or on another curve than P-256 and P-384";
+    let why = "it is an elliptic curve key that is damaged, or on a curve other than P-256 and P-384";
     SigningError::kind(from, why)
 }
 

@@ -95,13 +95,13 @@ impl Signer {
         let converted = self.public.verifiable(&written);
         converted.filter(|signature| self.public.verify(hash, content, signature)).ok_or_else(|| {
             let message = format!(
-                "the signing command {} wrote {} bytes that are no signature ({hash}) by the {} key",
+                "the signing command {} wrote {} bytes that are not a signature ({hash}) by the {} key",
                 command.program(),
                 written.len(),
                 self.public.algorithm()
             );
-            let hint = "the command must sign the digest that it reads, in raw bytes: RSA with PKCS#1 v1.5 padding over \
-                        the DigestInfo that it makes of it, or ECDSA, with the key of the certificate";
+            let hint = "the command must sign the digest that it reads, in raw bytes: RSA with PKCS#1 v1.5 \
+                padding over the DigestInfo of the digest, or ECDSA, with the key of the certificate";
             SigningError::key(message, hint)
         })
     }

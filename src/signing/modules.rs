@@ -70,12 +70,12 @@ impl ModuleSigner {
     pub fn warning(&self, now: Timestamp) -> Option<String> {
         let Certificate { not_before, not_after, .. } = &self.certificate;
         let path = self.path.display();
-        let all_the_same = "kernels do not look at that, and load what it signs";
+        let all_the_same = "kernels ignore the validity period, and load modules signed with it";
         if now > *not_after {
             Some(format!("the module signing certificate {path} expired at {not_after}: {all_the_same}"))
         } else if now < *not_before {
             Some(format!(
-                "the module signing certificate {path} is valid from {not_before} on: {all_the_same}"
+                "the module signing certificate {path} is not valid before {not_before}: {all_the_same}"
             ))
         } else {
             None

@@ -282,7 +282,7 @@ fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<Stat
         let (reason, node) = key;
         match reason {
             EventReason::ReadyForKernel => {
-                tell(*reason, node, &format!("every image that it will need for {what} is published"));
+                tell(*reason, node, &format!("every image that the node needs for {what} is published"));
             }
             EventReason::NodeWaits => tell(*reason, node, &format!("left alone until they agree: {what}")),
             _ => tell(*reason, node, what),
@@ -290,9 +290,10 @@ fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<Stat
     }
     for (key, kernel) in before.nodes.iter().filter(|(key, _)| !now.nodes.contains_key(*key)) {
         if let (EventReason::ReadyForKernel, node) = key {
-            let note = "an image that it would need for";
-            let note =
-                format!("{note} {kernel} is missing, none is called for, or the kernel is not announced");
+            let note = "an image that the node needs for";
+            let note = format!(
+                "{note} {kernel} is missing, no image is called for, or the kernel is no longer announced"
+            );
             tell(EventReason::NotReadyForKernel, node, &note);
         }
     }

@@ -192,7 +192,7 @@ impl KubeStatus {
         let (found, more, told) = events(state.told.as_ref(), view);
         state.told = Some(told);
         if more > 0 {
-            tracing::info!(more, "more happened in one pass than is written as events");
+            tracing::info!(more, "one reconcile had more changes than farrier writes events for");
         }
         for event in found {
             if !self.may_write() {
@@ -313,13 +313,13 @@ fn log(state: &mut State, action: &str, error: &kube::Error) {
     }
     let words = error_chain(error);
     if is_starting(error) {
-        tracing::debug!(action, error = words, "status is written later");
+        tracing::debug!(action, error = words, "status write postponed");
         return;
     }
     if let Some(namespace) = missing_namespace(error) {
         if state.logged.insert(format!("namespace {namespace}")) {
-            let hint = "create it, or correct what names it: the `rollout` of an image, or farrier's own namespace; until then \
-                        nothing is rolled out there";
+            let hint = "create it, or correct the reference to it: the `rollout` of an image, or farrier's own namespace; until \
+                        then nothing is rolled out there";
             tracing::warn!(namespace, hint, "there is no such namespace");
         }
         return;
@@ -327,12 +327,12 @@ fn log(state: &mut State, action: &str, error: &kube::Error) {
     let (key, hint) = match error {
         kube::Error::Api(status) if status.code == 403 => (
             format!("{action} 403"),
-            "the ClusterRole or Role lacks this rule; apply the rights that come with farrier",
+            "the ClusterRole or Role lacks this rule; apply the RBAC manifests that come with farrier",
         ),
         kube::Error::Api(status) if status.code == 404 && action == "list DriverBuilds" => {
             (format!("{action} 404"), "install the definition: farrier schema crd | kubectl apply -f -")
         }
-        _ => (format!("{action} {words}"), "it is tried again"),
+        _ => (format!("{action} {words}"), "farrier retries automatically"),
     };
     if state.logged.insert(key) {
         tracing::warn!(action, error = words, hint, "status cannot be written");

@@ -11,10 +11,10 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The tag holds other content, with this digest.
-    #[error("{0} is taken: it holds {1}")]
+    #[error("{0} already exists with other content: {1}")]
     Taken(String, Digest),
     /// The reference holds something other than a valid farrier artifact, for this reason.
-    #[error("{0} is not what it should be: {1}")]
+    #[error("{0} is not a valid farrier artifact: {1}")]
     NotAnArtifact(String, String),
     /// The artifact is not signed by one of the site's keys, for this reason.
     #[error("{0} in the store is not signed with a key of this site: {1}")]
@@ -62,8 +62,9 @@ impl StoreError {
                 Some(format!("delete {reference} in the registry, or use another prefix with --registry"))
             }
             Self::Untrusted(..) => Some(
-                "store it again where its source is, with the key of imageSigning: `farrier mirror` does that, or `farrier \
-                 headers import --replace`; if another team stored it, name its key in policy.requireSigned"
+                "store it again at the site that has its source, with the key of imageSigning: run `farrier \
+                 mirror`, or `farrier headers import --replace`; if another team stored it, name its key in \
+                 policy.requireSigned"
                     .to_owned(),
             ),
             Self::Trust(fault) => fault.hint.clone(),

@@ -177,7 +177,7 @@ impl Store {
         if manifest.artifact_type.as_deref() != Some(kind.media_type()) {
             return Err(wrong(&format!("its artifactType is not {}", kind.media_type())));
         }
-        let [layer] = &manifest.layers[..] else { return Err(wrong("it has not exactly one layer")) };
+        let [layer] = &manifest.layers[..] else { return Err(wrong("it does not have exactly one layer")) };
         let (layer, annotations) = (layer.clone(), manifest.annotations.clone());
         Ok(Some(StoredInput { kind, repository, digest: found.digest, layer, annotations, is_signed: false }))
     }
@@ -228,9 +228,8 @@ impl Store {
         if named.is_some_and(|named| named.digest == *digest) {
             return Ok(false);
         }
-        let gone = || {
-            StoreError::NotAnArtifact(format!("{repository}@{digest}"), "it is not there any more".to_owned())
-        };
+        let gone =
+            || StoreError::NotAnArtifact(format!("{repository}@{digest}"), "it no longer exists".to_owned());
         let by_digest = Version::Digest(digest.clone());
         let found = self.registry.manifest(repository, &by_digest).await?.ok_or_else(gone)?;
         self.registry.push_manifest(repository, &version, &found.media_type, &found.bytes).await?;

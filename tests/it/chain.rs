@@ -313,7 +313,7 @@ fn what_is_exposed_must_be_there() {
     site.edit("images/a.yaml", "[/usr/src/chain-a]", "[/usr/src/ofa_kernel]");
     let run = site.build("a", &kernel, &["--push"]).exits(1);
     run.line("the payload has no /usr/src/ofa_kernel, which the definition exposes; /usr/src has chain-a");
-    run.line("hint: let the template install the tree below /out");
+    run.line("hint: make the template install the tree below /out");
 
     site.edit("images/a.yaml", "[/usr/src/ofa_kernel]", "[/usr/src/chain-a]");
     site.edit(
@@ -322,7 +322,7 @@ fn what_is_exposed_must_be_there() {
         "ln -s /../etc/passwd \"$exposed/out\"; rm -rf /build",
     );
     let run = site.build("a", &kernel, &["--push"]).exits(1);
-    run.line("exposed link /usr/src/chain-a/out -> /../etc/passwd: it leads out of the payload");
+    run.line("exposed link /usr/src/chain-a/out -> /../etc/passwd: its target is outside the payload");
     assert!(site.tags("a").is_empty());
 }
 

@@ -257,7 +257,7 @@ async fn answers_that_are_no_lists() {
     let digest = Digest::of(&subject);
     for (script, wanted) in [
         (vec![answer(200, "<html>")], "list referrers of drivers/x@"),
-        (vec![answer(404, ""), answer(200, &subject)], "it names an image and should list referrers"),
+        (vec![answer(404, ""), answer(200, &subject)], "it is an image manifest, not a list of referrers"),
         (vec![answer(403, "no")], "refused to list referrers"),
     ] {
         let fake = FakeHttp::start(script).await;

@@ -67,7 +67,7 @@ fn cosign_2_and_3_accept_what_farrier_signs() {
         rows(&site, &["--key", &pem("site"), &image], 0);
         let wrong = rows(&site, &["--key", &pem("other"), &image], 1);
         assert_eq!(result(&wrong, "signature").0, "failed");
-        assert_eq!(result(&wrong, "provenance"), ("failed", "no accepted key has signed it"));
+        assert_eq!(result(&wrong, "provenance"), ("failed", "it is not signed with an accepted key"));
         let table = site.farrier(&["verify", "--key", &pem("other"), &image]).exits(1);
         table.line("hint (signature)");
         table.line("NOT verified");

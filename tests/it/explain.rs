@@ -37,7 +37,7 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
     site.farrier(&["why", "node/nowhere"]).exits(2).line("no node is named \"nowhere\"");
     site.farrier(&["why", "absent", KERNEL])
         .exits(2)
-        .line("no driver image is named absent; there is broken, hello");
+        .line("no driver image is named absent; known: broken, hello");
     site.farrier(&["why", "hello"]).exits(2).line("farrier why node/NAME, or farrier why IMAGE KERNEL");
     assert_eq!(site.manifests(), before);
 }

@@ -166,7 +166,7 @@ fn a_registry_that_refuses_connections() {
     site.canary(&kernel);
     site.registry.stop();
     let run = fails(&site, "hello", 3);
-    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: reach REGISTRY to fetch manifest of drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry runs and that REGISTRY is its address)");
+    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: reach REGISTRY to fetch manifest of drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry is running and that REGISTRY is its address)");
     // An unreachable registry does not mean that the request is invalid.
     site.build("hello", &kernel, &["--push"]).exits(3).line("Connection refused");
 }
@@ -180,7 +180,7 @@ fn a_registry_that_answers_500() {
     site.location = format!("{}/drivers", server.host);
     let before = site.manifests();
     let run = site.run_once().exits(3);
-    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (see the log of the registry at REGISTRY; it was asked several times)");
+    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (check the log of the registry at REGISTRY; several retries failed)");
     assert_eq!(site.manifests(), before);
     assert!((2..=20).contains(&server.requests().len()), "{:?}", server.requests());
 }
@@ -191,7 +191,7 @@ fn a_registry_that_wants_credentials() {
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: it wants credentials, and no credentials file has none for REGISTRY (docker login REGISTRY, with a user who may do this, or check the name of the repository)");
+    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: the registry requires credentials, and no credentials file has none for REGISTRY (run `docker login REGISTRY` as a user with this permission, or check the name of the repository)");
 
     let login = Command::new("skopeo")
         .args(["login", "--tls-verify=false", "--username", USER, "--password", PASSWORD, "--authfile"])
@@ -258,7 +258,7 @@ fn a_disk_that_is_full_in_the_middle_of_a_layer() {
     let run = fails(&site, "hello", 1);
     insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r#"
     failed    hello for KERNEL: write layer entry "firmware": No space left on device (os error 28) at path "SITE/cache/WORK"
-              hint: the disk is full: free some room; nothing incomplete was left
+              hint: the disk is full: free some space; no incomplete files were left
     "#);
 }
 
@@ -276,7 +276,7 @@ fn a_download_that_is_cut_short() {
         failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL").replace(&server.host, "SERVER");
     insta::assert_snapshot!(text, @r"
     failed    hello for KERNEL: download http://SERVER/hello.tar.gz: 14 bytes arrived, 1014 were announced
-              hint: the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source
+              hint: the server, or a proxy in front of it, ended the transfer early: run farrier again, or provide the file as a `path` source
     ");
     assert!((2..=20).contains(&server.requests().len()));
 }
@@ -384,15 +384,15 @@ fn a_misspelt_variable_in_a_template() {
 fn commands_that_are_wrong() {
     let site = Site::new();
     let wrong = |args: &[&str]| site.neutral(&site.farrier(args).exits(2).stderr);
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is none of kube, kube:CONTEXT and dir:PATH"#);
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is not kube, kube:CONTEXT or dir:PATH"#);
     insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: read the manifests of --cluster dir:/nonesuch: No such file or directory (os error 2)");
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kube"]), @"error: --write-namespaces: say in which namespaces DaemonSets may be written and pods evicted, such as drivers,gpu, or `*` for all (FARRIER_WRITE_NAMESPACES; with the chart, rbac.writeNamespaces)");
-    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: wanted host[:port][/prefix] or oci:PATH, the host needs a dot or a port, or to be localhost"#);
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kube"]), @"error: --write-namespaces is missing: list the namespaces in which farrier may write DaemonSets and evict pods, such as drivers,gpu, or `*` for all (FARRIER_WRITE_NAMESPACES; with the chart, rbac.writeNamespaces)");
+    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: expected host[:port][/prefix] or oci:PATH, the host must contain a dot or a port, or be localhost"#);
     insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @r"
     error: definitions /nonesuch: No such file or directory (os error 2)
     hint: `farrier init` makes a directory of definitions
     ");
-    insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; there is broken, hello");
+    insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; known: broken, hello");
 }
 
 /// Truncated archives and archives with paths outside their root: farrier uses no part of them and publishes or rewrites
@@ -414,8 +414,8 @@ fn sources_that_are_no_whole_and_honest_archives() {
         builder.append(&header, &[][..]).unwrap();
         fs::write(&archive, builder.into_inner().unwrap()).unwrap();
         let run = fails(&site, "hello", 1);
-        run.line(&format!("entry {name:?} would be outside the archive's own tree"));
-        run.line("look where it came from");
+        run.line(&format!("entry {name:?} is outside the archive's root"));
+        run.line("check the archive's origin");
     }
 
     let whole = site.path("hello.run");
@@ -430,7 +430,7 @@ fn sources_that_are_no_whole_and_honest_archives() {
     let bytes = fs::read(&whole).unwrap();
     fs::write(&archive, &bytes[..bytes.len() - 10]).unwrap();
     let run = fails(&site, "hello", 1);
-    run.line("archive is truncated: its header says that");
+    run.line("archive is truncated: the header states");
     run.line("fetch it again");
 
     // The complete archive is the same source as the directory.

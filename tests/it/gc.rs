@@ -140,7 +140,7 @@ fn images_of_kernels_that_are_gone_go_and_nothing_that_somebody_names() {
     assert!(dry.json()["bytes"].as_u64().unwrap() > layer.size, "{dry}");
     assert_eq!((remembered(&live.site), live.site.tags(DRIVER)), (record, tags.clone()), "{dry}");
     let table = gc(&live, &[]).exits(0);
-    assert!(table.line("1 image would go with --delete").contains("no other image names"));
+    assert!(table.line("1 image would be deleted with --delete").contains("no other image references"));
 
     gc(&live, &["--delete"]).exits(0).line("1 of 1 image deleted");
     assert_eq!(manifest(&images[D]), None);

@@ -322,7 +322,7 @@ async fn images_of_every_kind_are_checked() {
     assert_eq!(code, Some(0), "{stdout}{stderr}");
     assert_eq!(module_paths(&serde_json::from_str(&stdout).unwrap()), wanted);
     assert_eq!(unnamed.0, Some(2), "{}", unnamed.2);
-    assert!(unnamed.2.contains("say which with --kernel"), "{}", unnamed.2);
+    assert!(unnamed.2.contains("choose one with --kernel"), "{}", unnamed.2);
     refuses(&[&subject, "--kernel", &release], 2, &["has no image", "pull it first"]);
 }
 
@@ -366,7 +366,7 @@ async fn files_are_checked_against_headers_an_image_and_needed_tables() {
     assert_eq!(report(&[&module, "--headers", &bare], 0)["verdict"], "unknown");
     assert_eq!(report(&[&module, "--headers", &bare, "--deny-unknown"], 1)["verdict"], "unknown");
 
-    refuses(&[&module], 2, &["which kernel?", "--kernel RELEASE", "--host"]);
+    refuses(&[&module], 2, &["no kernel given", "--kernel RELEASE", "--host"]);
     refuses(&[&module, "--kernel-image", "/nonexistent"], 2, &["there is no such file"]);
     refuses(&[&module, "--kernel-image", &module], 2, &["read ", "neither a bzImage"]);
     refuses(
@@ -388,7 +388,7 @@ async fn files_are_checked_against_headers_an_image_and_needed_tables() {
         2,
         &[
             &format!("is the image of kernel {release}, not of {other}"),
-            "hint: give the image of exactly this kernel",
+            "hint: pass the image of exactly this kernel",
         ],
     );
 }

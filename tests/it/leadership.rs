@@ -85,7 +85,7 @@ async fn a_standby_says_who_leads_and_once_for_each_leader() {
     while api.count(&looks) < before + 4 {
         tokio::time::sleep(TIMING.retry).await;
     }
-    let said = logs.with("stands by");
+    let said = logs.with("standing by");
     assert_eq!(said.len(), 1, "{said:?}");
     assert!(said[0].contains("leader=\"farrier-7d-abc_01\""), "{said:?}");
     assert!(said[0].contains("kubectl -n farrier logs farrier-7d-abc"), "{said:?}");

@@ -134,7 +134,7 @@ fn who_the_cluster_allows_the_write_pauses_resumes_and_puts_back() {
     live.until("the second image again", |live| live.image(DRIVER) == second);
     let log = live.log();
     assert!(
-        log.contains("asked for on the page") && log.contains("system:serviceaccount:ops:operator"),
+        log.contains("action requested on the page") && log.contains("system:serviceaccount:ops:operator"),
         "{log}"
     );
     assert!(!log.contains(OPERATOR), "no token in the log");
@@ -283,7 +283,7 @@ fn five_thousand_nodes_add_nothing_to_the_first_view_and_each_has_a_page() {
     assert!(first.contains("published 1") && first.len() < few("").len() + 100, "{first}");
     let rollouts = many("rollouts.html");
     let written = format!("rewrite: {OLD_IMAGE} -&gt; ");
-    assert!(rollouts.contains("did since it began") && rollouts.contains(&written), "{rollouts}");
+    assert!(rollouts.contains("since this farrier started") && rollouts.contains(&written), "{rollouts}");
     let nodes = many("nodes.html");
     assert!(nodes.contains(">n0</a>") && nodes.contains("5000 nodes"), "{}", nodes.len());
     let link =

@@ -139,7 +139,7 @@ fn what_names_no_registry_is_asked_of_the_leaders_pod() {
     };
     let nobody = without("farrier status");
     assert_eq!(nobody.status.code(), Some(2));
-    assert!(said(&nobody).contains("no farrier leads there"), "{}", said(&nobody));
+    assert!(said(&nobody).contains("no farrier is the leader there"), "{}", said(&nobody));
 
     live.api.create(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "platform"}}));
     live.api.create(json!({

@@ -78,9 +78,9 @@ fn a_required_signature() {
     let image = pinned(&site, &kernel);
     // Without a key farrier verifies nothing and does not claim to.
     let run = site.farrier(&["verify", &image]).exits(2);
-    run.line("there is no key to verify the image with");
+    run.line("no key to verify the image with");
     let plain = rows(&site, &[NO_SIGNATURE, &image], 0);
-    assert_eq!(result(&plain, "signature"), ("skipped", "not looked at"));
+    assert_eq!(result(&plain, "signature"), ("skipped", "no key given"));
     let table = site.farrier(&["verify", NO_SIGNATURE, &image]).exits(0);
     table.line("in order, but NOT verified");
     table.line("not looked at: the signatures of the image");
@@ -107,7 +107,7 @@ fn a_required_signature() {
     // writers.
     let existing = "  imageSigning: {key: {file: site.key}, existing: sign}\n";
     site_yaml(&site, &format!("{existing}  policy: {{requireSigned: [site.pem]}}\n"));
-    site.farrier(&["plan"]).exits(2).line("policy.requireSigned would take that for proof");
+    site.farrier(&["plan"]).exits(2).line("policy.requireSigned would accept that signature as proof");
     let meant = existing.replace("existing: sign", "existing: sign, trustRegistryWriters: true");
     site_yaml(&site, &format!("{meant}  policy: {{requireSigned: [site.pem]}}\n"));
     site.farrier(&["plan"]).line("lacks the site's signature");
@@ -264,7 +264,7 @@ fn documents_that_were_put_in_the_place_of_ours() {
         content["predicate"]["runDetails"]["builder"]["version"]["farrier"] = "6.6.6".into();
     });
     let found = rows(&site, &[&image], 1);
-    let differs = "what is signed differs from what stands beside the image";
+    let differs = "the signed document differs from the attached document";
     assert_eq!(result(&found, "provenance"), ("failed", differs));
     assert_eq!(result(&found, "check report").0, "ok");
     replace(&site, &image, "application/vnd.farrier.check-report.v1+json", |content| {
@@ -343,7 +343,10 @@ async fn secrets_of_a_cluster() {
     };
     assert_eq!(reader.read(&source("key", "tls.key")).await.unwrap().as_bytes(), b"anvil");
     let error = reader.read(&source("key", "absent")).await.unwrap_err();
-    assert_eq!(error.to_string(), "read Secret farrier/key: it has no key \"absent\"; it has other, tls.key");
+    assert_eq!(
+        error.to_string(),
+        "read Secret farrier/key: there is no key \"absent\"; its keys: other, tls.key"
+    );
     let error = reader.read(&source("absent", "key")).await.unwrap_err();
     assert!(error.hint().unwrap().starts_with("create Secret farrier/absent"), "{error}");
     api.fail(Requests::verb("get").resource("secrets"), ApiFailure::Forbidden, 1);

@@ -219,7 +219,7 @@ fn a_key_in_a_security_module_signs_modules() {
     let locked = fails(&WITH_PKCS11_TOOL_EC.replace("1234", "9999"));
     assert!(locked.contains("CKR_PIN_INCORRECT"), "{locked}");
     let other = fails(&WITH_OPENSSL.replace("KEY", "rsa"));
-    assert!(other.contains("no signature (sha256) by the ECDSA P-256 key"), "{other}");
+    assert!(other.contains("not a signature (sha256) by the ECDSA P-256 key"), "{other}");
 }
 
 /// Asserts that OpenSSL accepts the signature with the certificate over the unsigned module.
@@ -369,7 +369,7 @@ fn what_is_wrong_with_a_key_is_said_before_anything_is_published() {
         ("{key: {file: locked.pem}, certificate: ours.crt}", "no passphrase is named"),
         (
             "{key: {file: locked.pem}, passphrase: {file: passphrase}, certificate: ours.crt}",
-            "the passphrase does not open",
+            "the passphrase does not decrypt",
         ),
     ] {
         site.define(

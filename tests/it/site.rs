@@ -114,8 +114,8 @@ async fn what_is_wrong_with_a_servers_certificate() {
     ours.issue("good", ALL_NAMES, LATER);
     for (certificate, trusted, wanted) in [
         ("expired", true, "renew the certificate of "),
-        ("elsewhere", true, "ask for the host by a name that its certificate has"),
-        ("good", false, "has a certificate of your own authority, set --ca-file"),
+        ("elsewhere", true, "use a host name that the certificate contains"),
+        ("good", false, "if your own authority issued the certificate of "),
     ] {
         let server = RegistryProcess::start_with_tls(&tls(&ours, certificate, None));
         let hosts = if trusted { json!([{"host": "127.0.0.1", "caFile": "ca.pem"}]) } else { json!([]) };
@@ -245,7 +245,7 @@ impl Forbidden {
 #[track_caller]
 fn is_forbidden(error: &RegistryError, host: &str, who: &str) {
     assert!(registry::is_forbidden(error), "{error:?}");
-    let wanted = format!("{who} needs {host}, which --offline forbids: nothing names it");
+    let wanted = format!("{who} needs {host}, which --offline forbids: no configuration names it");
     assert_eq!(error.to_string(), wanted);
     assert!(
         registry::hint(error).unwrap().contains(&format!("add `- host: {host}` to `hosts` in site.yaml"))
@@ -270,7 +270,7 @@ async fn offline_a_registry_leads_nowhere_else() {
     let (digest, out) = (Digest::of(b"x"), directory.path().join("x"));
 
     let error = registry.fetch_blob(&place, &digest, u64::MAX, &out).await.unwrap_err();
-    let sent = format!("(sent on by {})", fake.host);
+    let sent = format!("(redirected by {})", fake.host);
     is_forbidden(&error, &forbidden.host, &format!("fetch blob {digest} of drivers/x {sent}"));
     let error = registry.tags(&place).await.unwrap_err();
     is_forbidden(&error, &forbidden.host, &format!("list tags of drivers/x (token) {sent}"));
@@ -300,7 +300,8 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
         fetcher(&net(json!({}), directory.path(), true)).sources().fetch(&source(&address, b"text")).await;
     let error = error.unwrap_err();
     assert!(matches!(error, FetchError::Net(NetError::Offline { .. })), "{error:?}");
-    let wanted = format!("source ofed needs {}, which --offline forbids: nothing names it", forbidden.host);
+    let wanted =
+        format!("source ofed needs {}, which --offline forbids: no configuration names it", forbidden.host);
     assert_eq!(error.to_string(), wanted);
 
     let first = FakeHttp::start(vec![answer(404, "")]).await;
@@ -322,7 +323,7 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     let named = fetcher(&net(json!({"hosts": [{"host": sending.host}]}), directory.path(), true));
     let address = format!("http://{}/y", sending.host);
     let error = named.sources().fetch(&source(&address, b"other")).await.unwrap_err();
-    let wanted = format!("source ofed (sent on by {}) needs {}, which", sending.host, forbidden.host);
+    let wanted = format!("source ofed (redirected by {}) needs {}, which", sending.host, forbidden.host);
     assert!(error.to_string().starts_with(&wanted), "{error}");
     forbidden.was_not_asked();
 }
@@ -374,7 +375,7 @@ async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names
     let apt: SourceSpec = serde_json::from_value(apt).unwrap();
     let error = fetcher.sources().identity(&apt).await.unwrap_err();
     let wanted = |who: &str| {
-        format!("apt for {who} needs {}, which --offline forbids: nothing names it", forbidden.host)
+        format!("apt for {who} needs {}, which --offline forbids: no configuration names it", forbidden.host)
     };
     assert_eq!(error.to_string(), wanted("suite bookworm"));
     let spec: farrier::kernel::BootstrapSpec =
@@ -471,7 +472,7 @@ fn the_command_says_who_needs_what() {
         words.contains("error: apt for suite bookworm") && words.contains("which --offline forbids"),
         "{words}"
     );
-    assert!(words.contains("hint: if farrier may ask it, add `- host: "), "{words}");
+    assert!(words.contains("hint: if farrier may use it, add `- host: "), "{words}");
 
     fs::write(definitions.join("site.yaml"), site.replace("here.test", "https://here.test/")).unwrap();
     let (code, words) = farrier(&[&arguments[..], &fetch].concat());

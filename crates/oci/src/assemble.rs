@@ -260,7 +260,7 @@ mod tests {
         let other_arch = error(|_, config| config["architecture"] = "arm64".into());
         insta::assert_snapshot!(other_arch, @r#"base image: its architecture is "arm64", the target's is "amd64""#);
         let no_layers = error(|_, config| config["rootfs"]["diff_ids"] = json!([]));
-        insta::assert_snapshot!(no_layers, @"base image: its configuration does not describe its layers");
+        insta::assert_snapshot!(no_layers, @"base image: its configuration does not describe the layers");
         let foreign = error(|manifest, _| {
             manifest["layers"][0]["mediaType"] =
                 "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip".into();

@@ -50,7 +50,7 @@ impl Base {
         }
         let diff_ids = diff_ids(&config)
             .filter(|ids| ids.len() == parsed.layers.len())
-            .ok_or_else(|| ImageError::unusable(WHAT, "its configuration does not describe its layers"))?;
+            .ok_or_else(|| ImageError::unusable(WHAT, "its configuration does not describe the layers"))?;
         let layers = parsed.layers.into_iter().map(carried).collect::<Result<_, _>>()?;
         Ok(Self { digest: Digest::of(manifest), layers, config, diff_ids })
     }

@@ -69,13 +69,13 @@ impl ImageArchive {
         let list: Vec<Entry> = serde_json::from_slice(&list)
             .map_err(|e| ArchiveError::Form(format!("manifest.json is not valid: {e}")))?;
         let [image] = &list[..] else {
-            return Err(ArchiveError::Form(format!("holds {} images, not one", list.len())));
+            return Err(ArchiveError::Form(format!("contains {} images, expected one", list.len())));
         };
         let config = small(&mut file, &members, &image.config)?;
         let parsed: Map<String, Value> = serde_json::from_slice(&config)
-            .map_err(|e| ArchiveError::Form(format!("the image's configuration is not valid: {e}")))?;
+            .map_err(|e| ArchiveError::Form(format!("the image configuration is not valid: {e}")))?;
         let diff_ids = diff_ids(&parsed).filter(|ids| ids.len() == image.layers.len()).ok_or_else(|| {
-            ArchiveError::Form("the image's configuration does not describe its layers".to_owned())
+            ArchiveError::Form("the image configuration does not describe the layers".to_owned())
         })?;
         let layers = image.layers.iter().map(|name| find(&members, name)).collect::<Result<_, _>>()?;
         Ok(Self { config, layers, diff_ids })
@@ -94,7 +94,7 @@ fn members(file: &mut (impl Read + Seek)) -> Result<HashMap<PathBuf, Member>, Ar
     let mut members = HashMap::new();
     for (number, entry) in archive.entries_with_seek()?.enumerate() {
         if number == MAX_ENTRIES {
-            return Err(ArchiveError::Form(format!("holds more than {MAX_ENTRIES} entries")));
+            return Err(ArchiveError::Form(format!("contains more than {MAX_ENTRIES} entries")));
         }
         let entry = entry?;
         let Some(path) = plain_path(&entry.path()?) else { continue };
@@ -211,7 +211,7 @@ mod tests {
             ImageArchive::open(archive(members, links)).unwrap_err().to_string()
         };
         assert_eq!(error(&[], &[]), r#"image archive: "manifest.json" is missing"#);
-        assert_eq!(error(&[("manifest.json", b"[]")], &[]), "image archive: holds 0 images, not one");
+        assert_eq!(error(&[("manifest.json", b"[]")], &[]), "image archive: contains 0 images, expected one");
         let outside = br#"[{"Config":"../../etc/passwd","Layers":[]}]"#;
         assert_eq!(
             error(&[("manifest.json", outside)], &[]),
@@ -221,6 +221,6 @@ mod tests {
         assert_eq!(turns, r#"image archive: "manifest.json" is missing"#);
         let list = br#"[{"Config":"c","Layers":["l"]}]"#;
         let none = error(&[("manifest.json", list), ("c", b"{}"), ("l", b"")], &[]);
-        assert_eq!(none, "image archive: the image's configuration does not describe its layers");
+        assert_eq!(none, "image archive: the image configuration does not describe the layers");
     }
 }

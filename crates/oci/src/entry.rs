@@ -17,7 +17,7 @@ pub const MAX_NAME: u64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
     /// The extension entry is larger than [`MAX_NAME`].
-    #[error("archive holds more than {MAX_NAME} bytes in the name of one entry")]
+    #[error("archive has an entry with a name longer than {MAX_NAME} bytes")]
     TooLong,
     /// The entry is a sparse file, whose stored bytes are not its content. Contains its name.
     #[error("entry {0:?} is a sparse file")]

@@ -66,7 +66,7 @@ pub enum LayerError {
     #[error("entry {1:?} comes after {0:?}, but entries must be sorted and unique")]
     Order(PathBuf, PathBuf),
     /// The file grew or shrank during the read. `found` exceeds `wanted` by at most one byte.
-    #[error("entry {path:?} has {found} bytes, not {wanted}: it changed while it was read")]
+    #[error("entry {path:?} has {found} bytes, expected {wanted}: the file changed during the read")]
     Changed { path: PathBuf, wanted: u64, found: u64 },
     /// Reading the content or writing the layer failed.
     #[error("write layer entry {0:?}")]

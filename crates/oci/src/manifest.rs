@@ -19,7 +19,7 @@ const MAX_LAYERS: usize = 500;
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// Larger than [`MAX_MANIFEST`]: description and size in bytes.
-    #[error("{0} has {1} bytes, at most {MAX_MANIFEST} are read")]
+    #[error("{0} has {1} bytes; the limit is {MAX_MANIFEST} bytes")]
     TooLarge(&'static str, usize),
     /// JSON that cannot be parsed or written: description and cause.
     #[error("{0} is not valid")]
@@ -142,7 +142,7 @@ impl AnyManifest {
         let is_it =
             |d: &Descriptor| d.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == arch);
         let found = index.manifests.into_iter().find(is_it);
-        let none = || ImageError::unusable("image index", format!("holds no image for linux/{arch}"));
+        let none = || ImageError::unusable("image index", format!("contains no image for linux/{arch}"));
         found.ok_or_else(none).map(Some)
     }
 }
@@ -328,7 +328,7 @@ mod tests {
         let found = |index: &ImageIndex| AnyManifest::leads_to(&index.to_bytes().unwrap(), "amd64");
         assert_eq!(found(&index).unwrap().as_ref(), Some(&index.manifests[4]));
         index.manifests.truncate(4);
-        insta::assert_snapshot!(found(&index).unwrap_err(), @"image index: holds no image for linux/amd64");
+        insta::assert_snapshot!(found(&index).unwrap_err(), @"image index: contains no image for linux/amd64");
         let bytes = index.to_bytes().unwrap();
         assert_eq!(AnyManifest::parse(&bytes).unwrap(), AnyManifest::Index(index));
     }

@@ -33,9 +33,9 @@ pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<O
         missing.iter().for_each(tell);
         if !missing.is_empty() && !args.incomplete {
             output::message(
-                "error: nothing was written, because the bundle would lack what is listed above\n\
-                 hint: put it into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), name \
-                 the images that are meant with --image, or pass --incomplete",
+                "error: nothing was written, because the contents listed above are missing\n\
+                 hint: put them into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), select images \
+                 with --image, or pass --incomplete",
             );
             return Ok(None);
         }
@@ -72,7 +72,7 @@ async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>
 }
 
 fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
-    let hint = format!("farrier build {name} --kernel {} --push puts it there", kernel.release);
+    let hint = format!("run farrier build {name} --kernel {} --push", kernel.release);
     MissingInput::absent(format!("{name} for {}", kernel.release), hint)
 }
 

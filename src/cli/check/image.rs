@@ -57,7 +57,7 @@ impl OpenImage {
                 word.parse().ok().filter(|found: &ImageReference| found.repository.host().is_some());
             let reference = reference.ok_or_else(|| {
                 CliError::usage(format!(
-                    "{word}: no such file or directory, and no image: those are oci:PATH[:TAG|@DIGEST], docker:REF or \
+                    "{word}: no such file or directory, and not an image: expected oci:PATH[:TAG|@DIGEST], docker:REF or \
                      host/repository:tag"
                 ))
             })?;
@@ -78,7 +78,7 @@ impl OpenImage {
         if releases.len() > 1 && all_are_kernels(&releases) {
             let releases = releases.join(", ");
             return Err(CliError::usage(format!(
-                "image {} has modules for {releases}: say which with --kernel",
+                "image {} has modules for {releases}: choose one with --kernel",
                 self.name
             )));
         }
@@ -131,7 +131,7 @@ fn annotated(manifest: &ImageManifest) -> Option<KernelRelease> {
 fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
     let (root, wanted) = split_place(place);
     if !root.join("index.json").is_file() {
-        let message = format!("{} is no image layout: it has no index.json", root.display());
+        let message = format!("{} is not an image layout: it has no index.json", root.display());
         return Err(CliError::hinted(message, "give oci:PATH, oci:PATH:TAG or oci:PATH@sha256:..."));
     }
     let layout = LayoutRegistry::new(root);
@@ -154,7 +154,7 @@ fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
 /// Reports a digest mismatch as damage: in a layout directory, a retry does not help.
 fn damaged(error: RegistryError) -> CliError {
     match error {
-        RegistryError::Digest { .. } => CliError::hinted(error.to_string(), "write the layout again"),
+        RegistryError::Digest { .. } => CliError::hinted(error.to_string(), "recreate the layout"),
         other => other.into(),
     }
 }
@@ -204,7 +204,7 @@ fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descrip
     let list = if names.is_empty() { "images without names".to_owned() } else { names.join(", ") };
     let message = match wanted {
         Some(wanted) if found.is_empty() => format!("the layout has no {wanted:?}; it has {list}"),
-        _ => format!("the layout has {} images that are meant: {list}", found.len()),
+        _ => format!("{} images in the layout match: {list}", found.len()),
     };
     Err(CliError::hinted(message, "name one of them: oci:PATH:NAME or oci:PATH@sha256:..."))
 }

@@ -126,11 +126,11 @@ impl Kernel {
 }
 
 const NO_IMAGE_TO_BOOT: &str = "the kernel family is not known; name the image with --kernel-image FILE";
-const NO_IMAGE: &str = "--kernel-image FILE (the kernel's vmlinuz or vmlinux) tells what its headers cannot";
+const NO_IMAGE: &str = "--kernel-image FILE (the kernel's vmlinuz or vmlinux) provides what its headers lack";
 
 fn hint(family: &KernelFamily) -> String {
     if family.spec.kernel_image.is_some() {
-        "--fetch-kernel-image fetches the kernel's own image, which tells what its headers cannot".to_owned()
+        "--fetch-kernel-image fetches the kernel image, which provides what its headers lack".to_owned()
     } else {
         NO_IMAGE.to_owned()
     }
@@ -166,12 +166,12 @@ fn release(
     match (&args.headers, &releases[..]) {
         (Some(_), [only]) => Ok(only.clone()),
         (Some(root), [_, ..]) => Err(CliError::usage(format!(
-            "{} has headers of {}: say which with --kernel",
+            "{} has headers of {}: choose one with --kernel",
             root.display(),
             releases.join(", ")
         ))),
         _ => Err(CliError::usage(
-            "which kernel? Give --kernel RELEASE (as `uname -r` prints it there), or --host for this machine's",
+            "no kernel given: pass --kernel RELEASE (as `uname -r` prints it there), or --host for this machine's kernel",
         )),
     }
 }

@@ -59,12 +59,13 @@ impl Visit {
             }
         }
         for error in failed.into_values() {
-            let otherwise = "see that this machine finds and reaches the host, or is told of a proxy (`proxy` in site.yaml); or \
-                             name a mirror (`mirrors` there)";
+            let otherwise = "make sure that this machine can resolve and reach the host, or set a proxy (`proxy` in site.yaml) or a \
+                             mirror (`mirrors` there)";
             self.failed("network", &CliError::from(error), otherwise);
         }
         let list = |hosts: BTreeSet<String>| hosts.into_iter().collect::<Vec<_>>().join(", ");
-        let left_out = (!forbidden.is_empty()).then(|| format!("left out by --offline: {}", list(forbidden)));
+        let left_out =
+            (!forbidden.is_empty()).then(|| format!("skipped because of --offline: {}", list(forbidden)));
         let reached = (!hosts.is_empty()).then(|| format!("answered: {}", list(hosts)));
         let says: Vec<String> = reached.into_iter().chain(left_out).collect();
         if !says.is_empty() {
@@ -91,16 +92,16 @@ impl Visit {
             let by = SignedDuration::from_secs(ahead.abs().as_secs());
             let side = if ahead.is_negative() { "behind" } else { "ahead of" };
             let hint = if of_all {
-                "all others say so: set this machine's clock (timedatectl set-ntp true)"
+                "all other clocks agree: set this machine's clock (timedatectl set-ntp true)"
             } else {
                 "set the clock there, or this machine's if that is the wrong one (timedatectl set-ntp true): certificates, tokens \
-                 and package lists have a time from which on they count"
+                 and package lists are valid only from a certain time"
             };
             self.missing("clock", format!("the clock of {host} is {by:#} {side} this machine's"), hint);
         }
         if off.is_empty() && !clocks.is_empty() {
             let hosts: Vec<&str> = clocks.keys().map(String::as_str).collect();
-            self.fine("clock", format!("less than a minute from that of {}", hosts.join(", ")));
+            self.fine("clock", format!("less than a minute from the clock of {}", hosts.join(", ")));
         }
     }
 }

@@ -30,7 +30,7 @@ pub fn text(report: &GcReport, remote: bool) -> String {
     }
     for leftover in &report.leftovers {
         lines.push(format!(
-            "beside {}@{}, which is gone: {}",
+            "referrer of {}@{}, which no longer exists: {}",
             leftover.repository,
             leftover.subject,
             state(&leftover.state)
@@ -41,7 +41,7 @@ pub fn text(report: &GcReport, remote: bool) -> String {
     lines.push(kept(report));
     for stored in &report.stored {
         lines.push(format!(
-            "not looked at: {} in {} ({}), which may be all that is left of a kernel",
+            "not examined: {} in {} ({}), which may be the last artifacts of a kernel",
             stored.artifacts,
             stored.kind,
             BinaryBytes(stored.bytes)
@@ -58,7 +58,7 @@ pub fn text(report: &GcReport, remote: bool) -> String {
 
 fn state(state: &GcState) -> &'static str {
     match state {
-        GcState::WouldGo => "would go",
+        GcState::WouldGo => "would be deleted",
         GcState::Deleted => "deleted",
         GcState::Failed { .. } => "failed",
         GcState::Untouched => "not tried",
@@ -85,7 +85,7 @@ fn summary(report: &GcReport) -> String {
         return format!("no image is for a kernel that no node has had for {}", counted_days(*keep_days));
     }
     format!(
-        "{} would go with --delete: {} that no other image names",
+        "{} would be deleted with --delete: {} that no other image references",
         counted(images.len(), "image"),
         BinaryBytes(*bytes)
     )
@@ -107,10 +107,10 @@ fn kept(report: &GcReport) -> String {
             KeptWhy::Runs { .. } => "for kernels that nodes run",
             KeptWhy::Announced { .. } => "for announced kernels",
             KeptWhy::Left { .. } => "for kernels that unions still hold",
-            KeptWhy::Recent { .. } => "for kernels that were seen since",
+            KeptWhy::Recent { .. } => "for recently seen kernels",
             KeptWhy::Named { .. } => "named in the cluster",
-            KeptWhy::PartOf { .. } => "part of images that stay",
-            KeptWhy::BaseOf { .. } => "bases of images that stay",
+            KeptWhy::PartOf { .. } => "part of kept images",
+            KeptWhy::BaseOf { .. } => "bases of kept images",
             KeptWhy::NotOurs => "not farrier's",
         };
         *reasons.entry(reason).or_default() += 1;

@@ -41,8 +41,8 @@ pub fn report(report: &HeadersReport) -> String {
         report;
     let what = match outcome {
         Outcome::New => "imported",
-        Outcome::Known => "known already",
-        Outcome::Replaced => "imported, in place of others",
+        Outcome::Known => "already known",
+        Outcome::Replaced => "imported, replacing others",
     };
     let symbols =
         exported_symbols.map_or_else(|| "no Module.symvers".to_owned(), |count| format!("{count} symbols"));

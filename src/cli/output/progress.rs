@@ -161,7 +161,7 @@ impl Meter for Bar {
         self.bar.reset();
         self.bar.set_length(bytes);
         self.bar.set_prefix(match phase {
-            Phase::Resume => "verifying what an earlier run has written",
+            Phase::Resume => "verifying the output of an earlier run",
             Phase::Export => "exporting",
             Phase::Verify => "verifying",
             Phase::Push => "pushing",

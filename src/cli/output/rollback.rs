@@ -45,7 +45,7 @@ pub fn text(rolled: &[Rolled], dry_run: bool, looked: &Looked<'_>) -> String {
         text.push_str("\nnothing was written (--dry-run)\n");
     } else if !resume.is_empty() {
         text.push_str(
-            "\nA running controller leaves these until another image is due. To let it set them again:\n",
+            "\nA running controller leaves these unchanged until another image is planned. To let it set them again:\n",
         );
         text.push_str(&resume.concat());
     }
@@ -61,7 +61,7 @@ fn nothing(looked: &Looked<'_>) -> String {
     } else {
         format!("none of {}", objects.join(", "))
     };
-    let as_far = if *unseen { "as far as it can be seen, " } else { "" };
+    let as_far = if *unseen { "as far as farrier can see, " } else { "" };
     format!(
         "nothing to roll back in the {place}: {as_far}{who} carries a record of what farrier has set (annotations \
          {RECORD_ANNOTATION}, {PER_KERNEL_ANNOTATION})\n"

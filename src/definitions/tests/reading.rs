@@ -22,7 +22,10 @@ fn what_is_no_regular_file_is_told_and_not_waited_for() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         mknodat(CWD, &path, FileType::Fifo, 0o644.into(), 0).unwrap();
         let told = load(Some(directory.path())).unwrap_err().render();
-        assert!(told.starts_with(&format!("error: {name}: cannot be read: it is no regular file")), "{told}");
+        assert!(
+            told.starts_with(&format!("error: {name}: cannot be read: it is not a regular file")),
+            "{told}"
+        );
     }
 }
 
@@ -40,7 +43,7 @@ fn a_link_that_leads_out_is_refused_and_nothing_is_quoted() {
         let told = load(Some(directory.path())).unwrap_err().render();
         assert!(!told.contains("c2VjcmV0"), "{told}");
         let wanted = format!(
-            "error: {name}: cannot be read: it is a link that leads out of the definitions directory"
+            "error: {name}: cannot be read: it is a symbolic link that leads out of the definitions directory"
         );
         assert!(told.starts_with(&wanted), "{told}");
     }

@@ -220,7 +220,7 @@ impl AptArchive {
             return Err(process::failure(action, &output.stderr));
         }
         if failed {
-            tracing::warn!(suites = absent.join(", "), "archives do not have all of the suites");
+            tracing::warn!(suites = absent.join(", "), "some suites are missing in the archives");
         }
         fs::write(&stamp, absent.join("\n"))?;
         Ok(true)
@@ -398,7 +398,7 @@ fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String> {
         _ => Err(FetchError::value(
             "a directory in apt's configuration",
             &path.to_string_lossy(),
-            "it holds a character that cannot be quoted there",
+            "it contains a character that cannot be quoted there",
         )),
     };
     Ok(include_str!("apt.conf")

@@ -233,7 +233,7 @@ fn check(entries: &[SourceEntry]) -> Result<()> {
         for name in entry.suites.iter().chain(&entry.components) {
             let plain = |c: char| c.is_ascii_alphanumeric() || "._+~/-".contains(c);
             if name.is_empty() || !name.chars().all(plain) || name.starts_with('-') || name.contains("..") {
-                return reject("an apt suite or component", name, "it holds a character that none has");
+                return reject("an apt suite or component", name, "it contains an invalid character");
             }
         }
         let key = match &entry.signed_by {
@@ -241,7 +241,7 @@ fn check(entries: &[SourceEntry]) -> Result<()> {
             SignedBy::Host | SignedBy::Embedded(_) => "",
         };
         if key.chars().any(char::is_control) {
-            return reject("a keyring", key, "it holds a control character");
+            return reject("a keyring", key, "it contains a control character");
         }
     }
     Ok(())

@@ -119,7 +119,8 @@ fn merge(tree: &Path, dir: &Path) -> Result<()> {
 }
 
 fn no_directory(path: &Path) -> FetchError {
-    io::Error::new(io::ErrorKind::NotADirectory, format!("use {}: it is no directory", path.display())).into()
+    io::Error::new(io::ErrorKind::NotADirectory, format!("use {}: it is not a directory", path.display()))
+        .into()
 }
 
 /// Returns the new target of a link in `dir` (relative to the root) that moves to `usr/<dir>`.

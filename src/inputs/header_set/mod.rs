@@ -301,7 +301,7 @@ impl<'a> Headers<'a> {
             format: FORMAT,
             from: Place::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
             with_dependencies: true,
-            hint: "add the suite that has it to the family's `suites`, or bring the headers as a tarball",
+            hint: "add the suite that has it to the family's `suites`, or provide the headers as a tarball",
         }
     }
 
@@ -389,7 +389,7 @@ fn unnameable<T>(search: &Search<'_>) -> Option<Lookup<T>> {
         Place::Rpm(..) => return None,
     };
     let name = names.iter().flatten().find(|name| !control::is_package_name(name))?;
-    let hint = "no package can have this name: bring the headers as a tarball, for a family of their own";
+    let hint = "no package can have this name: provide the headers as a tarball, in a separate kernel family";
     Some(match search.missing(name) {
         Lookup::Missing { looked_for, hint: _ } => Lookup::Missing { looked_for, hint: hint.to_owned() },
         found @ Lookup::Found(_) => found,

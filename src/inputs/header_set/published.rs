@@ -46,7 +46,7 @@ const WHAT: &str = "kernel headers";
 /// Path that selects the kernel directories of an image instead of one path in it.
 const ROOT: &str = "/";
 /// Remedy if no headers are published for a kernel.
-const HINT: &str = "say in the kernel family where the headers of this kernel are published";
+const HINT: &str = "define in the kernel family where the headers of this kernel are published";
 
 /// Published headers of a kernel.
 pub(super) struct Published {
@@ -312,15 +312,15 @@ fn absent(whole: &Path, path: &Path, what: &str) -> Result<FetchError> {
     let (path, parent) = (path.display(), parent.display());
     Ok(FetchError::unusable(
         format!("find {path} in {what}: {parent} has {there}"),
-        "it is of another kernel, as whole releases of driver toolkits were, or has its headers elsewhere: name the one that \
-         has this kernel's, or import them (`farrier headers import`)",
+        "the image is for another kernel, as entire driver toolkit releases were, or has its headers in \
+         another directory: name the image for this kernel, or import the headers (`farrier headers import`)",
     ))
 }
 
 /// Returns an image's unpacked tree.
 async fn tree(fetcher: &Fetcher, image: &ImageReference, arch: Architecture) -> Result<PathBuf> {
     let ImageReference { repository, version } = image;
-    let gone = || FetchError::unusable(format!("fetch image {image}: it is not there any more"), HINT);
+    let gone = || FetchError::unusable(format!("fetch image {image}: it no longer exists"), HINT);
     let registry = fetcher.registries();
     let found = registry.image(repository, version, arch.as_str()).await.map_err(StoreError::from)?;
     let manifest = ImageManifest::parse(&found.ok_or_else(gone)?.bytes).map_err(StoreError::from)?;

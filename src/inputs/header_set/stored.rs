@@ -326,10 +326,10 @@ impl Headers<'_> {
         let Some(stored) = stored else {
             return Err(FetchError::StoredHeaders {
                 message: format!(
-                    "fetch the {} from the store: they are not there any more",
+                    "fetch the {} from the store: they no longer exist",
                     title_of(release.as_str(), *arch)
                 ),
-                hint: "import them again, or let farrier look for them elsewhere: run it again".to_owned(),
+                hint: "import them again, or run farrier again to look for them elsewhere".to_owned(),
             });
         };
         let what = place_of(&stored, &header_tag(release, *arch)?);

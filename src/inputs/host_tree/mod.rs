@@ -110,7 +110,8 @@ fn bring(stop: &AtomicBool, from: &Path, tree: &Path) -> Result<()> {
     let what = from.display().to_string();
     if Format::of(from)?.is_none() {
         return Err(FetchError::Layout(format!(
-            "a directory or an archive of exposed headers in {what}: its first bytes are those of no archive that farrier knows"
+            "a directory or an archive of exposed headers in {what}: it is not an archive in a supported \
+             format"
         )));
     }
     fs::create_dir(tree)?;
@@ -148,7 +149,7 @@ fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBu
     }
     if symvers.is_empty() {
         return Err(FetchError::unusable(
-            format!("find a Module.symvers in {what}: there is none, so the driver's symbols are not known"),
+            format!("find a Module.symvers in {what}: there is none, so the driver's symbols are unknown"),
             "collect the directory that the driver exposes, such as /usr/src/ofa_kernel: its kernel-devel package \
              installs it",
         ));

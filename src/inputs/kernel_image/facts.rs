@@ -51,7 +51,7 @@ impl KernelImage {
                 let (path, wanted) = (self.vmlinuz.display(), &self.release);
                 Err(FetchError::unusable(
                     format!("{path} is the image of kernel {found}, not of {wanted}"),
-                    "give the image of exactly this kernel",
+                    "pass the image of exactly this kernel",
                 ))
             }
             _ => Ok(()),
@@ -148,7 +148,7 @@ fn read_image(path: &Path) -> Result<ImageFacts> {
     let mut facts = BeyondHeaders::default();
     if let Some(section) = vmlinux.btf().map_err(wrong)? {
         let btf = Btf::parse(&section).map_err(|source| {
-            let hint = "the image is damaged, or made by a newer kernel build than farrier knows";
+            let hint = "the image is damaged, or was built by a newer kernel than farrier supports";
             unfit(&format!("read the type information (BTF) in {}", path.display()), &source, hint)
         })?;
         add_btf(&mut facts, &btf, &FactSource::Btf);
@@ -205,7 +205,7 @@ pub(super) fn add_modules(facts: &mut BeyondHeaders, directory: &Path) -> Result
     let sample = match index.modules.values().map(|file| directory.join(file)).find(|path| path.is_file()) {
         Some(path) => payload::read_module(&path, &DecompressionBudget::without_build())
             .map_err(|error| {
-                FetchError::unusable(error_chain(&error), "look at the file's rights and the disk")
+                FetchError::unusable(error_chain(&error), "check the file's permissions and the disk")
             })?
             .and_then(|read| read.module.ok()),
         None => None,

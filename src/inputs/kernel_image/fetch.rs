@@ -86,7 +86,8 @@ impl KernelImages<'_> {
     }
 
     async fn search(self, from: Place<'_>, target: &KernelTarget, reach: Reach) -> Result<KernelImageLookup> {
-        let hint = "add the suite or repository that has it to the family's kernelImage, or give --kernel-image PATH";
+        let hint = "add the suite or repository that has it to the family's kernelImage, or pass \
+            --kernel-image PATH";
         let fetcher = self.0;
         let search =
             Search { fetcher, target, kind: KIND, format: FORMAT, from, with_dependencies: false, hint };
@@ -128,7 +129,7 @@ impl KernelImages<'_> {
             self.release_of(vmlinuz).await?.ok_or_else(|| {
                 let place = vmlinuz.display();
                 FetchError::Layout(format!(
-                    "the kernel's release in {place}: it holds no `Linux version`; say it with --kernel"
+                    "the kernel's release in {place}: it contains no `Linux version`; pass --kernel"
                 ))
             })?
         };
@@ -147,7 +148,7 @@ fn without(family: &KernelFamily, target: &KernelTarget) -> KernelImageLookup {
     let name = &family.metadata.name;
     Lookup::Missing {
         looked_for: format!("the kernel image of {target}"),
-        hint: format!("add `kernelImage` to kernel family {name}, or give --kernel-image PATH"),
+        hint: format!("add `kernelImage` to kernel family {name}, or pass --kernel-image PATH"),
     }
 }
 

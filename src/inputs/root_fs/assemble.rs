@@ -121,7 +121,7 @@ fn output_of(program: &'static str, arguments: &[&str], packages: &[PathBuf]) ->
     let output = output.map_err(|source| FetchError::Start(program, source))?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        let action = "read what the packages are".to_owned();
+        let action = "read the package metadata".to_owned();
         return Err(FetchError::Program { action, message, transient: false });
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -100,10 +100,11 @@ pub(super) fn runs(arch: Architecture) -> Result<()> {
     }
     Err(FetchError::unusable(
         format!(
-            "a base of packages for {arch} is made by running programs for {arch}, which this machine does not"
+            "a base of packages for {arch} is built by running programs for {arch}, which this machine \
+             cannot run"
         ),
-        "install arch-test and qemu-user-static; or make it on a machine that runs them, where `farrier mirror` puts it into the \
-         registry; bases with `minimal` or `image` need none of it",
+        "install arch-test and qemu-user-static; or run `farrier mirror` on a machine that can run them, to \
+         store the base in the registry; bases with `minimal` or `image` do not need this",
     ))
 }
 
@@ -112,8 +113,8 @@ fn failure(action: String, words: &str) -> FetchError {
     if words.contains("unable to pick chroot mode") {
         return FetchError::unusable(
             format!("{action}: mmdebstrap needs root or user namespaces, and this process has neither"),
-            "run farrier as root, or allow user namespaces; or make it elsewhere, where `farrier mirror` puts it into the \
-             registry; bases with `minimal` or `image` need none of it",
+            "run farrier as root, or allow user namespaces; or run `farrier mirror` on another machine, to \
+             store the base in the registry; bases with `minimal` or `image` do not need this",
         );
     }
     process::failure(action, words)

@@ -269,7 +269,7 @@ mod tests {
         );
         assert!(
             !tree.path().join("usr/bin/ld").is_symlink(),
-            "this architecture's tools have names of their own"
+            "this architecture's tools have separate names"
         );
     }
 

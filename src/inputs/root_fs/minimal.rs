@@ -118,7 +118,7 @@ impl RootFileSystems<'_> {
         let Some(stored) = stored else { return Ok(None) };
         // Another signed root file system may have been stored under the tag.
         if !stored.note(annotations::PACKAGES)?.starts_with(&format!("{}=", spec.package)) {
-            return Err(stored.is_not("it says that it is another root file system").into());
+            return Err(stored.is_not("its annotations name another root file system").into());
         }
         Ok(Some(stored.note(key)?.to_owned()))
     }
@@ -129,7 +129,7 @@ impl RootFileSystems<'_> {
             Err(error) if error.is_transient() => {
                 let known = package::known(self.0, &source, arch)?;
                 if known.is_some() {
-                    tracing::warn!(package = %source.package, %error, "package archive cannot be asked, using what it said last");
+                    tracing::warn!(package = %source.package, %error, "cannot reach the package archive, using its last known state");
                 }
                 known.ok_or(error)
             }

@@ -119,7 +119,8 @@ fn verify(digest: &Digest, file: &Path, stop: &AtomicBool) -> Result<()> {
         return Ok(());
     }
     let message =
-        format!("unpack {}: its content is not {digest}: something wrote to the cache", file.display());
-    let hint = "find out what wrote to the cache directory, and delete that directory: farrier fetches its content again";
+        format!("unpack {}: its content does not match {digest}: the cache was modified", file.display());
+    let hint = "find out what modified the cache directory, and delete that directory: farrier fetches its \
+        content again";
     Err(FetchError::unusable(message, hint))
 }

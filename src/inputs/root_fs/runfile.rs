@@ -166,9 +166,9 @@ fn of_installer(tree: &Path, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>>
     let text = fs::read_to_string(tree.join(MANIFEST)).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => FetchError::unusable(
             format!(
-                "find {MANIFEST} in the source of the runtime base: it is no installer of NVIDIA's driver"
+                "find {MANIFEST} in the source of the runtime base: it is not an NVIDIA driver installer"
             ),
-            "name the source that is the .run file, or the directory that `--extract-only` of it makes",
+            "name the source with the .run file, or the directory that its `--extract-only` creates",
         ),
         _ => error.into(),
     })?;
@@ -208,7 +208,7 @@ fn of_archive(tree: &Path, arch: Architecture) -> Result<BTreeMap<PathBuf, What>
         }
     }
     if found.is_empty() {
-        let message = format!("find bin, lib or share in {}: it is no archive of NVIDIA's", tree.display());
+        let message = format!("find bin, lib or share in {}: it is not an NVIDIA archive", tree.display());
         return Err(FetchError::unusable(message, "name its top directory with `subdir` of the source"));
     }
     Ok(found)
@@ -224,11 +224,12 @@ fn places(manifest: &str, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>> {
     if version != wanted.version {
         return Err(FetchError::unusable(
             format!(
-                "make the runtime base: the installer is version {version:?}, the driver image {:?}, and user space works with \
-                 modules of its very version only",
+                "make the runtime base: the installer is version {version:?}, the driver image {:?}, and \
+                 its user space works only with modules of the same version",
                 wanted.version
             ),
-            "make `version` of the image that of the .run file, or name the .run file of that version",
+            "set `version` of the image to the version of the .run file, or name the .run file of that \
+             version",
         ));
     }
     let (mut found, mut unknown, lib) = (BTreeMap::new(), BTreeSet::new(), lib_of(wanted.arch));
@@ -236,7 +237,7 @@ fn places(manifest: &str, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>> {
     for (index, line) in lines {
         let malformed = || {
             FetchError::Layout(format!(
-                "what line {} of the installer's {MANIFEST} means: {line:?}",
+                "a known format in line {} of the installer's {MANIFEST}: {line:?}",
                 index + 1
             ))
         };
@@ -252,7 +253,7 @@ fn places(manifest: &str, wanted: &Wanted) -> Result<BTreeMap<PathBuf, What>> {
         found.insert(place, what);
     }
     if !unknown.is_empty() {
-        tracing::warn!(kinds = ?unknown, "the installer has kinds of files that farrier does not know: they are left out");
+        tracing::warn!(kinds = ?unknown, "the installer has file kinds unknown to farrier: skipped");
     }
     Ok(found)
 }
@@ -344,7 +345,9 @@ impl<'m> Entry<'m> {
 fn locate(installer: &Path, name: &str) -> Result<PathBuf> {
     let found = links::resolve(installer, Path::new(name))?.map(|found| installer.join(found));
     found.filter(|found| found.is_file()).ok_or_else(|| {
-        FetchError::Layout(format!("{name:?} in the installer: its {MANIFEST} names it, and it is not there"))
+        FetchError::Layout(format!(
+            "{name:?} in the installer: its {MANIFEST} names it, but it does not exist"
+        ))
     })
 }
 

@@ -100,10 +100,10 @@ fn another_version_and_a_manifest_of_another_form_are_told() {
         let wanted = Wanted { version: version.to_owned(), ..wanted(false) };
         places(manifest, &wanted).unwrap_err().to_string()
     };
-    insta::assert_snapshot!(told(HEADER, "580.82.09"), @r#"make the runtime base: the installer is version "580.95.05", the driver image "580.82.09", and user space works with modules of its very version only"#);
+    insta::assert_snapshot!(told(HEADER, "580.82.09"), @r#"make the runtime base: the installer is version "580.95.05", the driver image "580.82.09", and its user space works only with modules of the same version"#);
     for line in ["libcuda.so.1 CUDA_LIB", "x 0644", "../../etc/x/.. 0644 UTILITY_BINARY"] {
         let error = told(&format!("{HEADER}{line}\n"), "580.95.05");
-        assert_eq!(error, format!("find what line 9 of the installer's .manifest means: {line:?}"));
+        assert_eq!(error, format!("find a known format in line 9 of the installer's .manifest: {line:?}"));
     }
     let outside = told(&format!("{HEADER}x 0644 EXPLICIT_PATH /usr/../.. MODULE:x\n"), "580.95.05");
     assert!(outside.contains("line 9"), "{outside}");
@@ -163,12 +163,12 @@ fn an_installer_that_is_not_what_it_says_leaves_no_base() {
     let library = "libcuda.so.580.95.05 0755 CUDA_LIB NATIVE / MODULE:gpgpu\n";
     let arm = crate::payload::elf_program(183, 1);
     insta::assert_snapshot!(said(library, &[("libcuda.so.580.95.05", &arm)]), @"make the runtime base for amd64: libcuda.so.580.95.05 of the installer is a program for arm64 (name NVIDIA-Linux-x86_64-VERSION.run, in a definition for nodes of this architecture)");
-    insta::assert_snapshot!(said(library, &[]), @r#"find "libcuda.so.580.95.05" in the installer: its .manifest names it, and it is not there ()"#);
-    insta::assert_snapshot!(said("leads-out 0644 CUDA_ICD MODULE:x\n", &[]), @r#"find "leads-out" in the installer: its .manifest names it, and it is not there ()"#);
+    insta::assert_snapshot!(said(library, &[]), @r#"find "libcuda.so.580.95.05" in the installer: its .manifest names it, but it does not exist ()"#);
+    insta::assert_snapshot!(said("leads-out 0644 CUDA_ICD MODULE:x\n", &[]), @r#"find "leads-out" in the installer: its .manifest names it, but it does not exist ()"#);
     let empty = tempfile::tempdir().unwrap();
     let trees = [empty.path().to_owned()];
     let error = write(&AtomicBool::new(false), &trees, &wanted(false), &empty.path().join("x")).unwrap_err();
-    insta::assert_snapshot!(error, @"find .manifest in the source of the runtime base: it is no installer of NVIDIA's driver");
+    insta::assert_snapshot!(error, @"find .manifest in the source of the runtime base: it is not an NVIDIA driver installer");
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn archives_go_where_nvidia_s_packages_have_them() {
     usr/share/nvidia/nvswitch/fabricmanager.cfg
     ");
     let error = of_archive(&tree.join("share/nvidia"), Architecture::Amd64).unwrap_err().to_string();
-    assert!(error.ends_with("it is no archive of NVIDIA's"), "{error}");
+    assert!(error.ends_with("it is not an NVIDIA archive"), "{error}");
 }
 
 proptest! {

@@ -21,7 +21,7 @@ pub(super) fn directory(text: &str, is_directory: bool) -> Result<Url> {
 pub(super) fn based(net: &Net, base: &str) -> Result<Vec<String>> {
     let url = directory(base, true)?;
     if !matches!(url.scheme(), "https" | "http") {
-        let why = "metadata may name one by http or https alone";
+        let why = "metadata may only name addresses with http or https";
         return Err(FetchError::value("the address of an RPM repository", base, why));
     }
     Ok(net.url_candidates(&url).iter().map(Url::to_string).collect())

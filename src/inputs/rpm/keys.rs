@@ -31,8 +31,8 @@ impl Keys {
         }
         let binary = dearmored(&String::from_utf8_lossy(&fs::read(file)?)).ok_or_else(|| {
             FetchError::unusable(
-                format!("use the keys in {}: they are no armored OpenPGP keys", file.display()),
-                format!("give the file that the distribution publishes, which begins with {BEGIN}"),
+                format!("use the keys in {}: they are not armored OpenPGP keys", file.display()),
+                format!("name the file that the distribution publishes, which begins with {BEGIN}"),
             )
         })?;
         Ok(Some(Self { file: file.to_owned(), binary }))

@@ -44,8 +44,8 @@ const FORMAT: &str = "rpm-4";
 /// Kind of the cache's records and locks.
 const KIND: &str = "rpm";
 /// Remedy for missing keys, or for a repository without any address.
-pub const LACKING: &str = "put the distribution's keys there, name mirrors of its repositories in site.yaml (`mirrors`), or add the repository that \
-                           has it to the family";
+pub const LACKING: &str = "add the distribution's keys, name mirrors of its repositories in site.yaml \
+    (`mirrors`), or add the repository that has it to the family";
 /// Maximum size of `repomd.xml`, a signature or a list of mirrors, in bytes.
 const MOST_INDEX: u64 = 4 << 20;
 
@@ -118,7 +118,7 @@ impl Repositories {
             // addresses.
             found.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
             if found.is_empty() {
-                absent.push(format!("{text} (no `mirrors` in site.yaml is for it)"));
+                absent.push(format!("{text} (no mirror in site.yaml)"));
             } else {
                 places.push(if is_list { Place::Listed(found) } else { Place::At(found) });
             }
@@ -289,7 +289,7 @@ impl Repositories {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(repository = %place, error = %crate::error_chain(&error), "the repository cannot be read");
+                    tracing::debug!(repository = %place, error = %crate::error_chain(&error), "cannot read the repository");
                     // Of several errors, report the first one: the first place is the intended one.
                     fault.get_or_insert(error);
                 }
@@ -315,7 +315,7 @@ impl Repositories {
             got.map_err(|error| match error {
                 FetchError::Status(url, 404 | 410) => FetchError::unusable(
                     format!("verify {what}: there is no signature {url}"),
-                    "where the packages are signed, the family may say `signed: packages`",
+                    "if the packages are signed, set `signed: packages` in the family",
                 ),
                 error => error,
             })?;

@@ -54,7 +54,7 @@ impl Found {
 }
 
 fn kernel(source: &RpmSource) -> Result<&KernelTarget> {
-    let none = "its packages are of one kernel each";
+    let none = "each of its packages is for one kernel";
     source
         .kernel
         .as_ref()

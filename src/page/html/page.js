@@ -58,11 +58,11 @@ async function bring() {
   let lost = "";
   try {
     const answer = await fetch(location.href, { signal: AbortSignal.timeout(15000) });
-    if (!answer.ok) throw new Error(`it answers ${answer.status}`);
+    if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
     show(new DOMParser().parseFromString(await answer.text(), "text/html"));
     behind = stream?.readyState !== EventSource.OPEN;
   } catch (error) {
-    lost = `This page is not brought up to date: ${error.message}`;
+    lost = `This page could not be refreshed: ${error.message}`;
   }
   const said = document.querySelector(".lost");
   if (said.textContent !== lost) said.textContent = lost;

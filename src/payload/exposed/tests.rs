@@ -60,13 +60,14 @@ fn absolute_links_become_relative_to_their_place() {
 fn links_out_of_the_payload_are_refused_with_their_path() {
     for default in ["/../etc/passwd", "../../../../etc/passwd"] {
         let error = exposed(payload(default).path()).unwrap_err();
-        let expected = format!("exposed link /{OFED}/default -> {default}: it leads out of the payload");
+        let expected =
+            format!("exposed link /{OFED}/default -> {default}: its target is outside the payload");
         assert_eq!(error.to_string(), expected);
         assert!(error.is_permanent() && error.hint().is_some());
     }
     let tree = payload("x86_64");
     let error = expose(tree.path(), &exposes(&["/usr/src/ofa_kernel/default"])).unwrap_err();
-    assert!(error.to_string().ends_with("it is exposed, and what it leads to is not"), "{error}");
+    assert!(error.to_string().ends_with("the link is exposed, but its target is not"), "{error}");
 }
 
 #[test]

@@ -114,7 +114,7 @@ fn a_payload_that_is_merged_itself_keeps_the_links_of_the_base() {
 #[test]
 fn conflicts() {
     let error = |entries: &[&str]| write(&payload(entries), true).unwrap_err().to_string();
-    insta::assert_snapshot!(error(&["lib/x", "usr/lib/x"]), @r#"payload entries "lib/x" and "usr/lib/x" would both be "usr/lib/x" on the usr-merged base"#);
+    insta::assert_snapshot!(error(&["lib/x", "usr/lib/x"]), @r#"payload entries "lib/x" and "usr/lib/x" have the same path "usr/lib/x" on the usr-merged base"#);
     insta::assert_snapshot!(error(&["lib -> elsewhere"]), @r#"payload entry "lib" would replace the link of the usr-merged base"#);
     insta::assert_snapshot!(error(&["lib/x", "usr -> other"]), @r#"payload entry "usr" would replace the link of the usr-merged base"#);
 }

@@ -104,7 +104,7 @@ impl LeaseTask {
     pub async fn release(self) {
         self.release.cancel();
         if let Err(error) = self.task.await {
-            tracing::warn!(%error, "the lease was not given back");
+            tracing::warn!(%error, "the lease could not be released");
         }
     }
 }
@@ -263,11 +263,11 @@ impl Candidate {
         let (lease, identity) = (&self.shared.lease, &self.options.identity);
         if writes {
             self.leader = None;
-            tracing::info!(lease, identity, "leads: this farrier builds and writes");
+            tracing::info!(lease, identity, "became leader: this farrier builds and writes");
         } else if leads {
             tracing::warn!(lease, identity, "the lease could not be renewed: nothing is written until it is");
         } else {
-            tracing::warn!(lease, identity, "leads no more: nothing is written");
+            tracing::warn!(lease, identity, "lost leadership: nothing is written");
         }
         self.leads.send_replace(leads);
     }
@@ -279,8 +279,13 @@ impl Candidate {
         }
         // The part before the last `_` is the name of the holder's machine; in a cluster, of its pod.
         let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
-        let hint = format!("its log has the rest: kubectl -n {} logs {pod}", self.options.namespace);
-        tracing::info!(lease = self.shared.lease, leader = holder, hint, "stands by: another farrier leads");
+        let hint = format!("read the leader's log: kubectl -n {} logs {pod}", self.options.namespace);
+        tracing::info!(
+            lease = self.shared.lease,
+            leader = holder,
+            hint,
+            "standing by: another farrier leads"
+        );
         self.leader = Some(holder);
     }
 
@@ -295,8 +300,8 @@ impl Candidate {
         spec.renew_time = Some(MicroTime(jiff::Timestamp::now()));
         let parameters = PostParams::default();
         let replace = self.api.replace(&self.options.name, &parameters, &lease);
-        match self.request("give back", replace).await {
-            Ok(_) => tracing::info!(lease = self.shared.lease, "lease given back"),
+        match self.request("release", replace).await {
+            Ok(_) => tracing::info!(lease = self.shared.lease, "lease released"),
             Err(error) => self.report(error),
         }
     }
@@ -337,8 +342,8 @@ impl Candidate {
             Some(403) => {
                 "add apiGroups [coordination.k8s.io], resources [leases], verbs [get, create, update] to farrier's Role"
             }
-            Some(404) => "create the namespace, or name another one with --lease-namespace",
-            _ => "it is tried again",
+            Some(404) => "create the namespace, or choose another one with --lease-namespace",
+            _ => "farrier retries automatically",
         };
         tracing::warn!(error = message, hint, "lease");
         self.reported = Some(message);

@@ -99,7 +99,7 @@ fn nodes_are_told_when_they_may_boot_and_when_not() {
     fleet.publish(Verdict::Loads);
     let told = story.lines(&fleet.plan());
     assert!(
-        told.contains("ReadyForKernel node n0: every image that it will need for 6.1.0-48-amd64"),
+        told.contains("ReadyForKernel node n0: every image that the node needs for 6.1.0-48-amd64"),
         "{told}"
     );
     assert_eq!(story.lines(&fleet.plan()), "");

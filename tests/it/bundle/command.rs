@@ -51,7 +51,7 @@ async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
     fs::write(&bad, b"PK\x03\x04 something else").unwrap();
     let (code, said) = refusal(&bad);
     assert_eq!(code, Some(2));
-    assert!(said.contains("FILE is no bundle: it is not compressed with zstd"), "{said}");
+    assert!(said.contains("FILE is not a bundle: it is not compressed with zstd"), "{said}");
 }
 
 /// Returns the command that exports one reference with `farrier bundle export`.
@@ -94,7 +94,7 @@ async fn an_export_that_is_killed_goes_on_to_the_same_bytes() {
     let gets = from.process.requests("GET");
     let output = export_command(&registry, &killed, directory.path()).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("were written by an earlier run, and kept"));
+    assert!(text(&output.stderr).contains("blobs that an earlier run wrote"));
     assert!(from.process.requests("GET") - gets < 14, "everything was fetched again");
     assert!(fs::read(&killed).unwrap() == fs::read(&whole).unwrap());
     assert!(!partial.exists());
@@ -156,7 +156,8 @@ async fn an_image_that_is_not_published_is_missed() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let missing = format!(
-        "missing: two for {KERNEL}: the registry does not have it (farrier build two --kernel {KERNEL} --push puts it there)"
+        "missing: two for {KERNEL}: not in the registry (farrier build two --kernel {KERNEL} --push puts it \
+         there)"
     );
     assert!(said.contains(&missing), "{said}");
     assert!(!said.contains("missing: one for") && !said.contains("missing: three for"), "{said}");
@@ -239,7 +240,7 @@ async fn definitions_that_bring_commands_are_taken_at_a_word_only() {
         let output = import(&[]);
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(&format!("--- {path}")) && said.contains("then give --accept"), "{said}");
+        assert!(said.contains(&format!("--- {path}")) && said.contains("then pass --accept"), "{said}");
         assert!(!place.join(path).exists() && to.manifest("definitions", "latest").await.is_none());
         let output = import(&["--accept"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
@@ -296,7 +297,7 @@ async fn a_bundle_counts_for_who_signed_it() {
     let registry = from.location.to_string();
     let words = ["bundle", "export", "--registry", &registry, "--reference", "two:2", "--to"];
     let output = farrier(&[&words, &[other.to_str().unwrap()][..]].concat());
-    assert!(output.status.success() && text(&output.stderr).contains("it is not signed"));
+    assert!(output.status.success() && text(&output.stderr).contains("the bundle is not signed"));
     fs::copy(format!("{file}.sig"), other.with_extension("bundle.sig")).unwrap();
     let words = ["bundle", "inspect", other.to_str().unwrap(), "--key", ours.to_str().unwrap()];
     assert_eq!(farrier(&words).status.code(), Some(1));

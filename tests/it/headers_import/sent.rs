@@ -184,7 +184,7 @@ async fn what_is_no_header_set_of_the_kernel_is_not_stored() {
     let mut packed = pack().await;
     packed.layer.digest = Digest::of(b"others");
     let error = send(&Net::default(), &sent.url(), &sent.key("6.1.192-ACME"), &packed).await.unwrap_err();
-    assert!(error.to_string().contains("not what was announced"), "{error}");
+    assert!(error.to_string().contains("does not match the announced size and digest"), "{error}");
     let mut packed = pack().await;
     packed.layer.size = (512 << 20) + 1;
     let error = send(&Net::default(), &sent.url(), &sent.key("6.1.192-ACME"), &packed).await.unwrap_err();

@@ -38,8 +38,8 @@ async fn a_token_server_that_only_the_registry_names_gets_no_credentials() {
         assert_eq!(
             error.to_string(),
             format!(
-                "{registry} wants its credentials for list tags of x sent to the token server http://{server}, which is not trusted \
-                 with them"
+                "{registry} refers to the token server http://{server} to list tags of x: the token server \
+                 is not trusted with the credentials of {registry}"
             )
         );
         let todo =

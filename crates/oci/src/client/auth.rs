@@ -212,8 +212,8 @@ pub(super) fn explain(transport: &Transport, name: &RemoteName, used: Option<&He
         Some(value) if is_basic(value) => {
             format!("the user name or password in {place} is wrong")
         }
-        Some(_) => "its token server gave a token that it does not accept".to_owned(),
-        None => format!("it wants credentials, and {place} has none for {}", name.host),
+        Some(_) => "the registry rejects the token that its token server issued".to_owned(),
+        None => format!("the registry requires credentials, and {place} has none for {}", name.host),
     }
 }
 
@@ -270,11 +270,11 @@ fn is_own(name: &RemoteName, realm: &Url) -> bool {
 /// Parses the address of a token server that a registry names. The connection to the token server must be at least as
 /// secure as the one to the registry, because its tokens give access to the registry.
 fn realm_of(text: &str, by_tls: bool, allows_plain: impl Fn(&Url) -> bool) -> Result<Url, &'static str> {
-    let url = Url::parse(text).map_err(|_| "is no address")?;
+    let url = Url::parse(text).map_err(|_| "is not a URL")?;
     match url.scheme() {
         "https" => Ok(url),
         "http" if !by_tls && allows_plain(&url) => Ok(url),
-        _ => Err("is not reached through https"),
+        _ => Err("does not use https"),
     }
 }
 
@@ -349,8 +349,9 @@ impl TokenQuery<'_> {
             }
             status => return Err(RegistryError::protocol(host, action, answered(status))),
         }
-        let garbage =
-            || RegistryError::protocol(host, self.action, "its token server's answer holds no token");
+        let garbage = || {
+            RegistryError::protocol(host, self.action, "the response of the token server contains no token")
+        };
         let answer: TokenAnswer = serde_json::from_slice(&body).map_err(|_| garbage())?;
         let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
         let header =
@@ -402,10 +403,10 @@ mod tests {
         let (all, none) = (|_: &Url| true, |_: &Url| false);
         assert!(realm_of("https://r.example/token", true, none).is_ok());
         assert!(realm_of("http://127.0.0.1:5000/token", false, all).is_ok());
-        let unsafe_way = Err("is not reached through https");
+        let unsafe_way = Err("does not use https");
         assert_eq!(realm_of("http://127.0.0.1:5000/token", true, all), unsafe_way, "downgrade from TLS");
         assert_eq!(realm_of("http://r.example/token", false, none), unsafe_way);
         assert_eq!(realm_of("ftp://r.example/token", false, all), unsafe_way);
-        assert_eq!(realm_of("/token", false, all), Err("is no address"));
+        assert_eq!(realm_of("/token", false, all), Err("is not a URL"));
     }
 }

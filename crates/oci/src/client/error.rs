@@ -20,7 +20,7 @@ pub enum RegistryError {
     /// Status 5xx or 429, with the delay from `Retry-After`. Transient.
     #[error(
         "{host} answered {status} to {action}{}",
-        after.map(|after| format!(", and wants to be asked again in {} s", after.as_secs())).unwrap_or_default()
+        after.map(|after| format!("; retry after {} s", after.as_secs())).unwrap_or_default()
     )]
     Server { host: String, status: u16, action: String, after: Option<Duration> },
     /// Status 401 or 403, or missing credentials for a registry that requires them. Permanent.
@@ -28,21 +28,22 @@ pub enum RegistryError {
     Denied { host: String, action: String, reason: String },
     /// The registry names a token server (`scheme://host[:port]`) that is not trusted with its credentials. Permanent.
     #[error(
-        "{host} wants its credentials for {action} sent to the token server {realm}, which is not trusted with them"
+        "{host} refers to the token server {realm} to {action}: the token server is not trusted with the \
+         credentials of {host}"
     )]
     TokenServer { host: String, action: String, realm: String },
     /// Any other unexpected status, or an invalid response. Permanent.
-    #[error("{host} gave an unusable answer to {action}: {reason}")]
+    #[error("{host} sent an unusable response to {action}: {reason}")]
     Protocol { host: String, action: String, reason: String },
     /// The registry reports a missing blob or manifest that a pushed manifest names. Transient: everything was pushed
     /// before. docker-registry 2.8 writes its links in place, so it can miss a link that another client is writing.
-    #[error("{host} misses what it was sent before, to {action}: {reason}")]
+    #[error("{host} lost content that was pushed before, to {action}: {reason}")]
     Missed { host: String, action: String, reason: String },
     /// The registry is configured to refuse deletion. Permanent.
     #[error("{host} does not allow to {action}")]
     NoDeletion { host: String, action: String },
     /// Content does not match its digest. Transient: a retry may read correct content.
-    #[error("{action}: content is {found}, wanted {wanted}")]
+    #[error("{action}: content has digest {found}, expected {wanted}")]
     Digest { action: String, wanted: Digest, found: Digest },
     /// The content is not an image, or is an index without the requested architecture. Permanent.
     #[error(transparent)]

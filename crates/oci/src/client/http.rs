@@ -89,7 +89,7 @@ impl<'a> Call<'a> {
     pub(super) fn unusable(&self, reason: &str, response: &Response, body: &[u8]) -> RegistryError {
         self.protocol(match self.name.quote(response, body) {
             Ok(words) => format!("{reason}: {words}"),
-            Err(other) => format!("{reason}, from {other}, to which it sends requests"),
+            Err(other) => format!("{reason}, from {other}, to which the registry refers"),
         })
     }
 }
@@ -184,7 +184,7 @@ impl Http {
                 status @ (401 | 403) => {
                     let body = body_start(&mut response, MAX_ERROR_BODY).await;
                     let reason = match (status, name.quote(&response, &body)) {
-                        (_, Err(other)) => format!("{status} from {other}, to which it sends requests"),
+                        (_, Err(other)) => format!("{status} from {other}, to which the registry refers"),
                         (401, _) => explain(&self.transport, name, header.as_ref()),
                         (_, Ok(words)) if words.is_empty() => "403 without a reason".to_owned(),
                         (_, Ok(words)) => words,
@@ -270,7 +270,7 @@ pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> Regis
     call.protocol(match call.name.quote(&response, &body) {
         Ok(words) if words.is_empty() => status.to_string(),
         Ok(words) => format!("{status}, {words}"),
-        Err(other) => format!("{status} from {other}, to which it sends requests"),
+        Err(other) => format!("{status} from {other}, to which the registry refers"),
     })
 }
 

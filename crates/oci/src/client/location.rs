@@ -18,7 +18,7 @@ pub enum RegistryLocation {
 
 /// Reason that a string is not a registry location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a registry: wanted host[:port][/prefix] or oci:PATH, {reason}")]
+#[error("{text:?} is not a registry: expected host[:port][/prefix] or oci:PATH, {reason}")]
 pub struct LocationError {
     /// The text, cut to 200 characters.
     pub text: String,
@@ -67,7 +67,7 @@ impl FromStr for RegistryLocation {
             }
             // Every tool that reads layouts takes the text after a colon for the image's name.
             if path.contains(':') {
-                return refuse("a layout's path cannot hold a colon");
+                return refuse("the path of a layout directory cannot contain a colon");
             }
             return Ok(Self::Layout(PathBuf::from(path)));
         }
@@ -79,7 +79,7 @@ impl FromStr for RegistryLocation {
             None => (text.trim_end_matches('/'), None),
         };
         if !names_host(host) {
-            return refuse("the host needs a dot or a port, or to be localhost");
+            return refuse("the host must contain a dot or a port, or be localhost");
         }
         let location = Self::Remote { host: host.to_owned(), prefix };
         match location.repository("x") {

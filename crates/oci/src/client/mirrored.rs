@@ -48,12 +48,12 @@ impl Places {
                 }
                 Ok(None) => {
                     if is_mirror {
-                        tracing::debug!(%repository, mirror = %place, "the mirror does not have it");
+                        tracing::debug!(%repository, mirror = %place, "not found at the mirror");
                     }
                 }
                 Err(error) => {
                     if is_mirror {
-                        tracing::warn!(%repository, mirror = %place, error = %chain(&error), "the mirror cannot be used");
+                        tracing::warn!(%repository, mirror = %place, error = %chain(&error), "mirror failed, trying the next source");
                     }
                     // The last error is the repository's own, or the error of the last mirror that may be used.
                     failure = Some(error);

@@ -68,7 +68,11 @@ impl RemoteRegistry {
                 return Ok(());
             }
         }
-        Err(unusable(repository, &version, &format!("what is added is gone again, {MAX_TRIES} times")))
+        Err(unusable(
+            repository,
+            &version,
+            &format!("other writers removed the added entries {MAX_TRIES} times"),
+        ))
     }
 
     /// List under the fallback tag; empty if there is none.
@@ -81,7 +85,7 @@ impl RemoteRegistry {
         match AnyManifest::parse(&stored.bytes) {
             Ok(AnyManifest::Index(index)) => Ok(index),
             Ok(AnyManifest::Image(_)) => {
-                Err(unusable(repository, &version, "it names an image and should list referrers"))
+                Err(unusable(repository, &version, "it is an image manifest, not a list of referrers"))
             }
             Err(error) => Err(unusable(repository, &version, &error.to_string())),
         }

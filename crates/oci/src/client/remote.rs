@@ -221,7 +221,7 @@ impl Registry for RemoteRegistry {
             // A client that may push here may lack read access there, or the token server issues no token for two
             // repositories.
             Err(error @ RegistryError::Denied { .. }) if further.is_some() => {
-                tracing::debug!(error = %chain(&error), "blob is not mounted");
+                tracing::debug!(error = %chain(&error), "cross-repository mount failed, uploading the blob");
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -240,7 +240,11 @@ impl Registry for RemoteRegistry {
         let open = |place| async move { self.blob_at(&place, digest).await.map(Some) };
         self.places.first_of(repository, open).await?.ok_or_else(|| {
             let action = format!("fetch blob {digest} of {repository}");
-            RegistryError::protocol(RemoteName::of(repository).host, action, "no place to look for it")
+            RegistryError::protocol(
+                RemoteName::of(repository).host,
+                action,
+                "neither the registry nor a mirror may be asked",
+            )
         })
     }
 

@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(delay_after(&RegistryError::Cancelled, 0), None);
         insta::assert_snapshot!(
             error(Some(30)),
-            @"r.example answered 429 to list tags of x, and wants to be asked again in 30 s"
+            @"r.example answered 429 to list tags of x; retry after 30 s"
         );
     }
 }

@@ -38,7 +38,7 @@ impl Retrying {
             let Err(error) = outcome else { return outcome };
             let Some(delay) = delay_after(&error, attempt) else { return Err(error) };
             attempt += 1;
-            tracing::warn!(attempt, ?delay, error = %chain(&error), "transient fault of a registry, trying again");
+            tracing::warn!(attempt, ?delay, error = %chain(&error), "transient registry error, retrying");
             tokio::select! {
                 () = self.cancel.cancelled() => return Err(RegistryError::Cancelled),
                 () = tokio::time::sleep(delay) => {}

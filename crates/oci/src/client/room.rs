@@ -25,7 +25,7 @@ fn ensure_room(directory: &Path, bytes: u64) -> io::Result<()> {
         return Ok(());
     }
     let words = format!(
-        "not enough room in {}: {bytes} bytes are to be written, {free} are free, and {RESERVE} are left free",
+        "not enough free space in {}: {bytes} bytes needed, {free} bytes free, {RESERVE} bytes reserved",
         directory.display()
     );
     Err(io::Error::new(io::ErrorKind::StorageFull, words))
@@ -66,7 +66,7 @@ impl Room {
     }
 
     fn too_long(&self) -> io::Error {
-        io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than {} bytes", self.most))
+        io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {} bytes", self.most))
     }
 }
 

@@ -69,7 +69,7 @@ impl RemoteName {
             host,
             status,
             words,
-            "answer of a host that the registry names"
+            "error response of a host that the registry refers to"
         );
         Err(host.to_owned())
     }

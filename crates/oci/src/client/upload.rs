@@ -80,7 +80,7 @@ impl RemoteRegistry {
             let delay = delay_after(&error, attempt).filter(|_| size >= RESUMED_FROM);
             let Some(delay) = delay else { return Err(error) };
             attempt += 1;
-            tracing::warn!(action = session.action, attempt, ?delay, error = %chain(&error), "upload broke off, going on with it");
+            tracing::warn!(action = session.action, attempt, ?delay, error = %chain(&error), "upload interrupted, resuming");
             tokio::time::sleep(delay).await;
         }
     }
@@ -96,14 +96,14 @@ impl RemoteRegistry {
             if session.resume(state).await? {
                 return Ok(());
             }
-            tracing::debug!(action = session.action, "the upload cannot be gone on with, it starts again");
+            tracing::debug!(action = session.action, "cannot resume the upload, restarting");
         }
         if state.in_parts {
             session.begin(state).await?;
             if session.put_parts(state).await? {
                 return Ok(());
             }
-            tracing::debug!(action = session.action, "the registry does not take parts");
+            tracing::debug!(action = session.action, "the registry does not accept chunks");
             state.in_parts = false;
         }
         let place = session.begin(state).await?;
@@ -180,7 +180,7 @@ impl Session<'_> {
                 return Ok(false);
             }
             (state.place, state.there) = (Some(place), there);
-            tracing::debug!(action = self.action, there, size = state.size, "the upload goes on");
+            tracing::debug!(action = self.action, there, size = state.size, "resuming the upload");
             if self.put_parts(state).await? {
                 return Ok(true);
             }
@@ -201,7 +201,7 @@ impl Session<'_> {
             let response = self.http.send(&call).await?;
             if !matches!(response.status().as_u16(), 200..=204) {
                 let error = unexpected(&call, response).await;
-                tracing::debug!(error = %chain(&error), "the part is not taken");
+                tracing::debug!(error = %chain(&error), "chunk rejected");
                 return Ok(false);
             }
             place = location(&call, &response)?;
@@ -211,7 +211,7 @@ impl Session<'_> {
             Ok(()) => Ok(true),
             // The registry combined the chunks wrongly, or miscounted its bytes.
             Err(error @ RegistryError::Protocol { .. }) => {
-                tracing::debug!(error = %chain(&error), "the parts are not taken");
+                tracing::debug!(error = %chain(&error), "chunked upload rejected");
                 Ok(false)
             }
             Err(error) => Err(error),
@@ -234,10 +234,10 @@ impl Session<'_> {
 fn location(call: &Call<'_>, response: &Response) -> Result<Url> {
     let text =
         header(response.headers(), &LOCATION).ok_or_else(|| call.protocol("202 without a location"))?;
-    let url = response.url().join(text).map_err(|_| call.protocol("its upload location is no address"))?;
+    let url = response.url().join(text).map_err(|_| call.protocol("its upload location is not a URL"))?;
     match (call.url.scheme(), url.scheme()) {
         (_, "https") | ("http", "http") => Ok(url),
-        _ => Err(call.protocol("its upload location is not reached through https")),
+        _ => Err(call.protocol("its upload location does not use https")),
     }
 }
 

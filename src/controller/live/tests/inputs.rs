@@ -98,5 +98,8 @@ async fn a_toolchain_that_cannot_be_looked_up_is_said_with_what_to_do() {
     let images: Vec<_> = bench.parts.definitions.images.values().collect();
     let found = crate::resolve::resolve(&bench.parts, &images, &[Bench::target(K9)].into()).await;
     let said = found.toolchains.values().next().unwrap().as_ref().unwrap_err();
-    assert!(said.contains("check that the registry runs and that 127.0.0.1:1 is its address"), "{said}");
+    assert!(
+        said.contains("check that the registry is running and that 127.0.0.1:1 is its address"),
+        "{said}"
+    );
 }

@@ -209,7 +209,7 @@ impl Gatherer<'_> {
             return Err(too_large(top, &format!("{} files and directories", LIMITS.entries)));
         }
         if depth > LIMITS.depth {
-            return Err(too_large(top, &format!("{} directories inside each other", LIMITS.depth)));
+            return Err(too_large(top, &format!("{} nested directories", LIMITS.depth)));
         }
         Ok(())
     }
@@ -260,7 +260,7 @@ fn escapes(found: &Found) -> FetchError {
     let (link, target) = (found.link.display(), found.says.display());
     FetchError::unusable(
         format!("use link {link}: it leads to {target}, which is not part of the header set"),
-        "name what it leads to as a further source, or remove the link; nothing of the header set was kept",
+        "name its target as a further source, or remove the link; the header set was not stored",
     )
 }
 

@@ -244,9 +244,10 @@ fn outcome(
                     "import headers of {release} ({arch}): {place} holds others, with content {holds}, not {content}"
                 ),
                 format!(
-                    "a release's headers should never change: give the changed kernel another local version; or, if \
-                     {place} is wrong, import with --replace: new builds for this kernel then use the new headers, and \
-                     images that were built with the old ones get another input hash"
+                    "a release's headers should never change: give the changed kernel another local \
+                     version; or, if {place} is wrong, import with --replace: new builds for this kernel \
+                     then use the new headers, and images built with the old headers get another input \
+                     hash"
                 ),
             ))
         }

@@ -141,7 +141,7 @@ fn unpack(archive: &Path, raw: &Path, source: &ImportSource, stop: &AtomicBool) 
 /// Merges the roots of several packages, which are parts of one system. A directory is a whole system and must be the only root.
 fn one_root(mut roots: Vec<Tree>, names: &[String]) -> Result<Option<Tree>> {
     if roots.len() > 1 && roots.iter().any(|root| !root.is_ours) {
-        return Err(ambiguous(&names.join(", "), "a file system of its own"));
+        return Err(ambiguous(&names.join(", "), "a root file system"));
     }
     let Some(first) = (!roots.is_empty()).then(|| roots.remove(0)) else { return Ok(None) };
     for other in roots {

@@ -30,8 +30,8 @@ pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Arch
             return Err(FetchError::unusable(
                 format!("run {tool} of the header set on {arch}: it is {found}"),
                 format!(
-                    "make it on a machine of this architecture: `make modules_prepare` (or `make scripts`) on {arch}, then \
-                     import again"
+                    "build it on a machine of this architecture: `make modules_prepare` (or `make \
+                     scripts`) on {arch}, then import again"
                 ),
             ));
         }
@@ -48,9 +48,10 @@ fn missing(root: &Path, place: &Path, tool: &str) -> FetchError {
     if let Some((link, target)) = broken_link(root, place) {
         let (link, target) = (link.display(), target.display());
         return FetchError::unusable(
-            format!("find {tool} in the header set: /{link} leads to {target}, which is not there"),
-            "install the package that it is in (Debian: linux-kbuild-*), or name it as a further source; a Job that collects \
-             headers sees only the directories of the node that it mounts (Helm: headers.collect.hostPaths)",
+            format!("find {tool} in the header set: /{link} leads to {target}, which does not exist"),
+            "install the package that contains it (Debian: linux-kbuild-*), or name it as a further \
+             source; a Job that collects headers sees only the directories of the node that it mounts \
+             (Helm: headers.collect.hostPaths)",
         );
     }
     FetchError::unusable(
@@ -82,7 +83,7 @@ mod tests {
         fs_err::os::unix::fs::symlink(target, root.path().join(build).join("scripts")).unwrap();
         let said =
             || missing(root.path(), &build.join("scripts/basic/fixdep"), "scripts/basic/fixdep").to_string();
-        insta::assert_snapshot!(said(), @"find scripts/basic/fixdep in the header set: /usr/src/linux-headers-6.1.0-47-amd64/scripts leads to ../../lib/linux-kbuild-6.1/scripts, which is not there");
+        insta::assert_snapshot!(said(), @"find scripts/basic/fixdep in the header set: /usr/src/linux-headers-6.1.0-47-amd64/scripts leads to ../../lib/linux-kbuild-6.1/scripts, which does not exist");
         fs::create_dir_all(root.path().join("usr/lib/linux-kbuild-6.1/scripts")).unwrap();
         insta::assert_snapshot!(said(), @"find scripts/basic/fixdep in the header set: kbuild runs it for every module");
     }

@@ -170,7 +170,7 @@ fn an_image_that_cannot_be_loaded_leaves_the_old_driver() {
         bench.host_module("nvidia", "");
         bench.host_module("nvidia_uvm", "nvidia");
     });
-    assert!(error.starts_with("module nvidia is not there"), "{error}");
+    assert!(error.starts_with("module nvidia is missing for kernel"), "{error}");
 }
 
 #[test]
@@ -417,7 +417,7 @@ fn nvidia_drm_is_loaded_where_it_is_asked_for() {
     let bench = bench();
     let settings = Settings { drm: true, ..Settings::default() };
     let error = start_and_stop(&bench, &settings).unwrap_err();
-    assert!(error.to_string().starts_with("module nvidia_drm is not there"), "{error}");
+    assert!(error.to_string().starts_with("module nvidia_drm is missing for kernel"), "{error}");
     assert_eq!(bench.calls(), [""; 0]);
     bench.image_module("nvidia_drm", "nvidia_modeset");
     start_and_stop(&bench, &settings).unwrap();
