@@ -11,8 +11,8 @@ use farrier::{
     plan::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
         ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts,
-        OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Plan, PlanInputs, PodCount, Published,
-        Questions, Resolved, ResolvedImage, RolloutDecision, UpdateStrategy, plan,
+        OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, PendingLookups, Phase, Plan, PlanInputs,
+        PodCount, Published, Resolved, ResolvedImage, RolloutDecision, UpdateStrategy, plan,
     },
 };
 use serde_json::json;
@@ -58,7 +58,7 @@ fn ask(fleet: &Fleet, observed: &mut Observed) -> Plan {
     loop {
         match fleet.plan(observed) {
             Ok(plan) => return plan,
-            Err(Questions { images, failures, signatures: _, headers }) => {
+            Err(PendingLookups { images, failures, signatures: _, headers }) => {
                 observed.absent.extend(images);
                 observed.headers.extend(headers.into_iter().map(|kernel| (kernel, HeaderState::There(None))));
                 observed.failures.extend(failures.into_iter().map(|inputs| (inputs, None)));
@@ -116,7 +116,7 @@ impl Fleet {
         }
     }
 
-    fn plan(&self, observed: &Observed) -> Result<Plan, Questions> {
+    fn plan(&self, observed: &Observed) -> Result<Plan, PendingLookups> {
         plan(&PlanInputs {
             cells: CellInputs {
                 definitions: &self.definitions,

@@ -19,8 +19,8 @@ use std::{
 
 use fs_err::File;
 use tar::EntryType;
-pub use tree::Manner;
 use tree::Tree;
+pub use tree::UnpackMode;
 
 use crate::oci::{Extensions, LayerReader, MAX_NAME, NameError, Names, Whiteout};
 
@@ -89,7 +89,7 @@ pub struct Options<'a> {
     /// Filter by entry name. Skipped entries count only toward [`PASSED_OVER`] times [`Limits::bytes`].
     pub wanted: &'a dyn Fn(&Path) -> bool,
     /// Treatment of files that already exist in the destination.
-    pub manner: Manner,
+    pub manner: UnpackMode,
     /// Cancels the work: unpacking fails soon after this becomes true.
     pub stop: &'a AtomicBool,
 }
@@ -98,7 +98,7 @@ impl Default for Options<'_> {
     /// Unpacks everything, within the default limits.
     fn default() -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
-        Self { limits: Limits::default(), wanted: &|_| true, manner: Manner::Alone, stop: &NEVER }
+        Self { limits: Limits::default(), wanted: &|_| true, manner: UnpackMode::Alone, stop: &NEVER }
     }
 }
 
@@ -224,7 +224,7 @@ fn within(limits: &Limits, bytes: u64, more: u64) -> Result<u64> {
 /// Unpacks one entry. For a hard link, returns the size of the linked file: programs that read the tree read these bytes again.
 fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, impl Read>) -> Result<u64> {
     let mode = entry.header().mode().map_err(UnpackError::Damaged)?;
-    if tree.manner() == Manner::Layer
+    if tree.manner() == UnpackMode::Layer
         && let Some(whiteout) = Path::new(&names.path).file_name().and_then(Whiteout::of)
     {
         tree.white_out(&names.path, whiteout)?;
@@ -244,9 +244,9 @@ fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, i
         EntryType::Link => {
             let again = tree.hard_link(&names.path, &names.link)?;
             // Packages and layers contain many hard links. Their unpacked trees are neither packed nor sent as they are.
-            return Ok(if tree.manner() == Manner::Alone { again } else { 0 });
+            return Ok(if tree.manner() == UnpackMode::Alone { again } else { 0 });
         }
-        EntryType::Char | EntryType::Block | EntryType::Fifo if tree.manner() == Manner::Layer => {
+        EntryType::Char | EntryType::Block | EntryType::Fifo if tree.manner() == UnpackMode::Layer => {
             tree.leave_out(&names.path)?;
         }
         other => {
@@ -293,7 +293,7 @@ pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<
 /// Unpacks an image's layers into a root file system, lowest layer first, within one shared limit. All files are owned by the
 /// caller; set-id bits and devices are omitted.
 pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> Result<()> {
-    let mut options = Options { manner: Manner::Layer, ..*options };
+    let mut options = Options { manner: UnpackMode::Layer, ..*options };
     for layer in layers {
         let file = Stoppable { inner: File::open(layer)?, stop: options.stop };
         let tar = LayerReader::new(file).map_err(UnpackError::Damaged)?;

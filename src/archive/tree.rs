@@ -17,7 +17,7 @@ use crate::{files::if_there, oci::Whiteout, tree_removal::remove_tree};
 
 /// Treatment of files and directories that already exist in the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Manner {
+pub enum UnpackMode {
     /// A standalone archive: paths through a symbolic link are refused, and a directory is never replaced.
     #[default]
     Alone,
@@ -33,7 +33,7 @@ pub enum Manner {
 pub(super) struct Tree<'a> {
     root: &'a Path,
     depth: usize,
-    manner: Manner,
+    manner: UnpackMode,
     /// Maps the directories of entries' names to their paths without links, both relative to the root. Cleared when a link or a
     /// directory is removed.
     real_paths: HashMap<PathBuf, PathBuf>,
@@ -43,13 +43,13 @@ pub(super) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    pub(super) fn new(root: &'a Path, depth: usize, manner: Manner) -> Self {
+    pub(super) fn new(root: &'a Path, depth: usize, manner: UnpackMode) -> Self {
         let (real_paths, written) = (HashMap::new(), HashSet::new());
         Self { root, depth, manner, real_paths, written, buffer: vec![0; 64 << 10] }
     }
 
     /// Returns the treatment of existing files.
-    pub(super) fn manner(&self) -> Manner {
+    pub(super) fn manner(&self) -> UnpackMode {
         self.manner
     }
 
@@ -59,10 +59,10 @@ impl<'a> Tree<'a> {
         };
         let place = self.place(name)?;
         match fs::symlink_metadata(&place) {
-            Ok(found) if self.manner == Manner::Package && found.is_symlink() => {
+            Ok(found) if self.manner == UnpackMode::Package && found.is_symlink() => {
                 return self.enter(&path, name).map(drop);
             }
-            Ok(found) if self.manner == Manner::Layer && !found.is_dir() => self.remove(&place)?,
+            Ok(found) if self.manner == UnpackMode::Layer && !found.is_dir() => self.remove(&place)?,
             _ => {}
         }
         let real = self.enter(&path, name)?;
@@ -113,7 +113,8 @@ impl<'a> Tree<'a> {
 
     pub(super) fn symlink(&mut self, name: &OsStr, target: &OsStr) -> Result<()> {
         let path = self.place(name)?;
-        if self.manner == Manner::Package && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+        if self.manner == UnpackMode::Package && fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir())
+        {
             if fs::read_dir(&path)?.next().is_some() {
                 return Ok(());
             }
@@ -130,7 +131,7 @@ impl<'a> Tree<'a> {
         let existing = self.root.join(self.real_path(&target, name, false)?);
         let metadata = fs::symlink_metadata(&existing)?;
         // `link` does not follow links: in a layer, a second name is given to the link itself.
-        if !(metadata.is_file() || self.manner == Manner::Layer && metadata.is_symlink()) {
+        if !(metadata.is_file() || self.manner == UnpackMode::Layer && metadata.is_symlink()) {
             return Err(UnpackError::ThroughLink(lossy(name)));
         }
         let path = self.place(name)?;
@@ -157,7 +158,7 @@ impl<'a> Tree<'a> {
 
     /// Strips set-id bits always, and the sticky bit outside of a whole root file system.
     fn allowed(&self, mode: u32) -> u32 {
-        mode & if self.manner == Manner::Alone { 0o777 } else { 0o1777 }
+        mode & if self.manner == UnpackMode::Alone { 0o777 } else { 0o1777 }
     }
 
     /// Converts the name to a relative path of plain components; returns `None` for the root itself.
@@ -170,7 +171,7 @@ impl<'a> Tree<'a> {
                 Component::Normal(part) => path.push(part),
                 Component::CurDir => continue,
                 // Some image builders write every name as an absolute path. Such names are relative to the image's root.
-                Component::RootDir if self.manner == Manner::Layer => continue,
+                Component::RootDir if self.manner == UnpackMode::Layer => continue,
                 Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(outside()),
             }
             depth += 1;
@@ -191,7 +192,7 @@ impl<'a> Tree<'a> {
             self.relative(name)?.ok_or_else(|| UnpackError::Outside(name.to_string_lossy().into_owned()))?;
         let real = self.real_path(&path, name, true)?;
         let place = self.root.join(&real);
-        if self.manner == Manner::Layer {
+        if self.manner == UnpackMode::Layer {
             for above in real.ancestors() {
                 if !self.written.insert(above.to_owned()) {
                     break;
@@ -236,7 +237,7 @@ impl<'a> Tree<'a> {
                 Ok(metadata) if metadata.is_dir() => {}
                 Ok(metadata) if metadata.is_symlink() => {
                     links += 1;
-                    if self.manner == Manner::Alone || links > links::MAX_LINKS {
+                    if self.manner == UnpackMode::Alone || links > links::MAX_LINKS {
                         return Err(UnpackError::ThroughLink(name.to_string_lossy().into_owned()));
                     }
                     let target = fs::read_link(&full)?;
@@ -270,7 +271,7 @@ impl<'a> Tree<'a> {
     fn instead<T>(&mut self, path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match make() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                if self.manner == Manner::Layer {
+                if self.manner == UnpackMode::Layer {
                     self.remove(path)?;
                 } else {
                     fs::remove_file(path)?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::{
-    job::{Against, CheckedPayload, Job, Payload},
+    job::{CheckedPayload, CompileInputs, Job, Payload},
     sign::{self, Signing},
 };
 use crate::{
@@ -38,7 +38,7 @@ pub(super) async fn can_check(job: &Job<'_>) -> Result<()> {
 /// definition asks for it. `previous` is the signer of a reused payload.
 pub(super) async fn check(
     job: &Job<'_>,
-    against: &Against,
+    against: &CompileInputs,
     payload: Payload,
     previous: Option<&ModuleSignerFact>,
 ) -> Result<CheckedPayload> {
@@ -75,7 +75,7 @@ pub async fn check_with_image<E, F: Future<Output = Result<CheckReport, E>>>(
 /// Checks the payload against the headers and the kernel image. Modules that are about to be signed count as signed.
 pub(super) async fn static_check(
     job: &Job<'_>,
-    against: &Against,
+    against: &CompileInputs,
     signing: Option<&Signing>,
     payload: &Payload,
 ) -> Result<CheckReport> {
@@ -117,7 +117,7 @@ async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>> {
 /// Adds the result of a boot check, if the definition asks for one.
 pub(super) async fn boot(
     job: &Job<'_>,
-    against: &Against,
+    against: &CompileInputs,
     payload: &Payload,
     report: CheckReport,
 ) -> Result<CheckReport> {

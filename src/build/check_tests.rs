@@ -33,7 +33,7 @@ async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
     let job = Job::of(&bench.parts, &cell).unwrap();
     let mut headers = crate::build::headers::fetch(&job).await.unwrap();
     headers.facts.symbols = None;
-    let against = Against { headers, needed: Needed::default() };
+    let against = CompileInputs { headers, needed: Needed::default() };
     let payload = bench.payload(K9, &[&module()]);
     Ok(check(&job, &against, payload, None).await?.report)
 }
@@ -90,8 +90,10 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let (cell, deadline) = (bench.cell(K9).await, bench.image().spec.build.deadline);
     let checked = async |budget: DecompressionBudget| {
         let job = Job::of(&bench.parts, &cell).unwrap();
-        let against =
-            Against { headers: crate::build::headers::fetch(&job).await.unwrap(), needed: Needed::default() };
+        let against = CompileInputs {
+            headers: crate::build::headers::fetch(&job).await.unwrap(),
+            needed: Needed::default(),
+        };
         let mut payload = bench.payload(K9, &[&module()]);
         for number in 0..10 {
             fs_err::write(payload.tree.join(format!("{number}.ko.zst")), &bomb).unwrap();

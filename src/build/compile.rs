@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     FileLog,
     base::{InPlaceBase, LEAST_MEMORY, PreparedBase, ProbeLog, missing_compiler},
-    job::{Against, Job, Payload, ensure_planned},
+    job::{CompileInputs, Job, Payload, ensure_planned},
     logs::log_path,
     pod,
 };
@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// Runs the engine and returns the payload that it produced.
-pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Against) -> Result<Payload> {
+pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &CompileInputs) -> Result<Payload> {
     let Job { parts, cell, image, .. } = job;
     let work = parts.cache.scratch()?;
     let (mut context, sources) = context(job, work.path()).await?;

@@ -68,7 +68,7 @@ pub(super) struct Needed {
 }
 
 /// Inputs that a payload is compiled and checked against.
-pub(super) struct Against {
+pub(super) struct CompileInputs {
     /// The kernel's header set.
     pub(super) headers: HeaderSet,
     /// Needed images and host trees.

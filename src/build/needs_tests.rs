@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     build::{
         assemble, check, document, headers,
-        job::Against,
+        job::CompileInputs,
         publish,
         testing::{Bench, K9},
     },
@@ -15,7 +15,7 @@ use crate::{
 async fn publish_with_table(bench: &Bench, modules: &[&ModuleFile]) {
     let cell = bench.cell(K9).await;
     let job = Job::of(&bench.parts, &cell).unwrap();
-    let against = Against { headers: headers::fetch(&job).await.unwrap(), needed: Needed::default() };
+    let against = CompileInputs { headers: headers::fetch(&job).await.unwrap(), needed: Needed::default() };
     let mut payload = bench.payload(K9, modules);
     let place = payload.tree.join("usr/src/x");
     fs_err::create_dir_all(&place).unwrap();

@@ -2,7 +2,7 @@
 
 use super::{
     assemble, base, check, compile, document, headers,
-    job::{Against, Job},
+    job::{CompileInputs, Job},
     needs, publish, reuse, sign,
 };
 use crate::{
@@ -48,7 +48,7 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
     let headers = headers::fetch(&job).await?;
     sign::can_sign(&job, &headers).await?;
     let needed = needs::fetch(&job).await?;
-    let against = Against { headers, needed };
+    let against = CompileInputs { headers, needed };
 
     let reused = if options.compile { None } else { reuse::find(&job, &against).await? };
     let checked = if let Some(checked) = reused {

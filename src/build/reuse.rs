@@ -7,7 +7,7 @@ use futures::{StreamExt as _, stream};
 
 use super::{
     check,
-    job::{Against, CheckedPayload, Job, Payload},
+    job::{CheckedPayload, CompileInputs, Job, Payload},
     sign,
 };
 use crate::{
@@ -34,7 +34,7 @@ const MAX_RESIGN_LOOKUPS: usize = 32;
 const MAX_TRIES: usize = 3;
 
 /// A published image whose payload may be reused.
-struct Lender {
+struct ReuseCandidate {
     digest: Digest,
     facts: ImageFacts,
     manifest: ImageManifest,
@@ -45,7 +45,7 @@ type Borrowed = Result<CheckedPayload, String>;
 
 /// Finds and checks a published payload. Neither a missing payload nor a registry failure is an error, because the
 /// payload can be compiled instead; the reason is reported as a note.
-pub(super) async fn find(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
+pub(super) async fn find(job: &Job<'_>, against: &CompileInputs) -> Result<Option<CheckedPayload>> {
     match resign(job, against).await? {
         Some(checked) => Ok(Some(checked)),
         None => reuse(job, against).await,
@@ -53,7 +53,7 @@ pub(super) async fn find(job: &Job<'_>, against: &Against) -> Result<Option<Chec
 }
 
 /// Re-signs the cell's own payload, if it is published with other signatures or with none.
-async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
+async fn resign(job: &Job<'_>, against: &CompileInputs) -> Result<Option<CheckedPayload>> {
     if job.cell.unsigned_hash.is_none() {
         return Ok(None);
     }
@@ -83,7 +83,7 @@ async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayloa
 }
 
 /// Returns the first trusted image that holds the payload.
-async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>> {
+async fn find_to_resign(job: &Job<'_>) -> Result<Option<ReuseCandidate>> {
     let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
     for tag in tags_to_resign(job.cell, tags, MAX_RESIGN_LOOKUPS) {
         if let Some(lender) = look_up(job, tag).await?
@@ -97,7 +97,7 @@ async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>> {
 }
 
 /// Reuses another kernel's payload, if the definition allows that and one fits.
-async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>> {
+async fn reuse(job: &Job<'_>, against: &CompileInputs) -> Result<Option<CheckedPayload>> {
     let spec = &job.image.spec;
     // Exposed headers depend on the kernel that they were made for, and on its configuration.
     if spec.reuse == Reuse::Never || spec.output == Output::Image || !spec.exposes.is_empty() {
@@ -117,7 +117,7 @@ async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload
 
 /// Tries the candidates one after the other, the newest kernel first, and each payload once. Signatures are looked up
 /// only for a candidate that is about to be tried. The returned reason is about the newest candidate.
-async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed> {
+async fn try_lenders(job: &Job<'_>, against: &CompileInputs) -> Result<Borrowed> {
     let (mut first, mut tried) = (None, BTreeSet::new());
     for (kernel, lender) in lenders(job).await? {
         // Only a trusted image's claim about its payload counts.
@@ -140,7 +140,7 @@ async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed> {
 }
 
 /// Returns the published images that qualify for reuse, the newest kernel first.
-async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>> {
+async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, ReuseCandidate)>> {
     let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
     let found = stream::iter(tags_to_try(job.cell, tags, MAX_LOOKUPS))
         .map(|tag| look_up(job, tag))
@@ -163,9 +163,9 @@ async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>> {
 /// Fetches a candidate's payload, moves it to this kernel's directory, and checks it for this kernel.
 async fn borrow(
     job: &Job<'_>,
-    against: &Against,
+    against: &CompileInputs,
     kernel: &KernelRelease,
-    lender: &Lender,
+    lender: &ReuseCandidate,
 ) -> Result<Borrowed> {
     let (from, to) = (kernel.clone(), job.cell.target.release.clone());
     let kernel = || kernel.clone();
@@ -195,7 +195,7 @@ async fn borrow(
 }
 
 /// Looks up a tag of the cell's repository. Returns `None` unless it is an image that farrier made.
-async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<Lender>> {
+async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<ReuseCandidate>> {
     let (repository, registry) = (&job.cell.reference.repository, &job.parts.registry);
     let found = registry.image(repository, &Version::Tag(tag), job.cell.target.arch.as_str()).await;
     let found = match found {
@@ -205,11 +205,11 @@ async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<Lender>> {
     Ok(found.and_then(|stored| {
         let manifest = ImageManifest::parse(&stored.bytes).ok()?;
         let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
-        Some(Lender { digest: stored.digest, facts, manifest })
+        Some(ReuseCandidate { digest: stored.digest, facts, manifest })
     }))
 }
 
-impl Lender {
+impl ReuseCandidate {
     /// Digest of the image that the payload was built for. Several kernels may share the payload.
     fn origin(&self) -> &Digest {
         self.facts.reused_from.as_ref().unwrap_or(&self.digest)

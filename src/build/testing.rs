@@ -18,7 +18,7 @@ pub(crate) use self::{
 };
 use super::{
     assemble, cell, check, document, headers,
-    job::{Against, Job, Payload},
+    job::{CompileInputs, Job, Payload},
     needs,
     pipeline::{BuildOptions, Built, build},
     publish,
@@ -299,7 +299,8 @@ impl Bench {
     ) -> Result<Built, TargetError> {
         let cell = self.cell_of(image, release).await;
         let job = Job::of(&self.parts, &cell).unwrap();
-        let against = Against { headers: headers::fetch(&job).await?, needed: needs::fetch(&job).await? };
+        let against =
+            CompileInputs { headers: headers::fetch(&job).await?, needed: needs::fetch(&job).await? };
         let mut payload = self.payload(release, modules);
         let exposes = &job.image.spec.exposes;
         for place in exposes {

@@ -30,7 +30,7 @@ pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError>
     let Planned { plan, .. } = parts.plan(cluster.as_ref()).await?;
     let is_failed = |planned: &&PlannedCell| {
         let PlannedCell { image: name, target, outcome, .. } = planned;
-        *name == image && target.release == release && matches!(outcome, Outcome::HeldBack { .. })
+        *name == image && target.release == release && matches!(outcome, Outcome::Failed { .. })
     };
     let failed: Vec<&PlannedCell> = plan.cells.iter().filter(is_failed).collect();
     if failed.is_empty() {

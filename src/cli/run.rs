@@ -64,7 +64,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
 
 async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit> {
     let report = run_once(parts, cluster).await?;
-    session.show(&report, output::pass)?;
+    session.show(&report, output::reconcile)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,
         (false, true) => Exit::Failed,

@@ -19,7 +19,7 @@ use crate::{
     cluster::Cluster,
     controller::{
         Planned,
-        live::{PassView, StatusSink as _},
+        live::{ReconcileView, StatusSink as _},
         registry_alone::{NoCluster, definitions_of_registry},
     },
     page::{Actions, PageServer},
@@ -93,7 +93,7 @@ async fn show(
                 let (plan, snapshot, definitions) =
                     (Arc::new(plan), Arc::new(snapshot), Arc::clone(&definitions));
                 let activity = builds_elsewhere(parts, &plan).await;
-                let view = PassView {
+                let view = ReconcileView {
                     live: activity.clone().into(),
                     plan,
                     snapshot,
@@ -103,7 +103,7 @@ async fn show(
                     configuration_error: None,
                     now: Timestamp::now(),
                 };
-                page.pass(&view).await;
+                page.reconciled(&view).await;
             }
             Err(error) if address.is_none() => return Err(error.into()),
             Err(error) => output::message(&CliError::from(error).render()),

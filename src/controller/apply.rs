@@ -15,7 +15,7 @@ use crate::{
 /// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
 /// plan has already decided, from the same digest, that the check passed for every node that the change reaches. The
 /// content of a digest cannot change.
-pub(super) async fn prove(parts: &Parts, change: &Change) -> Result<()> {
+pub(super) async fn ensure_published(parts: &Parts, change: &Change) -> Result<()> {
     for reference in change.proof() {
         if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
             let message = format!("{reference} is no longer in the registry");

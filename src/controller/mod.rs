@@ -6,14 +6,14 @@ mod apply;
 mod broken_chains;
 pub mod live;
 mod observe;
-mod pass;
-mod pass_report;
+mod reconcile;
+mod reconcile_report;
 pub mod registry_alone;
 pub mod rollback;
 
 pub use observe::Memory;
-pub use pass::Planned;
-pub use pass_report::{PassReport, RolloutReport, TargetReport};
+pub use reconcile::Planned;
+pub use reconcile_report::{ReconcileReport, RolloutReport, TargetReport};
 
 #[cfg(test)]
 pub(crate) use crate::build::testing;

@@ -14,7 +14,8 @@ use crate::{
     kernel::{KernelTarget, NodeSystem, match_family},
     parts::{AT_ONCE, Parts, Result},
     plan::{
-        Cell, HeaderState, ManifestFacts, Observed, Questions, Resolved, SignatureState, TreeKey, Unverified,
+        Cell, HeaderState, ManifestFacts, Observed, PendingLookups, Resolved, SignatureState, TreeKey,
+        Unverified,
     },
     resolve::with_hint,
 };
@@ -141,8 +142,8 @@ impl Memory {
 
 impl Parts {
     /// Performs the lookups that the planner requested.
-    pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<()> {
-        let Questions { images, signatures, failures, headers } = questions;
+    pub(super) async fn answer(&self, questions: PendingLookups, memory: &mut Memory) -> Result<()> {
+        let PendingLookups { images, signatures, failures, headers } = questions;
         let Memory { resolved, observed, unreachable, .. } = memory;
         observed.failures.extend(known_failures(&self.cache, failures)?);
         let found = stream::iter(images)

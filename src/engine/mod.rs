@@ -7,10 +7,10 @@ mod context;
 mod docker;
 mod dockerfile;
 mod error;
-mod hearing;
 mod kubernetes;
 mod lines;
 mod protocol;
+mod runner_session;
 mod sandbox;
 
 use std::{path::PathBuf, sync::Arc, time::SystemTime};

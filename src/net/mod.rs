@@ -113,7 +113,7 @@ impl Net {
         }
         let mut plain = Vec::new();
         for text in &insecure {
-            let host = text.parse().map_err(|error: site::NotA| {
+            let host = text.parse().map_err(|error: site::ParseError| {
                 NetError::Options("--insecure-registry".to_owned(), error.to_string())
             })?;
             plain.push(host);

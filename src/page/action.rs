@@ -79,7 +79,7 @@ pub fn asked(text: &[u8]) -> Result<(Action, String, String), Refusal> {
 pub fn of_cell(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {
     let activity = facts.activity.get(&(cell.image.clone(), cell.target.clone()));
     match &cell.outcome {
-        Outcome::HeldBack { .. } => vec![Action::Retry],
+        Outcome::Failed { .. } => vec![Action::Retry],
         // Do not offer a build that the loop is already running.
         Outcome::Build { .. } if activity.is_none_or(|activity| activity.stage.is_none()) => {
             vec![Action::Prebuild]
@@ -106,7 +106,7 @@ pub fn of_object(facts: &Facts, name: &str) -> Vec<Action> {
 
 pub fn foresee_cell(action: Action, planned: &PlannedCell) -> Result<Vec<String>, String> {
     match (action, &planned.outcome) {
-        (Action::Retry, Outcome::HeldBack { cell, at, message }) => Ok(vec![
+        (Action::Retry, Outcome::Failed { cell, at, message }) => Ok(vec![
             format!("It failed at {at:.0}: {message}"),
             format!(
                 "The failure is forgotten. The next reconcile builds the image again from the same inputs, and publishes it as {} \

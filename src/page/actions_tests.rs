@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     cluster::Directory,
     controller::{
-        live::{PassView, StatusSink as _},
+        live::{ReconcileView, StatusSink as _},
         testing::{Bench, Fleet as InMemory, K9, K10, module},
     },
     page::{
@@ -41,9 +41,9 @@ impl Served {
         let (message, cell) = ("<b>no compiler".to_owned(), planned.outcome.cell().unwrap().clone());
         let failure = Failure { at, message: message.clone(), permanent: true, under: None, deadline: None };
         bench.parts.cache.write_record("failures", &cell.input_hash.to_string(), &failure).unwrap();
-        planned.outcome = Outcome::HeldBack { cell, at, message };
+        planned.outcome = Outcome::Failed { cell, at, message };
         let cell = cell_link(&planned.image, &planned.target);
-        page.pass(&PassView {
+        page.reconciled(&ReconcileView {
             plan: Arc::new(plan),
             snapshot: Arc::new(snapshot.clone()),
             definitions: Arc::new(definitions.clone()),
@@ -190,7 +190,7 @@ async fn a_prebuild_publishes_the_image() {
     let planned = parts.plan(cluster.as_ref()).await.unwrap();
     let found = planned.plan.cells.iter().find(|cell| cell.target.release.as_str() == K10).unwrap();
     let cell = cell_link(&found.image, &found.target);
-    page.pass(&PassView {
+    page.reconciled(&ReconcileView {
         plan: Arc::new(planned.plan),
         snapshot: Arc::new(planned.snapshot),
         definitions: Arc::new(parts.definitions.clone()),

@@ -209,7 +209,7 @@ impl<'a> Fleet<'a> {
     pub fn age(&self, entry: &StatusEntry<'_>) -> Option<Timestamp> {
         let key = (entry.image.clone(), entry.target.clone());
         let known = match entry.outcome {
-            Outcome::HeldBack { at, .. } => Some(*at),
+            Outcome::Failed { at, .. } => Some(*at),
             Outcome::UpToDate { .. } => self.facts.built.get(&key).copied(),
             _ => entry.activity.and_then(|activity| activity.since),
         };

@@ -61,7 +61,7 @@ pub(in crate::page) fn large(kernels: usize, images: usize, nodes: usize) -> Fac
             let (image, target) = (image, target.clone());
             let cell = Arc::new(Cell { image: image.clone(), target: target.clone(), ..(**cell).clone() });
             let outcome = match number {
-                3 => Outcome::HeldBack {
+                3 => Outcome::Failed {
                     cell,
                     at: morning(),
                     message: format!(

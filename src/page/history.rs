@@ -86,7 +86,7 @@ fn change_of(entry: &StatusEntry<'_>, at: Timestamp, (phase, class): (Phase, &'s
 /// Returns the seen changes, and the failures and rewrites with a known time, newest first.
 pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
-        Outcome::HeldBack { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
+        Outcome::Failed { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
         _ => None,
     });
     let records =

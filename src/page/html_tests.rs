@@ -50,7 +50,7 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
             1 if says == HOSTILE => (UpgradeStage::Failed, Some(UpgradeState::Failed), None),
             1 | 2 => (UpgradeStage::UnderWay, Some(UpgradeState::DriverRestarted), Some(UpgradeWait::Driver)),
             left if left > nodes.len() / 2 => (UpgradeStage::Done, Some(UpgradeState::Uncordoned), None),
-            _ => (UpgradeStage::Waits, None, Some(UpgradeWait::Canary)),
+            _ => (UpgradeStage::WaitTracker, None, Some(UpgradeWait::Canary)),
         };
         let note = noted.map(|state| UpgradeNote {
             by: String::new(),
@@ -71,7 +71,7 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
     let forecast = Forecast {
         done: count(UpgradeStage::Done),
         under_way: count(UpgradeStage::UnderWay),
-        waiting: count(UpgradeStage::Waits),
+        waiting: count(UpgradeStage::WaitTracker),
         left_alone: 0,
         failed: count(UpgradeStage::Failed),
         seconds_per_node: Some(74),
@@ -107,7 +107,7 @@ fn hostile_pages() -> Vec<(String, String)> {
     let mut facts = facts_of(&fleet);
     let hold = |mut planned: crate::plan::PlannedCell| {
         let Some(cell) = planned.outcome.cell().cloned() else { return planned };
-        planned.outcome = Outcome::HeldBack { cell, at: facts.now, message: HOSTILE.to_owned() };
+        planned.outcome = Outcome::Failed { cell, at: facts.now, message: HOSTILE.to_owned() };
         planned
     };
     let mut plan = Plan::clone(&facts.plan);

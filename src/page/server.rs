@@ -44,7 +44,7 @@ use super::{
 };
 use crate::{
     build::LogReader,
-    controller::live::{PassView, SharedActivity, StatusSink},
+    controller::live::{ReconcileView, SharedActivity, StatusSink},
     error_chain,
     image::Definitions,
     parts::Parts,
@@ -69,7 +69,7 @@ const FOLLOWS: Duration = Duration::from_millis(500);
 /// End of a growing log for a viewer above [`VIEWERS`].
 const NOT_FOLLOWED: &[u8] =
     b"\n[farrier: the build continues. Too many viewers follow it already: reload for the rest.]\n";
-/// How long a page waits for what the registry has of an image.
+/// Timeout for reading an image from the registry.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves the pages of the newest reconcile.
@@ -104,8 +104,8 @@ enum Answer {
 
 #[async_trait::async_trait]
 impl StatusSink for PageServer {
-    async fn pass(&self, view: &PassView) {
-        let PassView { plan, snapshot, definitions, activity, live, rollouts, configuration_error, now } =
+    async fn reconciled(&self, view: &ReconcileView) {
+        let ReconcileView { plan, snapshot, definitions, activity, live, rollouts, configuration_error, now } =
             view;
         let failed =
             rollouts.iter().filter_map(|report| Some((report.planned.target.clone(), report.error.clone()?)));

@@ -20,9 +20,9 @@ async fn ask(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
     (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
 }
 
-fn view(fleet: &Small) -> PassView {
+fn view(fleet: &Small) -> ReconcileView {
     let (snapshot, definitions) = fleet.made_from();
-    PassView {
+    ReconcileView {
         plan: Arc::new(fleet.plan()),
         snapshot: Arc::new(snapshot.clone()),
         definitions: Arc::new(definitions.clone()),
@@ -45,7 +45,7 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     assert_eq!(ask(address, "GET", "/").await.0, 503);
 
     let fleet = Small::new(&[K47]);
-    page.pass(&view(&fleet)).await;
+    page.reconciled(&view(&fleet)).await;
     let (status, first) = ask(address, "GET", "/").await;
     assert_eq!(status, 200, "{first}");
     for wanted in [
@@ -114,7 +114,7 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
         while String::from_utf8_lossy(&told).matches("data: pass").count() < passes || told.is_empty() {
             assert!(viewer.read_buf(&mut told).await.unwrap() > 0, "the server hung up");
         }
-        page.pass(&view(&fleet)).await;
+        page.reconciled(&view(&fleet)).await;
     }
     cancel.cancel();
     task.await.unwrap();
@@ -174,7 +174,7 @@ async fn a_build_is_followed_while_it_runs() {
     let build = crate::plan::BuildActivity { stage, began, usual, ..Default::default() };
     // The build began after the reconcile.
     view.live = Activity::from([((image.clone(), target.clone()), build)]).into();
-    page.pass(&view).await;
+    page.reconciled(&view).await;
     let hash = plan.cells[0].outcome.cell().unwrap().input_hash.short();
     let path = bench.parts.cache.root().join(format!("logs/mft-{K47}-{hash}-debian-12-amd64.log"));
     let log = crate::build::FileLog::create(&path, |_| {}).unwrap();

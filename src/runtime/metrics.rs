@@ -63,7 +63,7 @@ pub enum RewriteOutcomeLabel {
 /// Outcome of a reconcile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "lowercase")]
-pub enum PassOutcomeLabel {
+pub enum ReconcileOutcomeLabel {
     /// Everything could be observed.
     Done,
     /// A source could not be reached.
@@ -106,8 +106,8 @@ pub struct Metrics {
     builds_running: Gauge,
     builds_waiting: Gauge,
     rewrites: Family<Labels<2>, Counter>,
-    passes: Family<Labels<1>, Counter>,
-    pass_seconds: Histogram,
+    reconciles: Family<Labels<1>, Counter>,
+    reconcile_seconds: Histogram,
     leader: Gauge,
     configuration_valid: Gauge,
 }
@@ -159,9 +159,9 @@ impl Default for Metrics {
             builds_running: made.add("builds_running", "Builds in progress"),
             builds_waiting: made.add("builds_waiting", "Builds that wait for a free slot or for their next attempt"),
             rewrites: made.add("rewrites", "Rewrites, by strategy and outcome"),
-            passes: made.add("passes", "Reconciles, by outcome"),
-            pass_seconds: made.seconds(
-                "pass_duration",
+            reconciles: made.add("reconciles", "Reconciles, by outcome"),
+            reconcile_seconds: made.seconds(
+                "reconcile_duration",
                 "How long reconciles took, without builds",
                 Histogram::new(PASS_SECONDS),
             ),
@@ -178,8 +178,8 @@ impl Default for Metrics {
         for outcome in BuildOutcomeLabel::VARIANTS {
             let _ = metrics.builds.get_or_create(&[label(outcome)]);
         }
-        for outcome in PassOutcomeLabel::VARIANTS {
-            let _ = metrics.passes.get_or_create(&[label(outcome)]);
+        for outcome in ReconcileOutcomeLabel::VARIANTS {
+            let _ = metrics.reconciles.get_or_create(&[label(outcome)]);
         }
         for strategy in WRITTEN {
             for outcome in RewriteOutcomeLabel::VARIANTS {
@@ -271,9 +271,9 @@ impl Metrics {
     }
 
     /// Records the end of a reconcile.
-    pub fn pass(&self, outcome: PassOutcomeLabel, took: Duration) {
-        self.passes.get_or_create(&[label(outcome)]).inc();
-        self.pass_seconds.observe(took.as_secs_f64());
+    pub fn reconciled(&self, outcome: ReconcileOutcomeLabel, took: Duration) {
+        self.reconciles.get_or_create(&[label(outcome)]).inc();
+        self.reconcile_seconds.observe(took.as_secs_f64());
     }
 
     /// Records whether this farrier may write.
@@ -327,7 +327,7 @@ mod tests {
         metrics.add_api(&stats);
         metrics.build(BuildOutcomeLabel::Faulted, Duration::from_secs(7));
         metrics.rewrite(Strategy::PerKernel, RewriteOutcomeLabel::Made);
-        metrics.pass(PassOutcomeLabel::Unreachable, Duration::from_millis(30));
+        metrics.reconciled(ReconcileOutcomeLabel::Unreachable, Duration::from_millis(30));
         metrics.queue(1, 4);
         metrics.leader(true);
         metrics.configuration(false);
@@ -346,7 +346,7 @@ mod tests {
             "farrier_builds_total{outcome=\"faulted\"} 1",
             "farrier_build_duration_seconds_bucket{le=\"15.0\"} 1",
             "farrier_rewrites_total{strategy=\"per-kernel\",outcome=\"made\"} 1",
-            "farrier_passes_total{outcome=\"unreachable\"} 1",
+            "farrier_reconciles_total{outcome=\"unreachable\"} 1",
             "farrier_builds_running 1",
             "farrier_builds_waiting 4",
             "farrier_leader 1",
@@ -401,7 +401,7 @@ mod tests {
                 "phase" => Phase::VARIANTS.iter().map(|phase| phase.as_str()).collect(),
                 "state" => RolloutWait::VARIANTS.iter().map(<&'static str>::from).collect(),
                 "stage" => [UpgradeStage::Begins, UpgradeStage::UnderWay].map(Into::into).into(),
-                _ => PassOutcomeLabel::VARIANTS
+                _ => ReconcileOutcomeLabel::VARIANTS
                     .iter()
                     .map(<&'static str>::from)
                     .chain(RewriteOutcomeLabel::VARIANTS.iter().map(<&'static str>::from))

@@ -11,4 +11,4 @@ mod metrics;
 pub use configuration::{Configuration, watch_configuration};
 pub use health::Health;
 pub use http::{HttpError, HttpServer, names_loopback};
-pub use metrics::{BuildOutcomeLabel, Metrics, PassOutcomeLabel, RewriteOutcomeLabel};
+pub use metrics::{BuildOutcomeLabel, Metrics, ReconcileOutcomeLabel, RewriteOutcomeLabel};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{desired::printable, name_of};
-use crate::controller::live::PassView;
+use crate::controller::live::ReconcileView;
 use crate::{
     image::OperatorResource,
     plan::{
@@ -133,7 +133,10 @@ pub struct EventHistory {
 /// Returns the new Events of a view, the number of Events beyond [`MOST`], and the new history. The first
 /// view after a start only reports rewrites of that reconcile, because there is no earlier state to compare
 /// with.
-pub fn events(before: Option<&EventHistory>, view: &PassView) -> (Vec<StatusEvent>, usize, EventHistory) {
+pub fn events(
+    before: Option<&EventHistory>,
+    view: &ReconcileView,
+) -> (Vec<StatusEvent>, usize, EventHistory) {
     let mut told = EventHistory {
         last: before.map(|told| told.last.clone()).unwrap_or_default(),
         ..EventHistory::default()
@@ -166,7 +169,7 @@ fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
 }
 
 /// Collects Events for the rewrites of rollout targets.
-fn rewrites(view: &PassView, found: &mut BTreeSet<StatusEvent>) {
+fn rewrites(view: &ReconcileView, found: &mut BTreeSet<StatusEvent>) {
     for report in view.rollouts.iter().filter(|report| !report.planned.changes.is_empty()) {
         let Some(regarding) = target(&report.planned) else { continue };
         let image = &report.planned.image;
@@ -187,7 +190,7 @@ fn rewrites(view: &PassView, found: &mut BTreeSet<StatusEvent>) {
 }
 
 /// Records the current state.
-fn states(view: &PassView, told: &mut EventHistory) {
+fn states(view: &ReconcileView, told: &mut EventHistory) {
     for entry in status_entries(&view.plan, &view.activity) {
         let digest = entry.row.digest.as_ref().map(ToString::to_string);
         let attempts = entry.activity.map_or(0, |activity| activity.attempts);
@@ -244,7 +247,12 @@ fn held(why: &HoldReason) -> EventReason {
     }
 }
 
-fn of_builds(before: &EventHistory, now: &EventHistory, view: &PassView, found: &mut BTreeSet<StatusEvent>) {
+fn of_builds(
+    before: &EventHistory,
+    now: &EventHistory,
+    view: &ReconcileView,
+    found: &mut BTreeSet<StatusEvent>,
+) {
     for entry in status_entries(&view.plan, &view.activity) {
         let name = name_of(entry.image, entry.target);
         let Some((phase, digest, attempts)) = now.builds.get(&name) else { continue };

@@ -24,7 +24,7 @@ use tokio::sync::Mutex;
 use super::{DriverBuild, EventHistory, History, Regarding, StatusEvent, desired, events, writes};
 use crate::{
     cluster::{Fence, kube::is_starting},
-    controller::live::{PassView, StatusSink},
+    controller::live::{ReconcileView, StatusSink},
     error_chain,
 };
 
@@ -123,8 +123,8 @@ impl KubeStatus {
         true
     }
 
-    async fn write_builds(&self, state: &mut State, view: &PassView) {
-        let PassView { plan, activity, configuration_error, now, .. } = view;
+    async fn write_builds(&self, state: &mut State, view: &ReconcileView) {
+        let ReconcileView { plan, activity, configuration_error, now, .. } = view;
         let desired = desired(plan, activity, configuration_error.as_deref(), &state.known, *now);
         let names: BTreeSet<&str> =
             desired.iter().filter_map(|object| object.metadata.name.as_deref()).collect();
@@ -188,7 +188,7 @@ impl KubeStatus {
         self.builds().patch_status(&name, &params, &Patch::Apply(body)).await.map(Some)
     }
 
-    async fn write_events(&self, state: &mut State, view: &PassView) {
+    async fn write_events(&self, state: &mut State, view: &ReconcileView) {
         let (found, more, told) = events(state.told.as_ref(), view);
         state.told = Some(told);
         if more > 0 {
@@ -270,7 +270,7 @@ impl KubeStatus {
 
 #[async_trait::async_trait]
 impl StatusSink for KubeStatus {
-    async fn pass(&self, view: &PassView) {
+    async fn reconciled(&self, view: &ReconcileView) {
         if !self.may_write() {
             return;
         }

@@ -12,7 +12,7 @@ use crate::support::{
 };
 use farrier::{
     cluster::Fence,
-    controller::live::{PassView, StatusSink},
+    controller::live::{ReconcileView, StatusSink},
     plan::{
         Activity, AnnouncementReason, HoldReason, Outcome, Plan, PlannedCell, PlannedRollout,
         RolloutDecision, RolloutTarget, SkipReason, UnusedAnnouncement,
@@ -74,7 +74,7 @@ impl Story {
         self.api.clear_log();
         let (plan, now, activity) = (self.plan.clone(), self.now, Activity::new());
         let (snapshot, definitions) = <(Arc<_>, Arc<_>)>::default();
-        let view = PassView {
+        let view = ReconcileView {
             plan: plan.into(),
             snapshot,
             definitions,

@@ -46,7 +46,7 @@ impl<'a> Question<'a> {
 
 /// Forecast for one module.
 #[derive(Debug)]
-pub(crate) struct Departure {
+pub(crate) struct UnloadForecast {
     name: String,
     /// Holders that prevent the unload.
     held: Vec<Holder>,
@@ -54,7 +54,7 @@ pub(crate) struct Departure {
     down: Vec<String>,
 }
 
-impl Departure {
+impl UnloadForecast {
     pub(crate) fn stays(&self) -> bool {
         !self.held.is_empty()
     }
@@ -65,7 +65,7 @@ impl Departure {
     }
 }
 
-impl fmt::Display for Departure {
+impl fmt::Display for UnloadForecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, held, down } = self;
         match (held.is_empty(), down.is_empty()) {
@@ -89,7 +89,7 @@ pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error>
         node.log.step(departure);
     }
     if let Some(path) = question.message {
-        let named = |Departure { name, held, .. }: &Departure| -> Vec<Holder> {
+        let named = |UnloadForecast { name, held, .. }: &UnloadForecast| -> Vec<Holder> {
             held.iter()
                 .map(|Holder { pod, what }| Holder { pod: pod.clone(), what: format!("{name}: {what}") })
                 .collect()
@@ -98,7 +98,7 @@ pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error>
         // The kubelet bind-mounts this file, so write it in place instead of renaming another file over it.
         fs::write(node.paths.at(path), to_text(&holders)).map_err(Error::on("write", path))?;
     }
-    if departures.iter().any(Departure::stays) {
+    if departures.iter().any(UnloadForecast::stays) {
         return Err(Error::new(
             "not all of these modules can be unloaded",
             "stop the processes that use them, unmount their file systems, or drain the node",
@@ -118,7 +118,7 @@ pub(crate) fn announce(node: &Node<'_>, names: &[impl AsRef<str>]) -> Result<(),
 
 /// Forecasts the unload of these modules and of all modules that use them, in unload order. Processes of the pod
 /// `without` are ignored.
-fn forecast(node: &Node<'_>, names: &[&str], without: Option<&str>) -> Result<Vec<Departure>, Error> {
+fn forecast(node: &Node<'_>, names: &[&str], without: Option<&str>) -> Result<Vec<UnloadForecast>, Error> {
     let loaded = Loaded::read(&node.paths)?;
     let (interfaces, mounts) = (interfaces(node), mounts(node));
     let departures = loaded.with_holders(names).into_iter().map(|name| {
@@ -137,7 +137,7 @@ fn forecast(node: &Node<'_>, names: &[&str], without: Option<&str>) -> Result<Ve
             }
         }
         let down = of(&interfaces);
-        Departure { name, held, down }
+        UnloadForecast { name, held, down }
     });
     Ok(departures.collect())
 }
@@ -266,7 +266,10 @@ mod tests {
         bench.file("/proc/12/comm", "ucx\n");
         bench.file("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
         let departures = forecast(&bench.node(), &["mlx5_core", "nvme", "dummy"], None).unwrap();
-        assert_eq!(departures.iter().map(Departure::stays).collect::<Vec<_>>(), [true, false, true, true]);
+        assert_eq!(
+            departures.iter().map(UnloadForecast::stays).collect::<Vec<_>>(),
+            [true, false, true, true]
+        );
         assert_eq!(
             told(&bench, &["mlx5_core", "nvme", "dummy"]),
             [

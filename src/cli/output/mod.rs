@@ -5,10 +5,10 @@ pub mod bundle;
 pub mod gc;
 pub mod headers;
 pub mod look;
-mod pass;
 mod plan;
 pub mod preflight;
 mod progress;
+mod reconcile;
 pub mod rollback;
 pub mod verify;
 
@@ -17,9 +17,9 @@ use std::io::{self, IsTerminal, Stderr, Write};
 use comfy_table::{Cell, ContentArrangement, Row, Table, presets::NOTHING};
 use serde::Serialize;
 
-pub use pass::pass;
 pub use plan::{past_upgrades, plan, status, upgrades};
 pub use progress::{Bar, Progress};
+pub use reconcile::reconcile;
 
 /// Names, labels and annotations are untrusted: a terminal must not interpret them as commands.
 pub use crate::text::printable;

@@ -21,7 +21,7 @@ use crate::{
     build::Attempts,
     controller::{
         TargetReport,
-        pass::{BuildEnd, BuildFault},
+        reconcile::{BuildEnd, BuildFault},
     },
     error_chain,
     parts::{Parts, Result},

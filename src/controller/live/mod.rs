@@ -9,11 +9,11 @@ mod activity;
 mod builds;
 pub mod once;
 mod queue;
+mod reconcile_timer;
 mod rollouts;
 mod states;
 mod view;
-mod waits;
-mod wake;
+mod wait_tracker;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -24,15 +24,15 @@ use tokio::{
 };
 
 pub use activity::SharedActivity;
-pub use view::{PassView, StatusSink};
+pub use view::{ReconcileView, StatusSink};
 
 use self::{
     builds::{Builds, EndedBuild},
     queue::Queue,
+    reconcile_timer::ReconcileTimer,
     states::{States, noting_waits},
     view::StatusWorker,
-    waits::Waits,
-    wake::Wake,
+    wait_tracker::WaitTracker,
 };
 use super::{
     Memory, Planned, RolloutReport, TargetReport,
@@ -45,10 +45,10 @@ use crate::{
     kernel::KernelTarget,
     parts::{Parts, Result},
     plan::{
-        Claims, ClusterSnapshot, Interest, Marks, OpenRollout, Outcome, Pace, Plan, open_kernels,
+        ClusterSnapshot, Interest, Marks, NodeKernelLimiter, OpenRollout, Outcome, Pace, Plan, open_kernels,
         open_rollouts, retry,
     },
-    runtime::{Configuration, Health, Metrics, PassOutcomeLabel},
+    runtime::{Configuration, Health, Metrics, ReconcileOutcomeLabel},
 };
 
 /// Longest wait for a single event, so that a watchdog can tell waiting from hanging.
@@ -87,14 +87,14 @@ pub struct Live {
     status: Option<StatusWorker>,
     page: Option<StatusWorker>,
     builds: Builds,
-    wake: Wake,
+    wake: ReconcileTimer,
     memory: Memory,
     remembered_since: Instant,
     last_record: LastRecord,
-    kernels: Waits<KernelTarget>,
-    rollouts: Waits<OpenRollout>,
+    kernels: WaitTracker<KernelTarget>,
+    rollouts: WaitTracker<OpenRollout>,
     states: States,
-    claims: Claims,
+    claims: NodeKernelLimiter,
     labels: NodeLabels,
     /// Nodes that were recently handed over or uncordoned.
     handovers: Marks,
@@ -130,14 +130,14 @@ impl Live {
             page: context.page.take().map(StatusWorker::start),
             context,
             builds,
-            wake: Wake::new(now),
+            wake: ReconcileTimer::new(now),
             memory: Memory::default(),
             remembered_since: now,
             last_record: LastRecord::default(),
-            kernels: Waits::default(),
-            rollouts: Waits::default(),
+            kernels: WaitTracker::default(),
+            rollouts: WaitTracker::default(),
             states: States::default(),
-            claims: Claims::default(),
+            claims: NodeKernelLimiter::default(),
             labels: NodeLabels::new(now),
             handovers: Marks::default(),
             pace: Pace::default(),
@@ -194,7 +194,7 @@ impl Live {
         self.start_builds();
         self.show_waits(now);
         if self.wake.due().is_some_and(|due| due <= now) {
-            self.pass().await;
+            self.reconcile().await;
         }
     }
 
@@ -207,43 +207,45 @@ impl Live {
     }
 
     /// Reconciles once and schedules the next reconcile.
-    async fn pass(&mut self) {
+    async fn reconcile(&mut self) {
         let began = Instant::now();
         self.wake.begin(began);
         if began - self.remembered_since >= self.context.resync {
             self.memory.renew();
             self.remembered_since = began;
         }
-        let outcome = self.pass_once().await;
+        let outcome = self.reconcile_once().await;
         if self.parts.cancel.is_cancelled() {
             return;
         }
         let outcome = outcome.unwrap_or_else(|error| {
             let (cluster, hint) = (self.context.cluster.describe(), error.hint());
             tracing::warn!(error = error_chain(&error), cluster, hint, "reconcile failed");
-            PassOutcomeLabel::Failed
+            ReconcileOutcomeLabel::Failed
         });
         tracing::debug!(took = ?began.elapsed(), ?outcome, "reconcile finished");
-        self.context.metrics.pass(outcome, began.elapsed());
+        self.context.metrics.reconciled(outcome, began.elapsed());
         let now = Instant::now();
         self.wake.by(self.remembered_since.max(began) + self.context.resync);
         if let Some(due) = self.memory.repositories_due() {
             self.wake.by(due);
         }
         self.faulted = match outcome {
-            PassOutcomeLabel::Done => 0,
-            PassOutcomeLabel::Unreachable | PassOutcomeLabel::Failed => self.faulted.saturating_add(1),
+            ReconcileOutcomeLabel::Done => 0,
+            ReconcileOutcomeLabel::Unreachable | ReconcileOutcomeLabel::Failed => {
+                self.faulted.saturating_add(1)
+            }
         };
-        let next = now + retry::pass_delay(self.faulted, fastrand::f64());
+        let next = now + retry::reconcile_delay(self.faulted, fastrand::f64());
         match outcome {
-            PassOutcomeLabel::Done => {}
-            PassOutcomeLabel::Unreachable => self.wake.by(next),
-            PassOutcomeLabel::Failed => self.wake.hold(next),
+            ReconcileOutcomeLabel::Done => {}
+            ReconcileOutcomeLabel::Unreachable => self.wake.by(next),
+            ReconcileOutcomeLabel::Failed => self.wake.hold(next),
         }
     }
 
-    async fn pass_once(&mut self) -> Result<PassOutcomeLabel> {
-        let Some(mut planned) = self.plan().await? else { return Ok(PassOutcomeLabel::Done) };
+    async fn reconcile_once(&mut self) -> Result<ReconcileOutcomeLabel> {
+        let Some(mut planned) = self.plan().await? else { return Ok(ReconcileOutcomeLabel::Done) };
         let deadline =
             crate::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
@@ -274,7 +276,7 @@ impl Live {
             self.states.log(&planned.plan, &self.builds.activity().snapshot());
         }
         self.show(planned, rollouts);
-        Ok(if unreachable { PassOutcomeLabel::Unreachable } else { PassOutcomeLabel::Done })
+        Ok(if unreachable { ReconcileOutcomeLabel::Unreachable } else { ReconcileOutcomeLabel::Done })
     }
 
     /// Observes and plans, retrying failed lookups. Returns `None` on cancellation.
@@ -399,7 +401,7 @@ impl Live {
             return;
         }
         let Configuration { definitions, error } = self.context.configuration.borrow().clone();
-        let view = PassView {
+        let view = ReconcileView {
             plan: Arc::new(plan),
             snapshot: Arc::new(snapshot),
             definitions,

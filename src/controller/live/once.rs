@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    controller::{PassReport, Planned, RolloutReport, TargetReport, pass::BuildFault},
+    controller::{Planned, ReconcileReport, RolloutReport, TargetReport, reconcile::BuildFault},
     image::Chains,
     parts::{Parts, Result},
     runtime::{Configuration, Health, Metrics},
@@ -20,7 +20,7 @@ use crate::{
 /// Runs until nothing is left to do. Each cell is built at most once, and a target's failure does not stop the others.
 /// Rollouts come last and are planned from the registry and the nodes at that time (guarantee 1), because a build may
 /// have taken an hour.
-pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassReport> {
+pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<ReconcileReport> {
     let definitions = Arc::new(parts.definitions.clone());
     let context = LiveContext {
         resync: Duration::from_hours(1),
@@ -39,8 +39,8 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
 
 impl Live {
     /// Builds, publishes and rolls out everything that is planned, and reports the outcome.
-    async fn until_idle(mut self) -> Result<PassReport> {
-        let mut report = PassReport::default();
+    async fn until_idle(mut self) -> Result<ReconcileReport> {
+        let mut report = ReconcileReport::default();
         let Some(mut planned) = self.plan().await? else { return Ok(report) };
         report.targets = self.complete(&planned.plan).await;
         self.build_all(&mut planned, &mut report).await?;
@@ -72,14 +72,14 @@ impl Live {
     }
 
     /// Returns a plan of the current state, or `before` on cancellation.
-    async fn plan_again(&mut self, before: Planned, report: &mut PassReport) -> Result<Planned> {
+    async fn plan_again(&mut self, before: Planned, report: &mut ReconcileReport) -> Result<Planned> {
         report.unreachable |= before.unreachable;
         Ok(self.plan().await?.unwrap_or(before))
     }
 
     /// Runs the builds of a plan, and plans again whenever a new image unblocks builds that need it. After an error of
     /// the run itself, running builds are awaited: a dropped build would leave its resources in the engine.
-    async fn build_all(&mut self, planned: &mut Planned, report: &mut PassReport) -> Result<()> {
+    async fn build_all(&mut self, planned: &mut Planned, report: &mut ReconcileReport) -> Result<()> {
         let chains = Chains::of(&self.parts.definitions.images);
         let mut fault = None;
         self.builds.update(&planned.plan, &self.parts);

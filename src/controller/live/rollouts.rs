@@ -11,7 +11,7 @@ use crate::{
     parts::{Result, TargetError},
     plan::{
         Change, ClusterSnapshot, HoldReason, ManifestPlace, PlannedRollout, PlannedUpgrade, RolloutDecision,
-        RolloutTarget, given_back,
+        RolloutTarget, uncordoned,
     },
     runtime::RewriteOutcomeLabel,
 };
@@ -134,7 +134,7 @@ impl Live {
         let is_due = |step: &&Change| !self.evictions.contains_key(&step.object());
         let mut steps: Vec<Change> =
             upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
-        steps.extend(given_back(&planned.snapshot, rollouts, &self.parts.instance));
+        steps.extend(uncordoned(&planned.snapshot, rollouts, &self.parts.instance));
         let refused = make_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
         self.evictions.extend(refused.into_iter().map(|pod| (pod, now + NEXT_EVICTION)));
     }

@@ -36,7 +36,7 @@ struct Views {
 
 #[async_trait::async_trait]
 impl StatusSink for Views {
-    async fn pass(&self, view: &PassView) {
+    async fn reconciled(&self, view: &ReconcileView) {
         let seen = (view.activity.clone(), view.configuration_error.clone());
         self.seen.lock().push(seen);
         self.told.notify_one();

@@ -15,7 +15,7 @@ use crate::{
 use parking_lot::Mutex;
 /// State of the cluster and the builds after a reconcile.
 #[derive(Clone, Debug)]
-pub struct PassView {
+pub struct ReconcileView {
     /// The plan of the reconcile.
     pub plan: Arc<Plan>,
     /// Cluster snapshot that the plan was computed from.
@@ -38,7 +38,7 @@ pub struct PassView {
 #[async_trait::async_trait]
 pub trait StatusSink: Send + Sync {
     /// Called after a reconcile. The sink logs and handles its errors itself; the next reconcile calls it again.
-    async fn pass(&self, view: &PassView);
+    async fn reconciled(&self, view: &ReconcileView);
 
     /// Discards what the sink knows of earlier reconciles, because another replica may have written since.
     fn forget(&self) {}
@@ -48,7 +48,7 @@ pub trait StatusSink: Send + Sync {
 /// started, and takes over its rollout reports.
 pub(super) struct StatusWorker {
     /// The view to show next.
-    next: Arc<Mutex<Option<PassView>>>,
+    next: Arc<Mutex<Option<ReconcileView>>>,
     sink: Arc<dyn StatusSink>,
     filled: mpsc::Sender<()>,
     task: JoinHandle<()>,
@@ -57,7 +57,7 @@ pub(super) struct StatusWorker {
 impl StatusWorker {
     /// Starts the task.
     pub(super) fn start(sink: Arc<dyn StatusSink>) -> Self {
-        let next = Arc::<Mutex<Option<PassView>>>::default();
+        let next = Arc::<Mutex<Option<ReconcileView>>>::default();
         // One notification is enough, even if a newer view replaces the one that triggered it.
         let (filled, mut notices) = mpsc::channel(1);
         let (views, shown) = (Arc::clone(&next), Arc::clone(&sink));
@@ -65,7 +65,7 @@ impl StatusWorker {
             while notices.recv().await.is_some() {
                 let view = views.lock().take();
                 if let Some(view) = view {
-                    shown.pass(&view).await;
+                    shown.reconciled(&view).await;
                 }
             }
         });
@@ -73,7 +73,7 @@ impl StatusWorker {
     }
 
     /// Shows a view as soon as the sink has finished the previous one.
-    pub(super) fn show(&self, mut view: PassView) {
+    pub(super) fn show(&self, mut view: ReconcileView) {
         let mut next = self.next.lock();
         if let Some(overtaken) = next.take() {
             let acted = overtaken.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());

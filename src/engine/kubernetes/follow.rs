@@ -27,7 +27,7 @@ use crate::{
     cluster::kube::causes,
     engine::{
         EngineError, Result,
-        hearing::{Source, read_frame},
+        runner_session::{Source, read_frame},
     },
 };
 

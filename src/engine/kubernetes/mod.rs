@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 pub use job::{JobSpec, USER, environment};
 
 use self::{follow::Follower, wait::Wait};
-use super::{BuildLog, EngineError, EngineKind, Result, hearing::Hearing};
+use super::{BuildLog, EngineError, EngineKind, Result, runner_session::RunnerSession};
 use crate::{
     cluster::{
         KubeOptions,
@@ -123,14 +123,14 @@ impl Kubernetes {
         let started = started.unwrap_or(Err(EngineError::Cancelled))?;
         let wait = Wait::new(self, namespace, started, phases);
         let mut follower = Follower::new(self, namespace, wait);
-        let hearing = Hearing {
+        let session = RunnerSession {
             engine: EngineKind::Kubernetes,
             plan: &plan,
             log: log.as_ref(),
             least_landlock,
             cancel: &cancel,
         };
-        let outcome = hearing.run(&mut follower, dest).await;
+        let outcome = session.run(&mut follower, dest).await;
         if !leave.is_cancelled() {
             delete(&jobs, &name).await;
         }

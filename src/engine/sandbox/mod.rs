@@ -4,8 +4,8 @@
 //! `farrier-runner` (`crates/runner`) creates the sandbox and runs the steps. This module is the other end of its pipes.
 
 mod cgroup;
+mod channel;
 mod owner;
-mod talk;
 
 use std::{
     env, io,
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 pub use owner::Owner;
 
 use self::cgroup::{Group, Subtree};
-use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, hearing::Hearing};
+use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, runner_session::RunnerSession};
 use crate::{provenance::Confinement, tree_removal::remove_tree};
 
 /// File name of the runner, which is installed next to farrier's own program.
@@ -145,7 +145,7 @@ impl Sandbox {
         };
         let (stdin, stdout) = pipes(&mut child)?;
         let id = child.id().ok_or_else(|| fault("start", io::ErrorKind::NotFound))?;
-        let hearing = Hearing {
+        let session = RunnerSession {
             engine: EngineKind::Sandbox,
             plan: &plan,
             log: log.as_ref(),
@@ -158,8 +158,9 @@ impl Sandbox {
                 group.add(id).map_err(|source| fault("use a control group", source))?;
             }
             let inputs = (&plan, context.as_slice());
-            let mut talk = talk::Talk::begin((self.owner, id), &place, inputs, (stdin, stdout)).await?;
-            hearing.run(&mut talk, dest).await
+            let mut talk =
+                channel::SandboxChannel::begin((self.owner, id), &place, inputs, (stdin, stdout)).await?;
+            session.run(&mut talk, dest).await
         };
         let outcome = outcome.await;
         end(&mut child, id).await;

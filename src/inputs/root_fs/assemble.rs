@@ -11,7 +11,7 @@ use fs_err as fs;
 
 use super::{LEVEL, MTIME, effects, excluded::is_left_out, packages::RpmRoot};
 use crate::{
-    archive::{self, Manner, Options},
+    archive::{self, Options, UnpackMode},
     blocking::stoppable,
     inputs::{FetchError, Fetcher, Result, TREE, apt::AptArchive, root_fs_layer as layer, rpm},
     kernel::{AptSuites, Architecture, BootstrapSpec},
@@ -82,7 +82,7 @@ fn write(
     let tree = entry.join(TREE);
     fs::create_dir(&tree)?;
     let wanted = |path: &Path| !is_left_out(path);
-    let options = Options { wanted: &wanted, manner: Manner::Package, stop, ..Options::default() };
+    let options = Options { wanted: &wanted, manner: UnpackMode::Package, stop, ..Options::default() };
     let add = |tar: Vec<u8>, what: &str| {
         archive::unpack_stream(&tar[..], &tree, &options)
             .map_err(|source| FetchError::Unpack(what.to_owned(), source))

@@ -189,12 +189,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::archive::{Manner, Options, unpack_stream};
+    use crate::archive::{Options, UnpackMode, unpack_stream};
 
     /// Makes a tree with these files and all effects.
     fn tree(files: &[&str]) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: Manner::Package, ..Options::default() };
+        let options = Options { manner: UnpackMode::Package, ..Options::default() };
         let unpack = |tar: Vec<u8>| unpack_stream(&tar[..], directory.path(), &options).unwrap();
         unpack(before().unwrap());
         let mut package = Entries::new();
@@ -312,7 +312,7 @@ mod tests {
     #[test]
     fn a_link_takes_the_place_of_an_empty_directory_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: Manner::Package, ..Options::default() };
+        let options = Options { manner: UnpackMode::Package, ..Options::default() };
         unpack_stream(&before().unwrap()[..], directory.path(), &options).unwrap();
         let mut package = Entries::new();
         package.file("usr/lib64/x", b"x").unwrap();
@@ -331,7 +331,7 @@ mod tests {
     fn links_of_a_package_lead_nowhere_else() {
         let outside = tempfile::tempdir().unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let options = Options { manner: Manner::Package, ..Options::default() };
+        let options = Options { manner: UnpackMode::Package, ..Options::default() };
         let mut package = Entries::new();
         package.link("etc", outside.path()).unwrap();
         package.file("usr/share/base-passwd/passwd.master", b"x").unwrap();

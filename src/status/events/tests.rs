@@ -21,7 +21,7 @@ impl Story {
     }
 
     fn next(&mut self, plan: &Plan, rollouts: &[RolloutReport]) -> (Vec<StatusEvent>, usize) {
-        let view = PassView {
+        let view = ReconcileView {
             plan: plan.clone().into(),
             snapshot: std::sync::Arc::default(),
             definitions: std::sync::Arc::default(),

@@ -17,7 +17,7 @@ use schemars::json_schema;
 use serde::Serialize;
 use serde_with::DeserializeFromStr;
 
-use super::form::{NotA, text_schema};
+use super::form::{ParseError, text_schema};
 
 /// Defines string types, each validated by a pattern. `(named)` gives the type its own definition in the JSON Schema;
 /// `(unshown)` omits the pattern there and shows a plain string.
@@ -41,14 +41,14 @@ macro_rules! texts {
             }
 
             impl FromStr for $name {
-                type Err = NotA;
+                type Err = ParseError;
 
-                fn from_str(text: &str) -> Result<Self, NotA> {
+                fn from_str(text: &str) -> Result<Self, ParseError> {
                     static REGEX: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new($pattern).ok());
                     if REGEX.as_ref().is_some_and(|r| r.is_match(text)) $(&& $also(text))? {
                         Ok(Self(text.to_owned()))
                     } else {
-                        Err(NotA::new(text, $what))
+                        Err(ParseError::new(text, $what))
                     }
                 }
             }
@@ -338,11 +338,11 @@ pub struct LocalPath(#[deref(forward)] PathBuf);
 text_schema!(LocalPath, true, json_schema!({"type": "string"}));
 
 impl FromStr for LocalPath {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         if text.is_empty() || text.contains(|c: char| c.is_ascii_control()) {
-            return Err(NotA::new(text, "a path"));
+            return Err(ParseError::new(text, "a path"));
         }
         Ok(Self(text.into()))
     }

@@ -16,14 +16,14 @@ use serde::{
 /// Parse error: a text does not have the expected form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {what}")]
-pub struct NotA {
+pub struct ParseError {
     /// The text after [`without_logins`], truncated to 80 characters.
     pub text: String,
     /// Description of the expected form.
     pub what: &'static str,
 }
 
-impl NotA {
+impl ParseError {
     /// Reports that `text` is not `what`.
     pub fn new(text: &str, what: &'static str) -> Self {
         Self { text: without_logins(text).chars().take(80).collect(), what }
@@ -188,6 +188,6 @@ mod tests {
         ] {
             assert_eq!(without_logins(text), shown);
         }
-        assert_eq!(NotA::new("ftp://me:secret@h", "a download").text, "ftp://*********@h");
+        assert_eq!(ParseError::new("ftp://me:secret@h", "a download").text, "ftp://*********@h");
     }
 }

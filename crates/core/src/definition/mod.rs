@@ -10,7 +10,7 @@ mod rpm;
 pub use apt::{AptPackages, AptSuites, BootstrapSpec};
 use checked::ImageName;
 pub(crate) use form::text_schema;
-pub use form::{NonEmpty, NotA, OneOf, TEXT, one_of, without_logins};
+pub use form::{NonEmpty, OneOf, ParseError, TEXT, one_of, without_logins};
 pub use period::Period;
 pub use quantity::{Cpus, Memory};
 pub use rpm::{FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned, RpmToolchain};

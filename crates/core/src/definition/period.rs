@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use schemars::json_schema;
 use serde_with::{DeserializeFromStr, SerializeDisplay};
 
-use super::{NotA, text_schema};
+use super::{ParseError, text_schema};
 
 /// A duration as people write it: `90s`, `10m`, `1h 30m`, `2d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, DeserializeFromStr, SerializeDisplay)]
@@ -51,11 +51,11 @@ impl Period {
 }
 
 impl FromStr for Period {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let what = "a duration such as `90s`, `10m`, `1h 30m` or `2d`";
-        Self::parse(text).ok_or_else(|| NotA::new(text, what))
+        Self::parse(text).ok_or_else(|| ParseError::new(text, what))
     }
 }
 

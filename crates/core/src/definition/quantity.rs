@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use schemars::{Schema, json_schema};
 use serde_with::{DeserializeFromStr, SerializeDisplay};
 
-use super::{NotA, text_schema};
+use super::{ParseError, text_schema};
 
 /// CPUs in thousandths. Default: 1 CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, DeserializeFromStr, SerializeDisplay)]
@@ -52,26 +52,26 @@ impl Default for Memory {
 }
 
 impl FromStr for Cpus {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let what = "a number of processors above zero, as in `2`, `0.5` or `500m`";
         thousandths(text)
             .and_then(|value| u64::try_from(value).ok())
             .map(Self)
-            .ok_or_else(|| NotA::new(text, what))
+            .ok_or_else(|| ParseError::new(text, what))
     }
 }
 
 impl FromStr for Memory {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let what = "an amount of memory above zero, as in `2Gi`, `1500M` or `1073741824`";
         thousandths(text)
             .and_then(|value| u64::try_from(value.div_ceil(1000)).ok())
             .map(Self)
-            .ok_or_else(|| NotA::new(text, what))
+            .ok_or_else(|| ParseError::new(text, what))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::{definition::NotA, image::Digest, site::Signed};
+use crate::{definition::ParseError, image::Digest, site::Signed};
 
 /// Signer of an image's modules.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
@@ -17,10 +17,10 @@ pub struct ModuleSignerFact {
 }
 
 impl FromStr for ModuleSignerFact {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
-        Self::parse(text).ok_or_else(|| NotA::new(text, "a signer of modules"))
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        Self::parse(text).ok_or_else(|| ParseError::new(text, "a signer of modules"))
     }
 }
 

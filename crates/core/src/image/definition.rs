@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     definition::{
-        ApiVersion, BootstrapSpec, Metadata, NonEmpty, NotA,
+        ApiVersion, BootstrapSpec, Metadata, NonEmpty, ParseError,
         checked::{
             Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine,
             PackageToInstall, Reference, RpmName, TemplateName, VariableName, texts,
@@ -166,7 +166,7 @@ impl DriverImageSpec {
                          `release`"
                     ));
                 }
-                let named: Result<Vec<RpmName>, NotA> =
+                let named: Result<Vec<RpmName>, ParseError> =
                     self.build_packages.iter().map(|package| package.parse()).collect();
                 made.packages.add(named.map_err(|error| format!("buildPackages: {error}"))?);
                 made.from = packages.archive(family.spec.headers.rpm_archive()).cloned();

@@ -6,7 +6,7 @@ use derive_more::{Debug, Display};
 use serde_with::SerializeDisplay;
 use sha2::Digest as _;
 
-use crate::definition::NotA;
+use crate::definition::ParseError;
 
 /// SHA-256 over everything that can change the payload or the image.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Display, SerializeDisplay)]
@@ -49,12 +49,12 @@ impl InputHash {
 }
 
 impl FromStr for InputHash {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let mut bytes = [0; 32];
         hex::decode_to_slice(text, &mut bytes)
-            .map_err(|_| NotA::new(text, "an input hash (64 hexadecimal digits)"))?;
+            .map_err(|_| ParseError::new(text, "an input hash (64 hexadecimal digits)"))?;
         Ok(Self(bytes))
     }
 }

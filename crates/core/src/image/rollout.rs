@@ -6,7 +6,7 @@ use strum::{Display, EnumDiscriminants, IntoStaticStr};
 
 use super::UpgradeSpec;
 use crate::definition::{
-    NotA, Period,
+    ParseError, Period,
     checked::{DnsLabel, DnsName, GitAddress, GitBranch, LocalPath, OneLine, RepositoryPath},
 };
 
@@ -385,5 +385,5 @@ impl TryFrom<RolloutForm> for RolloutSpec {
 }
 
 fn in_repository(path: &LocalPath) -> Result<RepositoryPath, String> {
-    path.to_string_lossy().parse().map_err(|error: NotA| error.to_string())
+    path.to_string_lossy().parse().map_err(|error: ParseError| error.to_string())
 }

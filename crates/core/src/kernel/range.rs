@@ -7,7 +7,7 @@ use semver::{Comparator, VersionReq};
 use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use super::{KernelTarget, OsId, debian_version, rpm_version};
-use crate::definition::{NotA, text_schema};
+use crate::definition::{ParseError, text_schema};
 
 /// Bounds that a kernel must all satisfy. Bounds of up to three numbers compare the release's `x.y.z`, as in semver. If more text
 /// follows the three numbers, the version order of the target's distribution applies: `>=6.1.0-56` includes Debian's
@@ -99,7 +99,7 @@ impl FromStr for KernelRange {
         let refused = |why: &dyn fmt::Display| {
             format!(
                 "{}: {why}",
-                NotA::new(text, "a range of kernels such as `>=4.18, <6.18` or `>=6.1.0-56, <6.2`")
+                ParseError::new(text, "a range of kernels such as `>=4.18, <6.18` or `>=6.1.0-56, <6.2`")
             )
         };
         // A text of numbers alone has semver's meaning, and its error messages.

@@ -101,7 +101,7 @@ fn members<'a>(
                 needs.iter().all(|need| silent.contains(&(need, target))),
             ),
             Outcome::Unknown { .. } => lack(format!("{subject}: {}", outcome.why_not()), true),
-            Outcome::Conflict { .. } | Outcome::HeldBack { .. } | Outcome::Skipped { .. } => {
+            Outcome::Conflict { .. } | Outcome::Failed { .. } | Outcome::Skipped { .. } => {
                 lack(format!("{subject}: {}", outcome.why_not()), false)
             }
         };

@@ -13,14 +13,14 @@ use crate::{image::Definitions, kernel::KernelTarget, site::KernelLimits};
 
 /// Kernels that nodes named recently. Times are durations since one arbitrary moment, the same for all calls.
 #[derive(Debug, Default)]
-pub struct Claims {
+pub struct NodeKernelLimiter {
     /// Kernels by node, each with the time at which the node last named it.
     nodes: HashMap<String, Vec<(KernelTarget, Duration)>>,
     /// Kernels that trusted nodes run, with the times at which they were first and last seen.
     kernels: BTreeMap<KernelTarget, (Duration, Duration)>,
 }
 
-impl Claims {
+impl NodeKernelLimiter {
     /// Records the kernels that the nodes of a new snapshot name, and marks the nodes whose kernels do not count. Nodes
     /// that match no image are ignored: they call for nothing.
     pub fn judge(&mut self, snapshot: &mut ClusterSnapshot, definitions: &Definitions, now: Duration) {

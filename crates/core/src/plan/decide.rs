@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Outcome, PlanInputs, Published, Questions,
+    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Outcome, PendingLookups, PlanInputs, Published,
     SkipReason,
 };
 use crate::{
@@ -65,7 +65,7 @@ pub(super) fn decide(
     inputs: &PlanInputs<'_>,
     image: &DriverImage,
     cell: &Arc<Cell>,
-    questions: &mut Questions,
+    questions: &mut PendingLookups,
 ) -> Outcome {
     let (observed, spec) = (inputs.observed, &image.spec);
     let unasked = |reference: &&ImageReference| !observed.knows(reference);
@@ -121,7 +121,7 @@ pub(super) fn decide(
     }
     let why = match (failure.cloned(), other) {
         (Some(Failure { at, message, permanent: true, .. }), _) => {
-            return Outcome::HeldBack { cell: Arc::clone(cell), at, message };
+            return Outcome::Failed { cell: Arc::clone(cell), at, message };
         }
         (Some(Failure { at, message, permanent: false, .. }), _) => {
             BuildReason::RetryAfterFailure { at, detail: message }

@@ -8,9 +8,9 @@ use std::{
 use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
     HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts,
-    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Plan, PlanInputs, PlannedCell, PodCount,
-    PodFacts, Published, Questions, Resolved, ResolvedImage, ResourceChange, ResourceFacts, Shared,
-    SkipReason, TrackedKernel, UpdateStrategy, plan,
+    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, PendingLookups, Plan, PlanInputs,
+    PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange, ResourceFacts,
+    Shared, SkipReason, TrackedKernel, UpdateStrategy, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, Need, OperatorResource, UnknownPolicy},
@@ -104,7 +104,7 @@ impl World {
 
     /// Runs the planner. Images that the world does not contain are absent, failures did not happen, and headers exist.
     /// Only questions about signatures are returned.
-    pub(super) fn ask(&self) -> Result<Plan, Questions> {
+    pub(super) fn ask(&self) -> Result<Plan, PendingLookups> {
         let mut observed = self.observed.clone();
         loop {
             let questions = match plan(&PlanInputs {

@@ -52,7 +52,7 @@ impl<'a> PlanInputs<'a> {
 
 /// Lookups that the planner needs before it can decide.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Questions {
+pub struct PendingLookups {
     /// Names to look up in the registry.
     pub images: BTreeSet<ImageReference>,
     /// Published images, by digest, whose signatures to look up.
@@ -63,7 +63,7 @@ pub struct Questions {
     pub headers: BTreeSet<KernelTarget>,
 }
 
-impl Questions {
+impl PendingLookups {
     /// Whether no lookup is needed.
     pub fn is_empty(&self) -> bool {
         let Self { images, signatures, failures, headers } = self;
@@ -71,7 +71,7 @@ impl Questions {
     }
 }
 
-/// Answers to [`Questions`], and the contents of images in use.
+/// Answers to [`PendingLookups`], and the contents of images in use.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// Image that the registry has under each name.

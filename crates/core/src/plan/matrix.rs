@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    Cell, NodeFacts, NodeReason, Outcome, PlanInputs, PlannedCell, Questions, SkipReason,
+    Cell, NodeFacts, NodeReason, Outcome, PendingLookups, PlanInputs, PlannedCell, SkipReason,
     decide::decide,
     new_cell::CellRequest,
     node::{NodeGroup, group_nodes},
@@ -31,7 +31,7 @@ pub(super) struct Matrix {
     /// Nodes with their own driver, by image, then target.
     pub(super) own_drivers: Vec<OwnDriver>,
     /// Lookups that are needed before the matrix is final.
-    pub(super) questions: Questions,
+    pub(super) questions: PendingLookups,
 }
 
 /// Node that is skipped.
@@ -122,7 +122,7 @@ fn cells_of<'a>(
     templates: &mut Templates,
     image: &DriverImage,
     calls: &BTreeMap<&KernelTarget, Call<'_>>,
-    questions: &mut Questions,
+    questions: &mut PendingLookups,
 ) -> Vec<PlannedCell> {
     let name = &image.metadata.name;
     let mut made: Vec<Result<Cell, Outcome>> = Vec::with_capacity(calls.len());

@@ -1,6 +1,6 @@
 //! Pure: computes a plan from a snapshot, the definitions and the clock.
 //!
-//! The necessary registry lookups depend on the inputs. [`plan`] therefore either decides or returns [`Questions`]; the
+//! The necessary registry lookups depend on the inputs. [`plan`] therefore either decides or returns [`PendingLookups`]; the
 //! caller adds the answers and calls it again. The same arguments always give the same result.
 
 mod activity;
@@ -64,15 +64,15 @@ pub use cell::{
     BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT, SignedWith,
 };
 pub use ci_matrix::{MatrixForm, ci_matrix};
-pub use claims::Claims;
+pub use claims::NodeKernelLimiter;
 pub use deadline::next_deadline;
 pub use gc::{
     Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KeptImage, KeptWhy, KernelKey, KernelRecord,
     LiveKernels, gc_plan, kernels_to_note,
 };
 pub use inputs::{
-    CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PlanInputs, Published,
-    Questions, Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey, Unverified,
+    CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PendingLookups, PlanInputs,
+    Published, Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey, Unverified,
     toolchain_key,
 };
 pub use instance::{Instance, InstanceError};
@@ -91,14 +91,14 @@ pub use open::{OpenRollout, RolloutWait, open_kernels, open_rollouts};
 pub use outcome::{Outcome, Phase, PlannedCell};
 pub use pace::Pace;
 pub use planner::{Plan, plan};
-pub use readiness::{Doubt, MayBoot, Needed, Next, PlannedNode, Readiness};
+pub use readiness::{Blocker, MayBoot, Needed, Next, PlannedNode, Readiness};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,
     ImageChange, NodeChange, NodeCheck, NodeSeen, PastUpgrade, PlannedRollout, PodRestart, Record,
-    RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, git_commit, given_back,
-    handover_label, past_table, past_upgrades, pause, paused, per_kernel_originals, rollback,
-    rollback_per_kernel,
+    RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, git_commit, handover_label,
+    past_table, past_upgrades, pause, paused, per_kernel_originals, rollback, rollback_per_kernel,
+    uncordoned,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};

@@ -118,7 +118,7 @@ fn built(inputs: &CellInputs<'_>, outcome: &Outcome) -> Result<Option<CellNeed>,
         Outcome::Conflict { reference, theirs, .. } => {
             Err(NeedReason::Conflict { reference: reference.clone(), theirs: *theirs })
         }
-        Outcome::HeldBack { message, .. } => Err(NeedReason::Failed { detail: message.clone() }),
+        Outcome::Failed { message, .. } => Err(NeedReason::Failed { detail: message.clone() }),
         Outcome::Waiting { .. }
         | Outcome::Build { .. }
         | Outcome::UpToDate { .. }

@@ -51,7 +51,7 @@ pub fn open_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
         .collect();
     let is_unresolved = |planned: &&PlannedCell| match &planned.outcome {
         Outcome::Build { .. }
-        | Outcome::HeldBack { .. }
+        | Outcome::Failed { .. }
         | Outcome::Conflict { .. }
         | Outcome::Unknown { .. } => true,
         Outcome::UpToDate { .. } => rewritten.contains(&planned.image),

@@ -72,7 +72,7 @@ pub enum Outcome {
         remedy: &'static str,
     },
     /// An earlier build with the same inputs failed.
-    HeldBack {
+    Failed {
         /// The cell.
         cell: Arc<Cell>,
         /// Time of the failure.
@@ -146,7 +146,7 @@ impl Outcome {
             Self::Build { .. } => Phase::Missing,
             Self::UpToDate { .. } => Phase::Published,
             Self::Conflict { .. } => Phase::Conflict,
-            Self::HeldBack { .. } => Phase::Failed,
+            Self::Failed { .. } => Phase::Failed,
             Self::Unknown { .. } => Phase::Unknown,
             Self::Waiting { .. } => Phase::Waiting,
             Self::Skipped { .. } => Phase::Skipped,
@@ -159,7 +159,7 @@ impl Outcome {
             Self::Build { cell, .. }
             | Self::UpToDate { cell, .. }
             | Self::Conflict { cell, .. }
-            | Self::HeldBack { cell, .. }
+            | Self::Failed { cell, .. }
             | Self::Unknown { cell, .. } => Some(cell),
             Self::Waiting { .. } | Self::Skipped { .. } => None,
         }
@@ -170,7 +170,7 @@ impl Outcome {
         match self {
             Self::Build { .. } | Self::UpToDate { .. } => String::new(),
             Self::Conflict { reference, .. } => format!("{reference} holds an image built from other inputs"),
-            Self::HeldBack { message, .. } => format!("failed before with the same inputs: {message}"),
+            Self::Failed { message, .. } => format!("failed before with the same inputs: {message}"),
             Self::Unknown { message, .. } => message.clone(),
             Self::Waiting { needs } => waits_for(needs),
             Self::Skipped { why } => why.to_string(),

@@ -6,8 +6,8 @@ use std::{collections::HashMap, sync::Arc};
 use serde::{Serialize, Serializer};
 
 use super::{
-    Cell, LeftAlone, Outcome, OwnDriver, Phase, PlanInputs, PlannedCell, PlannedNode, PlannedRollout,
-    PlannedSignature, PlannedUnion, Questions, RolloutDecision, UnusedAnnouncement,
+    Cell, LeftAlone, Outcome, OwnDriver, PendingLookups, Phase, PlanInputs, PlannedCell, PlannedNode,
+    PlannedRollout, PlannedSignature, PlannedUnion, RolloutDecision, UnusedAnnouncement,
     chain_state::ChainStates,
     matrix::{Matrix, matrix},
     outcome::Cells,
@@ -85,7 +85,7 @@ impl Plan {
         let fails = |cell: &PlannedCell| match &cell.outcome {
             Outcome::Build { .. } | Outcome::Waiting { .. } => false,
             Outcome::UpToDate { denied, .. } => *denied,
-            Outcome::Conflict { .. } | Outcome::HeldBack { .. } | Outcome::Unknown { .. } => true,
+            Outcome::Conflict { .. } | Outcome::Failed { .. } | Outcome::Unknown { .. } => true,
             Outcome::Skipped { why } => !why.is_finding(),
         };
         let broken = |rollout: &PlannedRollout| {
@@ -97,7 +97,7 @@ impl Plan {
 }
 
 /// Computes the plan, or returns the lookups that are needed first.
-pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, Questions> {
+pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, PendingLookups> {
     let definitions = inputs.definitions();
     let chains = Chains::of(&definitions.images);
     let Matrix { cells, left_alone, own_drivers, mut questions } = matrix(inputs, &chains);
@@ -138,7 +138,7 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, Questions> {
     })
 }
 
-fn answered(questions: &mut Questions) -> Result<(), Questions> {
+fn answered(questions: &mut PendingLookups) -> Result<(), PendingLookups> {
     if questions.is_empty() { Ok(()) } else { Err(std::mem::take(questions)) }
 }
 

@@ -51,7 +51,7 @@ impl MayBoot {
 /// Reason for not declaring that a node needs no driver image, although no definition's `nodes` match.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "reason")]
-pub enum Doubt {
+pub enum Blocker {
     /// No kernel family matches the target.
     #[error(
         "no kernel family matches, so whether this kernel exists is unknown; correct its release, or add a family"
@@ -101,7 +101,7 @@ pub struct Next {
     pub needs: Vec<Needed>,
     /// Reason why images may be needed although `needs` is empty.
     #[serde(serialize_with = "maybe_explained", skip_serializing_if = "Option::is_none")]
-    pub doubt: Option<Doubt>,
+    pub doubt: Option<Blocker>,
 }
 
 impl Next {
@@ -115,8 +115,8 @@ impl Next {
         match (&self.doubt, self.needs.iter().map(state).max()) {
             (_, Some(worst)) => worst,
             (None, None) => MayBoot::NoDriver,
-            (Some(Doubt::NoFamily), None) => MayBoot::Wait,
-            (Some(Doubt::HardwareNotLabelled), None) => MayBoot::Unknown,
+            (Some(Blocker::NoFamily), None) => MayBoot::Wait,
+            (Some(Blocker::HardwareNotLabelled), None) => MayBoot::Unknown,
         }
     }
 }
@@ -163,8 +163,8 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNod
                 called_for.map(|(image, _)| needed(inputs, &cells, image, target)).collect();
             let doubt = match match_family(&inputs.definitions().families, target) {
                 _ if !needs.is_empty() => None,
-                None => Some(Doubt::NoFamily),
-                Some(_) => (!hardware_labelled).then_some(Doubt::HardwareNotLabelled),
+                None => Some(Blocker::NoFamily),
+                Some(_) => (!hardware_labelled).then_some(Blocker::HardwareNotLabelled),
             };
             Arc::new(Next { kernel: target.clone(), needs, doubt })
         });

@@ -12,7 +12,7 @@ pub fn build_delay(failed: u32, jitter: f64) -> Duration {
 /// Returns how long the loop waits for its next reconcile after the given number of consecutive reconciles (1 is the
 /// first) that met a fault, if no event triggers it earlier: a second, doubling to a minute. `jitter` is as in
 /// [`build_delay`].
-pub fn pass_delay(failed: u32, jitter: f64) -> Duration {
+pub fn reconcile_delay(failed: u32, jitter: f64) -> Duration {
     delay(Duration::from_secs(1), Duration::from_mins(1), failed, jitter)
 }
 
@@ -33,7 +33,7 @@ mod tests {
     fn builds_and_passes_wait_longer_and_never_give_up() {
         let builds: Vec<_> = (0..9).map(|failed| build_delay(failed, 0.0).as_secs()).collect();
         assert_eq!(builds, [10, 10, 20, 40, 80, 160, 320, 600, 600]);
-        let passes: Vec<_> = (1..9).map(|failed| pass_delay(failed, 0.0).as_secs()).collect();
+        let passes: Vec<_> = (1..9).map(|failed| reconcile_delay(failed, 0.0).as_secs()).collect();
         assert_eq!(passes, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(build_delay(u32::MAX, 1.0), Duration::from_mins(5));
     }

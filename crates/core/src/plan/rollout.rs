@@ -43,7 +43,7 @@ pub use pause::{pause, paused};
 pub use record::{Earlier, FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub(super) use union::{left_kernels, left_release};
-pub use upgrade::given_back;
+pub use upgrade::uncordoned;
 pub(super) use watch::Limits;
 
 use super::{

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{PlanInputs, Questions};
+use super::{PendingLookups, PlanInputs};
 use crate::{
     image::{ImageName, ImageReference},
     site::{Existing, SiteSpec},
@@ -31,7 +31,7 @@ fn signs_existing(site: &SiteSpec) -> bool {
 pub(super) fn unsigned(
     inputs: &PlanInputs<'_>,
     published: impl IntoIterator<Item = PlannedSignature>,
-    questions: &mut Questions,
+    questions: &mut PendingLookups,
 ) -> Vec<PlannedSignature> {
     let site = &inputs.definitions().site;
     if !asks_for_signatures(site) {

@@ -142,7 +142,7 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
         (Outcome::Build { why, .. }, Some(found)) => underway(found, why.to_string()),
         (Outcome::Build { why, .. }, None) => (Phase::Missing, why.to_string()),
         (Outcome::Conflict { remedy, .. }, _) => (Phase::Conflict, (*remedy).to_owned()),
-        (Outcome::HeldBack { message, .. }, _) => (Phase::Failed, message.clone()),
+        (Outcome::Failed { message, .. }, _) => (Phase::Failed, message.clone()),
         (other, _) => (other.phase(), other.why_not()),
     };
     let published = match outcome {

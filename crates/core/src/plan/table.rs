@@ -145,7 +145,7 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
             let ours = cell.input_hash.short();
             ("conflict", format!("{reference} has {theirs}, wanted {ours}; {remedy}"))
         }
-        Outcome::HeldBack { at, message, .. } => ("failed", format!("failed at {at:.0}: {message}")),
+        Outcome::Failed { at, message, .. } => ("failed", format!("failed at {at:.0}: {message}")),
         Outcome::Unknown { reference, message, .. } => ("unknown", format!("{reference}: {message}")),
         Outcome::Waiting { .. } => ("wait", outcome.why_not()),
         Outcome::Skipped { .. } => ("skip", outcome.why_not()),

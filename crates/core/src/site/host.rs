@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 use serde_with::{DeserializeFromStr, SerializeDisplay};
 use url::Url;
 
-use crate::definition::{NotA, text_schema};
+use crate::definition::{ParseError, text_schema};
 
 /// `host` or `host:port`, with the name in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, DeserializeFromStr, SerializeDisplay)]
@@ -58,10 +58,10 @@ impl HostPort {
 }
 
 impl FromStr for HostPort {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
-        let refused = || NotA::new(text, A_HOST);
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let refused = || ParseError::new(text, A_HOST);
         let (name, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((address, "")) => (address, None),
             Some((address, rest)) => (address, Some(rest.strip_prefix(':').ok_or_else(refused)?)),
@@ -167,10 +167,10 @@ const A_DIRECT_HOST: &str = "a host that is reached directly: a name, a domain (
                              (`10.0.0.0/8`) or `*`, perhaps with a port";
 
 impl FromStr for NoProxy {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
-        let refused = || NotA::new(text, A_DIRECT_HOST);
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let refused = || ParseError::new(text, A_DIRECT_HOST);
         if text == "*" {
             return Ok(Self::All);
         }
@@ -240,9 +240,9 @@ impl ProxyUrl {
     }
 
     /// Parses `http://[user:password@]host[:port]`, the form of environment variables.
-    pub fn of_environment(text: &str) -> Result<Self, NotA> {
+    pub fn of_environment(text: &str) -> Result<Self, ParseError> {
         // An invalid value may contain a password, so the error omits everything before the `@`.
-        let refused = || NotA::new(text.rsplit('@').next().unwrap_or_default(), A_PROXY);
+        let refused = || ParseError::new(text.rsplit('@').next().unwrap_or_default(), A_PROXY);
         let url = Url::parse(text).map_err(|_| refused())?;
         let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
         if matches!(url.scheme(), "http" | "https") && url.has_host() && bare {
@@ -254,14 +254,14 @@ impl ProxyUrl {
 }
 
 impl FromStr for ProxyUrl {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
+    fn from_str(text: &str) -> Result<Self, ParseError> {
         let found = Self::of_environment(text)?;
         if found.0.username().is_empty() && found.0.password().is_none() {
             Ok(found)
         } else {
-            Err(NotA::new(text, A_PROXY))
+            Err(ParseError::new(text, A_PROXY))
         }
     }
 }

@@ -14,7 +14,7 @@ use serde_with::{DeserializeFromStr, SerializeDisplay};
 use url::Url;
 
 use super::host::described;
-use crate::definition::{NonEmpty, NotA, text_schema};
+use crate::definition::{NonEmpty, ParseError, text_schema};
 
 /// Alternative locations for references or URLs with a prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -92,10 +92,10 @@ impl Prefix {
 }
 
 impl FromStr for Prefix {
-    type Err = NotA;
+    type Err = ParseError;
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
-        let refused = || NotA::new(text, A_PREFIX);
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let refused = || ParseError::new(text, A_PREFIX);
         if text.contains("://") {
             let mut url = Url::parse(text).map_err(|_| refused())?;
             let plain = url.query().is_none()
@@ -103,7 +103,7 @@ impl FromStr for Prefix {
                 && url.username().is_empty()
                 && url.password().is_none();
             if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !plain {
-                return Err(NotA::new(text.rsplit('@').next().unwrap_or_default(), A_PREFIX));
+                return Err(ParseError::new(text.rsplit('@').next().unwrap_or_default(), A_PREFIX));
             }
             let path = url.path().trim_end_matches('/').to_owned();
             url.set_path(&path);

@@ -23,7 +23,7 @@ pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
 
 use crate::definition::{ApiVersion, Memory, Metadata, Period, checked::OneLine, is_default};
-pub use crate::definition::{NotA, without_logins};
+pub use crate::definition::{ParseError, without_logins};
 
 /// `site.yaml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -25,7 +25,7 @@ use super::{
     auth::{Authorizer, Purpose, Scope, explain},
     error::{RegistryError, Result},
     registry::{Access, BlobSource},
-    rest::{Rests, retry_after},
+    rest::{RetryAfter, retry_after},
     stream::{CHUNK, read_source},
     transport::{RemoteName, Transport, body_start, next_chunk},
 };
@@ -98,12 +98,16 @@ impl<'a> Call<'a> {
 pub(super) struct Http {
     pub(super) transport: Transport,
     authorizer: Authorizer,
-    rests: Rests,
+    rests: RetryAfter,
 }
 
 impl Http {
     pub(super) fn new(access: Arc<dyn Access>) -> Self {
-        Self { transport: Transport::new(access), authorizer: Authorizer::default(), rests: Rests::default() }
+        Self {
+            transport: Transport::new(access),
+            authorizer: Authorizer::default(),
+            rests: RetryAfter::default(),
+        }
     }
 
     /// Creates a request for the path `rest` (such as `manifests/1.0`) of the repository.

@@ -31,9 +31,9 @@ fn wait_of(text: &str, now: Timestamp) -> Option<Duration> {
 /// End of the delay that each registry asked for, with the response's status. The delay applies to all calls to the
 /// registry, not only to the one that received it.
 #[derive(Default)]
-pub(super) struct Rests(Mutex<HashMap<String, (Instant, u16)>>);
+pub(super) struct RetryAfter(Mutex<HashMap<String, (Instant, u16)>>);
 
-impl Rests {
+impl RetryAfter {
     pub(super) fn begin(&self, authority: &str, status: u16, wait: Duration, now: Instant) {
         self.0.lock().insert(authority.to_owned(), (now + wait, status));
     }
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_rest_is_one_registrys_and_ends() {
-        let (rests, now) = (Rests::default(), Instant::now());
+        let (rests, now) = (RetryAfter::default(), Instant::now());
         rests.begin("r.example", 429, Duration::from_secs(10), now);
         let at = |seconds| now + Duration::from_secs(seconds);
         assert_eq!(rests.left("r.example", at(4)), Some((429, Duration::from_secs(6))));

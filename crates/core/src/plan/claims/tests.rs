@@ -12,13 +12,17 @@ use crate::kmod::Verdict;
 /// Fleet that changes over time.
 struct Story {
     world: World,
-    claims: Claims,
+    claims: NodeKernelLimiter,
     now: Duration,
 }
 
 impl Story {
     fn new(releases: &[&str]) -> Self {
-        Self { world: World::new(releases), claims: Claims::default(), now: Duration::from_secs(7) }
+        Self {
+            world: World::new(releases),
+            claims: NodeKernelLimiter::default(),
+            now: Duration::from_secs(7),
+        }
     }
 
     fn runs(&mut self, place: usize, release: &str) {

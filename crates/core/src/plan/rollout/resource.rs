@@ -30,7 +30,7 @@ pub(super) const FIELD: &str = "spec";
 const FIELDS: [&str; 5] = ["repository", "image", "version", "forcePrecompiled", "usePrecompiled"];
 
 /// Desired state of a resource.
-enum Wish<'a> {
+enum DesiredField<'a> {
     /// Fields to set now; all images are published.
     Fields { fields: Value, version: &'a str, kernels: usize, proof: Vec<ImageReference> },
     /// Reference that must be published before the fields can be set.
@@ -77,8 +77,8 @@ pub(super) fn decide(
         found_nodes.add(group, group.nodes.clone());
     }
     match wish(context, kind, &found_nodes.known()?)? {
-        Wish::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
-        Wish::Fields { fields, version, kernels, proof } => {
+        DesiredField::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
+        DesiredField::Fields { fields, version, kernels, proof } => {
             let step = step(context, found, driver, &fields)?;
             if let (Step::Set(_), Some(busy)) = (&step, upgrading(kind, &reached)) {
                 return Err(busy);
@@ -139,7 +139,7 @@ fn wish<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
     kernels: &BTreeMap<&KernelTarget, usize>,
-) -> Result<Wish<'a>, HoldReason> {
+) -> Result<DesiredField<'a>, HoldReason> {
     let mut found: Vec<(&Cell, Vec<(&str, &ImageReference)>)> = Vec::new();
     let mut proof = Vec::new();
     let mut pending = None;
@@ -173,12 +173,12 @@ fn wish<'a>(
         return Err(HoldReason::MixedVersions { versions });
     };
     if let Some(on) = pending {
-        return Ok(Wish::Pending(on));
+        return Ok(DesiredField::Pending(on));
     }
     for (cell, own) in &found {
         let Some((_, name)) = own.iter().find(|(found, _)| *found == version) else { continue };
         if !is_published(context, cell, name) {
-            return Ok(Wish::Pending(name));
+            return Ok(DesiredField::Pending(name));
         }
         proof.push((*name).clone());
     }
@@ -191,7 +191,7 @@ fn wish<'a>(
     if let Some(flag) = operator::precompiled_field(kind) {
         fields.insert(flag.to_owned(), true.into());
     }
-    Ok(Wish::Fields { fields: fields.into(), version, kernels: kernels.len(), proof })
+    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), proof })
 }
 
 /// Whether this name already points to the cell's image.

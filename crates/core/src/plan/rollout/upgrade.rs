@@ -242,7 +242,7 @@ pub(super) fn progress(
 
 /// Returns the changes that release this farrier's nodes under way that no planned upgrade covers (any more). Nodes
 /// stay as they are where the DaemonSets, pods or Jobs of their rollout cannot be seen.
-pub fn given_back(
+pub fn uncordoned(
     snapshot: &ClusterSnapshot,
     rollouts: &[PlannedRollout],
     instance: &Instance,

@@ -153,12 +153,12 @@ pub fn abandoned<'a>(
     nodes: impl IntoIterator<Item = &'a NodeFacts>,
     is_served: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
 ) -> Vec<Change> {
-    let given_back = |node: &'a NodeFacts| {
+    let uncordoned = |node: &'a NodeFacts| {
         let note = UpgradeNote::of(node).filter(|note| note.state.is_open())?;
         let is_left = is_served(node, &note) || operator_at_work(&node.labels).is_some();
         (!is_left).then(|| give_back(node, &note, None))
     };
-    nodes.into_iter().filter_map(given_back).collect()
+    nodes.into_iter().filter_map(uncordoned).collect()
 }
 
 /// Removes the failures of a rollout from its nodes, so that an upgrade that stopped because of them continues.

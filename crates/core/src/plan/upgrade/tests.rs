@@ -17,7 +17,7 @@ fn states_of(fleet: &mut Fleet, name: &str) -> Vec<String> {
     let mut states = vec![fleet.state(name).to_owned()];
     for _ in 0..200 {
         fleet.pass_time(10);
-        fleet.pass(usize::MAX);
+        fleet.reconcile(usize::MAX);
         let state = fleet.state(name);
         if states.last().is_some_and(|last| last != state) {
             states.push(state.to_owned());
@@ -52,7 +52,7 @@ fn a_node_goes_through_its_states_and_is_given_back() {
 #[test]
 fn without_a_drain_no_node_is_cordoned() {
     let mut fleet = Fleet::new(1, json!({}));
-    let plan = fleet.pass(usize::MAX);
+    let plan = fleet.reconcile(usize::MAX);
     assert_eq!(plan.changes().count(), 1);
     assert!(!fleet.nodes["n0"].facts.unschedulable);
     assert_eq!(fleet.state("n0"), "drained");
@@ -64,21 +64,21 @@ fn without_a_drain_no_node_is_cordoned() {
 #[test]
 fn some_nodes_go_first() {
     let mut fleet = Fleet::new(4, draining(json!({"canary": 1, "maxParallel": 3})));
-    let plan = fleet.pass(usize::MAX);
-    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Begins, UpgradeStage::Waits));
+    let plan = fleet.reconcile(usize::MAX);
+    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Begins, UpgradeStage::WaitTracker));
     assert_eq!(waits(&plan, "n1"), "waits for the canary nodes");
     let mut most = 0;
     for _ in 0..500 {
         fleet.pass_time(10);
-        fleet.pass(usize::MAX);
+        fleet.reconcile(usize::MAX);
         most = most.max(fleet.down().0);
         assert!(fleet.state("n0") == "uncordoned" || fleet.down().0 == 1);
     }
     assert_eq!(most, 3, "then up to the limit");
 
     let mut fleet = Fleet::new(3, json!({"canary": {"matchLabels": {"name": "n2"}}, "maxParallel": 3}));
-    let plan = fleet.pass(usize::MAX);
-    assert_eq!((stage(&plan, "n2"), stage(&plan, "n0")), (UpgradeStage::Begins, UpgradeStage::Waits));
+    let plan = fleet.reconcile(usize::MAX);
+    assert_eq!((stage(&plan, "n2"), stage(&plan, "n0")), (UpgradeStage::Begins, UpgradeStage::WaitTracker));
     assert_eq!(fleet.settle().forecast.done, 3);
     let fleet = Fleet::new(2, json!({"canary": {"matchLabels": {"name": "n7"}}}));
     assert_eq!(waits(&fleet.plan(), "n0"), "no node has the labels of `canary`");
@@ -93,11 +93,11 @@ fn nodes_are_begun_in_the_window_and_one_after_the_other() {
     fleet.pass_time(3000);
     assert_eq!(fleet.plan().changes().count(), 0);
     fleet.pass_time(1000);
-    fleet.pass(usize::MAX);
+    fleet.reconcile(usize::MAX);
     assert_eq!(fleet.state("n0"), "drained");
     while fleet.state("n0") != "uncordoned" {
         fleet.pass_time(10);
-        fleet.pass(usize::MAX);
+        fleet.reconcile(usize::MAX);
     }
     let plan = fleet.plan();
     assert!(
@@ -120,7 +120,7 @@ fn pods_that_do_not_leave_do_not_keep_a_node_cordoned() {
     fleet.held = true;
     for _ in 0..40 {
         fleet.pass_time(10);
-        fleet.pass(usize::MAX);
+        fleet.reconcile(usize::MAX);
     }
     assert_eq!(fleet.state("n0"), "not-drained");
     assert!(!fleet.nodes["n0"].facts.unschedulable);
@@ -212,9 +212,9 @@ fn a_cordon_by_someone_else_stays() {
 
     // Another actor removes farrier's cordon and later cordons the node itself, during the upgrade.
     let mut fleet = Fleet::new(1, draining(json!({})));
-    fleet.pass(usize::MAX);
+    fleet.reconcile(usize::MAX);
     fleet.cordon("n0", false);
-    fleet.pass(usize::MAX);
+    fleet.reconcile(usize::MAX);
     fleet.cordon("n0", true);
     assert_eq!(fleet.settle().forecast.done, 1);
     assert!(fleet.nodes["n0"].facts.unschedulable);
@@ -224,7 +224,7 @@ fn a_cordon_by_someone_else_stays() {
 fn a_node_that_is_away_is_passed_over_and_one_that_dies_in_its_turn_has_failed() {
     let mut fleet = Fleet::new(3, draining(json!({"maxParallel": 2})));
     fleet.away("n0", true);
-    let plan = fleet.pass(usize::MAX);
+    let plan = fleet.reconcile(usize::MAX);
     assert_eq!(waits(&plan, "n0"), "it is not Ready");
     assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::LeftAlone, UpgradeStage::Begins));
     assert_eq!(waits(&plan, "n2"), "nodes without a working driver, or not Ready: 2; maxParallel: 2");
@@ -233,7 +233,7 @@ fn a_node_that_is_away_is_passed_over_and_one_that_dies_in_its_turn_has_failed()
     fleet.away("n0", false);
     fleet.pass_time(60);
     let plan = fleet.plan();
-    assert_eq!((stage(&plan, "n0"), stage(&plan, "n2")), (UpgradeStage::Begins, UpgradeStage::Waits));
+    assert_eq!((stage(&plan, "n0"), stage(&plan, "n2")), (UpgradeStage::Begins, UpgradeStage::WaitTracker));
     let plan = fleet.settle();
     let (node, why) = plan.failure().unwrap();
     assert_eq!((node, why), ("n1", "the node is not Ready; its driver's pod was not replaced within 5m"));
@@ -293,7 +293,7 @@ fn the_plan_is_readable_before_it_starts() {
     fleet.cordon("n4", true);
     fleet.settle_until(|fleet| fleet.state("n0") == "uncordoned");
     fleet.pass_time(60);
-    fleet.pass(usize::MAX);
+    fleet.reconcile(usize::MAX);
     let plan = fleet.plan();
     insta::assert_snapshot!(format!("{}\n\n{}", plan.summary(), crate::plan::text(&upgrade_table(&plan))));
     insta::assert_snapshot!(serde_json::to_string_pretty(&plan).unwrap());

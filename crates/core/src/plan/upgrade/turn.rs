@@ -112,7 +112,7 @@ impl Upgrade<'_> {
 
     /// Returns the step of the forecast; `None` where the old driver can be unloaded, or no forecast is configured. A
     /// driver that cannot be unloaded would leave the node without a working one.
-    fn foresee(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<Next> {
+    fn forecast_unload(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<Next> {
         let template = self.spec.forecast.as_ref()?;
         let held: Vec<&str> = node.holders.iter().map(|holder| holder.what.as_str()).collect();
         let holders = (!held.is_empty()).then(|| held.join("; "));
@@ -166,7 +166,7 @@ impl Upgrade<'_> {
             let why = format!("its new pod has image {}, not {}", driver.image, node.target);
             return self.fail(node, note, why);
         }
-        if let (Some(_), Some(next)) = (node.living(), self.foresee(node, note)) {
+        if let (Some(_), Some(next)) = (node.living(), self.forecast_unload(node, note)) {
             return next;
         }
         if self.is_late(note, seconds(self.spec.timeout)) {

@@ -36,7 +36,7 @@ fn world() -> World {
 }
 
 /// Reconciles once; returns the decision, and whether anything was written.
-fn pass(world: &mut World) -> (RolloutDecision, bool) {
+fn reconcile(world: &mut World) -> (RolloutDecision, bool) {
     let planned = world.plan().rollouts.swap_remove(0);
     for change in &planned.changes {
         world.apply(change).unwrap();
@@ -46,7 +46,7 @@ fn pass(world: &mut World) -> (RolloutDecision, bool) {
 
 /// Reconciles once, asserts a rewrite, and returns the new image.
 fn rewrites(world: &mut World) -> String {
-    match pass(world) {
+    match reconcile(world) {
         (RolloutDecision::Rewrite { to, .. }, true) => {
             assert_eq!(world.image_of("driver"), to.to_string());
             to.to_string()
@@ -56,14 +56,14 @@ fn rewrites(world: &mut World) -> String {
 }
 
 fn held(world: &mut World) -> (HoldReason, bool) {
-    match pass(world) {
+    match reconcile(world) {
         (RolloutDecision::Hold(why), wrote) => (why, wrote),
         other => panic!("not held: {other:?}"),
     }
 }
 
 fn is_quiet(world: &mut World) {
-    let (decision, wrote) = pass(world);
+    let (decision, wrote) = reconcile(world);
     assert!(!wrote, "{decision:?}");
 }
 
@@ -88,7 +88,7 @@ fn a_rewrite_is_recorded_and_its_success_noted_once() {
     world.run_pod("n0", false);
     is_quiet(&mut world);
     world.run_pod("n0", true);
-    assert!(matches!(pass(&mut world), (RolloutDecision::AlreadySet { .. }, true)));
+    assert!(matches!(reconcile(&mut world), (RolloutDecision::AlreadySet { .. }, true)));
     assert_eq!(recorded(&world).state, RecordState::Good);
     is_quiet(&mut world);
     // Months later the node breaks, and the image stays.
@@ -157,7 +157,7 @@ fn a_failed_image_gives_way_to_the_last_that_was_good() {
     let mut world = world();
     let one = rewrites(&mut world);
     world.run_pod("n0", true);
-    pass(&mut world);
+    reconcile(&mut world);
     wish(&mut world, "2");
     let two = rewrites(&mut world);
     world.run_pod("n0", false);
@@ -205,7 +205,7 @@ fn an_image_that_is_there_by_somebody_elses_hand_is_fine() {
     later(&mut world, 30);
     held(&mut world);
     world.set_by_another(&one);
-    assert!(matches!(pass(&mut world), (RolloutDecision::AlreadySet { .. }, false)));
+    assert!(matches!(reconcile(&mut world), (RolloutDecision::AlreadySet { .. }, false)));
 }
 
 #[test]
@@ -334,7 +334,7 @@ fn a_record_from_the_future_breaks_nothing() {
 /// Event between two reconciles.
 #[derive(Clone, Debug)]
 enum Event {
-    Wish(u8),
+    DesiredField(u8),
     Another(u8),
     Pods(bool),
     Become(bool),
@@ -343,7 +343,7 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        (0..3u8).prop_map(Event::Wish),
+        (0..3u8).prop_map(Event::DesiredField),
         (0..3u8).prop_map(Event::Another),
         any::<bool>().prop_map(Event::Pods),
         any::<bool>().prop_map(Event::Become),
@@ -410,7 +410,7 @@ proptest! {
         for (number, event) in events.into_iter().enumerate() {
             let first = number == 0;
             match &event {
-                Event::Wish(version) => wish(&mut world, &version.to_string()),
+                Event::DesiredField(version) => wish(&mut world, &version.to_string()),
                 Event::Another(0) => world.set_by_another(OLD),
                 Event::Another(1) => world.set_by_another(FOREIGN),
                 // Another writer sets the value that farrier itself would restore. This needs the record from the first
@@ -428,7 +428,7 @@ proptest! {
             witness.worked.extend(ready.map(|pod| pod.images["driver"].clone()));
             for number in 0.. {
                 let before = world.image_of("driver").to_owned();
-                let (decision, wrote) = pass(&mut world);
+                let (decision, wrote) = reconcile(&mut world);
                 if !wrote {
                     prop_assert_eq!(&before, world.image_of("driver"));
                     break;

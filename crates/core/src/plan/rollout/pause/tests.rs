@@ -29,7 +29,7 @@ fn decision(world: &World) -> RolloutDecision {
     rollout.decision.clone()
 }
 
-fn pass(world: &mut World) {
+fn reconcile(world: &mut World) {
     let plan = world.plan();
     plan.rollouts.iter().flat_map(|rollout| &rollout.changes).for_each(|change| world.apply(change).unwrap());
 }
@@ -56,7 +56,7 @@ fn a_paused_rollout_waits_and_goes_on() {
     );
     assert!(set(&mut world, DRIVER, false));
     assert_eq!(paused(&world.snapshot), [(DRIVER.to_owned(), false)].into());
-    pass(&mut world);
+    reconcile(&mut world);
     // An image that is already set is reported as such; another image waits.
     assert!(set(&mut world, DRIVER, true));
     assert!(matches!(decision(&world), RolloutDecision::AlreadySet { .. }));
@@ -78,7 +78,7 @@ fn any_value_but_false_pauses() {
 #[test]
 fn what_was_taken_back_is_set_again_once_it_may_go_on() {
     let mut world = world();
-    pass(&mut world);
+    reconcile(&mut world);
     let steps = rollback(&world.snapshot, &[]).unwrap();
     world.apply(steps[0].change.as_ref().unwrap()).unwrap();
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::RolledBack { .. })));
@@ -133,7 +133,7 @@ fn a_paused_resource_keeps_what_farrier_wrote() {
         change.clone()
     };
     assert_eq!(change(&world, true).spec, json!({}), "farrier has set none of its fields yet");
-    pass(&mut world);
+    reconcile(&mut world);
     let written = change(&world, true);
     assert_eq!(written.spec["ofedDriver"]["image"], "mft");
     world.apply(&Change::Resource(written)).unwrap();

@@ -60,7 +60,7 @@ fn change(plan: &Plan) -> ResourceChange {
 }
 
 /// Applies the planned change and returns it.
-fn pass(world: &mut World) -> ResourceChange {
+fn reconcile(world: &mut World) -> ResourceChange {
     let change = change(&world.plan());
     world.apply(&Change::Resource(change.clone())).unwrap();
     change
@@ -102,7 +102,7 @@ fn a_resource_that_is_set_stays_as_it_is() {
     let mut world = network();
     let RolloutDecision::Steps { now } = decision(&world) else { panic!("not set") };
     insta::assert_snapshot!(now.join("\n"), @"set spec.ofedDriver: nvcr.test/x/driver version 1 -> registry.test/drivers/mft version 4.33.0, forcePrecompiled");
-    let first = pass(&mut world);
+    let first = reconcile(&mut world);
     let record = Record::of(&first.annotations).unwrap();
     assert_eq!(record.0[FIELD].replaced["forcePrecompiled"], Value::Null);
     assert_eq!(record.0[FIELD].replaced["version"], "1");
@@ -118,16 +118,16 @@ fn a_resource_that_is_set_stays_as_it_is() {
 #[test]
 fn what_is_changed_back_twice_is_left_with_what_is_still_ours() {
     let mut world = network();
-    pass(&mut world);
+    reconcile(&mut world);
     let back = |world: &mut World| {
         let mut spec = (*world.snapshot.resources[0].spec).clone();
         spec["ofedDriver"]["version"] = "1".into();
         set_spec(world, spec);
     };
     back(&mut world);
-    pass(&mut world);
+    reconcile(&mut world);
     back(&mut world);
-    let left = pass(&mut world);
+    let left = reconcile(&mut world);
     // The version, which another writer set, is not named. Fields without another owner are named, or the apply would
     // remove them.
     let ours = json!({"repository": "registry.test/drivers", "image": "mft", "forcePrecompiled": true});
@@ -141,11 +141,11 @@ fn what_is_changed_back_twice_is_left_with_what_is_still_ours() {
 fn what_stood_for_an_hour_is_what_to_go_back_to() {
     for (minutes, replaced) in [(59, "1"), (60, "4.33.0")] {
         let mut world = network();
-        pass(&mut world);
+        reconcile(&mut world);
         world.now += SignedDuration::from_mins(minutes);
         world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
         world.publish(Verdict::Loads);
-        let change = pass(&mut world);
+        let change = reconcile(&mut world);
         assert_eq!(Record::of(&change.annotations).unwrap().0[FIELD].replaced["version"], replaced);
     }
 }
@@ -201,7 +201,7 @@ fn an_upgrade_that_is_over_holds_nothing() {
     }
     // An upgrade in progress does not matter where there is nothing to write.
     let mut world = network();
-    pass(&mut world);
+    reconcile(&mut world);
     label(&mut world, 0, "nvidia.com/ofed-driver-upgrade-state", "drain-required");
     assert!(matches!(decision(&world), RolloutDecision::Settled { .. }));
 }

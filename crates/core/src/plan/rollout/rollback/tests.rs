@@ -23,11 +23,11 @@ fn world() -> World {
     };
     world.image("mft").spec.rollout.push(policy);
     world.publish(Verdict::Loads);
-    pass(&mut world);
+    reconcile(&mut world);
     world
 }
 
-fn pass(world: &mut World) -> Plan {
+fn reconcile(world: &mut World) -> Plan {
     let plan = world.plan();
     plan.rollouts.iter().flat_map(|rollout| &rollout.changes).for_each(|change| world.apply(change).unwrap());
     plan
@@ -63,7 +63,7 @@ fn what_was_before_is_put_back_and_stays() {
     let mut spec = (*world.snapshot.resources[0].spec).clone();
     spec["ofedDriver"].as_object_mut().unwrap().remove("forcePrecompiled");
     world.snapshot.resources[0].spec = spec.into();
-    let plan = pass(&mut world);
+    let plan = reconcile(&mut world);
     assert!(plan.rollouts.iter().all(|rollout| {
         matches!(rollout.decision, RolloutDecision::Hold(HoldReason::RolledBack { .. }))
             && rollout.changes.is_empty()
@@ -80,7 +80,7 @@ fn what_was_before_is_put_back_and_stays() {
     // The rollback lasts until another image is desired.
     world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
     world.publish(Verdict::Loads);
-    assert!(pass(&mut world).rollouts.iter().all(|rollout| rollout.changes.len() == 1));
+    assert!(reconcile(&mut world).rollouts.iter().all(|rollout| rollout.changes.len() == 1));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn what_somebody_else_has_set_since_stays() {
     let Some(Change::DaemonSet(change)) = &steps[0].change else { panic!("no DaemonSet") };
     assert!(change.images.is_empty(), "the value belongs to the other writer");
     // Without the rollback, farrier would set its value again once.
-    assert!(matches!(pass(&mut world).rollouts[0].decision, RolloutDecision::Hold(_)));
+    assert!(matches!(reconcile(&mut world).rollouts[0].decision, RolloutDecision::Hold(_)));
     assert_eq!(world.image_of("driver"), "registry.test/foreign:1");
 }
 

@@ -93,7 +93,7 @@ fn nodes_get_a_new_version_one_after_the_other() {
     }
     let upgrade = planned(&world).upgrade.unwrap();
     let stages: Vec<UpgradeStage> = upgrade.nodes.iter().map(|turn| turn.stage).collect();
-    assert_eq!(stages, [UpgradeStage::UnderWay, UpgradeStage::Waits, UpgradeStage::Done]);
+    assert_eq!(stages, [UpgradeStage::UnderWay, UpgradeStage::WaitTracker, UpgradeStage::Done]);
     assert!(planned(&world).changes.is_empty(), "no pod is restarted outside the upgrade");
     for node in ["n1", "n2"] {
         make(&mut world);
@@ -383,7 +383,7 @@ fn a_right_that_is_missing_in_another_namespace_holds_nothing() {
 
 #[test]
 fn a_failure_is_forgotten_that_no_upgrade_is_about() {
-    let given = |world: &World| given_back(&world.snapshot, &world.plan().rollouts, &world.instance).len();
+    let given = |world: &World| uncordoned(&world.snapshot, &world.plan().rollouts, &world.instance).len();
     let mut world = failed("put-back");
     assert_eq!(given(&world), 0);
     apply(&mut world);
@@ -398,18 +398,18 @@ fn a_failure_is_forgotten_that_no_upgrade_is_about() {
 
 #[test]
 fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
-    let given = |world: &World| given_back(&world.snapshot, &world.plan().rollouts, &world.instance);
+    let given = |world: &World| uncordoned(&world.snapshot, &world.plan().rollouts, &world.instance);
     let mut world = rewritten(json!({"drain": "node"}));
     make(&mut world);
     assert!(given(&world).is_empty());
     for what in [Seen::Pods, Seen::Checks] {
         world.snapshot.unseen.insert(what, "no right".to_owned());
-        let others = given_back(&world.snapshot, &[], &world.instance);
+        let others = uncordoned(&world.snapshot, &[], &world.instance);
         assert_eq!(others, [], "an unreadable object is not gone");
         world.snapshot.unseen.clear();
         for (namespace, given) in [("kube-system", 0), ("another", 1)] {
             world.snapshot.unseen_in.insert((what, namespace.to_owned()), "no right".to_owned());
-            let others = given_back(&world.snapshot, &[], &world.instance);
+            let others = uncordoned(&world.snapshot, &[], &world.instance);
             assert_eq!(others.len(), given, "a namespace says nothing about another: {namespace}");
             world.snapshot.unseen_in.clear();
         }
@@ -427,7 +427,7 @@ fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
         take_away(&mut world);
         let [Change::Node(change)] = &given(&world)[..] else { panic!("not given back") };
         assert_eq!((change.name.as_str(), change.cordon), ("n0", Some(false)));
-        let others = given_back(&world.snapshot, &[], &"gpu".parse().unwrap());
+        let others = uncordoned(&world.snapshot, &[], &"gpu".parse().unwrap());
         assert_eq!(others, [], "another farrier leaves the node alone");
         (world.snapshot, world.definitions) = before;
     }

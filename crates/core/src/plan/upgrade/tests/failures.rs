@@ -13,9 +13,9 @@ fn evicted_late() -> Fleet {
     let mut fleet = Fleet::new(1, draining(json!({})));
     fleet.settle_until(|fleet| fleet.state("n0") == "drained");
     fleet.pass_time(295);
-    fleet.pass(usize::MAX);
+    fleet.reconcile(usize::MAX);
     fleet.pass_time(10);
-    fleet.pass(usize::MAX);
+    fleet.reconcile(usize::MAX);
     fleet
 }
 
@@ -42,7 +42,7 @@ fn a_pod_that_gets_another_image_is_not_evicted_again() {
     // The DaemonSet gets another image while the pod is created: that is not a failure of the image.
     let mut fleet = Fleet::new(1, draining(json!({})));
     fleet.settle_until(|fleet| fleet.state("n0") == "drained");
-    fleet.pass(usize::MAX);
+    fleet.reconcile(usize::MAX);
     for _ in 0..3 {
         fleet.pass_time(10);
     }

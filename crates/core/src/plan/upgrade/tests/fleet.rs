@@ -396,7 +396,7 @@ impl Fleet {
     }
 
     /// Reconciles once, making only the first `steps` changes.
-    pub(super) fn pass(&mut self, steps: usize) -> PlannedUpgrade {
+    pub(super) fn reconcile(&mut self, steps: usize) -> PlannedUpgrade {
         let plan = self.plan();
         for change in plan.changes().take(steps) {
             self.make(change);
@@ -409,7 +409,7 @@ impl Fleet {
         let mut quiet = 0;
         for _ in 0..8640 {
             self.pass_time(10);
-            let plan = self.pass(usize::MAX);
+            let plan = self.reconcile(usize::MAX);
             quiet = if plan.changes().next().is_none() { quiet + 1 } else { 0 };
             if quiet == 48 {
                 return plan;
@@ -425,7 +425,7 @@ impl Fleet {
                 return;
             }
             self.pass_time(10);
-            self.pass(usize::MAX);
+            self.reconcile(usize::MAX);
         }
         panic!("it does not come to that: {:#?}", self.plan());
     }

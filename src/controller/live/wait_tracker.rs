@@ -10,17 +10,17 @@ use tokio::time::Instant;
 
 /// Start time of each wait.
 #[derive(Debug)]
-pub(super) struct Waits<K> {
+pub(super) struct WaitTracker<K> {
     open: BTreeMap<K, Instant>,
 }
 
-impl<K> Default for Waits<K> {
+impl<K> Default for WaitTracker<K> {
     fn default() -> Self {
         Self { open: BTreeMap::new() }
     }
 }
 
-impl<K: Ord> Waits<K> {
+impl<K: Ord> WaitTracker<K> {
     /// Updates the waiting items after a reconcile. Known items keep their start time.
     pub(super) fn update(&mut self, waiting: BTreeSet<K>, now: Instant) {
         self.open.retain(|key, _| waiting.contains(key));
@@ -50,14 +50,19 @@ mod tests {
     }
 
     /// The open rollouts at that second, each with the seconds it has waited.
-    fn seen(waits: &mut Waits<OpenRollout>, start: Instant, at: u64, plan: &Plan) -> Vec<(RolloutWait, u64)> {
+    fn seen(
+        waits: &mut WaitTracker<OpenRollout>,
+        start: Instant,
+        at: u64,
+        plan: &Plan,
+    ) -> Vec<(RolloutWait, u64)> {
         waits.update(open_rollouts(plan), start + second(at));
         waits.since(start + second(at)).map(|(open, since)| (open.state, since.as_secs())).collect()
     }
 
     #[test]
     fn a_held_rollout_waits_until_it_is_settled() {
-        let (start, mut waits, mut fleet) = (Instant::now(), Waits::default(), Fleet::new(&[K47]));
+        let (start, mut waits, mut fleet) = (Instant::now(), WaitTracker::default(), Fleet::new(&[K47]));
         let nothing: [(RolloutWait, u64); 0] = [];
         // A rollout that waits for its image is counted under its kernel.
         assert_eq!(seen(&mut waits, start, 0, &fleet.plan()), nothing);
@@ -75,7 +80,7 @@ mod tests {
 
     #[test]
     fn what_moves_is_not_stuck_and_what_a_person_holds_is_not_either() {
-        let (start, mut waits, mut fleet) = (Instant::now(), Waits::default(), Fleet::new(&[K47]));
+        let (start, mut waits, mut fleet) = (Instant::now(), WaitTracker::default(), Fleet::new(&[K47]));
         fleet.publish(Verdict::Loads);
         let mut plan = fleet.plan();
         for (at, now) in [(0, "one"), (50, "two"), (90, "two")] {

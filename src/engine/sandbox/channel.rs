@@ -17,11 +17,11 @@ use crate::engine::{
     ContextEntry, EngineError, Result,
     bridge::stream_from_writer,
     context,
-    hearing::{Source, read_frame},
+    runner_session::{Source, read_frame},
 };
 
 /// Connection to one runner, which gets its plan and context when it asks for them.
-pub(super) struct Talk<'a> {
+pub(super) struct SandboxChannel<'a> {
     owner: Owner,
     /// Process ID of the runner.
     runner: u32,
@@ -31,7 +31,7 @@ pub(super) struct Talk<'a> {
     stdout: BufReader<ChildStdout>,
 }
 
-impl<'a> Talk<'a> {
+impl<'a> SandboxChannel<'a> {
     /// Opens the conversation: sends the directories of the sandbox.
     pub(super) async fn begin(
         (owner, runner): (Owner, u32),
@@ -76,7 +76,7 @@ impl<'a> Talk<'a> {
     }
 }
 
-impl Source for Talk<'_> {
+impl Source for SandboxChannel<'_> {
     async fn next(&mut self) -> Result<Message> {
         loop {
             let frame = read_frame(&mut self.stdout).await;

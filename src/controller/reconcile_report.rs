@@ -88,7 +88,7 @@ pub struct RolloutReport {
 /// Outcome of one reconcile.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PassReport {
+pub struct ReconcileReport {
     /// Outcome of each build.
     pub targets: Vec<TargetReport>,
     /// Outcome of each rollout.
@@ -99,7 +99,7 @@ pub struct PassReport {
     pub unreachable: bool,
 }
 
-impl PassReport {
+impl ReconcileReport {
     /// Whether a target failed, in this reconcile or in an earlier one with the same inputs.
     pub fn failed(&self) -> bool {
         self.plan.has_failures()

@@ -27,7 +27,7 @@ pub(super) trait Source {
 }
 
 /// One build and the settings for the conversation with its runner.
-pub(super) struct Hearing<'a> {
+pub(super) struct RunnerSession<'a> {
     pub(super) engine: EngineKind,
     pub(super) plan: &'a Plan,
     pub(super) log: &'a dyn BuildLog,
@@ -39,7 +39,7 @@ pub(super) struct Hearing<'a> {
 /// Sender of a payload's bytes. The stream ends if the payload is cut off or no longer wanted.
 type Payload = mpsc::Sender<Result<Bytes, io::Error>>;
 
-impl Hearing<'_> {
+impl RunnerSession<'_> {
     /// Processes messages up to the last one, and unpacks the payload into `dest`. Returns the confinement of the build.
     pub(super) async fn run(&self, source: &mut impl Source, dest: &Path) -> Result<Confinement> {
         let (to, payload) = mpsc::channel(UNDER_WAY);
@@ -181,14 +181,14 @@ mod tests {
     async fn hear(messages: Vec<Message>, least_landlock: u32) -> (Result<Confinement>, usize) {
         let dest = tempfile::tempdir().unwrap();
         let (plan, cancel) = (Plan::default(), CancellationToken::new());
-        let hearing = Hearing {
+        let session = RunnerSession {
             engine: EngineKind::Kubernetes,
             plan: &plan,
             log: &(),
             least_landlock,
             cancel: &cancel,
         };
-        let heard = hearing.run(&mut messages.into_iter(), dest.path()).await;
+        let heard = session.run(&mut messages.into_iter(), dest.path()).await;
         (heard, dest.path().read_dir().unwrap().count())
     }
 

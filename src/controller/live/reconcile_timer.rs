@@ -15,7 +15,7 @@ const APART: Duration = Duration::from_millis(400);
 /// The debounce interval starts at the first change, so a cluster that is never quiet cannot postpone a reconcile
 /// forever.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wake {
+pub(super) struct ReconcileTimer {
     /// Start of the current or most recent reconcile.
     began: Option<Instant>,
     /// Start of the next reconcile.
@@ -26,7 +26,7 @@ pub(super) struct Wake {
     held_until: Option<Instant>,
 }
 
-impl Wake {
+impl ReconcileTimer {
     /// Creates a timer whose first reconcile starts at once.
     pub(super) fn new(now: Instant) -> Self {
         Self { began: None, due: Some(now), changed: false, held_until: None }
@@ -83,7 +83,7 @@ mod tests {
     /// Simulates changes at these times and returns the start of each reconcile, which takes `length`.
     fn passes(changes: &[u64], length: u64) -> Vec<u64> {
         let start = Instant::now();
-        let mut wake = Wake::new(start);
+        let mut wake = ReconcileTimer::new(start);
         wake.begin(start);
         let (mut found, mut free_at) = (Vec::new(), start + ms(length));
         let mut pending = changes.iter().map(|at| start + ms(*at)).peekable();
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn after_a_pass_that_came_to_nothing_changes_wait() {
         let now = Instant::now();
-        let mut wake = Wake::new(now);
+        let mut wake = ReconcileTimer::new(now);
         wake.begin(now);
         wake.hold(now + ms(8_000));
         wake.changed(now + ms(10));
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn an_earlier_date_wins() {
         let now = Instant::now();
-        let mut wake = Wake::new(now);
+        let mut wake = ReconcileTimer::new(now);
         wake.begin(now);
         assert_eq!(wake.due(), None);
         wake.by(now + ms(60_000));

@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 
 use super::plan::sections;
 use crate::{
-    controller::{PassReport, RolloutReport, TargetReport},
+    controller::{ReconcileReport, RolloutReport, TargetReport},
     plan::{RolloutDecision, counts, summary},
 };
 
 /// Formats the report: first what was done, then the current state.
-pub fn pass(report: &PassReport) -> String {
+pub fn reconcile(report: &ReconcileReport) -> String {
     let mut text = String::new();
     for target in &report.targets {
         write_target(&mut text, target);

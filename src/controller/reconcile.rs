@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Memory, TargetReport, apply::prove};
+use super::{Memory, TargetReport, apply::ensure_published};
 use crate::{
     build::{self, BuildOptions, Built, add_needs},
     cluster::{Cluster, Directory},
@@ -22,9 +22,9 @@ use crate::{
     machine::native,
     parts::{Finding, FindingKind, Parts, Result, TargetError, image_location},
     plan::{
-        self, Announcements, Cell, CellInputs, Change, Claims, ClusterSnapshot, ManifestFacts, ManifestPlace,
-        Manifests, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutTarget,
-        git_commit, images_in_use, kernels_to_note, node_systems,
+        self, Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestPlace,
+        Manifests, NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion,
+        RolloutTarget, git_commit, images_in_use, kernels_to_note, node_systems,
     },
     resolve::{resolve_more, tracked, with_hint},
 };
@@ -80,7 +80,7 @@ impl Parts {
     /// Observes and plans without changing anything.
     pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned> {
         let mut snapshot = cluster.snapshot().await?;
-        Claims::default().judge(&mut snapshot, &self.definitions, Duration::ZERO);
+        NodeKernelLimiter::default().judge(&mut snapshot, &self.definitions, Duration::ZERO);
         self.plan_for(snapshot, &mut Memory::default()).await
     }
 
@@ -251,7 +251,7 @@ impl Parts {
             if self.cancel.is_cancelled() {
                 return Err(TargetError::Cancelled);
             }
-            prove(self, change).await?;
+            ensure_published(self, change).await?;
             self.may_write()?;
             match &rollout.target.place {
                 Some(ManifestPlace::Local { path }) => {
@@ -329,5 +329,5 @@ fn is_called_for(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
 }
 
 #[cfg(test)]
-#[path = "pass_tests.rs"]
+#[path = "reconcile_tests.rs"]
 mod tests;
