@@ -43,7 +43,7 @@ impl Stop {
                 }
                 match form {
                     LogForm::Text => {
-                        output::message("stopping: cleaning up (interrupt again to stop at once)")
+                        output::message("stopping: cleaning up (interrupt again to stop at once)");
                     }
                     LogForm::Json => tracing::info!("stopping: cleaning up"),
                 }

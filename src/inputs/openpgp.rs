@@ -65,7 +65,7 @@ fn last_end(file: &Path) -> Option<Timestamp> {
         .arg(file)
         .output()
         .inspect_err(|error| {
-            tracing::warn!(%error, file = %file.display(), "install gpg: without it, the expiry date of this key is unknown")
+            tracing::warn!(%error, file = %file.display(), "install gpg: without it, the expiry date of this key is unknown");
         })
         .ok()?;
     let end = ends(&String::from_utf8_lossy(&output.stdout)).max()?;

@@ -84,7 +84,7 @@ impl Story {
             configuration_error: None,
             now,
         };
-        self.sink.pass(&view).await;
+        self.sink.reconciled(&view).await;
         let told = |record: &crate::support::kube_api::Record| {
             let sub = record.subresource.as_deref().map(|sub| format!("/{sub}")).unwrap_or_default();
             format!("{} {}{sub} {}", record.verb, record.resource, record.name)
