@@ -12,10 +12,9 @@ use std::{
 
 use farrier::{
     cache::{BLOBS, Cache, CacheError},
-    image::Memory,
     runtime::Metrics,
-    site::Storage,
 };
+use farrier_core::{image::Memory, site::Storage};
 
 const KERNELS: usize = 2_000;
 /// Number of files in a header set, of 4 KiB each.

@@ -4,10 +4,9 @@
 
 use std::{collections::BTreeMap, hint::black_box, time::Instant};
 
-use farrier::{
+use farrier_core::{
     image::{Definitions, Digest, DriverImage},
     kernel::{KernelFamily, KernelLabel, KernelRelease},
-    kmod::Verdict,
     plan::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
         ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts,
@@ -15,6 +14,7 @@ use farrier::{
         PodCount, Published, Resolved, ResolvedImage, RolloutDecision, UpdateStrategy, plan,
     },
 };
+use kmod::Verdict;
 use serde_json::json;
 
 const NODES: usize = 10_000;

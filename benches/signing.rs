@@ -6,12 +6,12 @@ use std::{fs, path::Path, process::Command, time::Instant};
 
 use farrier::{
     cluster::KubeOptions,
-    kmod::{SignatureHash, SigningRule},
     net::SecretReader,
     payload::{self, ModuleSigning},
     signing::ModuleSigner,
-    site::{self, KeySource, Signed},
 };
+use farrier_core::site::{self, KeySource, Signed};
+use kmod::{SignatureHash, SigningRule};
 
 const MODULES: usize = 40;
 const BYTES: usize = 1 << 20;

@@ -7,11 +7,10 @@ use std::{
     path::Path,
 };
 
+use farrier_core::image::is_version_control;
 use fs_err::{self as fs, File, os::unix::fs::OpenOptionsExt as _};
 use rustix::fs::OFlags;
 use walkdir::{DirEntry, WalkDir};
-
-use crate::image::is_version_control;
 
 /// Walks a source tree and skips version-control directories. The root is visited whatever its name is.
 pub(crate) fn without_version_control(

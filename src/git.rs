@@ -11,6 +11,11 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::{
+    image::GitPlace,
+    plan::{Candidates, Change, GitCommit, ManifestFacts},
+    shell::shell_word,
+};
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 use tokio::process::Command;
@@ -20,12 +25,9 @@ use zeroize::Zeroizing;
 use crate::{
     cache::{CacheLock, LockMode, Scratch},
     cluster::{Cluster, Directory},
-    image::GitPlace,
     inputs::{FetchError, process},
     net::{GitReach, Secret, git_reach},
     parts::{Parts, Result},
-    plan::{Candidates, Change, GitCommit, ManifestFacts},
-    shell::shell_word,
 };
 
 /// Cache entry kind of the repositories.
@@ -207,7 +209,7 @@ impl<'a> Repository<'a> {
         self.place.path.as_deref().unwrap_or(".")
     }
 
-    fn site_commits(&self) -> Option<&crate::site::GitCommits> {
+    fn site_commits(&self) -> Option<&farrier_core::site::GitCommits> {
         self.parts.definitions.site.git.as_ref()
     }
 

@@ -35,16 +35,3 @@ pub mod status;
 pub mod store;
 mod tree_removal;
 mod yaml;
-
-pub use farrier_core::{image, kernel, plan, provenance, shell, site, template, text};
-pub use kmod;
-
-/// Format an error with its causes: on one line, or as a chain.
-pub use ::oci::client::{causes as error_causes, chain as error_chain};
-
-/// OCI images, and the annotations and media types that farrier adds to them.
-pub mod oci {
-    pub use ::oci::*;
-    pub use farrier_core::facts::*;
-    pub use farrier_core::facts::{annotations, media_type};
-}

@@ -7,17 +7,16 @@ use std::{
     thread,
 };
 
+use farrier_core::{
+    image::{Cpus, Memory},
+    kernel::Architecture,
+    plan::Budget,
+};
 use http::{
     HeaderMap,
     header::{AGE, DATE},
 };
 use jiff::{SignedDuration, Timestamp};
-
-use crate::{
-    image::{Cpus, Memory},
-    kernel::Architecture,
-    plan::Budget,
-};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 

@@ -18,11 +18,10 @@ use std::{
 };
 
 use fs_err::File;
+use oci::{Extensions, LayerReader, MAX_NAME, NameError, Names, Whiteout};
 use tar::EntryType;
 use tree::Tree;
 pub use tree::UnpackMode;
-
-use crate::oci::{Extensions, LayerReader, MAX_NAME, NameError, Names, Whiteout};
 
 /// Limits on the content of an archive.
 #[derive(Clone, Copy, Debug)]

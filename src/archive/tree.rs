@@ -11,9 +11,10 @@ use std::{
 };
 
 use fs_err::{self as fs, File};
+use oci::Whiteout;
 
 use super::{Result, UnpackError, links};
-use crate::{files::if_there, oci::Whiteout, tree_removal::remove_tree};
+use crate::{files::if_there, tree_removal::remove_tree};
 
 /// Treatment of files and directories that already exist in the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use driver_entrypoint::report::{Ended, ReadBack, Record};
+use kmod::BootOutcome;
 use nix::errno::Errno;
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
     qemu::{Ending, Run},
     steps::PlannedStep,
 };
-use crate::kmod::BootOutcome;
 
 /// Returns an outcome for each step. The kernel's init must have reported.
 pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutcome>> {

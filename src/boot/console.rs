@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use driver_entrypoint::report::is_death;
-
-use crate::text::is_deceptive;
+use farrier_core::text::is_deceptive;
 
 /// Number of lines to keep.
 const LINES: usize = 400;

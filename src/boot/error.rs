@@ -8,7 +8,7 @@ use crate::payload::PayloadError;
 pub type Result<T, E = BootError> = std::result::Result<T, E>;
 
 /// Reason why a boot check has no result. The outcome of a module is not an error: see
-/// [`BootOutcome`](crate::kmod::BootOutcome).
+/// [`BootOutcome`](kmod::BootOutcome).
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum BootError {

@@ -8,12 +8,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kmod::{InTree, Module, module_name};
 use object::read::ReadCache;
 
 use super::{BootError, Result};
 use crate::{
     files::read_start,
-    kmod::{InTree, Module, module_name},
     payload::{self, DecompressionBudget, is_module_file},
 };
 

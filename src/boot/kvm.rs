@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use crate::kernel::Architecture;
+use farrier_core::kernel::Architecture;
 
 static FAILS: AtomicBool = AtomicBool::new(false);
 

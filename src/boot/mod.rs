@@ -30,16 +30,12 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 pub use error::{BootError, Result};
+use farrier_core::kernel::Architecture;
+use kmod::{BootReport, ModuleBoot};
 pub use qemu::find_emulator;
 pub use request::{BootLimits, BootRequest};
 
-use crate::{
-    blocking::blocking,
-    kernel::Architecture,
-    kmod::{BootReport, ModuleBoot},
-    machine::program_for,
-    payload::Entrypoint,
-};
+use crate::{blocking::blocking, machine::program_for, payload::Entrypoint};
 use initramfs::Initramfs;
 use qemu::{Accelerator, Machine, Run};
 use steps::PlannedStep;
@@ -229,7 +225,7 @@ mod tests {
         let found = |arch| find_init(Some(&path), arch);
         assert_eq!(found(Architecture::Amd64).await.unwrap(), path);
         let error = found(Architecture::Arm64).await.unwrap_err();
-        let said = crate::error_chain(&error);
+        let said = oci::client::chain(&error);
         assert!(said.starts_with("start driver-entrypoint in a virtual machine: use "), "{said}");
         assert!(said.ends_with("it is for amd64, not for arm64"), "{said}");
         assert!(error.hint().contains("driver-entrypoint-ARCHITECTURE"), "{}", error.hint());

@@ -5,6 +5,7 @@
 use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
 
 use driver_entrypoint::report::Key;
+use farrier_core::kernel::Architecture;
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     process::{Child, Command},
@@ -12,7 +13,7 @@ use tokio::{
 };
 
 use super::{BootError, BootLimits, Result, console::Console, protocol::Transcript};
-use crate::{inputs::KernelImage, kernel::Architecture};
+use crate::inputs::KernelImage;
 
 /// With KVM a kernel reaches its init process within a second. Guests hang on some nested hosts that offer `/dev/kvm`
 /// anyway; there this much time is lost once.

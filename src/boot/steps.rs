@@ -6,16 +6,14 @@ use std::{
 };
 
 use driver_entrypoint::work::Step;
+use kmod::{Module, module_name};
 use object::read::ReadCache;
 
 use super::{
     BootRequest, Result,
     in_tree::{InTreeModules, needs, open},
 };
-use crate::{
-    kmod::{Module, module_name},
-    payload::DecompressionBudget,
-};
+use crate::payload::DecompressionBudget;
 
 /// A module to load.
 #[derive(Debug)]

@@ -2,22 +2,23 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use farrier_core::{
+    facts::{CheckReportDocument, ImageFacts, annotations, media_type},
+    image::{RuntimeBase, checked::texts},
+    plan::Cell,
+};
+use kmod::ModuleReport;
+use oci::{self, Artifact, Assembled, Assembly, Descriptor, ImageManifest, Layer};
+
 use super::{
     job::{CheckedPayload, Job},
     sign::module_signer,
 };
 use crate::{
     blocking::blocking,
-    image::{RuntimeBase, checked::texts},
     images::{BaseImage, runtime_base},
-    kmod::ModuleReport,
-    oci::{
-        self, Artifact, Assembled, Assembly, CheckReportDocument, Descriptor, ImageFacts, ImageManifest,
-        Layer, annotations, media_type,
-    },
     parts::{Result, Stage, TargetError},
     payload,
-    plan::Cell,
 };
 
 /// An image that is ready to be pushed.
@@ -137,8 +138,9 @@ fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage> {
 
 #[cfg(test)]
 mod tests {
+    use kmod::ModuleAbout;
+
     use super::*;
-    use crate::kmod::ModuleAbout;
 
     #[test]
     fn user_space_of_another_version_than_the_modules_is_refused() {

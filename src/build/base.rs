@@ -3,6 +3,13 @@
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
+use farrier_core::{
+    image::{BuildSpec, ImageReference, Output, Repository},
+    kernel::{Compiler, CompilerKind, Toolchain},
+    site::HostPort,
+    template::steps::{self, Base, StepsError},
+};
+use oci::client::chain as error_chain;
 use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
@@ -14,16 +21,11 @@ use crate::{
         BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Kubernetes,
         LOCAL_PREFIX, Sandbox,
     },
-    error_chain,
-    image::{BuildSpec, ImageReference, Output, Repository},
     images::{BaseImage, root_fs_layer, toolchain_tree},
     inputs::{HeaderSet, PackageRoot, find_build},
-    kernel::{Compiler, CompilerKind, Toolchain},
     net::Asker,
     parts::{FindingKind, Parts, Result, Stage, TargetError},
     registry,
-    site::HostPort,
-    template::steps::{self, Base, StepsError},
 };
 
 /// Prefix of the line in which the toolchain probe lists the compilers that it found.

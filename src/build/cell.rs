@@ -2,14 +2,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
+use farrier_core::{
     image::{Chains, Definitions, DriverImage, ImageName},
-    images::{look_at_root_fs, look_at_sources},
     kernel::KernelTarget,
-    parts::{Parts, Result, TargetError, image_location},
     plan::{self, Cell, CellInputs, Resolved, SkipReason},
-    resolve::resolve,
     template::Templates,
+};
+
+use crate::{
+    images::{look_at_root_fs, look_at_sources},
+    parts::{Parts, Result, TargetError, image_location},
+    resolve::resolve,
 };
 
 /// Returns the cell of one image for one kernel. Its needs must be published.

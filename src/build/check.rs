@@ -3,16 +3,19 @@
 
 use std::sync::Arc;
 
+use farrier_core::{
+    facts::ModuleSignerFact,
+    image::{UnknownPolicy, checked::texts},
+};
+use kmod::{self, BeyondHeaders, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict};
+
 use super::{
     job::{CheckedPayload, CompileInputs, Job, Payload},
     sign::{self, Signing},
 };
 use crate::{
     blocking::blocking,
-    image::{UnknownPolicy, checked::texts},
     inputs::KernelImageLookup,
-    kmod::{self, BeyondHeaders, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
-    oci::ModuleSignerFact,
     parts::{BootCheck, Finding, FindingKind, Result, Stage, TargetError},
     payload,
 };

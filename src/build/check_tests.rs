@@ -1,5 +1,7 @@
 use std::io::{self, Read as _};
 
+use farrier_core::image::Period;
+use kmod::{BootOutcome, ModuleBoot, testing::ModuleFile};
 use serde_json::json;
 
 use super::{super::job::Needed, *};
@@ -10,8 +12,6 @@ use crate::{
         known_failures,
         testing::{Bench, K9, module},
     },
-    image::Period,
-    kmod::{BootOutcome, ModuleBoot, testing::ModuleFile},
     payload::DecompressionBudget,
 };
 

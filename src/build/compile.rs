@@ -11,6 +11,10 @@ use std::{
     time::SystemTime,
 };
 
+use farrier_core::{
+    image::{BuildSpec, Digest, Output, Period},
+    provenance::Confinement,
+};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -25,11 +29,9 @@ use crate::{
     blocking::blocking,
     definitions::read_patch,
     engine::{BuildJob, BuildLog, ContextEntry, EngineError, InPlace},
-    image::{BuildSpec, Digest, Output, Period},
     images::fetch_source,
     parts::{Finding, FindingKind, Result, Stage, TargetError},
     payload::{self, DecompressionBudget},
-    provenance::Confinement,
 };
 
 /// Runs the engine and returns the payload that it produced.

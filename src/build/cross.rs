@@ -2,17 +2,20 @@
 
 use std::path::PathBuf;
 
-use super::{intact::intact, job::Job};
-use crate::{
-    images::DEFAULT_PATH,
-    inputs::{HeaderSet, PackageRoot},
+use farrier_core::{
     kernel::{
         Architecture, ELSEWHERE, FOREIGN_TOOLS, HeaderSource, NO_CROSS_COMPILERS, Toolchain, cross_toolchain,
         not_compiled_here,
     },
+    template::steps::Base,
+};
+
+use super::{intact::intact, job::Job};
+use crate::{
+    images::DEFAULT_PATH,
+    inputs::{HeaderSet, PackageRoot},
     machine::native,
     parts::{FindingKind, Result, TargetError},
-    template::steps::Base,
 };
 
 /// Whether the cell's kernel has another architecture than this machine.

@@ -6,6 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::{
+    image::{Digest, RuntimeBase, SourceOrigin},
+    kernel::Architecture,
+    plan::{BUILD_FORMAT, FetchedInputs},
+    provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
+};
+use kmod::CheckReport;
+use oci::Hashing;
 use sha2::{Digest as _, Sha256};
 
 use super::{
@@ -15,15 +23,9 @@ use super::{
 use crate::{
     blocking::blocking,
     definitions::read_patch,
-    image::{Digest, RuntimeBase, SourceOrigin},
     images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, published_root_fs},
     inputs::PackageRoot,
-    kernel::Architecture,
-    kmod::CheckReport,
-    oci::Hashing,
     parts::{Parts, Result, TargetError},
-    plan::{BUILD_FORMAT, FetchedInputs},
-    provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
 };
 
 /// Kind of the cache records that list a layer's packages.

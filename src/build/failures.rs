@@ -4,16 +4,18 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
+use farrier_core::{
+    image::InputHash,
+    plan::{Activity, BuildActivity, Cell, Failure, Plan},
+};
 use jiff::Timestamp;
+use oci::client::chain as error_chain;
 
 use super::pipeline::{BuildOptions, Built, build};
 use crate::{
     cache::{Cache, CacheError},
-    error_chain,
-    image::InputHash,
     images::{build_times, record_build},
     parts::{Parts, Result, Stage},
-    plan::{Activity, BuildActivity, Cell, Failure, Plan},
     run_notes::{Note, Notes},
 };
 
@@ -155,8 +157,9 @@ pub(super) fn record_outcome(parts: &Parts, cell: &Cell, outcome: &Result<Built>
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::image::InputHasher;
+
     use super::*;
-    use crate::image::InputHasher;
 
     #[test]
     fn attempts_without_an_outcome_are_counted_until_there_is_one() {

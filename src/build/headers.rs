@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use farrier_core::plan::FetchedInputs;
+
 use super::{
     intact::intact,
     job::{Job, ensure_planned},
@@ -9,7 +11,6 @@ use super::{
 use crate::{
     inputs::{HeaderLookup, HeaderSet},
     parts::{Result, Stage, TargetError},
-    plan::FetchedInputs,
 };
 
 /// Returns the header set, fetching it if the cache lacks it. Fails if another header set than the planned one is

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use farrier_core::kernel::Architecture;
 use fs_err as fs;
 
 use super::job::Job;
@@ -11,7 +12,6 @@ use crate::{
     archive::links::resolve,
     blocking::blocking,
     inputs::{HeaderSet, find_build},
-    kernel::Architecture,
     parts::{FindingKind, Result, TargetError},
 };
 

@@ -1,11 +1,11 @@
 use std::{collections::BTreeMap, fs};
 
+use farrier_core::plan::{Cell, CellNeed};
 use serde_json::json;
 
 use super::*;
 use crate::{
     build::testing::{Bench, K9, K10},
-    plan::{Cell, CellNeed},
     resolve::resolve_trees,
 };
 

@@ -2,18 +2,21 @@
 
 use std::{path::PathBuf, sync::Arc};
 
+use farrier_core::{
+    facts::ReusedFrom,
+    image::{Digest, DriverImage},
+    kernel::{KernelFamily, Toolchain},
+    plan::Cell,
+    provenance::Confinement,
+};
+use kmod::{CheckReport, NeededTable};
+
 use crate::{
     cache::Scratch,
     engine::ContextEntry,
-    image::{Digest, DriverImage},
     inputs::HeaderSet,
-    kernel::{KernelFamily, Toolchain},
-    kmod::{CheckReport, NeededTable},
-    oci::ReusedFrom,
     parts::{FindingKind, Parts, Result, Stage, TargetError},
     payload::{ArchiveImage, DecompressionBudget},
-    plan::Cell,
-    provenance::Confinement,
 };
 
 /// The build of one image for one kernel.

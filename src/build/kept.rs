@@ -2,10 +2,11 @@
 
 use std::time::SystemTime;
 
+use oci::client::chain as error_chain;
+
 use crate::{
     cache::{CacheError, Entry, LockMode, surplus},
     engine::{DockerEngine, KeptImage, LOCAL_PREFIX},
-    error_chain,
     parts::{Parts, Result},
 };
 

@@ -8,6 +8,7 @@ use axum::{
     http::Method,
     response::{IntoResponse as _, Response},
 };
+use farrier_core::image::Memory;
 use serde_json::{Value, json};
 
 use super::*;
@@ -15,7 +16,6 @@ use crate::{
     build::testing::Bench,
     cache::Cache,
     engine::{EngineChoice, EngineEnv, connect_docker},
-    image::Memory,
 };
 
 /// Names of the images. Each has ten bytes of unshared data and an old creation time.

@@ -8,14 +8,16 @@ use std::{
     time::SystemTime,
 };
 
+use farrier_core::{
+    image::{ImageName, InputHash},
+    kernel::{KernelRelease, KernelTarget},
+    plan::Cell,
+};
 use fs_err::{self as fs, File};
 
 use crate::{
     cache::{Cache, CacheError},
     files::if_there,
-    image::{ImageName, InputHash},
-    kernel::{KernelRelease, KernelTarget},
-    plan::Cell,
 };
 
 const KIND: &str = "logs";
@@ -178,7 +180,7 @@ mod tests {
             os: os.parse().unwrap(),
             os_version: version.parse().unwrap(),
             release: release.clone(),
-            arch: crate::kernel::Architecture::Amd64,
+            arch: farrier_core::kernel::Architecture::Amd64,
         };
         let (debian, other) = (target("debian", "12"), target("debian", "13"));
         let own = log_of(&cache, &image, &debian, &inputs("0123456789ab"));

@@ -8,6 +8,13 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Digest, ImageName, ImageReference, Need, Version},
+};
+use kmod::{NeededTable, SymbolTable, proprietary_modules};
+use oci::{ImageManifest, client::chain as error_chain};
+
 use super::{
     cell::cell,
     job::{Job, Needed, ensure_planned},
@@ -15,12 +22,8 @@ use super::{
 use crate::{
     blocking::blocking,
     engine::ContextEntry,
-    error_chain,
-    image::{Digest, ImageName, ImageReference, Need, Version},
     images::StoredImage,
     inputs::{HostTree, HostTreeLookup},
-    kmod::{NeededTable, SymbolTable, proprietary_modules},
-    oci::{ImageFacts, ImageManifest},
     parts::{Parts, Result, Stage, TargetError},
     payload::{self, DecompressionBudget},
 };

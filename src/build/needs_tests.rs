@@ -1,14 +1,12 @@
+use kmod::testing::ModuleFile;
 use serde_json::json;
 
 use super::*;
-use crate::{
-    build::{
-        assemble, check, document, headers,
-        job::CompileInputs,
-        publish,
-        testing::{Bench, K9},
-    },
-    kmod::testing::ModuleFile,
+use crate::build::{
+    assemble, check, document, headers,
+    job::CompileInputs,
+    publish,
+    testing::{Bench, K9},
 };
 
 /// Publishes image `x` with these modules. Its exposed headers have a table with one symbol of each module.

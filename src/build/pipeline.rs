@@ -1,18 +1,16 @@
 //! Adapter: runs the stages of a build, from a cell to a published image.
 
+use farrier_core::{facts::ReusedFrom, image::Digest, kernel::lacks_compiler, plan::Cell};
+use kmod::CheckReport;
+
 use super::{
     assemble, base, check, compile, document, headers,
     job::{CompileInputs, Job},
     needs, publish, reuse, sign,
 };
 use crate::{
-    image::Digest,
     images::can_sign_images,
-    kernel::lacks_compiler,
-    kmod::CheckReport,
-    oci::ReusedFrom,
     parts::{FindingKind, Parts, Result, TargetError},
-    plan::Cell,
 };
 
 /// Options of a build.

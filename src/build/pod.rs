@@ -12,7 +12,14 @@ use std::{
     sync::Arc,
 };
 
+use farrier_core::{
+    facts::media_type,
+    image::{ImageReference, Tag, Version},
+    kernel::KernelLabel,
+    provenance::Confinement,
+};
 use fs_err::{self as fs, File};
+use oci::{self, Assembly, Base, Layer, client::chain as error_chain};
 use runner::{
     plan::{Action, Plan},
     pod::{CONTEXT, OWN, PLAN, RUNNER},
@@ -31,15 +38,10 @@ use crate::{
         BuildJob, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment,
         write_tar,
     },
-    error_chain,
-    image::{ImageReference, Tag, Version},
     images::{BaseImage, layer_files},
     inputs::{RootFs, root_fs_layer},
-    kernel::KernelLabel,
-    oci::{self, Assembly, Base, Layer, media_type},
     parts::{FindingKind, Result, Stage, TargetError},
     payload::Entrypoint,
-    provenance::Confinement,
     registry::RegistryLocation,
 };
 
@@ -343,11 +345,11 @@ fn header(kind: EntryType, mode: u32, owner: u32) -> Header {
 mod tests {
     use std::{fs::DirBuilder, os::unix::fs::DirBuilderExt as _};
 
+    use farrier_core::image::Digest;
     use runner::plan::Step;
     use serde_json::json;
 
     use super::*;
-    use crate::image::Digest;
 
     /// Path, owner and mode of each entry of an archive.
     fn entries(archive: &[u8]) -> Vec<String> {

@@ -1,5 +1,10 @@
 //! Tests of sources that are images. An image published earlier stands in for a vendor's image.
 
+use farrier_core::{
+    image::SourceOrigin,
+    kernel::{Architecture, KernelTarget},
+};
+use oci::client::chain as error_chain;
 use serde_json::json;
 
 use super::*;
@@ -8,9 +13,6 @@ use crate::{
         cell,
         testing::{Bench, K9, K10, module},
     },
-    error_chain,
-    image::SourceOrigin,
-    kernel::{Architecture, KernelTarget},
     signing::testing::{EC_256, Workshop},
 };
 

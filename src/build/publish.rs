@@ -1,17 +1,20 @@
 //! Adapter: the publish stage: pushes an image, blobs first and tags last.
 
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, ImageReference, OnConflict, Repository, Version},
+    plan::Cell,
+};
+use oci::{Descriptor, client::chain as error_chain};
+
 use super::{
     assemble::Image,
     cell::cell,
     job::{Job, ensure_planned},
 };
 use crate::{
-    error_chain,
-    image::{Digest, ImageReference, OnConflict, Repository, Version},
     images::{BaseImage, Documents, StoredImage, tag_beside_others},
-    oci::{Descriptor, media_type},
     parts::{Parts, Result, Stage, TargetError},
-    plan::Cell,
     registry::StoredManifest,
 };
 

@@ -1,5 +1,8 @@
 use std::{fs, path::Path, sync::Arc};
 
+use farrier_core::site::{KeySource, ModuleSigning, Policy, Signed};
+use kmod::{Rule, Verdict, testing::ModuleFile};
+use oci::client::chain as error_chain;
 use serde_json::json;
 
 use super::*;
@@ -7,15 +10,12 @@ use crate::{
     build::testing::{Bench, K9, K10, SYMBOLS, module},
     cluster::KubeOptions,
     engine::EngineError,
-    error_chain,
-    kmod::{Rule, Verdict, testing::ModuleFile},
     net::SecretReader,
     parts::{Finding, FindingKind},
     signing::{
         ModuleSigner,
         testing::{EC_256, RSA_2048, Workshop},
     },
-    site::{KeySource, ModuleSigning, Policy, Signed},
 };
 
 /// Configuration of kernels that load only signed modules.

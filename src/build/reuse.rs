@@ -3,7 +3,16 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use farrier_core::{
+    facts::{ImageFacts, ReusedFrom, annotations},
+    image::{Digest, Output, Reuse, Tag, Version},
+    kernel::KernelRelease,
+    plan::reuse::{by_numbers, may_lend, may_resign, tags_to_resign, tags_to_try},
+    provenance::Confinement,
+};
 use futures::{StreamExt as _, stream};
+use kmod::{BootReport, Verdict};
+use oci::{ImageManifest, client::chain as error_chain};
 
 use super::{
     check,
@@ -13,16 +22,9 @@ use super::{
 use crate::{
     blocking::blocking,
     cache::Scratch,
-    error_chain,
-    image::{Digest, Output, Reuse, Tag, Version},
     images::StoredImage,
-    kernel::KernelRelease,
-    kmod::{BootReport, Verdict},
-    oci::{ImageFacts, ImageManifest, ReusedFrom, annotations},
     parts::{AT_ONCE, Result, Stage, TargetError},
     payload::{self, DecompressionBudget, PayloadError},
-    plan::reuse::{by_numbers, may_lend, may_resign, tags_to_resign, tags_to_try},
-    provenance::Confinement,
     registry::RegistryError,
 };
 

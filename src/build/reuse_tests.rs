@@ -4,6 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kmod::{BootOutcome, BootReport, ModuleBoot, testing::ModuleFile};
 use serde_json::json;
 
 use super::*;
@@ -11,7 +12,6 @@ use crate::{
     build::testing::{Bench, K9, K10, K11, SYMBOLS, module},
     engine::EngineError,
     images::{CHECK_REPORT, StoredImage},
-    kmod::{BootOutcome, BootReport, ModuleBoot, testing::ModuleFile},
 };
 
 fn compatible() -> Bench {

@@ -2,18 +2,16 @@
 
 use std::sync::Arc;
 
+use farrier_core::{facts::ModuleSignerFact, image::Output, plan::SignedWith, site::Signed};
+use kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule};
+
 use super::job::{Job, Payload};
 use crate::{
     blocking::blocking,
-    image::Output,
     inputs::HeaderSet,
-    kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule},
-    oci::ModuleSignerFact,
     parts::{Result, Stage, TargetError},
     payload,
-    plan::SignedWith,
     signing::{ModuleSigner, Signer},
-    site::Signed,
 };
 
 /// Parameters for signing the modules of one payload.

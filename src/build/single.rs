@@ -1,17 +1,20 @@
 //! Adapter: builds one image for one kernel by name, after the images that it needs.
 
+use farrier_core::{
+    image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
+    kernel::KernelTarget,
+    plan::Cell,
+};
+use kmod::Verdict;
+
 use super::{
     cell::{cell, find, in_build_order},
     failures::{attempt, known_failures},
     pipeline::{BuildOptions, Built},
 };
 use crate::{
-    image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
     images::StoredImage,
-    kernel::KernelTarget,
-    kmod::Verdict,
     parts::{Parts, Result, TargetError},
-    plan::Cell,
 };
 
 /// Result of [`build_one`].

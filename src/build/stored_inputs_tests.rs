@@ -3,19 +3,21 @@
 
 use std::{fs, io::Write as _};
 
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{Digest, ImageReference, RuntimeBase, Version},
+    kernel::{Architecture, BootstrapSpec, HeaderSource, Toolchain},
+    plan::FetchedInputs,
+};
+use oci::{Descriptor, ImageManifest, client::chain as error_chain};
 use serde_json::json;
 
 use super::*;
 use crate::{
     build::testing::{Bench, K9, K10, SYMBOLS, module},
     cache::Cache,
-    error_chain,
-    image::{Digest, ImageReference, RuntimeBase, Version},
     images::{self, runtime_base, store_of},
     inputs::{FetchOptions, Fetcher, PackageRoot},
-    kernel::{Architecture, BootstrapSpec, HeaderSource, Toolchain},
-    oci::{Descriptor, ImageManifest, annotations, media_type},
-    plan::FetchedInputs,
     registry::{RegistryOptions, connect},
     signing::testing::{EC_256, Workshop},
     store::{InputKind, NewInput, Store, StoredInput, header_tag, key_tag},
@@ -53,7 +55,7 @@ fn attacker(bench: &Bench) -> Store {
     Store::new(bench.parts.location.clone(), connect(&bench.parts.location, &RegistryOptions::default()))
 }
 
-async fn replace(bench: &Bench, stored: &StoredInput, tag: &crate::image::Tag, layer: &[u8]) {
+async fn replace(bench: &Bench, stored: &StoredInput, tag: &farrier_core::image::Tag, layer: &[u8]) {
     let file = bench.root().join("evil");
     fs::write(&file, layer).unwrap();
     let layer = Descriptor { digest: Digest::of(layer), size: layer.len() as u64, ..stored.layer.clone() };

@@ -10,6 +10,14 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+use farrier_core::{
+    image::{Definitions, DriverImage, ImageName, ImageReference},
+    kernel::{KernelFamily, KernelTarget},
+    plan::{Cell, Instance},
+    provenance::Confinement,
+    site::{Existing, ImageSigning, KeySource},
+};
+use kmod::{BootReport, testing::ModuleFile};
 use serde_json::{Value, json};
 
 pub(crate) use self::{
@@ -26,19 +34,13 @@ use super::{
 use crate::{
     cache::Cache,
     engine::{EngineChoice, EngineEnv},
-    image::{Definitions, DriverImage, ImageName, ImageReference},
     inputs::{FetchOptions, Fetcher},
-    kernel::{KernelFamily, KernelTarget},
-    kmod::{BootReport, testing::ModuleFile},
     parts::{
         BootCheck, BootChecker, BuildLimits, LazyEngine, LazyEntrypoint, Parts, Reporter, Stage, TargetError,
     },
     payload::DecompressionBudget,
-    plan::{Cell, Instance},
-    provenance::Confinement,
     registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
     signing::testing::Workshop,
-    site::{Existing, ImageSigning, KeySource},
 };
 
 /// Three kernels. [`ModuleFile`] writes modules for the first.
@@ -129,7 +131,7 @@ impl Bench {
         };
         let parts = Parts {
             definitions: Definitions {
-                site: crate::site::SiteSpec::default(),
+                site: farrier_core::site::SiteSpec::default(),
                 announced: BTreeMap::new(),
                 images: [(image.metadata.name.clone(), image)].into(),
                 families: vec![family(&at("headers-{{release}}").display().to_string())],
@@ -243,7 +245,7 @@ impl Bench {
             os: "debian".parse().unwrap(),
             os_version: "12".parse().unwrap(),
             release: release.parse().unwrap(),
-            arch: crate::kernel::Architecture::Amd64,
+            arch: farrier_core::kernel::Architecture::Amd64,
         }
     }
 
@@ -267,7 +269,7 @@ impl Bench {
         }
         fs::write(tree.join(format!("lib/modules/{release}/modules.dep")), "extra/m.ko:\n").unwrap();
         let family = &self.parts.definitions.families[0].spec.toolchain;
-        let crate::kernel::Toolchain::Image(toolchain) = family else { panic!("an image") };
+        let farrier_core::kernel::Toolchain::Image(toolchain) = family else { panic!("an image") };
         Payload {
             tree,
             image: None,
@@ -330,7 +332,7 @@ impl Bench {
         let reference = self.cell(release).await.reference;
         let registry = &self.parts.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
-        crate::oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
+        oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
     }
 
     /// Removes a tag from the registry, as garbage collection does.

@@ -5,16 +5,18 @@ use std::{
     sync::Arc,
 };
 
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Digest, Repository, Version},
+};
+use oci::{AnyManifest, Descriptor};
+
 use super::{
     BundleError, Content, Result,
     index::{Blob, BundleIndex, FORMAT, Listed},
     since::Since,
 };
-use crate::{
-    image::{Digest, Repository, Version},
-    oci::{AnyManifest, Descriptor, ImageFacts},
-    registry::{Registry, StoredManifest},
-};
+use crate::registry::{Registry, StoredManifest};
 
 /// Maximum nesting of indexes.
 const MAX_DEPTH: usize = 4;

@@ -2,15 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
-
-use crate::{
+use farrier_core::{
     image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, Tag},
     kernel::{KernelFamily, KernelTarget, match_family},
-    machine::native,
-    registry::is_joined,
-    store::InputKind,
 };
+use serde::{Deserialize, Serialize};
+
+use crate::{machine::native, registry::is_joined, store::InputKind};
 
 /// Kind of a manifest in a bundle. The variants are in the order in which a site needs them: content comes before the
 /// content that refers to it.
@@ -190,8 +188,9 @@ pub fn in_order(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::kernel::Architecture;
+
     use super::*;
-    use crate::kernel::Architecture;
 
     fn definitions() -> Definitions {
         let image = |name: &str, source: &str, needs: &str| -> DriverImage {

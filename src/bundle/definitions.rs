@@ -5,15 +5,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::image::is_version_control;
 use fs_err as fs;
+use oci::LayerReader;
 use walkdir::WalkDir;
 
 use super::{BundleError, ContentKind, Result, Verified, collect::blobs_of, review::review};
 use crate::{
     archive::{Limits, links::stays_below, unpack_tar},
     files::if_there,
-    image::is_version_control,
-    oci::LayerReader,
     registry::BlobSource as _,
 };
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::image::Digest;
+use farrier_core::image::Digest;
 
 /// Size of a tar block in bytes.
 pub(super) const UNIT: usize = 512;

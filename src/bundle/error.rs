@@ -5,11 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{
-    image::Digest,
-    oci::ImageError,
-    registry::{self, RegistryError},
-};
+use farrier_core::image::Digest;
+use oci::ImageError;
+
+use crate::registry::{self, RegistryError};
 
 /// Result of an operation on a bundle.
 pub type Result<T, E = BundleError> = std::result::Result<T, E>;

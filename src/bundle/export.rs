@@ -3,13 +3,13 @@
 use std::{io, path::Path, sync::Arc};
 
 use bytes::Bytes;
+use farrier_core::image::Digest;
 use futures::TryStreamExt as _;
 use tokio::sync::mpsc;
 
 use super::{BundleError, Collection, Meter, Phase, Result, write::Writer};
 use crate::{
     blocking::blocking,
-    image::Digest,
     registry::{BlobStream, RegistryError},
 };
 

@@ -6,7 +6,9 @@ use std::{
     sync::Arc,
 };
 
+use farrier_core::image::{Digest, Repository, Version};
 use futures::{StreamExt as _, TryStreamExt as _};
+use oci::AnyManifest;
 use serde::Serialize;
 
 use super::{
@@ -16,11 +18,7 @@ use super::{
     referrers::repository,
     verify::Manifest,
 };
-use crate::{
-    image::{Digest, Repository, Version},
-    oci::AnyManifest,
-    registry::{BlobContent, BlobSource, Joined, Registry, RegistryLocation, Upload, join},
-};
+use crate::registry::{BlobContent, BlobSource, Joined, Registry, RegistryLocation, Upload, join};
 
 /// Concurrent uploads: one blob is unpacked while another waits for the registry.
 const AT_ONCE: usize = 3;

@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farrier_core::{
+    facts::{annotations::REF_NAME, media_type},
+    image::{Digest, Repository},
+    kernel::KernelRelease,
+};
+use oci::{Descriptor, ImageError, ImageIndex, MAX_MANIFEST};
 use serde::{Deserialize, Serialize};
 
 use super::contents::Content;
-use crate::{
-    image::{Digest, Repository},
-    kernel::KernelRelease,
-    oci::{Descriptor, ImageError, ImageIndex, MAX_MANIFEST, annotations::REF_NAME, media_type},
-};
 
 /// Format version that this farrier writes, and the newest that it reads.
 pub const FORMAT: u32 = 1;

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use farrier_core::{image::Digest, text::is_deceptive};
 use fs_err::{File, os::unix::fs::FileExt as _};
 use sha2::Digest as _;
 
@@ -16,7 +17,7 @@ use super::{
     index::{Blob, BundleIndex, FORMAT, INDEX_NAME, MAX_INDEX},
     trailer::{FIXED, NoTrailer, Trailer},
 };
-use crate::{image::Digest, registry::BlobSource, text::is_deceptive};
+use crate::registry::BlobSource;
 
 /// Number of entries before the blobs.
 pub(super) const HEAD: usize = 3;

@@ -3,11 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farrier_core::image::{ReferenceError, Repository, Tag, Version};
+
 use super::{Content, ContentKind, Result};
-use crate::{
-    image::{ReferenceError, Repository, Tag, Version},
-    registry::{Registry, RegistryError, RegistryLocation},
-};
+use crate::registry::{Registry, RegistryError, RegistryLocation};
 
 /// A repository below the registry's prefix.
 pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository> {

@@ -6,10 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::{site::KeySource, text::is_deceptive};
 use fs_err as fs;
 
 use super::{BundleError, Result};
-use crate::{definitions, site::KeySource, text::is_deceptive};
+use crate::definitions;
 
 /// Templates in a definitions directory.
 const TEMPLATES: &str = "templates";

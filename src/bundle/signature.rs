@@ -7,10 +7,10 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use farrier_core::provenance::PublicKey;
 use fs_err as fs;
 
 use super::{Bundle, BundleError, Result};
-use crate::provenance::PublicKey;
 
 /// Maximum size of a signature file in bytes.
 const MAX_SIGNATURE: u64 = 16 << 10;

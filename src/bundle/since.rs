@@ -3,6 +3,7 @@
 
 use std::{io::Read as _, path::Path};
 
+use farrier_core::image::Digest;
 use fs_err as fs;
 
 use super::{
@@ -10,7 +11,6 @@ use super::{
     index::{Base, BundleIndex, MAX_INDEX},
     read::Bundle,
 };
-use crate::image::Digest;
 
 /// Contents of the previous bundle.
 #[derive(Clone, Debug)]

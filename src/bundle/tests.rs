@@ -1,5 +1,10 @@
 use std::{collections::BTreeSet, fs, path::Path, sync::Arc};
 
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, Version},
+};
+use oci::{self, ImageManifest};
 use proptest::prelude::*;
 
 use super::{
@@ -8,11 +13,7 @@ use super::{
     trailer::Trailer,
     *,
 };
-use crate::{
-    image::{Digest, Version},
-    oci::{self, ImageManifest, media_type},
-    registry::{LayoutRegistry, Registry},
-};
+use crate::registry::{LayoutRegistry, Registry};
 
 /// Ignores the progress.
 struct Silent;
@@ -42,7 +43,7 @@ async fn layout(root: &Path, layer: &[u8]) -> Wanted {
     }
     .to_bytes()
     .unwrap();
-    let tag: crate::image::Tag = "a".parse().unwrap();
+    let tag: farrier_core::image::Tag = "a".parse().unwrap();
     let version = Version::Tag(tag.clone());
     let digest =
         registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &manifest).await.unwrap();

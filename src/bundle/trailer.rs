@@ -1,7 +1,7 @@
 //! Pure: the end of a bundle, a skippable zstd frame (RFC 8878, 3.1.2) that other tools ignore. It contains the lengths
 //! of all frames, the digest of the index and the length of the file. The last bytes show whether the file is complete.
 
-use crate::image::Digest;
+use farrier_core::image::Digest;
 
 /// Magic number of a skippable frame.
 const SKIPPABLE: u32 = 0x184d_2a5b;

@@ -8,6 +8,9 @@ use std::{
     thread,
 };
 
+use farrier_core::image::Digest;
+use oci::AnyManifest;
+
 use super::{
     BundleError, Meter, Phase, Result,
     collect::{blobs_of, children},
@@ -15,7 +18,6 @@ use super::{
     index::Blob,
     read::{Bundle, HEAD, read_blob},
 };
-use crate::{image::Digest, oci::AnyManifest};
 
 /// Maximum number of threads; more would be faster than the disk.
 const MAX_THREADS: usize = 4;

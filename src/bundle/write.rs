@@ -8,7 +8,9 @@ use std::{
 };
 
 use bytes::Bytes;
+use farrier_core::image::Digest;
 use fs_err::{self as fs, File, OpenOptions, os::unix::fs::FileExt as _};
+use oci::ImageError;
 use sha2::Digest as _;
 
 use super::{
@@ -19,7 +21,7 @@ use super::{
     read::{Section, read_blob},
     trailer::Trailer,
 };
-use crate::{image::Digest, oci::ImageError, registry::RegistryError};
+use crate::registry::RegistryError;
 
 /// Size of the write buffer in bytes.
 const BUFFER: usize = 1 << 20;

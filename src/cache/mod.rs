@@ -19,6 +19,7 @@ use std::{
 };
 
 use fs_err::{self as fs, File};
+use oci::client::{causes as error_causes, chain as error_chain};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::NamedTempFile;
 
@@ -28,10 +29,7 @@ pub use self::{
     scratch::Scratch,
 };
 use self::{quarantine::Quarantine, scratch::Temporary, uses::Uses};
-use crate::{
-    error_causes, error_chain,
-    files::{self, if_there},
-};
+use crate::files::{self, if_there};
 
 const LOCKS: &str = "locks";
 const QUARANTINE: &str = "quarantine";

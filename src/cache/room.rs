@@ -12,6 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use farrier_core::site::Storage;
 use fs_err as fs;
 use runner::plan::LEAST_FREE;
 
@@ -19,7 +20,6 @@ use super::{Cache, CacheError, LockMode, locks, scratch};
 use crate::{
     files::{self, if_there},
     registry::free_space,
-    site::Storage,
 };
 
 /// Directories without entries: work, locks, notes, the quarantine, state about engines' images and about this machine, and the

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use farrier_core::{image::Memory, site::Storage};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{image::Memory, site::Storage};
 
 pub(super) fn cache() -> (TempDir, Cache) {
     let directory = tempfile::tempdir().unwrap();

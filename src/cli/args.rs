@@ -3,14 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, ColorChoice, ValueEnum};
-
-use super::env_vars as vars;
-use crate::{
-    cluster::KubeOptions,
-    engine::EngineChoice,
+use farrier_core::{
     image::{Cpus, Memory},
     plan::{Instance, WriteNamespaces},
 };
+
+use super::env_vars as vars;
+use crate::{cluster::KubeOptions, engine::EngineChoice};
 
 /// Options of every command.
 #[derive(Debug, Args)]

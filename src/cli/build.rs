@@ -1,6 +1,7 @@
 //! `farrier build`: builds one image for one kernel.
 
 use clap::Args;
+use kmod;
 use serde::Serialize;
 
 use super::{
@@ -10,10 +11,7 @@ use super::{
     session::Session,
     settings,
 };
-use crate::{
-    build::{BuildOutcome, build_one},
-    kmod,
-};
+use crate::build::{BuildOutcome, build_one};
 
 #[derive(Debug, Args)]
 pub struct BuildArgs {

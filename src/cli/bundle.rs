@@ -8,6 +8,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
+use farrier_core::image::ImageReference;
 
 use super::{
     CliError, Exit, Result,
@@ -24,7 +25,6 @@ use crate::{
     blocking::blocking,
     bundle::{self, Bundle, BundleError, Content, ContentKind, Since, Target, Verified, Wanted},
     engine::EngineChoice,
-    image::ImageReference,
     images,
     registry::{self, RegistryLocation, RegistryOptions},
 };

@@ -8,17 +8,14 @@ mod subject;
 use std::{cell::OnceCell, path::PathBuf, sync::Arc};
 
 use clap::Args;
+use farrier_core::kernel::KernelRelease;
+use kmod::{self, CheckReport, CheckRequest, KernelFacts, NeededTable, Verdict};
 
 use super::{
     CliError, Exit, Result, args::PlatformArgs, env_vars as vars, output, session::Session,
     settings::Settings,
 };
-use crate::{
-    build::check_with_image,
-    kernel::KernelRelease,
-    kmod::{self, CheckReport, CheckRequest, KernelFacts, NeededTable, Verdict},
-    payload::DecompressionBudget,
-};
+use crate::{build::check_with_image, payload::DecompressionBudget};
 use image::Checked;
 use kernel::Kernel;
 use subject::Subject;

@@ -6,6 +6,12 @@ mod network;
 use std::{collections::BTreeMap, path::Path};
 
 use clap::Args;
+use farrier_core::{
+    image::{Digest, ImageName},
+    kernel::Architecture,
+    plan::{Interest, NodeReason, Outcome, Plan, PlannedCell, WriteNamespaces},
+    provenance::Confinement,
+};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
@@ -21,12 +27,8 @@ use crate::{
     cluster::ClusterError,
     controller::Planned,
     engine::Engine,
-    image::{Digest, ImageName},
-    kernel::Architecture,
     machine::native,
     parts::{Parts, TargetError},
-    plan::{Interest, NodeReason, Outcome, Plan, PlannedCell, WriteNamespaces},
-    provenance::Confinement,
     registry::{RegistryLocation, free_space},
 };
 

@@ -2,11 +2,9 @@
 
 use std::{env, path::PathBuf};
 
-use crate::{
-    cache::Cache,
-    engine::EngineEnv,
-    site::{Proxy, ProxyUrl},
-};
+use farrier_core::site::{Proxy, ProxyUrl};
+
+use crate::{cache::Cache, engine::EngineEnv};
 
 /// `--definitions`: directory with `images/`, `kernels/` and `templates/`.
 pub const FARRIER_DEFINITIONS: &str = "FARRIER_DEFINITIONS";

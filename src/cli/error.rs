@@ -2,6 +2,8 @@
 
 use std::{error::Error, io, process::ExitCode};
 
+use oci::{ImageError, client::chain as error_chain};
+
 use crate::{
     boot::BootError,
     bundle::BundleError,
@@ -11,10 +13,8 @@ use crate::{
     controller::rollback::RollbackError,
     definitions::DefinitionErrors,
     engine::EngineError,
-    error_chain,
     inputs::{FetchError, TreeError},
     net::NetError,
-    oci::ImageError,
     page::FilesError,
     parts::TargetError,
     payload::PayloadError,

@@ -3,6 +3,10 @@
 use std::{fs, path::PathBuf};
 
 use clap::{Args, Subcommand};
+use farrier_core::kernel::{
+    Architecture, KernelFamily, KernelRelease, KernelTarget, UNKNOWN_SYSTEM, match_family,
+};
+use kmod::{KernelFacts, SymbolTable};
 use url::Url;
 
 use super::{
@@ -20,8 +24,6 @@ use crate::{
         FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, ListedHeaders, Outcome,
         PackedHeaders,
     },
-    kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, UNKNOWN_SYSTEM, match_family},
-    kmod::{KernelFacts, SymbolTable},
     parts::TargetError,
     store::{StoredInput, header_tag},
 };

@@ -8,6 +8,11 @@ use std::{
 };
 
 use clap::Args;
+use farrier_core::{
+    image::{Definitions, DriverImage},
+    plan::{Interest, NodeFacts, WriteNamespaces},
+    shell::shell_word,
+};
 use fs_err as fs;
 use serde::Serialize;
 use tokio::sync::oneshot;
@@ -21,11 +26,8 @@ use super::{
 use crate::{
     cluster::nodes_and_daemon_sets,
     definitions,
-    image::{Definitions, DriverImage},
     init::{Context, Draft, Drafted, MAX_FORM, Remark, source},
-    plan::{Interest, NodeFacts, WriteNamespaces},
     registry::RegistryLocation,
-    shell::shell_word,
 };
 
 /// Maximum number of files in a source tree that are inspected to find out how it is built, and their maximum

@@ -3,16 +3,14 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use clap::Args;
+use oci::client::chain as error_chain;
 
 use super::{
     CliError, Exit, Result, output,
     session::Session,
     settings::{open_cache, parse},
 };
-use crate::{
-    build::{LogReader, logs_for},
-    error_chain,
-};
+use crate::build::{LogReader, logs_for};
 
 /// Interval at which a growing log is read.
 const INTERVAL: Duration = Duration::from_millis(200);

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args, ValueEnum};
+use farrier_core::plan;
 use jiff::Timestamp;
 
 use super::{
@@ -18,7 +19,6 @@ use crate::{
     engine::EngineChoice,
     page::{Facts, built, write_files},
     parts::Parts,
-    plan,
 };
 
 #[derive(Debug, Args)]

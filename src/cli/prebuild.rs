@@ -3,6 +3,12 @@
 use std::collections::BTreeSet;
 
 use clap::Args;
+use farrier_core::{
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{Interest, Platform, WriteNamespaces, called_for},
+};
+use oci::client::chain as error_chain;
 use serde::Serialize;
 
 use super::{
@@ -14,11 +20,7 @@ use super::{
 };
 use crate::{
     build::build_one,
-    error_chain,
-    image::ImageName,
-    kernel::KernelTarget,
     parts::{Parts, TargetError},
-    plan::{Interest, Platform, WriteNamespaces, called_for},
 };
 
 #[derive(Debug, Args)]

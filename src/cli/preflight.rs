@@ -5,6 +5,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use clap::Args;
+use farrier_core::{
+    kernel::KernelRelease,
+    plan::{
+        Change, ClusterSnapshot, MayBoot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode,
+        Platform, Shared,
+    },
+};
 
 use super::{
     CliError, Exit, Result,
@@ -13,14 +20,7 @@ use super::{
     session::Session,
     settings,
 };
-use crate::{
-    cluster::{Cluster, ClusterError},
-    kernel::KernelRelease,
-    plan::{
-        Change, ClusterSnapshot, MayBoot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode,
-        Platform, Shared,
-    },
-};
+use crate::cluster::{Cluster, ClusterError};
 
 #[derive(Debug, Args)]
 pub struct PreflightArgs {

@@ -1,15 +1,14 @@
 //! `farrier retry`: retries a failed build whose inputs have not changed.
 
 use clap::Args;
-
-use super::{CliError, Exit, output, plan::PlanArgs, session::Session, settings::parse};
-use crate::{
-    build::forget_failure,
-    controller::Planned,
+use farrier_core::{
     image::ImageName,
     kernel::KernelRelease,
     plan::{Outcome, PlannedCell},
 };
+
+use super::{CliError, Exit, output, plan::PlanArgs, session::Session, settings::parse};
+use crate::{build::forget_failure, controller::Planned};
 
 #[derive(Debug, Args)]
 pub struct RetryArgs {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
+use farrier_core::plan::{self, Interest, Seen, WriteNamespaces};
 
 use super::{
     CliError, Exit, Result, env_vars as vars,
@@ -12,7 +13,6 @@ use super::{
 use crate::{
     cluster::Cluster,
     controller::rollback::{Rolled, take_back},
-    plan::{self, Interest, Seen, WriteNamespaces},
 };
 
 #[derive(Debug, Args)]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
+use farrier_core::plan::Interest;
 
 use super::{
     CliError, Exit, Result,
@@ -12,7 +13,7 @@ use super::{
     serve::{self, ServiceArgs},
     session::{self, Session, kube_options},
 };
-use crate::{cluster::Cluster, controller::live::once::run_once, parts::Parts, plan::Interest};
+use crate::{cluster::Cluster, controller::live::once::run_once, parts::Parts};
 
 #[derive(Debug, Args)]
 pub struct RunArgs {

@@ -2,17 +2,17 @@
 //! CustomResourceDefinition of DriverBuild.
 
 use clap::{Args, ValueEnum};
+use farrier_core::{
+    image::DriverImage,
+    kernel::{AnnouncedKernels, KernelFamily},
+    site::Site,
+};
+use kmod::CheckReport;
 use schemars::{generate::SchemaSettings, schema_for};
 use serde_json::Value;
 
 use super::{Exit, Result, args::OutputForm, output};
-use crate::{
-    image::DriverImage,
-    kernel::{AnnouncedKernels, KernelFamily},
-    kmod::CheckReport,
-    site::Site,
-    status,
-};
+use crate::status;
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {

@@ -2,6 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
+use farrier_core::{
+    plan::{Budget, Interest, WriteNamespaces},
+    site::Builds,
+};
 use serde::Serialize;
 
 use super::{
@@ -18,10 +22,8 @@ use crate::{
     engine::{EngineChoice, EngineEnv},
     images, machine,
     parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, Parts, QemuBoot},
-    plan::{Budget, Interest, WriteNamespaces},
     registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
     signing::ModuleSigner,
-    site::Builds,
 };
 
 /// Directory in the cache in which boot checks keep results about this machine.

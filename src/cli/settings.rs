@@ -9,6 +9,11 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::{
+    image::{Definitions, ImageName},
+    kernel::{Architecture, KernelTarget},
+};
+
 use super::{
     CliError, Result,
     args::{Global, PlatformArgs, TargetArgs},
@@ -17,9 +22,7 @@ use super::{
 use crate::{
     cache::Cache,
     definitions,
-    image::{Definitions, ImageName},
     inputs::{FetchOptions, Fetcher},
-    kernel::{Architecture, KernelTarget},
     net::{Net, NetOptions},
     parts::TargetError,
     registry::{self, CredentialFile, Keyring, Registry, RegistryLocation, RegistryOptions},

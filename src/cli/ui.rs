@@ -3,6 +3,7 @@
 use std::{net::Ipv4Addr, process::Stdio, sync::Arc};
 
 use clap::Args;
+use farrier_core::plan::{Interest, WriteNamespaces};
 use jiff::Timestamp;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -24,7 +25,6 @@ use crate::{
     },
     page::{Actions, PageServer},
     parts::Parts,
-    plan::{Interest, WriteNamespaces},
     runtime::{Health, HttpServer, Metrics},
 };
 

@@ -1,6 +1,7 @@
 //! `farrier upgrade`: shows and controls the order in which nodes get another driver.
 
 use clap::{Args, Subcommand};
+use farrier_core::plan::{self, Change, PlannedUpgrade};
 use serde::Serialize;
 
 use super::{
@@ -9,12 +10,9 @@ use super::{
     rollback::{self, RollbackArgs, connect},
     session::Session,
 };
-use crate::{
-    controller::{
-        Planned,
-        rollback::{TRIES, apply_all, until_news},
-    },
-    plan::{self, Change, PlannedUpgrade},
+use crate::controller::{
+    Planned,
+    rollback::{TRIES, apply_all, until_news},
 };
 
 #[derive(Debug, Subcommand)]

@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use farrier_core::image::ImageReference;
 
 use super::{CliError, Exit, Result, env_vars as vars, output, session::Session, settings};
-use crate::{engine::EngineChoice, image::ImageReference, images};
+use crate::{engine::EngineChoice, images};
 
 #[derive(Debug, Args)]
 pub struct VerifyArgs {

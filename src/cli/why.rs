@@ -1,15 +1,14 @@
 //! `farrier why`: explains the chain of reasons from labels to image fields, in sentences.
 
 use clap::Args;
-
-use super::{CliError, Exit, Result, output, plan::PlanArgs, session::Session, settings::parse};
-use crate::{
-    controller::Planned,
+use farrier_core::{
     image::{Definitions, DriverImage, ImageName},
     kernel::KernelRelease,
-    parts::TargetError,
     plan::{Explain, Explanation, Link},
 };
+
+use super::{CliError, Exit, Result, output, plan::PlanArgs, session::Session, settings::parse};
+use crate::{controller::Planned, parts::TargetError};
 
 #[derive(Debug, Args)]
 pub struct WhyArgs {

@@ -11,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::plan::{Candidates, Change, ClusterSnapshot, ImageChange};
 use fs_err::{self as fs, File};
 use walkdir::WalkDir;
 
@@ -20,10 +21,7 @@ use super::{
     manifest::{self, DaemonSet, Manifest},
     source::Cluster,
 };
-use crate::{
-    blocking::blocking,
-    plan::{Candidates, Change, ClusterSnapshot, ImageChange},
-};
+use crate::blocking::blocking;
 
 /// Limits on the input: generous for a real fleet, and small enough for memory.
 const FILE_BYTES: u64 = 32 << 20;

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, path::PathBuf};
 
-use crate::shell::shell_word;
+use farrier_core::shell::shell_word;
 
 /// A failed operation on a cluster.
 #[derive(Debug, thiserror::Error)]

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use farrier_core::plan::{
+    Container, DaemonSetFacts, Distrust, NodeAffinity, NodeFacts, Owner, Requirement, SelectorTerm,
+    tells_hardware,
+};
 use granit_parser::ScalarStyle;
 
-use crate::{
-    plan::{
-        Container, DaemonSetFacts, Distrust, NodeAffinity, NodeFacts, Owner, Requirement, SelectorTerm,
-        tells_hardware,
-    },
-    yaml::{Node, Scalar, YamlError, documents},
-};
+use crate::yaml::{Node, Scalar, YamlError, documents};
 
 /// Content of a manifest. Other kinds are ignored.
 #[derive(Debug, Default)]

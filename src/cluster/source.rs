@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use farrier_core::plan::{Candidates, Change, ClusterSnapshot, Interest};
+
 use super::error::ClusterError;
-use crate::plan::{Candidates, Change, ClusterSnapshot, Interest};
 
 /// Decides whether this process may still write. A leader that lost its lease must not write.
 pub trait Fence: Send + Sync {

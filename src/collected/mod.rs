@@ -16,14 +16,14 @@ use http::{HeaderMap, HeaderName, header};
 use ring::hmac;
 use serde::{Deserialize, Serialize};
 
+use farrier_core::{
+    image::Digest,
+    kernel::{Architecture, KernelRelease},
+};
 pub use receive::Receiver;
 pub use send::{SendError, send};
 
-use crate::{
-    image::Digest,
-    inputs::{Outcome, PackedHeaders},
-    kernel::{Architecture, KernelRelease},
-};
+use crate::inputs::{Outcome, PackedHeaders};
 
 /// Path of the upload endpoint.
 const PATH: &str = "/headers";

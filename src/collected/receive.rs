@@ -14,17 +14,15 @@ use axum::{
     response::{IntoResponse, Response},
     routing::post,
 };
+use farrier_core::kernel::KernelLabel;
 use fs_err::tokio::File;
 use futures::StreamExt as _;
+use oci::client::chain as error_chain;
 use sha2::{Digest as _, Sha256};
 use tokio::{io::AsyncWriteExt as _, sync::Semaphore, time::timeout};
 
 use super::{Answer, Key, MOST, PATH, Parcel, text};
-use crate::{
-    error_chain,
-    inputs::{FetchError, Fetcher, HeaderImport, ImportSource, ImportedHeaders},
-    kernel::KernelLabel,
-};
+use crate::inputs::{FetchError, Fetcher, HeaderImport, ImportSource, ImportedHeaders};
 
 /// Maximum time without data from a node.
 const SILENCE: Duration = Duration::from_secs(30);

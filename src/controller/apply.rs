@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use farrier_core::plan::{Change, DueMarks, Marks, PlannedNode};
 use futures::{StreamExt, stream};
+use oci::client::chain as error_chain;
 use tokio::time::Instant;
 
 use crate::{
     cluster::Cluster,
-    error_chain,
     parts::{AT_ONCE, FindingKind, Parts, Result, TargetError},
-    plan::{Change, DueMarks, Marks, PlannedNode},
 };
 
 /// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
@@ -122,8 +122,10 @@ pub(super) async fn make_steps(parts: &Parts, cluster: &dyn Cluster, steps: Vec<
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::plan::testing::Fleet;
+
     use super::*;
-    use crate::{controller::testing::Logs, plan::testing::Fleet};
+    use crate::controller::testing::Logs;
 
     #[test]
     fn another_writer_of_marks_is_said_once() {

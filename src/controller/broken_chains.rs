@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
+use farrier_core::{
     image::{Definitions, ImageName, connected, edges},
     plan::PlannedRollout,
 };

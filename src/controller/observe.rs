@@ -2,21 +2,23 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use futures::{StreamExt, stream};
-use tokio::time::Instant;
-
-use crate::{
-    build::known_failures,
-    error_chain,
+use farrier_core::{
     image::{GitPlace, ImageReference},
-    images::look_up_signatures,
-    inputs::{FetchError, Lookup},
     kernel::{KernelTarget, NodeSystem, match_family},
-    parts::{AT_ONCE, Parts, Result},
     plan::{
         Cell, HeaderState, ManifestFacts, Observed, PendingLookups, Resolved, SignatureState, TreeKey,
         Unverified,
     },
+};
+use futures::{StreamExt, stream};
+use oci::client::chain as error_chain;
+use tokio::time::Instant;
+
+use crate::{
+    build::known_failures,
+    images::look_up_signatures,
+    inputs::{FetchError, Lookup},
+    parts::{AT_ONCE, Parts, Result},
     resolve::with_hint,
 };
 

@@ -6,26 +6,29 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::{
+    image::{DriverImage, GitPlace, Output, Version},
+    kernel::{Architecture, KernelTarget},
+    plan::{
+        self, Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestPlace,
+        Manifests, NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion,
+        RolloutTarget, git_commit, images_in_use, kernels_to_note, node_systems,
+    },
+};
+use kmod::{CheckReport, Verdict};
+use oci::client::chain as error_chain;
 use tokio::time::Instant;
 
 use super::{Memory, TargetReport, apply::ensure_published};
 use crate::{
     build::{self, BuildOptions, Built, add_needs},
     cluster::{Cluster, Directory},
-    error_chain, git,
-    image::{DriverImage, GitPlace, Output, Version},
+    git,
     images::{
         LastRecord, StoredImage, contents, look_at_root_fs, look_at_sources, publish_union, record_kernels,
     },
-    kernel::{Architecture, KernelTarget},
-    kmod::{CheckReport, Verdict},
     machine::native,
     parts::{Finding, FindingKind, Parts, Result, TargetError, image_location},
-    plan::{
-        self, Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestPlace,
-        Manifests, NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion,
-        RolloutTarget, git_commit, images_in_use, kernels_to_note, node_systems,
-    },
     resolve::{resolve_more, tracked, with_hint},
 };
 
@@ -167,7 +170,7 @@ impl Parts {
     /// Reports a published image to the reporter and returns its target report.
     fn published_report(&self, cell: &Cell, built: Built) -> TargetReport {
         let subject = cell.subject();
-        let pinned = |digest: &crate::image::Digest| format!("{}@{digest}", cell.reference.repository);
+        let pinned = |digest: &farrier_core::image::Digest| format!("{}@{digest}", cell.reference.repository);
         let Built { digest, report, reused_from, pushed_bytes } = built;
         let (image, verdict) = (pinned(&digest), report.verdict);
         let warnings = match verdict {
@@ -232,8 +235,8 @@ impl Parts {
     pub(super) async fn add_tags(
         &self,
         cell: &Cell,
-        digest: &crate::image::Digest,
-        references: &[crate::image::ImageReference],
+        digest: &farrier_core::image::Digest,
+        references: &[farrier_core::image::ImageReference],
     ) -> TargetReport {
         let subject = cell.subject();
         match build::add_tags(self, cell, digest, references).await {

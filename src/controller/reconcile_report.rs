@@ -1,13 +1,11 @@
 //! Report of one reconcile: build outcomes, rollout outcomes and the resulting plan.
 
+use farrier_core::plan::{Plan, PlannedRollout, RolloutDecision};
+use kmod::Verdict;
+use oci::client::chain as error_chain;
 use serde::Serialize;
 
-use crate::{
-    error_chain,
-    kmod::Verdict,
-    parts::TargetError,
-    plan::{Plan, PlannedRollout, RolloutDecision},
-};
+use crate::parts::TargetError;
 
 /// Outcome of one image for one kernel. Unless a variant says otherwise, `subject` is `<image> for <kernel release>`
 /// and `image` is the image by digest.

@@ -1,5 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
+use farrier_core::plan::{HoldReason, Outcome, RolloutDecision};
 use serde_json::json;
 
 use super::Memory;
@@ -10,7 +11,6 @@ use crate::{
         testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
     },
     parts::BootChecker,
-    plan::{HoldReason, Outcome, RolloutDecision},
     registry::RegistryLocation,
 };
 

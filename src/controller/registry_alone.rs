@@ -3,17 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_core::definition::{ApiVersion, Metadata, NonEmpty};
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Definitions, DriverImage, ImageName, Repository, Tag, Version},
+    kernel::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec, Architecture, KernelTarget},
+    plan::{Change, ClusterSnapshot},
+};
 use futures::{StreamExt as _, stream};
+use oci::{self, ImageManifest};
 use strum::VariantArray as _;
 
 use crate::{
     build::add_needs,
     cluster::{Cluster, ClusterError},
-    image::{Definitions, DriverImage, ImageName, Repository, Tag, Version},
-    kernel::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec, Architecture, KernelTarget},
-    oci::{self, ImageFacts, ImageManifest},
     parts::{AT_ONCE, Parts, Result},
-    plan::{Change, ClusterSnapshot},
     registry::RegistryError,
     store::is_about_another,
 };

@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use farrier_core::plan::{self, Change, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep};
+use oci::client::chain as error_chain;
 use serde::Serialize;
 
-use crate::{
-    cluster::{Cluster, ClusterError},
-    error_chain,
-    plan::{self, Change, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep},
-};
+use crate::cluster::{Cluster, ClusterError};
 
 /// Number of attempts to read and write an object when another writer causes conflicts.
 pub const TRIES: usize = 3;

@@ -2,12 +2,10 @@
 
 use std::fmt;
 
+use farrier_core::{site::without_logins, text::is_deceptive};
+
 use super::File;
-use crate::{
-    site::without_logins,
-    text::is_deceptive,
-    yaml::{Node, Position, YamlError},
-};
+use crate::yaml::{Node, Position, YamlError};
 
 /// A mistake in a definition.
 #[derive(Clone, Debug, PartialEq, Eq)]

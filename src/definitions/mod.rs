@@ -17,12 +17,14 @@ use serde::Deserialize;
 
 use error::Report;
 pub use error::{DefinitionError, DefinitionErrors};
-
-use crate::{
-    blocking::blocking,
+use farrier_core::{
     image::{Definitions, DriverImage},
     kernel::{AnnouncedKernels, KernelFamily},
     site::Site,
+};
+
+use crate::{
+    blocking::blocking,
     yaml::{self, Node, YamlError},
 };
 

@@ -1,10 +1,11 @@
 //! Adapter: validates the needs of images across all images.
 
-use super::{DefinitionError, File, builtin, error::Report};
-use crate::{
-    image::{Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, cycle, needs_in},
-    yaml::Node,
+use farrier_core::image::{
+    Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, cycle, needs_in,
 };
+
+use super::{DefinitionError, File, builtin, error::Report};
+use crate::yaml::Node;
 
 /// An image with its file and tree.
 pub(super) struct Read<'a> {

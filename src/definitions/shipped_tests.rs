@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::load;
-use crate::{
+use farrier_core::{
     image::{Definitions, DriverImage, TagInputs, render_tags},
     kernel::{
         Architecture, HeaderSource, KernelFamilySpec, KernelLabel, KernelTarget, NodeSystem, Toolchain,
@@ -16,6 +15,8 @@ use crate::{
     },
     template::{self, Templates},
 };
+
+use super::load;
 
 fn target() -> KernelTarget {
     KernelTarget {

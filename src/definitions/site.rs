@@ -1,7 +1,8 @@
 //! Adapter: validates `site.yaml` across fields: dependent fields and duplicate names.
 
+use farrier_core::site::{Host, MirrorRule, SiteSpec};
+
 use super::error::Report;
-use crate::site::{Host, MirrorRule, SiteSpec};
 
 /// Reports settings that would sign whatever anyone stored in the registry.
 pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {

@@ -1,7 +1,8 @@
 use std::{fmt::Write as _, fs};
 
+use farrier_core::image::{ImageName, RolloutSpec, SourceOrigin, VersionSpec};
+
 use super::*;
-use crate::image::{ImageName, RolloutSpec, SourceOrigin, VersionSpec};
 
 const IMAGE: &str = r#"apiVersion: farrier.dev/v1alpha1
 kind: DriverImage

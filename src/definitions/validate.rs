@@ -2,14 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use super::{DefinitionError, File, error::Report, needs};
-use crate::{
+use farrier_core::{
     image::{
         DriverImage, ImageName, Output, Reuse, RunfileSpec, RuntimeBase, SourceOrigin, SourceSpec,
         VersionSpec,
     },
     kernel::{Architecture, KernelFamily, KernelImageSource, KernelTarget, KernelTrack, Toolchain},
-    store, template,
+    template,
+};
+
+use super::{DefinitionError, File, error::Report, needs};
+use crate::{
+    store,
     yaml::{Position, YamlError},
 };
 

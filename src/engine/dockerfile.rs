@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::template::instructions;
+use farrier_core::template::instructions;
 
 /// Adds a `LABEL` after each `FROM`, so that every image and container of the run carries it from the first step on. This
 /// lets the cleanup find them even after a crash.

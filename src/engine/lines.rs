@@ -1,8 +1,7 @@
 //! Pure: splits chunks of terminal output into lines.
 
 use anstream::adapter::strip_bytes;
-
-use crate::text::printable_lines;
+use farrier_core::text::printable_lines;
 
 /// Maximum line length in bytes; a longer line is split into several lines.
 const MAX_LINE: usize = 64 * 1024;

@@ -3,6 +3,7 @@
 use std::{io, path::Path};
 
 use bytes::Bytes;
+use farrier_core::provenance::Confinement;
 use futures::{SinkExt as _, channel::mpsc};
 use runner::{
     plan::Plan,
@@ -15,7 +16,6 @@ use tokio_util::sync::CancellationToken;
 use super::{
     BuildLog, EngineError, EngineKind, Result, bridge::unpack_out, lines::LineSplitter, protocol::Protocol,
 };
-use crate::provenance::Confinement;
 
 /// Maximum number of payload messages in flight.
 const UNDER_WAY: usize = 8;

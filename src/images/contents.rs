@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farrier_core::{facts::ImageFacts, image::ImageReference, plan::ImageContents};
 use futures::{StreamExt, stream};
+use oci::AnyManifest;
 
 use crate::{
-    image::ImageReference,
-    oci::{AnyManifest, ImageFacts},
     parts::{AT_ONCE, Parts, TargetError, entries, image_location},
-    plan::ImageContents,
     registry::StoredManifest,
 };
 

@@ -1,11 +1,14 @@
 //! Adapter: copies images of other registries below the prefix of the destination registry.
 
-use crate::{
-    error_chain,
+use farrier_core::{
+    facts::media_type,
     image::{Digest, ImageReference, Repository, Tag, Version},
-    oci::{AnyManifest, Descriptor, media_type},
-    parts::{Parts, Result, TargetError},
     provenance,
+};
+use oci::{AnyManifest, Descriptor, client::chain as error_chain};
+
+use crate::{
+    parts::{Parts, Result, TargetError},
     registry::{Registry, join},
 };
 
@@ -157,13 +160,13 @@ pub(crate) fn copy_tag(reference: &ImageReference) -> Result<Tag> {
 mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
+    use oci::{Artifact, ImageIndex, ImageManifest};
     use serde_json::json;
 
     use super::*;
     use crate::{
         build::testing::Bench,
         net::{Net, NetOptions},
-        oci::{Artifact, ImageIndex, ImageManifest},
         registry::{RegistryLocation, RegistryOptions, RemoteRegistry, connect},
     };
 

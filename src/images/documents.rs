@@ -1,15 +1,16 @@
 //! Adapter: documents about an image (check report, bill of materials, provenance). They are pushed as referrers before
 //! the image's tags, and looked up again later.
 
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{Digest, Version},
+    provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, Subject},
+};
+use oci::{Artifact, Descriptor, ImageError, ImageManifest};
 use serde_json::Value;
 
 use super::signatures::StoredImage;
-use crate::{
-    image::{Digest, Version},
-    oci::{Artifact, Descriptor, ImageError, ImageManifest, annotations, media_type},
-    parts::Result,
-    provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, Subject},
-};
+use crate::parts::Result;
 
 /// A kind of document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

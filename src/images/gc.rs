@@ -2,21 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farrier_core::{
+    image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
+    plan::{
+        Announcements, Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KernelRecord, LiveKernels,
+        gc_plan,
+    },
+};
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
+use oci::{ImageManifest, client::chain as error_chain, subject_of_tag};
 use serde::Serialize;
 
 use super::record::{add_to_record, day, read_record};
 use crate::{
     cluster::{Cluster, Directory},
-    error_chain, git,
-    image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
-    oci::{ImageManifest, subject_of_tag},
+    git,
     parts::{AT_ONCE, Parts, Result, TargetError},
-    plan::{
-        Announcements, Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KernelRecord, LiveKernels,
-        gc_plan,
-    },
     registry::RegistryError,
     resolve::tracked,
     store::{InputKind, is_about_another},
@@ -103,7 +105,7 @@ pub struct GcReport {
     /// Referrers and signatures of missing images.
     pub leftovers: Vec<Leftover>,
     /// Images that stay, with the reasons.
-    pub kept: Vec<crate::plan::KeptImage>,
+    pub kept: Vec<farrier_core::plan::KeptImage>,
     /// Number of bytes that only images that go reference.
     pub bytes: u64,
     /// Contents of the store.

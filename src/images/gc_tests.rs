@@ -1,11 +1,9 @@
+use farrier_core::{facts::media_type, provenance};
+use oci::{self, Artifact, Descriptor};
 use serde_json::json;
 
 use super::*;
-use crate::{
-    build::testing::Bench,
-    oci::{self, Artifact, Descriptor, media_type},
-    provenance,
-};
+use crate::build::testing::Bench;
 
 /// Another client publishes an image between the search for leftovers and the deletion. Its signatures existed before
 /// it.

@@ -5,12 +5,15 @@ use std::{
     sync::Arc,
 };
 
+use farrier_core::{
+    provenance::{PublicKey, RequiredSigners},
+    site::ImageSigning,
+};
+
 use crate::{
     blocking::blocking,
     parts::{FindingKind, Parts, Result, TargetError},
-    provenance::{PublicKey, RequiredSigners},
     signing::{self, SignatureHash, Signer},
-    site::ImageSigning,
 };
 
 /// A key that signs images, with its public key for verification.

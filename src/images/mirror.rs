@@ -3,6 +3,12 @@
 
 use std::{borrow::Cow, collections::BTreeSet};
 
+use farrier_core::{
+    image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
+    kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
+    plan::Resolved,
+};
+use oci::client::chain as error_chain;
 use serde::Serialize;
 
 use super::{
@@ -11,12 +17,8 @@ use super::{
 };
 use crate::{
     bundle::{Content, ContentKind, Needed, contents, needed},
-    error_chain,
-    image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
     inputs::{self, FetchError, Lookup, PackageRoot, StoredUnder},
-    kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
     parts::{Parts, Result, TargetError},
-    plan::Resolved,
     resolve::resolve,
     store::{self, InputKind, StoredInput},
 };

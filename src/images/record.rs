@@ -9,14 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use farrier_core::{
+    facts::{Record, annotations, media_type},
+    image::{Repository, Version},
+    plan::{BuildTimes, Cell, KernelKey, KernelRecord},
+};
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
+use oci::{self, Descriptor, ImageManifest, client::chain as error_chain};
 
 use crate::{
-    error_chain,
-    image::{Repository, Version},
-    oci::{self, Descriptor, ImageManifest, Record, annotations, media_type},
     parts::{Parts, Result, TargetError},
-    plan::{BuildTimes, Cell, KernelKey, KernelRecord},
     registry::{MAX_TRIES, RegistryError, pause_before},
 };
 

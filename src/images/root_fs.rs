@@ -3,16 +3,20 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{Digest, ImageReference, MinimalSpec, Repository, RuntimeBase, SourceSpec, Tag, Version},
+    kernel::{Architecture, Toolchain},
+    plan::{Cell, FetchedInputs},
+};
+use oci::{self, Assembled, Assembly, Base, ImageError, ImageManifest, Layer};
+
 use super::{keys::has_keys, signatures::StoredImage};
 use crate::{
     blocking::blocking,
-    image::{Digest, ImageReference, MinimalSpec, Repository, RuntimeBase, SourceSpec, Tag, Version},
     inputs::PackageRoot,
-    kernel::{Architecture, Toolchain},
-    oci::{self, Assembled, Assembly, Base, ImageError, ImageManifest, Layer, annotations, media_type},
     parts::{Parts, Result, TargetError},
     payload,
-    plan::{Cell, FetchedInputs},
     store::Standing,
 };
 

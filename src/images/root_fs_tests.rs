@@ -1,11 +1,10 @@
+use oci::{EntryKind, LayerWriter, client::chain as error_chain};
 use serde_json::json;
 
 use super::*;
 use crate::{
     build::testing::{Bench, K9},
-    error_chain,
     inputs::{FetchOptions, Fetcher},
-    oci::{EntryKind, LayerWriter},
     resolve::with_hint,
 };
 

@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use super::signatures::StoredImage;
-use crate::{
+use farrier_core::{
+    facts::media_type,
     image::{Digest, ImageName, ImageReference, Version},
     kernel::Architecture,
-    oci::{Descriptor, ImageIndex, Platform, media_type},
-    parts::{Parts, Result, TargetError},
     plan::Published,
+};
+use oci::{Descriptor, ImageIndex, Platform};
+
+use super::signatures::StoredImage;
+use crate::{
+    parts::{Parts, Result, TargetError},
     registry::{MAX_TRIES, StoredManifest, pause_before},
 };
 

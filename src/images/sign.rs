@@ -1,5 +1,12 @@
 //! Adapter: signs images and statements about them, in the forms that `cosign` looks for: tags (2.x) and bundles (3.x).
 
+use farrier_core::{
+    facts::media_type,
+    image::{ImageReference, Tag, Version},
+    provenance::{self, Envelope, SIGNED_PREDICATE, Statement},
+    site::Existing,
+};
+use oci::{Descriptor, ImageError};
 use serde_json::json;
 
 use super::{
@@ -8,12 +15,8 @@ use super::{
     signatures::StoredImage,
 };
 use crate::{
-    image::{ImageReference, Tag, Version},
-    oci::{Descriptor, ImageError, media_type},
     parts::{Result, TargetError},
-    provenance::{self, Envelope, SIGNED_PREDICATE, Statement},
     registry::{MAX_TRIES, pause_before},
-    site::Existing,
 };
 
 impl StoredImage<'_> {

@@ -3,19 +3,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures::{StreamExt as _, stream};
-
-use super::keys::{has_keys, own_key, required_signers};
-use crate::{
-    error_chain,
+use farrier_core::{
     image::{Digest, ImageReference, Repository, Tag, Version},
-    oci::{Descriptor, ImageManifest},
-    parts::{AT_ONCE, Parts, Result, TargetError},
     plan::SignatureState,
     provenance::{
         self, DSSE, Envelope, FoundSignatures, ImageSignature, PublicKey, RequiredSigners, SIGNED_PREDICATE,
         SIMPLE_SIGNING, Statement, Trust,
     },
+};
+use futures::{StreamExt as _, stream};
+use oci::{Descriptor, ImageManifest, client::chain as error_chain};
+
+use super::keys::{has_keys, own_key, required_signers};
+use crate::{
+    parts::{AT_ONCE, Parts, Result, TargetError},
     store::Standing,
 };
 

@@ -6,6 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::{
+    image::{
+        Digest, DriverImage, ImageReference, SourceImage, SourceOrigin, SourceSpec, Version, VersionSpec,
+    },
+    kernel::KernelTarget,
+    plan::{Resolved, TreeKey},
+};
 use futures::{StreamExt as _, stream};
 
 use super::{
@@ -15,14 +22,9 @@ use super::{
 };
 use crate::{
     archive::links,
-    image::{
-        Digest, DriverImage, ImageReference, SourceImage, SourceOrigin, SourceSpec, Version, VersionSpec,
-    },
     inputs::{FetchedSource, SourceIdentity},
-    kernel::KernelTarget,
     machine::native,
     parts::{AT_ONCE, Parts, Result, TargetError},
-    plan::{Resolved, TreeKey},
     resolve::with_hint,
 };
 

@@ -4,18 +4,20 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use async_trait::async_trait;
+use farrier_core::{
+    image::{Digest, DriverImage, Repository, RuntimeBase},
+    kernel::{Architecture, KernelTarget},
+    plan::{FetchedInputs, Resolved, RootFsKey, Unverified, toolchain_key},
+};
+use oci::client::chain as error_chain;
 
 use super::{
     root_fs::{RootFsSpec, base_root, unmakeable, unverified_root_fs},
     signatures::StoredImage,
 };
 use crate::{
-    error_chain,
-    image::{Digest, DriverImage, Repository, RuntimeBase},
     inputs::PackageRoot,
-    kernel::{Architecture, KernelTarget},
     parts::{Parts, TargetError},
-    plan::{FetchedInputs, Resolved, RootFsKey, Unverified, toolchain_key},
     registry::{Registry, RegistryLocation, Retrying},
     resolve::with_hint,
     store::{Standing, Store, Trust, TrustFault},

@@ -1,15 +1,18 @@
 //! Adapter: publishes images with the payloads of several kernels. Only a configuration and a manifest are sent: the
 //! repository already has the layers from the member images.
 
+use farrier_core::{
+    facts::{UnionNotes, UnionPart, assemble_union, media_type},
+    image::{ImageReference, Repository, Version},
+    plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
+    provenance::{Confinement, Material, Provenance, Role, Subject},
+};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use oci::{self, Assembled, ImageManifest};
 
 use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
 use crate::{
-    image::{ImageReference, Repository, Version},
-    oci::{self, Assembled, ImageManifest, UnionNotes, UnionPart, media_type},
     parts::{AT_ONCE, Parts, Result, TargetError},
-    plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
-    provenance::{Confinement, Material, Provenance, Role, Subject},
     registry::StoredManifest,
 };
 
@@ -29,7 +32,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
         .buffered(AT_ONCE)
         .try_collect()
         .await?;
-    let made = oci::assemble_union(
+    let made = assemble_union(
         &members,
         &UnionNotes {
             title: union.image.as_str(),
@@ -94,16 +97,18 @@ async fn union_part(parts: &Parts, repository: &Repository, member: &UnionMember
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::{
+        image::InputHasher,
+        provenance::{PublicKey, RequiredSigners},
+        site::{Existing, ImageSigning, KeySource},
+    };
     use serde_json::json;
 
     use super::*;
     use crate::{
         build::testing::{Bench, K9, K10, module},
-        image::InputHasher,
         images::{CheckResult, verify},
-        provenance::{PublicKey, RequiredSigners},
         signing::testing::{EC_256, Workshop},
-        site::{Existing, ImageSigning, KeySource},
     };
 
     /// Publishes the images for two kernels, and returns their union.
@@ -119,7 +124,7 @@ mod tests {
             version: "1.0".to_owned(),
             reference: ImageReference { repository, version: Version::Tag("1.0-union".parse().unwrap()) },
             input_hash: InputHasher::new("test").finish(),
-            architecture: crate::kernel::Architecture::Amd64,
+            architecture: farrier_core::kernel::Architecture::Amd64,
             members,
         }
     }

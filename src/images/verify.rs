@@ -2,6 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Digest, ImageReference, Repository, UnknownPolicy, Version},
+    provenance::{self, PublicKey, RequiredSigners, Statement},
+};
+use kmod::Verdict;
+use oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, client::chain as error_chain};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -9,14 +16,7 @@ use super::{
     documents::{BILL, CHECK_REPORT, DocumentKind, PROVENANCE},
     signatures::StoredImage,
 };
-use crate::{
-    error_chain,
-    image::{Digest, ImageReference, Repository, UnknownPolicy, Version},
-    kmod::Verdict,
-    oci::{AnyManifest, Descriptor, ImageFacts, ImageIndex, ImageManifest},
-    parts::{Parts, Result, TargetError},
-    provenance::{self, PublicKey, RequiredSigners, Statement},
-};
+use crate::parts::{Parts, Result, TargetError};
 
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,7 +1,7 @@
+use kmod::Verdict;
 use serde_json::json;
 
 use super::*;
-use crate::kmod::Verdict;
 
 fn fits(verdict: Verdict, said: &str, unknown: bool) -> Outcome {
     let repository = "registry.test/hello".parse().unwrap();

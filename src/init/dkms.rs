@@ -7,10 +7,10 @@ use std::{
     sync::LazyLock,
 };
 
+use farrier_core::kernel::KernelRange;
 use regex::{Captures, Regex};
 
 use super::{Context, Drafted, fields, name_for, source};
-use crate::kernel::KernelRange;
 
 /// Matches an assignment: directive, index, value.
 static ASSIGNMENT: LazyLock<Option<Regex>> =

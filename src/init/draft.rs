@@ -5,12 +5,13 @@ use std::{
     sync::LazyLock,
 };
 
+use farrier_core::plan::DaemonSetFacts;
 use handlebars::Handlebars;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Context;
-use crate::{plan::DaemonSetFacts, yaml::is_other_type};
+use crate::yaml::is_other_type;
 
 /// Templates that quote every value as YAML requires.
 static TEMPLATES: LazyLock<Handlebars<'_>> = LazyLock::new(|| {

@@ -2,12 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use farrier_core::text::is_deceptive;
 use serde::Serialize;
 
-use crate::{
-    text::is_deceptive,
-    yaml::{Node, Value},
-};
+use crate::yaml::{Node, Value};
 
 /// Maximum number of fields that [`leaves`] returns.
 const MOST: usize = 200;

@@ -3,16 +3,17 @@
 //! `internal/utils/replaceStrings.go` of summer 2026. KMM continues to load the modules; farrier builds the
 //! images under the tags that KMM expects.
 
+use farrier_core::{
+    image::{ImageName, Tag},
+    kernel::Pattern,
+};
+
 use super::{
     Context, Drafted,
     fields::{self, Remark, at, text_at, texts_at},
     name_for,
 };
-use crate::{
-    image::{ImageName, Tag},
-    kernel::Pattern,
-    yaml::Node,
-};
+use crate::yaml::Node;
 
 /// Variable of a tag pattern for the kernel.
 const LABEL: &str = "{{kernel_label}}";

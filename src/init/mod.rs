@@ -14,13 +14,15 @@ use serde_json::Value;
 
 use draft::rollout_text;
 pub use draft::{Draft, source};
+use farrier_core::{
+    image::OperatorResource,
+    plan::{DaemonSetFacts, NodeFacts},
+};
 pub use fields::Remark;
 use fields::{at, text_at};
 
 use crate::{
     definitions::shipped_image,
-    image::OperatorResource,
-    plan::{DaemonSetFacts, NodeFacts},
     yaml::{self, Node, YamlError},
 };
 

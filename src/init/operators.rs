@@ -3,6 +3,7 @@
 
 use std::sync::LazyLock;
 
+use farrier_core::image::OperatorResource;
 use regex::Regex;
 use serde_json::json;
 
@@ -11,7 +12,7 @@ use super::{
     draft::quoted,
     fields::{self, at, text_at},
 };
-use crate::{definitions::shipped_image, image::OperatorResource, yaml::Node};
+use crate::{definitions::shipped_image, yaml::Node};
 
 static OFED: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\d{2}\.\d{2}-\d+(\.\d+){3}").ok());
 

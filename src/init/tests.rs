@@ -95,7 +95,7 @@ fn drafted(text: &str, cluster: &str) -> Result<Drafted, String> {
 }
 
 /// Loads the drafted files as `--definitions` would.
-fn load(drafted: &Drafted) -> Result<crate::image::Definitions, String> {
+fn load(drafted: &Drafted) -> Result<farrier_core::image::Definitions, String> {
     let directory = tempfile::tempdir().unwrap();
     for (path, text) in drafted.files().unwrap() {
         let path = directory.path().join(path);

@@ -11,12 +11,13 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::image::InputHasher;
 use fs_err::{self as fs, File};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{FetchError, Result, files, suspects};
-use crate::{cache::Cache, files::without_version_control, image::InputHasher};
+use crate::{cache::Cache, files::without_version_control};
 
 /// Returns a hash over texts in order, each with its length: 64 hexadecimal digits.
 pub(super) fn of_parts<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {

@@ -5,15 +5,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::image::checked::Download;
 use fs_err::tokio::File;
+use oci::client::chain as error_chain;
 use reqwest::Method;
 use tokio::io::AsyncWriteExt;
 use url::Url;
 
 use super::{FetchError, Fetcher, Result, checksum::Checksum, files};
 use crate::{
-    error_chain,
-    image::checked::Download,
     net::{Asker, Net, NetError},
     registry::{Pace, Pacer, Room, TooSlow},
 };

@@ -3,13 +3,13 @@
 use std::{error::Error, io, path::PathBuf};
 
 use ::oci::client::{ConnectionProblem, connection_problem};
+use oci::LayerError;
 
 use super::header_tree::TreeError;
 use crate::{
     archive::UnpackError,
     cache::{CacheError, FULL_DISK, is_full_disk},
     net::{NetError, connection_hint},
-    oci::LayerError,
     payload::PayloadError,
     registry,
     store::StoreError,

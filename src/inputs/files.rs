@@ -13,7 +13,9 @@ use fs_err::{self as fs, File, os::unix::fs::symlink};
 
 use super::{FetchError, Result};
 pub(super) use crate::files::read_start;
-use crate::{files::without_version_control, kernel::Architecture};
+use farrier_core::kernel::Architecture;
+
+use crate::files::without_version_control;
 
 /// Copies files, directories and links (as links), with modes and times. Omits version-control data.
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {

@@ -6,13 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::kernel::{Architecture, Compiler, KernelRelease};
 use fs_err::File;
+use kmod::{BeyondHeaders, KernelConfig, KernelFacts, SymbolTable};
 
-use crate::{
-    archive::links::resolve,
-    kernel::{Architecture, Compiler, KernelRelease},
-    kmod::{BeyondHeaders, KernelConfig, KernelFacts, SymbolTable},
-};
+use crate::archive::links::resolve;
 
 /// Maximum size of a file in bytes; Debian's `Module.symvers` has 2 MB.
 const MAX_FILE: u64 = 64 << 20;

@@ -2,6 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use farrier_core::{
+    image::checked::RpmAlternatives,
+    kernel::{AptSuites, Architecture, KernelTarget, RpmArchive},
+};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
@@ -12,11 +16,7 @@ use super::{
     rpm::{self, Listed, Repositories, package::names_for},
     unpack, with_release,
 };
-use crate::{
-    blocking::stoppable,
-    image::checked::RpmAlternatives,
-    kernel::{AptSuites, Architecture, KernelTarget, RpmArchive},
-};
+use crate::blocking::stoppable;
 
 /// Parameters of a search for packages.
 pub(super) struct Search<'a> {

@@ -32,6 +32,7 @@ use std::{
 };
 
 pub use error::{FetchError, Result};
+use farrier_core::kernel::KernelTarget;
 pub use header_set::{
     HeaderIdentity, HeaderLookup, HeaderSet, Headers, ListedHeaders,
     import::{HeaderImport, ImportSource, ImportedHeaders, Outcome, PackedHeaders},
@@ -52,7 +53,6 @@ use crate::{
     archive::{self, Options},
     blocking::stoppable,
     cache::{Cache, Scratch},
-    kernel::KernelTarget,
     net::Net,
     registry::{Keyring, RegistryOptions, RemoteRegistry},
     store::Store,
@@ -248,8 +248,9 @@ fn with_release(text: &str, target: &KernelTarget) -> String {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::kernel::Architecture;
+
     use super::*;
-    use crate::kernel::Architecture;
 
     /// The controller runs fetches as separate tasks.
     #[test]
@@ -257,12 +258,12 @@ mod tests {
         fn is_send<T: Send>(_: T) {}
         let dir = tempfile::tempdir().unwrap();
         let fetcher = Fetcher::new(Cache::open(dir.path().to_owned()).unwrap(), FetchOptions::default());
-        let spec: crate::image::SourceSpec =
+        let spec: farrier_core::image::SourceSpec =
             serde_json::from_str(r#"{"name": "x", "from": {"path": {"path": "x"}}}"#).unwrap();
-        let headers = crate::kernel::HeaderSource::Tarball(crate::kernel::TarballHeaders {
+        let headers = farrier_core::kernel::HeaderSource::Tarball(farrier_core::kernel::TarballHeaders {
             path: "x".parse().unwrap(),
         });
-        let target = crate::kernel::KernelTarget {
+        let target = farrier_core::kernel::KernelTarget {
             os: "debian".parse().unwrap(),
             os_version: "12".parse().unwrap(),
             release: "6.1.0".parse().unwrap(),
@@ -274,7 +275,7 @@ mod tests {
         is_send(fetcher.sources().identity(&spec));
         is_send(fetcher.headers().find(&headers, &target));
         is_send(fetcher.root_fs().bootstrap(&bootstrap, Architecture::Amd64));
-        let minimal: crate::image::MinimalSpec = serde_json::from_str(r#"{"suites": ["x"]}"#).unwrap();
+        let minimal: farrier_core::image::MinimalSpec = serde_json::from_str(r#"{"suites": ["x"]}"#).unwrap();
         is_send(fetcher.root_fs().minimal(&minimal, Architecture::Amd64));
     }
 }

@@ -4,10 +4,9 @@
 use std::{collections::BTreeMap, path::Path, process::Command};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use farrier_core::image::Definitions;
 use jiff::Timestamp;
 use serde_json::Value;
-
-use crate::image::Definitions;
 
 pub(super) const BEGIN: &str = "-----BEGIN PGP PUBLIC KEY BLOCK-----";
 const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";

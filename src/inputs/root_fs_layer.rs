@@ -5,14 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::{facts::annotations, image::Digest, kernel::Architecture};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    image::Digest,
     inputs::Result,
-    kernel::Architecture,
-    oci::annotations,
     store::{StoreError, StoredInput},
 };
 

@@ -7,6 +7,15 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{
+    facts::annotations,
+    image::{
+        AptSource, SourceOrigin, SourceSpec,
+        checked::{Download, InnerPattern, fits},
+        is_version_control,
+    },
+    kernel::Architecture,
+};
 use fs_err as fs;
 
 use super::{
@@ -25,14 +34,7 @@ use super::{
 use crate::{
     archive::Format,
     blocking::stoppable,
-    image::{
-        AptSource, SourceOrigin, SourceSpec,
-        checked::{Download, InnerPattern, fits},
-        is_version_control,
-    },
-    kernel::Architecture,
     machine::native,
-    oci::annotations,
     store::{InputKind, StoredInput, key_tag},
     tree_removal::remove_tree,
 };

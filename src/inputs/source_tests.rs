@@ -1,11 +1,11 @@
 use std::ffi::OsString;
 
+use farrier_core::image::checked::InnerPattern;
 use fs_err::os::unix::fs::symlink;
 
 use super::*;
 use crate::{
     cache::Cache,
-    image::checked::InnerPattern,
     inputs::{FetchOptions, digest},
 };
 
@@ -135,7 +135,7 @@ async fn an_archive_that_reaches_outside_is_refused_with_what_to_do() {
         builder.append(&header, &[][..]).unwrap();
         scene.write("d.tar", &builder.into_inner().unwrap());
         let error = scene.source(r#""from": {"path": {"path": "d.tar"}}"#).await.unwrap_err();
-        let text = crate::error_chain(&error);
+        let text = oci::client::chain(&error);
         assert!(
             text.contains(&format!("entry {name:?} entry {name:?} is outside the archive's root")),
             "{text}"

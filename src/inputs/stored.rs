@@ -9,15 +9,18 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{AptSource, Digest, MinimalSpec, SourceOrigin, SourceSpec, Tag},
+    kernel::Architecture,
+};
 use fs_err as fs;
+use oci::Layer;
 
 use super::{FetchError, Fetcher, Result, TREE, apt, digest, root_fs_layer, rpm, source::arch_of, unpack};
 use crate::{
     blocking::stoppable,
     cache::Scratch,
-    image::{AptSource, Digest, MinimalSpec, SourceOrigin, SourceSpec, Tag},
-    kernel::Architecture,
-    oci::{Layer, annotations, media_type},
     payload::write_source_layer,
     store::{self, InputKind, NewInput, PackedDefinitions, Standing, Store, StoreError, StoredInput},
 };

@@ -148,7 +148,7 @@ async fn a_stored_tree_with_version_control_data_is_refused() {
     fs::write(sites.here().join("driver/.git/x.tar"), "x").unwrap();
     sites.keep_as(&spec, &sites.archive().0, &identity, None).await;
     let error = sites.fetcher("other-cache", true).sources().fetch(&spec).await.unwrap_err();
-    let said = crate::error_chain(&error);
+    let said = oci::client::chain(&error);
     assert!(said.contains("it holds version-control data (.git)"), "{said}");
 }
 
@@ -233,7 +233,7 @@ async fn a_stored_source_of_other_content_is_refused() {
         sites.keep_as(&spec, &sites.archive().0, &identity, Some("1.2")).await;
         let there = sites.fetcher("other-cache", true);
         let error = there.sources().identity(&spec).await.unwrap_err();
-        assert!(crate::error_chain(&error).contains("which does not match the definition"), "{error}");
+        assert!(oci::client::chain(&error).contains("which does not match the definition"), "{error}");
     }
 }
 
@@ -255,7 +255,7 @@ async fn a_stored_tree_of_other_content_is_refused() {
     here.put(input, packed.with_notes([(annotations::IDENTITY, Some(identity))])).await.unwrap();
     let there = sites.fetcher("other-cache", true);
     let error = there.sources().fetch(&spec).await.unwrap_err();
-    let said = crate::error_chain(&error);
+    let said = oci::client::chain(&error);
     assert!(said.contains("it holds a tree with the digest") && said.contains("is wanted"), "{said}");
 }
 

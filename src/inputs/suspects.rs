@@ -6,14 +6,11 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::image::{SourceEntry, SourceOrigin, SourceSpec, is_version_control};
 use fs_err::File;
 
 use super::{Result, Sources, files, unpack};
-use crate::{
-    archive::Format,
-    blocking::stoppable,
-    image::{SourceEntry, SourceOrigin, SourceSpec, is_version_control},
-};
+use crate::{archive::Format, blocking::stoppable};
 
 /// Kind of the cache's records of archives' suspects.
 pub(super) const RECORDS: &str = "source-suspects";

@@ -2,7 +2,15 @@
 
 use std::{collections::BTreeSet, io, time::Duration};
 
+use farrier_core::{
+    image::{
+        ImageReference, Repository,
+        checked::{Mirror, Suite},
+    },
+    site::{HostPort, MirrorRule, Prefix},
+};
 use jiff::{SignedDuration, Timestamp};
+use oci::is_docker_hub;
 use reqwest::{
     Method,
     header::{CACHE_CONTROL, HeaderValue},
@@ -14,14 +22,8 @@ use url::Url;
 
 use super::{FetchError, Fetcher, Result, apt};
 use crate::{
-    image::{
-        ImageReference, Repository,
-        checked::{Mirror, Suite},
-    },
     machine::clock_ahead,
     net::{Asker, Net},
-    oci::is_docker_hub,
-    site::{HostPort, MirrorRule, Prefix},
 };
 
 /// Timeout for one upstream.

@@ -1,9 +1,9 @@
 //! Adapter: options for apt, which accesses the network itself.
 
+use farrier_core::site::{Host, HostPort, SecretSource};
 use url::Url;
 
 use super::{Asker, Net, NetError};
-use crate::site::{Host, HostPort, SecretSource};
 
 /// apt options for a set of archives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

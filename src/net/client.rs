@@ -4,6 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use ::oci::client::{ConnectionProblem, connection_problem};
+use farrier_core::site::{Host, HostPort, Login, Proxy};
 use reqwest::{
     Client, Method, Request, Response,
     header::{
@@ -16,7 +17,6 @@ use url::Url;
 use zeroize::Zeroizing;
 
 use super::{Asker, Net, NetError};
-use crate::site::{Host, HostPort, Login, Proxy};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 5;

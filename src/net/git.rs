@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use farrier_core::site::HostPort;
 use url::Url;
 use zeroize::Zeroizing;
 
 use super::{Asker, Net, NetError, Secret};
-use crate::site::HostPort;
 
 /// Network settings and keys for one repository.
 #[derive(Default)]

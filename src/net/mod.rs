@@ -22,14 +22,14 @@ use url::Url;
 
 pub use apt::AptReach;
 pub use error::{NetError, connection_hint};
-pub use git::{GitReach, git_reach};
-pub use secrets::{Secret, SecretError, SecretReader};
-
-use crate::{
-    cluster::KubeOptions,
+use farrier_core::{
     image::Repository,
     site::{self, Host, HostPolicy, HostPort, MirrorRule, Prefix, Proxy, ProxyUrl, SiteSpec},
 };
+pub use git::{GitReach, git_reach};
+pub use secrets::{Secret, SecretError, SecretReader};
+
+use crate::cluster::KubeOptions;
 
 /// Network options of this machine and site.
 #[derive(Clone, Debug, Default)]

@@ -7,14 +7,12 @@ use std::{
     sync::Arc,
 };
 
+use farrier_core::site::{SecretKey, SecretName, SecretSource};
 use k8s_openapi::api::core::v1::Secret as KubeSecret;
 use kube::{Api, Client};
 use zeroize::Zeroizing;
 
-use crate::{
-    cluster::{ClusterError, KubeOptions, kube::client},
-    site::{SecretKey, SecretName, SecretSource},
-};
+use crate::cluster::{ClusterError, KubeOptions, kube::client};
 
 /// Maximum size of a secret in bytes, which is Kubernetes' limit for Secrets.
 const MAX_SECRET: u64 = 1 << 20;

@@ -5,14 +5,15 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use farrier_core::site::Host;
 use jiff::Timestamp;
+use kmod::Certificate;
 use rustls::{
     ClientConfig, RootCertStore, SupportedProtocolVersion,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 
 use super::{NetError, Secret};
-use crate::{kmod::Certificate, site::Host};
 
 /// Trusted roots and client certificates.
 #[derive(Default)]

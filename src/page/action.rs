@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use axum::http::StatusCode;
-use serde::Serialize;
-
-use super::{facts::Facts, request::fields};
-use crate::{
-    controller::rollback::Rolled,
+use farrier_core::{
     image::Strategy,
     plan::{Change, Outcome, PAUSED_ANNOTATION, PlannedCell, PlannedRollout, RolloutDecision, RolloutTarget},
 };
+use serde::Serialize;
+
+use super::{facts::Facts, request::fields};
+use crate::controller::rollback::Rolled;
 
 /// Address of the confirmation page.
 pub const PATH: &str = "do";

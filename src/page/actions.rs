@@ -5,6 +5,11 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::http::{HeaderMap, StatusCode};
+use farrier_core::{
+    image::{Definitions, OperatorResource},
+    plan::{self, Change, PlannedCell},
+};
+use oci::client::chain as error_chain;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, Semaphore};
@@ -22,10 +27,7 @@ use crate::{
     build::{build_one, forget_failure},
     cluster::{AskedPatch, Cluster, KubeCluster, Person},
     controller::rollback::{Rolled, apply_all, take_back},
-    error_chain,
-    image::{Definitions, OperatorResource},
     parts::Parts,
-    plan::{self, Change, PlannedCell},
     runtime::names_loopback,
 };
 

@@ -4,6 +4,7 @@ use axum::{
     body::{Body, to_bytes},
     http::Request,
 };
+use farrier_core::plan::{Activity, Failure, Outcome, Plan, testing::Fleet};
 
 use super::*;
 use crate::{
@@ -16,7 +17,6 @@ use crate::{
         PageServer,
         fleet::{cell_link, tests::K47},
     },
-    plan::{Activity, Failure, Outcome, Plan, testing::Fleet},
 };
 
 /// A page for a fleet whose only build has failed, on a loopback port or on a port that other machines reach.

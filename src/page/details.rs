@@ -2,6 +2,10 @@
 
 use std::fmt::Display;
 
+use farrier_core::{
+    image::{Digest, ImageName},
+    plan::{BuildTime, MayBoot, Outcome, Phase, PlannedNode, StatusEntry, why_not},
+};
 use indicatif::HumanBytes;
 use serde::Serialize;
 use serde_json::Value;
@@ -17,11 +21,7 @@ use super::{
     log::Excerpt,
     materials::{Before, Difference, Part, as_planned, differences, image_of, planned_parts},
 };
-use crate::{
-    image::{Digest, ImageName},
-    plan::{BuildTime, MayBoot, Outcome, Phase, PlannedNode, StatusEntry, why_not},
-    store::Standing,
-};
+use crate::store::Standing;
 
 /// Maximum number of nodes that a cell's page names.
 pub const NAMED: usize = 200;

@@ -7,9 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use jiff::Timestamp;
-
-use crate::{
+use farrier_core::{
     image::{Definitions, ImageName},
     kernel::KernelTarget,
     plan::{
@@ -17,6 +15,7 @@ use crate::{
         RolloutObject, RolloutTarget, node_target, paused,
     },
 };
+use jiff::Timestamp;
 
 /// Maximum number of node names that are listed; the rest is only counted.
 const NAMED: usize = 5;

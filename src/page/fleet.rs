@@ -5,22 +5,22 @@ use std::{
     sync::OnceLock,
 };
 
+use farrier_core::{
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{
+        Activity, BuildTime, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedUpgrade, Readiness,
+        RolloutDecision, StatusEntry, UpgradeTurn, status_entries,
+    },
+};
 use jiff::Timestamp;
+use kmod::Verdict;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::{
     facts::{Announced, Facts, Names},
     matrix::{Filter, Matrix, StateCount},
-};
-use crate::{
-    image::ImageName,
-    kernel::KernelTarget,
-    kmod::Verdict,
-    plan::{
-        Activity, BuildTime, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedUpgrade, Readiness,
-        RolloutDecision, StatusEntry, UpgradeTurn, status_entries,
-    },
 };
 
 /// Maximum number of findings that are listed; the rest is only counted.

@@ -1,15 +1,14 @@
 use std::{collections::BTreeSet, sync::Arc};
 
+use farrier_core::plan::{Cell, Plan, PlannedCell, Published, testing};
+
 use super::*;
-use crate::{
-    page::{
-        details::NodesPage,
-        facts::{NodeFact, NodeGroup},
-        history::{History, changes},
-        matrix::{Filter, Matrix, OPEN},
-        rollouts::RolloutsPage,
-    },
-    plan::{Cell, Plan, PlannedCell, Published, testing},
+use crate::page::{
+    details::NodesPage,
+    facts::{NodeFact, NodeGroup},
+    history::{History, changes},
+    matrix::{Filter, Matrix, OPEN},
+    rollouts::RolloutsPage,
 };
 
 pub(in crate::page) const K47: &str = "6.1.0-47-amd64";
@@ -68,7 +67,11 @@ pub(in crate::page) fn large(kernels: usize, images: usize, nodes: usize) -> Fac
                         "compile: nv-pci.c:{kernel}:9: too few arguments to function 'pci_resize_resource'"
                     ),
                 },
-                4 => Outcome::Build { cell, why: crate::plan::BuildReason::NotPublished, may_reuse: false },
+                4 => Outcome::Build {
+                    cell,
+                    why: farrier_core::plan::BuildReason::NotPublished,
+                    may_reuse: false,
+                },
                 _ => Outcome::UpToDate {
                     published: published(&cell),
                     cell,
@@ -94,7 +97,7 @@ pub(in crate::page) fn large(kernels: usize, images: usize, nodes: usize) -> Fac
 
 fn published(cell: &Cell) -> Published {
     Published {
-        digest: crate::image::Digest::of(cell.input_hash.to_string().as_bytes()),
+        digest: farrier_core::image::Digest::of(cell.input_hash.to_string().as_bytes()),
         input_hash: Some(cell.input_hash),
         declared_hash: None,
         exposed: None,

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
-use serde::Serialize;
-
-use super::fleet::{Change, Fleet, ago, cell_link, class_of, subject};
-use crate::{
-    controller::RolloutReport,
+use farrier_core::{
     image::ImageName,
     kernel::KernelTarget,
     plan::{Outcome, Phase, RecordState, RolloutTarget, StatusEntry, decided},
 };
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::fleet::{Change, Fleet, ago, cell_link, class_of, subject};
+use crate::controller::RolloutReport;
 
 /// Number of changes that are shown.
 const KEPT: usize = 10;

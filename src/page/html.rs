@@ -3,6 +3,7 @@
 
 use std::sync::LazyLock;
 
+use farrier_core::{plan::StatusEntry, text::printable_lines};
 use handlebars::{
     Context, Handlebars, Helper, HelperResult, Output, PathAndJson, RenderContext, html_escape,
 };
@@ -22,7 +23,6 @@ use super::{
     matrix::Filter,
     rollouts::RolloutsPage,
 };
-use crate::{plan::StatusEntry, text::printable_lines};
 
 /// Script that updates an open page after each reconcile.
 pub const SCRIPT: &str = include_str!("html/page.js");

@@ -1,10 +1,15 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use farrier_core::plan::{
+    BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedUpgrade, Record, RecordState,
+    RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn, UpgradeWait, testing,
+    with_short_digests,
+};
 use jiff::{SignedDuration, Timestamp};
+use kmod::Verdict;
 
 use super::*;
 use crate::{
-    kmod::Verdict,
     page::{
         action::{Action, Offer},
         facts::Names,
@@ -16,11 +21,6 @@ use crate::{
         log::{Excerpt, Line, Log},
         materials::{Before, Part},
         matrix::OPEN,
-    },
-    plan::{
-        BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedUpgrade, Record,
-        RecordState, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn,
-        UpgradeWait, testing, with_short_digests,
     },
     store::Standing,
 };
@@ -105,7 +105,7 @@ fn hostile_pages() -> Vec<(String, String)> {
     }
     fleet.node(1).os_image = "W".repeat(500);
     let mut facts = facts_of(&fleet);
-    let hold = |mut planned: crate::plan::PlannedCell| {
+    let hold = |mut planned: farrier_core::plan::PlannedCell| {
         let Some(cell) = planned.outcome.cell().cloned() else { return planned };
         planned.outcome = Outcome::Failed { cell, at: facts.now, message: HOSTILE.to_owned() };
         planned

@@ -6,6 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use farrier_core::{
+    image::ImageReference,
+    plan::{BuildTimes, Plan, PlannedCell},
+    provenance::{Statement, is_about},
+};
+use oci::{ImageManifest, client::chain as error_chain};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
@@ -17,13 +23,8 @@ use super::{
     materials::{Before, Part, image_of, parts_of},
 };
 use crate::{
-    error_chain,
-    image::ImageReference,
     images::{BILL, CHECK_REPORT, PROVENANCE, StoredImage, build_times},
-    oci::ImageManifest,
     parts::{Parts, TargetError},
-    plan::{BuildTimes, Plan, PlannedCell},
-    provenance::{Statement, is_about},
     store::Standing,
 };
 
@@ -193,12 +194,10 @@ fn built(predicate: &Value) -> Built {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::{facts::CheckReportDocument, kernel::Architecture};
+    use kmod::{BootOutcome, BootReport, CheckReport, ModuleBoot, Verdict};
+
     use super::*;
-    use crate::{
-        kernel::Architecture,
-        kmod::{BootOutcome, BootReport, CheckReport, ModuleBoot, Verdict},
-        oci::CheckReportDocument,
-    };
 
     #[test]
     fn the_report_that_a_build_stores_is_the_one_that_is_shown() {

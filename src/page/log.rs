@@ -7,6 +7,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use farrier_core::{
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{Outcome, Phase, Plan, PlannedCell, StatusEntry},
+};
 use fs_err::File;
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -15,9 +20,6 @@ use serde::Serialize;
 use crate::{
     build::{LogTimes, diagnosis::Diagnoser, log_of},
     cache::Cache,
-    image::ImageName,
-    kernel::KernelTarget,
-    plan::{Outcome, Phase, Plan, PlannedCell, StatusEntry},
 };
 
 /// Number of lines that are shown before and after the first error.

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-use serde_json::Value;
-
-use crate::{
+use farrier_core::{
     image::{Digest, ImageReference, Version},
     kernel::{KernelTarget, order_of},
     plan::{BuildReason, Cell, FetchedInputs, Outcome, Plan, PlannedCell},
     provenance::{Material, Role},
 };
+use serde::Serialize;
+use serde_json::Value;
 
 /// Maximum number of components of a bill that are read, and maximum length of each text. A toolchain has
 /// about two hundred packages.

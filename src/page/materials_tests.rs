@@ -1,11 +1,9 @@
+use farrier_core::plan::testing;
+use kmod::Verdict;
 use serde_json::json;
 
 use super::*;
-use crate::{
-    kmod::Verdict,
-    page::fleet::tests::{K47, K48, facts_of, large},
-    plan::testing,
-};
+use crate::page::fleet::tests::{K47, K48, facts_of, large};
 
 fn part(role: &str, name: &str, version: &str, digest: &str) -> Part {
     let [role, name, version, digest] = [role, name, version, digest].map(str::to_owned);

@@ -5,15 +5,15 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
 };
 
+use farrier_core::{
+    image::ImageName,
+    kernel::{KernelTarget, order_of},
+    plan::{AnnouncedBy, Phase, StatusEntry},
+};
+use kmod::Verdict;
 use serde::Serialize;
 
 use super::fleet::{Fleet, ago, cell_link, class_of, class_of_phase, is_building, nodes};
-use crate::{
-    image::ImageName,
-    kernel::{KernelTarget, order_of},
-    kmod::Verdict,
-    plan::{AnnouncedBy, Phase, StatusEntry},
-};
 
 /// Filter value for all cells that need attention.
 pub const OPEN: &str = "open";

@@ -3,6 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use farrier_core::plan::{
+    Change, Earlier, FieldRecord, Forecast, PAUSED_ANNOTATION, PlannedRollout, PlannedUpgrade, RecordState,
+    RolloutDecision, UpgradeStage, UpgradeTurn, decided, upgrade_table,
+};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -12,10 +16,6 @@ use super::{
     facts::{Facts, natural},
     fleet::{Link, Listed, ago, node_link},
     history::{Rewrite, record_state},
-};
-use crate::plan::{
-    Change, Earlier, FieldRecord, Forecast, PAUSED_ANNOTATION, PlannedRollout, PlannedUpgrade, RecordState,
-    RolloutDecision, UpgradeStage, UpgradeTurn, decided, upgrade_table,
 };
 
 /// Model of the page of all rollouts.

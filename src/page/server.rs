@@ -21,8 +21,10 @@ use axum::{
     },
     routing::get,
 };
+use farrier_core::{image::Definitions, plan::StatusEntry};
 use futures::StreamExt as _;
 use jiff::Timestamp;
+use oci::client::chain as error_chain;
 use parking_lot::Mutex;
 use tokio::{
     io::AsyncReadExt as _,
@@ -45,10 +47,7 @@ use super::{
 use crate::{
     build::LogReader,
     controller::live::{ReconcileView, SharedActivity, StatusSink},
-    error_chain,
-    image::Definitions,
     parts::Parts,
-    plan::StatusEntry,
 };
 
 const HTML: &str = "text/html; charset=utf-8";

@@ -1,5 +1,6 @@
 use std::net::SocketAddr;
 
+use farrier_core::plan::{Activity, testing::Fleet as Small};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
@@ -7,7 +8,6 @@ use super::*;
 use crate::{
     controller::testing::Bench,
     page::fleet::tests::K47,
-    plan::{Activity, testing::Fleet as Small},
     runtime::{Health, HttpServer, Metrics},
 };
 
@@ -170,8 +170,8 @@ async fn a_build_is_followed_while_it_runs() {
     let plan = fleet.plan();
     let (image, target) = (plan.cells[0].image.clone(), plan.cells[0].target.clone());
     let (began, usual) = (Some(Timestamp::now()), Some(Duration::from_mins(4)));
-    let stage = Some(crate::plan::Stage::Compile);
-    let build = crate::plan::BuildActivity { stage, began, usual, ..Default::default() };
+    let stage = Some(farrier_core::plan::Stage::Compile);
+    let build = farrier_core::plan::BuildActivity { stage, began, usual, ..Default::default() };
     // The build began after the reconcile.
     view.live = Activity::from([((image.clone(), target.clone()), build)]).into();
     page.reconciled(&view).await;

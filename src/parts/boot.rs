@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use farrier_core::kernel::{Architecture, KernelFamily, KernelTarget};
+use kmod::BootReport;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -14,8 +16,6 @@ use super::{
 use crate::{
     boot::{self, BootRequest},
     inputs::{Fetcher, KernelImageLookup},
-    kernel::{Architecture, KernelFamily, KernelTarget},
-    kmod::BootReport,
     payload::DecompressionBudget,
 };
 

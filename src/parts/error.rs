@@ -2,18 +2,20 @@
 
 use std::io;
 
+use farrier_core::{
+    image::ReferenceError,
+    plan::{NeedReason, SkipReason},
+    provenance::KeyError,
+};
+use oci::{ImageError, client::chain as error_chain};
+
 use crate::{
     boot::BootError,
     cache::{CacheError, is_full_disk},
     cluster::ClusterError,
     engine::EngineError,
-    error_chain,
-    image::ReferenceError,
     inputs::FetchError,
-    oci::ImageError,
     payload::PayloadError,
-    plan::{NeedReason, SkipReason},
-    provenance::KeyError,
     registry::{self, RegistryError},
     signing::SigningError,
 };
@@ -174,7 +176,7 @@ impl TargetError {
     }
 
     /// Error for a tag that received other content during the build.
-    pub(crate) fn overtaken(tag: &crate::image::ImageReference) -> Self {
+    pub(crate) fn overtaken(tag: &farrier_core::image::ImageReference) -> Self {
         let message =
             format!("tag {tag} was published by another farrier during this build, with other inputs");
         Self::unmet(message, "look at the other publisher's definitions, then run again")
@@ -183,7 +185,7 @@ impl TargetError {
     /// Error for a name that matches no driver image.
     pub(crate) fn no_image<'a>(
         name: impl std::fmt::Display,
-        known: impl IntoIterator<Item = &'a crate::image::ImageName>,
+        known: impl IntoIterator<Item = &'a farrier_core::image::ImageName>,
     ) -> Self {
         let known: Vec<String> = known.into_iter().map(ToString::to_string).collect();
         let message = format!("no driver image is named {name}; known: {}", known.join(", "));

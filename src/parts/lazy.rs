@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
+use farrier_core::kernel::Architecture;
+use oci::Layer;
 use tokio::sync::OnceCell;
 
 use super::error::{Result, TargetError};
@@ -10,9 +12,7 @@ use crate::{
     blocking::blocking,
     boot,
     engine::{self, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError},
-    kernel::Architecture,
     machine::native,
-    oci::Layer,
     payload::{Entrypoint, PayloadError},
 };
 
@@ -132,12 +132,12 @@ impl LazyEntrypoint {
 
 #[cfg(test)]
 mod tests {
+    use oci::{Descriptor, ImageManifest};
     use serde_json::json;
 
     use super::*;
     use crate::{
         build::testing::{Bench, K9, K10, module},
-        oci::{Descriptor, ImageManifest},
         payload::elf_program,
     };
 
@@ -189,7 +189,7 @@ mod tests {
         let bench = bench();
         let name = "x".parse().unwrap();
         let error = crate::build::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
-        let text = crate::error_chain(&error);
+        let text = oci::client::chain(&error);
         assert!(
             text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
             "{text}"
@@ -198,7 +198,7 @@ mod tests {
         let path = bench.parts.definitions.root.join("driver-entrypoint");
         std::fs::write(path, elf_program(183, 1)).unwrap();
         let error = crate::build::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
-        let text = crate::error_chain(&error);
+        let text = oci::client::chain(&error);
         assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
     }
 }

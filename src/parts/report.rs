@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub use crate::plan::Stage;
+pub use farrier_core::plan::Stage;
 
 /// Receives progress as it happens. `subject` is `<image> for <kernel release>`.
 pub trait Reporter: Send + Sync {

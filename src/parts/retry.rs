@@ -1,9 +1,10 @@
 //! Adapter: retries an action after transient errors, with the delays of [`retry_delay`].
 
+use oci::client::chain as error_chain;
 use tokio_util::sync::CancellationToken;
 
 use super::error::TargetError;
-use crate::{error_chain, registry::retry_delay};
+use crate::registry::retry_delay;
 
 /// Runs `action` until it succeeds, fails permanently, or exhausts the retries.
 pub(super) async fn with_retry<T, E, F>(

@@ -8,7 +8,17 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::{
+    facts::{ImageFacts, annotations},
+    image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name, share_tags},
+    kernel::Architecture,
+    plan::{Budget, ImageLocation, Instance, Published},
+};
 use jiff::Timestamp;
+use oci::{
+    self, AnyManifest, Descriptor, ImageError, ImageIndex, MAX_MANIFEST, Platform,
+    client::chain as error_chain,
+};
 use tokio::io::AsyncReadExt as _;
 use tokio_util::sync::CancellationToken;
 
@@ -23,15 +33,7 @@ use crate::{
     blocking::blocking,
     cache::{BLOBS, Cache},
     cluster::Fence,
-    error_chain,
-    image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name, share_tags},
     inputs::{Fetcher, key_ends},
-    kernel::Architecture,
-    oci::{
-        self, AnyManifest, Descriptor, ImageError, ImageFacts, ImageIndex, MAX_MANIFEST, Platform,
-        annotations,
-    },
-    plan::{Budget, ImageLocation, Instance, Published},
     registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest},
     signing::ModuleSigner,
 };

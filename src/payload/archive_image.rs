@@ -8,17 +8,17 @@ use std::{
 };
 
 use fs_err::{self as fs, File};
+use oci::{
+    Layer, LayerReader, Names, Whiteout, compress,
+    docker_archive::{ImageArchive, part},
+    each_entry, plain_path,
+};
 use tar::EntryType;
 
 use super::{
     error::{PayloadError, Result},
     layer::is_link_into_usr,
     modules::is_module_file,
-};
-use crate::oci::{
-    Layer, LayerReader, Names, Whiteout, compress,
-    docker_archive::{ImageArchive, part},
-    each_entry, plain_path,
 };
 use crate::tree_removal::remove_tree;
 

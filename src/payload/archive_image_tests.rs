@@ -1,7 +1,8 @@
 use std::io::Cursor;
 
+use farrier_core::image::Digest;
+
 use super::*;
-use crate::image::Digest;
 
 enum Is<'a> {
     File(&'a str),

@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use farrier_core::image::Period;
+use kmod::ModuleError;
 use liblzma::stream::{CONCATENATED, Stream};
 use parking_lot::Mutex;
 
@@ -14,7 +16,6 @@ use super::{
     error::{PayloadError, Result},
     modules::Compression,
 };
-use crate::{image::Period, kmod::ModuleError};
 
 /// Maximum size of all decompressed modules of one check, in bytes. Each read of a module counts, up to four times with signing
 /// and a boot check. The largest known payload with debug information has 600 MB.

@@ -6,17 +6,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::{
+    image::{DRIVER_ENTRYPOINTS, Digest},
+    kernel::Architecture,
+};
 use object::{
     Endianness, elf,
     read::elf::{FileHeader as _, ProgramHeader as _},
 };
+use oci::{EntryKind, Layer, LayerWriter};
 
 use super::error::{PayloadError, Result};
-use crate::{
-    image::{DRIVER_ENTRYPOINTS, Digest},
-    kernel::Architecture,
-    oci::{EntryKind, Layer, LayerWriter},
-};
 
 /// Path of the binary in images. `/usr` is a directory on every base, usr-merged or not.
 const BINARY: &str = "usr/bin/driver-entrypoint";
@@ -123,8 +123,9 @@ pub fn elf_program(machine: u16, segment: u32) -> Vec<u8> {
 mod tests {
     use std::{fs, io::Read as _};
 
+    use oci::LayerReader;
+
     use super::*;
-    use crate::oci::LayerReader;
 
     fn read(bytes: &[u8]) -> Result<Entrypoint, PayloadError> {
         let dir = tempfile::tempdir().unwrap();

@@ -2,13 +2,10 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{
-    archive::UnpackError,
-    image::Period,
-    kernel::KernelRelease,
-    oci::{LayerError, docker_archive::ArchiveError},
-    signing::SigningError,
-};
+use farrier_core::{image::Period, kernel::KernelRelease};
+use oci::{LayerError, docker_archive::ArchiveError};
+
+use crate::{archive::UnpackError, signing::SigningError};
 
 /// Result of work on a payload.
 pub type Result<T, E = PayloadError> = std::result::Result<T, E>;

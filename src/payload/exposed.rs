@@ -6,18 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::image::{Digest, checked::fits};
 use fs_err::{self as fs, os::unix::fs::symlink};
+use oci::plain_path;
 use walkdir::WalkDir;
 
 use super::{
     error::{PayloadError, Result},
     layer::{self, MERGED},
 };
-use crate::{
-    archive::{self, UnpackError, links},
-    image::{Digest, checked::fits},
-    oci::plain_path,
-};
+use crate::archive::{self, UnpackError, links};
 
 /// File name of a symbol table, anywhere in an exposed tree.
 const SYMBOL_TABLE: &str = "Module.symvers";

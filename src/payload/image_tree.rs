@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use farrier_core::kernel::KernelRelease;
+
 use super::{
     archive_image::{ImageLayers, Keep, apply_layers, below, has_module_name},
     error::Result,
 };
-use crate::kernel::KernelRelease;
 
 /// Kernel-related content of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

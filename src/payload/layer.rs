@@ -9,16 +9,14 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use farrier_core::image::Digest;
 use fs_err::{self as fs, File};
+use oci::{EntryKind, Layer, LayerError, LayerReader, LayerWriter, TopLevel, TreeDigester, top_level_entry};
 use tempfile::NamedTempFile;
 use walkdir::{DirEntry, WalkDir};
 
 use super::error::{PayloadError, Result};
-use crate::{
-    files::without_version_control,
-    image::Digest,
-    oci::{EntryKind, Layer, LayerError, LayerReader, LayerWriter, TopLevel, TreeDigester, top_level_entry},
-};
+use crate::files::without_version_control;
 
 /// Modification time of every entry, in seconds since 1970.
 const MTIME: u64 = 0;

@@ -5,10 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use kmod::{Module, ModuleError, PayloadModule};
 use object::read::ReadCache;
 
 use super::{decompression::DecompressionBudget, error::Result};
-use crate::kmod::{Module, ModuleError, PayloadModule};
 
 /// Compression of a module file, determined by its name like in `depmod` and the kernel's build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +83,9 @@ mod tests {
         os::unix::fs::symlink,
     };
 
+    use kmod::testing::ModuleFile;
+
     use super::*;
-    use crate::kmod::testing::ModuleFile;
 
     fn read(dir: &Path) -> Vec<PayloadModule> {
         read_modules(dir, &DecompressionBudget::without_build()).unwrap()

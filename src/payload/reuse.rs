@@ -5,7 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::kernel::KernelRelease;
 use fs_err::{self as fs, File};
+use oci::{Hashing, LayerReader};
 use regex::bytes::Regex;
 use walkdir::WalkDir;
 
@@ -15,11 +17,7 @@ use super::{
     layer::{digest, walk},
     modules::is_module_file,
 };
-use crate::{
-    archive::{Options, unpack_file},
-    kernel::KernelRelease,
-    oci::{Hashing, LayerReader},
-};
+use crate::archive::{Options, unpack_file};
 
 /// Parent directories of a payload's module directory, which is named after the kernel.
 const MODULES: [&str; 2] = ["lib/modules", "usr/lib/modules"];

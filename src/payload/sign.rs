@@ -6,6 +6,7 @@ use std::{
 };
 
 use fs_err as fs;
+use kmod::{self, SignatureHash, SigningRule};
 use liblzma::stream::{Check, Filters, LzmaOptions, Stream};
 
 use super::{
@@ -13,10 +14,7 @@ use super::{
     error::{PayloadError, Result},
     modules::{Compression, files},
 };
-use crate::{
-    kmod::{self, SignatureHash, SigningRule},
-    signing::{ModuleSigner, Signer},
-};
+use crate::signing::{ModuleSigner, Signer};
 
 /// Dictionary size that the kernel's own decompressor supports (`scripts/Makefile.modinst`).
 const XZ_DICTIONARY: u32 = 2 << 20;

@@ -2,17 +2,18 @@ use std::{
     collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command, sync::Arc,
 };
 
+use farrier_core::site::{self, KeySource, Signed};
+use kmod::{Signature, testing::ModuleFile};
+
 use super::*;
 use crate::{
     cluster::KubeOptions,
-    kmod::{Signature, testing::ModuleFile},
     net::SecretReader,
     payload::read_modules,
     signing::{
         SigningError,
         testing::{EC_384, RSA_2048, Workshop},
     },
-    site::{self, KeySource, Signed},
 };
 
 /// Makes a certificate with its key.
@@ -189,7 +190,8 @@ async fn signing_spends_the_budget_of_the_check() {
     assert!(matches!(error, PayloadError::DecompressionBytes { bytes, .. } if bytes == size), "{error}");
     let after = contents(tree.path());
     assert_eq!(after.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
-    let late = DecompressionBudget::of_build(crate::image::Period::seconds(0), std::time::Duration::ZERO);
+    let late =
+        DecompressionBudget::of_build(farrier_core::image::Period::seconds(0), std::time::Duration::ZERO);
     let error = of_budget(
         replace(&tree.path().join("a.ko"), Compression::Xz, b"module", late.meter(Path::new("a.ko")))
             .unwrap_err(),

@@ -2,14 +2,11 @@
 
 use std::{error::Error, io, sync::Arc};
 
+use farrier_core::{image::Repository, site::HostPort};
 use url::Url;
 
 use super::keyring::Keyring;
-use crate::{
-    image::Repository,
-    net::{Asker, Net, NetError, connection_hint},
-    site::HostPort,
-};
+use crate::net::{Asker, Net, NetError, connection_hint};
 use ::oci::client::{
     Access, ConnectionProblem, Credential, LayoutRegistry, Registry, RegistryError, RegistryLocation,
     RemoteRegistry, connection_problem,

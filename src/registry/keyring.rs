@@ -7,14 +7,13 @@ use ::oci::{
     is_docker_hub,
 };
 use docker_credential::{CredentialRetrievalError, DockerCredential};
-use serde_json::Value;
-
-use crate::{
-    blocking::blocking,
+use farrier_core::{
     image::Repository,
-    net::SecretReader,
     site::{Credentials, Prefix},
 };
+use serde_json::Value;
+
+use crate::{blocking::blocking, net::SecretReader};
 
 /// Key of a Secret of type `kubernetes.io/dockerconfigjson`.
 const PULL_SECRET_KEY: &str = ".dockerconfigjson";

@@ -1,12 +1,14 @@
 //! Adapter: `cosign` tags with signatures and attestations. Every signer adds layers to the same tag, so a copied
 //! manifest is merged with the existing one.
 
-use super::{MAX_TRIES, Registry, RegistryError, pause_before};
-use crate::{
+use farrier_core::{
+    facts::media_type,
     image::{Repository, Tag, Version},
-    oci::{ImageManifest, media_type},
     provenance::{self, Layered},
 };
+use oci::ImageManifest;
+
+use super::{MAX_TRIES, Registry, RegistryError, pause_before};
 
 /// Result of merging a new manifest into a tag.
 pub(crate) enum Joined {

@@ -6,16 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt, stream};
 
+use farrier_core::{
+    image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
+    kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
+    plan::{Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
+};
+use oci::client::chain as error_chain;
 pub(crate) use tracked::tracked;
 
 use crate::{
     definitions::read_patch,
-    error_chain,
-    image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
     inputs::{HeaderIdentity, HostTreeLookup, Lookup, PackageRoot},
-    kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
     parts::{AT_ONCE, FindingKind, Parts, Result, TargetError},
-    plan::{Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
 };
 
 /// Resolves the given images, and the families of the given targets.

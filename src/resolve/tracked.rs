@@ -5,16 +5,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use crate::{
-    error_chain,
-    inputs::Result,
+use farrier_core::{
     kernel::{
         FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, debian_version,
         rpm_version,
     },
-    parts::Parts,
     plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavour},
 };
+use oci::client::chain as error_chain;
+
+use crate::{inputs::Result, parts::Parts};
 
 /// Returns the newest kernels of the tracked suites and repositories, for platforms whose nodes need images. An unreadable suite
 /// or repository announces no kernels this time, so that it does not hold up running kernels.

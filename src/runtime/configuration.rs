@@ -10,13 +10,11 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::image::{Definitions, Digest};
 use tokio::{sync::watch, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    definitions::{self, DefinitionErrors},
-    image::{Definitions, Digest},
-};
+use crate::definitions::{self, DefinitionErrors};
 
 /// Directories of definitions, as [`definitions::load`] reads them.
 const PARTS: [&str; 5] = ["images", "kernels", "templates", "announced", "site"];

@@ -6,6 +6,10 @@
 
 use std::{fmt, sync::atomic::AtomicU64, time::Duration};
 
+use farrier_core::{
+    image::Strategy,
+    plan::{self, Plan, RolloutWait},
+};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use prometheus_client::{
@@ -15,11 +19,7 @@ use prometheus_client::{
 };
 use strum::{IntoStaticStr, VariantArray};
 
-use crate::{
-    cluster::kube::KubeStats,
-    image::Strategy,
-    plan::{self, Plan, RolloutWait},
-};
+use crate::cluster::kube::KubeStats;
 
 /// Maximum number of kernel targets with their own time series. A fleet changes to a few kernels at once.
 const MAX_KERNELS: usize = 50;
@@ -316,8 +316,9 @@ impl Registering {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::plan::{Phase, UpgradeStage};
+
     use super::*;
-    use crate::plan::{Phase, UpgradeStage};
 
     #[test]
     fn figures_are_shown_with_checked_labels() {

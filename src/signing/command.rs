@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
+use kmod::SignatureHash;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{Result, SigningError};
-use crate::kmod::SignatureHash;
 
 /// Timeout for one signature. A security module answers within seconds, or waits for an operator.
 const PATIENCE: Duration = Duration::from_mins(1);

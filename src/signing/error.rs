@@ -2,7 +2,9 @@
 
 use std::{fmt::Display, io, path::PathBuf};
 
-use crate::{kmod::CertificateError, net::SecretError};
+use kmod::CertificateError;
+
+use crate::net::SecretError;
 
 /// Result of signing.
 pub type Result<T, E = SigningError> = std::result::Result<T, E>;

@@ -1,14 +1,14 @@
 //! Adapter: loads private keys in the forms that OpenSSL and the kernel's build write.
 
+use farrier_core::{
+    provenance::{KeyError, PublicKey},
+    site::{KeySource, SecretKey, SecretSource},
+};
 use pkcs8::{DecodePrivateKey as _, EncodePublicKey as _, EncryptedPrivateKeyInfoRef, spki};
 use ring::signature::{KeyPair as _, RsaKeyPair};
 
 use super::{Key, Result, Signer, SigningCommand, SigningError, pem, public_key::usable};
-use crate::{
-    net::SecretReader,
-    provenance::{KeyError, PublicKey},
-    site::{KeySource, SecretKey, SecretSource},
-};
+use crate::net::SecretReader;
 
 impl Signer {
     /// Loads a key. `passphrase` decrypts it, if it is encrypted. `public` is its public key, which is required if a

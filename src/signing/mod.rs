@@ -27,10 +27,8 @@ pub use self::{
     modules::ModuleSigner,
     public_key::{read_certificate, read_public_key},
 };
-pub use crate::{
-    kmod::SignatureHash,
-    provenance::{KeyAlgorithm, PublicKey},
-};
+pub use farrier_core::provenance::{KeyAlgorithm, PublicKey};
+pub use kmod::SignatureHash;
 
 /// Private key, or the program that has access to it.
 enum Key {

@@ -5,20 +5,20 @@ use std::{
     sync::Arc,
 };
 
+use farrier_core::{
+    image::Digest,
+    provenance::{KeyAlgorithm, PublicKey},
+    site::{ModuleSigning, Signed},
+};
 use jiff::Timestamp;
+use kmod::{self, Certificate, ModuleKey, SignatureHash};
 use tokio::sync::OnceCell;
 
 use super::{
     Result, Signer,
     public_key::{read_certificate, usable},
 };
-use crate::{
-    image::Digest,
-    kmod::{self, Certificate, ModuleKey, SignatureHash},
-    net::SecretReader,
-    provenance::{KeyAlgorithm, PublicKey},
-    site::{ModuleSigning, Signed},
-};
+use crate::net::SecretReader;
 
 /// Signs modules. The certificate is read immediately, because plans need it; the key is loaded for the first
 /// signature.

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
+use farrier_core::provenance::{KeyAlgorithm, KeyError, PublicKey};
+use kmod::{Certificate, CertificateError};
+
 use super::{Result, SigningError, pem};
-use crate::{
-    kmod::{Certificate, CertificateError},
-    provenance::{KeyAlgorithm, KeyError, PublicKey},
-};
 
 /// Supported sizes of RSA keys in bits. Smaller keys are weak, and ring does not support larger ones.
 const RSA_BITS: std::ops::RangeInclusive<usize> = 2048..=4096;

@@ -1,14 +1,12 @@
 use std::fmt::Write as _;
 
+use farrier_core::site::{KeySource, SecretSource};
+
 use super::{
     testing::{EC_256, EC_384, RSA_2048, RSA_4096, Workshop},
     *,
 };
-use crate::{
-    cluster::KubeOptions,
-    net::SecretReader,
-    site::{KeySource, SecretSource},
-};
+use crate::{cluster::KubeOptions, net::SecretReader};
 
 /// Loads a key on a single-threaded runtime, which suffices for files.
 fn load(

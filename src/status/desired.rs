@@ -3,19 +3,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use farrier_core::{
+    image::ImageName,
+    kernel::{KernelLabel, KernelTarget},
+    plan::{Activity, Phase, Plan, StatusEntry, status_entries},
+    text::printable_lines,
+};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kmod::Verdict;
 use kube::api::ObjectMeta;
 use sha2::{Digest as _, Sha256};
 
 use super::{DriverBuild, DriverBuildSpec, DriverBuildStatus};
-use crate::{
-    image::ImageName,
-    kernel::{KernelLabel, KernelTarget},
-    kmod::Verdict,
-    plan::{Activity, Phase, Plan, StatusEntry, status_entries},
-    text::printable_lines,
-};
 
 /// Label and value that mark the objects that farrier created and may delete.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "farrier");

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{desired::printable, name_of};
 use crate::controller::live::ReconcileView;
-use crate::{
+use farrier_core::{
     image::OperatorResource,
     plan::{
         Change, HoldReason, NodeReason, Phase, PlannedRollout, RolloutDecision, RolloutObject, UpgradeNote,

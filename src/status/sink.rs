@@ -18,6 +18,7 @@ use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
+use oci::client::chain as error_chain;
 use serde_json::json;
 use tokio::sync::Mutex;
 
@@ -25,7 +26,6 @@ use super::{DriverBuild, EventHistory, History, Regarding, StatusEvent, desired,
 use crate::{
     cluster::{Fence, kube::is_starting},
     controller::live::{ReconcileView, StatusSink},
-    error_chain,
 };
 
 /// Maximum number of concurrent requests.

@@ -6,14 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::image::{SourceEntry, is_version_control};
 use fs_err::{self as fs, File};
+use oci::{EntryKind, Layer, LayerWriter};
 use walkdir::WalkDir;
 
 use super::StoreError;
-use crate::{
-    image::{SourceEntry, is_version_control},
-    oci::{EntryKind, Layer, LayerWriter},
-};
 
 /// A packed definitions directory.
 #[derive(Clone, Debug, PartialEq, Eq)]

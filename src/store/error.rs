@@ -1,11 +1,10 @@
 //! Errors of the store.
 
+use farrier_core::image::{Digest, ReferenceError};
+use oci::{ImageError, LayerError};
+
 use super::TrustFault;
-use crate::{
-    image::{Digest, ReferenceError},
-    oci::{ImageError, LayerError},
-    registry::{self, RegistryError},
-};
+use crate::registry::{self, RegistryError};
 
 /// Reason why an operation on the store failed.
 #[derive(Debug, thiserror::Error)]

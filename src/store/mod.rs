@@ -15,15 +15,16 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 pub use definitions::{PackedDefinitions, pack_definitions};
 pub use error::StoreError;
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{Digest, Repository, Tag, Version},
+    provenance::is_cosign_tag,
+};
+use oci::{self, Descriptor, ImageManifest};
 pub use tag::{header_tag, key_tag};
 pub use trust::{Standing, Trust, TrustFault};
 
-use crate::{
-    image::{Digest, Repository, Tag, Version},
-    oci::{self, Descriptor, ImageManifest, annotations, media_type},
-    provenance::is_cosign_tag,
-    registry::{Registry, RegistryLocation},
-};
+use crate::registry::{Registry, RegistryLocation};
 
 /// Kind of a stored input. Each kind has a separate repository next to the image repositories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use super::StoreError;
-use crate::{
+use farrier_core::{
     image::Tag,
     kernel::{Architecture, KernelRelease},
 };
+
+use super::StoreError;
 
 /// Returns the tag of a kernel's header set: `<release>-<architecture>`. Characters that a tag cannot contain become `_` and two
 /// hexadecimal digits (`+` is `_2b`), and `_` becomes `__`. So no two releases share a tag, although two can share a kernel

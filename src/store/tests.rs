@@ -1,8 +1,7 @@
+use farrier_core::kernel::Architecture;
+
 use super::*;
-use crate::{
-    kernel::Architecture,
-    registry::{self, RegistryOptions},
-};
+use crate::registry::{self, RegistryOptions};
 
 fn store(root: &Path) -> Store {
     let location = RegistryLocation::Layout(root.join("layout"));

@@ -1,8 +1,7 @@
 //! Trust in stored inputs: if the site has keys, one of them must have signed an input.
 
 use async_trait::async_trait;
-
-use crate::image::{Digest, Repository};
+use farrier_core::image::{Digest, Repository};
 
 /// Relation of an artifact in the registry to the site's keys.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use farrier::{
+use farrier_core::{
     image::OperatorResource,
     plan::{COPY_OF_LABEL, RECORD_ANNOTATION},
 };

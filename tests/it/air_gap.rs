@@ -13,7 +13,7 @@ use crate::support::{
     site::{Run, Site, read_all},
     virtual_machine::entrypoint,
 };
-use farrier::kernel::KernelLabel;
+use farrier_core::kernel::KernelLabel;
 
 const IMAGE: &str = "mstflint";
 const MODULE: &str = "mstflint_access";

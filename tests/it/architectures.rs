@@ -2,12 +2,13 @@
 //! operation that resolves tags handles the index.
 use std::fs;
 
-use farrier::{
+use farrier::registry::{Registry, RegistryOptions, RemoteRegistry};
+use farrier_core::{
+    facts::media_type,
     image::{ImageReference, Version},
-    kmod::Verdict,
-    oci::{Descriptor, ImageIndex, ImageManifest, Platform, media_type},
-    registry::{Registry, RegistryOptions, RemoteRegistry},
 };
+use kmod::Verdict;
+use oci::{Descriptor, ImageIndex, ImageManifest, Platform};
 use serde_json::{Value, json};
 
 use crate::page::Ui;

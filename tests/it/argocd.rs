@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command};
 
-use farrier::plan::Phase;
+use farrier_core::plan::Phase;
 use strum::VariantArray as _;
 
 /// Returns the health status and the message that the script reports for an object.

@@ -11,11 +11,9 @@ use crate::support::{
     packages::{fixture_modules, header_tree, kernel_image, releases},
     virtual_machine::{boot, children, entrypoint, outcomes, request},
 };
-use farrier::{
-    boot::{BootError, boot_check},
-    kernel::KernelRelease,
-    kmod::{BootOutcome, Verdict},
-};
+use farrier::boot::{BootError, boot_check};
+use farrier_core::kernel::KernelRelease;
+use kmod::{BootOutcome, Verdict};
 use tokio_util::sync::CancellationToken;
 
 fn newest() -> KernelRelease {

@@ -11,7 +11,8 @@ use crate::support::{
     published::{publish, publish_with},
     site::{FIRST_IMAGE, Run, Site, skopeo},
 };
-use farrier::{image::Digest, kmod::Verdict, oci::ImageFacts};
+use farrier_core::{facts::ImageFacts, image::Digest};
+use kmod::Verdict;
 use serde_json::Value;
 
 /// Returns the images that a reconcile built, in order of publication.

@@ -8,7 +8,8 @@ use crate::support::{
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
     published::publish_with,
 };
-use farrier::{image::Digest, kmod::Verdict, oci::ImageFacts};
+use farrier_core::{facts::ImageFacts, image::Digest};
+use kmod::Verdict;
 use serde_json::json;
 
 const KERNEL: &str = "6.1.0-901-amd64";

@@ -8,16 +8,14 @@ use crate::support::{
     registry_process::{RegistryProcess, Wants},
     site::{Site, skopeo},
 };
-use farrier::{
+use farrier::registry::{LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry};
+use farrier_core::{
+    facts::{CheckReportDocument, media_type},
     image::{Digest, Repository, Version},
     kernel::Architecture,
-    kmod::{CheckReport, Verdict},
-    oci::{
-        Artifact, Assembly, CheckReportDocument, ImageIndex, ImageManifest, assemble, media_type,
-        referrers_tag,
-    },
-    registry::{LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry},
 };
+use kmod::{CheckReport, Verdict};
+use oci::{Artifact, Assembly, ImageIndex, ImageManifest, assemble, referrers_tag};
 use serde_json::{Value, json};
 
 const KERNEL: &str = "6.1.0-56-amd64";
@@ -182,7 +180,7 @@ async fn a_registry_that_lists_referrers_is_asked_for_them() {
     let listed = ImageManifest::parse(&artifact.manifest).unwrap().as_referrer(&artifact.manifest);
     let mut other = listed.clone();
     other.artifact_type = Some("application/vnd.example.signature".to_owned());
-    let page = |descriptor: &farrier::oci::Descriptor| {
+    let page = |descriptor: &oci::Descriptor| {
         let mut index = ImageIndex::empty();
         index.manifests.push(descriptor.clone());
         answer(200, index.to_bytes().unwrap()).header("content-type", media_type::OCI_INDEX)

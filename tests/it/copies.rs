@@ -5,10 +5,10 @@ use crate::support::{
     registry_process::{RegistryProcess, Wants},
     site::Site,
 };
-use farrier::{
+use farrier::registry::{Registry as _, RegistryOptions, RemoteRegistry};
+use farrier_core::{
+    facts::media_type,
     image::{Digest, Repository, Version},
-    oci::media_type,
-    registry::{Registry as _, RegistryOptions, RemoteRegistry},
 };
 use serde_json::{Value, json};
 

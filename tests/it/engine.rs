@@ -15,8 +15,8 @@ use farrier::{
         BuildJob, BuildLog, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError,
         InPlace, LOCAL_PREFIX, Owner, connect, connect_docker,
     },
-    template::steps::{self, Base},
 };
+use farrier_core::template::steps::{self, Base};
 use runner::plan::{Limits, Plan};
 use tokio_util::sync::CancellationToken;
 

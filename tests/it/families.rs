@@ -11,10 +11,10 @@ use farrier::{
     cache::Cache,
     definitions,
     inputs::{FetchOptions, Fetcher, HeaderLookup, PackageRoot},
-    kernel::{
-        Architecture, HeaderSource, KernelFamily, KernelRelease, KernelTarget, Toolchain, debian_version,
-        match_family,
-    },
+};
+use farrier_core::kernel::{
+    Architecture, HeaderSource, KernelFamily, KernelRelease, KernelTarget, Toolchain, debian_version,
+    match_family,
 };
 use serde_json::json;
 

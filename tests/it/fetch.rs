@@ -10,8 +10,10 @@ use std::{
 
 use farrier::{
     cache::Cache,
-    image::{Digest, MinimalSpec, SourceSpec},
     inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, HeaderSet},
+};
+use farrier_core::{
+    image::{Digest, MinimalSpec, SourceSpec},
     kernel::{Architecture, HeaderSource, KernelTarget},
 };
 use tempfile::TempDir;

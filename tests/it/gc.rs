@@ -12,13 +12,14 @@ use crate::support::{
     registry_process::Wants,
     site::{Run, Site, entries, skopeo},
 };
-use farrier::{
+use farrier::registry::{Registry, RegistryOptions, RemoteRegistry};
+use farrier_core::{
+    facts::{CheckReportDocument, media_type},
     image::{Digest, ImageReference, Repository, Version},
     kernel::Architecture,
-    kmod::{CheckReport, Verdict},
-    oci::{self, CheckReportDocument, Descriptor, ImageManifest, media_type},
-    registry::{Registry, RegistryOptions, RemoteRegistry},
 };
+use kmod::{CheckReport, Verdict};
+use oci::{self, Descriptor, ImageManifest};
 use serde_json::{Value, json};
 
 const A: &str = "6.1.0-901-amd64";

@@ -9,7 +9,7 @@ use std::{
     process::Command,
 };
 
-use farrier::image::Digest;
+use farrier_core::image::Digest;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use farrier::kernel::KernelRelease;
+use farrier_core::kernel::KernelRelease;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::Value;
 use tempfile::TempDir;

@@ -16,10 +16,10 @@ use crate::support::{
 use farrier::{
     cache::Cache,
     inputs::{FetchOptions, Fetcher, HeaderLookup, HeaderSet, KernelImage, KernelImageLookup, read_host},
-    kernel::{Architecture, KernelFamily, KernelTarget, match_family},
-    kmod::{FactSource, Method, locate},
     payload::{DecompressionBudget, read_module},
 };
+use farrier_core::kernel::{Architecture, KernelFamily, KernelTarget, match_family};
+use kmod::{FactSource, Method, locate};
 
 /// A Debian 12 kernel, with everything that its built-in family finds.
 struct Kernel {
@@ -242,7 +242,7 @@ fn layout_image(dir: &Path, kernel: &Kernel) -> String {
     let layout = dir.join("layout");
     fs::create_dir_all(layout.join("blobs/sha256")).unwrap();
     let blob = |bytes: &[u8]| {
-        let digest = farrier::image::Digest::of(bytes);
+        let digest = farrier_core::image::Digest::of(bytes);
         fs::write(layout.join("blobs/sha256").join(digest.hex()), bytes).unwrap();
         serde_json::json!({"digest": digest.as_str(), "size": bytes.len()})
     };
@@ -251,7 +251,8 @@ fn layout_image(dir: &Path, kernel: &Kernel) -> String {
         blob
     };
     let layers = [fs::read(low).unwrap(), fs::read(high).unwrap()];
-    let ids: Vec<String> = layers.iter().map(|bytes| farrier::image::Digest::of(bytes).to_string()).collect();
+    let ids: Vec<String> =
+        layers.iter().map(|bytes| farrier_core::image::Digest::of(bytes).to_string()).collect();
     let config = serde_json::json!({"architecture": "amd64", "os": "linux", "config": {},
         "rootfs": {"type": "layers", "diff_ids": ids}});
     let manifest = serde_json::json!({

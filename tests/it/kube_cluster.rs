@@ -5,8 +5,8 @@ mod rights;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::support::kube_api::{ApiFailure, FakeApi, Fate, Kind, Requests, objects};
-use farrier::{
-    cluster::{ApiError, Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions},
+use farrier::cluster::{ApiError, Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions};
+use farrier_core::{
     image::OperatorResource,
     plan::{
         Change, ClusterSnapshot, DaemonSetChange, DaemonSetFacts, Interest, NodeChange, NodeCheck,

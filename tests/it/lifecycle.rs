@@ -2,7 +2,8 @@
 //! their DaemonSets specify, and probes, terminates, kills and restarts them.
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
-use farrier::{inputs::KernelImage, kernel::KernelRelease};
+use farrier::inputs::KernelImage;
+use farrier_core::kernel::KernelRelease;
 use tempfile::TempDir;
 
 use crate::support::{

@@ -9,11 +9,13 @@ use std::{
 
 use farrier::{
     cache::Cache,
-    image::Digest,
     inputs::{FetchOptions, Fetcher, PackageRoot},
-    kernel::{Architecture, Toolchain},
-    oci::{Layer, compress},
 };
+use farrier_core::{
+    image::Digest,
+    kernel::{Architecture, Toolchain},
+};
+use oci::{Layer, compress};
 use serde_json::json;
 
 use crate::{

@@ -14,12 +14,12 @@ use crate::support::{
 use farrier::{
     boot::{BootRequest, boot_check},
     cluster::KubeOptions,
-    kmod::{BootOutcome, SignatureHash, SigningRule, Verdict},
     net::SecretReader,
     payload,
     signing::ModuleSigner,
-    site::{KeySource, ModuleSigning, Signed},
 };
+use farrier_core::site::{KeySource, ModuleSigning, Signed};
+use kmod::{BootOutcome, SignatureHash, SigningRule, Verdict};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 

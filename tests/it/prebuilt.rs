@@ -1,13 +1,13 @@
 //! Prebuilt modules with real components: an image in KMM's layout, and a Debian kernel package.
 use std::fs;
 
-use farrier::{
-    error_chain,
+use farrier::inputs::FetchError;
+use farrier_core::{
+    facts::media_type,
     image::SourceSpec,
-    inputs::FetchError,
     kernel::{Architecture, KernelTarget},
-    oci::media_type,
 };
+use oci::client::chain as error_chain;
 use serde_json::{Value, json};
 
 use crate::{

@@ -20,14 +20,17 @@ use crate::support::{
     registry_process::{PASSWORD, RegistryProcess, USER, Wants},
 };
 use farrier::{
-    image::{Digest, Repository, Version},
     net::{Net, NetOptions},
-    oci::{Assembled, Assembly, Base, EntryKind, Layer, LayerWriter, assemble, media_type},
     registry::{
         CredentialFile, LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry, Retrying,
         Upload, hint,
     },
 };
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, Repository, Version},
+};
+use oci::{Assembled, Assembly, Base, EntryKind, Layer, LayerWriter, assemble};
 use tokio_util::sync::CancellationToken;
 
 fn remote(options: &RegistryOptions) -> Arc<dyn Registry> {
@@ -420,7 +423,7 @@ async fn another_hosts_words_are_not_quoted() {
         let tags = registry.tags(&repository).await.map(|_| ());
         let manifest = registry.manifest(&repository, &tag("1")).await.map(|_| ());
         for error in [tags, manifest].into_iter().filter_map(Result::err) {
-            assert!(!farrier::error_chain(&error).contains("inner"), "{error}");
+            assert!(!oci::client::chain(&error).contains("inner"), "{error}");
         }
         assert_eq!(elsewhere.requests().len(), 2, "{status}");
     }

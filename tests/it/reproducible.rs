@@ -6,9 +6,9 @@ use crate::support::{
     kernels::{self, new_cache},
     site::Site,
 };
-use farrier::{
+use farrier::inputs::{FetchOptions, Fetcher, PackageRoot};
+use farrier_core::{
     image::Digest,
-    inputs::{FetchOptions, Fetcher, PackageRoot},
     kernel::{Architecture, BootstrapSpec},
 };
 

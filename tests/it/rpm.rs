@@ -9,11 +9,11 @@ use std::{
 
 use farrier::{
     cache::Cache,
-    error_chain,
     inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, KernelImageLookup, Lookup},
-    kernel::{Architecture, HeaderSource, KernelFamily, KernelTarget},
     net::{Net, NetOptions},
 };
+use farrier_core::kernel::{Architecture, HeaderSource, KernelFamily, KernelTarget};
+use oci::client::chain as error_chain;
 use serde_json::{Value, json};
 
 use crate::{

@@ -6,10 +6,11 @@ use std::{
 };
 
 use farrier::{
-    definitions, error_chain,
+    definitions,
     inputs::{FetchError, Lookup},
-    kernel::{Architecture, HeaderSource, KernelFamily, KernelTarget, match_family},
 };
+use farrier_core::kernel::{Architecture, HeaderSource, KernelFamily, KernelTarget, match_family};
+use oci::client::chain as error_chain;
 use serde_json::json;
 use url::Url;
 

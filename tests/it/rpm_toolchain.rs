@@ -6,11 +6,9 @@ use std::{
     process::Command,
 };
 
-use farrier::{
-    error_chain,
-    inputs::{FetchError, PackageRoot},
-    kernel::{Architecture, Toolchain},
-};
+use farrier::inputs::{FetchError, PackageRoot};
+use farrier_core::kernel::{Architecture, Toolchain};
+use oci::client::chain as error_chain;
 use serde_json::json;
 
 use crate::{

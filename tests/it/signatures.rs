@@ -10,11 +10,8 @@ use crate::support::{
     kube_api::{ApiFailure, FakeApi, Requests},
     site::Site,
 };
-use farrier::{
-    cluster::KubeOptions,
-    net::SecretReader,
-    site::{SecretKey, SecretSource},
-};
+use farrier::{cluster::KubeOptions, net::SecretReader};
+use farrier_core::site::{SecretKey, SecretSource};
 use serde_json::{Value, json};
 
 /// Creates a key pair in the definitions directory: `NAME.key` and `NAME.pem`.

@@ -13,12 +13,12 @@ use crate::support::{
 };
 use farrier::{
     cluster::KubeOptions,
-    kmod::{SignatureHash, SigningRule, without_signature},
     net::SecretReader,
     payload::{self, ModuleSigning},
     signing::{ModuleSigner, Signer, read_public_key},
-    site::{self, KeySource, Signed},
 };
+use farrier_core::site::{self, KeySource, Signed};
+use kmod::{SignatureHash, SigningRule, without_signature};
 
 const RSA: &str = "RSA -pkeyopt rsa_keygen_bits:2048";
 const HASHES: [SignatureHash; 3] = [SignatureHash::Sha256, SignatureHash::Sha384, SignatureHash::Sha512];

@@ -12,14 +12,16 @@ use crate::support::{
 };
 use farrier::{
     cache::Cache,
-    error_chain,
-    image::{Digest, Repository, SourceSpec, Version},
     inputs::{FetchError, FetchOptions, Fetcher, PackageRoot},
     net::{Net, NetError, NetOptions},
-    oci::media_type,
     registry::{self, Registry, RegistryError, RegistryOptions, RemoteRegistry},
+};
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, Repository, SourceSpec, Version},
     site::SiteSpec,
 };
+use oci::client::chain as error_chain;
 use serde_json::json;
 
 const ALL_NAMES: &str = "IP:127.0.0.1, IP:0.0.0.0, DNS:registry.test";
@@ -378,13 +380,13 @@ async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names
         format!("apt for {who} needs {}, which --offline forbids: no configuration names it", forbidden.host)
     };
     assert_eq!(error.to_string(), wanted("suite bookworm"));
-    let spec: farrier::kernel::BootstrapSpec =
+    let spec: farrier_core::kernel::BootstrapSpec =
         serde_json::from_value(json!({"suite": "bookworm", "include": ["make"], "mirror": mirror})).unwrap();
     for (root, who) in [
         (PackageRoot::Toolchain(spec.clone()), "suite bookworm"),
         (PackageRoot::RuntimeBase(spec), "a root file system of bookworm"),
     ] {
-        let made = fetcher.root_fs().bootstrap(&root, farrier::kernel::Architecture::Amd64).await;
+        let made = fetcher.root_fs().bootstrap(&root, farrier_core::kernel::Architecture::Amd64).await;
         assert_eq!(made.unwrap_err().to_string(), wanted(who));
     }
     forbidden.was_not_asked();

@@ -13,11 +13,11 @@ use crate::support::{
 use farrier::{
     cluster::Fence,
     controller::live::{ReconcileView, StatusSink},
-    plan::{
-        Activity, AnnouncementReason, HoldReason, Outcome, Plan, PlannedCell, PlannedRollout,
-        RolloutDecision, RolloutTarget, SkipReason, UnusedAnnouncement,
-    },
     status::{KubeStatus, Place},
+};
+use farrier_core::plan::{
+    Activity, AnnouncementReason, HoldReason, Outcome, Plan, PlannedCell, PlannedRollout, RolloutDecision,
+    RolloutTarget, SkipReason, UnusedAnnouncement,
 };
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -56,7 +56,7 @@ impl Story {
     fn calls_for(&mut self, release: &str) {
         self.plan.cells.push(PlannedCell {
             image: "hello".parse().unwrap(),
-            target: farrier::kernel::KernelTarget {
+            target: farrier_core::kernel::KernelTarget {
                 os: "debian".parse().unwrap(),
                 os_version: "12".parse().unwrap(),
                 release: release.parse().unwrap(),

@@ -15,10 +15,9 @@ use crate::{
         site::Site,
     },
 };
-use farrier::{
-    cache::Cache,
+use farrier::{cache::Cache, inputs::PackageRoot};
+use farrier_core::{
     image::Digest,
-    inputs::PackageRoot,
     kernel::{Architecture, BootstrapSpec, Toolchain},
 };
 

@@ -14,11 +14,11 @@ use crate::support::{
 };
 use farrier::{
     inputs::read_header_set,
-    kernel::{Architecture, KernelRelease},
-    kmod::{BootOutcome, CheckRequest, KernelFacts, Module, Verdict, check, module_name},
     payload::{DecompressionBudget, is_module_file, open_module, read_module},
 };
+use farrier_core::kernel::{Architecture, KernelRelease};
 use futures::{StreamExt, stream};
+use kmod::{BootOutcome, CheckRequest, KernelFacts, Module, Verdict, check, module_name};
 
 /// Directories of in-tree modules with candidates: several subsystems, without buses to probe.
 const DIRECTORIES: [&str; 8] =

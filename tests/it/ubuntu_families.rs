@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 
 use farrier::{
     cache::Cache,
-    definitions, error_chain,
+    definitions,
     inputs::{FetchOptions, Fetcher, Lookup},
-    kernel::{Architecture, HeaderSource, KernelTarget, match_family},
     net::{Net, NetOptions},
 };
+use farrier_core::kernel::{Architecture, HeaderSource, KernelTarget, match_family};
+use oci::client::chain as error_chain;
 use serde_json::json;
 
 use crate::support::{

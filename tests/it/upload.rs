@@ -10,10 +10,8 @@ use crate::support::{
     fake_http::{Answer, FakeHttp, Request, answer, breaks_after},
     registry_process::{RegistryProcess, Wants},
 };
-use farrier::{
-    image::{Digest, Repository},
-    registry::{Registry, RegistryError, RegistryOptions, RemoteRegistry, Upload},
-};
+use farrier::registry::{Registry, RegistryError, RegistryOptions, RemoteRegistry, Upload};
+use farrier_core::image::{Digest, Repository};
 
 const MIB: usize = 1 << 20;
 

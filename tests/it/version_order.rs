@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier::kernel::{debian_version, rpm_version};
+use farrier_core::kernel::{debian_version, rpm_version};
 use proptest::{prelude::*, test_runner::Config};
 
 type Pairs = Vec<(String, String)>;

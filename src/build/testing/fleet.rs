@@ -2,6 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use farrier_core::plan::{
+    ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, Interest, KERNEL_LABEL, LiveDaemonSet,
+    NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, PodCount, PodFacts,
+    UpdateStrategy,
+};
+use kmod::{BootOutcome, BootReport, ModuleBoot};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -9,13 +15,7 @@ use tokio::{
 
 use crate::{
     cluster::{ApiError, Cluster, ClusterError},
-    kmod::{BootOutcome, BootReport, ModuleBoot},
     parts::{BootCheck, BootChecker, TargetError},
-    plan::{
-        ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, Interest, KERNEL_LABEL,
-        LiveDaemonSet, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, PodCount,
-        PodFacts, UpdateStrategy,
-    },
 };
 
 pub(crate) const FIRST: &str = "registry.test/x:first";

@@ -2,14 +2,18 @@
 
 use std::collections::BTreeSet;
 
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Digest, ImageName, ImageReference, Repository, Version},
+    kernel::KernelTarget,
+};
+use oci::{AnyManifest, is_referrers_tag};
+
 use super::BundleExportArgs;
 use crate::{
     bundle::{BundleError, Content, ContentKind, contents::in_order, needed},
     cli::{CliError, Result, mirror::selection, output, settings},
-    image::{Digest, ImageName, ImageReference, Repository, Version},
     images::{MissingInput, Selection, find_inputs},
-    kernel::KernelTarget,
-    oci::{AnyManifest, ImageFacts, is_referrers_tag},
     parts::Parts,
     registry::RegistryLocation,
 };

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use kmod::{BootReport, CheckReport};
 use tempfile::TempDir;
 
 use super::{Context, image::Checked, kernel::Kernel};
 use crate::{
     boot::{self, BootError, BootRequest},
     cli::{CliError, output, session::BOOT_MEMORY},
-    kmod::{BootReport, CheckReport},
 };
 
 /// Boots the kernel, loads the modules in load order, and adds the results to the report.

@@ -2,6 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use farrier_core::{
+    facts::annotations,
+    image::ImageReference,
+    kernel::{Architecture, KernelRelease},
+};
+use kmod::PayloadModule;
+use oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest};
 use tempfile::TempDir;
 
 use super::Context;
@@ -12,10 +19,6 @@ use crate::{
         settings::{self, Settings},
     },
     engine::{self, EngineChoice},
-    image::ImageReference,
-    kernel::{Architecture, KernelRelease},
-    kmod::PayloadModule,
-    oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, annotations},
     payload::{self, DecompressionBudget, ImageLayers, ImageTree},
     registry::{LayoutRegistry, Registry, RegistryError, RemoteRegistry},
 };

@@ -4,8 +4,9 @@ use std::{
     io::{self, Read as _},
 };
 
+use farrier_core::{facts::media_type, image::Digest};
+
 use super::*;
-use crate::{image::Digest, oci::media_type};
 
 fn index(names: &[&str]) -> ImageIndex {
     let manifests = names.iter().map(|name| Descriptor {

@@ -2,12 +2,13 @@
 
 use std::{fs, path::Path};
 
+use farrier_core::kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family};
+use kmod::{BeyondHeaders, KernelFacts};
+
 use super::Context;
 use crate::{
     cli::{CliError, Result, headers, settings},
     inputs::{HeaderLookup, KernelImage, KernelImageLookup, read_header_set, read_host},
-    kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
-    kmod::{BeyondHeaders, KernelFacts},
 };
 
 /// The kernel to check against.

@@ -6,14 +6,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::kernel::KernelRelease;
+use kmod::{NeededTable, SymbolTable, proprietary_modules};
+
 use super::{
     Context,
     image::{Checked, OpenImage, places},
 };
 use crate::{
     cli::{CliError, Result},
-    kernel::KernelRelease,
-    kmod::{NeededTable, SymbolTable, proprietary_modules},
     payload::{self, DecompressionBudget},
 };
 

@@ -5,22 +5,24 @@ use std::{
     path::Path,
 };
 
+use farrier_core::{
+    image::{Definitions, DriverImage},
+    kernel::{KernelFamily, match_family},
+    plan::Plan,
+};
 use futures::{StreamExt as _, stream};
 use jiff::SignedDuration;
+use oci::client::chain as error_chain;
 
 use super::Visit;
 use crate::{
     cli::CliError,
-    error_chain,
-    image::{Definitions, DriverImage},
     inputs::{
         FetchError,
         upstream::{Answer, Upstream, ask, mirrors, registry, upstreams},
     },
-    kernel::{KernelFamily, match_family},
     net::NetError,
     parts::Parts,
-    plan::Plan,
     registry::RegistryLocation,
 };
 

@@ -1,12 +1,12 @@
 //! Output of `farrier bundle`.
 
+use farrier_core::image::Digest;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
 use super::indented_table;
 use crate::{
     bundle::{Bundle, BundleIndex, Content, ContentKind, Imported, Listed, Taken},
-    image::Digest,
     registry::RegistryLocation,
 };
 

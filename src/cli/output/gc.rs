@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use farrier_core::plan::KeptWhy;
 use indicatif::BinaryBytes;
 
 use super::indented_table;
-use crate::{
-    images::{GcReport, GcState},
-    plan::KeptWhy,
-};
+use crate::images::{GcReport, GcState};
 
 /// Formats what is deleted, what failed, and what is kept. A remote registry needs a hint, because it frees
 /// no space by itself.

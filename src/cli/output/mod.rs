@@ -22,13 +22,13 @@ pub use progress::{Bar, Progress};
 pub use reconcile::reconcile;
 
 /// Names, labels and annotations are untrusted: a terminal must not interpret them as commands.
-pub use crate::text::printable;
-
-use super::{args::OutputForm, error::OutputError};
-use crate::{
+pub use farrier_core::text::printable;
+use farrier_core::{
     plan::with_short_digests,
     text::{is_deceptive, printable_json, printable_lines},
 };
+
+use super::{args::OutputForm, error::OutputError};
 
 /// Prints a result in the requested format.
 pub fn show<T: Serialize + ?Sized>(

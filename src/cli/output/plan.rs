@@ -1,10 +1,11 @@
 //! Output of plans and of the status matrix as text.
 
-use super::{lines, printable};
-use crate::plan::{
+use farrier_core::plan::{
     PastUpgrade, Plan, PlannedUpgrade, StatusRow, Table, left_alone, past_table, status_table, summary,
     tables, upgrade_table,
 };
+
+use super::{lines, printable};
 
 /// Formats the plan as tables with a closing line.
 pub fn plan(plan: &Plan) -> String {

@@ -2,10 +2,10 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
+use farrier_core::plan::{MayBoot, Next, readiness_table};
 use serde::Serialize;
 
 use super::plan::laid_out;
-use crate::plan::{MayBoot, Next, readiness_table};
 
 /// JSON output of `farrier preflight`.
 #[derive(Serialize)]
@@ -72,8 +72,9 @@ fn reasons(next: &Next) -> String {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::plan::testing::Fleet;
+
     use super::*;
-    use crate::plan::testing::Fleet;
 
     const NEXT: &str = "6.1.0-48-amd64";
 

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use farrier_core::text::printable_lines;
 use indicatif::{HumanBytes, HumanDuration, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
@@ -14,7 +15,6 @@ use super::{message, printable};
 use crate::{
     bundle::{Meter, Phase},
     parts::{Reporter, Stage},
-    text::printable_lines,
 };
 
 /// Progress of builds: a spinner for each target on a terminal, plain lines elsewhere.

@@ -2,11 +2,10 @@
 
 use std::fmt::Write as _;
 
+use farrier_core::plan::{RolloutDecision, counts, summary};
+
 use super::plan::sections;
-use crate::{
-    controller::{ReconcileReport, RolloutReport, TargetReport},
-    plan::{RolloutDecision, counts, summary},
-};
+use crate::controller::{ReconcileReport, RolloutReport, TargetReport};
 
 /// Formats the report: first what was done, then the current state.
 pub fn reconcile(report: &ReconcileReport) -> String {
@@ -69,8 +68,9 @@ fn write_rollout(text: &mut String, rollout: &RolloutReport) {
 
 #[cfg(test)]
 mod tests {
+    use kmod::Verdict;
+
     use super::*;
-    use crate::kmod::Verdict;
 
     #[test]
     fn targets_as_people_read_them() {

@@ -1,11 +1,12 @@
 //! Output of `farrier rollback` as text.
 
-use super::{indented_table, printable};
-use crate::{
-    controller::rollback::Rolled,
+use farrier_core::{
     image::OperatorResource,
     plan::{PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, RollbackStep},
 };
+
+use super::{indented_table, printable};
+use crate::controller::rollback::Rolled;
 
 /// Scope of the search for records.
 pub struct Looked<'a> {
@@ -70,8 +71,9 @@ fn nothing(looked: &Looked<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::plan::{Change, NodeChange, RollbackOutcome};
+
     use super::*;
-    use crate::plan::{Change, NodeChange, RollbackOutcome};
 
     fn taken(object: &str, outcome: RollbackOutcome, failed: Option<&str>) -> Rolled {
         let change = Change::Node(NodeChange::default());

@@ -1,10 +1,9 @@
 //! Output of `farrier verify` as text.
 
+use farrier_core::image::{ImageReference, Version};
+
 use super::{printable, table};
-use crate::{
-    image::{ImageReference, Version},
-    images::VerifyReport,
-};
+use crate::images::VerifyReport;
 
 /// Formats a line for each check, hints for failed checks, the verdict, and what the verdict does not cover.
 /// For an index, formats each of its images first.

@@ -1,6 +1,10 @@
 //! Pure: request bodies of writes. An applied body contains only farrier's fields, so that other fields keep their managers.
 
 use driver_entrypoint::holders::DRIVER_POD;
+use farrier_core::plan::{
+    DaemonSetChange, DaemonSetCopy, LiveDaemonSet, NodeAffinity, NodeChange, NodeCheck, ObjectVersion,
+    PodRestart, ResourceChange,
+};
 use k8s_openapi::{
     api::{
         batch::v1::{CronJob, Job},
@@ -10,11 +14,6 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
 };
 use serde_json::{Value, json};
-
-use crate::plan::{
-    DaemonSetChange, DaemonSetCopy, LiveDaemonSet, NodeAffinity, NodeChange, NodeCheck, ObjectVersion,
-    PodRestart, ResourceChange,
-};
 
 /// Adds preconditions to a write. The API server then rejects it for another object, or for another state of this object.
 fn preconditions(metadata: &mut Value, version: &ObjectVersion) {

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use farrier_core::plan::{Instance, WriteNamespaces};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::{
     Api, Client, Config,
@@ -16,7 +17,6 @@ use super::{
     errors::causes,
     stats::{KubeStats, Observe},
 };
-use crate::plan::{Instance, WriteNamespaces};
 
 /// Selects the cluster and the identity in it.
 #[derive(Clone, Debug)]

@@ -2,6 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use farrier_core::{
+    image::OperatorResource,
+    plan::{
+        Container, DaemonSetFacts, Distrust, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner,
+        PodCount, Requirement, ResourceFacts, SelectorTerm, UpdateStrategy, tells_hardware,
+    },
+};
 use k8s_openapi::{
     api::{apps::v1::DaemonSetUpdateStrategy, core::v1::NodeSelectorRequirement},
     apimachinery::pkg::{
@@ -19,13 +26,6 @@ use serde_json::Value;
 use super::{
     forms::{self, DaemonSet, DaemonSetSpec, NodeObject, NodeStatus, PodSpec},
     object::{Facts, Object},
-};
-use crate::{
-    image::OperatorResource,
-    plan::{
-        Container, DaemonSetFacts, Distrust, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner,
-        PodCount, Requirement, ResourceFacts, SelectorTerm, UpdateStrategy, tells_hardware,
-    },
 };
 
 /// Prefix of the annotations and labels that farrier owns.

@@ -2,6 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use farrier_core::{
+    image::checked::{ImageDigest, ImageStream},
+    kernel::ImageStreams,
+};
 use kube::{
     Api,
     api::{ApiResource, DynamicObject, GroupVersionKind},
@@ -11,10 +15,6 @@ use serde_json::Value;
 use super::{
     super::error::{ApiError, Scope},
     live::KubeCluster,
-};
-use crate::{
-    image::checked::{ImageDigest, ImageStream},
-    kernel::ImageStreams,
 };
 
 /// Reads the ImageStreams. A missing or forbidden ImageStream is reported in its entry. An unavailable API server is an error.

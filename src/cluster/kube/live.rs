@@ -8,6 +8,10 @@ use std::{
     },
 };
 
+use farrier_core::{
+    image::OperatorResource,
+    plan::{Candidates, Change, ClusterSnapshot, Interest},
+};
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
 use kube::{
     Api, Client,
@@ -28,10 +32,6 @@ use super::{
     store::{Readiness, Store},
     target::Target,
     watch::{READ, Shared, supervise},
-};
-use crate::{
-    image::OperatorResource,
-    plan::{Candidates, Change, ClusterSnapshot, Interest},
 };
 
 /// Page size of lists that search for mentioned images. A pod takes about 10 KiB.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::plan::{
+use farrier_core::plan::{
     DaemonSetFacts, JobState, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, Shared, WorkloadFacts,
 };
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use farrier_core::plan::{Holder, JOB_NAME, JobState, PodFacts, WorkloadFacts};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStateWaiting, PodCondition},
@@ -14,7 +15,6 @@ use super::{
     forms::{Container, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
     object::{Facts, Key, Object},
 };
-use crate::plan::{Holder, JOB_NAME, JobState, PodFacts, WorkloadFacts};
 
 /// Returns a pod's facts. `daemon_set` is empty if no DaemonSet controls the pod.
 pub(super) fn pod(pod: PodObject) -> Object {

@@ -3,6 +3,7 @@
 
 use std::fmt::Debug;
 
+use farrier_core::image::{Drain, RolloutSpec, Strategy, UpgradeSpec};
 use k8s_openapi::api::{
     authentication::v1::{TokenReview, TokenReviewSpec},
     authorization::v1::{
@@ -25,7 +26,6 @@ use super::{
     watch::READ,
     write::{CHECK_VERBS, DAEMON_SET_VERBS, PATCHED},
 };
-use crate::image::{Drain, RolloutSpec, Strategy, UpgradeSpec};
 
 /// Resources and verbs that builds use in their namespace, as granted in `deploy/`.
 fn of_builds() -> [(ApiResource, &'static [&'static str]); 4] {

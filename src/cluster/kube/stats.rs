@@ -14,11 +14,12 @@ use std::{
 
 use http::{Method, Request, Response, StatusCode, header::RETRY_AFTER};
 use jiff::{SignedDuration, Timestamp};
+use oci::client::causes as error_causes;
 use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, family::Family};
 use tower::{BoxError, Layer, Service};
 
-use crate::{error_causes, machine::clock_ahead};
+use crate::machine::clock_ahead;
 
 /// Labels of a counter: `verb`, `kind` and `outcome`. All values are constants in this file.
 type Labels = [(&'static str, &'static str); 3];

@@ -6,6 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use farrier_core::{
+    image::checked::ImageStream,
+    plan::{
+        COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, LiveDaemonSet, PER_KERNEL_ANNOTATION,
+        RECORD_ANNOTATION, Seen, UpgradeNote, WriteNamespaces,
+    },
+};
 use kube::runtime::watcher::Event;
 
 use super::{
@@ -14,13 +21,6 @@ use super::{
     facts::{PREFIX, pod_selector},
     object::{Facts, Kept, Key, Object},
     target::{Target, Trouble, WatchScope},
-};
-use crate::{
-    image::checked::ImageStream,
-    plan::{
-        COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, LiveDaemonSet, PER_KERNEL_ANNOTATION,
-        RECORD_ANNOTATION, Seen, UpgradeNote, WriteNamespaces,
-    },
 };
 
 /// Number of consecutive failures after which waiting for a first list fails. With the watch's backoff (0.8 s, doubled each time)

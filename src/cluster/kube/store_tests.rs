@@ -2,18 +2,18 @@
 
 use std::collections::HashMap;
 
-use serde_json::json;
-
-use super::{
-    super::{super::error::Scope, facts},
-    *,
-};
-use crate::{
+use farrier_core::{
     image::OperatorResource,
     plan::{
         JobState, KERNEL_LABEL, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, UPGRADE, UpdateStrategy,
         WorkloadFacts,
     },
+};
+use serde_json::json;
+
+use super::{
+    super::{super::error::Scope, facts},
+    *,
 };
 
 fn interest(names: &[&str]) -> Interest {
@@ -335,7 +335,7 @@ fn an_old_event_does_not_undo_what_a_write_returned() {
 fn copies_are_kept_wherever_they_are_and_go_with_their_pods() {
     let (mut store, epochs) = synced();
     let ds = epochs[&Target::DaemonSets];
-    let copy = daemon_set("driver-k", 40, "i:1", &[(crate::plan::COPY_OF_LABEL, "driver")]);
+    let copy = daemon_set("driver-k", 40, "i:1", &[(farrier_core::plan::COPY_OF_LABEL, "driver")]);
     assert!(store.event(&Target::DaemonSets, ds, Event::Apply(copy.clone())));
     let (started, _) = store.reconcile();
     assert!(matches!(&started[0].0, Target::Pods { daemon_set, .. } if daemon_set == "driver-k"));

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use farrier_core::{image::OperatorResource, plan::Seen};
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     batch::v1::Job,
@@ -13,7 +14,6 @@ use super::{
     super::error::{ApiError, MissingRight},
     object::Key,
 };
-use crate::{image::OperatorResource, plan::Seen};
 
 /// The objects that a watch is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -6,6 +6,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use farrier_core::plan::{
+    COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeChange, NodeCheck,
+    NodeSeen, ObjectVersion, PodRestart, ResourceChange,
+};
 use k8s_openapi::api::{
     batch::v1::{CronJob, Job},
     core::v1::{Node, Pod},
@@ -26,10 +30,6 @@ use super::{
     object::{Facts, Kept, Key, Object},
     store::Store,
     target::Target,
-};
-use crate::plan::{
-    COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeChange, NodeCheck,
-    NodeSeen, ObjectVersion, PodRestart, ResourceChange,
 };
 
 /// How long a write waits for the watches to deliver its effect.

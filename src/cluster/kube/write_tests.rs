@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use serde_json::json;
-
-use super::*;
-use crate::{
+use farrier_core::{
     image::OperatorResource,
     plan::{DaemonSetFacts, LiveDaemonSet, NodeAffinity, Operator, Requirement, SelectorTerm},
 };
+use serde_json::json;
+
+use super::*;
 
 fn known() -> Kept {
     let object = serde_json::from_value(json!({

@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use jiff::Timestamp;
-
-use super::queue::CellKey;
-use crate::{
-    parts::{Reporter, Stage},
+use farrier_core::{
     plan::{Activity, BuildActivity},
     text::is_deceptive,
 };
+use jiff::Timestamp;
+
+use super::queue::CellKey;
+use crate::parts::{Reporter, Stage};
 
 use parking_lot::Mutex;
 /// Number of lines kept from the end of a build's output.
@@ -172,11 +172,11 @@ mod tests {
     }
 
     fn key() -> CellKey {
-        let target = crate::kernel::KernelTarget {
+        let target = farrier_core::kernel::KernelTarget {
             os: "debian".parse().unwrap(),
             os_version: "12".parse().unwrap(),
             release: "6.1.0-47-amd64".parse().unwrap(),
-            arch: crate::kernel::Architecture::Amd64,
+            arch: farrier_core::kernel::Architecture::Amd64,
         };
         ("mft".parse().unwrap(), target)
     }

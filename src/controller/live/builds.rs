@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::plan::{Cell, Phase, Plan};
+use oci::client::chain as error_chain;
 use tokio::{
     task::{Id, JoinSet},
     time::Instant,
@@ -23,9 +25,7 @@ use crate::{
         TargetReport,
         reconcile::{BuildEnd, BuildFault},
     },
-    error_chain,
     parts::{Parts, Result},
-    plan::{Cell, Phase, Plan},
     runtime::{BuildOutcomeLabel, Metrics},
 };
 

@@ -24,6 +24,14 @@ use tokio::{
 };
 
 pub use activity::SharedActivity;
+use farrier_core::{
+    kernel::KernelTarget,
+    plan::{
+        ClusterSnapshot, Interest, Marks, NodeKernelLimiter, OpenRollout, Outcome, Pace, Plan, open_kernels,
+        open_rollouts, retry,
+    },
+};
+use oci::client::chain as error_chain;
 pub use view::{ReconcileView, StatusSink};
 
 use self::{
@@ -40,14 +48,8 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    error_chain,
     images::LastRecord,
-    kernel::KernelTarget,
     parts::{Parts, Result},
-    plan::{
-        ClusterSnapshot, Interest, Marks, NodeKernelLimiter, OpenRollout, Outcome, Pace, Plan, open_kernels,
-        open_rollouts, retry,
-    },
     runtime::{Configuration, Health, Metrics, ReconcileOutcomeLabel},
 };
 
@@ -247,7 +249,7 @@ impl Live {
     async fn reconcile_once(&mut self) -> Result<ReconcileOutcomeLabel> {
         let Some(mut planned) = self.plan().await? else { return Ok(ReconcileOutcomeLabel::Done) };
         let deadline =
-            crate::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
+            farrier_core::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
             rollouts = self.roll_out(&mut planned).await?;

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use farrier_core::image::Chains;
 use tokio::sync::watch;
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
 use crate::{
     cluster::Cluster,
     controller::{Planned, ReconcileReport, RolloutReport, TargetReport, reconcile::BuildFault},
-    image::Chains,
     parts::{Parts, Result},
     runtime::{Configuration, Health, Metrics},
 };

@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Instant;
-
-use crate::{
+use farrier_core::{
     image::{BuildSpec, ImageName, InputHash},
     kernel::KernelTarget,
-    parts::BuildLimits,
     plan::{Cell, retry},
 };
+use tokio::time::Instant;
+
+use crate::parts::BuildLimits;
 
 /// Key of a cell: a driver image and a kernel target.
 pub(super) type CellKey = (ImageName, KernelTarget);

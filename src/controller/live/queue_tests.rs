@@ -1,11 +1,9 @@
 use std::time::Duration;
 
+use farrier_core::{image::InputHasher, plan::Budget};
+
 use super::*;
-use crate::{
-    controller::testing::{Bench, K9, K10, K11},
-    image::InputHasher,
-    plan::Budget,
-};
+use crate::controller::testing::{Bench, K9, K10, K11};
 
 async fn cells() -> [Arc<Cell>; 3] {
     let bench = Bench::new(&serde_json::json!({}));

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
+use farrier_core::plan::{
+    Change, ClusterSnapshot, HoldReason, ManifestPlace, PlannedRollout, PlannedUpgrade, RolloutDecision,
+    RolloutTarget, uncordoned,
+};
+use oci::client::chain as error_chain;
 use tokio::time::Instant;
 
 use super::Live;
 use crate::{
     controller::{Planned, RolloutReport, apply::make_steps, broken_chains::BrokenChains},
-    error_chain,
     parts::{Result, TargetError},
-    plan::{
-        Change, ClusterSnapshot, HoldReason, ManifestPlace, PlannedRollout, PlannedUpgrade, RolloutDecision,
-        RolloutTarget, uncordoned,
-    },
     runtime::RewriteOutcomeLabel,
 };
 

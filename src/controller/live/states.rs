@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::plan::{
+use farrier_core::plan::{
     Activity, Cell, HoldReason, NodeReason, Outcome, Phase, Plan, PlannedCell, PlannedRollout,
     RolloutDecision, StatusEntry, counts, status_entries,
 };
@@ -170,12 +170,11 @@ fn gist(reason: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::plan::{BuildActivity, KERNEL_LABEL, Stage, testing::Fleet};
+    use kmod::Verdict;
+
     use super::*;
-    use crate::{
-        controller::testing::Logs,
-        kmod::Verdict,
-        plan::{BuildActivity, KERNEL_LABEL, Stage, testing::Fleet},
-    };
+    use crate::controller::testing::Logs;
 
     const K47: &str = "6.1.0-47-amd64";
     const K48: &str = "6.1.0-48-amd64";

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::plan::{Activity, KERNEL_LABEL};
 use futures::FutureExt as _;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -22,7 +23,6 @@ use crate::{
     cluster::{ApiError, Fence},
     controller::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, Logs, SYMBOLS, module},
     parts::{BootChecker, Stage},
-    plan::{Activity, KERNEL_LABEL},
     registry::RegistryLocation,
 };
 

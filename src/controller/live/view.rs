@@ -2,15 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use farrier_core::{
+    image::Definitions,
+    plan::{Activity, ClusterSnapshot, Plan},
+};
 use jiff::Timestamp;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::activity::SharedActivity;
-use crate::{
-    controller::RolloutReport,
-    image::Definitions,
-    plan::{Activity, ClusterSnapshot, Plan},
-};
+use crate::controller::RolloutReport;
 
 use parking_lot::Mutex;
 /// State of the cluster and the builds after a reconcile.

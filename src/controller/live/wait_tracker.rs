@@ -37,11 +37,12 @@ impl<K: Ord> WaitTracker<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{
-        kmod::Verdict,
-        plan::{HoldReason, OpenRollout, Plan, RolloutDecision, RolloutWait, open_rollouts, testing::Fleet},
+    use farrier_core::plan::{
+        HoldReason, OpenRollout, Plan, RolloutDecision, RolloutWait, open_rollouts, testing::Fleet,
     };
+    use kmod::Verdict;
+
+    use super::*;
 
     const K47: &str = "6.1.0-47-amd64";
 

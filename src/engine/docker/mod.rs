@@ -22,7 +22,9 @@ use bollard::{
         TagImageOptions,
     },
 };
+use farrier_core::image::Digest;
 use futures::StreamExt;
+use oci::client::chain as error_chain;
 use tokio_util::sync::CancellationToken;
 
 use self::output::Output;
@@ -31,11 +33,7 @@ use super::{
     context::{self, DOCKERFILE},
     dockerfile,
 };
-use crate::{
-    error_chain,
-    image::Digest,
-    run_notes::{Note, Notes},
-};
+use crate::run_notes::{Note, Notes};
 
 /// Label with the job's ID on everything that a build creates.
 const BUILD_LABEL: &str = "farrier.dev/build";

@@ -1,9 +1,9 @@
 //! Adapter: parses the output of the classic builder.
 
 use bollard::{errors::Error, models::BuildInfo};
+use oci::client::chain as error_chain;
 
 use super::super::{BuildLog, EngineError, EngineKind, Result, error::is_disk_full, lines::LineSplitter};
-use crate::error_chain;
 
 /// Reads the response to a build: forwards log lines, and remembers the current step and the resulting image.
 pub(super) struct Output<'a> {

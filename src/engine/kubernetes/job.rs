@@ -2,16 +2,15 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use k8s_openapi::api::batch::v1::Job;
-use runner::{plan::Limits, pod};
-use serde_json::{Value, json};
-
-use crate::{
+use farrier_core::{
     image::{BuildSpec, ImageName, ImageReference, Version},
     kernel::{Architecture, KernelLabel},
     plan::Instance,
     site::Builds,
 };
+use k8s_openapi::api::batch::v1::Job;
+use runner::{plan::Limits, pod};
+use serde_json::{Value, json};
 
 /// User ID of build steps. It owns nothing on a node (distroless images call it `nonroot`).
 pub const USER: u32 = 65532;

@@ -25,6 +25,7 @@ use runner::plan::Plan;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use farrier_core::{kernel::Architecture, provenance::Confinement};
 pub use job::{JobSpec, USER, environment};
 
 use self::{follow::Follower, wait::Wait};
@@ -34,9 +35,7 @@ use crate::{
         KubeOptions,
         kube::{causes, client},
     },
-    kernel::Architecture,
     machine::program_for,
-    provenance::Confinement,
 };
 
 /// Pause between two checks of a Job that is being deleted, and between two attempts of a call.
@@ -103,7 +102,7 @@ pub struct InCluster<'a> {
 impl Kubernetes {
     /// Connects to the cluster that the options select.
     pub(super) async fn connect(runner: PathBuf, options: &KubeOptions) -> Result<Self, String> {
-        let client = client(options).await.map_err(|error| crate::error_chain(&error))?;
+        let client = client(options).await.map_err(|error| oci::client::chain(&error))?;
         Ok(Self { client, runner })
     }
 

@@ -23,11 +23,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
+use farrier_core::provenance::Confinement;
 pub use owner::Owner;
 
 use self::cgroup::{Group, Subtree};
 use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, runner_session::RunnerSession};
-use crate::{provenance::Confinement, tree_removal::remove_tree};
+use crate::tree_removal::remove_tree;
 
 /// File name of the runner, which is installed next to farrier's own program.
 pub const RUNNER: &str = "farrier-runner";

@@ -1,9 +1,9 @@
 //! Pure: parses package records and dependencies (Debian Policy, chapters 5 and 7).
 
 use deb822_fast::{Deb822, Paragraph};
+use farrier_core::kernel::Architecture;
 
 use super::version;
-use crate::kernel::Architecture;
 
 /// A binary package as described by a signed index.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ pub mod control;
 pub(super) mod package;
 pub mod sources;
 mod system;
-pub use crate::kernel::debian_version as version;
+pub use farrier_core::kernel::debian_version as version;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,6 +15,10 @@ use std::{
 };
 
 use control::PackageRecord;
+use farrier_core::{
+    image::checked::{Mirror, Suite, texts},
+    kernel::{AptSuites, Architecture},
+};
 use fs_err as fs;
 use sources::SourceEntry;
 use tokio::process::Command;
@@ -25,8 +29,6 @@ use crate::{
     blocking::stoppable,
     cache::{Cache, LockMode},
     files::if_there,
-    image::checked::{Mirror, Suite, texts},
-    kernel::{AptSuites, Architecture},
     net::Net,
 };
 

@@ -5,13 +5,12 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use farrier_core::{image::AptSource, kernel::Architecture};
 use serde::{Deserialize, Serialize};
 
 use super::{AptArchive, Packages, control::PackageRecord, key_parts};
 use crate::{
-    image::AptSource,
     inputs::{CARRY, FetchError, Fetcher, Result, digest},
-    kernel::Architecture,
     machine::native,
 };
 

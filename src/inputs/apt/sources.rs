@@ -3,12 +3,9 @@
 use std::collections::BTreeMap;
 
 use deb822_fast::{Deb822, Paragraph};
+use farrier_core::{image::checked::texts, kernel::AptSuites};
 
-use crate::{
-    image::checked::texts,
-    inputs::{FetchError, Result},
-    kernel::AptSuites,
-};
+use crate::inputs::{FetchError, Result};
 
 /// One archive with its suites, as in `sources.list(5)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -272,8 +269,9 @@ pub fn render(entries: &[SourceEntry]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::image::checked::{Mirror, Suite};
+
     use super::*;
-    use crate::image::checked::{Mirror, Suite};
 
     const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 

@@ -1,9 +1,10 @@
 //! Adapter: the packages of a whole root file system, as chosen by apt itself.
 
+use farrier_core::image::checked::PackageToInstall;
+
 use super::{AptArchive, KIND, control::PackageRecord};
 use crate::{
     cache::LockMode,
-    image::checked::PackageToInstall,
     inputs::{FetchError, Result, process},
 };
 

@@ -9,14 +9,12 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use farrier_core::kernel::KernelRelease;
 use fs_err::{self as fs, os::unix::fs::symlink};
 
-use crate::{
-    inputs::{
-        FetchError, Result,
-        files::{exists, is_directory, listing, names_in},
-    },
-    kernel::KernelRelease,
+use crate::inputs::{
+    FetchError, Result,
+    files::{exists, is_directory, listing, names_in},
 };
 
 /// Top-level directories that are links into `usr` on a merged system.

@@ -7,6 +7,14 @@ mod stored;
 
 use std::path::{Path, PathBuf};
 
+use farrier_core::{
+    image::Digest,
+    kernel::{
+        AptHeaders, AptSuites, Architecture, Compiler, FurtherRpmPackages, HeaderSource, HeaderText,
+        KernelRelease, KernelTarget, RpmPackages, TrackedSuites,
+    },
+};
+use kmod::KernelFacts;
 use published::Published;
 pub use stored::ListedHeaders;
 
@@ -17,17 +25,7 @@ use super::{
     kernel_packages::{Found, Place, Search},
     rpm::{self, Repositories},
 };
-use crate::{
-    blocking::stoppable,
-    cache::Cache,
-    image::Digest,
-    kernel::{
-        AptHeaders, AptSuites, Architecture, Compiler, FurtherRpmPackages, HeaderSource, HeaderText,
-        KernelRelease, KernelTarget, RpmPackages, TrackedSuites,
-    },
-    kmod::KernelFacts,
-    store::StoreError,
-};
+use crate::{blocking::stoppable, cache::Cache, store::StoreError};
 
 /// Format version; change it when the same packages or file are laid out differently.
 const FORMAT: &str = "header-set-1";

@@ -8,7 +8,15 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{
+    image::{ImageReference, Version},
+    kernel::{
+        Architecture, DetachedSignature, DownloadedHeaders, FileProof, HeaderSource, ImageHeaders,
+        KernelTarget, TarballHeaders, image_for, text_for,
+    },
+};
 use fs_err as fs;
+use oci::ImageManifest;
 use url::Url;
 
 use super::{FORMAT, KIND, layout, verify};
@@ -16,7 +24,6 @@ use crate::{
     archive::links,
     blocking::stoppable,
     cache::BLOBS,
-    image::{ImageReference, Version},
     inputs::{
         FetchError, Fetcher, Lookup, Result, TREE,
         checksum::Checksum,
@@ -27,11 +34,6 @@ use crate::{
         rpm::keys::Keys,
         unpack, with_release,
     },
-    kernel::{
-        Architecture, DetachedSignature, DownloadedHeaders, FileProof, HeaderSource, ImageHeaders,
-        KernelTarget, TarballHeaders, image_for, text_for,
-    },
-    oci::ImageManifest,
     registry::Registry as _,
     store::StoreError,
     tree_removal::remove_tree,

@@ -8,22 +8,24 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{
+    facts::annotations,
+    image::{Digest, Tag},
+    kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
+};
 use fs_err::File;
+use kmod::{KernelFacts, SymbolTable};
+use oci::{Hashing, LayerReader, client::chain as error_chain};
 use serde::{Deserialize, Serialize};
 
 use super::{HeaderIdentity, HeaderLookup, HeaderSet, Headers, KIND, verify};
 use crate::{
     archive::{self, Limits, Stoppable},
-    error_chain,
-    image::{Digest, Tag},
     inputs::{
         FetchError, Lookup, Result, TREE, digest,
         kernel_packages::Found,
         stored::{Input, StoredUnder},
     },
-    kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
-    kmod::{KernelFacts, SymbolTable},
-    oci::{Hashing, LayerReader, annotations},
     store::{InputKind, StoreError, StoredInput, header_tag},
 };
 

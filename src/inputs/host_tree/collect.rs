@@ -6,6 +6,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{image::Digest, kernel::KernelRelease};
 use fs_err::os::unix::fs::symlink;
 
 use super::verify;
@@ -13,12 +14,10 @@ use crate::{
     archive::links,
     blocking::stoppable,
     files::without_version_control,
-    image::Digest,
     inputs::{
         FetchError, Result,
         files::{copy_file, exists, go_on, make_directory},
     },
-    kernel::KernelRelease,
     payload,
 };
 

@@ -1,10 +1,10 @@
+use farrier_core::kernel::{Architecture, KernelTarget};
 use fs_err as fs;
 
 use super::*;
 use crate::{
     cache::Cache,
     inputs::{FetchOptions, Fetcher, HostTreeLookup},
-    kernel::{Architecture, KernelTarget},
 };
 
 const K47: &str = "6.1.0-47-amd64";
@@ -49,7 +49,7 @@ impl Host {
         let left: Vec<_> =
             fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["host"]);
-        let text = format!("{}\nhint: {}", crate::error_chain(&error), error.hint().unwrap_or_default());
+        let text = format!("{}\nhint: {}", oci::client::chain(&error), error.hint().unwrap_or_default());
         text.replace(&self.0.path().display().to_string(), "")
     }
 }

@@ -7,6 +7,10 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{
+    image::{Digest, checked::HeadersPath},
+    kernel::{KernelRelease, KernelTarget},
+};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
@@ -19,8 +23,6 @@ use crate::{
     archive::{Format, links},
     blocking::stoppable,
     files::without_version_control,
-    image::{Digest, checked::HeadersPath},
-    kernel::{KernelRelease, KernelTarget},
 };
 
 /// Format version; change it when the same content is laid out differently.

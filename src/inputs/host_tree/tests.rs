@@ -43,7 +43,7 @@ impl Scene {
             os: "debian".parse().unwrap(),
             os_version: "12".parse().unwrap(),
             release: K47.parse().unwrap(),
-            arch: crate::kernel::Architecture::Amd64,
+            arch: farrier_core::kernel::Architecture::Amd64,
         };
         self.fetcher.host_tree(&tree.parse().unwrap(), &target).await
     }
@@ -58,7 +58,7 @@ impl Scene {
     /// Returns the error about the directory, without the test's directory.
     async fn refusal(&self) -> String {
         let error = self.look("ofed-{{release}}").await.unwrap_err();
-        let text = format!("{}\nhint: {}", crate::error_chain(&error), error.hint().unwrap_or_default());
+        let text = format!("{}\nhint: {}", oci::client::chain(&error), error.hint().unwrap_or_default());
         text.replace(&self.dir.path().display().to_string(), "")
     }
 }

@@ -6,17 +6,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::kernel::KernelRelease;
 use fs_err::{self as fs, File};
+use kmod::{self, BeyondHeaders, Btf, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names};
+use oci::client::chain as error_chain;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{KernelImage, KernelImages, unfit};
 use crate::{
     blocking::stoppable,
     cache::Cache,
-    error_chain,
     inputs::{FetchError, Result, digest, files::read_start},
-    kernel::KernelRelease,
-    kmod::{self, BeyondHeaders, Btf, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names},
     payload::{self, DecompressionBudget},
 };
 

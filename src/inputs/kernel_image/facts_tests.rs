@@ -1,5 +1,8 @@
+use farrier_core::kernel::Architecture;
+use kmod::testing::ModuleFile;
+
 use super::*;
-use crate::{inputs::Fetcher, kernel::Architecture, kmod::testing::ModuleFile};
+use crate::inputs::Fetcher;
 
 /// Makes a plain ELF "kernel" without sections, which only states its release.
 fn image(dir: &Path, banner: &str) -> KernelImage {

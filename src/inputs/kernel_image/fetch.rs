@@ -2,18 +2,20 @@
 
 use std::path::Path;
 
+use farrier_core::{
+    image::checked::{HeadersPath, PackageAlternatives},
+    kernel::{Architecture, KernelFamily, KernelImageFile, KernelImageSource, KernelRelease, KernelTarget},
+};
 use fs_err as fs;
 
 use super::{KernelImage, KernelImageLookup, KernelImages};
 use crate::{
-    image::checked::{HeadersPath, PackageAlternatives},
     inputs::{
         FetchError, Lookup, Result, TREE,
         files::{is_directory, name_of},
         kernel_packages::{Place, Search},
         with_release,
     },
-    kernel::{Architecture, KernelFamily, KernelImageFile, KernelImageSource, KernelRelease, KernelTarget},
     tree_removal::remove_tree,
 };
 

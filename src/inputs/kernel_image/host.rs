@@ -6,20 +6,18 @@ use std::{
     path::Path,
 };
 
+use farrier_core::kernel::{Architecture, KernelRelease, ReleaseError};
 use fs_err::File;
+use kmod::{BeyondHeaders, Btf, FactSource, KernelConfig, KernelFacts, Known, exported_names};
 
 use super::{
     KernelImage,
     facts::{add_btf, add_modules},
     unfit,
 };
-use crate::{
-    inputs::{
-        FetchError, Result,
-        header_tree::{TreeError, read_header_set},
-    },
-    kernel::{Architecture, KernelRelease, ReleaseError},
-    kmod::{BeyondHeaders, Btf, FactSource, KernelConfig, KernelFacts, Known, exported_names},
+use crate::inputs::{
+    FetchError, Result,
+    header_tree::{TreeError, read_header_set},
 };
 
 /// Maximum size of a file in bytes; the kernel's type information has about 6 MB.

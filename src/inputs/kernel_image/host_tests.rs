@@ -1,9 +1,9 @@
 use std::io::Write as _;
 
 use fs_err as fs;
+use kmod::testing::ModuleFile;
 
 use super::*;
-use crate::kmod::testing::ModuleFile;
 
 struct Root(tempfile::TempDir);
 
@@ -49,7 +49,7 @@ fn a_machine_without_headers_tells_what_it_runs() {
     assert!(facts.config.is_set("SMP") && facts.symbols.is_none());
     let beyond = facts.beyond_headers;
     assert_eq!(beyond.module_size, Some(Known { value: 896, source: FactSource::Host }));
-    assert_eq!(beyond.btf_base.unwrap().value, crate::kmod::BtfBase { types: 2, strings: 8 });
+    assert_eq!(beyond.btf_base.unwrap().value, kmod::BtfBase { types: 2, strings: 8 });
     assert_eq!(beyond.exports.unwrap().value.into_iter().collect::<Vec<_>>(), ["module_layout"]);
     assert!(!beyond.enforces_signatures.unwrap().value);
     assert!(beyond.in_tree.unwrap().value.modules.contains_key("a"));

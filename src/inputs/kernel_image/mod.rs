@@ -6,11 +6,10 @@ pub mod host;
 
 use std::path::{Path, PathBuf};
 
+use farrier_core::kernel::{Architecture, KernelRelease};
+use oci::client::chain as error_chain;
+
 use super::{FetchError, Fetcher, Lookup};
-use crate::{
-    error_chain,
-    kernel::{Architecture, KernelRelease},
-};
 
 /// A kernel image with its companion files.
 #[derive(Clone, Debug, PartialEq, Eq)]

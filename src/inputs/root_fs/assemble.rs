@@ -7,6 +7,10 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{
+    kernel::{AptSuites, Architecture, BootstrapSpec},
+    provenance::{RPM_LIST, RPM_LIST_FORMAT},
+};
 use fs_err as fs;
 
 use super::{LEVEL, MTIME, effects, excluded::is_left_out, packages::RpmRoot};
@@ -14,9 +18,7 @@ use crate::{
     archive::{self, Options, UnpackMode},
     blocking::stoppable,
     inputs::{FetchError, Fetcher, Result, TREE, apt::AptArchive, root_fs_layer as layer, rpm},
-    kernel::{AptSuites, Architecture, BootstrapSpec},
     payload,
-    provenance::{RPM_LIST, RPM_LIST_FORMAT},
     tree_removal::remove_tree,
 };
 
@@ -131,8 +133,11 @@ fn output_of(program: &'static str, arguments: &[&str], packages: &[PathBuf]) ->
 mod tests {
     use std::{fs::Permissions, io::Read as _, os::unix::fs::PermissionsExt as _};
 
+    use farrier_core::provenance::PackageReader;
+    use oci::LayerReader;
+
     use super::*;
-    use crate::{inputs::root_fs_layer::RootFs, oci::LayerReader, provenance::PackageReader};
+    use crate::inputs::root_fs_layer::RootFs;
 
     /// Makes a package with `dpkg-deb`, with a script that would leave a trace.
     fn package(dir: &Path, name: &str, files: &[(&str, u32)]) -> PathBuf {

@@ -9,6 +9,9 @@ use std::{
     time::Duration,
 };
 
+use farrier_core::kernel::{AptSuites, Architecture, BootstrapSpec};
+use oci;
+
 use super::{
     LEVEL, MTIME,
     excluded::{FORGET, dpkg_options},
@@ -17,9 +20,7 @@ use crate::{
     archive::Stoppable,
     blocking::stoppable,
     inputs::{FetchError, Fetcher, Result, apt, process, root_fs_layer as layer},
-    kernel::{AptSuites, Architecture, BootstrapSpec},
     machine::native,
-    oci,
 };
 
 /// Time for a canceled mmdebstrap to unmount and to remove its directory.
@@ -154,8 +155,9 @@ fn compress(tar: impl io::Read, entry: &Path, stop: &AtomicBool) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::image::Digest;
+
     use super::*;
-    use crate::image::Digest;
 
     #[test]
     fn compression_is_deterministic_and_its_digests_are_right() {

@@ -10,10 +10,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::kernel::Architecture;
 use fs_err as fs;
 use tar::{EntryType, Header};
 
-use crate::{archive::links, kernel::Architecture};
+use crate::archive::links;
 
 /// Top-level directories that are links into `/usr` (`usrmerge`, `base-files`, RPM's `filesystem`). They exist before the first
 /// package, so that `/bin/x` of one package and `/usr/bin/y` of another end up in the same directory.

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::{image::checked::fits, oci::plain_path};
+use farrier_core::image::checked::fits;
+use oci::plain_path;
 
 /// Patterns of files that builds do not read.
 const EXCLUDED: [&str; 6] = [

@@ -7,12 +7,13 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{facts::annotations, image::MinimalSpec, kernel::Architecture};
 use fs_err::{self as fs, File};
+use oci::{EntryKind, LayerWriter};
 
 use super::RootFileSystems;
 use crate::{
     blocking::stoppable,
-    image::MinimalSpec,
     inputs::{
         FetchError, Result, StoredUnder,
         apt::package::{self, Package},
@@ -20,9 +21,7 @@ use crate::{
         root_fs_layer::{self as layer, RootFs},
         unpack,
     },
-    kernel::Architecture,
     machine::native,
-    oci::{EntryKind, LayerWriter, annotations},
     store::InputKind,
     tree_removal::remove_tree,
 };
@@ -192,8 +191,9 @@ mod tests {
         process::Command,
     };
 
+    use oci::LayerReader;
+
     use super::*;
-    use crate::oci::LayerReader;
 
     /// Makes a package with `dpkg-deb`.
     fn package(dir: &Path, path: &str) -> PathBuf {
@@ -233,7 +233,7 @@ mod tests {
         // The location in the package makes no difference.
         assert_eq!(made("usr/bin/busybox").unwrap().0.digest, root_fs.digest);
         let bytes = fs::read(&root_fs.layer).unwrap();
-        assert_eq!(root_fs.digest, crate::image::Digest::of(&bytes));
+        assert_eq!(root_fs.digest, farrier_core::image::Digest::of(&bytes));
         let mut archive = tar::Archive::new(LayerReader::new(&bytes[..]).unwrap());
         let mut found = BTreeMap::new();
         for entry in archive.entries().unwrap() {

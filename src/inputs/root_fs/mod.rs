@@ -17,7 +17,13 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{Digest, Tag},
+    kernel::Architecture,
+};
 use fs_err as fs;
+use oci::Layer;
 
 use super::{
     FetchError, Fetcher, Result, TREE, digest,
@@ -27,9 +33,6 @@ use super::{
 use crate::{
     archive::{self, Options},
     blocking::stoppable,
-    image::{Digest, Tag},
-    kernel::Architecture,
-    oci::{Layer, annotations, media_type},
     store::{InputKind, StoredInput, key_tag},
 };
 

@@ -5,6 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::{
+    image::{
+        RunfileSpec, RuntimeBase, SourceSpec,
+        checked::{Component, PackageToInstall, RpmName, StreamName, Suite, texts},
+    },
+    kernel::{AptSuites, Architecture, BootstrapSpec, KernelTarget, RpmArchive, RpmToolchain, Toolchain},
+};
 use fs_err as fs;
 
 use super::{
@@ -15,16 +22,11 @@ use super::{
 };
 use crate::{
     blocking::stoppable,
-    image::{
-        RunfileSpec, RuntimeBase, SourceSpec,
-        checked::{Component, PackageToInstall, RpmName, StreamName, Suite, texts},
-    },
     inputs::{
         CARRY, FetchError, Result, StoredUnder, apt, digest,
         root_fs_layer::{self as layer, RootFs},
         rpm,
     },
-    kernel::{AptSuites, Architecture, BootstrapSpec, KernelTarget, RpmArchive, RpmToolchain, Toolchain},
 };
 
 /// Format version of specifications, in input hashes; independent of how a root file system is made.

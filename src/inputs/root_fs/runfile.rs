@@ -12,7 +12,9 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::kernel::Architecture;
 use fs_err::{self as fs, File};
+use oci::plain_path;
 use tar::EntryType;
 use walkdir::WalkDir;
 
@@ -23,8 +25,6 @@ use crate::{
         FetchError, Result,
         files::{NO_PROGRAM, other_program},
     },
-    kernel::Architecture,
-    oci::plain_path,
 };
 
 /// The wanted parts of an installer.

@@ -2,17 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
+use farrier_core::{image::Digest, text::is_deceptive};
 use fs_err as fs;
 
 use crate::{
     cache::Scratch,
-    image::Digest,
     inputs::{
         FetchError, Result,
         openpgp::{BEGIN, dearmored},
         process,
     },
-    text::is_deceptive,
 };
 
 /// The trusted keys of an archive.

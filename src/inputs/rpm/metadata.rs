@@ -8,6 +8,7 @@ use std::{
     io::{self, BufRead, Read},
 };
 
+use farrier_core::kernel::Architecture;
 use quick_xml::{
     Reader, XmlVersion,
     escape::resolve_predefined_entity,
@@ -16,10 +17,7 @@ use quick_xml::{
 use serde::{Deserialize, Serialize};
 
 use super::package::{RpmPackage, release_in};
-use crate::{
-    inputs::{checksum::Checksum, error::MetadataError},
-    kernel::Architecture,
-};
+use crate::inputs::{checksum::Checksum, error::MetadataError};
 
 /// Maximum size of a tag or a text, in bytes.
 const LONGEST: usize = 1 << 20;

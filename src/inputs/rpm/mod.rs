@@ -16,6 +16,10 @@ use std::{
 };
 
 use address::{based, below, directory};
+use farrier_core::{
+    image::checked::{RpmAlternatives, fits},
+    kernel::{Architecture, KernelRelease, RpmArchive, RpmRepository, RpmSigned},
+};
 use fs_err::{self as fs, File};
 use keys::Keys;
 use metadata::{Part, Repomd};
@@ -31,13 +35,7 @@ use super::{
     download::{any_of, fetch_from, transfer},
     error::MetadataError,
 };
-use crate::{
-    archive,
-    blocking::stoppable,
-    cache::LockMode,
-    image::checked::{RpmAlternatives, fits},
-    kernel::{Architecture, KernelRelease, RpmArchive, RpmRepository, RpmSigned},
-};
+use crate::{archive, blocking::stoppable, cache::LockMode};
 
 /// Format version; change it when listings have another form.
 const FORMAT: &str = "rpm-4";
@@ -289,7 +287,7 @@ impl Repositories {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(repository = %place, error = %crate::error_chain(&error), "cannot read the repository");
+                    tracing::debug!(repository = %place, error = %oci::client::chain(&error), "cannot read the repository");
                     // Of several errors, report the first one: the first place is the intended one.
                     fault.get_or_insert(error);
                 }

@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use farrier_core::image::checked::StreamName;
 use serde::Deserialize;
 
 use super::package::RpmPackage;
-use crate::{image::checked::StreamName, inputs::error::MetadataError};
+use crate::inputs::error::MetadataError;
 
 /// Maximum size of the modules of one repository, in bytes. RHEL's have a quarter of it.
 pub const MOST_MODULES: u64 = 64 << 20;

@@ -2,9 +2,10 @@
 
 use std::cmp::Ordering;
 
+use farrier_core::{image::checked::fits, kernel::rpm_version};
 use serde::{Deserialize, Serialize};
 
-use crate::{image::checked::fits, inputs::checksum::Checksum, kernel::rpm_version};
+use crate::inputs::checksum::Checksum;
 
 /// A package as described by a repository's metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use super::{LACKING, Listed, Repositories, key_parts, package::names_for};
-use crate::{
+use farrier_core::{
     image::{RpmSource, checked::fits},
-    inputs::{FetchError, Fetcher, Result, apt::Packages},
     kernel::KernelTarget,
 };
+
+use super::{LACKING, Listed, Repositories, key_parts, package::names_for};
+use crate::inputs::{FetchError, Fetcher, Result, apt::Packages};
 
 /// A package and its repositories.
 pub struct Found {

@@ -8,6 +8,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::image::checked::{RpmName, StreamName};
 use fs_err::{self as fs, File};
 
 use super::{
@@ -19,7 +20,6 @@ use super::{
 use crate::{
     archive,
     blocking::stoppable,
-    image::checked::{RpmName, StreamName},
     inputs::{FetchError, Result, process},
     tree_removal::remove_tree,
 };

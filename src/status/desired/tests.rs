@@ -1,7 +1,7 @@
+use farrier_core::plan::{BuildActivity, Stage, testing::Fleet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::plan::{BuildActivity, Stage, testing::Fleet};
 
 const K47: &str = "6.1.0-47-amd64";
 const K48: &str = "6.1.0-48-amd64";
@@ -44,7 +44,7 @@ fn the_objects_tell_what_farrier_status_tells() {
             (object.spec.image.clone(), status.nodes, status.phase, status.verdict, reference, status.digest)
         })
         .collect();
-    let rows: Vec<_> = crate::plan::status(&plan)
+    let rows: Vec<_> = farrier_core::plan::status(&plan)
         .into_iter()
         .map(|row| {
             let (nodes, verdict) =

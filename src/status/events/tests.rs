@@ -1,9 +1,8 @@
+use farrier_core::plan::{Activity, BuildActivity, KERNEL_LABEL, PassedLimit, Plan, Stage, testing::Fleet};
+use kmod::Verdict;
+
 use super::*;
-use crate::{
-    controller::RolloutReport,
-    kmod::Verdict,
-    plan::{Activity, BuildActivity, KERNEL_LABEL, PassedLimit, Plan, Stage, testing::Fleet},
-};
+use crate::controller::RolloutReport;
 
 const K47: &str = "6.1.0-47-amd64";
 const K48: &str = "6.1.0-48-amd64";

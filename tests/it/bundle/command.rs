@@ -6,10 +6,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier::{
-    bundle::ContentKind,
-    oci::{Descriptor, ImageIndex, media_type},
-};
+use farrier::bundle::ContentKind;
+use farrier_core::facts::media_type;
+use oci::{Descriptor, ImageIndex};
 
 use super::{KERNEL, Site, content, farrier, filled, noise, text};
 
@@ -191,7 +190,7 @@ async fn farriers_own_image_goes_along() {
     let output = farrier(&[&IMPORT, &[&*file, "--registry", &to.location.to_string()][..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let arrived = to.manifest("farrier", "0.1.0").await.unwrap();
-    assert_eq!(farrier::image::Digest::of(&arrived), digest);
+    assert_eq!(farrier_core::image::Digest::of(&arrived), digest);
 }
 
 #[tokio::test]

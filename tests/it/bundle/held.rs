@@ -2,11 +2,9 @@
 
 use std::fs;
 
-use farrier::{
-    bundle::{self, Content, ContentKind, Taken},
-    image::Digest,
-    oci::{Descriptor, ImageIndex, ImageManifest, media_type},
-};
+use farrier::bundle::{self, Content, ContentKind, Taken};
+use farrier_core::{facts::media_type, image::Digest};
+use oci::{Descriptor, ImageIndex, ImageManifest};
 
 use super::{Silent, Site, farrier, filled, image, text, verify};
 

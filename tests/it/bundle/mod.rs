@@ -18,13 +18,13 @@ use farrier::{
         ContentKind::{Image, Mirror, Referrer, Signature},
         Exported, Meter, Phase, Since, Taken, Target, Verified, Wanted,
     },
-    image::{Digest, Tag, Version},
-    oci::{
-        Assembly, CheckReportDocument, Descriptor, EntryKind, ImageFacts, ImageIndex, LayerWriter, assemble,
-        media_type,
-    },
     registry::{Registry, RegistryLocation, RegistryOptions, connect},
 };
+use farrier_core::{
+    facts::{CheckReportDocument, ImageFacts, media_type},
+    image::{Digest, Tag, Version},
+};
+use oci::{Assembly, Descriptor, EntryKind, ImageIndex, LayerWriter, assemble};
 
 /// Drops the progress.
 struct Silent;
@@ -100,10 +100,10 @@ impl Site {
     async fn refer(&self, name: &str, subject: &Digest) -> Digest {
         let repository = self.location.repository(name).unwrap();
         let image = self.manifest(name, subject.as_str()).await.unwrap();
-        let report = farrier::kmod::CheckReport {
+        let report = kmod::CheckReport {
             kernel: KERNEL.to_owned(),
             architecture: "amd64".parse().unwrap(),
-            verdict: farrier::kmod::Verdict::Loads,
+            verdict: kmod::Verdict::Loads,
             findings: Vec::new(),
             modules: Vec::new(),
             load_order: Vec::new(),
@@ -462,7 +462,7 @@ async fn a_registry_that_gives_another_blob_is_found_out() {
     let repository = from.location.repository("two").unwrap();
     let version = Version::Digest(contents[1].digest.clone());
     let manifest = from.registry.manifest(&repository, &version).await.unwrap().unwrap();
-    let manifest = farrier::oci::ImageManifest::parse(&manifest.bytes).unwrap();
+    let manifest = oci::ImageManifest::parse(&manifest.bytes).unwrap();
     from.process.replace_blob(&manifest.layers[1].digest, b"another");
     let error = from.export(&contents, &directory.path().join("bundle"), None).await.unwrap_err();
     assert!(matches!(&error, BundleError::Registry(_)), "{error}");

@@ -2,10 +2,8 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-use farrier::{
-    kernel::KernelRelease,
-    kmod::{BootOutcome, KernelFacts, Module, Verdict},
-};
+use farrier_core::kernel::KernelRelease;
+use kmod::{BootOutcome, KernelFacts, Module, Verdict};
 
 use super::{
     broken::{object_end, section_header},

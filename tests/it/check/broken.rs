@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 
-use farrier::kmod::{FactSource, KernelConfig, KernelFacts, Known, Module, Rule, Verdict};
+use kmod::{FactSource, KernelConfig, KernelFacts, Known, Module, Rule, Verdict};
 use object::{Object, ObjectSection, read::ReadCache};
 
 use super::kernels::{check_one, facts, find, in_tree, module_bytes, releases};

@@ -8,10 +8,10 @@ use std::{
 
 use farrier::{
     inputs::read_header_set,
-    kernel::{Architecture, KernelRelease},
-    kmod::{CheckReport, CheckRequest, KernelFacts, Module, ModuleError, PayloadModule, check},
     payload::{DecompressionBudget, read_modules},
 };
+use farrier_core::kernel::{Architecture, KernelRelease};
+use kmod::{CheckReport, CheckRequest, KernelFacts, Module, ModuleError, PayloadModule, check};
 
 pub use crate::support::packages::{image_package, run, unpacked, unpacked_with};
 use crate::support::{kept, packages};
@@ -92,7 +92,7 @@ pub fn module_bytes(release: &KernelRelease, name: &str) -> Vec<u8> {
     let root = unpacked(&image_package(release)).join("lib/modules").join(release.as_str());
     let is_it = |entry: &walkdir::DirEntry| {
         let file = entry.file_name().to_string_lossy();
-        file.ends_with(".ko") && farrier::kmod::module_name(&file) == name
+        file.ends_with(".ko") && kmod::module_name(&file) == name
     };
     let mut files = walkdir::WalkDir::new(root).into_iter().filter_map(Result::ok);
     fs::read(files.find(is_it).unwrap().path()).unwrap()

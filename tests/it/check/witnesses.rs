@@ -10,10 +10,10 @@ use std::{
 
 use farrier::{
     inputs::read_header_set,
-    kernel::{Architecture, KernelRelease},
-    kmod::{BtfBase, CheckReport, CheckRequest, FactSource, Known, Module, Rule, Signature, Verdict, check},
     payload::{DecompressionBudget, read_modules},
 };
+use farrier_core::kernel::{Architecture, KernelRelease};
+use kmod::{BtfBase, CheckReport, CheckRequest, FactSource, Known, Module, Rule, Signature, Verdict, check};
 use object::{Object, ObjectSection};
 
 use super::kernels::{

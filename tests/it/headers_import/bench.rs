@@ -11,10 +11,10 @@ use std::{
 use farrier::{
     cache::Cache,
     inputs::{FetchError, FetchOptions, Fetcher, HeaderImport, ImportSource, ImportedHeaders},
-    kernel::{Architecture, HeaderSource, KernelTarget},
     registry::{self, RegistryLocation, RegistryOptions},
     store::Store,
 };
+use farrier_core::kernel::{Architecture, HeaderSource, KernelTarget};
 use tempfile::TempDir;
 
 pub const RELEASE: &str = "6.1.192-ACME+";

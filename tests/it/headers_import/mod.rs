@@ -13,13 +13,12 @@ use std::{
 
 use bench::{AARCH64, Bench, RELEASE, family, request, target};
 use farrier::{
-    image::Digest,
     inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, Outcome, TreeError},
-    kernel::Architecture,
-    oci::Descriptor,
     registry::{self, RegistryLocation, RegistryOptions},
     store::{InputKind, NewInput, Store, header_tag},
 };
+use farrier_core::{image::Digest, kernel::Architecture};
+use oci::Descriptor;
 
 use crate::support::rpm_repository::pack;
 

@@ -13,13 +13,16 @@ use axum::{
     http::{StatusCode, Uri},
 };
 use farrier::{
-    image::{Repository, Version},
     inputs::{Fetcher, HeaderIdentity, Lookup},
-    kernel::HeaderSource,
     net::{Net, NetOptions},
-    oci::{Assembly, Layer, assemble, compress, media_type},
     registry::{Registry as _, RemoteRegistry},
 };
+use farrier_core::{
+    facts::media_type,
+    image::{Repository, Version},
+    kernel::HeaderSource,
+};
+use oci::{Assembly, Layer, assemble, compress};
 use serde_json::json;
 
 use super::*;
@@ -99,7 +102,7 @@ async fn identity(fetcher: &Fetcher, bench: &Bench, source: &HeaderSource) -> He
 
 #[track_caller]
 fn found(found: Result<HeaderLookup, FetchError>) -> Box<farrier::inputs::HeaderSet> {
-    match found.map_err(|error| farrier::error_chain(&error)) {
+    match found.map_err(|error| oci::client::chain(&error)) {
         Ok(Lookup::Found(set)) => set,
         Ok(Lookup::Missing { looked_for, .. }) => panic!("missing: {looked_for}"),
         Err(error) => panic!("{error}"),

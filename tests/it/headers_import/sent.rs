@@ -4,11 +4,10 @@ use std::{net::SocketAddr, sync::Arc};
 
 use farrier::{
     collected::{Key, Receiver, SendError, send},
-    image::Digest,
-    kernel::Architecture,
     net::Net,
     runtime::{Health, HttpServer, Metrics},
 };
+use farrier_core::{image::Digest, kernel::Architecture};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 

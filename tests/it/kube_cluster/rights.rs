@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::support::logs::Logs;
-use farrier::image::RolloutSpec;
+use farrier_core::image::RolloutSpec;
 
 #[tokio::test]
 async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() {

@@ -1,6 +1,6 @@
 //! Token servers that may receive a registry's credentials: not every server that the registry names.
 
-use farrier::site::SiteSpec;
+use farrier_core::site::SiteSpec;
 
 use super::*;
 

@@ -7,7 +7,8 @@ use std::{
     process::Command,
 };
 
-use farrier::{inputs::KernelImage, kernel::KernelRelease};
+use farrier::inputs::KernelImage;
+use farrier_core::kernel::KernelRelease;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 

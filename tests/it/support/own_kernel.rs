@@ -6,10 +6,8 @@ use std::{
     process::Command,
 };
 
-use farrier::{
-    inputs::KernelImage,
-    kernel::{Architecture, KernelRelease},
-};
+use farrier::inputs::KernelImage;
+use farrier_core::kernel::{Architecture, KernelRelease};
 
 use super::{kept, packages::run};
 

@@ -9,7 +9,8 @@ use std::{
     time::UNIX_EPOCH,
 };
 
-use farrier::{inputs::KernelImage, kernel::Architecture, kernel::KernelRelease};
+use farrier::inputs::KernelImage;
+use farrier_core::{kernel::Architecture, kernel::KernelRelease};
 
 use super::kept;
 

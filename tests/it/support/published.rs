@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use farrier::{
+use farrier::registry::{Registry, RegistryOptions, RemoteRegistry};
+use farrier_core::{
+    facts::{ImageFacts, media_type},
     image::{ImageReference, Version},
-    kmod::Verdict,
-    oci::{Assembly, EntryKind, ImageFacts, LayerWriter, assemble, media_type},
-    registry::{Registry, RegistryOptions, RemoteRegistry},
 };
+use kmod::Verdict;
+use oci::{Assembly, EntryKind, LayerWriter, assemble};
 use serde_json::Value;
 
 /// Publishes every image that a plan (`farrier plan -o json`) would build: one small layer, farrier's annotations and the

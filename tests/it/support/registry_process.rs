@@ -109,7 +109,7 @@ impl RegistryProcess {
     }
 
     /// Replaces the bytes of a blob, like a broken disk.
-    pub fn replace_blob(&self, digest: &farrier::image::Digest, bytes: &[u8]) {
+    pub fn replace_blob(&self, digest: &farrier_core::image::Digest, bytes: &[u8]) {
         let path = self.data(digest.as_str());
         assert!(path.exists(), "the registry has the blob");
         fs::write(path, bytes).unwrap();

@@ -2,10 +2,9 @@
 
 use std::{fs::File, path::Path};
 
-use farrier::{
-    oci::{Assembly, EntryKind, LayerWriter, assemble, media_type},
-    registry::{Registry as _, RegistryOptions, RemoteRegistry},
-};
+use farrier::registry::{Registry as _, RegistryOptions, RemoteRegistry};
+use farrier_core::facts::media_type;
+use oci::{Assembly, EntryKind, LayerWriter, assemble};
 
 /// Pushes the busybox image to a loopback registry, and returns its reference by digest.
 pub async fn push(host: &str, path: &str) -> String {
@@ -72,7 +71,7 @@ async fn push_layer(host: &str, path: &str, tag: &str, write: impl FnOnce(&mut L
     let repository = format!("{host}/{path}").parse().unwrap();
     registry.push_blob(&repository, &described.digest, &layer).await.unwrap();
     registry.push_bytes(&repository, &image.config).await.unwrap();
-    let tag = farrier::image::Version::Tag(tag.parse().unwrap());
+    let tag = farrier_core::image::Version::Tag(tag.parse().unwrap());
     let digest =
         registry.push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &image.manifest).await.unwrap();
     format!("{host}/{path}@{digest}")

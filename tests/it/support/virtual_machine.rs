@@ -7,11 +7,9 @@ use std::{
     process::Command,
 };
 
-use farrier::{
-    boot::{BootRequest, ENTRYPOINT, boot_check},
-    kernel::KernelRelease,
-    kmod::{BootOutcome, BootReport},
-};
+use farrier::boot::{BootRequest, ENTRYPOINT, boot_check};
+use farrier_core::kernel::KernelRelease;
+use kmod::{BootOutcome, BootReport};
 use tokio_util::sync::CancellationToken;
 
 use super::packages::{kernel_image, run};

@@ -2,8 +2,9 @@
 
 use std::num::NonZeroU32;
 
+use farrier_core::image::Period;
+
 use super::*;
-use crate::image::Period;
 
 /// A node cycles through kernels. The kernel over the limit is not built, blocks no other node, and is logged.
 #[tokio::test(flavor = "local", start_paused = true)]

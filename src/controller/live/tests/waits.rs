@@ -1,13 +1,11 @@
 //! Tests that waiting is not a failure: a chain whose nodes change during its rollout, a pod kept by a disruption
 //! budget, and a build that killed farrier.
 
+use farrier_core::plan::{HoldReason, RolloutDecision};
+use kmod::testing::ModuleFile;
+
 use super::{super::once::run_once, *};
-use crate::{
-    build::Attempts,
-    controller::testing::State,
-    kmod::testing::ModuleFile,
-    plan::{HoldReason, RolloutDecision},
-};
+use crate::{build::Attempts, controller::testing::State};
 
 /// `y` and `z` are compiled against `x`. The three have the DaemonSets `b`, `c` and `a`. All images are published.
 async fn chain() -> Bench {

@@ -7,13 +7,13 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::kernel::{Architecture, KernelRelease};
 use fs_err as fs;
 
 use super::{LIMITS, selection, stage::Tree, survey::Survey};
 use crate::{
     archive::links::{self, stays_below},
     inputs::{FetchError, Result, files::go_on, header_set::layout::part_inside},
-    kernel::{Architecture, KernelRelease},
 };
 
 /// One entry of a header set.

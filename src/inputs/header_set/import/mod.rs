@@ -17,7 +17,13 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use farrier_core::{
+    image::Digest,
+    kernel::{Architecture, Compiler, KernelRelease},
+};
 use fs_err as fs;
+use kmod::KernelFacts;
+use oci::Layer;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -27,11 +33,7 @@ use super::{
 use crate::{
     blocking::stoppable,
     cache::Scratch,
-    image::Digest,
     inputs::{FetchError, Result, TREE, header_tree},
-    kernel::{Architecture, Compiler, KernelRelease},
-    kmod::KernelFacts,
-    oci::Layer,
     store::{InputKind, NewInput, Standing, StoreError, StoredInput, header_tag},
 };
 

@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-use crate::{image::is_version_control, kernel::Architecture};
+use farrier_core::{image::is_version_control, kernel::Architecture};
 
 /// Objects that kernels link into external modules: powerpc's, and arm64's from Linux 4.15 to 5.2.
 const LINKED: [&str; 2] = ["crtsavres.o", "ftrace-mod.o"];

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use farrier_core::kernel::KernelRelease;
 use fs_err as fs;
 
 use super::stage::{Staged, Tree, ambiguous};
@@ -13,7 +14,6 @@ use crate::{
         header_set::layout::usual_places,
         header_tree::{self, TreeError},
     },
-    kernel::KernelRelease,
 };
 
 /// Trees from which a header set is made.

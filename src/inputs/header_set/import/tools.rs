@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use farrier_core::kernel::Architecture;
 use fs_err as fs;
+use kmod::KernelConfig;
 
 use crate::{
     archive::links::resolve,
     inputs::{FetchError, Result, files::other_program},
-    kernel::Architecture,
-    kmod::KernelConfig,
 };
 
 /// Refuses a header set whose programs are missing or built for an architecture other than the kernel's. Modules are built on the

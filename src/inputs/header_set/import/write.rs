@@ -10,14 +10,12 @@ use std::{
 };
 
 use fs_err::{self as fs, File, os::unix::fs::symlink};
+use oci::{EntryKind, Layer, LayerWriter};
 
 use super::gather::{Entries, Entry};
-use crate::{
-    inputs::{
-        Result,
-        files::{go_on, make_directory},
-    },
-    oci::{EntryKind, Layer, LayerWriter},
+use crate::inputs::{
+    Result,
+    files::{go_on, make_directory},
 };
 
 /// Size of the read buffer in bytes.

@@ -8,7 +8,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier::{image::DRIVER_ENTRYPOINTS, inputs::KernelImage};
+use farrier::inputs::KernelImage;
+use farrier_core::image::DRIVER_ENTRYPOINTS;
 use tempfile::TempDir;
 
 use super::super::packages::run;
