@@ -8,7 +8,7 @@ use farrier_core::{
     plan::Cell,
 };
 use kmod::ModuleReport;
-use oci::{self, Artifact, Assembled, Assembly, Descriptor, ImageManifest, Layer};
+use oci::{Artifact, Assembled, Assembly, Descriptor, ImageManifest, Layer};
 
 use super::{
     job::{CheckedPayload, Job},

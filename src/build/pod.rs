@@ -19,7 +19,7 @@ use farrier_core::{
     provenance::Confinement,
 };
 use fs_err::{self as fs, File};
-use oci::{self, Assembly, Base, Layer, client::chain as error_chain};
+use oci::{Assembly, Base, Layer, client::chain as error_chain};
 use runner::{
     plan::{Action, Plan},
     pod::{CONTEXT, OWN, PLAN, RUNNER},

@@ -4,7 +4,7 @@ use farrier_core::{
     facts::media_type,
     image::{Digest, Version},
 };
-use oci::{self, ImageManifest};
+use oci::ImageManifest;
 use proptest::prelude::*;
 
 use super::{

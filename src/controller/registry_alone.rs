@@ -10,7 +10,7 @@ use farrier_core::{
     plan::{Change, ClusterSnapshot},
 };
 use futures::{StreamExt as _, stream};
-use oci::{self, ImageManifest};
+use oci::ImageManifest;
 use strum::VariantArray as _;
 
 use crate::{

@@ -1,5 +1,5 @@
 use farrier_core::{facts::media_type, provenance};
-use oci::{self, Artifact, Descriptor};
+use oci::{Artifact, Descriptor};
 use serde_json::json;
 
 use super::*;

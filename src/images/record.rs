@@ -15,7 +15,7 @@ use farrier_core::{
     plan::{BuildTimes, Cell, KernelKey, KernelRecord},
 };
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
-use oci::{self, Descriptor, ImageManifest, client::chain as error_chain};
+use oci::{Descriptor, ImageManifest, client::chain as error_chain};
 
 use crate::{
     parts::{Parts, Result, TargetError},

@@ -9,7 +9,7 @@ use farrier_core::{
     kernel::{Architecture, Toolchain},
     plan::{Cell, FetchedInputs},
 };
-use oci::{self, Assembled, Assembly, Base, ImageError, ImageManifest, Layer};
+use oci::{Assembled, Assembly, Base, ImageError, ImageManifest, Layer};
 
 use super::{keys::has_keys, signatures::StoredImage};
 use crate::{

@@ -8,7 +8,7 @@ use farrier_core::{
     provenance::{Confinement, Material, Provenance, Role, Subject},
 };
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use oci::{self, Assembled, ImageManifest};
+use oci::{Assembled, ImageManifest};
 
 use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
 use crate::{

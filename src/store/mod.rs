@@ -20,7 +20,7 @@ use farrier_core::{
     image::{Digest, Repository, Tag, Version},
     provenance::is_cosign_tag,
 };
-use oci::{self, Descriptor, ImageManifest};
+use oci::{Descriptor, ImageManifest};
 pub use tag::{header_tag, key_tag};
 pub use trust::{Standing, Trust, TrustFault};
 
