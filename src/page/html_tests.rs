@@ -50,7 +50,7 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
             1 if says == HOSTILE => (UpgradeStage::Failed, Some(UpgradeState::Failed), None),
             1 | 2 => (UpgradeStage::UnderWay, Some(UpgradeState::DriverRestarted), Some(UpgradeWait::Driver)),
             left if left > nodes.len() / 2 => (UpgradeStage::Done, Some(UpgradeState::Uncordoned), None),
-            _ => (UpgradeStage::WaitTracker, None, Some(UpgradeWait::Canary)),
+            _ => (UpgradeStage::Waits, None, Some(UpgradeWait::Canary)),
         };
         let note = noted.map(|state| UpgradeNote {
             by: String::new(),
@@ -71,7 +71,7 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
     let forecast = Forecast {
         done: count(UpgradeStage::Done),
         under_way: count(UpgradeStage::UnderWay),
-        waiting: count(UpgradeStage::WaitTracker),
+        waiting: count(UpgradeStage::Waits),
         left_alone: 0,
         failed: count(UpgradeStage::Failed),
         seconds_per_node: Some(74),

@@ -92,7 +92,7 @@ impl UpgradeView {
             let class = match turn.stage {
                 UpgradeStage::Failed => "bad",
                 UpgradeStage::UnderWay | UpgradeStage::Begins => "run",
-                UpgradeStage::WaitTracker => "wait",
+                UpgradeStage::Waits => "wait",
                 UpgradeStage::LeftAlone => "warn",
                 UpgradeStage::Done => "ok",
             };

@@ -28,7 +28,7 @@ pub enum PassedLimit {
 }
 
 /// Claims rejected for a node. A rejected kernel calls for no image, and no rollout waits for it.
-/// [`NodeKernelLimiter`](super::Claims) decides.
+/// [`NodeKernelLimiter`](super::NodeKernelLimiter) decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Distrust {
     /// Reason why the node's running kernel does not count.

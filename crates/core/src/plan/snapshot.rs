@@ -57,7 +57,7 @@ pub struct NodeFacts {
     /// Whether the node has a label that describes its hardware ([`super::tells_hardware`]), even if the snapshot does
     /// not keep that label.
     pub hardware_labelled: bool,
-    /// Rejected claims of the node, as decided by [`super::Claims`].
+    /// Rejected claims of the node, as decided by [`super::NodeKernelLimiter`].
     pub distrust: Distrust,
 }
 

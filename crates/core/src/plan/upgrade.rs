@@ -112,7 +112,7 @@ pub enum UpgradeStage {
     /// The node's upgrade starts now.
     Begins,
     /// The node has another driver than the target, and will be started later.
-    WaitTracker,
+    Waits,
     /// The node has another driver than the target, and is skipped in its current state.
     LeftAlone,
     /// The node has the target's driver.

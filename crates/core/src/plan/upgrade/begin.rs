@@ -63,7 +63,7 @@ impl Upgrade<'_> {
         }
         let waits = self.kept(node, note.as_ref());
         let is_left = waits.as_ref().is_some_and(UpgradeWait::leaves_alone);
-        turn(if is_left { UpgradeStage::LeftAlone } else { UpgradeStage::WaitTracker }, waits)
+        turn(if is_left { UpgradeStage::LeftAlone } else { UpgradeStage::Waits }, waits)
     }
 
     /// Returns the reason in the node itself for not starting it.
@@ -116,7 +116,7 @@ impl Upgrade<'_> {
         let is_free = |place: &usize| {
             turns
                 .get(*place)
-                .is_some_and(|turn| turn.stage == UpgradeStage::WaitTracker && turn.waits.is_none())
+                .is_some_and(|turn| turn.stage == UpgradeStage::Waits && turn.waits.is_none())
         };
         let mut order: Vec<usize> = (0..self.nodes.len()).filter(is_free).collect();
         // Nodes whose driver does not work anyway come first. Nodes that could not be drained have had their turn and

@@ -38,7 +38,7 @@ impl Forecast {
     pub(super) fn of(upgrade: &Upgrade<'_>, turns: &[UpgradeTurn]) -> Self {
         let count = |stage| turns.iter().filter(|turn| turn.stage == stage).count();
         let under_way = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
-        let (waiting, failed) = (count(UpgradeStage::WaitTracker), count(UpgradeStage::Failed));
+        let (waiting, failed) = (count(UpgradeStage::Waits), count(UpgradeStage::Failed));
         let per_node = per_node(turns);
         let goes_on = under_way + waiting > 0 && failed == 0 && !upgrade.paused;
         let work = || work(upgrade, per_node.unwrap_or(upgrade.stable_for), under_way + waiting, turns);

@@ -65,7 +65,7 @@ fn without_a_drain_no_node_is_cordoned() {
 fn some_nodes_go_first() {
     let mut fleet = Fleet::new(4, draining(json!({"canary": 1, "maxParallel": 3})));
     let plan = fleet.reconcile(usize::MAX);
-    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Begins, UpgradeStage::WaitTracker));
+    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Begins, UpgradeStage::Waits));
     assert_eq!(waits(&plan, "n1"), "waits for the canary nodes");
     let mut most = 0;
     for _ in 0..500 {
@@ -78,7 +78,7 @@ fn some_nodes_go_first() {
 
     let mut fleet = Fleet::new(3, json!({"canary": {"matchLabels": {"name": "n2"}}, "maxParallel": 3}));
     let plan = fleet.reconcile(usize::MAX);
-    assert_eq!((stage(&plan, "n2"), stage(&plan, "n0")), (UpgradeStage::Begins, UpgradeStage::WaitTracker));
+    assert_eq!((stage(&plan, "n2"), stage(&plan, "n0")), (UpgradeStage::Begins, UpgradeStage::Waits));
     assert_eq!(fleet.settle().forecast.done, 3);
     let fleet = Fleet::new(2, json!({"canary": {"matchLabels": {"name": "n7"}}}));
     assert_eq!(waits(&fleet.plan(), "n0"), "no node has the labels of `canary`");
@@ -233,7 +233,7 @@ fn a_node_that_is_away_is_passed_over_and_one_that_dies_in_its_turn_has_failed()
     fleet.away("n0", false);
     fleet.pass_time(60);
     let plan = fleet.plan();
-    assert_eq!((stage(&plan, "n0"), stage(&plan, "n2")), (UpgradeStage::Begins, UpgradeStage::WaitTracker));
+    assert_eq!((stage(&plan, "n0"), stage(&plan, "n2")), (UpgradeStage::Begins, UpgradeStage::Waits));
     let plan = fleet.settle();
     let (node, why) = plan.failure().unwrap();
     assert_eq!((node, why), ("n1", "the node is not Ready; its driver's pod was not replaced within 5m"));

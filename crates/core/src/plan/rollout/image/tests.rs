@@ -334,7 +334,7 @@ fn a_record_from_the_future_breaks_nothing() {
 /// Event between two reconciles.
 #[derive(Clone, Debug)]
 enum Event {
-    DesiredField(u8),
+    Wish(u8),
     Another(u8),
     Pods(bool),
     Become(bool),
@@ -343,7 +343,7 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        (0..3u8).prop_map(Event::DesiredField),
+        (0..3u8).prop_map(Event::Wish),
         (0..3u8).prop_map(Event::Another),
         any::<bool>().prop_map(Event::Pods),
         any::<bool>().prop_map(Event::Become),
@@ -410,7 +410,7 @@ proptest! {
         for (number, event) in events.into_iter().enumerate() {
             let first = number == 0;
             match &event {
-                Event::DesiredField(version) => wish(&mut world, &version.to_string()),
+                Event::Wish(version) => wish(&mut world, &version.to_string()),
                 Event::Another(0) => world.set_by_another(OLD),
                 Event::Another(1) => world.set_by_another(FOREIGN),
                 // Another writer sets the value that farrier itself would restore. This needs the record from the first

@@ -93,7 +93,7 @@ fn nodes_get_a_new_version_one_after_the_other() {
     }
     let upgrade = planned(&world).upgrade.unwrap();
     let stages: Vec<UpgradeStage> = upgrade.nodes.iter().map(|turn| turn.stage).collect();
-    assert_eq!(stages, [UpgradeStage::UnderWay, UpgradeStage::WaitTracker, UpgradeStage::Done]);
+    assert_eq!(stages, [UpgradeStage::UnderWay, UpgradeStage::Waits, UpgradeStage::Done]);
     assert!(planned(&world).changes.is_empty(), "no pod is restarted outside the upgrade");
     for node in ["n1", "n2"] {
         make(&mut world);
