@@ -114,9 +114,7 @@ impl Upgrade<'_> {
         };
 
         let is_free = |place: &usize| {
-            turns
-                .get(*place)
-                .is_some_and(|turn| turn.stage == UpgradeStage::Waits && turn.waits.is_none())
+            turns.get(*place).is_some_and(|turn| turn.stage == UpgradeStage::Waits && turn.waits.is_none())
         };
         let mut order: Vec<usize> = (0..self.nodes.len()).filter(is_free).collect();
         // Nodes whose driver does not work anyway come first. Nodes that could not be drained have had their turn and
