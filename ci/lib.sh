@@ -142,7 +142,7 @@ cached_images() {
 }
 
 # Removes the images that were added since `cached_images > "$state/cached.before"`; other images may belong to the user.
-forget_new_images() {
+remove_new_images() {
     [ -f "$state/cached.before" ] && [ "$engine" = docker ] || return 0
     cached_images | comm -13 "$state/cached.before" - | xargs -r docker image rm --force > /dev/null 2>&1 || true
 }

@@ -14,7 +14,7 @@ bundle_rows() {
     : > "$state/bundle/layers"
     for ((layer = 1; layer <= count; layer++)); do
         case $((layer % 5)) in
-            # Hexadecimal digits triple the size, and compression brings it back to little more than the original.
+            # od writes three characters per byte, and gzip compresses them to slightly more than the original size.
             0) bundle_random "$layer" "$((size / 3))" | od -An -v -tx1 -w64 | bundle_blob cat ;;
             1 | 2) bundle_random "$layer" "$((size * 8 / 10))" | od -An -v -tx1 -w64 | bundle_blob gzip -1 -n ;;
             *) bundle_random "$layer" "$size" | bundle_blob gzip -1 -n ;;

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The row about the import of header sets. Sourced by ci/bench.
+# The rows about the import of a header set. Sourced by ci/bench.
 
-# The newest Debian headers as one tarball, extended to 100 MB with the kernel's own source files.
+# Imports the newest Debian headers as one tarball, extended to 100 MB with the kernel's own source files.
 headers_rows() {
-    local kernel config tree="$state/headers/tree" tarball="$state/headers/headers.tar" run peak
+    local kernel config deb tree="$state/headers/tree" tarball="$state/headers/headers.tar" run peak
     kernel="$(debian_kernels bookworm 1)"
     config="$(private_apt bookworm)"
     mkdir -p "$state/headers/debs" "$tree"
     (cd "$state/headers/debs" && APT_CONFIG="$config" apt-get download -qq "linux-headers-$kernel" \
         "linux-headers-${kernel%-*}-common" "linux-kbuild-$(cut -d. -f1,2 <<< "$kernel")")
-    for run in "$state"/headers/debs/*.deb; do dpkg-deb -x "$run" "$tree"; done
+    for deb in "$state"/headers/debs/*.deb; do dpkg-deb -x "$deb" "$tree"; done
     rm -r "${tree:?}/usr/share"
     run=0
     while tar -C "$tree" -cf "$tarball" lib usr && [ "$(stat -c %s "$tarball")" -lt 100000000 ]; do
@@ -29,6 +29,6 @@ headers_rows() {
     done
     row "import of a header tarball, $(du -m "$tarball" | cut -f 1) MB" "$(median headers)" 3 s
     peak="$(sort -n "$state/headers/peak" | tail -n 1)"
-    row "its memory, peak" "$((peak / 1024))" 100 MiB
+    row "import of a header tarball: peak memory" "$((peak / 1024))" 100 MiB
     rm -rf "$state/headers"
 }

@@ -36,7 +36,7 @@ check_rows() {
         --os-version 12 --definitions "$state/definitions" >> "$state/bench.log" 2>&1
     peak="$(cat "$state/check-peak")"
     row "check of the five GPU modules, $(du -sm "$state/unstripped" | cut -f 1) MB" "$(median check-unstripped)" 0.5 s
-    row "its memory, peak" "$((peak / 1024))" 64 MiB
+    row "check of the five GPU modules: peak memory" "$((peak / 1024))" 64 MiB
     row "check of 38 modules that OFED replaces" "$(median check-rdma)" 0.2 s
 }
 

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # variables for, and of, ci/bench
-# Measures the machine's speed. Sourced by ci/bench.
+# shellcheck disable=SC2034,SC2154 # variables that ci/bench reads or sets
+# Compares the machine's speed with the reference machine's. Sourced by ci/bench.
 
-# Seconds of the plain make below on the reference machine of the design's targets.
+# Seconds of the make below on the reference machine, to which the targets in seconds apply.
 reference_make=1.2
 
-# Sets `pace` to this machine's time as a multiple of the reference machine's, at least 1. `row` multiplies targets in seconds
-# by the pace, but not ratios, bytes and counts.
-measure_pace() {
+# Sets `slowdown` to this machine's time as a multiple of the reference machine's, at least 1. `row` multiplies targets in
+# seconds by `slowdown`, but not ratios, bytes and counts.
+measure_slowdown() {
     local kernel base run
     kernel="$(debian_kernels bookworm-security 1)"
-    say "the machine's pace: plain make of mstflint_access on $kernel"
+    say "the machine's speed: plain make of mstflint_access on $kernel"
     unpack_package sid mstflint-dkms "$state/pace"
     base="$(toolchain "$kernel")"
     for ((run = 1; run <= (runs > 5 ? runs : 5); run++)); do
@@ -18,8 +18,8 @@ measure_pace() {
             cp -a /source/mstflint-* /build && cd /build || exit 1
             start=\$(date +%s.%N)
             make -C /lib/modules/$kernel/build M=/build -j\$(nproc) modules > /tmp/log 2>&1 || { tail /tmp/log >&2; exit 1; }
-            awk -v s=\$start -v e=\$(date +%s.%N) 'BEGIN { printf \"%.3f\n\", e - s }'" | tee -a "$state/times/pace" >&2
+            awk -v s=\$start -v e=\$(date +%s.%N) 'BEGIN { printf \"%.3f\n\", e - s }'" | tee -a "$state/times/reference-make" >&2
     done
-    pace="$(awk -v s="$(median pace)" -v r="$reference_make" 'BEGIN { p = s / r; printf "%.2f", p < 1 ? 1 : p }')"
-    say "the machine's pace: $(median pace) s of make, $reference_make s on the reference machine"
+    slowdown="$(awk -v s="$(median reference-make)" -v r="$reference_make" 'BEGIN { p = s / r; printf "%.2f", p < 1 ? 1 : p }')"
+    say "the machine's speed: $(median reference-make) s for this make, $reference_make s on the reference machine"
 }

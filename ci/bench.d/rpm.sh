@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # ci/bench's variables
-# The row about RPM metadata. Sourced by ci/bench.
+# The rows about RPM metadata. Sourced by ci/bench.
 
 # A repository of 50,000 packages in createrepo_c's format, and a kernel that none of the packages matches. farrier only reads
 # the metadata. The packages do not exist, and the keys sign nothing.
@@ -57,7 +57,7 @@ YAML
     wait "$server" || true
     row "metadata of an RPM repository, 50,000 packages" "$(median rpm)" 3 s
     peak="$(sort -n "$work/peak" | tail -n 1)"
-    row "its memory, peak" "$((peak / 1024))" 150 MiB
+    row "metadata of an RPM repository: peak memory" "$((peak / 1024))" 150 MiB
     rm -rf "$work"
 }
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Strategy image: one DaemonSet whose nodes all share a kernel.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s, deadline: 20s}"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Another writer reverts the image: farrier sets it again, and stops after the second revert.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: contested, container: driver, stableFor: 2s, deadline: 10m}"

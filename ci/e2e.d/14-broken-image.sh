@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # The pods of a new image do not become ready: farrier restores the previous image and does not retry the new one.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s, deadline: 15s}"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # A new image's driver crashes at each start. Without a readiness probe its container is ready for a moment each time, which
 # does not count as success. farrier restores the previous image and reports the pod's termination message.
 

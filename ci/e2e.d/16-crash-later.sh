@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # A new image's driver is ready in time but crashes after a minute, while farrier still watches the rollout: farrier restores
 # the previous image.
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # With updateStrategy OnDelete, a pod survives the reboot with its old image, so farrier must restart it.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: sleepy, container: driver, stableFor: 2s}"

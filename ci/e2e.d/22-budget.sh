@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # A PodDisruptionBudget refuses an eviction, so one DaemonSet waits. Another DaemonSet with the same image continues, and
 # farrier does not overload the API server with retries.
 

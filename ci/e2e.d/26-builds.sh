@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Engine kubernetes: builds are Jobs on a real kubelet, in a namespace labeled `restricted`. The scenario covers four concurrent
 # drivers, a farrier that is killed and replaced while they compile, deleted pods, a quota, a build that exceeds its memory, and
 # a hostile build.

@@ -1,26 +1,27 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# Another version of a driver on a real kubelet: the user of the device is evicted within its budget and ends, the driver's
-# container restarts, a Job runs on the node, and the node is uncordoned.
+# shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
+# Another version of a driver on a real kubelet. farrier waits for the budget of the device's user; once the budget is deleted,
+# farrier evicts the user, the driver's container restarts, a Job checks the node, and the node is uncordoned.
 
 [ -n "$real_node" ] || { say "kubelet-upgrade: skipped, because it needs a kubelet (--real-node)"; return 0; }
 components='drain upgrade-checks'
 install_farrier
-publish_crasher
+publish_test_drivers
 pinned() { jq -r .pinned "$state/crasher/$1.json"; }
 upgrade="stableFor: 5s, upgrade: {waitFor: {job: smoke}, drain: device-users, deviceResources: [e2e.farrier.dev/*], timeout: 5m}"
 
-# Adds a device to a node without a device plug-in, as the documentation of extended resources describes.
+# devices add|remove: changes the node's capacity for a device that has no plug-in, as Kubernetes documents for extended
+# resources.
 devices() {
     k patch node "$real_node" --subresource status --type json \
         -p "[{\"op\": \"$1\", \"path\": \"/status/capacity/e2e.farrier.dev~1device\", \"value\": \"1\"}]" > /dev/null
 }
-give_node_back() {
+restore_node() {
     k uncordon "$real_node" > /dev/null || true
     k label node "$real_node" farrier.dev/upgrade- > /dev/null || true
     devices remove || true
 }
-trap give_node_back EXIT
+trap restore_node EXIT
 
 node_is() { k get node "$real_node" -o json | jq -e "$1" > /dev/null; }
 has_state() { node_is ".metadata.labels[\"farrier.dev/upgrade\"] == \"$1\""; }
@@ -62,7 +63,7 @@ kind: PodDisruptionBudget
 metadata: {name: train, namespace: $drivers}
 spec: {minAvailable: 1, selector: {matchLabels: {app: train}}}
 YAML
-crasher_definition works "$upgrade"
+test_driver_definition works "$upgrade"
 add_daemonset solo "$(pinned works)" OnDelete "kubernetes.io/hostname: \"$(real_node_label kubernetes.io/hostname)\""
 expect 120 "the driver runs" driver_runs "$(pinned works)"
 expect 60 "a user of the device runs" runs train
@@ -70,12 +71,12 @@ before="$(started)"
 
 start_farrier one
 steady 10 "nothing changes" started
-crasher_definition works-too "$upgrade"
-expect 60 "after a change of the version the node is cordoned" has_state cordoned
-expect 30 "the budget is respected" grep -q 'may not be evicted now' "$here/farrier-one.log"
+test_driver_definition works-too "$upgrade"
+expect 60 "after a change of the version, farrier cordons the node" has_state cordoned
+expect 30 "farrier waits for the budget" grep -q 'may not be evicted now' "$here/farrier-one.log"
 steady 5 "the driver keeps running" started
 k delete pdb train -n "$drivers" > /dev/null
-expect 60 "without the budget the user is evicted" gone train
+expect 60 "without the budget, farrier evicts the user" gone train
 expect 60 "the driver's container runs the new image" driver_runs "$(pinned works-too)"
 [[ "$(started)" > "$before" ]] || expect 0 "the container restarted" false
 checked() { k get jobs -n "$drivers" -o json | jq -e 'any(.items[]; .status.succeeded == 1)' > /dev/null; }

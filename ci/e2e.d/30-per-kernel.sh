@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Strategy per-kernel: one DaemonSet per kernel, to which nodes are handed over one by one.
 
 definition "{strategy: per-kernel, namespace: $drivers, daemonSet: fleet, container: driver, stableFor: 2s, deadline: 60s, retireAfter: 1s}"

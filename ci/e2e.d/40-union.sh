@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Strategy union: one image contains the modules of every kernel.
 
 definition "{strategy: union, namespace: $drivers, daemonSet: whole, container: driver, stableFor: 2s, dropAfter: 1s}"

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# The Network Operator's cluster-wide resource.
+# shellcheck disable=SC2154 # variables that lib.sh sets
+# NicClusterPolicy, the Network Operator's cluster-wide resource.
 
 use_kind NicClusterPolicy
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 add_node n1 "$kernel_a"
 make_resource "{ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}}"
-play_where_possible "$nfd/pci-15b3.present" "debian12-$(dpkg --print-architecture)"
+check_rollout_or_hold "$nfd/pci-15b3.present" "debian12-$(dpkg --print-architecture)"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
-# The Network Operator's resource for the nodes that its nodeSelector selects; other nodes do not matter.
+# shellcheck disable=SC2154 # variables that lib.sh sets
+# NicNodePolicy, the Network Operator's resource for the nodes that a nodeSelector selects. Other nodes do not matter.
 
 use_kind NicNodePolicy
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"
@@ -8,4 +8,4 @@ add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"
 k label node "$run-$scenario-n1" e2e.farrier.dev/pool=a > /dev/null
 make_resource "{nodeSelector: {$run_label: $run, e2e.farrier.dev/pool: a}, ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}}"
-play_resource "debian12-$(dpkg --print-architecture)"
+check_resource_rollout "debian12-$(dpkg --print-architecture)"

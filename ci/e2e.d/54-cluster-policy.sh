@@ -1,10 +1,11 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# The GPU Operator's cluster-wide resource. Its tags end with the operating system, so the image gets a second tag.
+# shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
+# ClusterPolicy, the GPU Operator's cluster-wide resource. The operator computes a tag that ends with the operating system, so
+# the image gets that tag as well.
 
 use_kind ClusterPolicy
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"
 definition "{strategy: custom-resource, resource: $kind, name: $resource}"
 add_node n1 "$kernel_a"
 make_resource "{driver: {enabled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}}"
-play_where_possible nvidia.com/gpu.deploy.driver debian12
+check_rollout_or_hold nvidia.com/gpu.deploy.driver debian12

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
-# The GPU Operator's resource for the nodes that its nodeSelector selects.
+# shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
+# NVIDIADriver, the GPU Operator's resource for the nodes that a nodeSelector selects. The image gets a second tag, as for
+# ClusterPolicy.
 
 use_kind NVIDIADriver
 also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"
@@ -9,4 +10,4 @@ add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"
 k label node "$run-$scenario-n1" e2e.farrier.dev/pool=a > /dev/null
 make_resource "{nodeSelector: {$run_label: $run, e2e.farrier.dev/pool: a}, driverType: gpu, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}"
-play_resource debian12
+check_resource_rollout debian12

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Answers to users' questions about a fleet of 5,000 nodes: specific and within a time limit.
 
 fleet=5000

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # A kernel is announced before a node boots it, and farrier marks the node when its image is published.
 
 definition "{strategy: publish-only}"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # A kernel whose headers only its node has: farrier reports them as missing. `farrier headers collect`, run like in the Job,
 # sends them to farrier, which stores them. The image is built from them and is up to date for every other farrier.
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # OpenShift's ImageStream in a real API server, which selects a node's toolkit by its OSTREE_VERSION. The CRD follows
 # OpenShift's documentation; toolkit, node and kernel are made from Debian's packages.
 

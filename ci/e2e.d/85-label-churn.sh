@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Labels of many nodes change continuously. A DaemonSet whose own nodes do not change must not be delayed.
 
 definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"

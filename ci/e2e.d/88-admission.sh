@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
+# shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
 # farrier's ServiceAccount can only make farrier's own writes: deploy/'s ValidatingAdmissionPolicies make the API server refuse
 # others.
 # Every write here is a server-side dry run, which admission policies check as well.

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
+# shellcheck disable=SC2034,SC2154 # variables that lib.sh sets or reads
 # The API server becomes unreachable during a build, which does not need it and continues. After the outage farrier rolls the
 # image out without building it again. farrier reaches the API server through a proxy, which the scenario stops.
 

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Uninstalls farrier as described in docs/deploy.md: everything that farrier set is restored without its definitions, and only
 # annotations remain.
 

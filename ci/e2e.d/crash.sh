@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # variables for the scenarios, and of ci/e2e.d/lib.sh
+# shellcheck disable=SC2034,SC2154 # variables that the scenarios read or lib.sh sets
 # A working driver and a crashing driver, for the scenarios about crashes. Sourced by ci/e2e.d/lib.sh.
 #
 # On the script's own nodes these are two kernels' images, and the script's kubelet simulates their state. With --real-node they
@@ -11,8 +11,8 @@ crash_words="no such device"
 start_crashing_driver() {
     local watch="$1" selector
     if [ -n "$real_node" ]; then
-        publish_crasher
-        crasher_definition works "$watch"
+        publish_test_drivers
+        test_driver_definition works "$watch"
         good="$(jq -r .pinned "$state/crasher/works.json")"
         selector="kubernetes.io/hostname: \"$(real_node_label kubernetes.io/hostname)\""
     else
@@ -30,7 +30,7 @@ start_crashing_driver() {
 # crash_after SECONDS: gives farrier another image, $bad, which crashes SECONDS after each start.
 crash_after() {
     if [ -n "$real_node" ]; then
-        crasher_definition "crashes-after-$1" "$crash_watch"
+        test_driver_definition "crashes-after-$1" "$crash_watch"
         bad="$(jq -r .pinned "$state/crasher/crashes-after-$1.json")"
     else
         set_fate "$image_b" "{\"after\": $1, \"words\": \"$crash_words\"}"
@@ -61,8 +61,9 @@ never_good() { not grep -q '"state":"good"' <(k get daemonset solo -n "$drivers"
 
 real_node_label() { k get node "$real_node" -o json | jq -er --arg key "$1" '.metadata.labels[$key]'; }
 
-# Publishes the images for the real node's kernel, once for all scenarios. Nothing is compiled, so an empty header set suffices.
-publish_crasher() {
+# Publishes the test drivers for the real node's kernel, once for all scenarios. Nothing is compiled, so an empty header set
+# suffices.
+publish_test_drivers() {
     local dir="$state/crasher" release version after
     [ ! -e "$dir/published" ] || return 0
     mkdir -p "$dir/images" "$dir/kernels" "$dir/templates" "$dir/headers"
@@ -114,8 +115,8 @@ YAML
     : > "$dir/published"
 }
 
-# crasher_definition VERSION WATCH
-crasher_definition() {
+# test_driver_definition VERSION WATCH: defines a version of the test driver with these settings of its rollout.
+test_driver_definition() {
     cp -r "$state/crasher/kernels" "$state/crasher/templates" "$state/crasher/headers" "$here/definitions/"
     {
         cat "$state/crasher/$1.yaml"

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # The kubelet of the script's own nodes, and their scheduler if the cluster has none. Sourced by ci/e2e.d/lib.sh.
 #
 # It keeps its nodes alive, binds their pods, reports their containers' state (kubelet.jq), and ends deleted pods. It ignores

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e and the scenarios
+# shellcheck disable=SC2034,SC2154 # variables that ci/e2e and the scenarios set or read
 # Helpers for the scenarios of ci/e2e. Sourced by ci/e2e.
 #
 # Variables for scenarios: $ns, farrier's namespace; $drivers, the namespace of the DaemonSets; $builds, the namespace of
@@ -161,7 +161,7 @@ unpack_headers() {
 
 # --- each scenario
 
-play_scenario() {
+run_scenario() {
     set -euo pipefail
     here="$state/$scenario"
     ns="farrier-$run-$scenario" drivers="farrier-$run-$scenario-drivers" builds="farrier-$run-$scenario-builds"
@@ -176,7 +176,7 @@ play_scenario() {
     . "$1"
 }
 
-scenario_over() {
+finish_scenario() {
     stop_all
     $keep && return
     # The next scenario's farrier would see these objects and log them.

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# shellcheck disable=SC2154 # variables that lib.sh sets
 # Strategy custom-resource, for each kind of resource: an operator manages its own DaemonSet, so farrier sets the operator's
 # resource.
 # Sourced by ci/e2e.d/lib.sh.
@@ -46,8 +46,8 @@ computed() {
         "http://${registry%%/*}/v2/${registry#*/}/$driver/manifests/$(field version)-$(label_of "$kernel_a")-$1"
 }
 
-# play_resource TAG-END: checks that farrier sets the resource's driver, and that a rollback restores it.
-play_resource() {
+# check_resource_rollout TAG-END: checks that farrier sets the resource's driver, and that a rollback restores it.
+check_resource_rollout() {
     start_farrier one
     expect 60 "the resource names this run's repository" is repository "$registry"
     expect 5 "the resource names the driver's image" is image "$driver"
@@ -66,16 +66,16 @@ is_held() {
         jq -e --arg name "$resource" '.rollouts | any((tostring | contains($name)) and .decision == "hold")'
 }
 
-# held_by_foreign_nodes LABEL: checks that the resource is held while other nodes have the label, because farrier must not
+# check_hold LABEL: checks that farrier holds the rollout while foreign nodes have the label, because farrier must not
 # assign an image that a node could not load.
-held_by_foreign_nodes() {
+check_hold() {
     start_farrier one
     expect 20 "$(foreign_nodes "$1" | wc -l) foreign nodes have $1, and this run has no image for them: the plan holds the rollout" is_held
     steady 5 "the resource is unchanged" is repository vendor.example/drivers
     k delete "$plural.$group" "$resource" > /dev/null
 }
 
-# play_where_possible LABEL TAG-END: tests the rollout, or that it is held because of foreign nodes.
-play_where_possible() {
-    if [ -n "$(foreign_nodes "$1")" ]; then held_by_foreign_nodes "$1"; else play_resource "$2"; fi
+# check_rollout_or_hold LABEL TAG-END: checks the rollout, or its hold if foreign nodes have the label.
+check_rollout_or_hold() {
+    if [ -n "$(foreign_nodes "$1")" ]; then check_hold "$1"; else check_resource_rollout "$2"; fi
 }

@@ -54,7 +54,7 @@ mod inputs {
         #[derive(Debug)]
         pub enum MetadataError {
             Xml(String),
-            Form(String),
+            Malformed(String),
         }
     }
 

@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 
-/// Numbers in a header are 32 bits wide.
+/// Maximum size of a file in bytes: the header stores sizes in 32 bits.
 const MAX_FILE: u64 = u32::MAX as u64;
 
 const DIRECTORY: u32 = 0o040_000;
@@ -42,7 +42,7 @@ impl<W: Write> Initramfs<W> {
         if size > MAX_FILE {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
-                "a file in an initramfs cannot be larger than 4 GiB",
+                "a file in an initramfs must be smaller than 4 GiB",
             ));
         }
         self.header(name, REGULAR | mode, size, (0, 0))?;
@@ -104,9 +104,8 @@ mod tests {
         bytes
     }
 
-    /// busybox's cpio can unpack the archive.
     #[test]
-    fn another_program_unpacks_it() {
+    fn busybox_unpacks_it() {
         let dir = tempfile::tempdir().unwrap();
         let mut cpio = Command::new("busybox")
             .args(["cpio", "-i", "-d", "-m"])

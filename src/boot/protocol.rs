@@ -77,7 +77,7 @@ impl Transcript {
         matches!(self.records.last(), Some(Record::End(_)))
     }
 
-    /// Whether no record is missing between the first one and the latest one.
+    /// Whether every record from number 0 to the latest has arrived.
     pub fn complete(&self) -> bool {
         self.next == self.records.len() as u64
     }

@@ -7,7 +7,7 @@ use farrier_core::{
     facts::ModuleSignerFact,
     image::{UnknownPolicy, checked::texts},
 };
-use kmod::{self, BeyondHeaders, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict};
+use kmod::{self, BootReport, CheckReport, CheckRequest, ExtraKernelFacts, KernelFacts, Verdict};
 
 use super::{
     job::{CheckedPayload, CompileInputs, Job, Payload},
@@ -21,12 +21,12 @@ use crate::{
 };
 
 /// Fails fast if the definition asks for a boot check that this farrier cannot run.
-pub(super) async fn can_check(job: &Job<'_>) -> Result<()> {
+pub(super) async fn ensure_boot_check_is_possible(job: &Job<'_>) -> Result<()> {
     if !job.image.spec.check.boot {
         return Ok(());
     }
     if let Some(checker) = &job.parts.boot_checker {
-        return checker.can_boot(job.cell.target.arch).await;
+        return checker.ensure_can_boot(job.cell.target.arch).await;
     }
     let name = &job.image.metadata.name;
     Err(TargetError::unmet(
@@ -57,16 +57,16 @@ pub(super) async fn check(
 
 /// Checks modules with the given facts about the kernel. If the verdict is unknown, fetches the kernel's own image, if
 /// there is one, and checks again. The image is a download of 70 MB, so it is fetched only when needed.
-pub async fn check_with_image<E, F: Future<Output = Result<CheckReport, E>>>(
+pub async fn check_with_kernel_image<E, F: Future<Output = Result<CheckReport, E>>>(
     mut facts: KernelFacts,
     check: impl Fn(KernelFacts) -> F,
-    image: impl Future<Output = Result<Option<BeyondHeaders>, E>>,
+    kernel_image_facts: impl Future<Output = Result<Option<ExtraKernelFacts>, E>>,
 ) -> Result<CheckReport, E> {
     let report = check(facts.clone()).await?;
     if report.verdict != Verdict::Unknown {
         return Ok(report);
     }
-    match image.await? {
+    match kernel_image_facts.await? {
         Some(beyond_headers) => {
             facts.beyond_headers = beyond_headers;
             check(facts).await
@@ -84,10 +84,10 @@ pub(super) async fn static_check(
 ) -> Result<CheckReport> {
     let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
     let mut modules = blocking(move || payload::read_modules(&tree, &budget)).await?;
-    let future_key = signing.map(|signing| signing.anticipate(&mut modules));
+    let signing_key_id = signing.map(|signing| signing.mark_as_signed(&mut modules));
     let modules = Arc::new(modules);
     let check = |mut facts: KernelFacts| {
-        facts.beyond_headers.trusted_keys.extend(future_key.clone());
+        facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
         let modules = Arc::clone(&modules);
         let (required, needs) = (texts(&job.image.spec.modules), against.needed.tables.clone());
         blocking(move || {
@@ -96,16 +96,16 @@ pub(super) async fn static_check(
                 needs: &needs,
                 modules: &modules,
                 required: &required,
-                // The base image or the node may provide firmware.
+                // Firmware is not checked here: the base image or the node may provide it.
                 files: None,
             }))
         })
     };
-    check_with_image(against.headers.facts.clone(), check, facts_of_image(job)).await
+    check_with_kernel_image(against.headers.facts.clone(), check, kernel_image_facts(job)).await
 }
 
 /// Returns facts from the kernel's own image, if the family names one.
-async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>> {
+async fn kernel_image_facts(job: &Job<'_>) -> Result<Option<ExtraKernelFacts>> {
     let Job { parts, cell, family, .. } = job;
     if family.spec.kernel_image.is_none() {
         return Ok(None);
@@ -128,8 +128,8 @@ pub(super) async fn boot(
         return Ok(report);
     };
     job.stage(Stage::Boot);
-    let places = report.places_in_load_order().into_iter();
-    let in_load_order = places.filter_map(|place| report.modules.get(place));
+    let indices = report.load_order_indices().into_iter();
+    let in_load_order = indices.filter_map(|index| report.modules.get(index));
     let check = BootCheck {
         target: &job.cell.target,
         family: job.family,

@@ -15,8 +15,8 @@ use crate::engine::{BuildLog, EngineError};
 /// Limits of a log file: many times the output of a complete GPU driver build.
 const KEPT: Kept = Kept { beginning: 32 << 20, end: 1 << 20 };
 
-/// Writes a build's output to a file; of an oversized log, only the beginning and the end. Finds the first error and passes
-/// each line on.
+/// Log of a build in a file, which keeps only the beginning and the end of an oversized log. Also finds the first error and
+/// forwards each line.
 pub struct FileLog {
     path: PathBuf,
     live: Box<dyn Fn(&str) + Send + Sync>,
@@ -55,11 +55,11 @@ impl FileLog {
     pub fn finish(&self) -> (Option<Diagnosis>, Vec<String>) {
         let mut state = self.state.lock();
         let flushed = state.file.finish();
-        self.note(&mut state, flushed);
+        self.report_write_failure(&mut state, flushed);
         (state.diagnoser.diagnosis().cloned(), state.diagnoser.tail().map(str::to_owned).collect())
     }
 
-    fn note(&self, state: &mut State, written: std::io::Result<()>) {
+    fn report_write_failure(&self, state: &mut State, written: std::io::Result<()>) {
         if let Err(error) = written
             && !state.broken
         {
@@ -75,7 +75,7 @@ impl BuildLog for FileLog {
         let mut state = self.state.lock();
         state.diagnoser.feed(line);
         let written = state.file.line(line);
-        self.note(&mut state, written);
+        self.report_write_failure(&mut state, written);
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn of_endless_output_the_file_holds_both_ends() {
+    fn an_oversized_log_keeps_its_beginning_and_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         let new = |kept| CappedFile::new(LineWriter::new(File::create(&path).unwrap()), kept);
@@ -172,9 +172,9 @@ mod tests {
         }
         log.finish().unwrap();
         log.finish().unwrap();
-        let said = "[farrier: 992 lines are omitted here: the log is too long]";
+        let notice = "[farrier: 992 lines are omitted here: the log is too long]";
         let text = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(text, format!("0\n1\n2\n3\n4\n5\n{said}\n998\n999\n"));
+        assert_eq!(text, format!("0\n1\n2\n3\n4\n5\n{notice}\n998\n999\n"));
 
         // A log that just fits is kept in full.
         let mut log = new(Kept { beginning: 4, end: 4 });

@@ -29,7 +29,7 @@ pub(crate) mod testing;
 
 pub(crate) use cell::add_needs;
 pub use cell::{cell, dockerfile};
-pub use check::check_with_image;
+pub use check::check_with_kernel_image;
 pub(crate) use failures::{Attempts, attempt, builds_elsewhere, forget_failure, known_failures};
 pub use file_log::FileLog;
 pub(crate) use logs::{LogReader, LogTimes, log_of, logs_for};

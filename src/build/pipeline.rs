@@ -39,7 +39,7 @@ pub struct Built {
 pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Built> {
     let job = Job::of(parts, cell)?;
     // Fail fast: check signing and boot prerequisites before compiling.
-    check::can_check(&job).await?;
+    check::ensure_boot_check_is_possible(&job).await?;
     if options.push {
         can_sign_images(parts).await?;
     }

@@ -13,19 +13,19 @@ use crate::{
         cell,
         testing::{Bench, K9, K10, module},
     },
-    signing::testing::{EC_256, Workshop},
+    signing::testing::{EC_256, OpensslDir},
 };
 
 /// A bench with a signed image `x`, published for one kernel, and an image `y` that is built from `x`.
-async fn bench(more: &str) -> (Bench, Workshop) {
-    let (mut bench, workshop) = (Bench::new(&json!({})), Workshop::new());
-    workshop.key(EC_256);
-    bench.sign_images_with(&workshop);
+async fn bench(more: &str) -> (Bench, OpensslDir) {
+    let (mut bench, openssl_dir) = (Bench::new(&json!({})), OpensslDir::new());
+    openssl_dir.key(EC_256);
+    bench.sign_images_with(&openssl_dir);
     bench.publish(K9, &[&module()]).await.unwrap();
     let source = format!(r#"{{"reference": "x:1.0-{{{{kernel_label}}}}-debian12-amd64"{more}}}"#);
     let source: serde_json::Value = serde_json::from_str(&source).unwrap();
     bench.add("y", &json!({"sources": [{"name": "vendor", "from": {"image": source}}]}));
-    (bench, workshop)
+    (bench, openssl_dir)
 }
 
 /// Returns the files and the origins of the sources, or the reason why there is nothing to build.
@@ -64,7 +64,7 @@ async fn what_nobody_vouches_for_is_not_taken() {
     assert!(why.contains("has no directory /opt"), "{why}");
 
     let (strange, _) = bench(r#", "signedBy": ["other.pub"]"#).await;
-    let other = Workshop::new();
+    let other = OpensslDir::new();
     other.key(EC_256);
     std::fs::copy(other.path("p.pem"), strange.root().join("other.pub")).unwrap();
     let why = look(&strange, K9).await.unwrap_err();

@@ -14,7 +14,7 @@ use crate::{
     parts::{Finding, FindingKind},
     signing::{
         ModuleSigner,
-        testing::{EC_256, RSA_2048, Workshop},
+        testing::{EC_256, OpensslDir, RSA_2048},
     },
 };
 
@@ -25,7 +25,7 @@ fn bench(options: &str) -> Bench {
     let mut bench = Bench::new(&json!({
         "reuse": "compatible", "tags": ["{{version}}-{{kernel_label}}-{{signer}}"],
     }));
-    bench.sign_images_with(&workshop(EC_256));
+    bench.sign_images_with(&openssl_dir(EC_256));
     for release in [K9, K10] {
         bench.headers_with(release, SYMBOLS, options);
     }
@@ -33,28 +33,28 @@ fn bench(options: &str) -> Bench {
 }
 
 /// Creates a key with its certificate.
-fn workshop(kind: &str) -> Workshop {
-    let workshop = Workshop::new();
-    workshop.key(kind);
-    workshop.certificate("/CN=Acme");
-    workshop
+fn openssl_dir(kind: &str) -> OpensslDir {
+    let openssl_dir = OpensslDir::new();
+    openssl_dir.key(kind);
+    openssl_dir.certificate("/CN=Acme");
+    openssl_dir
 }
 
-fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
+fn sign_with(bench: &mut Bench, openssl_dir: &OpensslDir, signed: Signed) {
     let spec = ModuleSigning {
         key: KeySource::File("k.pem".parse().unwrap()),
         passphrase: None,
         certificate: "c.pem".parse().unwrap(),
         signed,
     };
-    let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
-    let opened = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
+    let secrets = SecretReader::new(openssl_dir.root().to_owned(), KubeOptions::default());
+    let opened = ModuleSigner::open(&spec, openssl_dir.root(), secrets).unwrap();
     bench.parts.module_signer = Some(Arc::new(opened));
 }
 
 /// The certificate's serial number, as OpenSSL prints it.
-fn serial(workshop: &Workshop) -> String {
-    crate::signing::read_certificate(&workshop.path("c.pem")).unwrap().key_id
+fn serial(openssl_dir: &OpensslDir) -> String {
+    crate::signing::read_certificate(&openssl_dir.path("c.pem")).unwrap().key_id
 }
 
 #[tokio::test]
@@ -66,18 +66,21 @@ async fn an_enforcing_kernel_takes_what_will_be_signed() {
     };
     assert!(message.contains("not signed"), "{message}");
 
-    let workshop = workshop(RSA_2048);
-    sign_with(&mut bench, &workshop, Signed::Keep);
+    let openssl_dir = openssl_dir(RSA_2048);
+    sign_with(&mut bench, &openssl_dir, Signed::Keep);
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(built.report.verdict, Verdict::Loads);
     let about = &built.report.modules[0].about;
     let signed_by = about.signed_by.as_ref().unwrap();
     assert_eq!((signed_by.signer.as_deref(), signed_by.hash.as_deref()), (Some("Acme"), Some("sha512")));
-    assert_eq!(signed_by.key_id, serial(&workshop));
+    assert_eq!(signed_by.key_id, serial(&openssl_dir));
     assert!(built.report.modules[0].findings.iter().all(|finding| finding.rule != Rule::Signature));
     let annotations = bench.annotations(K9).await;
     let fingerprint = bench.parts.module_signer.as_ref().unwrap().fingerprint();
-    assert_eq!(annotations[annotations::MODULE_SIGNER], format!("keep {} {fingerprint}", serial(&workshop)));
+    assert_eq!(
+        annotations[annotations::MODULE_SIGNER],
+        format!("keep {} {fingerprint}", serial(&openssl_dir))
+    );
     assert!(annotations.contains_key(annotations::UNSIGNED_HASH));
 }
 
@@ -85,7 +88,7 @@ async fn an_enforcing_kernel_takes_what_will_be_signed() {
 #[tokio::test]
 async fn another_key_signs_anew_without_a_build() {
     let mut bench = bench(ENFORCING);
-    let (first, second) = (workshop(RSA_2048), workshop(RSA_2048));
+    let (first, second) = (openssl_dir(RSA_2048), openssl_dir(RSA_2048));
     sign_with(&mut bench, &first, Signed::Keep);
     let before = bench.publish(K9, &[&module()]).await.unwrap();
     let old = bench.cell(K9).await;
@@ -124,7 +127,7 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     assert!(unsigned.reference.to_string().ends_with("-unsigned"), "{}", unsigned.reference);
     let before = bench.publish(K9, &[&module()]).await.unwrap();
     assert!(!bench.annotations(K9).await.contains_key(annotations::MODULE_SIGNER));
-    let key = workshop(RSA_2048);
+    let key = openssl_dir(RSA_2048);
     sign_with(&mut bench, &key, Signed::Keep);
     assert_eq!(bench.cell(K9).await.unsigned_hash, Some(unsigned.input_hash));
     let after = bench.build(K9).await.unwrap();
@@ -142,9 +145,9 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
 #[tokio::test]
 async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
     let mut bench = bench(ENFORCING);
-    let key = workshop(RSA_2048);
+    let key = openssl_dir(RSA_2048);
     let strangers: [fn(&mut Bench); 2] = [
-        |bench| bench.sign_images_with(&workshop(EC_256)),
+        |bench| bench.sign_images_with(&openssl_dir(EC_256)),
         |bench| bench.parts.definitions.site.image_signing = None,
     ];
     for publish_as in strangers {
@@ -152,7 +155,7 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
         let keys =
             ["images.pem", "images.pub"].map(|name| (name, fs::read(bench.root().join(name)).unwrap()));
         publish_as(&mut bench);
-        let their_key = workshop(RSA_2048);
+        let their_key = openssl_dir(RSA_2048);
         sign_with(&mut bench, &their_key, Signed::Keep);
         let theirs = bench.publish(K9, &[&module()]).await.unwrap().digest;
         for (name, bytes) in keys {
@@ -177,7 +180,7 @@ async fn nothing_is_compiled_against_an_image_that_a_stranger_published() {
     bench.publish_of("x", K9, &[&module()]).await.unwrap();
     let module = ModuleFile::named("y").needs("printk", 1);
     bench.publish_of("y", K9, &[&module]).await.unwrap();
-    bench.sign_images_with(&workshop(EC_256));
+    bench.sign_images_with(&openssl_dir(EC_256));
     let error = bench.publish_of("y", K9, &[&module]).await.unwrap_err();
     assert!(error.to_string().starts_with("needed image "), "{error}");
     assert!(error.to_string().contains("is not signed with a key of this site"), "{error}");
@@ -188,7 +191,7 @@ async fn nothing_is_compiled_against_an_image_that_a_stranger_published() {
 #[tokio::test]
 async fn what_one_of_two_signers_signed_is_not_reused() {
     let mut bench = bench("");
-    let (site, release) = (workshop(EC_256), workshop(EC_256));
+    let (site, release) = (openssl_dir(EC_256), openssl_dir(EC_256));
     for (name, keys) in [("site.pub", &site), ("release.pub", &release)] {
         fs::copy(keys.path("p.pem"), bench.root().join(name)).unwrap();
     }
@@ -216,7 +219,7 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
 #[tokio::test]
 async fn without_keys_for_images_no_published_payload_is_signed() {
     let mut bench = bench(ENFORCING);
-    let (first, second) = (workshop(RSA_2048), workshop(RSA_2048));
+    let (first, second) = (openssl_dir(RSA_2048), openssl_dir(RSA_2048));
     sign_with(&mut bench, &first, Signed::Keep);
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.parts.definitions.site.image_signing = None;
@@ -229,7 +232,7 @@ async fn without_keys_for_images_no_published_payload_is_signed() {
 async fn another_kernels_payload_is_signed_anew() {
     let mut bench = bench(ENFORCING);
     bench.headers_with(K10, SYMBOLS, &ENFORCING.replace("sha512", "sha256"));
-    let (first, second) = (workshop(RSA_2048), workshop(RSA_2048));
+    let (first, second) = (openssl_dir(RSA_2048), openssl_dir(RSA_2048));
     sign_with(&mut bench, &first, Signed::Keep);
     bench.publish(K9, &[&module()]).await.unwrap();
     sign_with(&mut bench, &second, Signed::Keep);
@@ -260,7 +263,7 @@ async fn who_signed_a_lender_is_looked_up_when_its_turn_comes() {
 #[tokio::test]
 async fn signatures_that_were_replaced_cannot_be_had_again() {
     let mut bench = bench(ENFORCING);
-    let key = workshop(RSA_2048);
+    let key = openssl_dir(RSA_2048);
     sign_with(&mut bench, &key, Signed::Replace);
     bench.publish(K9, &[&module()]).await.unwrap();
     let replaced = bench.cell(K9).await;
@@ -273,11 +276,11 @@ async fn signatures_that_were_replaced_cannot_be_had_again() {
 #[tokio::test]
 async fn kernels_and_keys_that_do_not_go_together() {
     let mut bench = bench(ENFORCING);
-    sign_with(&mut bench, &workshop(EC_256), Signed::Keep);
+    sign_with(&mut bench, &openssl_dir(EC_256), Signed::Keep);
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
     assert!(error_chain(&error).contains("CONFIG_CRYPTO_ECDSA"), "{}", error_chain(&error));
     assert!(error.hint().unwrap().contains("RSA"));
-    // The workshop and its files are gone. The certificate is loaded already, but the key is not.
+    // The directory and its files are removed. The certificate is loaded already, but the key is not.
     bench.headers_with(K9, SYMBOLS, &format!("{ENFORCING}CONFIG_CRYPTO_ECDSA=y\n"));
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
     assert!(matches!(error, TargetError::Signing(_)), "{error}");
@@ -286,7 +289,7 @@ async fn kernels_and_keys_that_do_not_go_together() {
 #[tokio::test]
 async fn kernels_that_look_at_no_signature_get_none() {
     let mut bench = bench("");
-    let key = workshop(RSA_2048);
+    let key = openssl_dir(RSA_2048);
     sign_with(&mut bench, &key, Signed::Keep);
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(built.report.modules[0].about.signed_by, None);
@@ -297,7 +300,7 @@ async fn kernels_that_look_at_no_signature_get_none() {
 #[tokio::test]
 async fn the_key_is_nowhere_but_where_it_was() {
     let mut bench = bench(ENFORCING);
-    let key = workshop(RSA_2048);
+    let key = openssl_dir(RSA_2048);
     sign_with(&mut bench, &key, Signed::Keep);
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.build(K10).await.unwrap();

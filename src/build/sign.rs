@@ -86,9 +86,9 @@ pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, payload: &Payl
 }
 
 impl Signing {
-    /// Marks the modules as signed, as they will be. Returns the ID of the key, which the kernel trusts according to
-    /// the site's configuration.
-    pub(super) fn anticipate(&self, modules: &mut [PayloadModule]) -> String {
+    /// Marks the modules as signed before they are. Returns the ID of the key, which the kernel trusts according to the
+    /// site's configuration.
+    pub(super) fn mark_as_signed(&self, modules: &mut [PayloadModule]) -> String {
         let signer = kmod::signer(self.modules.certificate(), self.hash);
         for module in modules.iter_mut().filter_map(|module| module.module.as_mut().ok()) {
             if !self.rule.keeps(&module.signature) {

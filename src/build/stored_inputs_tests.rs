@@ -19,7 +19,7 @@ use crate::{
     images::{self, runtime_base, store_of},
     inputs::{FetchOptions, Fetcher, PackageRoot},
     registry::{RegistryOptions, connect},
-    signing::testing::{EC_256, Workshop},
+    signing::testing::{EC_256, OpensslDir},
     store::{InputKind, NewInput, Store, StoredInput, header_tag, key_tag},
 };
 
@@ -42,9 +42,9 @@ fn machine(bench: &mut Bench, name: &str) {
 fn bench(with_keys: bool, spec: &serde_json::Value) -> Bench {
     let mut bench = Bench::new(spec);
     if with_keys {
-        let workshop = Workshop::new();
-        workshop.key(EC_256);
-        bench.sign_images_with(&workshop);
+        let openssl_dir = OpensslDir::new();
+        openssl_dir.key(EC_256);
+        bench.sign_images_with(&openssl_dir);
     }
     machine(&mut bench, "first");
     bench

@@ -40,7 +40,7 @@ use crate::{
     },
     payload::DecompressionBudget,
     registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
-    signing::testing::Workshop,
+    signing::testing::OpensslDir,
 };
 
 /// Three kernels. [`ModuleFile`] writes modules for the first.
@@ -203,9 +203,9 @@ impl Bench {
     }
 
     /// Gives the site a key for signing images.
-    pub(crate) fn sign_images_with(&mut self, workshop: &Workshop) {
+    pub(crate) fn sign_images_with(&mut self, openssl_dir: &OpensslDir) {
         for (file, name) in [("k.pem", "images.pem"), ("p.pem", "images.pub")] {
-            fs::copy(workshop.path(file), self.root().join(name)).unwrap();
+            fs::copy(openssl_dir.path(file), self.root().join(name)).unwrap();
         }
         self.parts.definitions.site.image_signing = Some(ImageSigning {
             key: KeySource::File(self.root().join("images.pem").to_str().unwrap().parse().unwrap()),

@@ -98,7 +98,7 @@ pub struct Needed<'a> {
     /// Kernels that match a kernel family, with the family.
     pub kernels: Vec<(&'a KernelTarget, &'a KernelFamily)>,
     /// Kernels that match no kernel family, so that the source of their headers is unknown.
-    pub strangers: Vec<&'a KernelTarget>,
+    pub unmatched_kernels: Vec<&'a KernelTarget>,
 }
 
 /// Determines what the images need for the kernels. Skips names without a definition.
@@ -119,7 +119,7 @@ pub fn needed<'a>(
     let mut needed = Needed { images: all.into_values().collect(), ..Needed::default() };
     for kernel in kernels {
         let Some(family) = match_family(&definitions.families, kernel) else {
-            needed.strangers.push(kernel);
+            needed.unmatched_kernels.push(kernel);
             continue;
         };
         needed.kernels.push((kernel, family));
@@ -163,7 +163,7 @@ impl<'a> Needed<'a> {
     /// Images of other registries that definitions name as runtime bases or prebuilt modules. Excludes images with
     /// headers, because the store keeps header sets, and toolchains, because the headers select them.
     pub fn foreign(&self) -> BTreeSet<String> {
-        let Self { images, sources: _, bases, kernels: _, strangers: _ } = self;
+        let Self { images, sources: _, bases, kernels: _, unmatched_kernels: _ } = self;
         let prebuilt = images.iter().flat_map(|image| {
             let sources = image.spec.sources.iter().filter_map(|source| match &source.from {
                 SourceOrigin::Image(source) => Some(source),
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(names, ["a", "b"]);
         // Two images share one source.
         assert_eq!(needed.sources.len(), 1);
-        assert_eq!((needed.kernels.len(), needed.strangers.len()), (1, 1));
+        assert_eq!((needed.kernels.len(), needed.unmatched_kernels.len()), (1, 1));
         assert_eq!(needed.foreign(), BTreeSet::from(["debian:12".to_owned()]));
     }
 

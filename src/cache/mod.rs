@@ -1,4 +1,4 @@
-//! Adapter: the content-addressed, disposable cache directory. Several farriers can share it at the same time.
+//! Adapter: the content-addressed, disposable cache directory. Several farrier processes can share it at the same time.
 
 mod locks;
 mod quarantine;
@@ -39,7 +39,7 @@ const WORK: &str = "work";
 pub const BLOBS: &str = "blobs";
 
 /// Handle to a cache directory in which every entry is either complete or absent. An entry is made in a temporary directory next
-/// to its final path and then renamed. A lock file per key keeps two farriers from making the same entry twice.
+/// to its final path and then renamed. A lock file per key keeps two farrier processes from making the same entry twice.
 ///
 /// Entries obtained through a handle are in use, and thus never evicted, until the last clone of that handle is dropped.
 #[derive(Clone, Debug)]
@@ -271,7 +271,7 @@ impl Cache {
 
     /// Returns a new empty directory for this process, removed when the guard is dropped.
     pub fn scratch(&self) -> Result<Scratch, CacheError> {
-        Ok(Scratch::below(&self.root.join(WORK), self.quarantine())?)
+        Ok(Scratch::create_in(&self.root.join(WORK), self.quarantine())?)
     }
 
     /// Reads a small JSON record. A damaged record, or one of another format, counts as absent: records only save work.

@@ -66,7 +66,7 @@ impl Quarantine {
         let name: String = path.file_name().unwrap_or_default().to_string_lossy().chars().take(80).collect();
         let place = self.0.join(format!("{why}{}-{:016x}", name.trim_start_matches('.'), fastrand::u64(..)));
         fs::rename(path, &place)?;
-        // Records the start of the retention. A directory owned by another user cannot be touched; it is removed earlier.
+        // Records the start of the retention. The mtime of another user's directory cannot be set, so it expires sooner.
         let _ = File::open(&place).and_then(|moved| moved.file().set_modified(SystemTime::now()));
         Ok(place)
     }

@@ -1,5 +1,5 @@
 //! Adapter: keeps the cache within its quotas. Evicts the least recently used entries first, never those in use, and removes
-//! leftovers of killed farriers.
+//! leftovers of killed farrier processes.
 //!
 //! Every visible name below `KIND/` is an entry, whatever the kind, and its modification time is its last use. A new kind needs
 //! no change here.
@@ -75,8 +75,8 @@ pub(crate) fn surplus(mut entries: Vec<Entry>, most: u64, in_use: &HashSet<Strin
 }
 
 impl Cache {
-    /// Removes leftovers of killed farriers and evicts entries above the quotas. Returns at once if another farrier is doing the
-    /// same.
+    /// Removes leftovers of killed farrier processes and evicts entries above the quotas. Returns at once if another
+    /// process is doing the same.
     pub fn make_room(&self, quotas: &Storage) -> Result<(), CacheError> {
         files::private_directory(&self.root.join(super::LOCKS))?;
         let alone = self.root.join(super::LOCKS).join(".room");
@@ -203,7 +203,7 @@ impl Cache {
         }
     }
 
-    /// Removes leftovers of killed farriers. A running farrier is recognized by its locks.
+    /// Removes leftovers of killed farrier processes. A running farrier is recognized by its locks.
     fn sweep(&self) -> Result<(), CacheError> {
         self.uses.forget_dead();
         // Sweep the quarantine first: what the steps below move into it has just been tried.

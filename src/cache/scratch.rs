@@ -1,4 +1,4 @@
-//! Adapter: scratch directories of single builds, removed with their owner.
+//! Adapter: per-build scratch directories, removed when dropped.
 
 use std::{
     io,
@@ -21,11 +21,12 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Creates an empty scratch directory. First removes the directories of killed farriers, whose locks are free.
-    pub(super) fn below(parent: &Path, quarantine: Quarantine) -> io::Result<Self> {
+    /// Creates an empty scratch directory. First removes the directories of killed farrier
+    /// processes, whose locks are free.
+    pub(super) fn create_in(parent: &Path, quarantine: Quarantine) -> io::Result<Self> {
         private_directory(parent)?;
         remove_dead(parent, &quarantine)?;
-        // Lock the file before it gets the name by which other farriers look for it.
+        // Lock the file before it gets the name by which other farrier processes look for it.
         let new = NamedTempFile::with_prefix_in(".new-", parent)?;
         new.as_file().lock()?;
         let unique = new.path().file_name().unwrap_or_default().to_string_lossy().replace(".new-", "build-");
@@ -54,7 +55,7 @@ pub(super) fn remove_dead(parent: &Path, quarantine: &Quarantine) -> io::Result<
             _ => false,
         };
         if is_dead {
-            // Another farrier may be removing the same directory. Leftovers are removed next time.
+            // Another farrier process may be removing the same directory. Leftovers are removed next time.
             let _ = quarantine.remove(&path.with_extension("d"));
             let _ = fs::remove_file(path.with_extension("lock"));
         }

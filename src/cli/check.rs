@@ -15,7 +15,7 @@ use super::{
     CliError, Exit, Result, args::PlatformArgs, env_vars as vars, output, session::Session,
     settings::Settings,
 };
-use crate::{build::check_with_image, payload::DecompressionBudget};
+use crate::{build::check_with_kernel_image, payload::DecompressionBudget};
 use image::Checked;
 use kernel::Kernel;
 use subject::Subject;
@@ -100,7 +100,7 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
     let checked = subject::read(&subjects, &kernel.facts.release, &context.decompression)?;
     let needs = subject::needs(&context.args.needs, &context.decompression)?;
     let check = |facts| std::future::ready(Ok(apply(&facts, &checked, &needs)));
-    let mut report = check_with_image(kernel.facts.clone(), check, kernel.take_image(context)).await?;
+    let mut report = check_with_kernel_image(kernel.facts.clone(), check, kernel.take_image(context)).await?;
     if context.args.boot {
         report = boot::boot(context, &mut kernel, &checked, report).await?;
     }

@@ -44,7 +44,7 @@ pub struct PlanCommandArgs {
 pub struct StatusArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Also write the page that `farrier run` serves to this directory, as files that need no server
+    /// Also write the status pages that `farrier run` serves to this directory, as files that need no server
     #[arg(long, value_name = "DIR")]
     pub html: Option<PathBuf>,
     /// Keep running, and print the status whenever it changes; looks on each change in the cluster and every

@@ -40,7 +40,7 @@ pub struct MirroredInput {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub enum MirrorReport {
-    /// The registry has the input.
+    /// The registry has the input. `kept` is the published JSON name.
     #[serde(rename = "kept")]
     Stored(MirroredInput),
     /// The input could not be stored.
@@ -74,7 +74,7 @@ impl MissingInput {
 /// Images and kernels for another site.
 #[derive(Clone, Debug)]
 pub struct Selection {
-    /// The driver images, without their needs.
+    /// The driver images, without their dependencies.
     pub images: BTreeSet<ImageName>,
     /// The kernels.
     pub kernels: BTreeSet<KernelTarget>,
@@ -97,7 +97,8 @@ pub async fn mirror_inputs(
     tell: &mut (dyn FnMut(&MirrorReport) + Send),
 ) -> Vec<MirrorReport> {
     let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
-    // Resolved for the images' versions, which select runtime bases. Toolchains follow from the definitions alone.
+    // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
+    // `inputs_of`, from each kernel's headers.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, missing) = inputs_of(parts, &needed, &resolved).await;
     let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
@@ -120,10 +121,12 @@ pub async fn mirror_inputs(
     reports
 }
 
-/// Inputs of the selected images in the registry, and the missing ones. The images themselves are not included.
+/// Finds which inputs of the selected images are in the registry and which are missing. The images themselves are not
+/// included.
 pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>, Vec<MissingInput>) {
     let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
-    // Resolved for the images' versions, which select runtime bases. Toolchains follow from the definitions alone.
+    // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
+    // `inputs_of`, from each kernel's headers.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, mut missing) = inputs_of(parts, &needed, &resolved).await;
     let mut found = Vec::new();
@@ -149,10 +152,11 @@ async fn inputs_of<'a>(
     needed: &'a Needed<'a>,
     resolved: &Resolved,
 ) -> (Vec<Input<'a>>, Vec<MissingInput>) {
-    let Needed { images, sources, bases, kernels, strangers } = needed;
+    let Needed { images, sources, bases, kernels, unmatched_kernels } = needed;
     let arches: BTreeSet<Architecture> = kernels.iter().map(|(kernel, _)| kernel.arch).collect();
     let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
-    let mut missing: Vec<MissingInput> = strangers.iter().map(|kernel| without_family(kernel)).collect();
+    let mut missing: Vec<MissingInput> =
+        unmatched_kernels.iter().map(|kernel| without_family(kernel)).collect();
     let (mut root_fs, mut copies) = (BTreeSet::new(), needed.foreign());
     let mut packages = |root: &PackageRoot, arch: Architecture| {
         root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
@@ -211,24 +215,24 @@ async fn inputs_of<'a>(
 
 async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput> {
     parts.may_write()?;
-    let keep = "stored";
+    let action = "store input";
     let kept = match input {
         Input::Source(spec) => {
-            let kept = parts.retry(keep, || parts.fetcher.sources().keep(spec)).await?;
+            let kept = parts.retry(action, || parts.fetcher.sources().keep(spec)).await?;
             if let Some(warning) = parts.fetcher.sources().archive_warning(spec).await? {
                 parts.reporter.note("mirror", &warning);
             }
             kept
         }
         Input::Packages(root, arch) => {
-            parts.retry(keep, || parts.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
+            parts.retry(action, || parts.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
         }
         Input::Minimal(spec, arch) => {
-            parts.retry(keep, || parts.fetcher.root_fs().keep_minimal(spec, *arch)).await?
+            parts.retry(action, || parts.fetcher.root_fs().keep_minimal(spec, *arch)).await?
         }
         Input::Headers(kernel, source) => {
             let put = || parts.fetcher.headers().keep(source, kernel);
-            match parts.retry(keep, put).await? {
+            match parts.retry(action, put).await? {
                 Lookup::Found(kept) => kept,
                 Lookup::Missing { looked_for, hint } => {
                     return Err(TargetError::headers_missing(&looked_for, hint));
@@ -291,8 +295,8 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
     };
     let mut found = Vec::new();
     for content in named(parts, kind.into(), kind.repository(), tag.as_str()).await? {
-        // The input has a fixed tag besides the moving one.
-        found.extend(further_tag(parts, kind, &content).await?);
+        // The input has an immutable content tag as well as the moving tag.
+        found.extend(content_tag_of(parts, kind, &content).await?);
         found.push(content);
     }
     if let Input::Packages(root, arch) = input {
@@ -303,7 +307,8 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
     Ok(found)
 }
 
-async fn further_tag(parts: &Parts, kind: InputKind, content: &Content) -> Result<Option<Content>> {
+/// The content under its immutable tag, if the store has one for it.
+async fn content_tag_of(parts: &Parts, kind: InputKind, content: &Content) -> Result<Option<Content>> {
     let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
     let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
     let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else {
@@ -360,7 +365,7 @@ fn mirrored(kept: &StoredUnder) -> MirroredInput {
 fn without_family(kernel: &KernelTarget) -> MissingInput {
     MissingInput {
         what: format!("headers of {kernel}"),
-        error: "no kernel family matches it".to_owned(),
+        error: "no kernel family matches".to_owned(),
         hint: Some("add one to kernels/ of the definitions directory".to_owned()),
         unreachable: false,
     }
@@ -378,7 +383,7 @@ mod tests {
     use crate::build::testing::{Bench, K9, K10};
 
     #[tokio::test]
-    async fn the_toolchain_that_headers_choose_is_among_the_images() {
+    async fn toolchain_selected_by_headers_is_copied() {
         let mut bench = Bench::new(&json!({}));
         let families = &mut bench.parts.definitions.families;
         families[0].spec.built_with = vec!["gcc-11".parse().unwrap()];

@@ -108,7 +108,7 @@ mod tests {
     use crate::{
         build::testing::{Bench, K9, K10, module},
         images::{CheckResult, verify},
-        signing::testing::{EC_256, Workshop},
+        signing::testing::{EC_256, OpensslDir},
     };
 
     /// Publishes the images for two kernels, and returns their union.
@@ -131,13 +131,13 @@ mod tests {
 
     #[tokio::test]
     async fn an_image_for_several_kernels_is_signed_and_verified_with_its_members() {
-        let workshop = Workshop::new();
-        workshop.key(EC_256);
+        let openssl_dir = OpensslDir::new();
+        openssl_dir.key(EC_256);
         let mut bench = Bench::new(&json!({"tags": ["{{version}}-{{kernel_label}}"]}));
         let signing = ImageSigning {
-            key: KeySource::File(workshop.path("k.pem").to_str().unwrap().parse().unwrap()),
+            key: KeySource::File(openssl_dir.path("k.pem").to_str().unwrap().parse().unwrap()),
             passphrase: None,
-            public_key: Some(workshop.path("p.pem").to_str().unwrap().parse().unwrap()),
+            public_key: Some(openssl_dir.path("p.pem").to_str().unwrap().parse().unwrap()),
             existing: Existing::Leave,
             trust_registry_writers: false,
         };
@@ -151,15 +151,15 @@ mod tests {
         let union = union(&bench).await;
         publish_union(&bench.parts, &union).await.unwrap();
 
-        let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
+        let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
         let ours = RequiredSigners::one("ours", PublicKey::from_pem(&pem).unwrap());
         let report = verify(&bench.parts, &union.reference, Some(&ours), true).await.unwrap();
         assert!(report.verified, "{:#?}", report.checks);
         let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
         assert_eq!(reports.result, CheckResult::Ok);
 
-        workshop.key(EC_256);
-        let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
+        openssl_dir.key(EC_256);
+        let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
         let strangers = RequiredSigners::one("theirs", PublicKey::from_pem(&pem).unwrap());
         let report = verify(&bench.parts, &union.reference, Some(&strangers), false).await.unwrap();
         assert!(!report.verified, "{:#?}", report.checks);

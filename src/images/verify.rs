@@ -183,7 +183,7 @@ pub async fn verify(
     let manifest = match AnyManifest::parse(&stored.bytes) {
         Ok(AnyManifest::Image(manifest)) => manifest,
         Ok(AnyManifest::Index(index)) => {
-            if !index.is_written_as(&stored.bytes) {
+            if !index.is_canonical(&stored.bytes) {
                 let reason =
                     "it is an index that farrier did not write: other programs may read other images from it";
                 checks.add("manifest", Err(Finding::failed(reason.to_owned(), GIVE_OURS)));

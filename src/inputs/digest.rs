@@ -34,7 +34,7 @@ pub(super) fn of_file(path: &Path, stop: &AtomicBool) -> Result<String> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 256 << 10];
     loop {
-        files::go_on(stop)?;
+        files::check_not_canceled(stop)?;
         match file.read(&mut buffer)? {
             0 => return Ok(hex::encode(hasher.finalize())),
             count => hasher.update(&buffer[..count]),

@@ -123,7 +123,7 @@ pub enum MetadataError {
     Xml(String),
     /// The XML has another structure, or exceeds the limits.
     #[error("{0}")]
-    Form(String),
+    Malformed(String),
 }
 
 impl FetchError {
@@ -216,8 +216,8 @@ impl FetchError {
                 "the file is damaged or was replaced: fetch it again, or correct the sha256 if it is the right one"
             }
             Self::Absent(_) => {
-                "create it, or name another path in the definition; relative paths start at the definitions \
-                 directory"
+                "create it, or name another path in the definition; relative paths are resolved against the \
+                 definitions directory"
             }
             Self::Status(_, 401 | 403) => {
                 "the server requires credentials or rejects this client: set `login` of the host in site.yaml"

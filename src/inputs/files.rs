@@ -21,7 +21,7 @@ use crate::files::without_version_control;
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {
     for entry in without_version_control(walkdir::WalkDir::new(from)) {
         let entry = entry?;
-        go_on(stop)?;
+        check_not_canceled(stop)?;
         let path = entry.path();
         let dest = match path.strip_prefix(from) {
             Ok(relative) if relative.as_os_str().is_empty() => to.to_owned(),
@@ -55,11 +55,11 @@ pub(super) fn copy_file(from: &Path, to: &Path) -> Result<()> {
 /// `EM_X86_64` and `EM_AARCH64` of the ELF specification.
 const MACHINES: [(u16, Architecture); 2] = [(62, Architecture::Amd64), (183, Architecture::Arm64)];
 
-/// Description of a script or text file, as returned by [`other_program`].
-pub(super) const NO_PROGRAM: &str = "no ELF program";
+/// Description of a file that is not in ELF format, as returned by [`describe_unless_native`].
+pub(super) const NOT_ELF: &str = "not an ELF program";
 
 /// Describes a file that is not a program for this architecture; returns `None` for one that is.
-pub(super) fn other_program(path: &Path, arch: Architecture) -> Result<Option<String>> {
+pub(super) fn describe_unless_native(path: &Path, arch: Architecture) -> Result<Option<String>> {
     let mut head = Vec::with_capacity(20);
     File::open(path)?.take(20).read_to_end(&mut head)?;
     // Class 2 is 64 bits, data 1 is little-endian.
@@ -70,7 +70,7 @@ pub(super) fn other_program(path: &Path, arch: Architecture) -> Result<Option<St
         [0x7f, b'E', b'L', b'F', ..] => {
             return Ok(Some("a program for a 32-bit or big-endian machine".to_owned()));
         }
-        _ => return Ok(Some(NO_PROGRAM.to_owned())),
+        _ => return Ok(Some(NOT_ELF.to_owned())),
     };
     Ok(match MACHINES.iter().find(|(number, _)| *number == machine) {
         Some((_, found)) if *found == arch => None,
@@ -88,7 +88,9 @@ pub(super) fn make_directory(path: &Path) -> Result<()> {
 /// Creates an error about a device, socket or FIFO in a tree.
 pub(super) fn special(tree: &Path, path: &Path) -> FetchError {
     let (tree, path) = (tree.display(), path.display());
-    FetchError::Layout(format!("only files, directories and links in {tree}: {path} is something else"))
+    FetchError::Layout(format!(
+        "only files, directories and links in {tree}: {path} is a device, socket or FIFO"
+    ))
 }
 
 /// Whether the path is a directory and not a link to one.
@@ -117,7 +119,7 @@ pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>> {
 }
 
 /// Fails if the work was canceled.
-pub(super) fn go_on(stop: &AtomicBool) -> Result<()> {
+pub(super) fn check_not_canceled(stop: &AtomicBool) -> Result<()> {
     if stop.load(Ordering::Relaxed) { Err(FetchError::Interrupted) } else { Ok(()) }
 }
 

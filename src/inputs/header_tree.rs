@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::kernel::{Architecture, Compiler, KernelRelease};
 use fs_err::File;
-use kmod::{BeyondHeaders, KernelConfig, KernelFacts, SymbolTable};
+use kmod::{ExtraKernelFacts, KernelConfig, KernelFacts, SymbolTable};
 
 use crate::archive::links::resolve;
 
@@ -91,7 +91,7 @@ pub fn read_header_set(
     let compiler = compiler.map_err(damaged("CONFIG_CC_VERSION_TEXT", &build))?;
     let real_time_first = read_header(root, release, "include/linux/vermagic.h")?
         .is_some_and(|text| asks_real_time_first(&text));
-    let (release, beyond_headers) = (release.clone(), BeyondHeaders::default());
+    let (release, beyond_headers) = (release.clone(), ExtraKernelFacts::default());
     Ok((KernelFacts { release, arch, config, symbols, real_time_first, beyond_headers }, compiler))
 }
 

@@ -201,7 +201,7 @@ impl Fetcher {
     }
 
     /// With `--offline`, converts a network error into one that names the missing input.
-    fn unless_kept<T>(
+    fn explain_if_offline<T>(
         &self,
         outcome: Result<T>,
         what: impl FnOnce() -> String,

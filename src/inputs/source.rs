@@ -194,13 +194,15 @@ impl Sources<'_> {
                 let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
                 package::file(self.0, source, &found, arch_of(source)).await
             }
-            Content::Rpm(found) => {
-                self.0.unless_kept(Box::pin(found.file()).await, || format!("source {}", spec.name), CARRY)
-            }
+            Content::Rpm(found) => self.0.explain_if_offline(
+                Box::pin(found.file()).await,
+                || format!("source {}", spec.name),
+                CARRY,
+            ),
             Content::Download { url, sha256 } => {
                 let what = format!("source {}", spec.name);
                 let downloaded = download(self.0, &what, &url, &sha256).await;
-                self.0.unless_kept(downloaded, || format!("{what} ({url})"), CARRY)
+                self.0.explain_if_offline(downloaded, || format!("{what} ({url})"), CARRY)
             }
             Content::Local { path, .. } => Ok(path),
         }
@@ -278,7 +280,8 @@ impl Sources<'_> {
             }
             SourceOrigin::Rpm(source) => {
                 let found = Box::pin(rpm::source::Found::find(self.0, source)).await;
-                let found = self.0.unless_kept(found, || format!("package {}", &*source.package), CARRY)?;
+                let found =
+                    self.0.explain_if_offline(found, || format!("package {}", &*source.package), CARRY)?;
                 Ok(Content::Rpm(Box::new(found)))
             }
             // Images are excluded: each kernel has its own, and their layers are fetched like any image's.

@@ -93,7 +93,7 @@ pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<Vec<String>> {
     let mut walk = walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter();
     while let Some(entry) = walk.next() {
         let entry = entry?;
-        files::go_on(stop)?;
+        files::check_not_canceled(stop)?;
         let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
         let kind = entry.file_type();
         if SourceEntry::of(below, &[]) == SourceEntry::VersionControl {

@@ -44,7 +44,7 @@ pub enum SecretError {
     #[error("reach the cluster that holds Secret {0}")]
     Cluster(String, #[source] Box<ClusterError>),
     /// The API server rejected the request for a Secret (`namespace/name`).
-    #[error("read Secret {0}: {words}", words = words(.1))]
+    #[error("read Secret {0}: {message}", message = api_message(.1))]
     Api(String, Box<kube::Error>),
     /// The Secret (`namespace/name`) lacks the key. `known` lists its keys.
     #[error("read Secret {secret}: there is no key {key:?}; its keys: {known}")]
@@ -71,8 +71,8 @@ impl SecretError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::File(path, source) if source.kind() == io::ErrorKind::NotFound => Some(format!(
-                "create {}, or name another path in site.yaml; relative paths start at the definitions \
-                 directory",
+                "create {}, or name another path in site.yaml; relative paths are resolved \
+                 against the definitions directory",
                 path.display()
             )),
             Self::Api(secret, error) => match error.as_ref() {
@@ -91,7 +91,7 @@ impl SecretError {
 }
 
 /// The API server's message; kube's text adds the whole status object.
-fn words(error: &kube::Error) -> String {
+fn api_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => other.to_string(),
@@ -99,8 +99,9 @@ fn words(error: &kube::Error) -> String {
 }
 
 impl SecretReader {
-    /// Creates a reader. Relative paths start at `root`, the definitions directory. `options` select the cluster for
-    /// Secrets; the default is the cluster of the kubeconfig, or else of the pod.
+    /// Creates a reader. Relative paths are resolved against `root`, the definitions directory. `options` select the
+    /// cluster for Secrets. By default the kubeconfig names the cluster; without a kubeconfig it is the cluster in which
+    /// this process runs as a pod.
     pub fn new(root: PathBuf, options: KubeOptions) -> Self {
         Self { root, options, client: Arc::default() }
     }
@@ -113,7 +114,7 @@ impl SecretReader {
         }
     }
 
-    /// Reads a file. A relative path starts in the definitions directory.
+    /// Reads a file. Relative paths are resolved against the definitions directory.
     pub async fn read_file(&self, path: &Path) -> Result<Secret, SecretError> {
         let path = self.root.join(path);
         let failed = |source| SecretError::File(path.clone(), source);
@@ -168,7 +169,7 @@ impl Secret {
         &self.0
     }
 
-    /// The content as a password or passphrase, without the line end that editors add. `what` is its name in the error.
+    /// The content as a password or passphrase, without the line end that editors add. The error calls it `what`.
     pub fn text(&self, what: &str) -> Result<&str, SecretError> {
         let text = std::str::from_utf8(&self.0).map_err(|_| SecretError::NotText(what.to_owned()))?;
         Ok(text.strip_suffix('\n').map_or(text, |line| line.strip_suffix('\r').unwrap_or(line)))
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_start_in_the_definitions_directory() {
+    async fn relative_paths_are_resolved_against_the_definitions_directory() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("password"), "anvil\r\n").unwrap();
         let secret = reader(dir.path()).read(&SecretSource::File("password".parse().unwrap())).await.unwrap();
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_says_where_it_was_looked_for() {
+    async fn read_errors_are_specific() {
         let dir = tempfile::tempdir().unwrap();
         let error = reader(dir.path()).read_file(Path::new("absent")).await.unwrap_err();
         assert!(error.hint().unwrap().contains(&dir.path().join("absent").display().to_string()));
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubeconfig_that_names_no_cluster_is_told() {
+    async fn a_missing_kubeconfig_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = Some(dir.path().join("kubeconfig"));
         let options = KubeOptions { kubeconfig, ..KubeOptions::default() };

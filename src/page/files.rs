@@ -1,4 +1,4 @@
-//! Adapter: writes the page as files with relative links, for pipelines and sites without a server.
+//! Adapter: writes the status pages as files with relative links, for pipelines and sites without a server.
 
 use std::{io, path::Path};
 
@@ -17,11 +17,11 @@ use super::{
 };
 use crate::parts::{AT_ONCE, Parts};
 
-/// Failure to write the page.
+/// Failure to write the status pages.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The directory cannot be written.
-    #[error("write the page")]
+    #[error("write the status pages")]
     Io(#[from] io::Error),
     /// A page could not be rendered.
     #[error(transparent)]
@@ -72,7 +72,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     Ok(())
 }
 
-/// Removes the pages of cells and nodes, which may no longer exist.
+/// Removes the pages of all cells and nodes, some of which may no longer exist.
 fn remove_pages(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

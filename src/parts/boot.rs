@@ -40,7 +40,7 @@ pub struct BootCheck<'a> {
 #[async_trait::async_trait]
 pub trait BootChecker: Send + Sync {
     /// Fails fast if no kernel of this architecture can be booted.
-    async fn can_boot(&self, _arch: Architecture) -> Result<()> {
+    async fn ensure_can_boot(&self, _arch: Architecture) -> Result<()> {
         Ok(())
     }
 
@@ -64,7 +64,7 @@ pub struct QemuBoot {
 
 #[async_trait::async_trait]
 impl BootChecker for QemuBoot {
-    async fn can_boot(&self, arch: Architecture) -> Result<()> {
+    async fn ensure_can_boot(&self, arch: Architecture) -> Result<()> {
         boot::find_init(self.entrypoint.as_deref(), arch).await?;
         Ok(())
     }

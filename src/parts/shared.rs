@@ -368,7 +368,7 @@ pub(crate) async fn entries(
     bytes: &[u8],
 ) -> Result<BTreeMap<Architecture, StoredManifest>> {
     let (mut images, mut named) = (BTreeMap::new(), BTreeSet::new());
-    if !index.is_written_as(bytes) {
+    if !index.is_canonical(bytes) {
         return Ok(images);
     }
     for entry in &index.manifests {

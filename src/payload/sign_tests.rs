@@ -12,22 +12,22 @@ use crate::{
     payload::read_modules,
     signing::{
         SigningError,
-        testing::{EC_384, RSA_2048, Workshop},
+        testing::{EC_384, OpensslDir, RSA_2048},
     },
 };
 
 /// Makes a certificate with its key.
-async fn key(workshop: &Workshop, kind: &str) -> (ModuleSigner, Arc<Signer>) {
-    workshop.key(kind);
-    workshop.certificate("/CN=Acme");
+async fn key(openssl_dir: &OpensslDir, kind: &str) -> (ModuleSigner, Arc<Signer>) {
+    openssl_dir.key(kind);
+    openssl_dir.certificate("/CN=Acme");
     let spec = site::ModuleSigning {
         key: KeySource::File("k.pem".parse().unwrap()),
         passphrase: None,
         certificate: "c.pem".parse().unwrap(),
         signed: Signed::Keep,
     };
-    let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
-    let certificate = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
+    let secrets = SecretReader::new(openssl_dir.root().to_owned(), KubeOptions::default());
+    let certificate = ModuleSigner::open(&spec, openssl_dir.root(), secrets).unwrap();
     let signer = certificate.load().await.unwrap();
     (certificate, signer)
 }
@@ -64,9 +64,9 @@ fn payload() -> tempfile::TempDir {
 
 #[tokio::test]
 async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
-    let workshop = Workshop::new();
+    let openssl_dir = OpensslDir::new();
     for kind in [RSA_2048, EC_384] {
-        let (certificate, signer) = key(&workshop, kind).await;
+        let (certificate, signer) = key(&openssl_dir, kind).await;
         let rule = SigningRule::default();
         let hash = SignatureHash::Sha512;
         let how = ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
@@ -87,17 +87,17 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
             assert_eq!(mode & 0o777, 0o644, "{}", name.display());
         }
         assert_eq!(sign_modules(tree.path(), &how, &budget()).unwrap(), 0, "a module was signed twice");
-        verify(&workshop, &tree.path().join("a.ko"), "m");
+        verify(&openssl_dir, &tree.path().join("a.ko"), "m");
     }
 }
 
 /// Verifies with OpenSSL that the message signs the bare module.
-fn verify(workshop: &Workshop, module: &Path, what: &str) {
+fn verify(openssl_dir: &OpensslDir, module: &Path, what: &str) {
     let bytes = fs::read(module).unwrap();
     let (bare, _) = kmod::without_signature(&bytes);
-    fs::write(workshop.path("bare"), bare).unwrap();
+    fs::write(openssl_dir.path("bare"), bare).unwrap();
     let message = &bytes[bare.len()..bytes.len() - 12 - 28];
-    fs::write(workshop.path("message"), message).unwrap();
+    fs::write(openssl_dir.path("message"), message).unwrap();
     let output = Command::new("openssl")
         .args([
             "cms",
@@ -112,7 +112,7 @@ fn verify(workshop: &Workshop, module: &Path, what: &str) {
             "-noverify",
         ])
         .args(["-certfile", "c.pem", "-nointern", "-out", "/dev/null"])
-        .current_dir(workshop.root())
+        .current_dir(openssl_dir.root())
         .output()
         .unwrap();
     assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
@@ -120,7 +120,7 @@ fn verify(workshop: &Workshop, module: &Path, what: &str) {
 
 #[tokio::test]
 async fn signatures_are_kept_or_replaced_as_said() {
-    let (theirs, ours) = (Workshop::new(), Workshop::new());
+    let (theirs, ours) = (OpensslDir::new(), OpensslDir::new());
     let vendor = key(&theirs, RSA_2048).await;
     let own = key(&ours, RSA_2048).await;
     let tree = payload();
@@ -145,7 +145,7 @@ async fn signatures_are_kept_or_replaced_as_said() {
 
 #[tokio::test]
 async fn the_certificate_must_be_the_keys_and_its_age_is_said() {
-    let (ours, other) = (Workshop::new(), Workshop::new());
+    let (ours, other) = (OpensslDir::new(), OpensslDir::new());
     let (certificate, _) = key(&ours, RSA_2048).await;
     let now = certificate.certificate().not_before;
     assert_eq!(certificate.warning(now), None);
@@ -171,8 +171,8 @@ async fn the_certificate_must_be_the_keys_and_its_age_is_said() {
 /// Signing is charged to the same budget as the check, and leaves no incomplete file.
 #[tokio::test]
 async fn signing_spends_the_budget_of_the_check() {
-    let workshop = Workshop::new();
-    let (certificate, signer) = key(&workshop, RSA_2048).await;
+    let openssl_dir = OpensslDir::new();
+    let (certificate, signer) = key(&openssl_dir, RSA_2048).await;
     let rule = SigningRule::default();
     let how = ModuleSigning {
         certificate: &certificate,

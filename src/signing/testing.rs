@@ -5,16 +5,16 @@ use std::{
     process::Command,
 };
 
-/// RSA key sizes: the kernel's default, and a small one.
+/// Arguments of `openssl genpkey -algorithm`. RSA with 4096 bits is the kernel's default; 2048 bits are faster to create.
 pub(crate) const RSA_4096: &str = "RSA -pkeyopt rsa_keygen_bits:4096";
 pub(crate) const RSA_2048: &str = "RSA -pkeyopt rsa_keygen_bits:2048";
 pub(crate) const EC_256: &str = "EC -pkeyopt ec_paramgen_curve:P-256";
 pub(crate) const EC_384: &str = "EC -pkeyopt ec_paramgen_curve:P-384";
 
 /// Directory for files that OpenSSL creates.
-pub(crate) struct Workshop(tempfile::TempDir);
+pub(crate) struct OpensslDir(tempfile::TempDir);
 
-impl Workshop {
+impl OpensslDir {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }

@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use farrier_core::site::{KeySource, SecretSource};
 
 use super::{
-    testing::{EC_256, EC_384, RSA_2048, RSA_4096, Workshop},
+    testing::{EC_256, EC_384, OpensslDir, RSA_2048, RSA_4096},
     *,
 };
 use crate::{cluster::KubeOptions, net::SecretReader};
@@ -20,7 +20,7 @@ fn load(
     runtime.block_on(Signer::load(source, passphrase, public, &secrets))
 }
 
-impl Workshop {
+impl OpensslDir {
     fn load(&self, file: &str, passphrase: Option<&str>) -> Result<Signer, SigningError> {
         let passphrase = passphrase.map(|text| {
             std::fs::write(self.path("passphrase"), text).unwrap();
@@ -46,13 +46,13 @@ const HASHES: [SignatureHash; 3] = [SignatureHash::Sha256, SignatureHash::Sha384
 #[test]
 fn openssl_takes_the_signatures_of_every_kind_of_key_and_digest() {
     for kind in [RSA_2048, RSA_4096, EC_256, EC_384] {
-        let workshop = Workshop::new();
-        workshop.key(kind);
-        let signer = workshop.load("k.pem", None).unwrap();
-        let public = read_public_key(&workshop.path("p.pem")).unwrap();
+        let openssl_dir = OpensslDir::new();
+        openssl_dir.key(kind);
+        let signer = openssl_dir.load("k.pem", None).unwrap();
+        let public = read_public_key(&openssl_dir.path("p.pem")).unwrap();
         assert_eq!(*signer.public_key(), public, "{kind}");
         for hash in HASHES {
-            workshop.verify(&signer, hash);
+            openssl_dir.verify(&signer, hash);
         }
         let twice = [0, 1].map(|_| signer.sign(SignatureHash::Sha256, b"same").unwrap());
         assert_eq!(twice[0], twice[1], "{kind}: signatures are deterministic");
@@ -62,19 +62,19 @@ fn openssl_takes_the_signatures_of_every_kind_of_key_and_digest() {
 #[test]
 fn every_form_of_a_private_key() {
     for (kind, old) in [(RSA_2048, "rsa -traditional"), (EC_256, "ec"), (EC_384, "ec")] {
-        let workshop = Workshop::new();
-        workshop.key(kind);
-        let public = workshop.load("k.pem", None).unwrap().public_key().clone();
-        workshop.openssl(&format!("{old} -in k.pem -out old.pem"));
-        workshop.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
-        workshop
+        let openssl_dir = OpensslDir::new();
+        openssl_dir.key(kind);
+        let public = openssl_dir.load("k.pem", None).unwrap().public_key().clone();
+        openssl_dir.openssl(&format!("{old} -in k.pem -out old.pem"));
+        openssl_dir.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
+        openssl_dir
             .openssl("pkcs8 -topk8 -scrypt -scrypt_N 1024 -in k.pem -passout pass:sesame -out scrypt.pem");
         // The kernel's build writes both into one file, and OpenSSL's tools add text between the blocks.
-        workshop.certificate("/CN=k");
+        openssl_dir.certificate("/CN=k");
         let [key, certificate] =
-            ["k.pem", "c.pem"].map(|name| std::fs::read_to_string(workshop.path(name)).unwrap());
+            ["k.pem", "c.pem"].map(|name| std::fs::read_to_string(openssl_dir.path(name)).unwrap());
         let combined = format!("Bag Attributes\n    localKeyID: 01\n{certificate}{key}");
-        std::fs::write(workshop.path("combined.pem"), combined).unwrap();
+        std::fs::write(openssl_dir.path("combined.pem"), combined).unwrap();
         for (file, passphrase) in [
             ("old.pem", None),
             ("aes.pem", Some("sesame\n")),
@@ -82,10 +82,10 @@ fn every_form_of_a_private_key() {
             ("combined.pem", None),
         ] {
             let signer =
-                workshop.load(file, passphrase).unwrap_or_else(|error| panic!("{kind} {file}: {error}"));
+                openssl_dir.load(file, passphrase).unwrap_or_else(|error| panic!("{kind} {file}: {error}"));
             assert_eq!(*signer.public_key(), public, "{kind} {file}");
         }
-        let certificate = read_certificate(&workshop.path("c.pem")).unwrap();
+        let certificate = read_certificate(&openssl_dir.path("c.pem")).unwrap();
         assert_eq!(certificate.public_key, public.info());
         assert_eq!(certificate.subject.as_deref(), Some("k"));
     }
@@ -93,17 +93,17 @@ fn every_form_of_a_private_key() {
 
 #[test]
 fn what_is_wrong_with_a_key_is_said() {
-    let workshop = Workshop::new();
-    workshop.key(RSA_2048);
-    workshop.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
-    workshop.openssl("rsa -traditional -aes128 -passout pass:sesame -in k.pem -out old.pem");
-    workshop.openssl("pkcs8 -topk8 -v1 PBE-SHA1-3DES -in k.pem -passout pass:sesame -out pbes1.pem");
-    workshop.openssl("genpkey -algorithm ED25519 -out ed.pem");
-    workshop.openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:secp521r1 -out p521.pem");
-    workshop.openssl("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:1024 -out weak.pem");
-    std::fs::write(workshop.path("empty.pem"), "nothing").unwrap();
+    let openssl_dir = OpensslDir::new();
+    openssl_dir.key(RSA_2048);
+    openssl_dir.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
+    openssl_dir.openssl("rsa -traditional -aes128 -passout pass:sesame -in k.pem -out old.pem");
+    openssl_dir.openssl("pkcs8 -topk8 -v1 PBE-SHA1-3DES -in k.pem -passout pass:sesame -out pbes1.pem");
+    openssl_dir.openssl("genpkey -algorithm ED25519 -out ed.pem");
+    openssl_dir.openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:secp521r1 -out p521.pem");
+    openssl_dir.openssl("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:1024 -out weak.pem");
+    std::fs::write(openssl_dir.path("empty.pem"), "nothing").unwrap();
     std::fs::write(
-        workshop.path("damaged.pem"),
+        openssl_dir.path("damaged.pem"),
         "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n",
     )
     .unwrap();
@@ -122,16 +122,16 @@ fn what_is_wrong_with_a_key_is_said() {
         ("p521.pem", None),
         ("weak.pem", None),
     ] {
-        let error = workshop.load(file, passphrase).unwrap_err();
+        let error = openssl_dir.load(file, passphrase).unwrap_err();
         assert!(error.hint().is_some(), "{error}");
-        said.push_str(&format!("{error}\n").replace(&format!("{}/", workshop.root().display()), ""));
+        said.push_str(&format!("{error}\n").replace(&format!("{}/", openssl_dir.root().display()), ""));
     }
     insta::assert_snapshot!(said);
 }
 
 #[test]
 fn a_key_that_is_no_pair_with_a_certificate_is_refused() {
-    let (ours, other) = (Workshop::new(), Workshop::new());
+    let (ours, other) = (OpensslDir::new(), OpensslDir::new());
     ours.key(EC_256);
     other.key(EC_256);
     let signer = ours.load("k.pem", None).unwrap();
@@ -143,31 +143,31 @@ fn a_key_that_is_no_pair_with_a_certificate_is_refused() {
 }
 
 /// Signer that runs a shell script with OpenSSL's key, as it would run a security module's tool.
-fn behind(workshop: &Workshop, command: &str) -> Signer {
-    let public = read_public_key(&workshop.path("p.pem")).unwrap();
+fn behind(openssl_dir: &OpensslDir, command: &str) -> Signer {
+    let public = read_public_key(&openssl_dir.path("p.pem")).unwrap();
     let command =
-        ["sh", "-c", &command.replace("DIR", &workshop.root().display().to_string()), "sh", "{{hash}}"];
+        ["sh", "-c", &command.replace("DIR", &openssl_dir.root().display().to_string()), "sh", "{{hash}}"];
     let source = KeySource::Command(command.map(str::to_owned).to_vec());
-    load(&source, None, Some(&public), workshop.root()).unwrap()
+    load(&source, None, Some(&public), openssl_dir.root()).unwrap()
 }
 
 #[test]
 fn a_command_gets_the_digest_and_gives_the_signature() {
     for kind in [RSA_2048, EC_256, EC_384] {
-        let workshop = Workshop::new();
-        workshop.key(kind);
-        let signer = behind(&workshop, "openssl pkeyutl -sign -inkey DIR/k.pem -pkeyopt digest:$1");
+        let openssl_dir = OpensslDir::new();
+        openssl_dir.key(kind);
+        let signer = behind(&openssl_dir, "openssl pkeyutl -sign -inkey DIR/k.pem -pkeyopt digest:$1");
         for hash in HASHES {
-            workshop.verify(&signer, hash);
+            openssl_dir.verify(&signer, hash);
         }
     }
 }
 
 #[test]
 fn a_command_that_does_not_sign_is_said_to() {
-    let workshop = Workshop::new();
-    workshop.key(RSA_2048);
-    workshop.openssl("genpkey -algorithm RSA -out other.pem");
+    let openssl_dir = OpensslDir::new();
+    openssl_dir.key(RSA_2048);
+    openssl_dir.openssl("genpkey -algorithm RSA -out other.pem");
     let mut said = String::new();
     for command in [
         "exit 3",
@@ -177,24 +177,24 @@ fn a_command_that_does_not_sign_is_said_to() {
         "openssl pkeyutl -sign -inkey DIR/other.pem -pkeyopt digest:$1",
         "openssl pkeyutl -sign -inkey DIR/k.pem -pkeyopt digest:sha512; true",
     ] {
-        let error = behind(&workshop, command).sign(SignatureHash::Sha256, b"content").unwrap_err();
+        let error = behind(&openssl_dir, command).sign(SignatureHash::Sha256, b"content").unwrap_err();
         assert!(error.hint().is_some(), "{error}");
         writeln!(said, "{error}").unwrap();
     }
     let absent = KeySource::Command(vec!["no-such-program".to_owned()]);
-    let public = read_public_key(&workshop.path("p.pem")).unwrap();
-    let signer = load(&absent, None, Some(&public), workshop.root()).unwrap();
+    let public = read_public_key(&openssl_dir.path("p.pem")).unwrap();
+    let signer = load(&absent, None, Some(&public), openssl_dir.root()).unwrap();
     writeln!(said, "{}", signer.sign(SignatureHash::Sha256, b"content").unwrap_err()).unwrap();
-    writeln!(said, "{}", load(&absent, None, None, workshop.root()).unwrap_err()).unwrap();
+    writeln!(said, "{}", load(&absent, None, None, openssl_dir.root()).unwrap_err()).unwrap();
     insta::assert_snapshot!(said);
 }
 
 #[test]
 fn no_message_shows_a_key() {
-    let workshop = Workshop::new();
-    workshop.key(EC_256);
-    let signer = workshop.load("k.pem", None).unwrap();
-    let key = std::fs::read_to_string(workshop.path("k.pem")).unwrap();
+    let openssl_dir = OpensslDir::new();
+    openssl_dir.key(EC_256);
+    let signer = openssl_dir.load("k.pem", None).unwrap();
+    let key = std::fs::read_to_string(openssl_dir.path("k.pem")).unwrap();
     let shown = format!("{signer:?}");
     assert!(key.lines().filter(|line| !line.starts_with('-')).all(|line| !shown.contains(line)), "{shown}");
 }

@@ -57,7 +57,7 @@ async fn kernel(release: &str) -> Kernel {
         HeaderLookup::Found(headers) => *headers,
         HeaderLookup::Missing { looked_for, hint } => panic!("no {looked_for}: {hint}"),
     };
-    let again = fetcher.kernel_images().find_here(family, &target).await.unwrap();
+    let again = fetcher.kernel_images().find_local(family, &target).await.unwrap();
     assert_eq!(again.as_ref(), Some(&image), "the cache lacks the fetched image");
     Kernel { target, image, headers, fetcher }
 }

@@ -7,9 +7,9 @@ use crate::support::{
     site::{FIRST_IMAGE, Site, image_of, read_all, skopeo},
 };
 
-/// Two nodes run kernel A, and a third has no labels about its system; then the canary changes to kernel B.
+/// Two nodes run the older kernel, and a third lacks the labels of its operating system. Then the canary gets the newer kernel.
 #[test]
-fn from_a_kernel_change_to_a_rewritten_image() {
+fn a_kernel_change_leads_to_a_rewritten_image() {
     let kernels = kernels::newest();
     let site = Site::in_docker();
     for node in ["edge-1.yaml", "edge-2.yaml", "cp-1.yaml", "daemonset.yaml"] {
@@ -106,7 +106,7 @@ fn builds_are_reproducible() {
 }
 
 #[test]
-fn the_published_image_is_one_for_every_tool() {
+fn other_tools_read_the_published_image() {
     let kernel = kernels::newest().newer;
     let site = Site::in_docker();
     site.build("hello", &kernel, &["--push"]).exits(0);
@@ -120,19 +120,19 @@ fn the_published_image_is_one_for_every_tool() {
     docker(&["pull", "--quiet", &reference]);
     let container = docker(&["create", &reference, "/none"]);
     let container = container.trim();
-    let place = site.path("hello.tar");
+    let exported = site.path("hello.tar");
     let module = format!("lib/modules/{kernel}/extra/farrier_hello.ko");
-    docker(&["export", "--output", &place.display().to_string(), container]);
+    docker(&["export", "--output", &exported.display().to_string(), container]);
     docker(&["rm", container]);
     docker(&["rmi", &reference]);
-    let mut archive = tar::Archive::new(fs::File::open(place).unwrap());
+    let mut archive = tar::Archive::new(fs::File::open(exported).unwrap());
     let paths = archive.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().display().to_string());
     let paths: Vec<String> = paths.filter(|path| path.contains("lib/modules")).collect();
     assert!(paths.contains(&module), "{paths:?}");
     assert!(paths.contains(&format!("lib/modules/{kernel}/modules.dep")), "{paths:?}");
 }
 
-/// A layout directory as the registry: images are published and found again, but no node can pull from it.
+/// farrier publishes images to a layout directory and finds them again, but rewrites nothing: nodes cannot pull from it.
 #[test]
 fn a_layout_directory_as_the_registry() {
     let kernel = kernels::newest().newer;
@@ -168,9 +168,9 @@ fn read_index(site: &Site) -> Vec<String> {
     index["manifests"].as_array().unwrap().iter().map(name).collect()
 }
 
-/// `output: image`: a user's complete Dockerfile, checked and published like any other image.
+/// A user's complete Dockerfile (`output: image`), whose image farrier checks and publishes like its own.
 #[test]
-fn an_image_by_the_users_own_dockerfile() {
+fn output_image_builds_the_users_own_dockerfile() {
     let kernel = kernels::newest().newer;
     let site = Site::in_docker();
     site.edit("images/hello.yaml", "template: kbuild", "template: own\n  output: image");
@@ -194,9 +194,9 @@ fn an_image_by_the_users_own_dockerfile() {
     site.run_once().exits(0).line("nothing to do");
 }
 
-/// GitOps: the rewritten manifests are in a directory next to the cluster's.
+/// GitOps: farrier rewrites manifests in the definitions directory, and leaves the cluster's manifests unchanged.
 #[test]
-fn a_directory_of_manifests_beside_the_cluster() {
+fn file_strategy_rewrites_manifests_outside_the_cluster() {
     let kernel = kernels::newest().newer;
     let site = Site::in_docker();
     site.canary(&kernel);
@@ -210,13 +210,13 @@ fn a_directory_of_manifests_beside_the_cluster() {
     let image = image_of(written.values().next().unwrap());
     assert!(image.starts_with(&format!("{}/hello@sha256:", site.location)), "{image}");
     assert_eq!(*written.values().next().unwrap(), manifest.replace(FIRST_IMAGE, &image));
-    assert_eq!(site.manifests(), observed, "the cluster is only observed");
+    assert_eq!(site.manifests(), observed, "the cluster's manifests are unchanged");
     site.run_once().exits(0).line("nothing to do");
 }
 
-/// One DaemonSet over two kernels: both images are published, and farrier does not rewrite the field.
+/// A DaemonSet's nodes run two kernels: farrier publishes an image for each, and leaves the DaemonSet's image unchanged.
 #[test]
-fn mixed_kernels_hold_the_rewrite() {
+fn mixed_kernels_block_the_rewrite() {
     let kernels = kernels::newest();
     let site = Site::in_docker();
     site.manifest("edge-1.yaml", &kernels.older);
@@ -231,7 +231,7 @@ fn mixed_kernels_hold_the_rewrite() {
     assert_eq!(site.manifests(), before);
 }
 
-/// `driver-entrypoint` on the minimal base, called like the operators' DaemonSets and probes call it.
+/// An image with the minimal base and `driver-entrypoint`, which runs the commands of the operators' DaemonSets and probes.
 #[test]
 fn an_image_of_the_minimal_base_and_driver_entrypoint() {
     let kernel = kernels::newest().newer;
@@ -274,8 +274,7 @@ fn a_toolchain_image_from_a_mirror() {
     let kernel = kernels::newest().newer;
     let site = Site::in_docker();
     site.canary(&kernel);
-    // The mirror's image is the build's base image. It contains the family's own toolchain, whether this run or an earlier one
-    // built it.
+    // The mirror serves the toolchain image of this build, which this run or an earlier one built.
     site.run_once().exits(0).line("built     hello for");
     let target = ["--kernel", &kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
     let dockerfile = site.farrier(&[["render", "hello"].as_slice(), &target].concat()).exits(0).stdout;

@@ -480,7 +480,7 @@ async fn packages_of_make_binrpm_pkg_tell_their_kernel_by_their_files() {
         image.modules.is_some_and(|modules| modules.join("kernel/lib").is_dir())
             && image.system_map.is_some()
     );
-    let again = fetcher.kernel_images().find_here(&family, &target(release)).await.unwrap();
+    let again = fetcher.kernel_images().find_local(&family, &target(release)).await.unwrap();
     assert!(again.is_some(), "the cache lacks the fetched image");
     let track = serde_json::from_value(json!({"packages": ["kernel-devel"]})).unwrap();
     let releases = fetcher.headers().rpm_releases(&family.spec.headers, &track, &target(ROCKY)).await;

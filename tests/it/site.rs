@@ -1,5 +1,4 @@
-//! A site's network with real components: Debian's docker-registry with certificates on both sides, mirrors, a counting proxy,
-//! and `--offline`.
+//! A site's network with real components: Debian's docker-registry with mutual TLS, mirrors, a counting proxy, and `--offline`.
 
 use std::{fs, net::TcpListener as StdListener, path::Path, process::Command};
 
@@ -67,26 +66,26 @@ async fn publish(registry: &RemoteRegistry, repository: &Repository, content: &[
 }
 
 #[tokio::test]
-async fn certificates_on_both_sides() {
+async fn mutual_tls() {
     let (ours, other) = (Authority::new(), Authority::new());
     ours.issue("server", ALL_NAMES, LATER);
     ours.issue("client", "DNS:farrier.test", LATER);
     ours.issue("old-client", "DNS:farrier.test", PAST);
     other.issue("client", "DNS:farrier.test", LATER);
     let server = RegistryProcess::start_with_tls(&tls(&ours, "server", Some(&ours.ca_file())));
-    let place = repository(format!("{}/drivers/x", server.host));
-    let ask = async |client: Option<(&Authority, &str)>| {
+    let drivers = repository(format!("{}/drivers/x", server.host));
+    let list_tags = async |client: Option<(&Authority, &str)>| {
         let mut host = json!({"host": server.host, "caFile": "ca.pem"});
         if let Some((authority, name)) = client {
             host["clientCertificate"] = json!(authority.path(&format!("{name}.pem")));
             host["clientKey"] = json!({"file": authority.path(&format!("{name}.key"))});
         }
         let net = net(json!({"hosts": [host]}), ours.directory.path(), false);
-        registry(&net).tags(&place).await
+        registry(&net).tags(&drivers).await
     };
-    assert_eq!(ask(Some((&ours, "client"))).await.unwrap(), []);
+    assert_eq!(list_tags(Some((&ours, "client"))).await.unwrap(), []);
     for client in [None, Some((&ours, "old-client")), Some((&other, "client"))] {
-        let error = ask(client).await.unwrap_err();
+        let error = list_tags(client).await.unwrap_err();
         assert!(!error.is_transient(), "{}", error_chain(&error));
         let hint = registry::hint(&error).unwrap();
         let wanted = format!("set `clientCertificate` and `clientKey` of {} in site.yaml", server.host);
@@ -99,7 +98,7 @@ async fn certificates_on_both_sides() {
         let host = json!({"host": server.host, "caFile": "ca.pem", "clientCertificate": ours.path("client.pem"),
                           "clientKey": {"file": key}});
         let net = net(json!({"hosts": [host]}), ours.directory.path(), false);
-        let error = registry(&net).tags(&place).await.unwrap_err();
+        let error = registry(&net).tags(&drivers).await.unwrap_err();
         assert!(matches!(error, RegistryError::Options(..)) && !error.is_transient(), "{error:?}");
         assert!(
             error.to_string().starts_with(&format!("site.yaml, host {}: client", server.host)),
@@ -109,7 +108,7 @@ async fn certificates_on_both_sides() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_servers_certificate() {
+async fn hints_explain_a_bad_server_certificate() {
     let ours = Authority::new();
     ours.issue("expired", ALL_NAMES, PAST);
     ours.issue("elsewhere", "DNS:elsewhere.test", LATER);
@@ -156,7 +155,7 @@ async fn mirrors_stand_in_for_a_host_that_does_not_exist() {
     assert_eq!(fs::read(&out).unwrap(), content);
     assert!(reader.has_blob(&short, &blob).await.unwrap());
     assert_eq!(reader.tags(&short).await.unwrap().len(), 1);
-    assert!(empty.requests("GET") > 0, "the empty mirror was not asked");
+    assert!(empty.requests("GET") > 0, "farrier did not contact the empty mirror");
     // An unreachable mirror may contain what the others lack.
     let error = reader.manifest(&short, &tag("2")).await.unwrap_err();
     assert!(matches!(error, RegistryError::Unreachable { .. }), "{error:?}");
@@ -169,7 +168,7 @@ async fn mirrors_stand_in_for_a_host_that_does_not_exist() {
 }
 
 #[tokio::test]
-async fn a_mirror_that_lies_about_a_digest_is_passed_over() {
+async fn a_mirror_that_returns_a_wrong_digest_is_skipped() {
     let liar = FakeHttp::start(vec![answer(200, "something else"), answer(200, "something else")]).await;
     let honest = FakeHttp::start(vec![answer(200, "what was asked for")]).await;
     let (wanted, directory) = (Digest::of(b"what was asked for"), tempfile::tempdir().unwrap());
@@ -187,13 +186,13 @@ async fn a_mirror_that_lies_about_a_digest_is_passed_over() {
 }
 
 #[tokio::test]
-async fn proxies_and_who_is_reached_without() {
+async fn proxy_and_the_hosts_that_bypass_it() {
     let ours = Authority::new();
     ours.issue("server", ALL_NAMES, LATER);
     let server = RegistryProcess::start_with_tls(&tls(&ours, "server", None));
     let port = server.host.rsplit(':').next().unwrap();
     let proxy = Tunnels::start(server.host.clone()).await;
-    let ask = async |host: &str, no_proxy: serde_json::Value, password: &str| {
+    let list_tags = async |host: &str, no_proxy: serde_json::Value, password: &str| {
         fs::write(ours.directory.path().join("password"), format!("{password}\n")).unwrap();
         let login = json!({"user": "me", "password": {"file": "password"}});
         let site = json!({
@@ -205,13 +204,13 @@ async fn proxies_and_who_is_reached_without() {
     };
     // A name that only the proxy resolves, and an address of this machine outside of loopback.
     for (at, host) in ["registry.test", "0.0.0.0"].into_iter().enumerate() {
-        assert_eq!(ask(host, json!([]), "secret").await.unwrap(), []);
+        assert_eq!(list_tags(host, json!([]), "secret").await.unwrap(), []);
         assert_eq!(proxy.opened(), at + 1);
     }
-    assert_eq!(ask("0.0.0.0", json!(["0.0.0.0/8"]), "secret").await.unwrap(), []);
-    assert_eq!(ask("127.0.0.1", json!([]), "secret").await.unwrap(), []);
-    assert_eq!(proxy.opened(), 2, "the proxy was used for a host in noProxy");
-    let error = ask("registry.test", json!([]), "wrong").await.unwrap_err();
+    assert_eq!(list_tags("0.0.0.0", json!(["0.0.0.0/8"]), "secret").await.unwrap(), []);
+    assert_eq!(list_tags("127.0.0.1", json!([]), "secret").await.unwrap(), []);
+    assert_eq!(proxy.opened(), 2, "farrier used the proxy for loopback or a host in noProxy");
+    let error = list_tags("registry.test", json!([]), "wrong").await.unwrap_err();
     assert!(!error_chain(&error).contains("wrong"), "{}", error_chain(&error));
 
     // With --offline, the environment's proxy needs permission like any other host.
@@ -238,16 +237,16 @@ impl Forbidden {
     }
 
     /// Asserts that no client has connected.
-    fn was_not_asked(&self) {
+    fn assert_not_contacted(&self) {
         let error = self.listener.accept().unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
     }
 }
 
 #[track_caller]
-fn is_forbidden(error: &RegistryError, host: &str, who: &str) {
+fn assert_forbidden_offline(error: &RegistryError, host: &str, request: &str) {
     assert!(registry::is_forbidden(error), "{error:?}");
-    let wanted = format!("{who} needs {host}, which --offline forbids: no configuration names it");
+    let wanted = format!("{request} needs {host}, which --offline forbids: no configuration names it");
     assert_eq!(error.to_string(), wanted);
     assert!(
         registry::hint(error).unwrap().contains(&format!("add `- host: {host}` to `hosts` in site.yaml"))
@@ -256,7 +255,7 @@ fn is_forbidden(error: &RegistryError, host: &str, who: &str) {
 }
 
 #[tokio::test]
-async fn offline_a_registry_leads_nowhere_else() {
+async fn offline_a_registry_cannot_redirect_to_an_unnamed_host() {
     let (forbidden, directory) = (Forbidden::new(), tempfile::tempdir().unwrap());
     let elsewhere = format!("http://{}/blob", forbidden.host);
     let realm = format!("Bearer realm=\"http://{}/token\",service=\"x\"", forbidden.host);
@@ -268,20 +267,32 @@ async fn offline_a_registry_leads_nowhere_else() {
     ])
     .await;
     let named = net(json!({"hosts": [{"host": fake.host}]}), directory.path(), true);
-    let (registry, place) = (registry(&named), repository(format!("{}/drivers/x", fake.host)));
+    let (registry, drivers) = (registry(&named), repository(format!("{}/drivers/x", fake.host)));
     let (digest, out) = (Digest::of(b"x"), directory.path().join("x"));
 
-    let error = registry.fetch_blob(&place, &digest, u64::MAX, &out).await.unwrap_err();
-    let sent = format!("(redirected by {})", fake.host);
-    is_forbidden(&error, &forbidden.host, &format!("fetch blob {digest} of drivers/x {sent}"));
-    let error = registry.tags(&place).await.unwrap_err();
-    is_forbidden(&error, &forbidden.host, &format!("list tags of drivers/x (token) {sent}"));
-    let error = registry.push_bytes(&place, b"x").await.unwrap_err();
-    is_forbidden(&error, &forbidden.host, &format!("push blob {digest} to drivers/x {sent}"));
+    let error = registry.fetch_blob(&drivers, &digest, u64::MAX, &out).await.unwrap_err();
+    let redirect_note = format!("(redirected by {})", fake.host);
+    assert_forbidden_offline(
+        &error,
+        &forbidden.host,
+        &format!("fetch blob {digest} of drivers/x {redirect_note}"),
+    );
+    let error = registry.tags(&drivers).await.unwrap_err();
+    assert_forbidden_offline(
+        &error,
+        &forbidden.host,
+        &format!("list tags of drivers/x (token) {redirect_note}"),
+    );
+    let error = registry.push_bytes(&drivers, b"x").await.unwrap_err();
+    assert_forbidden_offline(
+        &error,
+        &forbidden.host,
+        &format!("push blob {digest} to drivers/x {redirect_note}"),
+    );
     let unnamed = repository(format!("{}/drivers/x", forbidden.host));
     let error = registry.manifest(&unnamed, &tag("1")).await.unwrap_err();
-    is_forbidden(&error, &forbidden.host, "fetch manifest of drivers/x:1");
-    forbidden.was_not_asked();
+    assert_forbidden_offline(&error, &forbidden.host, "fetch manifest of drivers/x:1");
+    forbidden.assert_not_contacted();
     assert_eq!(fake.requests().len(), 4);
 }
 
@@ -321,48 +332,51 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     assert!(!found.origin.contains(&second.host), "{}", found.origin);
 
     // A redirect to another host needs permission like the first host.
-    let sending = FakeHttp::start(vec![answer(302, "").header("location", &address)]).await;
-    let named = fetcher(&net(json!({"hosts": [{"host": sending.host}]}), directory.path(), true));
-    let address = format!("http://{}/y", sending.host);
+    let redirecting = FakeHttp::start(vec![answer(302, "").header("location", &address)]).await;
+    let named = fetcher(&net(json!({"hosts": [{"host": redirecting.host}]}), directory.path(), true));
+    let address = format!("http://{}/y", redirecting.host);
     let error = named.sources().fetch(&source(&address, b"other")).await.unwrap_err();
-    let wanted = format!("source ofed (redirected by {}) needs {}, which", sending.host, forbidden.host);
+    let wanted = format!("source ofed (redirected by {}) needs {}, which", redirecting.host, forbidden.host);
     assert!(error.to_string().starts_with(&wanted), "{error}");
-    forbidden.was_not_asked();
+    forbidden.assert_not_contacted();
 }
 
-/// A password for downloads is a secret that farrier sends only to its host, never to the target or the source of a redirect.
+/// farrier sends a download's password only to the host that the source names: not to another host after a redirect, and not to
+/// the password's own host when another host redirects there.
 #[tokio::test]
-async fn a_download_with_a_password() {
+async fn a_download_password_does_not_follow_redirects() {
     let directory = tempfile::tempdir().unwrap();
     let cache = Cache::open(directory.path().join("cache")).unwrap();
     fs::write(directory.path().join("password"), "secret\n").unwrap();
     let elsewhere = FakeHttp::start(vec![answer(200, "two")]).await;
-    let leads = format!("http://{}/two.txt", elsewhere.host);
+    let target = format!("http://{}/two.txt", elsewhere.host);
     let private = FakeHttp::start(vec![
         answer(200, "one"),
         answer(302, "").header("location", "/moved.txt"),
-        answer(302, "").header("location", &leads),
+        answer(302, "").header("location", &target),
         answer(200, "three"),
     ])
     .await;
-    let sending = format!("http://{}/three.txt", private.host);
-    let sending = FakeHttp::start(vec![answer(302, "").header("location", &sending)]).await;
+    let target = format!("http://{}/three.txt", private.host);
+    let redirecting = FakeHttp::start(vec![answer(302, "").header("location", &target)]).await;
     let host = json!({"host": private.host, "login": {"user": "me", "password": {"file": "password"}}});
     let net = net(json!({"hosts": [host]}), directory.path(), false);
     let fetcher = Fetcher::new(cache, FetchOptions::default()).with_net(net);
-    for (host, name, content) in
-        [(&private.host, "one", "one"), (&private.host, "sent-on", "two"), (&sending.host, "three", "three")]
-    {
+    for (host, name, content) in [
+        (&private.host, "one", "one"),
+        (&private.host, "sent-on", "two"),
+        (&redirecting.host, "three", "three"),
+    ] {
         let source = source(&format!("http://{host}/{name}.txt"), content.as_bytes());
         fetcher.sources().fetch(&source).await.unwrap();
     }
-    let sent: Vec<_> =
+    let authorizations: Vec<_> =
         private.requests().iter().map(|r| r.header("authorization").map(str::to_owned)).collect();
     // base64 of "me:secret".
     let login = Some("Basic bWU6c2VjcmV0".to_owned());
-    assert_eq!(sent, [login.clone(), login.clone(), login, None]);
+    assert_eq!(authorizations, [login.clone(), login.clone(), login, None]);
     assert_eq!(elsewhere.requests()[0].header("authorization"), None);
-    assert_eq!(sending.requests()[0].header("authorization"), None);
+    assert_eq!(redirecting.requests()[0].header("authorization"), None);
 }
 
 #[tokio::test]
@@ -389,10 +403,10 @@ async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names
         let made = fetcher.root_fs().bootstrap(&root, farrier_core::kernel::Architecture::Amd64).await;
         assert_eq!(made.unwrap_err().to_string(), wanted(who));
     }
-    forbidden.was_not_asked();
+    forbidden.assert_not_contacted();
 }
 
-/// Checks apt's own report of the requests that it sent.
+/// Checks the requests that the proxy received from apt.
 #[tokio::test]
 async fn apt_goes_through_the_sites_proxy() {
     let directory = tempfile::tempdir().unwrap();
@@ -404,16 +418,18 @@ async fn apt_goes_through_the_sites_proxy() {
         {"package": "x-dkms", "suites": ["bookworm"], "mirror": "http://archive.test/debian"}}});
     let apt: SourceSpec = serde_json::from_value(apt).unwrap();
     assert!(fetcher.sources().identity(&apt).await.is_err());
-    let asked = proxy.requests();
+    let requests = proxy.requests();
     assert!(
-        asked.iter().any(|request| request.target == "http://archive.test/debian/dists/bookworm/InRelease"),
-        "{asked:?}"
+        requests
+            .iter()
+            .any(|request| request.target == "http://archive.test/debian/dists/bookworm/InRelease"),
+        "{requests:?}"
     );
 }
 
 /// The archive has a certificate from the site's own authority and requires a client certificate.
 #[tokio::test]
-async fn apt_shows_and_checks_certificates_of_the_site() {
+async fn apt_presents_and_verifies_certificates_of_the_site() {
     let ours = Authority::new();
     ours.issue("server", "IP:127.0.0.1, DNS:archive.test", LATER);
     ours.issue("client", "DNS:farrier.test", LATER);
@@ -459,7 +475,7 @@ fn farrier(arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn the_command_says_who_needs_what() {
+fn cli_errors_name_the_request_and_the_forbidden_host() {
     let directory = tempfile::tempdir().unwrap();
     let (definitions, cache) = (directory.path().join("definitions"), directory.path().join("cache"));
     fs::create_dir(&definitions).unwrap();
@@ -468,16 +484,16 @@ fn the_command_says_who_needs_what() {
     let arguments =
         ["--offline", "--definitions", definitions.to_str().unwrap(), "--cache-dir", cache.to_str().unwrap()];
     let fetch = ["headers", "fetch", "--kernel", "6.1.0-1-amd64", "--os", "debian", "--os-version", "12"];
-    let (code, words) = farrier(&[&arguments[..], &fetch].concat());
-    assert_eq!(code, Some(2), "{words}");
+    let (code, stderr) = farrier(&[&arguments[..], &fetch].concat());
+    assert_eq!(code, Some(2), "{stderr}");
     assert!(
-        words.contains("error: apt for suite bookworm") && words.contains("which --offline forbids"),
-        "{words}"
+        stderr.contains("error: apt for suite bookworm") && stderr.contains("which --offline forbids"),
+        "{stderr}"
     );
-    assert!(words.contains("hint: if farrier may use it, add `- host: "), "{words}");
+    assert!(stderr.contains("hint: if farrier may use it, add `- host: "), "{stderr}");
 
     fs::write(definitions.join("site.yaml"), site.replace("here.test", "https://here.test/")).unwrap();
-    let (code, words) = farrier(&[&arguments[..], &fetch].concat());
-    assert_eq!(code, Some(2), "{words}");
-    assert!(words.contains("site.yaml:5:18: \"https://here.test/\" is not a host"), "{words}");
+    let (code, stderr) = farrier(&[&arguments[..], &fetch].concat());
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("site.yaml:5:18: \"https://here.test/\" is not a host"), "{stderr}");
 }

@@ -23,12 +23,12 @@ pub struct KernelFacts {
     /// Whether the kernel's `include/linux/vermagic.h` tests `CONFIG_PREEMPT_RT` before other preemption models.
     pub real_time_first: bool,
     /// Facts that a header set does not contain.
-    pub beyond_headers: BeyondHeaders,
+    pub beyond_headers: ExtraKernelFacts,
 }
 
 /// Facts that only the kernel itself reveals: its image, its own modules, or the machine that runs it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct BeyondHeaders {
+pub struct ExtraKernelFacts {
     /// `sizeof(struct module)` in bytes.
     pub module_size: Option<Known<u64>>,
     /// `vermagic` of one of the kernel's own modules.
@@ -85,7 +85,7 @@ pub enum FactSource {
 impl KernelFacts {
     /// Creates facts from a release and a configuration; other facts can be added.
     pub fn new(release: KernelRelease, arch: Architecture, config: KernelConfig) -> Self {
-        let (real_time_first, beyond_headers) = (false, BeyondHeaders::default());
+        let (real_time_first, beyond_headers) = (false, ExtraKernelFacts::default());
         Self { release, arch, config, symbols: None, real_time_first, beyond_headers }
     }
 

@@ -47,7 +47,7 @@ pub use certificate::{Certificate, CertificateError};
 pub use check::{CheckRequest, NeededTable, PayloadModule, check};
 pub use config::{ConfigError, KernelConfig};
 pub use error::ModuleError;
-pub use facts::{BeyondHeaders, FactSource, KernelFacts, Known};
+pub use facts::{ExtraKernelFacts, FactSource, KernelFacts, Known};
 pub use in_tree::InTree;
 pub use module::{Module, ModuleExport, UndefinedSymbol, module_name};
 pub use release::{KernelRelease, ReleaseError};

@@ -184,9 +184,9 @@ impl CheckReport {
     }
 
     /// Indexes into `modules` in load order. Modules that cannot be ordered are omitted.
-    pub fn places_in_load_order(&self) -> Vec<usize> {
-        let place = |name: &String| self.modules.iter().position(|module| module.name == *name);
-        self.load_order.iter().filter_map(place).collect()
+    pub fn load_order_indices(&self) -> Vec<usize> {
+        let index = |name: &String| self.modules.iter().position(|module| module.name == *name);
+        self.load_order.iter().filter_map(index).collect()
     }
 
     /// Remedies for the findings of one verdict, without duplicates, in the report's order.

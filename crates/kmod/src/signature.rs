@@ -26,9 +26,9 @@ const MAX_MESSAGE: u64 = 256 << 10;
 pub enum Signature {
     /// The module is not signed.
     None,
-    /// The marker exists, but this number of bytes follows it; the kernel treats the module as not signed.
+    /// The marker exists, but this number of bytes follows it; the kernel treats the module as unsigned.
     Buried(u64),
-    /// The kernel answers the record or message with `EBADMSG`, whether or not it enforces signatures.
+    /// The kernel rejects the record or message with `EBADMSG`, whether or not it enforces signatures.
     Malformed(&'static str),
     /// The signature is not PKCS#7, but of the kind with this number: `ENOPKG`.
     Unsupported(u8),

@@ -5,14 +5,14 @@ use std::{
     io::{self, BufRead, Read},
 };
 
-/// Maximum length of a line in bytes: an address, a letter, a name of at most `KSYM_NAME_LEN` (512) bytes, and a
-/// module.
+/// Lines of this length in bytes, or longer, are refused. A line has an address, a letter, a name of at most 511 bytes
+/// ([`MAX_NAME`]), and a module.
 const MAX_LINE: u64 = 4096;
 /// Maximum number of symbols that an image exports. Distribution kernels export about 12,000.
 pub(super) const MAX_EXPORTS: usize = 200_000;
-/// Maximum size of all names in bytes.
-const MAX_TEXT: usize = 16 << 20;
-/// Maximum length of a name in bytes, including the terminating zero (`KSYM_NAME_LEN`).
+/// Maximum total length of the names in bytes.
+const MAX_TOTAL_LENGTH: usize = 16 << 20;
+/// Maximum length of a name in bytes, including the terminating NUL (`KSYM_NAME_LEN`).
 pub(super) const MAX_NAME: usize = 512;
 /// Prefix of a symbol's entry in the table of exports, as `EXPORT_SYMBOL` names it (`include/linux/export.h`, and since
 /// Linux 6.4 `scripts/mod/modpost.c`).
@@ -26,13 +26,13 @@ pub(super) struct ExportNames {
 }
 
 impl ExportNames {
-    /// Adds a name; returns whether the limits still hold.
+    /// Adds a name. Returns `false` if a limit is exceeded.
     pub fn add(&mut self, name: &str) -> bool {
         if !self.names.contains(name) {
             self.bytes = self.bytes.saturating_add(name.len());
             self.names.insert(name.to_owned());
         }
-        name.len() < MAX_NAME && self.bytes <= MAX_TEXT && self.names.len() <= MAX_EXPORTS
+        name.len() < MAX_NAME && self.bytes <= MAX_TOTAL_LENGTH && self.names.len() <= MAX_EXPORTS
     }
 }
 
@@ -40,8 +40,8 @@ impl ExportNames {
 /// time. Exports of modules, which `/proc/kallsyms` marks with `[name]`, are skipped. The result is empty for the
 /// placeholder file in Debian's image packages, and for kernels that omit these entries.
 ///
-/// Memory: five times the text, and at most 32 MiB: 200,000 names of at most 511 bytes, with 16 MiB of text. Larger
-/// input is an error.
+/// Memory: the names' lengths and about 80 bytes for each name. The limits of 16 MiB and 200,000 names keep the sum below
+/// 32 MiB; larger input is an error.
 pub fn exported_names(mut lines: impl BufRead) -> io::Result<BTreeSet<String>> {
     let mut found = ExportNames::default();
     let mut line = Vec::new();
@@ -52,7 +52,8 @@ pub fn exported_names(mut lines: impl BufRead) -> io::Result<BTreeSet<String>> {
             return Ok(found.names);
         }
         if count as u64 == MAX_LINE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a line is longer than any symbol's"));
+            let message = format!("a line is too long; the limit is {} bytes", MAX_LINE - 1);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         if exported(&line).is_some_and(|name| !found.add(name)) {
             let message = "more exports, or longer ones, than any kernel has";
@@ -112,7 +113,8 @@ mod tests {
         assert!(exported_names(line(&"a".repeat(512)).as_bytes()).is_err());
         let many: String = (0..=MAX_EXPORTS).map(|number| line(&number.to_string())).collect();
         assert!(exported_names(many.as_bytes()).is_err());
-        let long: String = (0..=MAX_TEXT / 511).map(|number| line(&format!("{number:0>511}"))).collect();
+        let long: String =
+            (0..=MAX_TOTAL_LENGTH / 511).map(|number| line(&format!("{number:0>511}"))).collect();
         assert!(exported_names(long.as_bytes()).is_err());
     }
 
@@ -125,8 +127,7 @@ mod tests {
         #[test]
         fn finds_what_was_written(wanted in prop::collection::btree_set("[a-z_]{1,12}", 0..30)) {
             let lines: Vec<String> =
-                wanted.iter().map(|name| format!("ffffffff826e7d60 r __ksymtab_{name}
-    ")).collect();
+                wanted.iter().map(|name| format!("ffffffff826e7d60 r __ksymtab_{name}\n")).collect();
             prop_assert_eq!(exported_names(lines.concat().as_bytes()).unwrap(), wanted);
         }
     }

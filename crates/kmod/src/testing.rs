@@ -3,7 +3,7 @@
 pub mod btf;
 pub mod signature;
 
-use super::{BeyondHeaders, KernelConfig, KernelFacts, Module, PayloadModule, SymbolTable};
+use super::{ExtraKernelFacts, KernelConfig, KernelFacts, Module, PayloadModule, SymbolTable};
 use crate::Architecture;
 
 /// Offsets of fields in a section header (`Elf64_Shdr`).
@@ -251,6 +251,6 @@ pub fn kernel(options: &[&str], table: &str) -> KernelFacts {
         config: KernelConfig::parse(&config.concat()).unwrap(),
         symbols: Some(SymbolTable::parse(&table).unwrap()),
         real_time_first: false,
-        beyond_headers: BeyondHeaders::default(),
+        beyond_headers: ExtraKernelFacts::default(),
     }
 }

@@ -29,8 +29,8 @@ const BUILD_LEFTOVERS: [&str; 4] = ["container", "container_config", "docker_ver
 pub struct Assembly<'a> {
     /// The base image; without one, the image consists of the given layers only.
     pub base: Option<&'a Base>,
-    /// The layer with `driver-entrypoint`, between the base and the payload. At this position another kernel adds only
-    /// its payload layer.
+    /// The layer with `driver-entrypoint`, between the base and the payload. Images for different kernels share it and
+    /// differ only in the payload layers.
     pub entrypoint_layer: Option<&'a Layer>,
     /// The payload layers, lowest first.
     pub layers: &'a [Layer],
@@ -69,13 +69,12 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     // The payload must come last: `ImageManifest::payload_layer` expects it there.
     layers.extend(own.map(Layer::descriptor));
 
-    let mut notes = assembly.annotations.clone();
+    let mut annotations = assembly.annotations.clone();
     if let Some(base) = assembly.base {
-        notes.entry(annotations::BASE_DIGEST.to_owned()).or_insert_with(|| base.digest.to_string());
+        annotations.entry(annotations::BASE_DIGEST.to_owned()).or_insert_with(|| base.digest.to_string());
     }
     let descriptor = Descriptor::of(media_type::OCI_CONFIG, &config);
-    let manifest =
-        ImageManifest { annotations: notes, ..ImageManifest::new(descriptor, layers) }.to_bytes()?;
+    let manifest = ImageManifest { annotations, ..ImageManifest::new(descriptor, layers) }.to_bytes()?;
     let digest = Digest::of(&manifest);
     Ok(Assembled { config, config_digest, manifest, digest })
 }
@@ -99,28 +98,28 @@ fn configuration(assembly: &Assembly<'_>) -> Value {
     config.insert("rootfs".to_owned(), json!({"type": "layers", "diff_ids": diff_ids}));
     config.insert("history".to_owned(), history.into());
 
-    let mut run = match config.remove("config") {
-        Some(Value::Object(run)) => run,
+    let mut runtime_config = match config.remove("config") {
+        Some(Value::Object(found)) => found,
         _ => Map::new(),
     };
     if !entrypoint.is_empty() {
-        run.insert("Entrypoint".to_owned(), json!(entrypoint));
+        runtime_config.insert("Entrypoint".to_owned(), json!(entrypoint));
         // As in a Dockerfile, a new entrypoint discards the base's arguments.
-        run.remove("Cmd");
+        runtime_config.remove("Cmd");
     }
     if !env.is_empty() {
-        let merged = merge_env(run.get("Env"), env);
-        run.insert("Env".to_owned(), merged.into());
+        let merged = merge_env(runtime_config.get("Env"), env);
+        runtime_config.insert("Env".to_owned(), merged.into());
     }
     if !labels.is_empty() {
-        let mut all = match run.remove("Labels") {
+        let mut all = match runtime_config.remove("Labels") {
             Some(Value::Object(all)) => all,
             _ => Map::new(),
         };
         all.extend(labels.iter().map(|(key, value)| (key.clone(), value.as_str().into())));
-        run.insert("Labels".to_owned(), all.into());
+        runtime_config.insert("Labels".to_owned(), all.into());
     }
-    config.insert("config".to_owned(), run.into());
+    config.insert("config".to_owned(), runtime_config.into());
     // Sort the keys at every level, whether or not serde_json is built with `preserve_order`.
     let mut config = Value::Object(config);
     config.sort_all_objects();
@@ -234,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_below() {
+    fn image_without_base() {
         let empty = BTreeMap::new();
         let assembly = Assembly {
             base: None,

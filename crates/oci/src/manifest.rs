@@ -135,13 +135,13 @@ impl AnyManifest {
         }
     }
 
-    /// First image for Linux on an architecture (Go's spelling) in an index of untrusted bytes. `None` if the bytes are
-    /// an image manifest. Attestations have the platform `unknown/unknown`, so they never match.
-    pub fn leads_to(bytes: &[u8], arch: &str) -> Result<Option<Descriptor>, ImageError> {
+    /// Parses untrusted bytes. For an index, returns its first image for Linux on an architecture (Go's spelling); for an
+    /// image manifest, returns `None`. Attestations have the platform `unknown/unknown`, so they never match.
+    pub fn image_for_arch(bytes: &[u8], arch: &str) -> Result<Option<Descriptor>, ImageError> {
         let Self::Index(index) = Self::parse(bytes)? else { return Ok(None) };
-        let is_it =
+        let is_match =
             |d: &Descriptor| d.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == arch);
-        let found = index.manifests.into_iter().find(is_it);
+        let found = index.manifests.into_iter().find(is_match);
         let none = || ImageError::unusable("image index", format!("contains no image for linux/{arch}"));
         found.ok_or_else(none).map(Some)
     }
@@ -158,19 +158,20 @@ struct Shape {
 }
 
 impl Shape {
-    /// Rejects content with the fields of both. Otherwise one program would read an image and another an index from the
-    /// same bytes under the same digest (CVE-2021-41190).
+    /// Rejects content that has the fields of both, or whose media type contradicts its fields. Otherwise one program
+    /// would read an image and another an index from the same bytes under the same digest (CVE-2021-41190).
     fn of(what: &'static str, bytes: &[u8]) -> Result<Self, ImageError> {
         let shape: Self = read(what, bytes)?;
         let Self { media_type, config, layers, manifests } = &shape;
         let is_index = manifests.is_some();
         let other = if is_index { media_type::IMAGES } else { media_type::INDEXES };
         if is_index && (config.is_some() || layers.is_some()) {
-            let reason = "has the fields of an image and of an index: which of them it is cannot be told";
+            let reason = "has the fields of an image and of an index";
             return Err(ImageError::unusable(what, reason));
         }
-        if let Some(said) = media_type.as_deref().filter(|said| other.contains(said)) {
-            let reason = format!("calls itself {said}, and has other fields");
+        if let Some(declared) = media_type.as_deref().filter(|declared| other.contains(declared)) {
+            let kind = if is_index { "an index" } else { "an image" };
+            let reason = format!("has media type {declared}, but the fields of {kind}");
             return Err(ImageError::unusable(what, reason));
         }
         Ok(shape)
@@ -216,8 +217,8 @@ impl ImageManifest {
     /// and to `driver-entrypoint`, if present. [`super::assemble`] writes this order, and readers of published payloads
     /// rely on it.
     ///
-    /// An image made by an engine (`output: image`) has no payload layer, and a union has several. `None` for an image
-    /// without layers.
+    /// For other images the last layer is not the whole payload: an image made by an engine (`output: image`) has no
+    /// payload layer, and a union has several. `None` only for an image without layers.
     pub fn payload_layer(&self) -> Option<&Descriptor> {
         self.layers.last()
     }
@@ -264,16 +265,16 @@ impl ImageIndex {
         write("image index", self)
     }
 
-    /// Whether `bytes`, from which this index was parsed, equal the output of [`Self::to_bytes`]. With other bytes,
-    /// other readers may find other images under the same digest: Go accepts `Manifests` for `manifests`, and uses the
-    /// last of both.
-    pub fn is_written_as(&self, bytes: &[u8]) -> bool {
+    /// Whether `bytes`, from which this index was parsed, equal the output of [`Self::to_bytes`]. Otherwise another
+    /// parser may find other images under the same digest: Go matches keys regardless of case and uses the last one, so
+    /// `Manifests` overrides an earlier `manifests`.
+    pub fn is_canonical(&self, bytes: &[u8]) -> bool {
         self.to_bytes().is_ok_and(|written| written == bytes)
     }
 }
 
 fn check_version(what: &'static str, version: u32) -> Result<(), ImageError> {
-    let reason = || format!("schema version {version} is not supported, 2 is");
+    let reason = || format!("unsupported schema version {version}; expected 2");
     if version == 2 { Ok(()) } else { Err(ImageError::unusable(what, reason())) }
 }
 
@@ -325,7 +326,7 @@ mod tests {
             descriptor(Some(("linux", "arm64"))),
             descriptor(Some(("linux", "amd64"))),
         ];
-        let found = |index: &ImageIndex| AnyManifest::leads_to(&index.to_bytes().unwrap(), "amd64");
+        let found = |index: &ImageIndex| AnyManifest::image_for_arch(&index.to_bytes().unwrap(), "amd64");
         assert_eq!(found(&index).unwrap().as_ref(), Some(&index.manifests[4]));
         index.manifests.truncate(4);
         insta::assert_snapshot!(found(&index).unwrap_err(), @"image index: contains no image for linux/amd64");
@@ -365,13 +366,13 @@ mod tests {
         assert!(matches!(AnyManifest::parse(&vec![b' '; MAX_MANIFEST + 1]), Err(ImageError::TooLarge(..))));
         let deep = "[".repeat(100_000);
         assert!(AnyManifest::parse(deep.as_bytes()).is_err());
-        let digest = r#"{"schemaVersion":2,"config":{"mediaType":"x","digest":"sha256:../../etc","size":1},"layers":[]}"#;
-        assert!(ImageManifest::parse(digest.as_bytes()).is_err());
+        let bad_digest = r#"{"schemaVersion":2,"config":{"mediaType":"x","digest":"sha256:../../etc","size":1},"layers":[]}"#;
+        assert!(ImageManifest::parse(bad_digest.as_bytes()).is_err());
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_an_answer(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = AnyManifest::parse(&bytes);
         }
     }

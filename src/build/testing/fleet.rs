@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) snapshot: ClusterSnapshot,
     /// Whether the state changed since the last snapshot.
     pub(crate) changed: bool,
-    pub(crate) looks: usize,
+    pub(crate) snapshots_taken: usize,
     pub(crate) writes: Vec<String>,
     pub(crate) interest: Vec<Interest>,
     /// A change to make before the snapshot with this number.
@@ -155,15 +155,15 @@ impl Cluster for Fleet {
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         self.0.send_modify(|state| {
             state.changed = false;
-            state.looks += 1;
-            if let Some((_, change)) = state.before.take_if(|(look, _)| *look == state.looks) {
+            state.snapshots_taken += 1;
+            if let Some((_, change)) = state.before.take_if(|(number, _)| *number == state.snapshots_taken) {
                 change(state);
                 state.changed = false;
             }
             if state.churn > 0 {
                 state.churn -= 1;
                 for node in &mut state.snapshot.nodes {
-                    node.labels.insert("churn".to_owned(), state.looks.to_string());
+                    node.labels.insert("churn".to_owned(), state.snapshots_taken.to_string());
                 }
             }
         });

@@ -39,7 +39,7 @@ pub(super) async fn boot(
 /// Returns the indices of the checked modules, each after the modules that it needs. Modules without a known
 /// order come last, so that the kernel judges them.
 fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
-    let mut order = report.places_in_load_order();
+    let mut order = report.load_order_indices();
     let rest: Vec<usize> = (0..checked.modules.len()).filter(|index| !order.contains(index)).collect();
     order.extend(rest);
     order

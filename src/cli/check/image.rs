@@ -140,7 +140,7 @@ fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage> {
     let layout = LayoutRegistry::new(root);
     let mut stored = layout.read(choose(&layout.index()?, wanted)?).map_err(damaged)?;
     // An entry can itself be an index: an image for several platforms.
-    if let Some(image) = AnyManifest::leads_to(&stored.bytes, arch.as_str())? {
+    if let Some(image) = AnyManifest::image_for_arch(&stored.bytes, arch.as_str())? {
         stored = layout.read(&image).map_err(damaged)?;
     }
     let manifest = ImageManifest::parse(&stored.bytes)?;

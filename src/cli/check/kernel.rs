@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use farrier_core::kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family};
-use kmod::{BeyondHeaders, KernelFacts};
+use kmod::{ExtraKernelFacts, KernelFacts};
 
 use super::Context;
 use crate::{
@@ -64,7 +64,7 @@ impl Kernel {
     }
 
     /// Fetches the kernel image if the arguments allow it, and returns the facts that it adds.
-    pub async fn take_image(&mut self, context: &Context<'_>) -> Result<Option<BeyondHeaders>> {
+    pub async fn take_image(&mut self, context: &Context<'_>) -> Result<Option<ExtraKernelFacts>> {
         let Some(target) = self.target.clone().filter(|_| context.args.fetch_kernel_image) else {
             return Ok(None);
         };
@@ -109,7 +109,7 @@ impl Kernel {
             self.hint = Some(NO_IMAGE.to_owned());
             return Ok(());
         };
-        let found = settings.fetcher.kernel_images().find_here(family, &target).await?;
+        let found = settings.fetcher.kernel_images().find_local(family, &target).await?;
         match found {
             Some(image) => self.learn(context, image).await?,
             None => self.hint = Some(hint(family)),

@@ -169,8 +169,8 @@ async fn a_kernel_change_is_built_published_and_rolled_out() {
     }
 
     // Steady state: an hour passes with periodic reconciles and without a write.
-    let (looks, began) = (live.fleet.state().looks, Instant::now());
-    live.fleet.until(|state| state.looks >= looks + 60).await;
+    let (taken, began) = (live.fleet.state().snapshots_taken, Instant::now());
+    live.fleet.until(|state| state.snapshots_taken >= taken + 60).await;
     assert!(began.elapsed() >= Duration::from_mins(58), "{:?}", began.elapsed());
     assert_eq!(live.fleet.state().writes.len(), 2);
     live.stop().await;
@@ -189,7 +189,7 @@ async fn a_node_that_joins_after_the_plan_stops_the_rollout() {
         state.before = Some((2, |state| state.node("m", K10)));
     });
     let live = Running::start(bench, fleet, true);
-    live.fleet.until(|state| state.looks >= 5).await;
+    live.fleet.until(|state| state.snapshots_taken >= 5).await;
     let state = live.fleet.state();
     assert_eq!((state.snapshot.nodes.len(), state.image("a")), (2, FIRST));
 
@@ -214,7 +214,7 @@ async fn nodes_that_a_rollout_does_not_reach_do_not_stop_it() {
     });
     let live = Running::start(bench, fleet, true);
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;
-    assert_eq!(state.looks, 2, "one snapshot for the first plan, one before the write");
+    assert_eq!(state.snapshots_taken, 2, "one snapshot for the first plan, one before the write");
     live.stop().await;
 }
 
@@ -249,7 +249,7 @@ async fn a_write_that_fails_holds_no_other_target_of_an_image_without_a_chain() 
     });
     let live = Running::start(bench, fleet, true);
     let state = live.fleet.until(|state| state.image("b") != FIRST).await;
-    assert_eq!((state.image("a"), state.looks), (FIRST, 3), "within the first reconcile");
+    assert_eq!((state.image("a"), state.snapshots_taken), (FIRST, 3), "within the first reconcile");
     live.fleet.change(|state| {
         state.refused.clear();
         state.changed = true;
@@ -301,7 +301,7 @@ async fn a_standby_observes_and_neither_builds_nor_writes() {
         state.daemon_set("a", "");
     });
     let live = Running::start(bench, fleet, false);
-    live.fleet.until(|state| state.looks >= 5).await;
+    live.fleet.until(|state| state.snapshots_taken >= 5).await;
     assert!(live.health.is_ready());
     assert_eq!((live.published(K10).await, live.fleet.state().writes.len()), (None, 0));
     assert!(live.views.last().is_none());
@@ -328,8 +328,8 @@ async fn a_leader_whose_fence_closes_in_the_middle_of_a_build_publishes_nothing(
     gate.asked.notified().await;
     *fence.0.lock() = Some("lease farrier/farrier could not be renewed in time".to_owned());
     gate.open.notify_one();
-    let looks = live.fleet.state().looks;
-    live.fleet.until(|state| state.looks >= looks + 5).await;
+    let taken = live.fleet.state().snapshots_taken;
+    live.fleet.until(|state| state.snapshots_taken >= taken + 5).await;
     assert_eq!((live.published(K10).await, live.fleet.state().writes.len()), (None, 0));
 
     // The lease returns. The finished build is published, not repeated.
@@ -348,7 +348,7 @@ async fn what_cannot_be_built_is_said_once_with_its_reason_and_so_is_what_comes_
         state.daemon_set("b", "");
     });
     let live = Running::start(bench, fleet, true);
-    live.fleet.until(|state| state.looks >= 10).await;
+    live.fleet.until(|state| state.snapshots_taken >= 10).await;
     let plans = logs.with("first plan made");
     assert!(plans.len() == 1 && plans[0].contains("1 skipped, 1 on hold"), "{plans:?}");
     let said = logs.with("state changed");
@@ -457,7 +457,7 @@ async fn a_node_that_flaps_costs_a_bounded_number_of_passes_and_writes() {
     });
     let live = Running::start(bench, fleet, true);
     live.fleet.until(|state| state.writes.len() == 1).await;
-    let before = live.fleet.state().looks;
+    let before = live.fleet.state().snapshots_taken;
     for flap in 0..100 {
         tokio::time::sleep(Duration::from_millis(600)).await;
         live.fleet.change(|state| state.node("n", if flap % 2 == 0 { K10 } else { K9 }));
@@ -465,7 +465,7 @@ async fn a_node_that_flaps_costs_a_bounded_number_of_passes_and_writes() {
     let last = live.published(K9).await.unwrap();
     live.fleet.until(|state| state.image("a") == last && !state.changed).await;
     let state = live.fleet.state();
-    assert!(state.looks - before <= 155, "{}", state.looks - before);
+    assert!(state.snapshots_taken - before <= 155, "{}", state.snapshots_taken - before);
     assert!(state.writes.len() <= 101, "{}", state.writes.len());
     live.stop().await;
 }
@@ -481,12 +481,12 @@ async fn a_burst_is_a_few_passes() {
         state.daemon_set("a", K9);
     });
     let live = Running::start(bench, fleet, true);
-    let before = live.fleet.until(|state| state.writes.len() == 1 && !state.changed).await.looks;
+    let before = live.fleet.until(|state| state.writes.len() == 1 && !state.changed).await.snapshots_taken;
     for n in 0..500 {
         tokio::time::sleep(Duration::from_millis(2)).await;
         live.fleet.change(|state| state.node(&format!("n{n}"), K10));
     }
-    let looks = live.fleet.until(|state| !state.changed).await.looks;
-    assert!(looks - before <= 5, "{looks}");
+    let taken = live.fleet.until(|state| !state.changed).await.snapshots_taken;
+    assert!(taken - before <= 5, "{taken}");
     live.stop().await;
 }

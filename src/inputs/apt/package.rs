@@ -49,7 +49,8 @@ pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> 
         }
     }
     let what = || format!("package {}", source.package);
-    let (_, record) = fetcher.unless_kept(look_up(fetcher, source, version, arch).await, what, CARRY)?;
+    let (_, record) =
+        fetcher.explain_if_offline(look_up(fetcher, source, version, arch).await, what, CARRY)?;
     let PackageRecord { name, version, sha256, .. } = record;
     let found = Package { name, version, sha256, found: now };
     fetcher.cache.write_record(KIND, &key(source, arch), &found)?;
@@ -80,7 +81,7 @@ pub async fn file(
         archive.download(&[found]).await
     };
     let what = || format!("package {}={}", package.name, package.version);
-    fetcher.unless_kept(download.await, what, CARRY)?.pop().ok_or(FetchError::Interrupted)
+    fetcher.explain_if_offline(download.await, what, CARRY)?.pop().ok_or(FetchError::Interrupted)
 }
 
 async fn look_up(

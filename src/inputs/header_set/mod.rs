@@ -102,11 +102,11 @@ impl<'a> Headers<'a> {
         let lookup = match source {
             HeaderSource::Apt(apt) => {
                 let found = self.in_packages(apt, target).await;
-                self.0.unless_kept(found, what, CARRY)?.map(|found| (found, None))
+                self.0.explain_if_offline(found, what, CARRY)?.map(|found| (found, None))
             }
             HeaderSource::Rpm(rpm) => {
                 let found = self.in_rpms(rpm, target).await;
-                self.0.unless_kept(found, what, CARRY)?.map(|found| (found, None))
+                self.0.explain_if_offline(found, what, CARRY)?.map(|found| (found, None))
             }
             HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => {
                 Box::pin(self.take_published(source, target)).await?
@@ -169,7 +169,7 @@ impl<'a> Headers<'a> {
         target: &KernelTarget,
     ) -> Result<Option<Lookup<Published>>> {
         let what = || format!("headers of {} ({})", target.release, target.arch);
-        self.0.unless_kept(published::look(self.0, source, target).await, what, CARRY)
+        self.0.explain_if_offline(published::look(self.0, source, target).await, what, CARRY)
     }
 
     /// Returns the header sets in the cache, by release. Unreadable ones are skipped.
@@ -351,7 +351,7 @@ impl<'a> Headers<'a> {
             Some(Lookup::Found(published)) => {
                 let digest = published.digest.clone();
                 let fetched = published::fetch(self.0, published, target).await;
-                Lookup::Found((self.0.unless_kept(fetched, what, CARRY)?, Some(digest)))
+                Lookup::Found((self.0.explain_if_offline(fetched, what, CARRY)?, Some(digest)))
             }
             Some(Lookup::Missing { looked_for, hint }) => Lookup::Missing { looked_for, hint },
             // Packages are fetched in another way.

@@ -16,7 +16,7 @@ use crate::{
     files::without_version_control,
     inputs::{
         FetchError, Result,
-        files::{copy_file, exists, go_on, make_directory},
+        files::{check_not_canceled, copy_file, exists, make_directory},
     },
     payload,
 };
@@ -81,7 +81,7 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
         let walk = walkdir::WalkDir::new(&from).follow_root_links(false).sort_by_file_name();
         for entry in without_version_control(walk) {
             let entry = entry?;
-            go_on(stop)?;
+            check_not_canceled(stop)?;
             let relative = entry.path().strip_prefix(root).unwrap_or(entry.path()).to_owned();
             let (kind, to) = (entry.file_type(), stage.join(&relative));
             if kind.is_dir() {

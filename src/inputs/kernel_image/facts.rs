@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::kernel::KernelRelease;
 use fs_err::{self as fs, File};
-use kmod::{self, BeyondHeaders, Btf, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names};
+use kmod::{self, Btf, ExtraKernelFacts, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names};
 use oci::client::chain as error_chain;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -33,13 +33,13 @@ const FORMAT: &str = "kernel-facts-2";
 #[derive(Debug, Serialize, Deserialize)]
 struct ImageFacts {
     release: Option<String>,
-    beyond_headers: BeyondHeaders,
+    beyond_headers: ExtraKernelFacts,
 }
 
 impl KernelImage {
     /// Reads the image's facts about its kernel beyond the header set. Decompresses the image into a temporary file, and reads
     /// one of the kernel's own modules. Blocks. [`KernelImages::facts`] reads each image only once.
-    pub fn facts(&self) -> Result<BeyondHeaders> {
+    pub fn facts(&self) -> Result<ExtraKernelFacts> {
         let image = read_image(&self.vmlinuz)?;
         self.is_of_its_release(&image)?;
         Ok(combine(image.beyond_headers, self.companions()?))
@@ -67,9 +67,9 @@ impl KernelImage {
         self.system_map.iter().cloned().chain(in_modules.filter(|path| path.exists())).collect()
     }
 
-    fn companions(&self) -> Result<BeyondHeaders> {
+    fn companions(&self) -> Result<ExtraKernelFacts> {
         let Self { release: _, arch: _, vmlinuz: _, system_map, modules, origin: _ } = self;
-        let mut facts = BeyondHeaders::default();
+        let mut facts = ExtraKernelFacts::default();
         if let Some(path) = system_map {
             let value = exported_names(BufReader::new(File::open(path)?))?;
             facts.exports =
@@ -95,7 +95,7 @@ fn identity<'p>(what: &str, files: impl IntoIterator<Item = &'p PathBuf>) -> io:
 
 impl KernelImages<'_> {
     /// Returns the facts of a kernel image, from the cache after the first time.
-    pub async fn facts(self, image: &KernelImage) -> Result<BeyondHeaders> {
+    pub async fn facts(self, image: &KernelImage) -> Result<ExtraKernelFacts> {
         let (cache, image) = (self.0.cache.clone(), image.clone());
         stoppable(move |_| {
             let known = image_facts(&cache, &image.vmlinuz)?;
@@ -145,7 +145,7 @@ fn read_image(path: &Path) -> Result<ImageFacts> {
         file = unpacked;
     }
     let mut vmlinux = Vmlinux::open(file).map_err(wrong)?;
-    let mut facts = BeyondHeaders::default();
+    let mut facts = ExtraKernelFacts::default();
     if let Some(section) = vmlinux.btf().map_err(wrong)? {
         let btf = Btf::parse(&section).map_err(|source| {
             let hint = "the image is damaged, or was built by a newer kernel than farrier supports";
@@ -175,7 +175,7 @@ fn decompress(reader: &mut dyn Read) -> Result<PlainFile, VmlinuzError> {
 }
 
 /// Adds facts from the kernel's type information. Its struct size takes precedence over the size from one module.
-pub(super) fn add_btf(facts: &mut BeyondHeaders, btf: &Btf<'_>, source: &FactSource) {
+pub(super) fn add_btf(facts: &mut ExtraKernelFacts, btf: &Btf<'_>, source: &FactSource) {
     facts.btf_base = Some(Known { value: btf.base(), source: source.clone() });
     let size = btf.size_of_struct("module").map(|value| Known { value, source: source.clone() });
     facts.module_size = size.or(facts.module_size.take());
@@ -183,7 +183,7 @@ pub(super) fn add_btf(facts: &mut BeyondHeaders, btf: &Btf<'_>, source: &FactSou
 
 /// Adds facts from the kernel's own module directory. Reads the index files and one module; lists the modules themselves if a
 /// package leaves the index to its installation. Blocks.
-pub(super) fn add_modules(facts: &mut BeyondHeaders, directory: &Path) -> Result<()> {
+pub(super) fn add_modules(facts: &mut ExtraKernelFacts, directory: &Path) -> Result<()> {
     let mut index = InTree::default();
     for name in ["modules.dep", "modules.order"] {
         if let Some(text) = read_index(&directory.join(name))? {
@@ -244,8 +244,8 @@ fn walk(directory: &Path, index: &mut InTree) -> io::Result<()> {
 
 /// Combines facts. The image takes precedence, because it is the kernel itself: its symbol table over `System.map`, and its type
 /// information over one module.
-fn combine(image: BeyondHeaders, companions: BeyondHeaders) -> BeyondHeaders {
-    BeyondHeaders {
+fn combine(image: ExtraKernelFacts, companions: ExtraKernelFacts) -> ExtraKernelFacts {
+    ExtraKernelFacts {
         btf_base: image.btf_base,
         module_size: image.module_size.or(companions.module_size),
         exports: image.exports.or(companions.exports),

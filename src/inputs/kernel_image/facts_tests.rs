@@ -99,17 +99,17 @@ async fn the_facts_are_the_same_from_the_cache_until_a_file_changes() {
 
 #[test]
 fn the_image_itself_counts_most() {
-    let image = BeyondHeaders {
+    let image = ExtraKernelFacts {
         module_size: Some(Known { value: 896, source: FactSource::Btf }),
         exports: Some(Known { value: ["kfree".to_owned()].into(), source: FactSource::KernelImage }),
-        ..BeyondHeaders::default()
+        ..ExtraKernelFacts::default()
     };
     let source = FactSource::InTreeModule("a".to_owned());
-    let companions = BeyondHeaders {
+    let companions = ExtraKernelFacts {
         module_size: Some(Known { value: 1, source: source.clone() }),
         vermagic: Some(Known { value: "6.1 SMP".to_owned(), source }),
         exports: Some(Known { value: std::collections::BTreeSet::new(), source: FactSource::SystemMap }),
-        ..BeyondHeaders::default()
+        ..ExtraKernelFacts::default()
     };
     let facts = combine(image, companions);
     assert_eq!(facts.module_size, Some(Known { value: 896, source: FactSource::Btf }));

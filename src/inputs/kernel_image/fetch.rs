@@ -24,31 +24,31 @@ const FORMAT: &str = "kernel-image-1";
 /// Kind of the cache entries and records.
 const KIND: &str = "kernel-images";
 
-/// Remedy for a kernel image that cannot be fetched: no store holds kernel images.
-const BRING: &str = "registries keep no kernel images: put the kernel's vmlinuz and modules into the definitions directory and \
-                     name them as the family's `kernelImage: file`, or name a mirror of its packages, and its host, in \
-                     site.yaml";
+/// Hint for a kernel image that cannot be fetched.
+const NOT_MIRRORED_HINT: &str = "kernel images are not stored in registries; put the kernel's vmlinuz and modules into \
+                                 the definitions directory and name them as the family's `kernelImage: file`, or add a \
+                                 mirror of the kernel's packages, and the mirror's host, to site.yaml";
 
-/// Whether a search may contact the archive or only looks in local places.
+/// Whether a search may contact the package archive.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Reach {
+enum Scope {
     Archive,
-    Here,
+    Local,
 }
 
 impl KernelImages<'_> {
     /// Finds the target's kernel image, fetching it if needed.
     pub async fn find(self, family: &KernelFamily, target: &KernelTarget) -> Result<KernelImageLookup> {
-        self.look_for(family, target, Reach::Archive).await
+        self.look_for(family, target, Scope::Archive).await
     }
 
     /// Returns the target's kernel image if it is already in the cache or in the location that the definition names.
-    pub async fn find_here(
+    pub async fn find_local(
         self,
         family: &KernelFamily,
         target: &KernelTarget,
     ) -> Result<Option<KernelImage>> {
-        match self.look_for(family, target, Reach::Here).await? {
+        match self.look_for(family, target, Scope::Local).await? {
             Lookup::Found(image) => Ok(Some(*image)),
             Lookup::Missing { .. } => Ok(None),
         }
@@ -58,7 +58,7 @@ impl KernelImages<'_> {
         self,
         family: &KernelFamily,
         target: &KernelTarget,
-        reach: Reach,
+        scope: Scope,
     ) -> Result<KernelImageLookup> {
         match &family.spec.kernel_image {
             Some(KernelImageSource::Apt(apt)) => {
@@ -66,14 +66,14 @@ impl KernelImages<'_> {
                 let alternatives =
                     |group: &PackageAlternatives| group.split(" | ").map(str::to_owned).collect();
                 let groups = apt.packages.iter().map(alternatives).collect();
-                self.in_packages(Place::Apt(&from, groups), target, reach).await
+                self.in_packages(Place::Apt(&from, groups), target, scope).await
             }
             Some(KernelImageSource::Rpm(rpm)) => match rpm.archive(family.spec.headers.rpm_archive()) {
-                Some(archive) => self.in_packages(Place::Rpm(archive, &rpm.packages), target, reach).await,
-                None => Ok(without(family, target)),
+                Some(archive) => self.in_packages(Place::Rpm(archive, &rpm.packages), target, scope).await,
+                None => Ok(no_source_defined(family, target)),
             },
             Some(KernelImageSource::File(file)) => Ok(file_image(file, &self.0.root, target)),
-            None => Ok(without(family, target)),
+            None => Ok(no_source_defined(family, target)),
         }
     }
 
@@ -81,13 +81,13 @@ impl KernelImages<'_> {
         self,
         from: Place<'_>,
         target: &KernelTarget,
-        reach: Reach,
+        scope: Scope,
     ) -> Result<KernelImageLookup> {
         let what = || format!("kernel image of {} ({})", target.release, target.arch);
-        self.0.unless_kept(self.search(from, target, reach).await, what, BRING)
+        self.0.explain_if_offline(self.search(from, target, scope).await, what, NOT_MIRRORED_HINT)
     }
 
-    async fn search(self, from: Place<'_>, target: &KernelTarget, reach: Reach) -> Result<KernelImageLookup> {
+    async fn search(self, from: Place<'_>, target: &KernelTarget, scope: Scope) -> Result<KernelImageLookup> {
         let hint = "add the suite or repository that has it to the family's kernelImage, or pass \
             --kernel-image PATH";
         let fetcher = self.0;
@@ -95,14 +95,14 @@ impl KernelImages<'_> {
             Search { fetcher, target, kind: KIND, format: FORMAT, from, with_dependencies: false, hint };
         let wanted: Vec<String> = search.names().iter().map(|group| group.join(" or ")).collect();
         let wanted = wanted.join(", ");
-        let lookup = if reach == Reach::Here {
+        let lookup = if scope == Scope::Local {
             search.known()?.map_or_else(|| search.missing(&wanted), Lookup::Found)
         } else {
             let (kernel, what) = (target.clone(), wanted.clone());
             let finish = move |root: &Path| {
                 prune(root)?;
                 let KernelTarget { release, arch, .. } = &kernel;
-                KernelImage::below(root, release, *arch).map(drop).ok_or_else(|| {
+                KernelImage::find_below(root, release, *arch).map(drop).ok_or_else(|| {
                     FetchError::Layout(format!("boot/vmlinuz-{release} in {what}: no such file"))
                 })
             };
@@ -113,7 +113,7 @@ impl KernelImages<'_> {
             Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
         };
         let root = self.0.cache.place(KIND, &found.key)?.join(TREE);
-        let image = KernelImage::below(&root, &target.release, target.arch);
+        let image = KernelImage::find_below(&root, &target.release, target.arch);
         let Some(image) = image else { return Ok(search.missing(&wanted)) };
         Ok(Lookup::Found(Box::new(KernelImage { origin: found.origin, ..image })))
     }
@@ -129,9 +129,9 @@ impl KernelImages<'_> {
             release.clone()
         } else {
             self.release_of(vmlinuz).await?.ok_or_else(|| {
-                let place = vmlinuz.display();
+                let path = vmlinuz.display();
                 FetchError::Layout(format!(
-                    "the kernel's release in {place}: it contains no `Linux version`; pass --kernel"
+                    "the kernel's release in {path}: it contains no `Linux version` string; pass --kernel"
                 ))
             })?
         };
@@ -145,8 +145,8 @@ impl KernelImages<'_> {
     }
 }
 
-/// Returns the finding that a family does not name a source of kernel images.
-fn without(family: &KernelFamily, target: &KernelTarget) -> KernelImageLookup {
+/// Returns the result for a family without a source of kernel images.
+fn no_source_defined(family: &KernelFamily, target: &KernelTarget) -> KernelImageLookup {
     let name = &family.metadata.name;
     Lookup::Missing {
         looked_for: format!("the kernel image of {target}"),
@@ -156,8 +156,8 @@ fn without(family: &KernelFamily, target: &KernelTarget) -> KernelImageLookup {
 
 fn file_image(file: &KernelImageFile, root: &Path, target: &KernelTarget) -> KernelImageLookup {
     let KernelImageFile { path, modules, system_map } = file;
-    let place = |text: &HeadersPath| root.join(with_release(text, target));
-    let vmlinuz = place(path);
+    let path_of = |text: &HeadersPath| root.join(with_release(text, target));
+    let vmlinuz = path_of(path);
     if !vmlinuz.is_file() {
         return Lookup::Missing {
             looked_for: vmlinuz.display().to_string(),
@@ -170,8 +170,8 @@ fn file_image(file: &KernelImageFile, root: &Path, target: &KernelTarget) -> Ker
         arch: *arch,
         origin: vec![vmlinuz.display().to_string()],
         vmlinuz,
-        system_map: system_map.as_ref().map(place).filter(|path| path.is_file()),
-        modules: modules.as_ref().map(place).filter(|path| path.is_dir()),
+        system_map: system_map.as_ref().map(path_of).filter(|path| path.is_file()),
+        modules: modules.as_ref().map(path_of).filter(|path| path.is_dir()),
     }))
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::kernel::{Architecture, KernelRelease, ReleaseError};
 use fs_err::File;
-use kmod::{BeyondHeaders, Btf, FactSource, KernelConfig, KernelFacts, Known, exported_names};
+use kmod::{Btf, ExtraKernelFacts, FactSource, KernelConfig, KernelFacts, Known, exported_names};
 
 use super::{
     KernelImage,
@@ -63,9 +63,9 @@ impl KernelImage {
     }
 }
 
-fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders> {
+fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<ExtraKernelFacts> {
     let host = FactSource::Host;
-    let mut facts = BeyondHeaders::default();
+    let mut facts = ExtraKernelFacts::default();
     let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
     if let Some(directory) = modules.iter().find(|path| path.is_dir()) {
         add_modules(&mut facts, directory)?;

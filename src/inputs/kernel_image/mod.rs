@@ -30,7 +30,7 @@ pub struct KernelImage {
 
 impl KernelImage {
     /// Finds the image and its companion files in their usual locations below `root`. Its own path is its origin.
-    fn below(root: &Path, release: &KernelRelease, arch: Architecture) -> Option<Self> {
+    fn find_below(root: &Path, release: &KernelRelease, arch: Architecture) -> Option<Self> {
         let modules = Self::module_directories(root, release).into_iter().find(|path| path.is_dir());
         let vmlinuz = Self::places(root, release).into_iter().find(|path| path.is_file())?;
         // RHEL's kernel-core and newer kernels' `make binrpm-pkg` keep `System.map` with the modules.
@@ -133,7 +133,7 @@ mod tests {
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
                 fs::write(path, "").unwrap();
             }
-            let found = KernelImage::below(root.path(), &release, Architecture::Amd64).unwrap();
+            let found = KernelImage::find_below(root.path(), &release, Architecture::Amd64).unwrap();
             assert_eq!(found.system_map, Some(root.path().join(map)));
         }
     }

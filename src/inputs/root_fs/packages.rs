@@ -221,7 +221,7 @@ impl RootFileSystems<'_> {
     pub async fn bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<RootFs> {
         let make = |dir: PathBuf| async move {
             let what = || format!("root file system of {} ({arch})", root.name(arch));
-            self.0.unless_kept(self.make(root, arch, dir).await, what, CARRY)
+            self.0.explain_if_offline(self.make(root, arch, dir).await, what, CARRY)
         };
         let place = self.0.obtain_root_fs(PLACE, &root.key(arch), make).await?;
         layer::read(&place, arch)
@@ -247,7 +247,7 @@ impl RootFileSystems<'_> {
         let entries = apt::entries(&self.0.net, &self.0.options.apt_dir, &suites_of(spec))?;
         let uris = entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
         let permitted = self.0.net.permit_archives(uris, &format!("suite {}", spec.suite));
-        self.0.unless_kept(permitted.map_err(FetchError::from), what, CARRY)
+        self.0.explain_if_offline(permitted.map_err(FetchError::from), what, CARRY)
     }
 
     async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<()> {

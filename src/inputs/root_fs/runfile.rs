@@ -23,7 +23,7 @@ use crate::{
     archive::{Stoppable, links},
     inputs::{
         FetchError, Result,
-        files::{NO_PROGRAM, other_program},
+        files::{NOT_ELF, describe_unless_native},
     },
 };
 
@@ -352,8 +352,8 @@ fn locate(installer: &Path, name: &str) -> Result<PathBuf> {
 }
 
 fn refuse_other_machine(path: &Path, name: &str, arch: Architecture) -> Result<()> {
-    match other_program(path, arch)? {
-        Some(found) if found != NO_PROGRAM => Err(FetchError::unusable(
+    match describe_unless_native(path, arch)? {
+        Some(found) if found != NOT_ELF => Err(FetchError::unusable(
             format!("make the runtime base for {arch}: {name} of the installer is {found}"),
             format!(
                 "name NVIDIA-Linux-{}-VERSION.run, in a definition for nodes of this architecture",

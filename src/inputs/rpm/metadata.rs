@@ -42,7 +42,7 @@ impl From<quick_xml::Error> for MetadataError {
 }
 
 fn form(reason: impl Into<String>) -> MetadataError {
-    MetadataError::Form(reason.into())
+    MetadataError::Malformed(reason.into())
 }
 
 /// A metadata file.

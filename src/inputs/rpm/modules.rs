@@ -11,12 +11,12 @@ use serde::Deserialize;
 use super::package::RpmPackage;
 use crate::inputs::error::MetadataError;
 
-/// Maximum size of the modules of one repository, in bytes. RHEL's have a quarter of it.
-pub const MOST_MODULES: u64 = 64 << 20;
+/// Maximum size of one repository's `modules.yaml` in bytes, four times the size of RHEL's.
+pub const MAX_MODULES_SIZE: u64 = 64 << 20;
 
-/// Modules of the repositories.
+/// Modularity metadata of the repositories.
 #[derive(Debug, Default)]
-pub struct Modules {
+pub struct ModularMetadata {
     builds: Vec<Build>,
     /// Default stream of each module that has one.
     defaults: BTreeMap<String, String>,
@@ -62,21 +62,21 @@ struct Document<T> {
     data: T,
 }
 
-/// Packages that may be installed.
+/// Decides which packages the system's streams exclude.
 #[derive(Debug, Default)]
-pub struct Choice {
+pub struct ModuleFilter {
     /// Packages of the streams that the system has.
-    taken: HashSet<String>,
+    enabled: HashSet<String>,
     /// Packages of all streams.
-    all: HashSet<String>,
-    /// Names of the packages in `taken`. A package of the same name without a module cannot replace them.
-    names: HashSet<String>,
-    /// Names of all packages that belong to modules.
-    known: HashSet<String>,
+    modular: HashSet<String>,
+    /// Names of the packages in `enabled`. They exclude other packages of the same names.
+    enabled_names: HashSet<String>,
+    /// Names of the packages in `modular`.
+    modular_names: HashSet<String>,
 }
 
-impl Modules {
-    /// Adds one repository's modules. The first default of a module counts.
+impl ModularMetadata {
+    /// Adds one repository's `modules.yaml`. If several repositories name a module's default stream, the first one counts.
     pub fn add(&mut self, text: &str) -> Result<(), MetadataError> {
         // Other kinds of documents, such as translations, are the majority and do not concern packages.
         for document in text.split("\n---").map(|document| document.strip_prefix("---").unwrap_or(document)) {
@@ -93,8 +93,11 @@ impl Modules {
         Ok(())
     }
 
-    /// Returns the packages that may be installed on a system with these streams, or the stream that no repository has.
-    pub fn choose(&self, named: &BTreeMap<StreamName, StreamName>) -> Result<Choice, String> {
+    /// Returns the filter for a system with these streams and the default streams.
+    ///
+    /// # Errors
+    /// A stream that no repository has, as `module:stream`.
+    pub fn filter(&self, named: &BTreeMap<StreamName, StreamName>) -> Result<ModuleFilter, String> {
         let named: BTreeMap<&str, &str> =
             named.iter().map(|(module, stream)| (module.as_str(), stream.as_str())).collect();
         let is_there = |module: &str, stream: &str| {
@@ -121,9 +124,10 @@ impl Modules {
         let packages = |builds: &mut dyn Iterator<Item = &Build>| -> HashSet<String> {
             builds.flat_map(|build| build.artifacts.rpms.iter().cloned()).collect()
         };
-        let taken = packages(&mut active.iter().copied());
-        let all = packages(&mut self.builds.iter());
-        Ok(Choice { names: names(&taken), known: names(&all), taken, all })
+        let enabled = packages(&mut active.iter().copied());
+        let modular = packages(&mut self.builds.iter());
+        let (enabled_names, modular_names) = (names(&enabled), names(&modular));
+        Ok(ModuleFilter { enabled, modular, enabled_names, modular_names })
     }
 }
 
@@ -151,23 +155,23 @@ fn allows(wanted: &[String], stream: &str) -> bool {
     !is_refused && (names.peek().is_none() || names.any(|name| name == stream))
 }
 
-impl Choice {
+impl ModuleFilter {
     /// Whether a package must not be installed.
-    pub fn leaves_out(&self, package: &RpmPackage) -> bool {
+    pub fn excludes(&self, package: &RpmPackage) -> bool {
         let RpmPackage { name, epoch, version, arch, .. } = package;
         let id = format!("{name}-{epoch}:{version}.{arch}");
-        !self.taken.contains(&id) && (self.all.contains(&id) || self.names.contains(name))
+        !self.enabled.contains(&id) && (self.modular.contains(&id) || self.enabled_names.contains(name))
     }
 
     /// Whether packages of this name belong to modules.
-    pub fn tells_of(&self, name: &str) -> bool {
-        self.known.contains(name)
+    pub fn is_modular_name(&self, name: &str) -> bool {
+        self.modular_names.contains(name)
     }
 }
 
 fn read<T: for<'de> Deserialize<'de>>(document: &str) -> Result<T, MetadataError> {
     let read: Document<T> =
-        serde_saphyr::from_str(document).map_err(|error| MetadataError::Form(error.to_string()))?;
+        serde_saphyr::from_str(document).map_err(|error| MetadataError::Malformed(error.to_string()))?;
     Ok(read.data)
 }
 
@@ -262,11 +266,11 @@ data: {module: python}
     }
 
     /// Returns the packages that may be installed with these streams.
-    fn taken(streams: &[(&str, &str)]) -> Result<Vec<String>, String> {
-        let mut modules = Modules::default();
+    fn allowed(streams: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        let mut modules = ModularMetadata::default();
         modules.add(MODULES).unwrap();
         let named = streams.iter().map(|(module, stream)| (module.parse().unwrap(), stream.parse().unwrap()));
-        let choice = modules.choose(&named.collect())?;
+        let filter = modules.filter(&named.collect())?;
         let all = [
             package("perl", 4, "5.30.1-452"),
             package("perl", 4, "5.26.3-416"),
@@ -277,31 +281,34 @@ data: {module: python}
             package("make", 0, "9-1"),
             package("make", 0, "4.2-11"),
         ];
-        assert!(all.iter().all(|package| choice.tells_of(&package.name)) && !choice.tells_of("gcc"));
-        let taken = all.iter().filter(|package| !choice.leaves_out(package));
-        Ok(taken.map(|package| format!("{}-{}", package.name, package.version)).collect())
+        assert!(
+            all.iter().all(|package| filter.is_modular_name(&package.name)) && !filter.is_modular_name("gcc")
+        );
+        let allowed = all.iter().filter(|package| !filter.excludes(package));
+        Ok(allowed.map(|package| format!("{}-{}", package.name, package.version)).collect())
     }
 
     #[test]
-    fn packages_of_default_streams_and_of_none_are_taken() {
-        assert_eq!(taken(&[]).unwrap(), ["perl-5.26.3-416", "perl-DBI-1.641-3.one", "make-4.2-11"]);
+    fn default_streams_and_non_modular_packages_are_allowed() {
+        assert_eq!(allowed(&[]).unwrap(), ["perl-5.26.3-416", "perl-DBI-1.641-3.one", "make-4.2-11"]);
     }
 
     #[test]
-    fn a_named_stream_takes_the_place_of_the_default_and_brings_what_was_built_for_it() {
-        let found = taken(&[("perl", "5.30")]).unwrap();
+    fn a_named_stream_replaces_the_default_stream() {
+        let found = allowed(&[("perl", "5.30")]).unwrap();
         assert_eq!(found, ["perl-5.30.1-452", "perl-DBI-1.641-3.two", "make-4.2-11"]);
-        let found = taken(&[("python", "3.9")]).unwrap();
+        let found = allowed(&[("python", "3.9")]).unwrap();
         assert_eq!(found, ["perl-5.26.3-416", "perl-DBI-1.641-3.one", "make-9-1"]);
-        assert_eq!(taken(&[("perl", "5.99")]).unwrap_err(), "perl:5.99");
+        assert_eq!(allowed(&[("perl", "5.99")]).unwrap_err(), "perl:5.99");
     }
 
     #[test]
-    fn without_modules_nothing_is_left_out() {
-        let choice = Modules::default().choose(&BTreeMap::new()).unwrap();
-        assert!(!choice.tells_of("perl") && !choice.leaves_out(&package("perl", 4, "5.30.1-452")));
-        let error =
-            Modules::default().add("---\ndocument: modulemd\nversion: 2\ndata: {name: [}\n").unwrap_err();
-        assert!(matches!(error, MetadataError::Form(_)), "{error}");
+    fn without_modules_nothing_is_excluded() {
+        let filter = ModularMetadata::default().filter(&BTreeMap::new()).unwrap();
+        assert!(!filter.is_modular_name("perl") && !filter.excludes(&package("perl", 4, "5.30.1-452")));
+        let error = ModularMetadata::default()
+            .add("---\ndocument: modulemd\nversion: 2\ndata: {name: [}\n")
+            .unwrap_err();
+        assert!(matches!(error, MetadataError::Malformed(_)), "{error}");
     }
 }

@@ -14,7 +14,7 @@ use fs_err::{self as fs, File};
 use super::{
     Listed, Repomd, Repositories, RpmPackage,
     metadata::{self, Part},
-    modules::{Choice, MOST_MODULES, Modules},
+    modules::{MAX_MODULES_SIZE, ModularMetadata, ModuleFilter},
     sorted,
 };
 use crate::{
@@ -24,8 +24,8 @@ use crate::{
     tree_removal::remove_tree,
 };
 
-/// Maximum size of an unpacked metadata file, in bytes. Fedora's lists of files have a quarter of it.
-const MOST_METADATA: u64 = 4 << 30;
+/// Maximum size of an unpacked metadata file in bytes, four times the size of Fedora's lists of files.
+const MAX_METADATA_SIZE: u64 = 4 << 30;
 /// `repomd.xml` for the solver, with only the two metadata files in use. The locations in a repository's own `repomd.xml` are
 /// arbitrary.
 const REPOMD: &str = r#"<repomd><data type="primary"><location href="primary.xml"/></data><data type="filelists"><location href="filelists.xml"/></data></repomd>"#;
@@ -87,18 +87,18 @@ impl Repositories {
             let Repomd { primary: _, filelists, modules } = parts;
             known.push(Known { places: listing.places, primary, filelists, modules });
         }
-        let choice = self.modules(&known).await?.choose(streams).map_err(|stream| {
+        let filter = self.modular_metadata(&known).await?.filter(streams).map_err(|stream| {
             FetchError::unusable(
                 format!("choose the packages of {what}: no repository has module stream {stream}{without}"),
                 "name in `moduleStreams` streams that the repositories have",
             )
         })?;
         let primaries: Vec<PathBuf> = known.iter().map(|repository| repository.primary.clone()).collect();
-        let left_out = self.left_out(primaries, choice).await?;
+        let excluded = self.excluded(primaries, filter).await?;
         // Most distributions require only files listed in `primary`. The complete lists of files are many times larger.
-        let chosen = match self.solve(&known, &left_out, packages, false).await? {
+        let chosen = match self.solve(&known, &excluded, packages, false).await? {
             Ok(chosen) => Ok(chosen),
-            Err(_) => self.solve(&known, &left_out, packages, true).await?,
+            Err(_) => self.solve(&known, &excluded, packages, true).await?,
         };
         let chosen = chosen.map_err(|said| FetchError::Program {
             action: format!("choose the packages of {what}"),
@@ -118,15 +118,15 @@ impl Repositories {
         self.fetch(places, &what, &part.location, &part.checksum).await
     }
 
-    /// Returns the repositories' modules.
-    async fn modules(&self, known: &[Known]) -> Result<Modules> {
-        let mut modules = Modules::default();
+    /// Returns the repositories' modularity metadata.
+    async fn modular_metadata(&self, known: &[Known]) -> Result<ModularMetadata> {
+        let mut modules = ModularMetadata::default();
         for Known { places, modules: part, .. } in known {
             let Some(part) = part else { continue };
             let file = self.part_of(places, part).await?;
             let text = stoppable(move |stop| {
                 let mut text = String::new();
-                opened(&file, stop)?.take(MOST_MODULES).read_to_string(&mut text)?;
+                opened(&file, stop)?.take(MAX_MODULES_SIZE).read_to_string(&mut text)?;
                 Ok::<_, FetchError>(text)
             });
             let unreadable = |source| FetchError::Metadata(places.join(", "), source);
@@ -136,7 +136,7 @@ impl Repositories {
     }
 
     /// Returns the excluded packages, by the solver's names.
-    async fn left_out(&self, primaries: Vec<PathBuf>, choice: Choice) -> Result<Vec<String>> {
+    async fn excluded(&self, primaries: Vec<PathBuf>, filter: ModuleFilter) -> Result<Vec<String>> {
         let arch = self.arch;
         stoppable(move |stop| {
             let mut found = Vec::new();
@@ -144,9 +144,9 @@ impl Repositories {
                 let read = metadata::each_package(
                     opened(primary, stop)?,
                     arch,
-                    &|name| choice.tells_of(name),
+                    &|name| filter.is_modular_name(name),
                     |package| {
-                        found.extend(choice.leaves_out(&package).then(|| id(&package, number)));
+                        found.extend(filter.excludes(&package).then(|| id(&package, number)));
                         Ok(())
                     },
                 );
@@ -161,7 +161,7 @@ impl Repositories {
     async fn solve(
         &self,
         known: &[Known],
-        left_out: &[String],
+        excluded: &[String],
         packages: &[RpmName],
         with_files: bool,
     ) -> Result<Result<BTreeSet<String>, String>> {
@@ -173,9 +173,9 @@ impl Repositories {
         let repositories = (0..known.len()).map(|number| format!("repo {number} 0 solv {number}.solv"));
         // The colon restricts the system to this architecture and `noarch`.
         let rules = [format!("system :{} rpm", self.arch.gnu_name()), RULES.to_owned()];
-        let left_out = left_out.iter().map(|package| format!("disable pkg {package}"));
+        let excluded = excluded.iter().map(|package| format!("disable pkg {package}"));
         let jobs = packages.iter().map(|name| format!("job install name {name}"));
-        let case: Vec<String> = repositories.chain(rules).chain(left_out).chain(jobs).collect();
+        let case: Vec<String> = repositories.chain(rules).chain(excluded).chain(jobs).collect();
         let file = scratch.path().join("case.t");
         fs::write(&file, case.join("\n") + "\n")?;
         let mut solve = process::command("testsolv");
@@ -240,7 +240,7 @@ fn opened<'a>(part: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>
 }
 
 fn copy(from: &mut dyn BufRead, to: &Path) -> Result<()> {
-    if io::copy(&mut from.take(MOST_METADATA), &mut File::create(to)?)? == MOST_METADATA {
+    if io::copy(&mut from.take(MAX_METADATA_SIZE), &mut File::create(to)?)? == MAX_METADATA_SIZE {
         let larger = io::Error::new(io::ErrorKind::FileTooLarge, format!("{} is too large", to.display()));
         return Err(larger.into());
     }

@@ -198,11 +198,11 @@ fn each_way_to_break_a_module_has_its_own_message() {
     expect(
         &enforcing,
         &buried,
-        &["refused the file ends in bytes after the signature (3), so to the kernel"],
+        &["refused 3 bytes follow the signature, so the kernel treats the module as unsigned"],
     );
     let mut wrong = sign(&good[..end]);
     wrong[end] ^= 0xff;
-    expect(&kernel, &wrong, &["refused the signature is not a PKCS#7 message: the kernel answers EBADMSG"]);
+    expect(&kernel, &wrong, &["refused the signature is not a PKCS#7 message: the kernel returns EBADMSG"]);
     let namespaced = in_tree(&release)
         .into_iter()
         .filter_map(|payload| payload.module.ok())

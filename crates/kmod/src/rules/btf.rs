@@ -47,7 +47,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         None => finding(
             Verdict::Unknown,
             "no source has the kernel's own type information, which the module's builds upon",
-            format!("provide the kernel image of {release}, or boot it"),
+            format!("provide the kernel image of {release}, or boot the kernel"),
         ),
     });
 }

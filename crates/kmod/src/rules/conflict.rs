@@ -30,7 +30,7 @@ pub(super) fn built_in(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
              /sys/module/{name} exists",
             kernel.release
         );
-        let remedy = "leave the module out for this kernel, or boot it to see";
+        let remedy = "leave the module out for this kernel, or boot the kernel to see";
         findings.push(Finding::new(Rule::BuiltIn, Verdict::Unknown, name, message, remedy));
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let message = format!(
             "no source shows which of the symbols that the module needs are for GPL modules only ({unknown})"
         );
-        findings.push(subject.without_symbol_table(Rule::Licence, message));
+        findings.push(subject.symvers_needed(Rule::Licence, message));
     }
     for import in subject.imports {
         if !import.provider.export().is_some_and(|export| export.gpl_only) || import.symbol.weak {

@@ -1,4 +1,4 @@
-//! Pure: rules of the kernel's loader, one per file. A rule examines one module and adds its findings.
+//! Pure: rules of the kernel's loader, grouped by subject. A rule examines one module and adds its findings.
 
 mod btf;
 mod conflict;
@@ -23,15 +23,16 @@ pub(crate) struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// Verdict for a module without vermagic or symbol versions. With `CONFIG_MODULE_FORCE_LOAD` the kernel loads it
-    /// unchecked and taints itself; otherwise it refuses the module (`try_to_force_load`).
-    pub fn forced(&self) -> Verdict {
+    /// Verdict for a module without vermagic or symbol versions (`try_to_force_load`). With `CONFIG_MODULE_FORCE_LOAD` the
+    /// kernel skips the check and taints itself, so whether the module fits is unknown. Otherwise the kernel refuses the
+    /// module.
+    pub fn force_load_verdict(&self) -> Verdict {
         if self.kernel.config.is_set("MODULE_FORCE_LOAD") { Verdict::Unknown } else { Verdict::Refused }
     }
 
-    /// Finding about symbols that cannot be settled without `Module.symvers`.
-    pub fn without_symbol_table(&self, rule: Rule, message: String) -> Finding {
-        let remedy = format!("provide the Module.symvers of {}, or boot it", self.kernel.release);
+    /// Finding about symbols that cannot be resolved without `Module.symvers`.
+    pub fn symvers_needed(&self, rule: Rule, message: String) -> Finding {
+        let remedy = format!("provide the Module.symvers of {}, or boot the kernel", self.kernel.release);
         Finding::new(rule, Verdict::Unknown, "Module.symvers", message, remedy)
     }
 }

@@ -63,7 +63,7 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             "no source has the size of the kernel's struct module, and no symbol version covers it"
                 .to_owned(),
             format!(
-                "provide the kernel image of {}, or one of that kernel's own modules, or boot it",
+                "provide the kernel image of {}, or one of that kernel's own modules, or boot the kernel",
                 kernel.release
             ),
         )),

@@ -23,14 +23,17 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         // Drivers are rarely signed when they are built. The report's taints already show a missing signature.
         Signature::None if verdict == Verdict::Loads => return,
         Signature::None => finding(verdict, format!("the module is not signed: {because}"), sign),
-        Signature::Buried(after) => finding(
-            verdict,
-            format!("the file ends in bytes after the signature ({after}), so to the kernel the module is not signed: {because}"),
-            "sign it again, and append nothing afterwards",
-        ),
+        Signature::Buried(after) => {
+            let bytes = if *after == 1 { "1 byte follows".to_owned() } else { format!("{after} bytes follow") };
+            finding(
+                verdict,
+                format!("{bytes} the signature, so the kernel treats the module as unsigned: {because}"),
+                "sign it again, and append nothing afterwards",
+            )
+        }
         Signature::Malformed(what) => finding(
             Verdict::Refused,
-            format!("the signature {what}: the kernel answers EBADMSG, whether or not it enforces signatures"),
+            format!("the signature {what}: the kernel returns EBADMSG, whether or not it enforces signatures"),
             "sign it again with the kernel's scripts/sign-file, or take the signature off with strip",
         ),
         Signature::Unsupported(kind) => finding(

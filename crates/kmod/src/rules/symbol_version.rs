@@ -14,7 +14,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let Some(versions) = &subject.module.versions else {
         findings.push(Finding::new(
             Rule::SymbolVersion,
-            subject.forced(),
+            subject.force_load_verdict(),
             "__versions",
             "the module carries no symbol versions, so the kernel loads it only by force, or not at all",
             format!(
@@ -63,7 +63,7 @@ fn named(subject: &Subject<'_>) -> Option<Finding> {
     let message = format!(
         "the kernel exports symbol {first} and {more} more that the module needs, and no source has their versions"
     );
-    Some(subject.without_symbol_table(Rule::SymbolVersion, message))
+    Some(subject.symvers_needed(Rule::SymbolVersion, message))
 }
 
 /// Checks the version of `module_layout`, which covers `struct module` and related structures in every module

@@ -14,7 +14,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let Some(magic) = subject.module.vermagic() else {
         let message =
             "the module has no vermagic, so the kernel loads it only by force, or not at all".to_owned();
-        findings.push(finding(subject.forced(), message, rebuild()));
+        findings.push(finding(subject.force_load_verdict(), message, rebuild()));
         return;
     };
     // Without modversions in the kernel, its `same_magic` compares all words. Only the section `__versions` counts as

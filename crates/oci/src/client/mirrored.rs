@@ -8,54 +8,54 @@ use super::{
 };
 use crate::Repository;
 
-/// Locations that reads try.
-pub(super) struct Places {
+/// Locations from which a repository is read.
+pub(super) struct ReadLocations {
     pub(super) access: Arc<dyn Access>,
-    /// `host[:port][/prefix]`; repositories below it are never read from mirrors.
-    pub(super) published: Option<String>,
+    /// `host[:port][/prefix]` of published images; repositories below it are never read from mirrors.
+    pub(super) publish_prefix: Option<String>,
 }
 
-impl Places {
-    fn of(&self, repository: &Repository) -> Vec<Repository> {
-        let below = |place: &String| {
-            repository.as_str().strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with('/'))
+impl ReadLocations {
+    fn candidates(&self, repository: &Repository) -> Vec<Repository> {
+        let is_below = |prefix: &String| {
+            repository.as_str().strip_prefix(prefix.as_str()).is_some_and(|rest| rest.starts_with('/'))
         };
-        if self.published.as_ref().is_some_and(below) {
+        if self.publish_prefix.as_ref().is_some_and(is_below) {
             vec![repository.clone()]
         } else {
             self.access.candidates(repository)
         }
     }
 
-    /// Asks each location in turn and returns the first result. A location that lacks the content, cannot be reached or
-    /// returns content with a wrong digest leads to the next location.
+    /// Tries each location in turn and returns the first result. A location that lacks the content, cannot be reached or
+    /// returns content with a wrong digest is skipped.
     ///
-    /// Returns `None` only if every location reported the content missing: an unreachable one may have it.
-    pub(super) async fn first_of<T, Answer: Future<Output = Result<Option<T>>>>(
+    /// Returns `None` only if every location reported the content missing, because an unreachable location may have it.
+    pub(super) async fn first_of<T, Reading: Future<Output = Result<Option<T>>>>(
         &self,
         repository: &Repository,
-        ask: impl Fn(Repository) -> Answer,
+        read: impl Fn(Repository) -> Reading,
     ) -> Result<Option<T>> {
         let mut failure = None;
-        for place in self.of(repository) {
-            let is_mirror = place != *repository;
-            match ask(place.clone()).await {
+        for location in self.candidates(repository) {
+            let is_mirror = location != *repository;
+            match read(location.clone()).await {
                 Ok(Some(found)) => {
                     if is_mirror {
-                        tracing::debug!(%repository, mirror = %place, "found at a mirror");
+                        tracing::debug!(%repository, mirror = %location, "found at a mirror");
                     }
                     return Ok(Some(found));
                 }
                 Ok(None) => {
                     if is_mirror {
-                        tracing::debug!(%repository, mirror = %place, "not found at the mirror");
+                        tracing::debug!(%repository, mirror = %location, "not found at the mirror");
                     }
                 }
                 Err(error) => {
                     if is_mirror {
-                        tracing::warn!(%repository, mirror = %place, error = %chain(&error), "mirror failed, trying the next source");
+                        tracing::warn!(%repository, mirror = %location, error = %chain(&error), "mirror failed, trying the next source");
                     }
-                    // The last error is the repository's own, or the error of the last mirror that may be used.
+                    // The last error wins: the repository itself, if it may be used, comes after its mirrors.
                     failure = Some(error);
                 }
             }
@@ -63,16 +63,16 @@ impl Places {
         failure.map_or(Ok(None), Err)
     }
 
-    /// First list that is not empty.
-    pub(super) async fn first_list_of<T, Answer: Future<Output = Result<Vec<T>>>>(
+    /// Like [`Self::first_of`] for lists: an empty list counts as missing.
+    pub(super) async fn first_list_of<T, Reading: Future<Output = Result<Vec<T>>>>(
         &self,
         repository: &Repository,
-        ask: impl Fn(Repository) -> Answer,
+        read: impl Fn(Repository) -> Reading,
     ) -> Result<Vec<T>> {
-        let ask = |place| {
-            let listed = ask(place);
+        let read = |location| {
+            let listed = read(location);
             async { Ok(Some(listed.await?).filter(|listed| !listed.is_empty())) }
         };
-        Ok(self.first_of(repository, ask).await?.unwrap_or_default())
+        Ok(self.first_of(repository, read).await?.unwrap_or_default())
     }
 }

@@ -85,7 +85,7 @@ pub trait Registry: Send + Sync {
         arch: &str,
     ) -> Result<Option<StoredManifest>> {
         let Some(stored) = self.manifest(repository, version).await? else { return Ok(None) };
-        match AnyManifest::leads_to(&stored.bytes, arch)? {
+        match AnyManifest::image_for_arch(&stored.bytes, arch)? {
             None => Ok(Some(stored)),
             Some(Descriptor { digest, .. }) => self.manifest(repository, &Version::Digest(digest)).await,
         }

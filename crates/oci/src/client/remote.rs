@@ -14,7 +14,7 @@ use super::{
     auth::Scope,
     error::{RegistryError, Result, chain},
     http::{Http, Payload, body, header, unexpected},
-    mirrored::Places,
+    mirrored::ReadLocations,
     pace::Pace,
     referrers::Added,
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
@@ -38,7 +38,7 @@ pub struct RemoteRegistry {
     pub(super) http: Http,
     /// Held while a list of referrers is read and written back. Contains the latest additions.
     pub(super) listing: tokio::sync::Mutex<Option<Added>>,
-    places: Places,
+    locations: ReadLocations,
 }
 
 impl RemoteRegistry {
@@ -49,15 +49,15 @@ impl RemoteRegistry {
             description,
             http: Http::new(Arc::clone(&access)),
             listing: tokio::sync::Mutex::default(),
-            places: Places { access, published: None },
+            locations: ReadLocations { access, publish_prefix: None },
         }
     }
 
     /// Sets the location (`host[:port][/prefix]`) of published images. Repositories below it are never read from
     /// mirrors, because farrier pushes there directly.
     #[must_use]
-    pub fn publishing_below(mut self, place: String) -> Self {
-        self.places.published = Some(place);
+    pub fn publishing_below(mut self, prefix: String) -> Self {
+        self.locations.publish_prefix = Some(prefix);
         self
     }
 
@@ -180,11 +180,13 @@ impl Registry for RemoteRegistry {
     }
 
     async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
-        self.places.first_of(repository, |place| async move { self.manifest_at(&place, version).await }).await
+        self.locations
+            .first_of(repository, |place| async move { self.manifest_at(&place, version).await })
+            .await
     }
 
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
-        self.places.first_list_of(repository, |place| async move { self.tags_at(&place).await }).await
+        self.locations.first_list_of(repository, |place| async move { self.tags_at(&place).await }).await
     }
 
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
@@ -192,7 +194,7 @@ impl Registry for RemoteRegistry {
             let found = self.exists(&RemoteName::of(&place), digest, Scope::Pull).await?;
             Ok(found.then_some(()))
         };
-        Ok(self.places.first_of(repository, ask).await?.is_some())
+        Ok(self.locations.first_of(repository, ask).await?.is_some())
     }
 
     async fn push(
@@ -233,12 +235,12 @@ impl Registry for RemoteRegistry {
             let action = fetching(&RemoteName::of(&place), digest);
             save(self.blob_at(&place, digest).await?, (digest, most), to, action).await.map(Some)
         };
-        self.places.first_of(repository, fetch).await.map(drop)
+        self.locations.first_of(repository, fetch).await.map(drop)
     }
 
     async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
         let open = |place| async move { self.blob_at(&place, digest).await.map(Some) };
-        self.places.first_of(repository, open).await?.ok_or_else(|| {
+        self.locations.first_of(repository, open).await?.ok_or_else(|| {
             let action = format!("fetch blob {digest} of {repository}");
             RegistryError::protocol(
                 RemoteName::of(repository).host,
@@ -269,7 +271,7 @@ impl Registry for RemoteRegistry {
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>> {
         let list = |place| async move { self.list_referrers(&place, subject, artifact_type).await };
-        self.places.first_list_of(repository, list).await
+        self.locations.first_list_of(repository, list).await
     }
 
     async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {

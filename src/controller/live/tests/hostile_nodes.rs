@@ -6,9 +6,9 @@ use farrier_core::image::Period;
 
 use super::*;
 
-/// A node cycles through kernels. The kernel over the limit is not built, blocks no other node, and is logged.
+/// A node runs more kernels than the limit allows. farrier does not build the last one, logs it, and serves the other nodes.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_node_that_cycles_through_kernels_holds_nobody() {
+async fn a_node_that_cycles_through_kernels_blocks_no_other_node() {
     let logs = Logs::start();
     let mut bench = bench(&json!({}), &["a"]);
     let limits = &mut bench.parts.definitions.site.kernel_limits;
@@ -21,26 +21,26 @@ async fn a_node_that_cycles_through_kernels_holds_nobody() {
         state.daemon_set("a", "");
     });
     let live = Running::start(bench, fleet, true);
-    live.fleet.until(|state| state.looks >= 3).await;
+    live.fleet.until(|state| state.snapshots_taken >= 3).await;
     assert_eq!(live.fleet.state().image("a"), FIRST, "two kernels on the nodes hold the rollout");
 
     live.fleet.change(|state| state.node("m", K11));
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;
     assert_eq!(Some(state.image("a").to_owned()), live.published(K9).await);
-    let looks = state.looks;
-    live.fleet.until(|state| state.looks >= looks + 3).await;
+    let taken = state.snapshots_taken;
+    live.fleet.until(|state| state.snapshots_taken >= taken + 3).await;
     assert_eq!(live.published(K11).await, None);
-    let said = logs.with("a node's kernel is not trusted");
-    assert!(said.len() == 1 && said[0].contains("kernelLimits.perNode"), "{said:?}");
+    let lines = logs.with("a node's kernel is not trusted");
+    assert!(lines.len() == 1 && lines[0].contains("kernelLimits.perNode"), "{lines:?}");
 
-    // Once its earlier claims have expired, the node is trusted again.
-    let believed = async {
+    // Once the node's earlier kernels have expired from the limit, farrier trusts the node again.
+    let trusted_again = async {
         while live.published(K11).await.is_none() {
             tokio::time::sleep(Duration::from_mins(1)).await;
         }
     };
     let began = Instant::now();
-    tokio::time::timeout(Duration::from_hours(2), believed).await.unwrap();
+    tokio::time::timeout(Duration::from_hours(2), trusted_again).await.unwrap();
     assert!(began.elapsed() > Duration::from_mins(30), "{:?}", began.elapsed());
     live.stop().await;
 }

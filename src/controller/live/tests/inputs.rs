@@ -21,8 +21,8 @@ async fn is_published_as_planned(live: &Running) {
     let cell = live.bench.cell(K10).await;
     let found = live.bench.parts.look_up(&cell.reference).await.unwrap().unwrap();
     assert_eq!(found.input_hash, Some(cell.input_hash));
-    let (looks, passes) = (live.fleet.state().looks, 4);
-    live.fleet.until(|state| state.looks >= looks + passes).await;
+    let (taken, reconciles) = (live.fleet.state().snapshots_taken, 4);
+    live.fleet.until(|state| state.snapshots_taken >= taken + reconciles).await;
     let plan = live.bench.parts.plan(live.fleet.as_ref()).await.unwrap().plan;
     assert!(plan.is_idle() && !plan.has_failures(), "{}", serde_json::to_string(&plan).unwrap());
 }
@@ -34,7 +34,7 @@ async fn headers_that_are_brought_while_the_loop_waits_count_in_the_hash() {
     let bench = bench_with_a_lender().await;
     std::fs::remove_dir_all(bench.root().join(format!("headers-{K10}"))).unwrap();
     let live = Running::start(bench, fleet(), true);
-    live.fleet.until(|state| state.looks >= 5).await;
+    live.fleet.until(|state| state.snapshots_taken >= 5).await;
     let said = logs.with("no headers for ");
     assert!(said.len() == 1 && said[0].contains("farrier headers collect"), "{said:?}");
     assert!(logs.with("build starts").is_empty());

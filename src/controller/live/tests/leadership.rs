@@ -13,8 +13,8 @@ async fn a_lost_leadership_stops_its_builds() {
     let live = Running::start(bench, fleet, true);
     gate.asked.notified().await;
     live.leads.send_replace(false);
-    let looks = live.fleet.state().looks;
-    live.fleet.until(|state| state.looks >= looks + 3).await;
+    let taken = live.fleet.state().snapshots_taken;
+    live.fleet.until(|state| state.snapshots_taken >= taken + 3).await;
     assert!(live.metrics.text().unwrap().contains("farrier_builds_running 0"));
     assert_eq!(live.published(K10).await, None);
     live.stop().await;
@@ -25,15 +25,15 @@ async fn a_lost_leadership_stops_its_builds() {
 async fn who_leads_again_compares_status_with_nothing_of_its_earlier_term() {
     let bench = bench(&json!({}), &["a"]);
     let live = Running::start(bench, Fleet::new(|state| state.node("n", K9)), true);
-    let looks = || live.fleet.state().looks + 3;
-    live.fleet.until(|state| state.looks >= 3).await;
+    let three_more = || live.fleet.state().snapshots_taken + 3;
+    live.fleet.until(|state| state.snapshots_taken >= 3).await;
     live.leads.send_replace(false);
-    let next = looks();
-    live.fleet.until(|state| state.looks >= next).await;
+    let next = three_more();
+    live.fleet.until(|state| state.snapshots_taken >= next).await;
     assert_eq!(live.views.forgot.load(Ordering::SeqCst), 0);
     live.leads.send_replace(true);
-    let next = looks();
-    live.fleet.until(|state| state.looks >= next).await;
+    let next = three_more();
+    live.fleet.until(|state| state.snapshots_taken >= next).await;
     assert_eq!(live.views.forgot.load(Ordering::SeqCst), 1);
     live.stop().await;
 }

@@ -52,7 +52,10 @@ async fn a_run_rolls_out_the_rest_of_a_chain_whose_nodes_change_meanwhile() {
     assert!(!report.failed(), "{:#?}", report.rollouts);
     let state = fleet.state();
     assert_eq!(written(&state), ["x", "y", "z"], "in order, although nothing blocked the last one");
-    assert_eq!(state.looks, 6, "two plans, one snapshot before each write, one before the rollout put off");
+    assert_eq!(
+        state.snapshots_taken, 6,
+        "two plans, one snapshot before each write, one before the rollout put off"
+    );
     let made = report.rollouts.iter().map(|made| (made.planned.target.to_string(), made.error.clone()));
     assert_eq!(made.collect::<BTreeMap<_, _>>().len(), 3, "{:#?}", report.rollouts);
 }
@@ -89,7 +92,7 @@ async fn a_rollout_that_is_planned_anew_holds_no_other_one() {
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;
     assert_eq!(state.image("a"), FIRST, "its plan is stale");
     assert_eq!(
-        state.looks, 3,
+        state.snapshots_taken, 3,
         "the other plan is current: one snapshot for planning, and one before each write"
     );
     live.fleet.until(|state| state.image("a") == state.image("b")).await;

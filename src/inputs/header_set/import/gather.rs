@@ -13,7 +13,7 @@ use fs_err as fs;
 use super::{LIMITS, selection, stage::Tree, survey::Survey};
 use crate::{
     archive::links::{self, stays_below},
-    inputs::{FetchError, Result, files::go_on, header_set::layout::part_inside},
+    inputs::{FetchError, Result, files::check_not_canceled, header_set::layout::part_inside},
 };
 
 /// One entry of a header set.
@@ -169,7 +169,7 @@ impl Gatherer<'_> {
         };
         for entry in walk.filter_entry(entered) {
             let entry = entry?;
-            go_on(self.stop)?;
+            check_not_canceled(self.stop)?;
             let relative = entry.path().strip_prefix(&top).unwrap_or(entry.path());
             self.count(&top, entry.depth())?;
             let kind = entry.file_type();

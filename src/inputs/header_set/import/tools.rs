@@ -8,7 +8,7 @@ use kmod::KernelConfig;
 
 use crate::{
     archive::links::resolve,
-    inputs::{FetchError, Result, files::other_program},
+    inputs::{FetchError, Result, files::describe_unless_native},
 };
 
 /// Refuses a header set whose programs are missing or built for an architecture other than the kernel's. Modules are built on the
@@ -26,7 +26,7 @@ pub(super) fn check(root: &Path, build: &Path, config: &KernelConfig, arch: Arch
     for (tool, _) in wanted.into_iter().filter(|(_, wanted)| *wanted) {
         let place = resolve(root, &build.join(tool))?.filter(|place| root.join(place).is_file());
         let Some(place) = place else { return Err(missing(root, &build.join(tool), tool)) };
-        if let Some(found) = other_program(&root.join(place), arch)? {
+        if let Some(found) = describe_unless_native(&root.join(place), arch)? {
             return Err(FetchError::unusable(
                 format!("run {tool} of the header set on {arch}: it is {found}"),
                 format!(

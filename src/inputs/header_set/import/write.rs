@@ -15,7 +15,7 @@ use oci::{EntryKind, Layer, LayerWriter};
 use super::gather::{Entries, Entry};
 use crate::inputs::{
     Result,
-    files::{go_on, make_directory},
+    files::{check_not_canceled, make_directory},
 };
 
 /// Size of the read buffer in bytes.
@@ -29,7 +29,7 @@ pub(super) fn write(entries: &Entries, tree: &Path, to: &Path, stop: &AtomicBool
     let out = BufWriter::with_capacity(256 << 10, File::create_new(to)?);
     let mut layer = LayerWriter::artifact(out, MTIME)?;
     for (path, entry) in entries {
-        go_on(stop)?;
+        check_not_canceled(stop)?;
         let place = tree.join(path);
         match entry {
             Entry::Directory => {

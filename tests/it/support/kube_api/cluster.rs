@@ -9,7 +9,7 @@ use super::{
     FakeApi, Shared,
     containers::Engine,
     events::EventText,
-    jobs::{Blow, Jobs, Refusal},
+    jobs::{Jobs, NodeDisruption, Refusal},
     node::Kubelet,
 };
 
@@ -143,9 +143,9 @@ impl FakeApi {
         self.change(|state| {
             let kind = state.resource("pods");
             let object = state.get(&kind, namespace, pod).expect("the pod exists");
-            let blow = match how {
-                Disruption::Evicted(message) => Blow::Evicted(message),
-                Disruption::NodeLost => Blow::NodeLost,
+            let disruption = match how {
+                Disruption::Evicted(message) => NodeDisruption::Evicted(message),
+                Disruption::NodeLost => NodeDisruption::NodeLost,
                 Disruption::Preempted => {
                     let message = "default-scheduler: preempting to accommodate a higher priority pod";
                     state.mark_disrupted(&object, "PreemptionByScheduler", message);
@@ -166,8 +166,8 @@ impl FakeApi {
                 .jobs
                 .as_mut()
                 .expect("the test calls run_jobs first")
-                .struck
-                .insert(object.uid.clone(), blow);
+                .disrupted
+                .insert(object.uid.clone(), disruption);
         });
     }
 

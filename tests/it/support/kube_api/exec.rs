@@ -1,4 +1,4 @@
-//! `exec` over WebSocket into the container of a Job's pod. Answers and messages match an API server of Kubernetes 1.36.
+//! The `exec` subresource of Jobs' pods, over WebSocket. Responses and messages match an API server of Kubernetes 1.36.
 //! Simplifications: no terminal and no SPDY.
 
 use std::{process::Stdio, sync::Arc};
@@ -24,7 +24,7 @@ use super::{
     Shared,
     answer::{Answer, Failure},
     http::Request,
-    jobs::Blow,
+    jobs::NodeDisruption,
     kinds::Kind,
     store::State,
 };
@@ -33,10 +33,10 @@ const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const STATUS: u8 = 3;
-/// Version 5 of the protocol: the channel in the next byte is closed.
+/// First byte of a version 5 message that closes a channel, which the second byte names.
 const CLOSE: u8 = 255;
 
-/// docker's message on standard output for a program that it cannot find.
+/// Start of docker's message for a program that it cannot find.
 const NOT_STARTED: &[u8] = b"OCI runtime exec failed: ";
 
 /// An authorized exec request.
@@ -55,7 +55,7 @@ pub struct Exec {
 
 type Sink = SplitSink<WebSocketStream<TcpStream>, Message>;
 
-/// The stream was cut without a status.
+/// The connection ended without a status.
 struct Cut;
 
 impl Exec {
@@ -73,12 +73,12 @@ impl Exec {
         }
         let found = state.get(kind, namespace, name);
         let pod = found.ok_or_else(|| Failure::not_found(kind, name).answer())?;
-        let asked: Vec<(String, String)> =
+        let parameters: Vec<(String, String)> =
             url::form_urlencoded::parse(request.query.as_bytes()).into_owned().collect();
-        let is = |flag: &str| asked.iter().any(|(name, value)| name == flag && value == "true");
+        let is = |flag: &str| parameters.iter().any(|(name, value)| name == flag && value == "true");
         let value = pod.value();
         let containers = value["spec"]["containers"].as_array().cloned().unwrap_or_default();
-        let wanted = asked.iter().find(|(name, _)| name == "container").map(|(_, value)| value.as_str());
+        let wanted = parameters.iter().find(|(name, _)| name == "container").map(|(_, value)| value.as_str());
         let first = containers.first().and_then(|container| container["name"].as_str()).unwrap_or_default();
         let container = wanted.unwrap_or(first);
         if !containers.iter().any(|given| given["name"] == container) {
@@ -116,7 +116,11 @@ impl Exec {
             stdin: is("stdin"),
             stdout: is("stdout"),
             stderr: is("stderr"),
-            command: asked.into_iter().filter(|(name, _)| name == "command").map(|(_, word)| word).collect(),
+            command: parameters
+                .into_iter()
+                .filter(|(name, _)| name == "command")
+                .map(|(_, word)| word)
+                .collect(),
         })
     }
 
@@ -136,7 +140,7 @@ impl Exec {
         let mut child = match self.start() {
             Ok(child) => child,
             Err(fault) => {
-                let _ = say(&mut sink, &failure(&fault.to_string())).await;
+                let _ = send_status_and_close(&mut sink, &failure(&fault.to_string())).await;
                 return;
             }
         };
@@ -145,7 +149,7 @@ impl Exec {
         let listening = async {
             while let Some(Ok(message)) = source.next().await {
                 match message {
-                    Message::Binary(bytes) => hear(&mut stdin, &bytes).await,
+                    Message::Binary(bytes) => forward_stdin(&mut stdin, &bytes).await,
                     Message::Close(_) => return,
                     _ => {}
                 }
@@ -153,7 +157,7 @@ impl Exec {
         };
         let running = async {
             let status = self.stream(&mut child, &mut sink).await?;
-            say(&mut sink, &status).await
+            send_status_and_close(&mut sink, &status).await
         };
         tokio::select! {
             _ = running => {}
@@ -177,13 +181,13 @@ impl Exec {
         send(sink, STDOUT, &[]).await?;
         let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let (mut stdout_open, mut stderr_open, mut sent) = (true, true, 0);
-        let mut said = Vec::new();
+        let mut engine_error = Vec::new();
         while stdout_open || stderr_open {
             tokio::select! {
                 piece = read(&mut stdout), if stdout_open => {
                     stdout_open = !piece.is_empty();
                     if sent == 0 && piece.starts_with(NOT_STARTED) {
-                        said = piece;
+                        engine_error = piece;
                     } else if self.stdout && stdout_open {
                         self.send_stdout(sink, &piece, &mut sent).await?;
                     }
@@ -191,7 +195,7 @@ impl Exec {
                 piece = read(&mut stderr), if stderr_open => {
                     stderr_open = !piece.is_empty();
                     if piece.starts_with(NOT_STARTED) || piece.starts_with(b"Error response from daemon: ") {
-                        said = piece;
+                        engine_error = piece;
                     } else if self.stderr && stderr_open {
                         send(sink, STDERR, &piece).await?;
                     }
@@ -202,8 +206,8 @@ impl Exec {
         if self.is_lost() {
             return Err(Cut);
         }
-        if !said.is_empty() && code != 0 {
-            let why = String::from_utf8_lossy(&said);
+        if !engine_error.is_empty() && code != 0 {
+            let why = String::from_utf8_lossy(&engine_error);
             return Ok(failure(&format!("error executing command in container: {}", why.trim())));
         }
         Ok(match code {
@@ -218,7 +222,7 @@ impl Exec {
         })
     }
 
-    /// Sends standard output up to the next cut.
+    /// Sends a piece of standard output. If the test cuts the exec within this piece, sends only the bytes before the cut.
     async fn send_stdout(&self, sink: &mut Sink, piece: &[u8], sent: &mut u64) -> Result<(), Cut> {
         let end = *sent + piece.len() as u64;
         let cut = {
@@ -227,8 +231,8 @@ impl Exec {
             cuts.and_then(|cuts| cuts.pop_front_if(|cut| *cut <= end))
         };
         if let Some(cut) = cut {
-            let rest = usize::try_from(cut.saturating_sub(*sent)).unwrap_or(0);
-            send(sink, STDOUT, &piece[..rest]).await?;
+            let before_cut = usize::try_from(cut.saturating_sub(*sent)).unwrap_or(0);
+            send(sink, STDOUT, &piece[..before_cut]).await?;
             self.shared.announce();
             return Err(Cut);
         }
@@ -239,7 +243,10 @@ impl Exec {
     /// Returns whether the pod's node is lost; a lost node reports no status.
     fn is_lost(&self) -> bool {
         let state = self.shared.state.lock().unwrap();
-        state.jobs.as_ref().is_some_and(|jobs| jobs.struck.get(&self.uid) == Some(&Blow::NodeLost))
+        state
+            .jobs
+            .as_ref()
+            .is_some_and(|jobs| jobs.disrupted.get(&self.uid) == Some(&NodeDisruption::NodeLost))
     }
 }
 
@@ -251,7 +258,7 @@ async fn read(from: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     piece
 }
 
-async fn hear(stdin: &mut Option<ChildStdin>, message: &Bytes) {
+async fn forward_stdin(stdin: &mut Option<ChildStdin>, message: &Bytes) {
     match message.as_ref() {
         [STDIN, text @ ..] => {
             if let Some(stdin) = stdin {
@@ -269,7 +276,7 @@ async fn send(sink: &mut Sink, channel: u8, text: &[u8]) -> Result<(), Cut> {
 }
 
 /// Sends the status and closes the connection.
-async fn say(sink: &mut Sink, status: &Value) -> Result<(), Cut> {
+async fn send_status_and_close(sink: &mut Sink, status: &Value) -> Result<(), Cut> {
     send(sink, STATUS, status.to_string().as_bytes()).await?;
     let normal = CloseFrame { code: CloseCode::Normal, reason: "".into() };
     sink.send(Message::Close(Some(normal))).await.map_err(|_| Cut)

@@ -188,7 +188,7 @@ fn read(node: &Value, path: &mut Path, found: &mut FieldSet) {
 }
 
 /// Formats a path like the server's conflict messages: `.spec.template.spec.containers[name="c"].image`.
-pub fn for_people(path: &Path) -> String {
+pub fn display(path: &Path) -> String {
     let mut told = String::new();
     for element in path {
         if let Some(name) = element.strip_prefix("f:") {

@@ -25,8 +25,8 @@ pub struct Jobs {
     pub unschedulable: BTreeMap<u64, String>,
     /// Bytes of standard output after which an exec is cut.
     pub cuts: VecDeque<u64>,
-    /// Involuntary ends by pod uid.
-    pub struck: BTreeMap<String, Blow>,
+    /// Disruptions by pod uid.
+    pub disrupted: BTreeMap<String, NodeDisruption>,
     known: BTreeMap<String, Known>,
 }
 
@@ -38,9 +38,9 @@ pub enum Refusal {
     Quota(String, usize),
 }
 
-/// An involuntary end that the kubelet or the loss of a node causes.
+/// A pod's involuntary end that its kubelet or the loss of its node causes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Blow {
+pub enum NodeDisruption {
     Evicted(String),
     NodeLost,
 }
@@ -63,7 +63,7 @@ impl Jobs {
             refusals: BTreeMap::new(),
             unschedulable: BTreeMap::new(),
             cuts: VecDeque::new(),
-            struck: BTreeMap::new(),
+            disrupted: BTreeMap::new(),
             known: BTreeMap::new(),
         }
     }

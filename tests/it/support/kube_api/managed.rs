@@ -93,7 +93,7 @@ pub fn apply(
 ) -> Result<Value, Failure> {
     let before = fields::managed_part(live, kind, author.subresource);
     let config = fields::managed_part(config, kind, author.subresource);
-    keys_are_given(kind, &config, &mut Path::new())?;
+    require_list_keys(kind, &config, &mut Path::new())?;
     let wanted = fields::leaves(kind, &config);
     let (mine, mut others): (Vec<Entry>, Vec<Entry>) =
         entries(live).into_iter().partition(|entry| entry.is_of(author, "Apply"));
@@ -157,9 +157,9 @@ pub fn update(kind: &Kind, live: &Value, new: &Value, author: Author<'_>) -> Val
 /// Returns `live` with its managed part replaced.
 fn with_part(live: &Value, part: &Value, kind: &Kind, subresource: Option<&str>) -> Value {
     let mut object = live.clone();
-    let identity = fields::managed_part(live, kind, subresource);
+    let old_part = fields::managed_part(live, kind, subresource);
     let (Some(map), Some(part)) = (object.as_object_mut(), part.as_object()) else { return object };
-    for name in identity.as_object().into_iter().flat_map(Map::keys).filter(|name| *name != "metadata") {
+    for name in old_part.as_object().into_iter().flat_map(Map::keys).filter(|name| *name != "metadata") {
         map.remove(name);
     }
     for (name, value) in part.iter().filter(|(name, _)| *name != "metadata") {
@@ -169,7 +169,7 @@ fn with_part(live: &Value, part: &Value, kind: &Kind, subresource: Option<&str>)
         return object;
     }
     if let Some(metadata) = map.get_mut("metadata").and_then(Value::as_object_mut) {
-        for name in identity["metadata"].as_object().into_iter().flat_map(Map::keys) {
+        for name in old_part["metadata"].as_object().into_iter().flat_map(Map::keys) {
             metadata.remove(name);
         }
         let new = part.get("metadata").and_then(Value::as_object);
@@ -221,12 +221,12 @@ fn merge(kind: &Kind, live: &mut Value, config: &Value, path: &mut Path) {
 }
 
 /// Requires the keys of items in keyed lists.
-fn keys_are_given(kind: &Kind, value: &Value, path: &mut Path) -> Result<(), Failure> {
+fn require_list_keys(kind: &Kind, value: &Value, path: &mut Path) -> Result<(), Failure> {
     match value {
         Value::Object(map) => {
             for (name, value) in map {
                 path.push(format!("f:{name}"));
-                keys_are_given(kind, value, path)?;
+                require_list_keys(kind, value, path)?;
                 path.pop();
             }
         }
@@ -235,15 +235,15 @@ fn keys_are_given(kind: &Kind, value: &Value, path: &mut Path) -> Result<(), Fai
             for (index, item) in items.iter().enumerate() {
                 let missing = |key: &&&str| item.get(**key).is_none() && **key != "protocol";
                 if let Some(key) = keys.iter().find(missing) {
-                    let place = fields::for_people(path);
+                    let list = fields::display(path);
                     let message = format!(
-                        "failed to create typed patch object: {place}: element {index}: associative list with keys \
+                        "failed to create typed patch object: {list}: element {index}: associative list with keys \
                          has an element that omits key field \"{key}\" (and doesn't have default value)"
                     );
                     return Err(Failure::new(500, "", message, json!({})));
                 }
                 path.push(fields::key_of(item, keys));
-                keys_are_given(kind, item, path)?;
+                require_list_keys(kind, item, path)?;
                 path.pop();
             }
         }
@@ -289,23 +289,23 @@ fn conflict(conflicts: &[(String, Path)]) -> Failure {
         .map(|(holder, path)| {
             json!({
                 "reason": "FieldManagerConflict", "message": format!("conflict with {holder}"),
-                "field": fields::for_people(path),
+                "field": fields::display(path),
             })
         })
         .collect();
-    let told = if let [(holder, path)] = conflicts {
-        format!("1 conflict: conflict with {holder}: {}", fields::for_people(path))
+    let summary = if let [(holder, path)] = conflicts {
+        format!("1 conflict: conflict with {holder}: {}", fields::display(path))
     } else {
-        let mut told = format!("{} conflicts:", conflicts.len());
+        let mut summary = format!("{} conflicts:", conflicts.len());
         let mut last = "";
         for (holder, path) in conflicts {
             if holder != last {
-                told.extend([" conflicts with ", holder, ":"]);
+                summary.extend([" conflicts with ", holder, ":"]);
                 last = holder;
             }
-            told.extend(["\n- ", &fields::for_people(path)]);
+            summary.extend(["\n- ", &fields::display(path)]);
         }
-        told
+        summary
     };
-    Failure::new(409, "Conflict", format!("Apply failed with {told}"), json!({"causes": causes}))
+    Failure::new(409, "Conflict", format!("Apply failed with {summary}"), json!({"causes": causes}))
 }

@@ -14,7 +14,7 @@ use super::{
     Shared,
     containers::{End, Engine, security_of},
     events::EventText,
-    jobs::{Blow, has_ended},
+    jobs::{NodeDisruption, has_ended},
     kubelet::text,
     scheduler::{container_status, set_condition, waiting},
     store::Object,
@@ -29,7 +29,7 @@ enum Call {
     /// The pod was deleted, with this grace period in seconds.
     Deleted(u64),
     Deadline,
-    Blow(Blow),
+    Disrupted(NodeDisruption),
     /// The test is over.
     Stop,
 }
@@ -93,7 +93,7 @@ impl Kubelet {
                 let end = self.engine.end(&self.uid).await;
                 self.ended(end, Some(("DeadlineExceeded", message))).await;
             }
-            Call::Blow(Blow::Evicted(message)) => {
+            Call::Disrupted(NodeDisruption::Evicted(message)) => {
                 self.engine.stop(&self.uid, 0).await;
                 self.report(|pod| {
                     set_condition(pod, "DisruptionTarget", true, "TerminationByKubelet", &message);
@@ -101,7 +101,7 @@ impl Kubelet {
                 self.warn("Evicted", &message);
                 self.ended(self.engine.end(&self.uid).await, Some(("Evicted", &message))).await;
             }
-            Call::Blow(Blow::NodeLost) => {
+            Call::Disrupted(NodeDisruption::NodeLost) => {
                 // The container's exit status is lost with the node.
                 self.engine.stop(&self.uid, 0).await;
                 self.report(|pod| {
@@ -251,8 +251,8 @@ impl Kubelet {
 
     fn wanted(&self) -> Option<Call> {
         let state = self.shared.state.lock().unwrap();
-        if let Some(blow) = state.jobs.as_ref().and_then(|jobs| jobs.struck.get(&self.uid)) {
-            return Some(Call::Blow(blow.clone()));
+        if let Some(disruption) = state.jobs.as_ref().and_then(|jobs| jobs.disrupted.get(&self.uid)) {
+            return Some(Call::Disrupted(disruption.clone()));
         }
         let kind = state.resource("pods");
         let present = state.get(&kind, &self.namespace, &self.name).filter(|pod| pod.uid == self.uid);

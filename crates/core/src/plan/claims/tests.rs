@@ -52,7 +52,7 @@ fn left_alone(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
-fn a_node_that_cycles_through_kernels_has_few_of_them_built_and_holds_nobody() {
+fn a_node_that_cycles_through_kernels_has_few_of_them_built_and_blocks_no_other_node() {
     let mut story = Story::new(&[K47, K47]);
     let mut called_for = BTreeSet::new();
     for turn in 0..200 {

@@ -24,10 +24,10 @@ fn signatures_count_as_the_kernel_is_configured() {
     assert_eq!(
         said(&knows, &buried),
         [format!(
-            "loads Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {taints}"
+            "loads Signature: 1 byte follows the signature, so the kernel treats the module as unsigned: {taints}"
         )]
     );
-    let fatal = "refused Signature: the signature is not a PKCS#7 message: the kernel answers EBADMSG, \
+    let fatal = "refused Signature: the signature is not a PKCS#7 message: the kernel returns EBADMSG, \
          whether or not it enforces signatures";
     assert_eq!(said(&knows, &broken), [fatal]);
     assert_eq!(
@@ -50,15 +50,14 @@ fn signatures_count_as_the_kernel_is_configured() {
     assert_eq!(
         said(&enforces, &buried),
         [format!(
-            "refused Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {rejects}"
+            "refused Signature: 1 byte follows the signature, so the kernel treats the module as unsigned: {rejects}"
         )]
     );
 
     let mut lenient = kernel(&["MODULE_SIG"], "");
     lenient.beyond_headers.enforces_signatures = Some(Known { value: false, source: FactSource::Host });
     assert_eq!(said(&lenient, &object), [""; 0]);
-    let trailing =
-        "the file ends in bytes after the signature (1), so to the kernel the module is not signed";
+    let trailing = "1 byte follows the signature, so the kernel treats the module as unsigned";
     assert_eq!(
         said(&lenient, &buried),
         [format!("loads Signature: {trailing}: the kernel loads it and taints itself")]
