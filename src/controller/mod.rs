@@ -1,6 +1,6 @@
 //! Adapter: the reconcile loop: observe, plan, build, check, assemble, publish, roll out, report.
 //!
-//! [`crate::plan`] makes the decisions; this module carries them out.
+//! [`farrier_core::plan`] makes the decisions; this module carries them out.
 
 mod apply;
 mod broken_chains;

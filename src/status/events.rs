@@ -130,7 +130,7 @@ pub struct EventHistory {
     last: BTreeMap<(Regarding, EventReason), Timestamp>,
 }
 
-/// Returns the new Events of a view, the number of Events beyond [`MOST`], and the new history. The first
+/// Returns the new Events of a view, the number of Events beyond the limit, and the new history. The first
 /// view after a start only reports rewrites of that reconcile, because there is no earlier state to compare
 /// with.
 pub fn events(
