@@ -50,7 +50,7 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts> {
 impl KernelImage {
     /// Returns the image and modules of the kernel that the machine with files below `root` runs.
     pub fn of_host(root: &Path, release: &KernelRelease, arch: Architecture) -> Result<Self> {
-        Self::below(root, release, arch).ok_or_else(|| {
+        Self::find_below(root, release, arch).ok_or_else(|| {
             let places = Self::places(root, release);
             let looked_for: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
             let looked_for = looked_for.join(", ");

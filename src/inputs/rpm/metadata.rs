@@ -35,7 +35,7 @@ impl From<quick_xml::Error> for MetadataError {
     fn from(error: quick_xml::Error) -> Self {
         match error {
             // The reader's own limits, and decompression errors.
-            quick_xml::Error::Io(limit) => Self::Form(limit.to_string()),
+            quick_xml::Error::Io(limit) => Self::Malformed(limit.to_string()),
             other => Self::Xml(other.to_string()),
         }
     }
