@@ -129,7 +129,7 @@ async fn what_cannot_be_made_is_told_until_it_is_there() {
     for (toolchain, told) in [
         (
             json!({"rpm": {"packages": ["gcc"], "from": from}}),
-            "acme.asc with the keys of the distribution (put the",
+            "acme.asc with the keys of the distribution (add the",
         ),
         (
             json!({"bootstrap": {"suite": "noble", "include": ["make"]}}),

@@ -126,7 +126,7 @@ impl CredentialFile {
 
     /// Description for messages.
     pub(super) fn describe(&self) -> String {
-        self.0.as_ref().map_or_else(|| "no credentials file".to_owned(), |path| path.display().to_string())
+        self.0.as_ref().map_or_else(|| "any credentials file".to_owned(), |path| path.display().to_string())
     }
 
     /// Credential for a repository and the specificity of its entry, if there is one. The error explains why an

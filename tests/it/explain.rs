@@ -75,7 +75,7 @@ fn a_registry_that_wants_a_password_is_no_registry_yet() {
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     let run = site.farrier(&["doctor"]).exits(1);
     assert!(narrow(run.line("registry")).starts_with("registry wrong "), "{run}");
-    run.line("-> docker login");
+    run.line("-> run `docker login");
     assert!(!run.stdout.contains("\npush"), "{run}");
 }
 

@@ -210,7 +210,7 @@ async fn certificates_and_passwords() {
 
     let error = ask(CredentialFile::default(), Some(server.ca_file())).await.unwrap_err();
     assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
-    assert!(hint(&error).unwrap().starts_with(&format!("docker login {}", server.host)));
+    assert!(hint(&error).unwrap().starts_with(&format!("run `docker login {}`", server.host)));
     let wrong = login(directory.path(), &server.host, "hammer");
     let error = ask(wrong, Some(server.ca_file())).await.unwrap_err();
     assert!(matches!(error, RegistryError::Denied { .. }) && !error.is_transient(), "{error:?}");

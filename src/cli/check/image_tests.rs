@@ -37,7 +37,7 @@ fn an_image_of_a_layout_goes_by_its_name_its_tag_or_its_digest() {
     let mut with_report = index(&["latest", "report"]);
     with_report.manifests[1].artifact_type = Some("application/vnd.acme.report".to_owned());
     assert_eq!(chosen(&with_report, None).unwrap(), "latest");
-    insta::assert_snapshot!(chosen(&two, None).unwrap_err(), @"the layout has 2 images that are meant: hello:1.0, mofed:25.10");
+    insta::assert_snapshot!(chosen(&two, None).unwrap_err(), @"2 images in the layout match: hello:1.0, mofed:25.10");
     insta::assert_snapshot!(chosen(&two, Some("0.9")).unwrap_err(), @r#"the layout has no "0.9"; it has hello:1.0, mofed:25.10"#);
 }
 

@@ -155,8 +155,8 @@ async fn an_image_that_is_not_published_is_missed() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let missing = format!(
-        "missing: two for {KERNEL}: not in the registry (farrier build two --kernel {KERNEL} --push puts it \
-         there)"
+        "missing: two for {KERNEL}: not in the registry (run farrier build two --kernel {KERNEL} \
+         --push)"
     );
     assert!(said.contains(&missing), "{said}");
     assert!(!said.contains("missing: one for") && !said.contains("missing: three for"), "{said}");

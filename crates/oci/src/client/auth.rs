@@ -213,7 +213,9 @@ pub(super) fn explain(transport: &Transport, name: &RemoteName, used: Option<&He
             format!("the user name or password in {place} is wrong")
         }
         Some(_) => "the registry rejects the token that its token server issued".to_owned(),
-        None => format!("the registry requires credentials, and {place} has none for {}", name.host),
+        None => {
+            format!("the registry requires credentials, and there is no entry for {} in {place}", name.host)
+        }
     }
 }
 
