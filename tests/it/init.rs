@@ -119,7 +119,7 @@ fn without_a_terminal_it_says_what_is_missing_and_ends() {
     module(&site);
     refused(&["--from", "module.yaml"]).line("where are the sources of acme (what its Dockerfile fetches)");
     refused(&["--from", "module.yaml", "--source", "nowhere"]).line("error: --source nowhere: ");
-    refused(&["--driver", "mstflint", "--source", "acme"]).line("1 are given, and 0 drivers ask for one");
+    refused(&["--driver", "mstflint", "--source", "acme"]).line("got 1 sources for 0 drivers that need one");
     refused(&["--driver", "nonesuch"]).line("nonesuch");
     fs::write(site.path("huge.yaml"), "a: b\n".repeat(300_000)).unwrap();
     refused(&["--from", "huge.yaml"]).line("more than 1048576 bytes");
