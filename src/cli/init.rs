@@ -148,8 +148,8 @@ fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), Cli
     let wrong = |reason: String| CliError::usage(format!("--from {}: {reason}", path.display()));
     let text = text_of(path).map_err(|error| wrong(error.to_string()))?;
     if !drafted.read(&text, &fs::canonicalize(path)?, context).map_err(wrong)? {
-        let known = "a Module of KMM, a configuration of driverkit, a dkms.conf, a resource from which an operator installs a driver";
-        return Err(wrong(format!("it holds none of {known}")));
+        let known = "a Module of KMM, a configuration of driverkit, a dkms.conf, or a resource from which an operator installs a driver";
+        return Err(wrong(format!("unknown content: expected {known}")));
     }
     Ok(())
 }

@@ -123,7 +123,7 @@ fn without_a_terminal_it_says_what_is_missing_and_ends() {
     refused(&["--driver", "nonesuch"]).line("nonesuch");
     fs::write(site.path("huge.yaml"), "a: b\n".repeat(300_000)).unwrap();
     refused(&["--from", "huge.yaml"]).line("more than 1048576 bytes");
-    refused(&["--from", "cluster/edge-2.yaml"]).line("it holds none of a Module of KMM");
+    refused(&["--from", "cluster/edge-2.yaml"]).line("unknown content: expected a Module of KMM");
     assert!(!site.path("definitions/site.yaml").exists());
 }
 
