@@ -250,7 +250,10 @@ async fn headers_of_each_form_are_found_behind_a_client_certificate() {
     assert!(error_chain(&error).contains("CertificateRequired"), "{}", error_chain(&error));
     let nowhere = world.fetcher_of(&json!({}));
     let looked_for = missing(nowhere.headers().look(&rocky, &target(ROCKY)).await);
-    assert!(looked_for.contains("https://acme.invalid/9.5/BaseOS/x86_64/os/ (no mirror in site.yaml)"), "{looked_for}");
+    assert!(
+        looked_for.contains("https://acme.invalid/9.5/BaseOS/x86_64/os/ (no mirror in site.yaml)"),
+        "{looked_for}"
+    );
     fs::remove_file(world.definitions().join("acme.asc")).unwrap();
     let looked_for = missing(world.find(&rocky, ROCKY).await);
     assert!(looked_for.ends_with("acme.asc with the keys of the distribution"), "{looked_for}");
