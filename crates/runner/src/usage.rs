@@ -17,8 +17,9 @@ pub struct Written {
     pub inodes: u64,
     /// Whether a path has more than [`DEEPEST`] directories, or exceeds the kernel's limit (`PATH_MAX`).
     pub is_too_deep: bool,
-    /// Whether a directory denies access to its own user, so that its content was not counted.
-    pub has_closed: bool,
+    /// Whether the content of a directory could not be counted: the directory denies access to its own user, or no descriptor
+    /// is left.
+    pub is_incomplete: bool,
 }
 
 /// Counts the entries below a directory while steps write there. Stops once `is_enough` returns true, so that the limits
@@ -34,10 +35,10 @@ pub fn written(top: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
                 sum.is_too_deep |= depth == DEEPEST && found.is_dir();
             }
             Err(error) => match error.io_error().and_then(Errno::from_io_error) {
-                Some(Errno::ACCESS) => sum.has_closed = true,
+                // The entry was removed or replaced during the count.
+                None | Some(Errno::NOENT | Errno::NOTDIR) => {}
                 Some(Errno::NAMETOOLONG) => sum.is_too_deep = true,
-                // The entry was removed during the count.
-                _ => {}
+                Some(_) => sum.is_incomplete = true,
             },
         }
         if is_enough(&sum) {
@@ -95,7 +96,10 @@ impl Free {
 
 #[cfg(test)]
 mod tests {
-    use rustix::fs::{Mode, OFlags, mkdirat, open, openat};
+    use rustix::{
+        fs::{Mode, OFlags, mkdirat, open, openat},
+        process::{Resource, Rlimit, getrlimit, setrlimit},
+    };
 
     use super::*;
 
@@ -121,6 +125,18 @@ mod tests {
             place = openat(&place, "d", OFlags::DIRECTORY, Mode::empty()).unwrap();
         }
         assert!(written(dir.path(), |_| false).is_too_deep);
+    }
+
+    /// Without descriptors nothing deeper can be counted, so that the file system's loss is charged instead.
+    #[test]
+    fn a_count_without_descriptors_is_incomplete() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("d/".repeat(64))).unwrap();
+        let before = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(32), ..before }).unwrap();
+        let found = written(dir.path(), |_| false);
+        setrlimit(Resource::Nofile, before).unwrap();
+        assert!(found.is_incomplete, "{found:?}");
     }
 
     #[test]

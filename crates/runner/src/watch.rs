@@ -106,7 +106,7 @@ impl Disk {
         if may_exceed || begun >= self.due {
             let exceeds = |sum: &Written| exceeded(self.limits, *sum).is_some();
             self.last = written(&self.top, exceeds);
-            if self.last.has_closed {
+            if self.last.is_incomplete {
                 // Directories without access cannot be counted: charge everything that the file system has lost instead.
                 self.last.bytes = self.last.bytes.max(lost(self.begin.bytes, now.bytes));
                 self.last.inodes = self.last.inodes.max(lost(self.begin.inodes, now.inodes));
