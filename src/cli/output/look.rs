@@ -25,7 +25,7 @@ const RESET: &str = "\u{1b}[0m";
 /// Words for states, with their color and the page's shape for it (`src/page/html/style.css`).
 const STATES: [(&str, &str, &str); 5] = [
     ("loads|published|up to date|already set|settled|ready|ok|good|passed", GREEN, "✓"),
-    ("refused|failed|conflict|held back|wrong", RED, "✕"),
+    ("refused|failed|conflict|wrong", RED, "✕"),
     ("build|building|rewrite|rewrite later|change", CYAN, "▶"),
     ("queued|missing|wait|waiting", CYAN, "○"),
     ("unknown|retrying|hold|skip|skipped|warning", YELLOW, "▲"),
