@@ -377,7 +377,7 @@ pub(crate) async fn entries(
         let Some(architecture) = architecture.filter(linux).filter(|found| named.insert(*found)) else {
             return Ok(BTreeMap::new());
         };
-        // A missing image is skipped, so that it is published again.
+        // Skip a missing image: the next reconcile publishes it.
         let Some(stored) = registry.manifest(repository, &Version::Digest(entry.digest.clone())).await?
         else {
             continue;

@@ -351,7 +351,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Log of what farrier wrote, independent of the record.
+/// Log of farrier's writes, independent of the record.
 #[derive(Default)]
 struct Witness {
     /// Images of other writers, and images with which a pod was ready.
