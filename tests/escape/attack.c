@@ -80,7 +80,15 @@ static void never(const char *attack, long result) { reach(attack, result >= 0);
 /* Reports a call that can only affect metadata. */
 static void touch(const char *attack, long result) { report(attack, result < 0 ? DENIED : METADATA); }
 
+/* Whether a descriptor is the pipe of this program's output. A process can open it for reading in /proc. */
+static int is_output(int fd) {
+    struct stat one, output;
+    return fstat(fd, &one) == 0 && fstat(1, &output) == 0 && one.st_dev == output.st_dev && one.st_ino == output.st_ino;
+}
+
 static int has_canary(int fd) {
+    /* A read would take away lines that the harness has not read yet. */
+    if (fd >= 0 && is_output(fd)) return 0;
     char text[256] = "";
     ssize_t length = fd < 0 ? -1 : pread(fd, text, sizeof text - 1, 0);
     if (length < 0 && fd >= 0) length = read(fd, text, sizeof text - 1);
@@ -201,7 +209,7 @@ static int gives(const char *path) {
         return entries > 2;
     }
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    int found = fd >= 0 && read(fd, &byte, 1) > 0;
+    int found = fd >= 0 && !is_output(fd) && read(fd, &byte, 1) > 0;
     if (fd >= 0) close(fd);
     return found;
 }
