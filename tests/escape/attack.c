@@ -161,6 +161,8 @@ static void forge(int fd) {
     ssize_t length = file < 0 ? 0 : read(file, frames, sizeof frames);
     if (file >= 0) close(file);
     if (length > 0 && write(fd, frames, length) < 0) return;
+    /* Where the frames end up in the output, the next line must not follow them directly. */
+    if (write(fd, "\n", 1) < 0) return;
 }
 
 static void descriptors(void) {
