@@ -8,8 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kmod::{InTree, Module, module_name};
-use object::read::ReadCache;
+use kmod::{CachedFile, InTree, Module, module_name};
 
 use super::{BootError, Result};
 use crate::{
@@ -104,7 +103,7 @@ fn built_in(directory: &Path) -> Result<BTreeSet<String>> {
 
 /// Returns `None` for a file that is not a module. The kernel rejects such a file when it is loaded.
 fn parse(file: &Path, budget: &DecompressionBudget) -> Result<Option<Module>> {
-    Ok(Module::parse(&ReadCache::new(open(file, budget)?)).ok())
+    Ok(Module::parse(&CachedFile::new(open(file, budget)?)).ok())
 }
 
 /// Returns the names in `depends`, as `lsmod` shows them.

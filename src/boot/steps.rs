@@ -6,8 +6,7 @@ use std::{
 };
 
 use driver_entrypoint::work::Step;
-use kmod::{Module, module_name};
-use object::read::ReadCache;
+use kmod::{CachedFile, Module, module_name};
 
 use super::{
     BootRequest, Result,
@@ -142,7 +141,7 @@ impl Plan<'_> {
 fn read(path: &Path, budget: &DecompressionBudget) -> Result<(String, Vec<String>)> {
     let file = open(path, budget)?;
     // If farrier cannot parse the module, the kernel refuses it, and the check reports that.
-    Ok(match Module::parse(&ReadCache::new(file)) {
+    Ok(match Module::parse(&CachedFile::new(file)) {
         Ok(module) => (module.name.clone(), needs(&module)),
         Err(_) => (module_name(&path.to_string_lossy()), Vec::new()),
     })

@@ -190,7 +190,7 @@ impl Bench {
             (
                 "include/config/auto.conf",
                 format!(
-                    "CONFIG_X86_64=y\nCONFIG_64BIT=y\nCONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\n\
+                    "CONFIG_MODULES=y\nCONFIG_X86_64=y\nCONFIG_64BIT=y\nCONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\n\
                      CONFIG_MODULE_UNLOAD=y\nCONFIG_MODVERSIONS=y\n\
                      CONFIG_CC_VERSION_TEXT=\"gcc (GCC) 12.2.0\"\n{options}"
                 ),
@@ -301,7 +301,7 @@ impl Bench {
     ) -> Result<Built, TargetError> {
         let cell = self.cell_of(image, release).await;
         let job = Job::of(&self.parts, &cell).unwrap();
-        let against =
+        let compile_inputs =
             CompileInputs { headers: headers::fetch(&job).await?, needed: needs::fetch(&job).await? };
         let mut payload = self.payload(release, modules);
         let exposes = &job.image.spec.exposes;
@@ -313,7 +313,7 @@ impl Bench {
         if !exposes.is_empty() {
             payload.exposed = Some(crate::payload::expose(&payload.tree, exposes).unwrap().digest);
         }
-        let checked = check::check(&job, &against, payload, None).await?;
+        let checked = check::check(&job, &compile_inputs, payload, None).await?;
         let image = assemble::assemble(&job, &checked).await?;
         let documents = document::document(&job, &checked, &image).await?;
         let pushed_bytes = publish::publish(&job, &image, &documents).await?;

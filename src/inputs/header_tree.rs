@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::kernel::{Architecture, Compiler, KernelRelease};
 use fs_err::File;
-use kmod::{ExtraKernelFacts, KernelConfig, KernelFacts, SymbolTable};
+use kmod::{ExtraKernelFacts, KernelConfig, KernelFacts, SymbolTable, VermagicHeaders};
 
 use crate::archive::links::resolve;
 
@@ -87,18 +87,31 @@ pub fn read_header_set(
         .map_err(damaged("Module.symvers", &build))?
         // Trees that were only prepared have an empty table, which says nothing.
         .filter(|table| !table.is_empty());
-    let compiler = config.get("CC_VERSION_TEXT").map(str::parse::<Compiler>).transpose();
-    let compiler = compiler.map_err(damaged("CONFIG_CC_VERSION_TEXT", &build))?;
-    let real_time_first = read_header(root, release, "include/linux/vermagic.h")?
-        .is_some_and(|text| asks_real_time_first(&text));
+    // The loader does not compare compilers. A build asks for one that is known.
+    let compiler = config.get("CC_VERSION_TEXT").and_then(|text| text.parse().ok());
+    let vermagic_headers = read_vermagic_headers(root, release, arch)?;
     let (release, beyond_headers) = (release.clone(), ExtraKernelFacts::default());
-    Ok((KernelFacts { release, arch, config, symbols, real_time_first, beyond_headers }, compiler))
+    Ok((KernelFacts { release, arch, config, symbols, vermagic_headers, beyond_headers }, compiler))
 }
 
-/// Whether a `vermagic.h` tests for real-time preemption before other preemption.
-fn asks_real_time_first(vermagic: &str) -> bool {
-    let at = |option: &str| vermagic.find(option).unwrap_or(usize::MAX);
-    at("CONFIG_PREEMPT_RT") < at("CONFIG_PREEMPT_BUILD").min(at("CONFIG_PREEMPT\n"))
+/// Reads the headers that define the kernel's vermagic; `None` if the tree lacks them.
+fn read_vermagic_headers(
+    root: &Path,
+    release: &KernelRelease,
+    arch: Architecture,
+) -> Result<Option<VermagicHeaders>, TreeError> {
+    let read = |header: &str| read_header(root, release, header);
+    let arch = match arch {
+        Architecture::Amd64 => "arch/x86/include/asm/vermagic.h",
+        Architecture::Arm64 => "arch/arm64/include/asm/vermagic.h",
+    };
+    let (Some(vermagic), Some(arch)) = (read("include/linux/vermagic.h")?, read(arch)?) else {
+        return Ok(None);
+    };
+    let seeds = ["include/generated/randstruct_hash.h", "include/generated/randomize_layout_hash.h"];
+    let layout_seed =
+        seeds.into_iter().find_map(|header| read(header).transpose()).transpose()?.unwrap_or_default();
+    Ok(Some(VermagicHeaders { vermagic, arch, layout_seed }))
 }
 
 fn damaged<E: Into<Box<dyn Error + Send + Sync>>>(
@@ -181,20 +194,6 @@ mod tests {
     use super::*;
 
     const RELEASE: &str = "6.1.0-9-amd64";
-
-    /// The order in Linux 6.12, and in 7.2.
-    #[test]
-    fn what_a_vermagic_header_asks_first() {
-        let header = |first: &str, second: &str| {
-            let line =
-                |option: &str| format!("defined(CONFIG_{option})\n#define MODULE_VERMAGIC_PREEMPT \"x \"\n");
-            asks_real_time_first(&format!("#if {}#elif {}", line(first), line(second)))
-        };
-        assert!(!header("PREEMPT_BUILD", "PREEMPT_RT"));
-        assert!(header("PREEMPT_RT", "PREEMPT_BUILD"));
-        assert!(!asks_real_time_first("#ifdef CONFIG_PREEMPT\n#elif defined(CONFIG_PREEMPT_RT)\n"));
-        assert!(!asks_real_time_first(""));
-    }
 
     struct Tree(tempfile::TempDir);
 

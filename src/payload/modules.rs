@@ -5,8 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kmod::{Module, ModuleError, PayloadModule};
-use object::read::ReadCache;
+use kmod::{CachedFile, Module, ModuleError, PayloadModule};
 
 use super::{decompression::DecompressionBudget, error::Result};
 
@@ -72,7 +71,7 @@ pub fn is_module_file(name: &str) -> bool {
 }
 
 fn parse(file: Result<File, ModuleError>) -> Result<Module, ModuleError> {
-    file.and_then(|file| Module::parse(&ReadCache::new(file)))
+    file.and_then(|file| Module::parse(&CachedFile::new(file)))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Pure: predicts what the kernel's own module loader would say about the modules of a payload.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{
     CheckReport, Finding, KernelFacts, Module, ModuleAbout, ModuleError, ModuleReport, Rule, SymbolTable,
@@ -69,17 +69,19 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
     let order = load_order(&needs);
     let tainted = taint::inherited(request, &imports, &order, &needs);
 
+    let earlier = exported_earlier(modules, &order);
+
     let mut reports: Vec<ModuleReport> = modules
         .iter()
         .zip(&imports)
-        .zip(&tainted)
-        .map(|((payload, imports), taint)| match &payload.module {
+        .zip(tainted.iter().zip(&earlier))
+        .map(|((payload, imports), (taint, earlier))| match &payload.module {
             Ok(module) => ModuleReport {
                 about: ModuleAbout::of(module, kernel, files),
                 ..report(
                     payload,
                     module.name.clone(),
-                    rules::apply(&Subject { kernel, module, imports, taint: taint.as_ref() }),
+                    rules::apply(&Subject { kernel, module, imports, earlier, taint: taint.as_ref() }),
                 )
             },
             Err(error) => {
@@ -105,6 +107,26 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
         modules: reports,
         boot: None,
     }
+}
+
+/// For each module, its exports that a module before it in the load order has, too, with that module's name. Files of the same
+/// module do not count, because only one of them is loaded.
+fn exported_earlier<'a>(modules: &'a [PayloadModule], order: &LoadOrder) -> Vec<BTreeMap<&'a str, &'a str>> {
+    let mut earlier = vec![BTreeMap::new(); modules.len()];
+    let mut exporters: HashMap<&str, &str> = HashMap::new();
+    for &index in order.order.iter().chain(&order.circular) {
+        let Some((Ok(module), found)) = modules.get(index).map(|m| &m.module).zip(earlier.get_mut(index))
+        else {
+            continue;
+        };
+        for export in &module.exports {
+            let owner: &str = exporters.entry(&export.name).or_insert(&module.name);
+            if owner != module.name {
+                found.insert(export.name.as_str(), owner);
+            }
+        }
+    }
+    earlier
 }
 
 fn worst(findings: &[Finding]) -> Verdict {

@@ -1,14 +1,14 @@
 //! Pure: ELF structure of a module file, with the same checks as the kernel's loader.
 
-use std::cell::Cell;
+use std::{cell::Cell, collections::BTreeSet, ops::Range};
 
 use object::{
-    LittleEndian, ReadRef,
+    LittleEndian,
     elf::{self, FileHeader64, SectionHeader64, Sym64},
     pod::slice_from_bytes,
 };
 
-use super::{ModuleError, error::Result};
+use super::{ModuleError, error::Result, file::ModuleBytes, relocation};
 
 const LE: LittleEndian = LittleEndian;
 
@@ -19,6 +19,11 @@ const MAX_TABLES: u64 = 64 << 20;
 /// Maximum length of a name in bytes, including the terminating zero (`KSYM_NAME_LEN` in `include/linux/kallsyms.h`).
 /// Names may share bytes, so without a limit a small file could hold many long names.
 pub(super) const MAX_NAME: usize = 512;
+
+/// Flag of relocation sections that livepatch applies (`SHF_RELA_LIVEPATCH` in `include/uapi/linux/elf.h`).
+const LIVEPATCH: elf::SectionFlags = elf::SectionFlags(0x0010_0000);
+/// Section number of symbols that livepatch resolves (`include/uapi/linux/elf.h`).
+const SHN_LIVEPATCH: elf::SymbolSection = elf::SymbolSection(0xff20);
 
 pub(super) const BUILD_FOR_NODE: &str = "build for the node's architecture";
 pub(super) const NOT_READ: &str = "inspect the file with readelf; farrier does not read modules of this size";
@@ -40,6 +45,16 @@ pub(super) struct Symbols<'d> {
     names: &'d [u8],
 }
 
+/// Section with relocations that the loader applies.
+pub(super) struct RelocationSection {
+    /// Index of the section that they change.
+    pub target: usize,
+    /// Position in the file.
+    pub bytes: Range<u64>,
+    /// Whether the entries have addends (`SHT_RELA`).
+    pub has_addends: bool,
+}
+
 /// Place where a symbol is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -47,7 +62,10 @@ pub(super) enum Place {
     Absolute,
     Common,
     Section(usize),
-    Other,
+    /// Resolved by livepatch (`SHN_LIVEPATCH`).
+    Livepatch,
+    /// Reserved section number without a meaning for the loader.
+    Reserved(u16),
 }
 
 /// Entry of the symbol table.
@@ -60,7 +78,7 @@ pub(super) struct Symbol<'d> {
     pub weak: bool,
 }
 
-impl<'d, R: ReadRef<'d>> Elf<'d, R> {
+impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step. `length` is the object's
     /// length without a signature, because the loader strips the signature first.
     pub fn parse(data: R, length: u64) -> Result<Self> {
@@ -123,6 +141,11 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         Ok(elf)
     }
 
+    /// Number of sections, with the empty one.
+    pub fn count(&self) -> usize {
+        self.headers.len()
+    }
+
     /// Name of a section; empty if it has none.
     pub fn name(&self, index: usize) -> &'d [u8] {
         let offset = self.headers.get(index).map_or(0, |header| header.sh_name.get(LE) as usize);
@@ -171,6 +194,55 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         let start = header.sh_offset.get(LE).checked_add(offset).filter(|_| size > 0);
         let Some(start) = start else { return Ok(&[]) };
         self.data.read_bytes_at(start, size).map_err(|()| ModuleError::read("a symbol's value"))
+    }
+
+    /// Position of a section's bytes in the file; `None` if the file holds none.
+    pub fn start(&self, index: usize) -> Option<u64> {
+        self.headers.get(index).filter(|_| self.has_bytes(index)).map(|header| header.sh_offset.get(LE))
+    }
+
+    /// Copies bytes of the file, and subtracts their number from a budget.
+    pub fn copy_at(&self, offset: u64, buffer: &mut [u8], budget: &mut u64) -> Result<()> {
+        *budget = budget.checked_sub(buffer.len() as u64).ok_or_else(relocation::too_much)?;
+        self.data.copy_at(offset, buffer).map_err(|_| ModuleError::read("a section"))
+    }
+
+    /// Whether a section's flags have all of these.
+    fn has_flags(&self, index: usize, flags: elf::SectionFlags) -> bool {
+        self.headers.get(index).is_some_and(|header| header.sh_flags.get(LE).0 & flags.0 == flags.0)
+    }
+
+    /// Names of the sections that are writable and executable.
+    pub fn writable_code(&self) -> impl Iterator<Item = String> {
+        let both = |index: &usize| {
+            self.has_flags(*index, elf::SHF_WRITE) && self.has_flags(*index, elf::SHF_EXECINSTR)
+        };
+        (0..self.headers.len()).filter(both).map(|index| self.label(index))
+    }
+
+    /// Names of loaded sections with contents that occur more than once.
+    pub fn repeated(&self) -> Vec<String> {
+        let is_visible = |index: &usize| self.has_flags(*index, elf::SHF_ALLOC) && self.size(*index) > 0;
+        let mut seen = BTreeSet::new();
+        let repeated =
+            (1..self.headers.len()).filter(is_visible).filter(|&index| !seen.insert(self.name(index)));
+        repeated.map(|index| self.label(index)).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Sections with relocations of loaded sections, without those that only livepatch applies.
+    pub fn relocation_sections(&self) -> impl Iterator<Item = RelocationSection> {
+        self.headers.iter().enumerate().skip(1).filter_map(|(index, header)| {
+            let target = usize::try_from(header.sh_info.get(LE)).ok()?;
+            let is_applied = self.has_flags(target, elf::SHF_ALLOC) && !self.has_flags(index, LIVEPATCH);
+            let has_addends = match header.sh_type.get(LE) {
+                elf::SHT_RELA => true,
+                elf::SHT_REL => false,
+                _ => return None,
+            };
+            let start = header.sh_offset.get(LE);
+            let bytes = start..start.checked_add(header.sh_size.get(LE))?;
+            is_applied.then_some(RelocationSection { target, bytes, has_addends })
+        })
     }
 
     /// Size of a section, whether or not the file holds its bytes.
@@ -227,6 +299,12 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
 }
 
 impl<'d> Symbols<'d> {
+    /// Place of a symbol, and whether it is weak, by its number; `None` if there is no such symbol.
+    pub fn place(&self, number: u32) -> Option<(Place, bool)> {
+        let entry = self.entries.get(usize::try_from(number).ok()?)?;
+        Some((place(entry), entry.st_info.st_bind() == elf::STB_WEAK))
+    }
+
     /// Iterates over all symbols except the null symbol.
     pub fn iter(&self) -> impl Iterator<Item = Result<Symbol<'d>>> {
         let names = self.names;
@@ -237,16 +315,21 @@ impl<'d> Symbols<'d> {
                 .ok_or_else(|| ModuleError::malformed(".symtab", "names a symbol outside its names"))?;
             let name = rest.get(..MAX_NAME).unwrap_or(rest);
             let name = string_at(name, 0).unwrap_or(name);
-            let place = match entry.st_shndx.get(LE) {
-                elf::SHN_UNDEF => Place::Undefined,
-                elf::SHN_ABS => Place::Absolute,
-                elf::SHN_COMMON => Place::Common,
-                index if index.0 < elf::SHN_LORESERVE => Place::Section(usize::from(index.0)),
-                _ => Place::Other,
-            };
+            let place = place(entry);
             let weak = entry.st_info.st_bind() == elf::STB_WEAK;
             Ok(Symbol { name, place, value: entry.st_value.get(LE), weak })
         })
+    }
+}
+
+fn place(entry: &Sym64<LittleEndian>) -> Place {
+    match entry.st_shndx.get(LE) {
+        elf::SHN_UNDEF => Place::Undefined,
+        elf::SHN_ABS => Place::Absolute,
+        elf::SHN_COMMON => Place::Common,
+        SHN_LIVEPATCH => Place::Livepatch,
+        index if index.0 < elf::SHN_LORESERVE => Place::Section(usize::from(index.0)),
+        index => Place::Reserved(index.0),
     }
 }
 

@@ -1,12 +1,12 @@
 //! Pure: facts about a kernel, with their sources.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use derive_more::Display;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BtfBase, InTree, KernelConfig, SymbolTable, Vermagic};
+use super::{BtfBase, InTree, KernelConfig, SymbolTable, Vermagic, VermagicHeaders};
 use crate::{Architecture, KernelRelease};
 
 /// Facts about a kernel.
@@ -20,8 +20,8 @@ pub struct KernelFacts {
     pub config: KernelConfig,
     /// Parsed `Module.symvers`; `None` if the header set has none.
     pub symbols: Option<SymbolTable>,
-    /// Whether the kernel's `include/linux/vermagic.h` tests `CONFIG_PREEMPT_RT` before other preemption models.
-    pub real_time_first: bool,
+    /// The headers that define the kernel's vermagic; `None` if the header set lacks them.
+    pub vermagic_headers: Option<VermagicHeaders>,
     /// Facts that a header set does not contain.
     pub beyond_headers: ExtraKernelFacts,
 }
@@ -33,6 +33,9 @@ pub struct ExtraKernelFacts {
     pub module_size: Option<Known<u64>>,
     /// `vermagic` of one of the kernel's own modules.
     pub vermagic: Option<Known<String>>,
+    /// Versions of the symbols that one of the kernel's own modules uses, `module_layout` among them.
+    #[serde(default)]
+    pub symbol_versions: Option<Known<BTreeMap<String, u32>>>,
     /// Names of the symbols that the kernel image exports, without the exports of its modules.
     pub exports: Option<Known<BTreeSet<String>>>,
     /// Modules that come with the kernel.
@@ -85,27 +88,44 @@ pub enum FactSource {
 impl KernelFacts {
     /// Creates facts from a release and a configuration; other facts can be added.
     pub fn new(release: KernelRelease, arch: Architecture, config: KernelConfig) -> Self {
-        let (real_time_first, beyond_headers) = (false, ExtraKernelFacts::default());
-        Self { release, arch, config, symbols: None, real_time_first, beyond_headers }
+        let beyond_headers = ExtraKernelFacts::default();
+        Self { release, arch, config, symbols: None, vermagic_headers: None, beyond_headers }
     }
 
     /// Returns the vermagic that the kernel requires, and that a module built against this header set gets. One of the
-    /// kernel's own modules reveals it exactly, including the hash of the layout seed. Otherwise it is derived from the
-    /// configuration, which determines most of it.
+    /// kernel's own modules reveals it exactly. Otherwise the headers define it. Without these it is derived from the
+    /// configuration, as Linux defines it.
     pub fn expected_vermagic(&self) -> Vermagic {
-        match &self.beyond_headers.vermagic {
-            Some(known) => Vermagic::exact(&known.value),
-            None => Vermagic::expected(&self.release, self.arch, &self.config, self.real_time_first),
+        if let Some(known) = &self.beyond_headers.vermagic {
+            return Vermagic::exact(&known.value);
         }
+        let headers = self.vermagic_headers.as_ref();
+        headers
+            .and_then(|headers| headers.evaluate(&self.release, &self.config))
+            .unwrap_or_else(|| Vermagic::expected(&self.release, self.arch, &self.config))
     }
 
     /// Whether the loader refuses modules without a valid signature. `None` if neither the configuration nor the
     /// machine tells; a boot parameter or lockdown may still enforce signatures.
     pub fn enforces_signatures(&self) -> Option<Known<bool>> {
-        if self.config.is_set("MODULE_SIG_FORCE") {
+        if self.config.is_set("MODULE_SIG_FORCE") || self.is_locked_down() {
             return Some(Known { value: true, source: FactSource::Config });
         }
         self.beyond_headers.enforces_signatures.clone()
+    }
+
+    /// Whether the configuration locks the kernel down (`LOCK_DOWN_KERNEL_FORCE_*`), so that it refuses unsigned modules
+    /// (`module_sig_check` in `kernel/module/signing.c`).
+    pub(super) fn is_locked_down(&self) -> bool {
+        let forced = ["LOCK_DOWN_KERNEL_FORCE_INTEGRITY", "LOCK_DOWN_KERNEL_FORCE_CONFIDENTIALITY"];
+        let starts =
+            self.config.is_set("SECURITY_LOCKDOWN_LSM_EARLY") || self.has_security_module("lockdown");
+        starts && forced.iter().any(|name| self.config.is_set(name))
+    }
+
+    /// Whether the configuration starts a security module (`CONFIG_LSM`). Without that option, all start that were compiled.
+    pub(super) fn has_security_module(&self, name: &str) -> bool {
+        self.config.get("LSM").is_none_or(|list| list.split(',').any(|module| module == name))
     }
 
     /// Whether the kernel's version is at least this one.

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use object::{ReadRef, elf};
+use object::elf;
 
 use super::{
-    BtfError, ModuleError, Signature, SplitBtf,
-    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, Place, Symbol, string_at},
+    BadRelocation, BtfError, KernelFacts, ModuleError, Signature, SplitBtf,
+    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, Place, Symbol, Symbols, string_at},
     error::Result,
-    signature,
+    file::ModuleBytes,
+    relocation, signature,
 };
 use crate::Architecture;
 
@@ -27,8 +28,6 @@ const MAX_EXPORTS: usize = 16_384;
 const MAX_TEXT: usize = 8 << 20;
 /// `KSYM_FLAG_GPL_ONLY` (`include/linux/module_symbol.h`).
 const GPL_ONLY: u8 = 1;
-/// Section with symbol versions in entries of a fixed size.
-const BASIC_VERSIONS: &str = "__versions";
 /// Section that holds `struct module`.
 const THIS_MODULE: &str = ".gnu.linkonce.this_module";
 
@@ -41,11 +40,11 @@ pub struct Module {
     pub arch: Architecture,
     /// Entries of `.modinfo` in file order; a key may occur more than once.
     pub info: Vec<(String, String)>,
-    /// Versions of the imported symbols that the module was built with, by name; `None` without a version table.
+    /// Versions of the imported symbols that the module was built with, by name (section `__versions`); `None` without that
+    /// section.
     pub versions: Option<BTreeMap<String, u32>>,
-    /// Whether the section `__versions` exists, not only the extended table. The kernel then compares less of
-    /// `vermagic`.
-    pub basic_versions: bool,
+    /// The same in the form that has long names (Linux 6.14); `None` without its sections.
+    pub extended_versions: Option<ExtendedVersions>,
     /// Symbols that the module needs, sorted by name.
     pub undefined: Vec<UndefinedSymbol>,
     /// Symbols that the module exports, sorted by name.
@@ -62,6 +61,48 @@ pub struct Module {
     pub btf_base: bool,
     /// Sections that occur more than once although the kernel uses only one.
     pub repeated: Vec<&'static str>,
+    /// What the loader requires of the other sections.
+    pub layout: Layout,
+}
+
+/// Table of symbol versions with long names (sections `__version_ext_crcs` and `__version_ext_names`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExtendedVersions {
+    /// Versions by name.
+    Complete(BTreeMap<String, u32>),
+    /// One of the two sections is missing, or there are fewer names than versions. The loader refuses such a table.
+    Broken(&'static str),
+}
+
+/// Properties of a module's sections that the loader checks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// First relocation that the loader refuses.
+    pub bad_relocation: Option<BadRelocation>,
+    /// Names of the sections that are writable and executable.
+    pub writable_code: Vec<String>,
+    /// Size in bytes of the variables that each processor has (section `.data..percpu`).
+    pub per_cpu_size: u64,
+    /// Whether the sections `.plt` and `.init.plt` exist, which arm64 needs.
+    pub has_plts: bool,
+    /// Whether the module has an `init_module` function, and no function with a hash of its type before it (`__cfi_` symbols,
+    /// `CONFIG_CFI_CLANG`).
+    pub init_without_cfi: bool,
+    /// Names of loaded sections with contents that occur more than once.
+    pub repeated: Vec<String>,
+    /// Sections that describe the exports.
+    pub exports: ExportTables,
+}
+
+/// Sections that describe a module's exports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExportTables {
+    /// Size of `__ksymtab` in bytes, and whether `__kcrctab` with versions exists.
+    pub plain: (u64, bool),
+    /// The same for `__ksymtab_gpl` and `__kcrctab_gpl`, which kernels with `__kflagstab` ignore.
+    pub gpl: (u64, bool),
+    /// Whether `__kflagstab` exists (Linux 7.2).
+    pub has_flags: bool,
 }
 
 /// A symbol that a module needs.
@@ -94,13 +135,22 @@ pub fn module_name(path: &str) -> String {
 }
 
 impl Module {
-    /// Reads a module's facts. `data` is the decompressed file: bytes in memory, or an [`object::read::ReadCache`] over
+    /// Symbol versions that a kernel compares: since Linux 6.14 those with long names, if the module has them. `None` if it
+    /// has none that the kernel reads.
+    pub(super) fn versions_for(&self, kernel: &KernelFacts) -> Option<&BTreeMap<String, u32>> {
+        match &self.extended_versions {
+            Some(ExtendedVersions::Complete(versions)) if kernel.since(6, 14) => Some(versions),
+            _ => self.versions.as_ref(),
+        }
+    }
+
+    /// Reads a module's facts. `data` is the decompressed file: bytes in memory, or a [`CachedFile`](crate::CachedFile) over
     /// an open file, of which only the needed tables are read.
     ///
     /// Memory: the tables, which together have at most twice the size of the file and at most 64 MiB, plus 32 MiB for
     /// the facts. The limits are names of 511 bytes, 65,536 names and fields with 8 MiB of text, and 16,384 exports. A
     /// file that exceeds them is `unknown`.
-    pub fn parse<'d, R: ReadRef<'d>>(data: R) -> Result<Self> {
+    pub fn parse<'d, R: ModuleBytes<'d>>(data: R) -> Result<Self> {
         let length = data.len().map_err(|()| ModuleError::read("the file's length"))?;
         let (signature, length) = signature::read(data, length);
         let elf = Elf::parse(data, length)?;
@@ -127,12 +177,17 @@ impl Module {
         };
         let name = read_name(&info, elf.contents(this_module)?)
             .ok_or_else(|| elf.malformed(this_module, "holds no name"))?;
-        let (undefined, exports) = read_symbols(&elf, &mut room)?;
+        let symbols = elf.symbols()?;
+        let mut layout = Layout {
+            bad_relocation: relocation::first_bad(&elf, arch, &symbols, length)?,
+            ..Layout::of(&elf)
+        };
+        let (undefined, exports) = read_symbols(&elf, &symbols, &mut layout, &mut room)?;
         Ok(Self {
             name,
             arch,
             versions: read_versions(&elf, &mut room)?,
-            basic_versions: elf.find(BASIC_VERSIONS).is_some(),
+            extended_versions: read_extended_versions(&elf, &mut room)?,
             undefined,
             exports,
             this_module_size: elf.size(this_module),
@@ -150,6 +205,7 @@ impl Module {
                 .into_iter()
                 .filter(|name| elf.all(name).nth(1).is_some())
                 .collect(),
+            layout,
             info,
         })
     }
@@ -183,6 +239,28 @@ impl Module {
                     | "Dual MPL/GPL"
             )
         )
+    }
+}
+
+impl Layout {
+    /// Reads the properties of the section headers.
+    fn of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>) -> Self {
+        let has_any = |name| elf.all(name).next().is_some();
+        // The loader takes the size of a missing section from the empty section 0.
+        let size = |name| elf.find(name).map_or(0, |index| elf.size(index));
+        let table = |name, versions| (size(name), elf.find(versions).is_some());
+        Self {
+            writable_code: elf.writable_code().collect(),
+            per_cpu_size: size(".data..percpu"),
+            has_plts: has_any(".plt") && has_any(".init.plt"),
+            repeated: elf.repeated(),
+            exports: ExportTables {
+                plain: table("__ksymtab", "__kcrctab"),
+                gpl: table("__ksymtab_gpl", "__kcrctab_gpl"),
+                has_flags: elf.find("__kflagstab").is_some(),
+            },
+            ..Self::default()
+        }
     }
 }
 
@@ -252,26 +330,35 @@ fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
         .filter(|name| !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/'))
 }
 
-/// Reads the extended table if it exists, because only that table holds long names; otherwise the fixed-size table.
-fn read_versions<'d, R: ReadRef<'d>>(
+/// Reads the table with long names.
+fn read_extended_versions<'d, R: ModuleBytes<'d>>(
+    elf: &Elf<'d, R>,
+    room: &mut Room,
+) -> Result<Option<ExtendedVersions>> {
+    let (crcs, names) = match (elf.find("__version_ext_crcs"), elf.find("__version_ext_names")) {
+        (None, None) => return Ok(None),
+        (Some(crcs), Some(names)) => (elf.contents(crcs)?, elf.contents(names)?),
+        _ => return Ok(Some(ExtendedVersions::Broken("has only one of its two sections"))),
+    };
+    let (crcs, _) = crcs.as_chunks::<4>();
+    let mut names = names.split_inclusive(|&byte| byte == 0).map_while(|name| name.strip_suffix(&[0]));
+    let mut versions = BTreeMap::new();
+    for crc in crcs {
+        let Some(name) = names.next() else {
+            return Ok(Some(ExtendedVersions::Broken("has fewer names than versions")));
+        };
+        // The loader uses the first entry of a name.
+        versions.entry(room.name(name)?).or_insert(u32::from_le_bytes(*crc));
+    }
+    Ok(Some(ExtendedVersions::Complete(versions)))
+}
+
+/// Reads the table with entries of a fixed size.
+fn read_versions<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
     room: &mut Room,
 ) -> Result<Option<BTreeMap<String, u32>>> {
-    let extended = elf.find("__version_ext_crcs").zip(elf.find("__version_ext_names"));
-    if let Some((crcs, names)) = extended {
-        let (crc_bytes, name_bytes) = (elf.contents(crcs)?, elf.contents(names)?);
-        let Some((0, name_bytes)) = name_bytes.split_last().filter(|_| crc_bytes.len() % 4 == 0) else {
-            return Err(elf.malformed(names, "does not fit the versions beside it"));
-        };
-        let mut rest = name_bytes.split(|&byte| byte == 0);
-        let mut versions = BTreeMap::new();
-        for crc in crc_bytes.chunks_exact(4) {
-            let name = rest.next().ok_or_else(|| elf.malformed(names, "has fewer names than versions"))?;
-            versions.entry(room.name(name)?).or_insert(u32_of(crc));
-        }
-        return Ok(Some(versions));
-    }
-    let Some(index) = elf.find(BASIC_VERSIONS) else { return Ok(None) };
+    let Some(index) = elf.find("__versions") else { return Ok(None) };
     let mut versions = BTreeMap::new();
     for entry in elf.contents(index)?.chunks_exact(VERSION_ENTRY) {
         let (crc, name) = entry.split_at(8);
@@ -299,14 +386,19 @@ struct ExportParts<'d> {
     flags: BTreeMap<&'d [u8], Symbol<'d>>,
 }
 
-fn read_symbols<'d, R: ReadRef<'d>>(
+fn read_symbols<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
+    symbols: &Symbols<'d>,
+    layout: &mut Layout,
     room: &mut Room,
 ) -> Result<(Vec<UndefinedSymbol>, Vec<ModuleExport>)> {
     let mut undefined = BTreeMap::new();
     let mut parts = ExportParts::default();
-    for symbol in elf.symbols()?.iter() {
+    let (mut has_cfi, mut has_init) = (false, false);
+    for symbol in symbols.iter() {
         let symbol = symbol?;
+        has_cfi |= symbol.name.starts_with(b"__cfi_");
+        has_init |= symbol.name == b"init_module" && symbol.place != Place::Undefined;
         match symbol.place {
             Place::Undefined if ignored(elf.machine, symbol.name) => {}
             Place::Undefined => {
@@ -324,14 +416,22 @@ fn read_symbols<'d, R: ReadRef<'d>>(
                 let remedy = "compile with the kernel's own flags, which have -fno-common";
                 return Err(ModuleError::refused(message, remedy));
             }
-            Place::Common | Place::Other => {}
+            Place::Common | Place::Livepatch => {}
+            Place::Reserved(index) => return Err(no_section(&symbol, usize::from(index))),
+            Place::Section(index) if index >= elf.count() => return Err(no_section(&symbol, index)),
             Place::Absolute | Place::Section(_) => parts.add(symbol)?,
         }
     }
+    layout.init_without_cfi = has_init && !has_cfi;
     let undefined = undefined.into_iter();
     let undefined = undefined.map(|(name, weak)| Ok(UndefinedSymbol { name: room.name(name)?, weak }));
     let undefined = undefined.collect::<Result<_>>()?;
     Ok((undefined, parts.finish(elf, room)?))
+}
+
+/// Error for a symbol in a section that does not exist (`simplify_symbols`).
+fn no_section(symbol: &Symbol<'_>, index: usize) -> ModuleError {
+    ModuleError::damaged(format!("symbol {} has an invalid section index {index}", text(symbol.name)))
 }
 
 /// Whether the kernel ignores an undefined symbol that the assembler or linker made (`ignore_undef_symbol` in
@@ -361,7 +461,7 @@ impl<'d> ExportParts<'d> {
         if part.len() > MAX_EXPORTS { Err(too_much()) } else { Ok(()) }
     }
 
-    fn finish<R: ReadRef<'d>>(self, elf: &Elf<'d, R>, room: &mut Room) -> Result<Vec<ModuleExport>> {
+    fn finish<R: ModuleBytes<'d>>(self, elf: &Elf<'d, R>, room: &mut Room) -> Result<Vec<ModuleExport>> {
         let Self { tables, crcs, namespaces, flags } = self;
         let mut exports = Vec::with_capacity(tables.len());
         for (name, table) in tables {
@@ -391,7 +491,7 @@ impl<'d> ExportParts<'d> {
 /// Reads a symbol's version. The version is the symbol's own value (until Linux 5.18 on most machines), or is stored
 /// where the symbol points. That is in `__kcrctab` since Linux 5.19, and before that in `.rodata` with
 /// `CONFIG_MODULE_REL_CRCS`.
-fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<u32>> {
+fn crc_of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<u32>> {
     if symbol.place == Place::Absolute {
         return Ok(u32::try_from(symbol.value).ok());
     }
@@ -400,7 +500,7 @@ fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<O
 
 /// Whether the flags of an export say GPL only. Linux 7.2 and later have one table for all exports, and a separate
 /// section with a byte of flags for each.
-fn flagged_gpl_only<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<bool> {
+fn flagged_gpl_only<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<bool> {
     let Place::Section(index) = symbol.place else { return Ok(false) };
     let section = elf.name(index);
     if section != b"__kflagstab" && !section.starts_with(b"___kflagstab+") {
@@ -410,7 +510,7 @@ fn flagged_gpl_only<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -
 }
 
 /// Returns the bytes that a symbol points to, up to a size.
-fn bytes_at<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>, size: u64) -> Result<&'d [u8]> {
+fn bytes_at<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>, size: u64) -> Result<&'d [u8]> {
     match symbol.place {
         Place::Section(index) => elf.piece(index, symbol.value, size),
         _ => Ok(&[]),

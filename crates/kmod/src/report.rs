@@ -64,12 +64,18 @@ pub enum Rule {
     Licence,
     /// The module must import the namespaces of the symbols that it uses.
     Namespace,
-    /// The module must not export a symbol that the kernel itself exports.
+    /// The module must not export a symbol of the kernel, or of a module that is loaded before it.
     DuplicateExport,
     /// The kernel must not have a module of the same name built in.
     BuiltIn,
     /// The module's type information (BTF) must continue the kernel's.
     Btf,
+    /// The kernel must load modules, and modules of this kind.
+    Kernel,
+    /// The kernel must be able to apply the module's relocations.
+    Relocation,
+    /// The module's per-CPU variables must fit into the memory that the kernel reserves for them.
+    PerCpu,
     /// The modules of the payload that the module needs must load.
     Dependency,
     /// A required module must be in the payload.

@@ -30,6 +30,12 @@ pub struct ModuleFile {
     pub btf: Option<Vec<u8>>,
     /// Whether a second `.modinfo` follows the first.
     pub twice: bool,
+    /// Whether the section with the versions of exports has another name.
+    pub no_crcs: bool,
+    /// Names of symbols that the module defines.
+    pub defined: Vec<&'static str>,
+    /// Sections after all others: name, type, flags, section that it refers to in `sh_info`, and contents.
+    pub more: Vec<(&'static str, u32, u64, &'static str, Vec<u8>)>,
 }
 
 struct Section {
@@ -37,13 +43,14 @@ struct Section {
     kind: u32,
     flags: u64,
     link: u32,
+    info: u32,
     entry: u64,
     bytes: Vec<u8>,
 }
 
 impl Section {
     fn loaded(name: &'static str, bytes: Vec<u8>) -> Self {
-        Self { name, kind: 1, flags: 2, link: 0, entry: 0, bytes }
+        Self { name, kind: 1, flags: 2, link: 0, info: 0, entry: 0, bytes }
     }
 }
 
@@ -67,6 +74,9 @@ impl ModuleFile {
             size: 896,
             btf: None,
             twice: false,
+            no_crcs: false,
+            defined: Vec::new(),
+            more: Vec::new(),
         }
     }
 
@@ -100,7 +110,8 @@ impl ModuleFile {
     }
 
     pub fn build(&self) -> Vec<u8> {
-        let mut sections = vec![Section { name: "", kind: 0, flags: 0, link: 0, entry: 0, bytes: vec![] }];
+        let mut sections =
+            vec![Section { name: "", kind: 0, flags: 0, link: 0, info: 0, entry: 0, bytes: vec![] }];
         if self.this_module {
             let mut bytes = vec![0; 24];
             bytes.extend(b"from_struct\0");
@@ -147,6 +158,9 @@ impl ModuleFile {
         for (name, weak) in &self.undefined {
             symbol(name, 0, 0, *weak);
         }
+        for name in &self.defined {
+            symbol(name, 1, 0, false);
+        }
         if let Some(name) = self.common {
             symbol(name, 0xfff2, 8, false);
         }
@@ -167,28 +181,55 @@ impl ModuleFile {
             strings.extend(namespace.as_bytes());
             strings.push(0);
         }
-        sections.push(Section::loaded("__ksymtab", vec![0; 12]));
+        // An entry has 12 bytes.
+        let gpl = self.exports.iter().filter(|(_, _, gpl_only, _)| *gpl_only && self.flags.is_none()).count();
+        sections.push(Section::loaded("__ksymtab", vec![0; 12 * (self.exports.len() - gpl)]));
         sections.push(match self.flags {
             Some(name) => Section::loaded(name, flags),
-            None => Section::loaded("__ksymtab_gpl", vec![0; 12]),
+            None => Section::loaded("__ksymtab_gpl", vec![0; 12 * gpl]),
         });
-        sections.push(Section::loaded("__kcrctab", crcs));
+        sections.push(Section::loaded(if self.no_crcs { ".no_crcs" } else { "__kcrctab" }, crcs));
         sections.push(Section::loaded("__ksymtab_strings", strings));
+        if gpl > 0 {
+            sections.push(Section::loaded("__kcrctab_gpl", Vec::new()));
+        }
         let strtab = u32::try_from(sections.len()).unwrap() + 1;
         sections.push(Section {
             name: ".symtab",
             kind: 2,
             flags: 0,
             link: strtab,
+            info: 0,
             entry: 24,
             bytes: symbols,
         });
-        sections.push(Section { name: ".strtab", kind: 3, flags: 0, link: 0, entry: 0, bytes: names });
+        sections.push(Section {
+            name: ".strtab",
+            kind: 3,
+            flags: 0,
+            link: 0,
+            info: 0,
+            entry: 0,
+            bytes: names,
+        });
+        for (name, kind, flags, target, bytes) in self.more.clone() {
+            let info = sections.iter().position(|section| section.name == target).unwrap_or_default();
+            let info = u32::try_from(info).unwrap();
+            sections.push(Section { name, kind, flags, link: strtab - 1, info, entry: 0, bytes });
+        }
     }
 }
 
 fn lay_out(machine: u16, mut sections: Vec<Section>) -> Vec<u8> {
-    sections.push(Section { name: ".shstrtab", kind: 3, flags: 0, link: 0, entry: 0, bytes: vec![] });
+    sections.push(Section {
+        name: ".shstrtab",
+        kind: 3,
+        flags: 0,
+        link: 0,
+        info: 0,
+        entry: 0,
+        bytes: vec![],
+    });
     let (mut names, mut starts) = (Vec::new(), Vec::new());
     for section in &sections {
         starts.push(u32::try_from(names.len()).unwrap());
@@ -209,7 +250,7 @@ fn lay_out(machine: u16, mut sections: Vec<Section>) -> Vec<u8> {
             headers.extend(word.to_le_bytes());
         }
         headers.extend(section.link.to_le_bytes());
-        headers.extend(0_u32.to_le_bytes());
+        headers.extend(section.info.to_le_bytes());
         headers.extend(8_u64.to_le_bytes());
         headers.extend(section.entry.to_le_bytes());
         file.extend(&section.bytes);
@@ -242,7 +283,7 @@ pub fn patch(file: &mut [u8], at: usize, bytes: &[u8]) {
 /// Creates 6.1.0-9-amd64 with these options in addition to the usual ones, and this symbol table in addition to
 /// `module_layout`.
 pub fn kernel(options: &[&str], table: &str) -> KernelFacts {
-    let usual = ["SMP", "PREEMPT_BUILD", "MODULE_UNLOAD", "MODVERSIONS", "X86_64"];
+    let usual = ["MODULES", "SMP", "PREEMPT_BUILD", "MODULE_UNLOAD", "MODVERSIONS", "X86_64"];
     let config: Vec<String> = usual.iter().chain(options).map(|o| format!("CONFIG_{o}=y\n")).collect();
     let table = format!("0x0000aaaa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n{table}");
     KernelFacts {
@@ -250,7 +291,7 @@ pub fn kernel(options: &[&str], table: &str) -> KernelFacts {
         arch: Architecture::Amd64,
         config: KernelConfig::parse(&config.concat()).unwrap(),
         symbols: Some(SymbolTable::parse(&table).unwrap()),
-        real_time_first: false,
+        vermagic_headers: None,
         beyond_headers: ExtraKernelFacts::default(),
     }
 }

@@ -1,6 +1,10 @@
 //! Pure: the `vermagic` string, and what the kernel expects in it.
 
+mod header;
+
 use std::fmt;
+
+pub use header::VermagicHeaders;
 
 use super::KernelConfig;
 use crate::{Architecture, KernelRelease};
@@ -36,20 +40,15 @@ impl Vermagic {
     /// introduced the latter, and vendors backported both together, so either option counts.
     ///
     /// `preempt_rt` is normally tested after `preempt`, as seen in Debian's modules. Real-time kernels of 6.12 also set
-    /// `PREEMPT_BUILD` and have `preempt`; 6.1 kernels do not set it and have `preempt_rt`. Debian's real-time kernels
-    /// of 7.2 set both options and have `preempt_rt`, because their header tests it first (`real_time_first`).
-    pub fn expected(
-        release: &KernelRelease,
-        arch: Architecture,
-        config: &KernelConfig,
-        real_time_first: bool,
-    ) -> Self {
+    /// `PREEMPT_BUILD` and have `preempt`; 6.1 kernels do not set it and have `preempt_rt`. The header of 7.2 tests
+    /// `preempt_rt` first, which only the header itself tells ([`VermagicHeaders`]).
+    pub fn expected(release: &KernelRelease, arch: Architecture, config: &KernelConfig) -> Self {
         let mut text = format!("{release} ");
         if config.is_set("SMP") {
             text.push_str("SMP ");
         }
         let is_preemptible = config.is_set("PREEMPT_BUILD") || config.is_set("PREEMPT");
-        if config.is_set("PREEMPT_RT") && (real_time_first || !is_preemptible) {
+        if config.is_set("PREEMPT_RT") && !is_preemptible {
             text.push_str("preempt_rt ");
         } else if is_preemptible {
             text.push_str("preempt ");
@@ -127,7 +126,7 @@ mod tests {
     fn expected(release: &str, arch: Architecture, options: &[&str]) -> Vermagic {
         let lines: Vec<String> = options.iter().map(|option| format!("CONFIG_{option}=y\n")).collect();
         let config = KernelConfig::parse(&lines.concat()).unwrap();
-        Vermagic::expected(&release.parse().unwrap(), arch, &config, release.starts_with("7."))
+        Vermagic::expected(&release.parse().unwrap(), arch, &config)
     }
 
     /// The options are from the kernels' own `auto.conf`, the strings from their in-tree modules.
@@ -154,12 +153,6 @@ mod tests {
                 Amd64,
                 with(&["PREEMPT_RT", "PREEMPT_BUILD", "PREEMPT_LAZY"]),
                 "preempt mod_unload modversions ",
-            ),
-            (
-                "7.2.13+deb14-rt-amd64",
-                Amd64,
-                with(&["PREEMPT_RT", "PREEMPT_BUILD", "PREEMPT"]),
-                "preempt_rt mod_unload modversions ",
             ),
             ("7.2.13+deb14-amd64", Amd64, with(&["PREEMPT_BUILD"]), "preempt mod_unload modversions "),
             (

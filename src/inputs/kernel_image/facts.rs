@@ -27,7 +27,7 @@ const MAX_INDEX: u64 = 64 << 20;
 /// Kind of the cache's records.
 const KIND: &str = "kernel-facts";
 /// Format version; change it when the same image gives other facts.
-const FORMAT: &str = "kernel-facts-2";
+const FORMAT: &str = "kernel-facts-3";
 
 /// Facts from the image itself, as recorded.
 #[derive(Debug, Serialize, Deserialize)]
@@ -202,7 +202,9 @@ pub(super) fn add_modules(facts: &mut ExtraKernelFacts, directory: &Path) -> Res
     if let Some(text) = read_index(&directory.join("modules.builtin"))? {
         index.add_builtin(&text);
     }
-    let sample = match index.modules.values().map(|file| directory.join(file)).find(|path| path.is_file()) {
+    // Modules outside of `kernel/` were added later, and say nothing about the kernel.
+    let own = index.modules.values().filter(|file| file.starts_with("kernel/"));
+    let sample = match own.map(|file| directory.join(file)).find(|path| path.is_file()) {
         Some(path) => payload::read_module(&path, &DecompressionBudget::without_build())
             .map_err(|error| {
                 FetchError::unusable(error_chain(&error), "check the file's permissions and the disk")
@@ -213,7 +215,9 @@ pub(super) fn add_modules(facts: &mut ExtraKernelFacts, directory: &Path) -> Res
     if let Some(module) = sample {
         let source = FactSource::InTreeModule(module.name.clone());
         facts.module_size = Some(Known { value: module.this_module_size, source: source.clone() });
-        facts.vermagic = module.vermagic().map(|text| Known { value: text.to_owned(), source });
+        facts.vermagic =
+            module.vermagic().map(|text| Known { value: text.to_owned(), source: source.clone() });
+        facts.symbol_versions = module.versions.map(|value| Known { value, source });
     }
     if !index.is_empty() {
         facts.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });

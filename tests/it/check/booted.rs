@@ -47,6 +47,76 @@ fn of_a_fixture(release: &KernelRelease) -> Vec<Variant> {
     ]
 }
 
+/// Appends a section, with new tables of section names and section headers.
+fn with_section(bytes: &[u8], name: &str, flags: u64, content: &[u8]) -> Vec<u8> {
+    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let half = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    let (headers, count, names) = (usize::try_from(word(40)).unwrap(), half(60), half(62));
+    let mut file = bytes[..object_end(bytes)].to_vec();
+    let append = |file: &mut Vec<u8>, content: &[u8]| {
+        file.resize(file.len().next_multiple_of(64), 0);
+        file.extend(content);
+        (file.len() - content.len()) as u64
+    };
+    let table = headers + names * 64;
+    let (start, size) =
+        (usize::try_from(word(table + 24)).unwrap(), usize::try_from(word(table + 32)).unwrap());
+    let all_names = [&bytes[start..start + size], name.as_bytes(), b"\0"].concat();
+    let names_at = append(&mut file, &all_names);
+    let content_at = append(&mut file, content);
+    let mut all_headers = bytes[headers..headers + count * 64].to_vec();
+    all_headers[names * 64 + 24..][..8].copy_from_slice(&names_at.to_le_bytes());
+    all_headers[names * 64 + 32..][..8].copy_from_slice(&(all_names.len() as u64).to_le_bytes());
+    all_headers.extend([u32::try_from(size).unwrap().to_le_bytes(), 1_u32.to_le_bytes()].concat());
+    for value in [flags, 0, content_at, content.len() as u64, 0, 64, 0] {
+        all_headers.extend(value.to_le_bytes());
+    }
+    let headers_at = append(&mut file, &all_headers);
+    file[40..48].copy_from_slice(&headers_at.to_le_bytes());
+    file[60..62].copy_from_slice(&u16::try_from(count + 1).unwrap().to_le_bytes());
+    file
+}
+
+/// Returns modules with sections, relocations and symbols that the loader does not accept, and some at the limit.
+fn of_sections(release: &KernelRelease) -> Vec<Variant> {
+    const WRITE: u64 = 1;
+    const ALLOC: u64 = 2;
+    const EXEC: u64 = 4;
+    let good = fs::read(fixture_modules(release).join("farrier_good.ko")).unwrap();
+    let good = &good[..object_end(&good)];
+    let changed = |at: usize, to: &[u8]| {
+        let mut bytes = good.to_vec();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        bytes
+    };
+    let start = |name: &str| {
+        let header = section_header(good, name);
+        usize::try_from(u64::from_le_bytes(good[header + 24..][..8].try_into().unwrap())).unwrap()
+    };
+    // The first relocation of the code, and the bytes that it changes.
+    let entry = start(".rela.init.text");
+    let target = start(".init.text")
+        + usize::try_from(u64::from_le_bytes(good[entry..][..8].try_into().unwrap())).unwrap();
+    // A symbol of a section is defined in it.
+    let symbols = start(".symtab");
+    let entries = (symbols..).step_by(24).skip(1);
+    let local = entries
+        .into_iter()
+        .find(|&at| matches!(u16::from_le_bytes([good[at + 6], good[at + 7]]), 1..0xff00))
+        .unwrap();
+    vec![
+        ("a relocation of an unknown type", changed(entry + 8, &[42])),
+        ("a relocation of 32 unsigned bits", changed(entry + 8, &[10])),
+        ("a target that is not zero", changed(target, &[1])),
+        ("a symbol of a section that does not exist", changed(local + 6, &999_u16.to_le_bytes())),
+        ("writable code", with_section(good, ".both", WRITE | ALLOC | EXEC, &[0; 16])),
+        ("one more section", with_section(good, ".more", WRITE | ALLOC, &[0; 16])),
+        ("8192 bytes per processor", with_section(good, ".data..percpu", WRITE | ALLOC, &[0; 8192])),
+        ("8193 bytes per processor", with_section(good, ".data..percpu", WRITE | ALLOC, &[0; 8193])),
+        ("half of the extended versions", with_section(good, "__version_ext_crcs", ALLOC, &[0; 4])),
+    ]
+}
+
 /// Returns a module whose `struct module` is shorter than the kernel's. Kernels before 6.4 do not compare the size and write
 /// beyond the structure.
 fn of_another_size(release: &KernelRelease) -> Variant {
@@ -117,12 +187,21 @@ async fn compare(release: &KernelRelease, variants: &[Variant], dir: &Path) -> (
 
 #[tokio::test]
 async fn the_kernel_refuses_what_is_broken_on_purpose_as_the_check_says() {
-    let harmless = ["as it is", "another release", "bytes after it", "nbd as it is", "pcbc as it is"];
+    let harmless = [
+        "as it is",
+        "another release",
+        "bytes after it",
+        "nbd as it is",
+        "pcbc as it is",
+        "one more section",
+        "8192 bytes per processor",
+        // Both kernels are older than Linux 6.14.
+        "half of the extended versions",
+    ];
     let (older, newer) = (releases().pop().unwrap(), newest_6_12());
-    let of_newer = of_a_fixture(&newer).into_iter().chain([of_another_size(&newer)]).collect();
-    for (release, variants) in
-        [(&older, [of_a_fixture(&older), of_the_kernel(&older)].concat()), (&newer, of_newer)]
-    {
+    let of_older = [of_a_fixture(&older), of_the_kernel(&older), of_sections(&older)].concat();
+    let of_newer = [of_a_fixture(&newer), vec![of_another_size(&newer)], of_sections(&newer)].concat();
+    for (release, variants) in [(&older, of_older), (&newer, of_newer)] {
         let dir = tempfile::tempdir().unwrap();
         let (differences, refused) = compare(release, &variants, dir.path()).await;
         assert_eq!(differences, "");

@@ -2,8 +2,8 @@
 
 use std::fs::{self, File};
 
-use kmod::{FactSource, KernelConfig, KernelFacts, Known, Module, Rule, Verdict};
-use object::{Object, ObjectSection, read::ReadCache};
+use kmod::{CachedFile, FactSource, KernelConfig, KernelFacts, Known, Module, Rule, Verdict};
+use object::{Object, ObjectSection};
 
 use super::kernels::{check_one, facts, find, in_tree, module_bytes, releases};
 
@@ -79,7 +79,7 @@ fn a_damaged_module_is_refused_and_never_read_beyond_its_end() {
             bytes[headers + section * 64 + field..][..8].copy_from_slice(&value.to_le_bytes());
             let path = dir.path().join("m.ko");
             fs::write(&path, &bytes).unwrap();
-            let error = Module::parse(&ReadCache::new(File::open(&path).unwrap())).unwrap_err();
+            let error = Module::parse(&CachedFile::new(File::open(&path).unwrap())).unwrap_err();
             assert!(error.to_string().contains(" lies outside the file: "), "section {section}: {error}");
             assert_eq!(error.verdict(), Verdict::Refused);
         }
@@ -98,7 +98,7 @@ fn each_way_to_break_a_module_has_its_own_message() {
         Some(Known { value: size, source: FactSource::InTreeModule("ext4".to_owned()) });
     let mut enforcing = kernel.clone();
     enforcing.config = KernelConfig::parse(
-        "CONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\nCONFIG_MODULE_UNLOAD=y\nCONFIG_MODVERSIONS=y\nCONFIG_MODULE_SIG=y\n\
+        "CONFIG_MODULES=y\nCONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\nCONFIG_MODULE_UNLOAD=y\nCONFIG_MODVERSIONS=y\nCONFIG_MODULE_SIG=y\n\
          CONFIG_MODULE_SIG_FORCE=y\n",
     )
     .unwrap();
@@ -214,9 +214,8 @@ fn each_way_to_break_a_module_has_its_own_message() {
     let missing = said(&kernel, &bytes);
     assert!(!missing.is_empty());
     assert!(
-        missing
-            .iter()
-            .all(|line| line.contains("is in a namespace that the module does not import: wanted ")),
+        missing.iter().all(|line| line
+            .contains("is in a namespace that the module does not import: found no imports, wanted ")),
         "{missing:#?}"
     );
 }

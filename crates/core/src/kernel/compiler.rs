@@ -56,8 +56,12 @@ fn clang(text: &str) -> Option<Compiler> {
 /// gcc prints `<program> (<vendor's text>) <version> [<date> ...]`. The vendor's text may contain another version and nested
 /// parentheses.
 fn gcc(text: &str) -> Option<Compiler> {
-    let (program, rest) = text.trim().split_once(char::is_whitespace)?;
+    let text = text.trim();
+    let text = text.strip_prefix("ccache ").unwrap_or(text).trim_start();
+    let (program, rest) = text.split_once(char::is_whitespace)?;
     let program = program.rsplit('/').next().unwrap_or(program);
+    // Buildroot and Yocto keep the compiler under such a name beside a wrapper.
+    let program = [".br_real", ".real"].iter().find_map(|end| program.strip_suffix(end)).unwrap_or(program);
     let name = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.').trim_end_matches('-');
     if name != "cc" && name != "gcc" && !name.ends_with("-gcc") {
         return None;
@@ -104,6 +108,9 @@ mod tests {
             ("aarch64-linux-gnu-gcc-12 (Debian 12.2.0-14) 12.2.0", "gcc 12"),
             ("x86_64-redhat-linux-gcc (GCC) 8.5.0 20210514 (Red Hat 8.5.0-22)", "gcc 8"),
             ("gcc (SUSE Linux) 7.5.0", "gcc 7"),
+            ("aarch64-buildroot-linux-gnu-gcc.br_real (Buildroot 2022.08) 11.3.0", "gcc 11"),
+            ("gcc.real (Ubuntu 11.4.0-1ubuntu1~22.04) 11.4.0", "gcc 11"),
+            ("ccache gcc (GCC) 13.2.0", "gcc 13"),
             ("gcc (Acme (nightly) 3.0) 14.1.0", "gcc 14"),
             ("gcc version 12.2.0 (Debian 12.2.0-14)", "gcc 12"),
             ("/usr/bin/gcc-12 (Debian 12.2.0-14) 12.2.0", "gcc 12"),

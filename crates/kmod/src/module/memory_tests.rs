@@ -2,11 +2,9 @@
 
 use std::{fs, io::Cursor};
 
-use object::read::ReadCache;
-
 use super::*;
 use crate::{
-    Verdict,
+    CachedFile, Verdict,
     testing::{ModuleFile, SH_OFFSET, SH_SIZE, patch, section_header},
 };
 
@@ -21,7 +19,7 @@ fn peak() -> usize {
 #[track_caller]
 fn parse(file: &[u8]) -> Result<Module> {
     let before = peak();
-    let module = Module::parse(&ReadCache::new(Cursor::new(file)));
+    let module = Module::parse(&CachedFile::new(Cursor::new(file)));
     let taken = peak() - before;
     let bound = (2 * file.len()).min(64 << 20) + (32 << 20);
     assert!(taken <= bound, "{} MiB for a file of {} KiB", taken >> 20, file.len() >> 10);

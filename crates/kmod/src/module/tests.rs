@@ -1,11 +1,10 @@
 use std::io::Cursor;
 
-use object::read::ReadCache;
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    Verdict,
+    CachedFile, Verdict,
     testing::{ModuleFile, SH_OFFSET, SH_SIZE, SH_TYPE, patch, section_header},
 };
 
@@ -36,7 +35,7 @@ fn sample() -> ModuleFile {
 fn reads_the_facts_alike_from_memory_and_from_a_file() {
     let bytes = sample().build();
     let module = parse(&bytes).unwrap();
-    assert_eq!(Module::parse(&ReadCache::new(Cursor::new(&bytes))).as_ref(), Ok(&module));
+    assert_eq!(Module::parse(&CachedFile::new(Cursor::new(&bytes))).as_ref(), Ok(&module));
     assert_eq!(module.name, "nvidia_uvm");
     assert_eq!(module.vermagic(), Some("6.1.0-9-amd64 SMP preempt mod_unload modversions "));
     assert_eq!(module.fields("import_ns").collect::<Vec<_>>(), ["CXL"]);
@@ -62,11 +61,11 @@ fn reads_the_facts_alike_from_memory_and_from_a_file() {
 #[test]
 fn what_is_gpl_only_is_said_by_a_table_or_by_flags() {
     let mut file = sample();
-    let by_table = file.module();
+    let by_table = file.module().exports;
     // The last name is used in objects before the final link.
     for section in ["__kflagstab", "___kflagstab+for_gpl"] {
         file.flags = Some(section);
-        assert_eq!(file.module(), by_table, "{section}");
+        assert_eq!(file.module().exports, by_table, "{section}");
     }
     file.flags = Some(".rodata");
     assert!(file.module().exports.iter().all(|export| !export.gpl_only));
@@ -89,19 +88,39 @@ fn an_old_module_is_named_by_its_structure() {
 }
 
 #[test]
-fn extended_versions_count_before_the_others() {
+fn extended_versions_have_long_names() {
     let mut file = sample();
-    file.extended = Some((
-        vec![7, 8],
-        b"printk\0a_name_of_more_than_fifty_five_bytes_that_fits_in_no_basic_entry\0".to_vec(),
-    ));
-    let versions = parse(&file.build()).unwrap().versions.unwrap();
-    assert_eq!(versions["printk"], 7);
-    assert_eq!(versions.len(), 2);
-    file.extended = Some((vec![7, 8], b"printk\0".to_vec()));
-    assert_eq!(refusal(&file.build()), "section __version_ext_names has fewer names than versions");
-    file.extended = Some((vec![7], b"printk".to_vec()));
-    assert_eq!(refusal(&file.build()), "section __version_ext_names does not fit the versions beside it");
+    let names = b"printk\0a_name_of_more_than_fifty_five_bytes_that_fits_in_no_basic_entry\0";
+    file.extended = Some((vec![7, 8], names.to_vec()));
+    let module = parse(&file.build()).unwrap();
+    assert_eq!(module.versions.unwrap()["printk"], 0x1234_5678);
+    let Some(ExtendedVersions::Complete(versions)) = module.extended_versions else { panic!() };
+    assert_eq!((versions["printk"], versions.len()), (7, 2));
+    for names in [&b"printk\0"[..], b"printk\0unterminated"] {
+        file.extended = Some((vec![7, 8], names.to_vec()));
+        let broken = ExtendedVersions::Broken("has fewer names than versions");
+        assert_eq!(parse(&file.build()).unwrap().extended_versions, Some(broken));
+    }
+}
+
+#[test]
+fn a_symbol_of_a_section_that_does_not_exist_is_refused() {
+    let mut module = sample();
+    module.defined.push("here");
+    let mut file = module.build();
+    let count = usize::from(u16::from_le_bytes([file[60], file[61]]));
+    let sections = (0..count).map(|index| section_header(&file, index));
+    let table = sections.into_iter().find(|&header| file[header + SH_TYPE] == 2).unwrap();
+    let start = u64::from_le_bytes(file[table + SH_OFFSET..][..8].try_into().unwrap());
+    // The symbols that the module defines follow the undefined ones.
+    let section = usize::try_from(start).unwrap() + 24 * (1 + module.undefined.len()) + 6;
+    assert_eq!(file[section], 1);
+    for index in [u16::try_from(count).unwrap(), 0xff00] {
+        patch(&mut file, section, &index.to_le_bytes());
+        assert_eq!(refusal(&file), format!("symbol here has an invalid section index {index}"));
+    }
+    patch(&mut file, section, &0xff20_u16.to_le_bytes());
+    assert!(parse(&file).is_ok(), "livepatch resolves it");
 }
 
 #[test]
@@ -234,7 +253,7 @@ proptest! {
             file[at] = byte;
         }
         let from_memory = parse(&file);
-        let from_file = Module::parse(&ReadCache::new(Cursor::new(&file)));
+        let from_file = Module::parse(&CachedFile::new(Cursor::new(&file)));
         // Only bytes in memory can be misaligned.
         if from_memory.is_ok() {
             prop_assert_eq!(from_memory, from_file);

@@ -1,5 +1,6 @@
-//! Pure: the module's type information must continue the kernel's (`btf_module_notify` in `kernel/bpf/btf.c`, Linux
-//! 5.11). The kernel refuses a mismatch, unless `CONFIG_MODULE_ALLOW_BTF_MISMATCH` (Linux 5.18) is set.
+//! Pure: the module's type information (BTF) must extend the kernel's BTF (`btf_module_notify` in `kernel/bpf/btf.c`,
+//! Linux 5.11). The kernel refuses a module with a mismatch, unless `CONFIG_MODULE_ALLOW_BTF_MISMATCH` (Linux 5.18) is
+//! set.
 
 use super::Subject;
 use crate::{Finding, Rule, Verdict, btf::Fit};
@@ -24,7 +25,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             return;
         }
     };
-    // Since Linux 6.11, the kernel matches the types of such a module by their names.
+    // Since Linux 6.11, the kernel matches types by name if the module contains the base of its BTF (`.BTF.base`).
     let relocated = module.btf_base && kernel.since(6, 11);
     let fit = kernel.beyond_headers.btf_base.as_ref().filter(|_| !relocated).map(|base| btf.fit(base.value));
     findings.push(match fit {
@@ -37,7 +38,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             "the type information was made for another kernel image",
             format!("{rebuild}, or boot {release}"),
         ),
-        // If the kernel tolerates a mismatch, only a certain mismatch is worth a warning.
+        // If the kernel tolerates a mismatch, report only a definite mismatch.
         None if allowed => return,
         None if relocated => finding(
             Verdict::Unknown,

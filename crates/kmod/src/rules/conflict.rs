@@ -1,20 +1,43 @@
 //! Pure: the module must not conflict with the kernel itself.
 
-use super::Subject;
-use crate::{Finding, Rule, Verdict};
+use std::collections::BTreeMap;
 
-/// Checks that the module exports no symbol that the kernel itself exports (`verify_exported_symbols` in
-/// `kernel/module/main.c`). A symbol that one of the kernel's own modules exports conflicts only once that module is
-/// loaded.
+use super::Subject;
+use crate::{Finding, Rule, Verdict, resolve::Provider};
+
+/// Checks that the module exports no symbol of the kernel, of a module that it needs, or of an earlier module of the payload
+/// (`verify_exported_symbols` in `kernel/module/main.c`). Another of the kernel's own modules conflicts only once it is loaded.
 pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    let Some(kernel) = &subject.kernel.symbols else { return };
-    let names = subject.module.exports.iter().map(|export| &export.name);
-    let doubled = names.filter(|name| kernel.get(name).is_some_and(|symbol| symbol.module == "vmlinux"));
-    findings.extend(doubled.map(|name| {
-        let message = format!("exports symbol {name}, which the kernel itself exports");
-        let remedy = "use a driver version for this kernel";
-        Finding::new(Rule::DuplicateExport, Verdict::Refused, name, message, remedy)
-    }));
+    // Modules that are loaded before this one, because it needs them, with the names for people.
+    let needed: BTreeMap<String, String> = subject
+        .imports
+        .iter()
+        .filter_map(|import| match &import.provider {
+            Provider::Needed { symbol, .. } | Provider::Kernel(symbol) => {
+                Some((symbol.module_name(), import.provider.describe()))
+            }
+            _ => None,
+        })
+        .collect();
+    for export in &subject.module.exports {
+        let name = &export.name;
+        let of_kernel = subject.kernel.symbols.as_ref().and_then(|table| table.get(name));
+        let (owner, remedy) = match (of_kernel, subject.earlier.get(name.as_str())) {
+            (Some(symbol), _) if symbol.module == "vmlinux" => {
+                ("the kernel itself".to_owned(), "use a driver version for this kernel")
+            }
+            (_, Some(module)) => {
+                (format!("{module} of this payload"), "build the modules of one driver version together")
+            }
+            (Some(symbol), None) => match needed.get(&symbol.module_name()) {
+                Some(owner) => (owner.clone(), "use a driver version for this kernel"),
+                None => continue,
+            },
+            (None, None) => continue,
+        };
+        let message = format!("exports symbol {name}, which {owner} exports, too");
+        findings.push(Finding::new(Rule::DuplicateExport, Verdict::Refused, name, message, remedy));
+    }
 }
 
 /// Checks that no built-in module has the module's name.

@@ -2,6 +2,8 @@
 
 mod btf;
 mod conflict;
+mod kernel;
+mod layout;
 mod licence;
 mod namespace;
 mod object;
@@ -9,6 +11,8 @@ mod signature;
 mod symbol_version;
 mod undefined_symbol;
 mod vermagic;
+
+use std::collections::BTreeMap;
 
 use crate::{Finding, KernelFacts, Module, Rule, Verdict, resolve::Import, taint::InheritedTaint};
 
@@ -18,6 +22,8 @@ pub(crate) struct Subject<'a> {
     pub module: &'a Module,
     /// Symbols that the module needs, with their providers.
     pub imports: &'a [Import<'a>],
+    /// Symbols that modules of the payload export that are loaded before this one, with those modules' names.
+    pub earlier: &'a BTreeMap<&'a str, &'a str>,
     /// Taint of a proprietary license that the module inherits, or may inherit.
     pub taint: Option<&'a InheritedTaint>,
 }
@@ -41,19 +47,29 @@ impl Subject<'_> {
 type Check = fn(&Subject<'_>, &mut Vec<Finding>);
 
 /// All rules, in the loader's order.
-const RULES: [Check; 12] = [
+const RULES: [Check; 22] = [
+    kernel::modules,
+    kernel::load_pin,
     signature::check,
     object::machine,
     object::sections,
     object::module_size,
     vermagic::check,
+    kernel::livepatch,
+    layout::plts,
+    layout::writable_code,
+    layout::per_cpu,
+    layout::export_flags,
     undefined_symbol::check,
     symbol_version::check,
     licence::check,
     namespace::check,
+    layout::relocations,
     conflict::export,
     conflict::built_in,
+    layout::repeated,
     btf::check,
+    kernel::control_flow,
 ];
 
 /// Applies all rules to a module.

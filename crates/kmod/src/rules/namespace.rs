@@ -2,15 +2,21 @@
 //! `kernel/module/main.c`).
 
 use super::Subject;
-use crate::{Finding, Rule, Verdict};
+use crate::{Finding, Module, Rule, Verdict};
 
 /// Prefix of a namespace that lists the modules that may use it, since Linux 6.16.
 const MODULES: &str = "module:";
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    let module = subject.module;
-    let allowed = subject.kernel.config.is_set("MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS");
+    let (kernel, module) = (subject.kernel, subject.module);
+    let allowed = kernel.config.is_set("MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS");
     let verdict = if allowed { Verdict::Loads } else { Verdict::Refused };
+    // `setup_modinfo`; such namespaces are implicit.
+    findings.extend(module.fields("import_ns").filter(|name| kernel.since(6, 16) && name.starts_with(MODULES)).map(|name| {
+        let message = format!("module tries to import module namespace: {name}");
+        let remedy = "take the MODULE_IMPORT_NS off: the kernel lets modules of such a list use its symbols without it";
+        Finding::new(Rule::Namespace, Verdict::Refused, name, message, remedy)
+    }));
     for import in subject.imports {
         let Some(namespace) = import.provider.export().and_then(|export| export.namespace) else { continue };
         let name = &import.symbol.name;
@@ -27,17 +33,27 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 ));
             }
         } else if !module.fields("import_ns").any(|imported| imported == namespace) {
+            // A string since Linux 6.13.
+            let import = if kernel.since(6, 13) {
+                format!("MODULE_IMPORT_NS(\"{namespace}\")")
+            } else {
+                format!("MODULE_IMPORT_NS({namespace})")
+            };
             findings.push(finding(
                 verdict,
                 format!(
                     "symbol {name}, exported by {exporter}, is in a namespace that the module does not import"
                 ),
-                format!(
-                    "add MODULE_IMPORT_NS({namespace}) to its source, or use a driver version that has it"
-                ),
-            ));
+                format!("add {import} to its source, or use a driver version that has it"),
+            ).found(imported(module)));
         }
     }
+}
+
+/// The namespaces that the module imports, for people.
+fn imported(module: &Module) -> String {
+    let names: Vec<&str> = module.fields("import_ns").collect();
+    if names.is_empty() { "no imports".to_owned() } else { names.join(", ") }
 }
 
 /// Whether a comma-separated list of module names contains the module. In the list `-` equals `_`, and an entry may end

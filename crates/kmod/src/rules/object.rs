@@ -76,5 +76,5 @@ fn layout_has_a_version(subject: &Subject<'_>) -> bool {
     let kernel = subject.kernel;
     kernel.config.is_set("MODVERSIONS")
         && kernel.symbols.as_ref().is_some_and(|table| table.get(name).is_some_and(|symbol| symbol.crc != 0))
-        && subject.module.versions.as_ref().is_some_and(|versions| versions.contains_key(name))
+        && subject.module.versions_for(kernel).is_some_and(|versions| versions.contains_key(name))
 }

@@ -6,7 +6,7 @@
 //! Without `CONFIG_MODULE_SIG` the kernel ignores signatures.
 
 use super::Subject;
-use crate::{FactSource, Finding, Known, Rule, Signature, Verdict};
+use crate::{FactSource, Finding, KernelFacts, Known, Rule, Signature, Verdict};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
@@ -18,7 +18,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     };
     let sign = "sign it with a key that the kernel trusts, after everything that changes the file";
     let enforced = kernel.enforces_signatures();
-    let (verdict, because) = forgiven(enforced.as_ref());
+    let (verdict, because) = forgiven(kernel, enforced.as_ref());
     findings.push(match &subject.module.signature {
         // Drivers are rarely signed when they are built. The report's taints already show a missing signature.
         Signature::None if verdict == Verdict::Loads => return,
@@ -63,11 +63,12 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 }
 
 /// Verdict for a module whose signature problem the kernel tolerates without enforcement, and the reason.
-fn forgiven(enforced: Option<&Known<bool>>) -> (Verdict, String) {
+fn forgiven(kernel: &KernelFacts, enforced: Option<&Known<bool>>) -> (Verdict, String) {
     let loads = "the kernel loads it and taints itself";
     match enforced {
         Some(Known { value: true, source }) => {
             let source = match source {
+                FactSource::Config if kernel.is_locked_down() => "CONFIG_LOCK_DOWN_KERNEL_FORCE_*".to_owned(),
                 FactSource::Config => "CONFIG_MODULE_SIG_FORCE".to_owned(),
                 other => other.to_string(),
             };

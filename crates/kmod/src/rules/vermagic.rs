@@ -19,7 +19,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     };
     // Without modversions in the kernel, its `same_magic` compares all words. Only the section `__versions` counts as
     // modversions there, not the extended table.
-    let has_versions = subject.module.basic_versions && kernel.config.is_set("MODVERSIONS");
+    let has_versions = subject.module.versions.is_some() && kernel.config.is_set("MODVERSIONS");
     match expected.compare(magic, has_versions) {
         Difference::None => {}
         Difference::Undecidable => findings.push(finding(

@@ -1,0 +1,352 @@
+//! Steps of the loader beyond names and versions: sections, relocations, and kernels that load no such modules.
+
+use super::*;
+
+const ALLOC: u64 = 2;
+const WRITE: u64 = 1;
+const EXEC: u64 = 4;
+const PROGBITS: u32 = 1;
+const RELA: u32 = 4;
+const REL: u32 = 9;
+
+/// Entry of a relocation section.
+fn rela(offset: u64, kind: u32, symbol: u32) -> Vec<u8> {
+    let info = u64::from(symbol) << 32 | u64::from(kind);
+    [offset, info, 0].map(u64::to_le_bytes).concat()
+}
+
+/// Module whose loaded section `.text` has these bytes and relocations.
+fn relocated(text: &[u8], relocations: &[Vec<u8>]) -> ModuleFile {
+    let mut file = ModuleFile::named("m");
+    file.more.push((".text", PROGBITS, ALLOC | EXEC, "", text.to_vec()));
+    file.more.push((".rela.text", RELA, 0, ".text", relocations.concat()));
+    file
+}
+
+/// Verdict for the module on a kernel of this release with these options.
+fn verdict_on(release: &str, options: &[&str], file: &ModuleFile) -> Verdict {
+    let mut facts = kernel(options, PRINTK);
+    facts.release = release.parse().unwrap();
+    let magic = format!("{} ", facts.expected_vermagic());
+    run(&facts, &[], &[file.clone().info("vermagic", &magic).payload()]).verdict
+}
+
+fn arm64(mut file: ModuleFile) -> CheckReport {
+    let mut facts = kernel(&[], "");
+    facts.arch = crate::Architecture::Arm64;
+    file.machine = 183;
+    run(&facts, &[], &[file.info("vermagic", &facts.expected_vermagic().to_string()).payload()])
+}
+
+#[test]
+fn relocations_of_an_unknown_type_are_refused() {
+    let types = [1, 2, 4, 10, 11, 24].map(|kind| rela(0, kind, 0));
+    assert_eq!(said(&kernel(&[], ""), &relocated(&[0; 8], &types).build()), [""; 0]);
+    let got = relocated(&[0; 8], &[rela(0, 2, 0), rela(4, 42, 0)]);
+    assert_eq!(
+        said(&kernel(&[], ""), &got.build()),
+        ["refused Relocation: the loader does not support relocations of type 42"]
+    );
+    assert_eq!(verdict_on("7.2.1-amd64", &[], &got), Verdict::Refused);
+}
+
+#[test]
+fn only_relocations_of_loaded_sections_count() {
+    let mut file = ModuleFile::named("m");
+    file.more.push((".debug_info", PROGBITS, 0, "", vec![1; 8]));
+    file.more.push((".rela.debug_info", RELA, 0, ".debug_info", rela(0, 42, 0)));
+    assert_eq!(said(&kernel(&[], ""), &file.build()), [""; 0]);
+    file.more.push((".text", PROGBITS, ALLOC, "", vec![0; 8]));
+    file.more.push((".rel.text", REL, 0, ".text", Vec::new()));
+    // Even an empty one.
+    assert_eq!(
+        said(&kernel(&[], ""), &file.build()),
+        ["refused Relocation: the loader does not support relocations without addends (SHT_REL)"]
+    );
+}
+
+#[test]
+fn bytes_under_a_relocation_are_zero() {
+    let far = 70_000;
+    let mut text = vec![0; far + 8];
+    let places = [0, 8, far as u64].map(|at| rela(at, 1, 0));
+    assert_eq!(said(&kernel(&[], ""), &relocated(&text, &places).build()), [""; 0]);
+    text[far + 7] = 1;
+    let sentence = "refused Relocation: invalid relocation target, existing value is nonzero for type 1";
+    assert_eq!(said(&kernel(&[], ""), &relocated(&text, &places).build()), [sentence]);
+    // Four bytes of eight.
+    let four = [rela(far as u64, 2, 0)];
+    assert_eq!(said(&kernel(&[], ""), &relocated(&text, &four).build()), [""; 0]);
+    assert_eq!(
+        said(&kernel(&[], ""), &relocated(&text, &[rela(far as u64 + 1, 1, 0)]).build()),
+        [
+            "unknown Relocation: a relocation of type 1 lies outside of its section, and the loader does not check that"
+        ]
+    );
+}
+
+#[test]
+fn an_address_of_32_unsigned_bits_overflows() {
+    let overflow =
+        "refused Relocation: overflow in relocation type 10: likely not compiled with -mcmodel=kernel";
+    let facts = kernel(&[], PRINTK);
+    let file = relocated(&[0; 8], &[rela(0, 10, 1)]);
+    let mut local = file.clone();
+    local.defined.push("local");
+    assert_eq!(said(&facts, &local.build()), [overflow]);
+    assert_eq!(said(&facts, &file.clone().needs("printk", 1).build()), [overflow]);
+    // Without an exporter, the value of a weak symbol is zero.
+    let mut weak = file;
+    weak.undefined.push(("optional", true));
+    assert_eq!(said(&facts, &weak.build()), [""; 0]);
+}
+
+#[test]
+fn arm64_needs_its_plt_sections() {
+    let file = ModuleFile::named("m");
+    let report = arm64(file.clone());
+    assert_eq!(report.verdict, Verdict::Loads, "6.1 without CONFIG_ARM64_MODULE_PLTS: {}", lines(&report));
+    let mut facts = kernel(&["ARM64_MODULE_PLTS"], "");
+    facts.arch = crate::Architecture::Arm64;
+    let check = |file: &ModuleFile| {
+        let mut file = file.clone().info("vermagic", &facts.expected_vermagic().to_string());
+        file.machine = 183;
+        run(&facts, &[], &[file.payload()])
+    };
+    let mut file = file;
+    assert_eq!(check(&file).verdict, Verdict::Refused);
+    file.more.push((".plt", PROGBITS, 0, "", vec![0]));
+    assert_eq!(check(&file).verdict, Verdict::Refused);
+    file.more.push((".init.plt", PROGBITS, 0, "", vec![0]));
+    assert_eq!(check(&file).verdict, Verdict::Loads);
+}
+
+#[test]
+fn arm64_has_its_own_types() {
+    let types = |kinds: &[u32]| {
+        let relocations: Vec<_> = kinds.iter().map(|&kind| rela(0, kind, 0)).collect();
+        arm64(relocated(&[1; 8], &relocations)).verdict
+    };
+    assert_eq!(types(&[0, 256, 257, 258, 260, 275, 277, 283, 286, 299]), Verdict::Loads);
+    let of_x86 = relocated(&[0; 8], &[rela(0, 2, 0)]).payload();
+    let mut facts = kernel(&[], "");
+    facts.arch = crate::Architecture::Arm64;
+    let report = run(&facts, &[], &[of_x86]);
+    assert!(
+        report.modules[0].findings.iter().all(|finding| finding.rule != Rule::Relocation),
+        "{}",
+        lines(&report)
+    );
+    for kind in [311, 312, 1, 314] {
+        assert_eq!(types(&[kind]), Verdict::Refused, "{kind}");
+    }
+}
+
+#[test]
+fn a_section_that_is_writable_and_executable_is_refused() {
+    let mut file = ModuleFile::named("m");
+    file.more.push((".both", PROGBITS, WRITE | EXEC, "", vec![0]));
+    assert_eq!(said(&kernel(&[], ""), &file.build()), [""; 0]);
+    assert_eq!(
+        said(&kernel(&["STRICT_MODULE_RWX"], ""), &file.build()),
+        ["refused Elf: section .both has invalid WRITE|EXEC flags"]
+    );
+    assert_eq!(verdict_on("5.7.1", &["STRICT_MODULE_RWX"], &file), Verdict::Loads);
+}
+
+#[test]
+fn per_cpu_data_fits_into_the_reserve_of_all_modules() {
+    let with = |size: usize| {
+        let mut file = ModuleFile::named("m");
+        file.more.push((".data..percpu", PROGBITS, ALLOC | WRITE, "", vec![0; size]));
+        file.build()
+    };
+    let facts = kernel(&[], "");
+    assert_eq!(said(&facts, &with(4096)), [""; 0]);
+    assert_eq!(
+        said(&facts, &with(8192)),
+        [
+            "loads PerCpu: takes most of the 8192 bytes of per-CPU data that all modules share: found 8192 bytes"
+        ]
+    );
+    assert_eq!(
+        said(&facts, &with(8193)),
+        [
+            "refused PerCpu: Could not allocate 8193 bytes percpu data: the kernel reserves 8192 for all modules: found \
+             8193 bytes"
+        ]
+    );
+}
+
+#[test]
+fn two_modules_export_one_name() {
+    let modules = ["a", "b"].map(|name| ModuleFile::named(name).exports("shared", 1).payload());
+    let report = run(&kernel(&[], ""), &[], &modules);
+    assert_eq!(lines(&report).lines().count(), 2, "{}", lines(&report));
+    assert!(
+        lines(&report)
+            .contains("b (refused): refused DuplicateExport: exports symbol shared, which a of this payload")
+    );
+    // `z` is loaded first, because `a` needs it.
+    let needed = ModuleFile::named("z").exports("shared", 1).exports("base", 2);
+    let modules = [ModuleFile::named("a").needs("base", 2).exports("shared", 1).payload(), needed.payload()];
+    assert!(lines(&run(&kernel(&[], ""), &[], &modules)).contains("a (refused): refused DuplicateExport"));
+}
+
+#[test]
+fn a_module_exports_a_name_of_a_module_that_it_needs() {
+    let table = "0x00000001\tverb\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n\
+                 0x00000001\tother\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n";
+    let file = ModuleFile::named("m").exports("verb", 1);
+    assert_eq!(said(&kernel(&[], table), &file.build()), [""; 0], "ib_core need not be loaded");
+    assert_eq!(
+        said(&kernel(&[], table), &file.needs("other", 1).build()),
+        ["refused DuplicateExport: exports symbol verb, which the kernel's ib_core exports, too"]
+    );
+}
+
+#[test]
+fn a_kernel_that_is_locked_down_enforces_signatures() {
+    let file = ModuleFile::named("m");
+    let forced = ["MODULE_SIG", "LOCK_DOWN_KERNEL_FORCE_INTEGRITY", "SECURITY_LOCKDOWN_LSM"];
+    assert_eq!(verdict_on("6.1.1", &forced, &file), Verdict::Refused);
+    let mut facts = kernel(&forced, PRINTK);
+    assert!(
+        lines(&run(&facts, &[], &[file.payload()])).contains("according to CONFIG_LOCK_DOWN_KERNEL_FORCE_*")
+    );
+    // Without `lockdown` in the list, the option has no effect.
+    let text = "CONFIG_MODULES=y\nCONFIG_MODULE_SIG=y\nCONFIG_LOCK_DOWN_KERNEL_FORCE_INTEGRITY=y\nCONFIG_LSM=\"yama,bpf\"\n";
+    facts.config = crate::KernelConfig::parse(text).unwrap();
+    assert_eq!(facts.enforces_signatures(), None);
+}
+
+#[test]
+fn kernels_that_load_no_such_module() {
+    let livepatch = ModuleFile::named("m").info("livepatch", "Y");
+    assert_eq!(verdict_on("6.1.1", &[], &livepatch), Verdict::Refused);
+    assert_eq!(verdict_on("6.1.1", &["LIVEPATCH"], &livepatch), Verdict::Loads);
+    let pinned = ["SECURITY_LOADPIN", "SECURITY_LOADPIN_ENFORCE"];
+    assert_eq!(verdict_on("6.1.1", &pinned, &ModuleFile::named("m")), Verdict::Unknown);
+    let mut facts = kernel(&[], "");
+    facts.config = crate::KernelConfig::parse("CONFIG_SMP=y\n").unwrap();
+    facts.beyond_headers.module_size = Some(known(896));
+    let file = ModuleFile::named("m").info("vermagic", "6.1.0-9-amd64 SMP ");
+    assert_eq!(
+        said(&facts, &file.build()),
+        ["refused Kernel: the kernel loads no modules: its configuration lacks CONFIG_MODULES"]
+    );
+}
+
+#[test]
+fn a_module_without_control_flow_integrity_panics_a_kernel_that_has_it() {
+    let mut file = ModuleFile::named("m");
+    file.defined.push("init_module");
+    assert_eq!(verdict_on("6.1.1", &[], &file), Verdict::Loads);
+    assert_eq!(verdict_on("6.1.1", &["CFI_CLANG"], &file), Verdict::Refused);
+    assert_eq!(verdict_on("6.18.1", &["CFI"], &file), Verdict::Refused);
+    assert_eq!(verdict_on("6.1.1", &["CFI_CLANG", "CFI_PERMISSIVE"], &file), Verdict::Loads);
+    file.defined.push("__cfi_start");
+    assert_eq!(verdict_on("6.1.1", &["CFI_CLANG"], &file), Verdict::Loads);
+}
+
+#[test]
+fn namespaces_of_modules_are_not_imported() {
+    let file = ModuleFile::named("m").info("import_ns", "module:kvm");
+    assert_eq!(verdict_on("6.12.1", &[], &file), Verdict::Loads);
+    assert_eq!(verdict_on("7.2.1", &[], &file), Verdict::Refused);
+}
+
+#[test]
+fn extended_versions_count_since_linux_6_14() {
+    let mut file = ModuleFile::named("m").needs("printk", 1);
+    file.extended = Some((vec![0xaaaa, 2], b"module_layout\0printk\0".to_vec()));
+    assert_eq!(verdict_on("6.12.1", &[], &file), Verdict::Loads, "the basic table is right");
+    assert_eq!(verdict_on("6.14.1", &[], &file), Verdict::Refused, "the extended one is not");
+    file.extended = Some((vec![0xaaaa, 1], b"module_layout\0printk\0".to_vec()));
+    file.versions = None;
+    assert_eq!(verdict_on("6.14.1", &[], &file), Verdict::Loads);
+    assert_eq!(verdict_on("6.12.1", &[], &file), Verdict::Refused);
+    file.extended = Some((vec![0xaaaa, 1], b"module_layout\0".to_vec()));
+    assert_eq!(verdict_on("7.2.1", &[], &file), Verdict::Refused);
+}
+
+#[test]
+fn exports_without_versions_are_refused() {
+    let mut file = ModuleFile::named("m").exports("mine", 1);
+    assert_eq!(said(&kernel(&[], ""), &file.build()), [""; 0]);
+    file.no_crcs = true;
+    assert_eq!(
+        said(&kernel(&[], ""), &file.build()),
+        ["refused SymbolVersion: no versions for exported symbols"]
+    );
+    assert_eq!(said(&kernel(&["MODULE_FORCE_LOAD"], ""), &file.build()).len(), 1);
+}
+
+#[test]
+fn headers_of_another_build_are_not_believed() {
+    let mut facts = kernel(&[], PRINTK);
+    let own = |layout: u32| {
+        let value = [("module_layout".to_owned(), layout)].into();
+        Some(Known { value, source: FactSource::InTreeModule("ext4".to_owned()) })
+    };
+    let file = ModuleFile::named("m").needs("printk", 1).build();
+    facts.beyond_headers.symbol_versions = own(0xaaaa);
+    assert_eq!(said(&facts, &file), [""; 0]);
+    facts.beyond_headers.symbol_versions = own(0xbbbb);
+    assert_eq!(
+        said(&facts, &file),
+        [
+            "refused SymbolVersion: disagrees about version of symbol module_layout, the kernel's structure of modules: \
+             found 0x0000aaaa, wanted 0x0000bbbb",
+            "unknown SymbolVersion: the header set is not of this kernel: its version of module_layout is not that of \
+             the kernel's own ext4: found 0x0000aaaa, wanted 0x0000bbbb"
+        ]
+    );
+}
+
+#[test]
+fn profiling_kernels_had_a_larger_reserve() {
+    let mut file = ModuleFile::named("m");
+    file.more.push((".data..percpu", PROGBITS, ALLOC | WRITE, "", vec![0; 32 << 10]));
+    assert_eq!(verdict_on("6.12.1", &["MEM_ALLOC_PROFILING"], &file), Verdict::Loads);
+    for (release, options) in
+        [("6.12.1", &[][..]), ("6.9.1", &["MEM_ALLOC_PROFILING"]), ("7.2.1", &["MEM_ALLOC_PROFILING"])]
+    {
+        assert_eq!(verdict_on(release, options, &file), Verdict::Refused, "{release} {options:?}");
+    }
+    let mut single = kernel(&[], "");
+    single.config = crate::KernelConfig::parse("CONFIG_MODULES=y\nCONFIG_MODVERSIONS=y\n").unwrap();
+    let magic = format!("{} ", single.expected_vermagic());
+    assert_eq!(
+        run(&single, &[], &[file.info("vermagic", &magic).payload()]).verdict,
+        Verdict::Loads,
+        "without SMP"
+    );
+}
+
+#[test]
+fn loaded_sections_have_different_names() {
+    let options = ["KALLSYMS", "SYSFS"];
+    let mut file = ModuleFile::named("m");
+    file.more.push((".data", PROGBITS, ALLOC, "", vec![0; 8]));
+    file.more.push((".data", PROGBITS, ALLOC, "", Vec::new()));
+    file.more.push((".data", PROGBITS, 0, "", vec![0; 8]));
+    assert_eq!(
+        verdict_on("6.12.1", &options, &file),
+        Verdict::Loads,
+        "sysfs shows neither empty nor unloaded ones"
+    );
+    file.more.push((".data", PROGBITS, ALLOC, "", vec![0; 8]));
+    assert_eq!(verdict_on("6.12.1", &options, &file), Verdict::Refused);
+    assert_eq!(verdict_on("6.12.1", &[], &file), Verdict::Loads);
+    assert_eq!(verdict_on("6.1.1", &options, &file), Verdict::Loads);
+}
+
+#[test]
+fn exports_have_flags_since_linux_7_2() {
+    let mut file = ModuleFile::named("m").exports("mine", 1);
+    assert_eq!(verdict_on("6.12.1", &[], &file), Verdict::Loads);
+    assert_eq!(verdict_on("7.2.1", &[], &file), Verdict::Refused);
+    file.flags = Some("__kflagstab");
+    assert_eq!(verdict_on("7.2.1", &[], &file), Verdict::Loads);
+}

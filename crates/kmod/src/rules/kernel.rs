@@ -1,0 +1,65 @@
+//! Pure: the kernel must load modules at all, and modules of this kind.
+
+use super::Subject;
+use crate::{Finding, KernelFacts, Rule, Verdict};
+
+/// Checks that the kernel loads modules (`CONFIG_MODULES`).
+pub(super) fn modules(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    if !subject.kernel.config.is_set("MODULES") {
+        let message = "the kernel loads no modules: its configuration lacks CONFIG_MODULES";
+        let remedy = "configure the kernel with CONFIG_MODULES, or build the driver into it";
+        findings.push(Finding::new(Rule::Kernel, Verdict::Refused, "CONFIG_MODULES", message, remedy));
+    }
+}
+
+/// Checks that the kernel accepts files of any file system (`security/loadpin/loadpin.c`).
+pub(super) fn load_pin(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let kernel = subject.kernel;
+    let is_enforced = ["SECURITY_LOADPIN_ENFORCE", "SECURITY_LOADPIN_ENFORCING"]
+        .iter()
+        .any(|name| kernel.config.is_set(name));
+    if kernel.config.is_set("SECURITY_LOADPIN") && is_enforced && kernel.has_security_module("loadpin") {
+        let message = "LoadPin accepts only files of the file system that the first module came from";
+        let remedy = "install the module on the root file system, or start the kernel with loadpin.enforce=0";
+        findings.push(Finding::new(
+            Rule::Kernel,
+            Verdict::Unknown,
+            "CONFIG_SECURITY_LOADPIN_ENFORCE",
+            message,
+            remedy,
+        ));
+    }
+}
+
+/// Checks that a livepatch module meets a kernel with livepatch (`check_modinfo_livepatch` in `kernel/module/main.c`).
+pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    if subject.module.field("livepatch").is_some() && !subject.kernel.config.is_set("LIVEPATCH") {
+        let message = "module is marked as livepatch module, but livepatch support is disabled";
+        let remedy = "use a kernel with CONFIG_LIVEPATCH";
+        findings.push(Finding::new(Rule::Kernel, Verdict::Refused, "livepatch", message, remedy));
+    }
+}
+
+/// Checks that a kernel with control-flow integrity finds the hash of its type before `init_module`, which it calls through a
+/// pointer. The compiler writes such hashes with `-fsanitize=kcfi`, and without them the kernel panics, unless it is permissive.
+pub(super) fn control_flow(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let kernel = subject.kernel;
+    if !has_cfi(kernel) || !subject.module.layout.init_without_cfi {
+        return;
+    }
+    let (verdict, consequence) = if kernel.config.is_set("CFI_PERMISSIVE") {
+        (Verdict::Loads, "the kernel warns")
+    } else {
+        (Verdict::Refused, "the kernel panics")
+    };
+    let message = format!(
+        "was compiled without control-flow integrity (kCFI), which the kernel has: {consequence} when it calls the module"
+    );
+    let remedy = "compile it with the kernel's compiler and makefiles (LLVM=1)";
+    findings.push(Finding::new(Rule::Kernel, verdict, "init_module", message, remedy));
+}
+
+/// Whether the kernel checks calls through pointers: `CFI_CLANG`, and `CFI` since Linux 6.18.
+fn has_cfi(kernel: &KernelFacts) -> bool {
+    ["CFI_CLANG", "CFI"].iter().any(|name| kernel.config.is_set(name))
+}

@@ -1,0 +1,240 @@
+//! Pure: evaluates a header set's `vermagic.h`, which vendors extend with words of their own.
+
+use std::collections::HashMap;
+
+use super::Vermagic;
+use crate::{KernelConfig, KernelRelease};
+
+/// Maximum number of expansions. The headers of Linux need eight.
+const MAX_DEPTH: u32 = 32;
+
+/// Texts of the headers that define `VERMAGIC_STRING`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VermagicHeaders {
+    /// `include/linux/vermagic.h`.
+    pub vermagic: String,
+    /// `arch/*/include/asm/vermagic.h`.
+    pub arch: String,
+    /// `include/generated/randstruct_hash.h`, or `randomize_layout_hash.h` before Linux 5.19; empty if the header set has
+    /// neither.
+    pub layout_seed: String,
+}
+
+impl VermagicHeaders {
+    /// Evaluates the headers as the preprocessor does. `None` if they contain something that this evaluation does not know.
+    pub(crate) fn evaluate(&self, release: &KernelRelease, config: &KernelConfig) -> Option<Vermagic> {
+        let mut macros = HashMap::from([("UTS_RELEASE", format!("\"{release}\""))]);
+        // The makefiles define these.
+        for (name, option) in [("RANDSTRUCT", "RANDSTRUCT"), ("RANDSTRUCT_PLUGIN", "GCC_PLUGIN_RANDSTRUCT")] {
+            if config.is_set(option) {
+                macros.insert(name, String::new());
+            }
+        }
+        let texts = [&self.arch, &self.layout_seed, &self.vermagic].map(|text| logical_lines(text));
+        for text in &texts {
+            define(text, config, &mut macros)?;
+        }
+        let mut text = String::new();
+        let randstruct = !expand("VERMAGIC_STRING", &macros, &mut text, MAX_DEPTH)?;
+        Some(Vermagic { text, randstruct })
+    }
+}
+
+/// Joins continued lines, and removes comments.
+fn logical_lines(text: &str) -> String {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("/*") {
+        plain.push_str(before);
+        rest = after.split_once("*/").map_or("", |(_, after)| after);
+    }
+    plain.push_str(rest);
+    plain.replace("\\\r\n", " ").replace("\\\n", " ")
+}
+
+/// Adds the definitions of a header whose conditions hold.
+fn define<'t>(text: &'t str, config: &KernelConfig, macros: &mut HashMap<&'t str, String>) -> Option<()> {
+    // For each open condition: whether this branch holds, and whether one of the condition's branches did.
+    let mut branches: Vec<(bool, bool)> = Vec::new();
+    for line in text.lines() {
+        let Some(directive) = line.trim_start().strip_prefix('#') else { continue };
+        let directive = directive.trim_start();
+        let (word, rest) =
+            directive.split_once(|c: char| !c.is_ascii_alphabetic()).unwrap_or((directive, ""));
+        let holds = |condition: &str| holds(condition, config, macros);
+        match word {
+            "if" | "ifdef" => branches.push(twice(holds(rest)?)),
+            "ifndef" => branches.push(twice(!holds(rest)?)),
+            "elif" => {
+                let (_, was) = branches.pop()?;
+                let now = !was && holds(rest)?;
+                branches.push((now, was || now));
+            }
+            "else" => {
+                let (_, was) = branches.pop()?;
+                branches.push((!was, true));
+            }
+            "endif" => {
+                branches.pop()?;
+            }
+            "define" if branches.iter().all(|(now, _)| *now) => {
+                let rest = rest.trim_start();
+                let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+                macros.insert(name, value.trim().to_owned());
+            }
+            _ => {}
+        }
+    }
+    branches.is_empty().then_some(())
+}
+
+fn twice(holds: bool) -> (bool, bool) {
+    (holds, holds)
+}
+
+/// Evaluates a condition of names, `defined` and `IS_ENABLED`, joined by `||` and `&&`.
+fn holds(condition: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> Option<bool> {
+    let any = condition.split("||").map(|part| {
+        let all = part.split("&&").map(|term| {
+            let term = term.split("//").next().unwrap_or(term).trim();
+            let (term, wanted) = term.strip_prefix('!').map_or((term, true), |rest| (rest.trim(), false));
+            let name = ["defined", "IS_ENABLED", "IS_BUILTIN"]
+                .iter()
+                .find_map(|word| term.strip_prefix(word))
+                .unwrap_or(term);
+            let name = name.trim_matches(|c: char| c.is_whitespace() || matches!(c, '(' | ')'));
+            let is_name =
+                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+            is_name.then(|| is_defined(name, config, macros) == wanted)
+        });
+        all.collect::<Option<Vec<bool>>>().map(|terms| terms.into_iter().all(|term| term))
+    });
+    any.collect::<Option<Vec<bool>>>().map(|parts| parts.into_iter().any(|part| part))
+}
+
+fn is_defined(name: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> bool {
+    match name.strip_prefix("CONFIG_") {
+        // A module option defines another name.
+        Some(option) => config.get(option).is_some_and(|value| value != "m"),
+        // `kernel/module` and `modpost` define this one before they include the header.
+        None => name == "INCLUDE_VERMAGIC" || macros.contains_key(name),
+    }
+}
+
+/// Appends the string literals of a definition. Returns whether all names in it are known, apart from the hash of the layout
+/// seed: `Some(false)` if that one is missing at the end. `None` if another one is missing.
+fn expand(name: &str, macros: &HashMap<&str, String>, text: &mut String, depth: u32) -> Option<bool> {
+    let depth = depth.checked_sub(1)?;
+    let Some(value) = macros.get(name) else {
+        let is_seed = name == "RANDSTRUCT_HASHED_SEED";
+        // The prefix is part of what a comparison expects.
+        let prefix =
+            ["RANDSTRUCT_PLUGIN_", "RANDSTRUCT_"].iter().find(|prefix| is_seed && text.ends_with(*prefix))?;
+        text.truncate(text.len() - prefix.len());
+        return Some(false);
+    };
+    let mut is_complete = true;
+    let mut rest = value.trim_start();
+    while !rest.is_empty() {
+        if !is_complete {
+            // Nothing follows the hash in any kernel.
+            return None;
+        }
+        if let Some(literal) = rest.strip_prefix('"') {
+            let (literal, after) = literal.split_once('"').filter(|(literal, _)| !literal.contains('\\'))?;
+            text.push_str(literal);
+            rest = after.trim_start();
+        } else {
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+            let (word, after) = rest.split_at_checked(end).filter(|(word, _)| !word.is_empty())?;
+            is_complete = expand(word, macros, text, depth)?;
+            rest = after.trim_start();
+        }
+    }
+    Some(is_complete)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINUX: &str = r#"/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _LINUX_VERMAGIC_H
+#define _LINUX_VERMAGIC_H
+
+#ifndef INCLUDE_VERMAGIC
+#error "for kernel/module.c"
+#endif
+#include <generated/utsrelease.h>
+#ifdef CONFIG_SMP
+#define MODULE_VERMAGIC_SMP "SMP "
+#else
+#define MODULE_VERMAGIC_SMP ""
+#endif
+#if defined(CONFIG_PREEMPT_RT) && !defined(CONFIG_NONE)
+#define MODULE_VERMAGIC_PREEMPT "preempt_rt "
+#elif defined(CONFIG_PREEMPT_BUILD) || IS_ENABLED(CONFIG_PREEMPT)
+#define MODULE_VERMAGIC_PREEMPT "preempt "
+#else
+#define MODULE_VERMAGIC_PREEMPT ""
+#endif
+#ifdef RANDSTRUCT
+#define MODULE_RANDSTRUCT "RANDSTRUCT_" RANDSTRUCT_HASHED_SEED
+#else
+#define MODULE_RANDSTRUCT
+#endif
+#define VERMAGIC_STRING 	\
+	UTS_RELEASE " " MODULE_VERMAGIC_SMP MODULE_VERMAGIC_PREEMPT /* all */ \
+	MODULE_ARCH_VERMAGIC	\
+	MODULE_RANDSTRUCT
+#endif
+"#;
+
+    fn vermagic(text: &str, seed: &str, options: &[&str]) -> Option<String> {
+        let lines: Vec<String> = options.iter().map(|option| format!("CONFIG_{option}\n")).collect();
+        let config = KernelConfig::parse(&lines.concat()).unwrap();
+        let arch = "#ifndef A\n#define A\n#define MODULE_ARCH_VERMAGIC \"aarch64\"\n#endif\n";
+        let headers = VermagicHeaders { vermagic: text.into(), arch: arch.into(), layout_seed: seed.into() };
+        headers.evaluate(&"6.1.1".parse().unwrap(), &config).map(|vermagic| format!("{vermagic:?}"))
+    }
+
+    #[test]
+    fn conditions_are_those_of_the_configuration() {
+        let is = |text: &str, randstruct: bool| {
+            Some(format!("{:?}", Vermagic { text: text.to_owned(), randstruct }))
+        };
+        assert_eq!(vermagic(LINUX, "", &["SMP=y"]), is("6.1.1 SMP aarch64", false));
+        assert_eq!(vermagic(LINUX, "", &["X=y", "PREEMPT_BUILD=y"]), is("6.1.1 preempt aarch64", false));
+        assert_eq!(
+            vermagic(LINUX, "", &["PREEMPT_RT=y", "PREEMPT_BUILD=y"]),
+            is("6.1.1 preempt_rt aarch64", false)
+        );
+        assert_eq!(vermagic(LINUX, "", &["PREEMPT=m"]), is("6.1.1 aarch64", false));
+        assert_eq!(vermagic(LINUX, "", &["RANDSTRUCT=y"]), is("6.1.1 aarch64", true));
+        let seed = "#define RANDSTRUCT_HASHED_SEED \"0123\"\n";
+        assert_eq!(vermagic(LINUX, seed, &["RANDSTRUCT=y"]), is("6.1.1 aarch64RANDSTRUCT_0123", false));
+    }
+
+    #[test]
+    fn a_vendor_adds_a_word() {
+        let vendor = LINUX.replace("UTS_RELEASE \" \"", "UTS_RELEASE \" \" VENDOR");
+        assert_eq!(vermagic(&vendor, "", &["SMP=y"]), None, "the word is not defined");
+        let vendor = format!("#define VENDOR \"acme \"\n{vendor}");
+        assert!(vermagic(&vendor, "", &["SMP=y"]).unwrap().contains("6.1.1 acme SMP aarch64"));
+    }
+
+    #[test]
+    fn what_is_not_understood_gives_nothing() {
+        for text in [
+            "",
+            "#define VERMAGIC_STRING VERMAGIC_STRING",
+            "#define VERMAGIC_STRING concat(a)",
+            "#define VERMAGIC_STRING \"a\\n\"",
+            "#if LINUX > 5\n#define VERMAGIC_STRING \"a\"\n#endif",
+            "#ifdef X\n#define VERMAGIC_STRING \"a\"",
+            "#endif",
+        ] {
+            assert_eq!(vermagic(text, "", &["SMP=y"]), None, "{text}");
+        }
+    }
+}
