@@ -60,7 +60,9 @@ fn ask(fleet: &Fleet, observed: &mut Observed) -> Plan {
             Ok(plan) => return plan,
             Err(PendingLookups { images, failures, signatures: _, headers }) => {
                 observed.absent.extend(images);
-                observed.headers.extend(headers.into_iter().map(|kernel| (kernel, HeaderState::There(None))));
+                observed
+                    .headers
+                    .extend(headers.into_iter().map(|kernel| (kernel, HeaderState::Available(None))));
                 observed.failures.extend(failures.into_iter().map(|inputs| (inputs, None)));
             }
         }

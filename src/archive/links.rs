@@ -11,33 +11,34 @@ use fs_err as fs;
 /// Maximum number of symbolic links followed for one path (`MAXSYMLINKS` in the kernel's `include/linux/namei.h`).
 pub(super) const MAX_LINKS: usize = 40;
 
-/// Returns the target for a link in `directory` that points at `place`. Both paths are relative to the same root and free of `.`,
-/// `..` and links.
-pub fn relative(directory: &Path, place: &Path) -> PathBuf {
-    let common = directory.iter().zip(place).take_while(|(a, b)| a == b).count();
+/// Returns the relative target for a link in `directory` that points to `destination`. Both paths are relative to the same root
+/// and contain no `.`, `..` or links.
+pub fn relative(directory: &Path, destination: &Path) -> PathBuf {
+    let common = directory.iter().zip(destination).take_while(|(a, b)| a == b).count();
     let up = directory.iter().skip(common).map(|_| Path::new(".."));
-    let target: PathBuf = up.chain(place.iter().skip(common).map(Path::new)).collect();
+    let target: PathBuf = up.chain(destination.iter().skip(common).map(Path::new)).collect();
     if target.as_os_str().is_empty() { PathBuf::from(".") } else { target }
 }
 
-/// Whether a link at this relative path stays below `top` at each step toward its target. Other links are not followed.
+/// Whether each component of a link's target stays below `top`. `top` and `link` are relative to the same root. Other links are
+/// not followed.
 pub fn stays_below(top: &Path, link: &Path, target: &Path) -> bool {
-    let mut place = link.parent().unwrap_or(Path::new("")).to_owned();
-    target.is_relative() && target.components().all(|part| step(&mut place, part) && place.starts_with(top))
+    let mut path = link.parent().unwrap_or(Path::new("")).to_owned();
+    target.is_relative() && target.components().all(|part| step(&mut path, part) && path.starts_with(top))
 }
 
-/// Returns where a link in this directory leads, relative to the same root, without following other links. Returns `None` when
-/// the target is above the root.
+/// Returns the path that a link in `directory` points to, relative to the same root. Other links are not followed. Returns `None`
+/// if the target is above the root.
 pub fn target_of(directory: &Path, target: &Path) -> Option<PathBuf> {
-    let mut place = if target.is_absolute() { PathBuf::new() } else { directory.to_owned() };
-    target.components().all(|part| step(&mut place, part)).then_some(place)
+    let mut path = if target.is_absolute() { PathBuf::new() } else { directory.to_owned() };
+    target.components().all(|part| step(&mut path, part)).then_some(path)
 }
 
-/// Advances by one path component; returns `false` when that leads above the root.
-fn step(place: &mut PathBuf, part: Component<'_>) -> bool {
+/// Extends the path by one component of a target. Returns `false` if the result is above the root.
+fn step(path: &mut PathBuf, part: Component<'_>) -> bool {
     match part {
-        Component::Normal(name) => place.push(name),
-        Component::ParentDir => return place.pop(),
+        Component::Normal(name) => path.push(name),
+        Component::ParentDir => return path.pop(),
         Component::CurDir | Component::RootDir => {}
         Component::Prefix(_) => return false,
     }
@@ -47,23 +48,23 @@ fn step(place: &mut PathBuf, part: Component<'_>) -> bool {
 /// Resolves a path inside `root` as if `root` were `/`. The result is relative to `root` and contains no links. Returns `None`
 /// when a component does not exist.
 pub fn resolve(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
-    let mut waiting: Vec<OsString> = components(path);
-    let mut found = PathBuf::new();
-    let mut links = 0;
-    while let Some(name) = waiting.pop() {
+    let mut pending: Vec<OsString> = components(path);
+    let mut resolved = PathBuf::new();
+    let mut followed = 0;
+    while let Some(name) = pending.pop() {
         if name == ".." {
-            found.pop();
+            resolved.pop();
             continue;
         }
-        found.push(&name);
-        let place = root.join(&found);
-        let metadata = match fs::symlink_metadata(&place) {
+        resolved.push(&name);
+        let path = root.join(&resolved);
+        let metadata = match fs::symlink_metadata(&path) {
             Ok(metadata) => metadata,
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                // Trees in the cache have no `lib` directory; a machine with a merged /usr has it as a link to `usr/lib`.
-                if found == Path::new("lib") {
-                    waiting.extend(["lib".into(), "usr".into()]);
-                    found.clear();
+                // Trees in the cache have no `lib`. Treat it as a link to `usr/lib`, as on machines with a merged /usr.
+                if resolved == Path::new("lib") {
+                    pending.extend(["lib".into(), "usr".into()]);
+                    resolved.clear();
                     continue;
                 }
                 return Ok(None);
@@ -71,23 +72,23 @@ pub fn resolve(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
             Err(error) => return Err(error),
         };
         if metadata.is_symlink() {
-            links += 1;
-            if links > MAX_LINKS {
+            followed += 1;
+            if followed > MAX_LINKS {
                 return Err(io::Error::other(format!(
                     "follow link {}: too many symbolic links",
-                    place.display()
+                    path.display()
                 )));
             }
-            let target = fs::read_link(&place)?;
+            let target = fs::read_link(&path)?;
             if target.is_absolute() {
-                found.clear();
+                resolved.clear();
             } else {
-                found.pop();
+                resolved.pop();
             }
-            waiting.extend(components(&target));
+            pending.extend(components(&target));
         }
     }
-    Ok(Some(found))
+    Ok(Some(resolved))
 }
 
 /// Returns the path's components in reverse order, including `..`.
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_leaves_on_the_way_does_not_stay() {
+    fn a_target_that_passes_outside_does_not_stay_below() {
         let stays =
             |top: &str, target: &str| stays_below(Path::new(top), Path::new("a/b/link"), Path::new(target));
         assert!(stays("", "../../c") && stays("a", "../c") && stays("a/b", "./c/.."));

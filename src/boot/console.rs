@@ -1,18 +1,18 @@
-//! Pure: keeps the last lines of a virtual machine's console.
+//! Pure: keeps the last lines of a virtual machine's console output.
 
 use std::collections::VecDeque;
 
 use driver_entrypoint::report::is_death;
 use farrier_core::text::is_deceptive;
 
-/// Number of lines to keep.
-const LINES: usize = 400;
-/// Number of bytes to keep of each line.
-const LINE: usize = 512;
-/// Number of lines to show.
-const SHOWN: usize = 30;
+/// Maximum number of lines to keep.
+const MAX_LINES: usize = 400;
+/// Maximum number of bytes to keep of each line.
+const MAX_LINE_BYTES: usize = 512;
+/// Maximum number of lines to show.
+const SHOWN_LINES: usize = 30;
 
-/// The end of a console's output.
+/// Last lines of a console's output.
 #[derive(Debug, Default)]
 pub(super) struct Console {
     lines: VecDeque<String>,
@@ -20,24 +20,24 @@ pub(super) struct Console {
 }
 
 impl Console {
-    /// Adds output.
+    /// Appends output, which may end in the middle of a line.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             if byte == b'\n' {
                 self.end_line();
-            } else if self.partial.len() < LINE && byte != b'\r' {
+            } else if self.partial.len() < MAX_LINE_BYTES && byte != b'\r' {
                 self.partial.push(byte);
             }
         }
     }
 
-    /// Ends the current line, so that further output starts a new one.
+    /// Ends the current line, so that further output starts a new line.
     pub(super) fn end_line(&mut self) {
         let line = String::from_utf8_lossy(&self.partial);
         let line: String = line.chars().filter(|c| !is_deceptive(*c)).collect();
-        let line = without_time(&line).trim_end();
+        let line = strip_timestamp(&line).trim_end();
         if !line.is_empty() && !is_trace(line) {
-            if self.lines.len() == LINES {
+            if self.lines.len() == MAX_LINES {
                 self.lines.pop_front();
             }
             self.lines.push_back(line.to_owned());
@@ -47,26 +47,26 @@ impl Console {
 
     /// Returns the last lines.
     pub(super) fn last_lines(&self) -> Vec<String> {
-        let from = self.lines.len().saturating_sub(SHOWN);
-        self.lines.iter().skip(from).cloned().collect()
+        let start = self.lines.len().saturating_sub(SHOWN_LINES);
+        self.lines.iter().skip(start).cloned().collect()
     }
 
     /// Returns the lines from the first sign of a kernel crash, or the last lines if there is none.
     pub(super) fn last_words(&self) -> Vec<String> {
         match self.lines.iter().position(|line| is_death(line)) {
-            Some(from) => self.lines.iter().skip(from).take(SHOWN).cloned().collect(),
+            Some(start) => self.lines.iter().skip(start).take(SHOWN_LINES).cloned().collect(),
             None => self.last_lines(),
         }
     }
 }
 
-/// Whether the line comes from `initcall_debug`, which farrier enables for itself.
+/// Whether the line comes from `initcall_debug`, which boot checks enable to classify failures. Such lines are not shown.
 pub(super) fn is_trace(line: &str) -> bool {
     ["calling  ", "initcall ", "PM: Calling "].iter().any(|start| line.starts_with(start))
 }
 
 /// Removes a timestamp such as `[    1.234567] `.
-fn without_time(line: &str) -> &str {
+fn strip_timestamp(line: &str) -> &str {
     let rest = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
     match rest {
         Some((time, text)) if time.trim().bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') => text,
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_lose_their_time_and_traces_are_left_out() {
+    fn timestamps_and_initcall_traces_are_removed() {
         let mut console = Console::default();
         console.push(b"[    1.000001] calling  m_init+0x0 [m] @ 4\r\n[    1.5] m: he");
         console.push(b"llo\r\n\x1b\n[note] x\nlast");
@@ -88,19 +88,19 @@ mod tests {
     }
 
     #[test]
-    fn last_words_begin_where_it_dies() {
+    fn last_words_begin_at_the_crash() {
         let mut console = Console::default();
         console.push(b"a\nBUG: kernel NULL pointer dereference\nb\n");
         assert_eq!(console.last_words(), ["BUG: kernel NULL pointer dereference", "b"]);
         let mut console = Console::default();
         console.push("x\n".repeat(1000).as_bytes());
-        assert_eq!((console.lines.len(), console.last_words().len()), (LINES, SHOWN));
+        assert_eq!((console.lines.len(), console.last_words().len()), (MAX_LINES, SHOWN_LINES));
     }
 
     #[test]
     fn an_endless_line_takes_no_memory() {
         let mut console = Console::default();
         console.push(&vec![b'x'; 1 << 20]);
-        assert_eq!(console.partial.len(), LINE);
+        assert_eq!(console.partial.len(), MAX_LINE_BYTES);
     }
 }

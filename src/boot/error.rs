@@ -1,4 +1,4 @@
-//! Pure: reasons why a boot check has no result, with hints.
+//! Pure: errors of boot checks, with hints.
 
 use std::{io, path::PathBuf};
 
@@ -7,15 +7,15 @@ use crate::payload::PayloadError;
 /// Result of a boot check.
 pub type Result<T, E = BootError> = std::result::Result<T, E>;
 
-/// Reason why a boot check has no result. The outcome of a module is not an error: see
+/// Reason why a boot check has no result. A module that fails to load is a result, not an error: see
 /// [`BootOutcome`](kmod::BootOutcome).
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages explain the fields")]
 pub enum BootError {
-    /// The static binary is missing.
+    /// The static `driver-entrypoint` binary is missing.
     #[error("find driver-entrypoint at {0}")]
     NoEntrypoint(PathBuf),
-    /// The static binary is for another architecture, or is not a valid binary.
+    /// The static `driver-entrypoint` binary is for another architecture, or is not a valid binary.
     #[error("start driver-entrypoint in a virtual machine")]
     Entrypoint(#[source] PayloadError),
     /// QEMU is missing; `package` provides it.
@@ -33,19 +33,20 @@ pub enum BootError {
     /// A module cannot be read.
     #[error("read a module for the virtual machine")]
     Payload(#[from] PayloadError),
-    /// A module cannot be decompressed, with the reason.
+    /// The module at this path cannot be decompressed, with the reason.
     #[error("read module {0} for the virtual machine: {1}")]
     Module(PathBuf, String),
     /// The modules need more memory than the limit allows.
     #[error("give the virtual machine {needed} MiB of memory: the limit is {limit} MiB")]
     Memory { needed: u64, limit: u64 },
-    /// The kernel did not reach its init process. Holds its release and the last lines of the console or of QEMU.
+    /// The kernel did not start its init process. Contains the kernel release, and the last output lines of the console or
+    /// QEMU.
     #[error("boot kernel {0}: its init process did not report; last lines: {last}", last = .1.join(" | "))]
     NotStarted(String, Vec<String>),
-    /// The image holds another kernel than the requested one.
+    /// The image contains another kernel than the requested one.
     #[error("boot kernel {wanted}: the image is kernel {found}")]
     OtherKernel { wanted: String, found: String },
-    /// The init process failed.
+    /// The init process in the virtual machine failed.
     #[error("work in the virtual machine: {0}")]
     Init(String),
     /// Lines of the report are missing.
@@ -53,7 +54,7 @@ pub enum BootError {
     Incomplete,
     /// The user or the caller canceled the check.
     #[error("the boot check was canceled")]
-    Cancelled,
+    Canceled,
 }
 
 impl BootError {
@@ -67,7 +68,7 @@ impl BootError {
             }
             Self::Entrypoint(error) => return error.hint().unwrap_or_default(),
             Self::Start(..) => "check the program's permissions",
-            Self::Read(_) | Self::Cancelled => "start the check again",
+            Self::Read(_) | Self::Canceled => "start the check again",
             Self::Payload(error) if error.hint().is_some() => return error.hint().unwrap_or_default(),
             Self::Io(_) | Self::Payload(_) => "check the file, its permissions and its disk",
             Self::Module(..) => "check the payload without the boot check for details",

@@ -65,7 +65,7 @@ pub async fn find_init(given: Option<&Path>, arch: Architecture) -> Result<PathB
 /// process and no file remains, whatever the result.
 pub async fn boot_check(request: &BootRequest, cancel: &CancellationToken) -> Result<BootReport> {
     tokio::select! {
-        () = cancel.cancelled() => Err(BootError::Cancelled),
+        () = cancel.cancelled() => Err(BootError::Canceled),
         report = uncancelled(request) => report,
     }
 }

@@ -1,4 +1,4 @@
-//! Adapter: the assemble stage: turns a checked payload into an image, ready to push.
+//! Adapter: turns a checked payload into an image that is ready to be pushed (assemble stage).
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -29,7 +29,7 @@ pub(super) struct Image {
     pub(super) check_report: Artifact,
     /// Files of the layers above the base.
     pub(super) layers: Vec<(PathBuf, Layer)>,
-    /// The base, whose blobs the target repository may lack.
+    /// Base image. The push copies those of its blobs that the target repository lacks.
     pub(super) base: Option<BaseImage>,
 }
 
@@ -40,7 +40,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     let CheckedPayload { payload, headers, header_content: _, report } = checked;
     let runtime = &image.spec.runtime;
     if let Some(RuntimeBase::Runfile(_)) = &runtime.base {
-        is_of_version(&report.modules, &cell.version)?;
+        check_module_version(&report.modules, &cell.version)?;
     }
     let summary = report.in_a_few_words();
     let mut facts = ImageFacts {
@@ -61,8 +61,8 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         members: BTreeMap::new(),
     };
     let mut entrypoint = None;
-    let (base, layers) = if let Some(made) = &payload.image {
-        (Some(engine_made(made, cell)?), made.layers.clone())
+    let (base, layers) = if let Some(engine_image) = &payload.image {
+        (Some(engine_image_as_base(engine_image, cell)?), engine_image.layers.clone())
     } else {
         let base = match &runtime.base {
             None => None,
@@ -77,33 +77,33 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
             let file = payload.work.path().join("entrypoint.tar.gz");
             let layer = parts.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
             // A base that is itself a driver image already has the entrypoint.
-            let below = base.as_ref().is_some_and(|base| base.image.holds(&layer.digest));
-            entrypoint = (!below).then_some((file, layer));
+            let is_in_base = base.as_ref().is_some_and(|base| base.image.holds(&layer.digest));
+            entrypoint = (!is_in_base).then_some((file, layer));
         }
         (base, vec![(out, written.layer)])
     };
-    let mut notes = facts.to_annotations();
-    notes.insert(annotations::TITLE.to_owned(), cell.image.to_string());
-    notes.insert(annotations::VERSION.to_owned(), cell.version.clone());
-    notes.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
+    let mut image_annotations = facts.to_annotations();
+    image_annotations.insert(annotations::TITLE.to_owned(), cell.image.to_string());
+    image_annotations.insert(annotations::VERSION.to_owned(), cell.version.clone());
+    image_annotations.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
     for (key, origins) in [(annotations::HEADERS, headers), (annotations::SOURCES, &payload.sources)] {
         if !origins.is_empty() {
-            notes.insert(key.to_owned(), origins.join(", "));
+            image_annotations.insert(key.to_owned(), origins.join(", "));
         }
     }
-    // For an engine-made image, `base` already has the layers.
-    let own: Vec<Layer> = match payload.image {
+    // If the build engine made the image, `base` already has all layers.
+    let new_layers: Vec<Layer> = match payload.image {
         Some(_) => Vec::new(),
         None => layers.iter().map(|(_, layer)| layer.clone()).collect(),
     };
     let assembled = oci::assemble(&Assembly {
         base: base.as_ref().map(|base| &base.image),
         entrypoint_layer: entrypoint.as_ref().map(|(_, layer)| layer),
-        layers: &own,
+        layers: &new_layers,
         entrypoint: &texts(&runtime.entrypoint),
         env: &runtime.env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
         labels: &BTreeMap::new(),
-        annotations: &notes,
+        annotations: &image_annotations,
         architecture: cell.target.arch.as_str(),
     })?;
     let document = CheckReportDocument { report, reused_from: payload.reused_from.as_ref() };
@@ -115,9 +115,9 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     })
 }
 
-/// Checks that module `nvidia` and the user space have the same version. Otherwise the module refuses that user space
-/// on the node (`NVRM: API mismatch`).
-fn is_of_version(modules: &[ModuleReport], wanted: &str) -> Result<()> {
+/// Checks that module `nvidia`, if there is one, has the version of the user space. Otherwise the module refuses that
+/// user space on the node (`NVRM: API mismatch`).
+fn check_module_version(modules: &[ModuleReport], wanted: &str) -> Result<()> {
     let module = modules.iter().find(|module| module.name == "nvidia");
     match module.and_then(|module| module.about.version.as_ref()).filter(|version| *version != wanted) {
         None => Ok(()),
@@ -128,11 +128,12 @@ fn is_of_version(modules: &[ModuleReport], wanted: &str) -> Result<()> {
     }
 }
 
-/// Converts an engine-made image to a base. Its configuration and layers are kept, and annotations are added later.
-fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage> {
-    let layers = made.layers.iter().map(|(_, layer)| layer.descriptor()).collect();
-    let manifest = ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &made.config), layers);
-    let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch.as_str())?;
+/// Converts an image that the build engine made to a base with the same configuration and layers. The caller adds the
+/// annotations.
+fn engine_image_as_base(image: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage> {
+    let layers = image.layers.iter().map(|(_, layer)| layer.descriptor()).collect();
+    let manifest = ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &image.config), layers);
+    let image = oci::Base::parse(&manifest.to_bytes()?, &image.config, cell.target.arch.as_str())?;
     Ok(BaseImage { image, repository: cell.reference.repository.clone(), usr_merged: false })
 }
 
@@ -151,8 +152,9 @@ mod tests {
         };
         // NVIDIA's other modules have different versions.
         let modules = [module("nvidia_fs", "2.17"), module("nvidia", "580.95.05")];
-        assert!(is_of_version(&modules, "580.95.05").is_ok() && is_of_version(&[], "580.95.05").is_ok());
-        let error = is_of_version(&modules, "580.82.09").unwrap_err();
+        assert!(check_module_version(&modules, "580.95.05").is_ok());
+        assert!(check_module_version(&[], "580.95.05").is_ok());
+        let error = check_module_version(&modules, "580.82.09").unwrap_err();
         insta::assert_snapshot!(error, @"module nvidia has version 580.95.05, but the user space of the runtime base has 580.82.09");
     }
 }

@@ -13,7 +13,7 @@ use oci::client::chain as error_chain;
 use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 
-use super::{cross, host_tools, intact::intact, job::Job, kept};
+use super::{cross, host_tools, job::Job, kept, verified_tree::verified_tree};
 use crate::{
     blocking::blocking,
     cache::LockMode,
@@ -31,14 +31,14 @@ use crate::{
 /// Prefix of the line in which the toolchain probe lists the compilers that it found.
 const PROBE_MARK: &str = "farrier: toolchain offers ";
 /// Minimum memory limit of a build, in bytes.
-pub(super) const LEAST_MEMORY: u64 = 4 << 30;
+pub(super) const MIN_MEMORY: u64 = 4 << 30;
 
 /// Limit on concurrent processes of a build: several for each processor of the largest machines.
-const MOST_PROCESSES: u64 = 8 << 10;
+const MAX_PROCESSES: u64 = 8 << 10;
 /// Limit in bytes on what a build writes, the same as a pod's share of its node's disk (`JobSpec`).
-const MOST_DISK: u64 = 32 << 30;
+const MAX_DISK: u64 = 32 << 30;
 /// Limit on files, links and directories of a build: ten times the number in a compiled kernel source tree.
-const MOST_INODES: u64 = 2_000_000;
+const MAX_INODES: u64 = 2_000_000;
 
 /// The base of a compile, in the form that the engine needs.
 pub(super) enum PreparedBase {
@@ -65,12 +65,12 @@ impl InPlaceBase {
     /// Returns the steps with their resource limits. The definition's `build.memory` only decides which builds may run
     /// concurrently. Because that value is an estimate, the limit is twice as high.
     pub(super) fn plan(&self, spec: BuildSpec) -> Plan {
-        let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
+        let memory = spec.memory.bytes().saturating_mul(2).max(MIN_MEMORY);
         let limits = Limits {
             memory: Some(memory),
-            processes: Some(MOST_PROCESSES),
-            disk: Some(MOST_DISK),
-            inodes: Some(MOST_INODES),
+            processes: Some(MAX_PROCESSES),
+            disk: Some(MAX_DISK),
+            inodes: Some(MAX_INODES),
         };
         Plan { steps: self.steps.clone(), limits }
     }
@@ -125,7 +125,7 @@ fn confined_by_docker(least_landlock: u32) -> Result<()> {
 async fn own_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
     job.stage(Stage::Toolchain);
     let get = || toolchain_tree(job.parts, &job.toolchain, job.cell);
-    let (tree, image) = intact(job.parts, get, |(tree, _)| Some(tree)).await?;
+    let (tree, image) = verified_tree(job.parts, get, |(tree, _)| Some(tree)).await?;
     host_tools::check(job, headers, &tree).await?;
     Ok((tree, image))
 }

@@ -63,7 +63,7 @@ pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) 
 
 /// Error for a cell that cannot be built. If an external system was unreachable, the command is not at fault.
 fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> TargetError {
-    if resolved.unreachable && !reason.is_finding() {
+    if resolved.unreachable && !reason.is_not_applicable() {
         TargetError::Unresolved(subject, reason)
     } else {
         TargetError::Skipped(subject, reason)

@@ -41,18 +41,18 @@ pub(super) async fn ensure_boot_check_is_possible(job: &Job<'_>) -> Result<()> {
 /// definition asks for it. `previous` is the signer of a reused payload.
 pub(super) async fn check(
     job: &Job<'_>,
-    against: &CompileInputs,
+    compile_inputs: &CompileInputs,
     payload: Payload,
     previous: Option<&ModuleSignerFact>,
 ) -> Result<CheckedPayload> {
     job.stage(Stage::Check);
-    let signing = sign::signing(job, &against.headers, previous).await?;
-    let report = static_check(job, against, signing.as_ref(), &payload).await?;
+    let signing = sign::signing(job, &compile_inputs.headers, previous).await?;
+    let report = static_check(job, compile_inputs, signing.as_ref(), &payload).await?;
     accept(&report, job.image.spec.check.unknown)?;
     sign::sign(job, signing, &payload).await?;
-    let report = boot(job, against, &payload, report).await?;
+    let report = boot(job, compile_inputs, &payload, report).await?;
     accept(&report, job.image.spec.check.unknown)?;
-    Ok(CheckedPayload::of(payload, &against.headers, report))
+    Ok(CheckedPayload::of(payload, &compile_inputs.headers, report))
 }
 
 /// Checks modules with the given facts about the kernel. If the verdict is unknown, fetches the kernel's own image, if
@@ -78,7 +78,7 @@ pub async fn check_with_kernel_image<E, F: Future<Output = Result<CheckReport, E
 /// Checks the payload against the headers and the kernel image. Modules that are about to be signed count as signed.
 pub(super) async fn static_check(
     job: &Job<'_>,
-    against: &CompileInputs,
+    compile_inputs: &CompileInputs,
     signing: Option<&Signing>,
     payload: &Payload,
 ) -> Result<CheckReport> {
@@ -89,7 +89,7 @@ pub(super) async fn static_check(
     let check = |mut facts: KernelFacts| {
         facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
         let modules = Arc::clone(&modules);
-        let (required, needs) = (texts(&job.image.spec.modules), against.needed.tables.clone());
+        let (required, needs) = (texts(&job.image.spec.modules), compile_inputs.needed.tables.clone());
         blocking(move || {
             Ok(kmod::check(&CheckRequest {
                 kernel: &facts,
@@ -101,7 +101,7 @@ pub(super) async fn static_check(
             }))
         })
     };
-    check_with_kernel_image(against.headers.facts.clone(), check, kernel_image_facts(job)).await
+    check_with_kernel_image(compile_inputs.headers.facts.clone(), check, kernel_image_facts(job)).await
 }
 
 /// Returns facts from the kernel's own image, if the family names one.
@@ -120,7 +120,7 @@ async fn kernel_image_facts(job: &Job<'_>) -> Result<Option<ExtraKernelFacts>> {
 /// Adds the result of a boot check, if the definition asks for one.
 pub(super) async fn boot(
     job: &Job<'_>,
-    against: &CompileInputs,
+    compile_inputs: &CompileInputs,
     payload: &Payload,
     report: CheckReport,
 ) -> Result<CheckReport> {
@@ -135,13 +135,13 @@ pub(super) async fn boot(
         family: job.family,
         payload: &payload.tree,
         modules: in_load_order.map(|module| module.path.clone()).collect(),
-        needed: &against.needed.modules,
+        needed: &compile_inputs.needed.modules,
         decompression: Arc::clone(&payload.decompression),
     };
     // Dropping the future stops the virtual machine.
     tokio::select! {
         biased;
-        () = job.parts.cancel.cancelled() => Err(TargetError::Cancelled),
+        () = job.parts.cancel.cancelled() => Err(TargetError::Canceled),
         booted = checker.boot_check(&check) => Ok(report.with_boot(booted?)),
     }
 }

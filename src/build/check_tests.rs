@@ -4,7 +4,7 @@ use farrier_core::image::Period;
 use kmod::{BootOutcome, ModuleBoot, testing::ModuleFile};
 use serde_json::json;
 
-use super::{super::job::Needed, *};
+use super::{super::job::NeedInputs, *};
 use crate::{
     build::{
         build_one,
@@ -33,9 +33,9 @@ async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
     let job = Job::of(&bench.parts, &cell).unwrap();
     let mut headers = crate::build::headers::fetch(&job).await.unwrap();
     headers.facts.symbols = None;
-    let against = CompileInputs { headers, needed: Needed::default() };
+    let compile_inputs = CompileInputs { headers, needed: NeedInputs::default() };
     let payload = bench.payload(K9, &[&module()]);
-    Ok(check(&job, &against, payload, None).await?.report)
+    Ok(check(&job, &compile_inputs, payload, None).await?.report)
 }
 
 #[tokio::test]
@@ -60,9 +60,9 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
     record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.still_holds(&bench.definition().0.spec));
+    assert!(failure.applies_to(&bench.definition().0.spec));
     bench.image().spec.check.unknown = UnknownPolicy::Allow;
-    assert!(!failure.still_holds(&bench.definition().0.spec));
+    assert!(!failure.applies_to(&bench.definition().0.spec));
 }
 
 #[tokio::test]
@@ -90,16 +90,16 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let (cell, deadline) = (bench.cell(K9).await, bench.image().spec.build.deadline);
     let checked = async |budget: DecompressionBudget| {
         let job = Job::of(&bench.parts, &cell).unwrap();
-        let against = CompileInputs {
+        let compile_inputs = CompileInputs {
             headers: crate::build::headers::fetch(&job).await.unwrap(),
-            needed: Needed::default(),
+            needed: NeedInputs::default(),
         };
         let mut payload = bench.payload(K9, &[&module()]);
         for number in 0..10 {
             fs_err::write(payload.tree.join(format!("{number}.ko.zst")), &bomb).unwrap();
         }
         payload.decompression = Arc::new(budget);
-        check(&job, &against, payload, None).await.map(|checked| checked.report).unwrap_err()
+        check(&job, &compile_inputs, payload, None).await.map(|checked| checked.report).unwrap_err()
     };
     let refused = checked(DecompressionBudget::without_build()).await;
     assert!(matches!(refused, TargetError::Finding(Finding { kind: FindingKind::Refused, .. })), "{refused}");
@@ -115,9 +115,9 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     record_outcome(&bench.parts, &cell, &Err(late)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.still_holds(&bench.definition().0.spec));
+    assert!(failure.applies_to(&bench.definition().0.spec));
     bench.image().spec.build.deadline = Period::seconds(3 * 60 * 60);
-    assert!(!failure.still_holds(&bench.definition().0.spec));
+    assert!(!failure.applies_to(&bench.definition().0.spec));
 }
 
 #[tokio::test]
@@ -188,7 +188,7 @@ async fn a_boot_check_that_nobody_can_make_is_an_error_at_once() {
 
 #[tokio::test]
 async fn faults_of_the_virtual_machine_pass_through() {
-    let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Err(TargetError::Cancelled));
+    let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Err(TargetError::Canceled));
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    assert!(matches!(error, TargetError::Cancelled) && !error.is_permanent(), "{error}");
+    assert!(matches!(error, TargetError::Canceled) && !error.is_permanent(), "{error}");
 }

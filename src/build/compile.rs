@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     FileLog,
-    base::{InPlaceBase, LEAST_MEMORY, PreparedBase, ProbeLog, missing_compiler},
+    base::{InPlaceBase, MIN_MEMORY, PreparedBase, ProbeLog, missing_compiler},
     job::{CompileInputs, Job, Payload, ensure_planned},
     logs::log_path,
     pod,
@@ -35,11 +35,15 @@ use crate::{
 };
 
 /// Runs the engine and returns the payload that it produced.
-pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &CompileInputs) -> Result<Payload> {
+pub(super) async fn compile(
+    job: &Job<'_>,
+    base: &PreparedBase,
+    compile_inputs: &CompileInputs,
+) -> Result<Payload> {
     let Job { parts, cell, image, .. } = job;
     let work = parts.cache.scratch()?;
     let (mut context, sources) = context(job, work.path()).await?;
-    context.extend(against.needed.context.iter().cloned());
+    context.extend(compile_inputs.needed.context.iter().cloned());
     let log_path = log_path(&parts.cache, cell)?;
     let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
@@ -92,7 +96,7 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Compil
     let confinement = match outcome {
         Some(Ok(confinement)) => confinement,
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
-            let compiler = missing_compiler(job, &against.headers, &probe);
+            let compiler = missing_compiler(job, &compile_inputs.headers, &probe);
             return Err(compiler.unwrap_or_else(|| failed(&log, message, &log_path)));
         }
         Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
@@ -102,7 +106,7 @@ pub(super) async fn compile(job: &Job<'_>, base: &PreparedBase, against: &Compil
             return Err(tampered(&log, &error, &log_path).into());
         }
         Some(Err(other)) => return Err(other),
-        None => return Err(too_long(&log, deadline, &log_path).into()),
+        None => return Err(deadline_exceeded(&log, deadline, &log_path).into()),
     };
     let made = match image.spec.output {
         Output::Payload => None,
@@ -168,7 +172,7 @@ async fn within<T>(
         () = late => {}
     }
     cancel.cancel();
-    Some(run.await).filter(|outcome| !matches!(outcome, Err(TargetError::Cancelled)))
+    Some(run.await).filter(|outcome| !matches!(outcome, Err(TargetError::Canceled)))
 }
 
 /// Error for a failed step of the Dockerfile.
@@ -194,7 +198,7 @@ fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
         "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
          at least {} GiB",
         log_path.display(),
-        LEAST_MEMORY >> 30
+        MIN_MEMORY >> 30
     );
     Finding {
         kind: FindingKind::Compile,
@@ -213,7 +217,7 @@ fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> Finding {
 }
 
 /// Finding for a build that exceeded its deadline.
-fn too_long(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
+fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
     let (_, detail) = log.finish();
     let message = format!("the build was stopped: it did not end within its deadline of {deadline}");
     let hint = format!(
@@ -308,7 +312,7 @@ mod tests {
     async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, TargetError> {
         tokio::select! {
             () = sleep(Duration::from_secs(seconds)) => Ok(seconds),
-            () = cancel.cancelled() => Err(TargetError::Cancelled),
+            () = cancel.cancelled() => Err(TargetError::Canceled),
         }
     }
 
@@ -329,7 +333,7 @@ mod tests {
             stopped.cancel();
         };
         let (outcome, ()) = tokio::join!(within(deadline, (&begun, &any), &stopped, run(61, &stopped)), stop);
-        assert!(matches!(outcome, Some(Err(TargetError::Cancelled))));
+        assert!(matches!(outcome, Some(Err(TargetError::Canceled))));
         // The run succeeds while it is being canceled.
         let ends = CancellationToken::new();
         let started = OnceLock::new();

@@ -10,7 +10,7 @@ use farrier_core::{
     template::steps::Base,
 };
 
-use super::{intact::intact, job::Job};
+use super::{job::Job, verified_tree::verified_tree};
 use crate::{
     images::DEFAULT_PATH,
     inputs::{HeaderSet, PackageRoot},
@@ -44,7 +44,7 @@ pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(Pat
     let layers = vec![(made.digest, made.layer)];
     let what = format!("cross toolchain for {target}");
     let get = async || Ok(parts.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);
-    let tree = intact(parts, get, |tree| Some(tree)).await?;
+    let tree = verified_tree(parts, get, |tree| Some(tree)).await?;
     let env = [("PATH", DEFAULT_PATH), ("ARCH", kbuild_name(target))];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     Ok((tree, Base { name: job.cell.base_name.clone(), env, ..Base::default() }))

@@ -67,7 +67,7 @@ impl Diagnoser {
     /// Processes the next line.
     pub fn feed(&mut self, line: &str) {
         let line: String = line.chars().take(LINE_CHARS).collect();
-        if !is_engines_own(&line)
+        if !is_engine_echo(&line)
             && let Some((rank, diagnosis)) = read(&line)
             && self.first.as_ref().is_none_or(|(known, _)| rank > *known)
         {
@@ -91,7 +91,7 @@ impl Diagnoser {
 }
 
 /// Whether the engine quotes the Dockerfile in this line. The text of a step may contain the words of an error.
-fn is_engines_own(line: &str) -> bool {
+fn is_engine_echo(line: &str) -> bool {
     // Podman prefixes the stage: `[1/3] STEP 2/3: RUN make`.
     let step = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((stage, step)) if stage.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/') => step,

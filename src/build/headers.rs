@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use farrier_core::plan::FetchedInputs;
 
 use super::{
-    intact::intact,
     job::{Job, ensure_planned},
+    verified_tree::verified_tree,
 };
 use crate::{
     inputs::{HeaderLookup, HeaderSet},
@@ -21,7 +21,7 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     let source = job.family.spec.headers_for(target, &job.cell.system);
     let look = || parts.fetcher.headers().find(&source, target);
     let find = || parts.retry("fetch headers", look);
-    match intact(parts, find, tree_of).await? {
+    match verified_tree(parts, find, tree_of).await? {
         HeaderLookup::Found(headers) => {
             let planned = &job.cell.fetched;
             let is_planned = headers.identity == planned.headers

@@ -61,7 +61,7 @@ pub(super) fn ensure_planned(is_same: bool, what: impl Into<String>) -> Result<(
 
 /// Inputs from other images and host trees: for compiling, for the check, and for loading.
 #[derive(Default)]
-pub(super) struct Needed {
+pub(super) struct NeedInputs {
     /// Entries for the build context.
     pub(super) context: Vec<ContextEntry>,
     /// Symbol tables of the images compiled against, then of the images that those need at load time.
@@ -75,7 +75,7 @@ pub(super) struct CompileInputs {
     /// The kernel's header set.
     pub(super) headers: HeaderSet,
     /// Needed images and host trees.
-    pub(super) needed: Needed,
+    pub(super) needed: NeedInputs,
 }
 
 /// An unchecked payload, from an engine or a published image.

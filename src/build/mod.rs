@@ -13,7 +13,6 @@ mod failures;
 mod file_log;
 mod headers;
 mod host_tools;
-mod intact;
 mod job;
 mod kept;
 mod logs;
@@ -26,6 +25,7 @@ mod sign;
 mod single;
 #[cfg(test)]
 pub(crate) mod testing;
+mod verified_tree;
 
 pub(crate) use cell::add_needs;
 pub use cell::{cell, dockerfile};

@@ -17,7 +17,7 @@ use oci::{ImageManifest, client::chain as error_chain};
 
 use super::{
     cell::cell,
-    job::{Job, Needed, ensure_planned},
+    job::{Job, NeedInputs, ensure_planned},
 };
 use crate::{
     blocking::blocking,
@@ -43,7 +43,7 @@ struct NeededImage {
 
 /// Error for a needed image that lacks the headers it claims to expose. The failure is not permanent: the needed image
 /// may be republished while the inputs of this build stay the same.
-fn lacks(image: &str, why: &str) -> TargetError {
+fn missing_headers_error(image: &str, why: &str) -> TargetError {
     TargetError::unmet(
         format!("needed image {image} does not hold the headers that it claims to expose: {why}"),
         "delete the needed image's tag: farrier then rebuilds and publishes it, and after it this image",
@@ -51,7 +51,7 @@ fn lacks(image: &str, why: &str) -> TargetError {
 }
 
 /// Error for a needed image that has disappeared since the build was planned.
-fn vanished(image: &ImageReference) -> TargetError {
+fn need_not_found(image: &ImageReference) -> TargetError {
     TargetError::unmet(
         format!("needed image {image} is no longer in the registry"),
         "run again: farrier then builds and publishes it first",
@@ -59,8 +59,8 @@ fn vanished(image: &ImageReference) -> TargetError {
 }
 
 /// Fetches what the cell needs, unless it is cached.
-pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
-    let mut needed = Needed::default();
+pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
+    let mut needed = NeedInputs::default();
     if job.cell.needs.is_empty() {
         return Ok(needed);
     }
@@ -71,7 +71,7 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
     let budget = Arc::new(budget);
     for image in needed_images(job).await? {
         let ImageReference { repository, version } = &image.image;
-        let Version::Digest(digest) = version else { return Err(vanished(&image.image)) };
+        let Version::Digest(digest) = version else { return Err(need_not_found(&image.image)) };
         // The build compiles the image's headers and the check relies on its symbols, so the image must be trusted.
         StoredImage { parts: job.parts, repository, digest }.ensure_trusted("needed image").await?;
         let tree = exposed_tree(job.parts, &image).await?;
@@ -101,7 +101,7 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed> {
 }
 
 /// Adds the cell's host trees to the build context, and their symbols to the check.
-async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<()> {
+async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
     let Job { parts, cell, .. } = job;
     for need in &job.image.spec.needs {
         let Need::Tree { name, tree } = need else { continue };
@@ -157,8 +157,9 @@ async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> 
     let mut image = needed.reference.clone();
     let found = job.parts.look_up_for(&image, needed.target.arch).await?;
     let found = found.filter(|found| found.is_of(&needed));
-    let found = found.ok_or_else(|| vanished(&image))?;
-    let exposed = found.exposed.ok_or_else(|| lacks(&image.to_string(), "it exposes nothing"))?;
+    let found = found.ok_or_else(|| need_not_found(&image))?;
+    let exposed =
+        found.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
     image.version = Version::Digest(found.digest);
     Ok(NeededImage { name: name.clone(), image, exposed, compiled_against: false })
 }
@@ -171,7 +172,7 @@ async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf> {
 
 async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<()> {
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
-    let lacks = |why: String| lacks(&image.to_string(), &why);
+    let missing_headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
     let definition =
         parts.definitions.images.get(name).ok_or_else(|| TargetError::definition_gone(name.as_str()))?;
     let patterns = definition.spec.exposes.clone();
@@ -180,7 +181,9 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
     if claimed.as_ref() != Some(exposed) {
         let claimed =
             claimed.map_or_else(|| "exposes nothing".to_owned(), |digest| format!("exposes {digest}"));
-        return Err(lacks(format!("expected {exposed}, but its annotations say that it {claimed}")));
+        return Err(missing_headers_error(format!(
+            "expected {exposed}, but its annotations say that it {claimed}"
+        )));
     }
     let work = parts.cache.scratch()?;
     let (blob, tree) = (work.path().join("layer"), work.path().join("tree"));
@@ -192,16 +195,18 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
         payload::read_exposed(&unpacked, &patterns).map_err(|error| error_chain(&error))
     })
     .await;
-    let found = found.map_err(lacks)?.digest;
+    let found = found.map_err(missing_headers_error)?.digest;
     if found != *exposed {
-        return Err(lacks(format!("its annotations say {exposed}, but its content is {found}")));
+        return Err(missing_headers_error(format!(
+            "its annotations say {exposed}, but its content is {found}"
+        )));
     }
     Ok(fs_err::rename(&tree, &place)?)
 }
 
 /// Returns the modules of a needed image for the cell's kernel.
 async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf> {
-    let Version::Digest(digest) = &needed.image.version else { return Err(vanished(&needed.image)) };
+    let Version::Digest(digest) = &needed.image.version else { return Err(need_not_found(&needed.image)) };
     let release = job.cell.target.release.as_str();
     let fetch = |place| fetch_modules(job.parts, &needed.image, release, place);
     job.parts.cache.get_or_make(MODULES, digest.hex(), fetch).await
@@ -214,13 +219,13 @@ async fn fetch_modules(parts: &Parts, image: &ImageReference, release: &str, pla
     fetch_payload(parts, image, &manifest, &blob).await?;
     let release = release.to_owned();
     let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &place)).await;
-    unpacked.map_err(|error| lacks(&image.to_string(), &error_chain(&error)))
+    unpacked.map_err(|error| missing_headers_error(&image.to_string(), &error_chain(&error)))
 }
 
 async fn needed_manifest(parts: &Parts, image: &ImageReference) -> Result<ImageManifest> {
     let ImageReference { repository, version } = image;
     let stored = parts.registry_of_needs(repository).manifest(repository, version).await?;
-    Ok(ImageManifest::parse(&stored.ok_or_else(|| vanished(image))?.bytes)?)
+    Ok(ImageManifest::parse(&stored.ok_or_else(|| need_not_found(image))?.bytes)?)
 }
 
 async fn fetch_payload(
@@ -230,7 +235,9 @@ async fn fetch_payload(
     to: &Path,
 ) -> Result<()> {
     let repository = &image.repository;
-    let layer = manifest.payload_layer().ok_or_else(|| lacks(&image.to_string(), "it has no layers"))?;
+    let layer = manifest
+        .payload_layer()
+        .ok_or_else(|| missing_headers_error(&image.to_string(), "it has no layers"))?;
     Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
 }
 
@@ -248,7 +255,10 @@ fn parse_tables(need: &str, from: &str, texts: Vec<(PathBuf, String)>) -> Result
         Ok(symbols) => {
             Ok(NeededTable { image: need.to_owned(), symbols, proprietary: Some(BTreeSet::new()) })
         }
-        Err(error) => Err(lacks(from, &format!("its /{} is not a symbol table: {error}", path.display()))),
+        Err(error) => Err(missing_headers_error(
+            from,
+            &format!("its /{} is not a symbol table: {error}", path.display()),
+        )),
     };
     texts.into_iter().map(read).collect()
 }

@@ -13,7 +13,8 @@ use crate::build::{
 async fn publish_with_table(bench: &Bench, modules: &[&ModuleFile]) {
     let cell = bench.cell(K9).await;
     let job = Job::of(&bench.parts, &cell).unwrap();
-    let against = CompileInputs { headers: headers::fetch(&job).await.unwrap(), needed: Needed::default() };
+    let compile_inputs =
+        CompileInputs { headers: headers::fetch(&job).await.unwrap(), needed: NeedInputs::default() };
     let mut payload = bench.payload(K9, modules);
     let place = payload.tree.join("usr/src/x");
     fs_err::create_dir_all(&place).unwrap();
@@ -24,7 +25,7 @@ async fn publish_with_table(bench: &Bench, modules: &[&ModuleFile]) {
     let table: String = modules.iter().map(row).collect();
     fs_err::write(place.join("Module.symvers"), table).unwrap();
     payload.exposed = Some(payload::expose(&payload.tree, &job.image.spec.exposes).unwrap().digest);
-    let checked = check::check(&job, &against, payload, None).await.unwrap();
+    let checked = check::check(&job, &compile_inputs, payload, None).await.unwrap();
     let image = assemble::assemble(&job, &checked).await.unwrap();
     let documents = document::document(&job, &checked, &image).await.unwrap();
     publish::publish(&job, &image, &documents).await.unwrap();

@@ -46,18 +46,18 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
     let headers = headers::fetch(&job).await?;
     sign::can_sign(&job, &headers).await?;
     let needed = needs::fetch(&job).await?;
-    let against = CompileInputs { headers, needed };
+    let compile_inputs = CompileInputs { headers, needed };
 
-    let reused = if options.compile { None } else { reuse::find(&job, &against).await? };
+    let reused = if options.compile { None } else { reuse::find(&job, &compile_inputs).await? };
     let checked = if let Some(checked) = reused {
         checked
     } else {
-        if let Some(detail) = lacks_compiler(job.family, against.headers.compiler) {
+        if let Some(detail) = lacks_compiler(job.family, compile_inputs.headers.compiler) {
             return Err(TargetError::finding(FindingKind::Compile, detail, None));
         }
-        let base = base::prepare(&job, &against.headers).await?;
-        let payload = compile::compile(&job, &base, &against).await?;
-        check::check(&job, &against, payload, None).await?
+        let base = base::prepare(&job, &compile_inputs.headers).await?;
+        let payload = compile::compile(&job, &base, &compile_inputs).await?;
+        check::check(&job, &compile_inputs, payload, None).await?
     };
 
     let image = assemble::assemble(&job, &checked).await?;

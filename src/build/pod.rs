@@ -87,7 +87,7 @@ pub(super) async fn compile(
     };
     let limits = plan.limits;
     // With leader election, another replica adopts the Job when this replica stops.
-    let leave = if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() };
+    let detach = if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() };
     let in_cluster = InCluster {
         job: JobSpec {
             builds: &parts.definitions.site.builds,
@@ -104,10 +104,10 @@ pub(super) async fn compile(
         log: Arc::clone(&build.log),
         phases: &phases,
         cancel: build.cancel.clone(),
-        leave: leave.clone(),
+        detach: detach.clone(),
     };
     let outcome = Box::pin(cluster.compile(in_cluster, tree)).await;
-    if !leave.is_cancelled() {
+    if !detach.is_cancelled() {
         remove(job, &reference).await;
     }
     Ok(outcome?)

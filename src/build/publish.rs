@@ -38,7 +38,7 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
 async fn ensure_current(job: &Job<'_>) -> Result<()> {
     match cell(job.parts, &job.cell.image, &job.cell.target).await {
         Ok(now) => now.changed_since(job.cell).map_or(Ok(()), |what| ensure_planned(false, what)),
-        Err(TargetError::Cancelled) => Err(TargetError::Cancelled),
+        Err(TargetError::Canceled) => Err(TargetError::Canceled),
         Err(error) => {
             let (subject, error) = (job.cell.subject(), error_chain(&error));
             tracing::info!(subject, error, "inputs cannot be looked up again before publishing");

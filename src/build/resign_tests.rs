@@ -252,10 +252,10 @@ async fn who_signed_a_lender_is_looked_up_when_its_turn_comes() {
     let ours = bench.parts.definitions.site.image_signing.take();
     bench.publish(K8, &[&module()]).await.unwrap();
     bench.parts.definitions.site.image_signing = ours;
-    let lender = bench.publish(K9, &[&module()]).await.unwrap();
+    let candidate = bench.publish(K9, &[&module()]).await.unwrap();
     bench.heard();
     let built = bench.build(K10).await.unwrap();
-    assert_eq!(built.reused_from.unwrap().digest, lender.digest);
+    assert_eq!(built.reused_from.unwrap().digest, candidate.digest);
     let heard = bench.heard();
     assert!(!heard.iter().any(|note| note.contains("is not reused")), "{heard:?}");
 }

@@ -157,8 +157,8 @@ async fn what_does_not_fit_is_told_and_compiled() {
 async fn an_image_of_which_it_is_unknown_whether_it_loads_does_not_lend() {
     let bench = compatible();
     fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
-    let lender = bench.publish(K9, &[&module()]).await.unwrap();
-    assert_eq!(lender.report.verdict, Verdict::Unknown);
+    let candidate = bench.publish(K9, &[&module()]).await.unwrap();
+    assert_eq!(candidate.report.verdict, Verdict::Unknown);
     assert_compiles(bench.build(K10).await);
 }
 

@@ -9,7 +9,7 @@ use clap::Args;
 use farrier_core::{
     image::{Digest, ImageName},
     kernel::Architecture,
-    plan::{Interest, NodeReason, Outcome, Plan, PlannedCell, WriteNamespaces},
+    plan::{NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, WriteNamespaces},
     provenance::Confinement,
 };
 use jiff::{SignedDuration, Timestamp};
@@ -89,8 +89,8 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
             }
             let mut plan = None;
             if let Some(cluster) = cluster {
-                let interest = Interest::of(&parts.definitions);
-                match session.connect(&cluster, write_namespaces.unwrap_or_default(), interest).await {
+                let scope = SnapshotScope::of(&parts.definitions);
+                match session.connect(&cluster, write_namespaces.unwrap_or_default(), scope).await {
                     Err(error) => visit.note("cluster", Err(error)),
                     Ok(connection) => plan = visit.cluster(&parts, &connection).await,
                 }
@@ -281,7 +281,7 @@ impl Visit {
         let mut skipped: BTreeMap<String, Vec<&PlannedCell>> = BTreeMap::new();
         for cell in &plan.cells {
             if let Outcome::Skipped { why } = &cell.outcome
-                && !why.is_finding()
+                && !why.is_not_applicable()
             {
                 skipped.entry(why.to_string()).or_default().push(cell);
             }

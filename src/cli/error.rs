@@ -143,7 +143,7 @@ endings! {
         RollbackError::Unknown { .. } => None,
     };
     TargetError: |error| match error {
-        TargetError::Cancelled => Exit::Interrupted,
+        TargetError::Canceled => Exit::Interrupted,
         error if error.is_usage() => Exit::Wrong,
         error if error.is_unreachable() => Exit::Unreachable,
         _ => Exit::Failed,
@@ -165,13 +165,13 @@ endings! {
     }, FetchError::hint;
     // The emulator and its init are external systems.
     BootError: |error| match error {
-        BootError::Cancelled => Exit::Interrupted,
+        BootError::Canceled => Exit::Interrupted,
         BootError::NoEmulator { .. } | BootError::NoEntrypoint(_) | BootError::Start(..) => Exit::Unreachable,
         _ => Exit::Failed,
     }, |error| Some(error.hint());
     // Only `farrier check` uses an engine directly.
     EngineError: |error| match error {
-        EngineError::Cancelled => Exit::Interrupted,
+        EngineError::Canceled => Exit::Interrupted,
         EngineError::Unavailable(_) => Exit::Unreachable,
         error if error.is_transient() => Exit::Unreachable,
         _ => Exit::Failed,

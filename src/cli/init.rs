@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use farrier_core::{
     image::{Definitions, DriverImage},
-    plan::{Interest, NodeFacts, WriteNamespaces},
+    plan::{NodeFacts, SnapshotScope, WriteNamespaces},
     shell::shell_word,
 };
 use fs_err as fs;
@@ -82,7 +82,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     let InitArgs { directory, cluster, registry, driver, from, source } = args;
     let question = "which cluster: kube, kube:CONTEXT, or dir:PATH for a directory of manifests";
     let cluster = answer(cluster, "--cluster", question).await?;
-    let connection = session.connect(&cluster, WriteNamespaces::default(), Interest::default()).await?;
+    let connection = session.connect(&cluster, WriteNamespaces::default(), SnapshotScope::default()).await?;
     let manifests = connection.cluster.manifests().await?;
     let mut context = Context { live: connection.kube.is_some(), ..Context::default() };
     let unreadable = |reason: String| CliError::usage(format!("a manifest of {cluster}: {reason}"));

@@ -6,7 +6,7 @@ use clap::Args;
 use farrier_core::{
     image::ImageName,
     kernel::KernelTarget,
-    plan::{Interest, Platform, WriteNamespaces, called_for},
+    plan::{Platform, SnapshotScope, WriteNamespaces, called_for},
 };
 use oci::client::chain as error_chain;
 use serde::Serialize;
@@ -79,7 +79,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
             }
             // Not all images are meant for all kernels. Only an image that was requested by name counts as
             // missing.
-            Err(TargetError::Skipped(_, reason)) if reason.is_finding() && args.image.is_empty() => {
+            Err(TargetError::Skipped(_, reason)) if reason.is_not_applicable() && args.image.is_empty() => {
                 row.outcome = "skipped";
                 row.message = Some(reason.to_string());
             }
@@ -115,7 +115,8 @@ async fn images(
         return Ok(named);
     }
     let Some(cluster) = &args.cluster else { return Ok(definitions.images.keys().cloned().collect()) };
-    let connection = session.connect(cluster, WriteNamespaces::default(), Interest::of(definitions)).await?;
+    let connection =
+        session.connect(cluster, WriteNamespaces::default(), SnapshotScope::of(definitions)).await?;
     let snapshot = connection.cluster.snapshot().await?;
     let KernelTarget { os, os_version, release: _, arch } = target.clone();
     let platform = Platform { os, os_version, arch };

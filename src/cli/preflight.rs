@@ -8,8 +8,8 @@ use clap::Args;
 use farrier_core::{
     kernel::KernelRelease,
     plan::{
-        Change, ClusterSnapshot, MayBoot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode,
-        Platform, Shared,
+        BootReadiness, Change, ClusterSnapshot, CowArc, NEXT_KERNEL_ANNOTATION, NextKernel, NodeFacts, Plan,
+        PlannedNode, Platform,
     },
 };
 
@@ -67,7 +67,7 @@ fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>
             return Err(CliError::usage(format!("--node: the cluster has no node {name:?}")));
         }
     }
-    let wanted = |node: &&Shared<NodeFacts>| {
+    let wanted = |node: &&CowArc<NodeFacts>| {
         let platform = Platform::of(node);
         let is = |given: &Option<String>, has: fn(&Platform) -> String| match (given, &platform) {
             (None, _) => true,
@@ -134,10 +134,10 @@ fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> An
                 let why = unused.get(node.as_str()).cloned();
                 why.unwrap_or_else(|| "the images that it will need are unknown".to_owned())
             });
-            let may_boot = next.map_or(MayBoot::Wait, Next::may_boot);
-            Asked { node, ready: may_boot == MayBoot::Ready, may_boot, next, message }
+            let may_boot = next.map_or(BootReadiness::Wait, NextKernel::may_boot);
+            Asked { node, ready: may_boot == BootReadiness::Ready, may_boot, next, message }
         })
         .collect();
-    let may_boot = nodes.iter().map(|node| node.may_boot).max().unwrap_or(MayBoot::Wait);
-    Answer { ready: may_boot == MayBoot::Ready, may_boot, kernel: kernel.to_string(), nodes }
+    let may_boot = nodes.iter().map(|node| node.may_boot).max().unwrap_or(BootReadiness::Wait);
+    Answer { ready: may_boot == BootReadiness::Ready, may_boot, kernel: kernel.to_string(), nodes }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
-use farrier_core::plan::{self, Interest, Seen, WriteNamespaces};
+use farrier_core::plan::{self, ObservedKind, SnapshotScope, WriteNamespaces};
 
 use super::{
     CliError, Exit, Result, env_vars as vars,
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    controller::rollback::{Rolled, take_back},
+    controller::rollback::{RollbackResult, roll_back},
 };
 
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub(super) async fn connect(
     session: &Session,
     cluster: &str,
     objects: &[String],
-) -> Result<(Arc<dyn Cluster>, Interest)> {
+) -> Result<(Arc<dyn Cluster>, SnapshotScope)> {
     if cluster.starts_with("dir:") {
         return Err(CliError::usage(format!(
             "--cluster {cluster}: farrier keeps no record in a directory of manifests; its history is version control \
@@ -44,32 +44,34 @@ pub(super) async fn connect(
     // The records on the objects decide, not the definitions, which may have been changed or deleted since.
     let named = objects.iter().filter_map(|object| object.split_once('/'));
     let named = named.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
-    let interest = Interest::for_rollback(named);
+    let scope = SnapshotScope::for_rollback(named);
     // A user runs this command with the user's own rights, so all namespaces are writable.
-    let connection = session.connect(cluster, WriteNamespaces::All, interest.clone()).await?;
-    Ok((connection.cluster, interest))
+    let connection = session.connect(cluster, WriteNamespaces::All, scope.clone()).await?;
+    Ok((connection.cluster, scope))
 }
 
 /// Rolls back the selected objects, or everything.
 pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
-    let (cluster, mut interest) = connect(session, &args.cluster, &args.objects).await?;
+    let (cluster, mut scope) = connect(session, &args.cluster, &args.objects).await?;
     let snapshot = cluster.snapshot().await?;
-    let unseen =
-        snapshot.unseen.iter().filter(|(what, _)| matches!(what, Seen::DaemonSets | Seen::Resources));
+    let unseen = snapshot
+        .unseen
+        .iter()
+        .filter(|(what, _)| matches!(what, ObservedKind::DaemonSets | ObservedKind::Resources));
     let unseen: Vec<String> = unseen.map(|(what, why)| format!("{what} cannot be seen: {why}")).collect();
     for unseen in &unseen {
         output::message(&format!("warning: {unseen}"));
     }
     let originals = plan::per_kernel_originals(&snapshot);
-    if !originals.is_subset(&interest.daemon_sets) {
+    if !originals.is_subset(&scope.daemon_sets) {
         // A DaemonSet whose copies have just been made carries no record yet.
-        interest.daemon_sets.extend(originals.iter().cloned());
-        cluster.set_interest(&interest);
+        scope.daemon_sets.extend(originals.iter().cloned());
+        cluster.set_snapshot_scope(&scope);
     }
-    let rolled = take_back(cluster.as_ref(), &args.objects, args.dry_run).await?;
+    let rolled = roll_back(cluster.as_ref(), &args.objects, args.dry_run).await?;
     let looked = Looked { place: cluster.describe(), objects: &args.objects, unseen: !unseen.is_empty() };
     session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run, &looked))?;
-    let failed = |rolled: &Rolled| rolled.failed.is_some() || rolled.step.error.is_some();
+    let failed = |rolled: &RollbackResult| rolled.failed.is_some() || rolled.step.error.is_some();
     // Objects requested by name were found. If everything was requested, unseen objects may be missing.
     let missed = looked.unseen && args.objects.is_empty();
     Ok(if missed || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use clap::Args;
-use farrier_core::plan::Interest;
+use farrier_core::plan::SnapshotScope;
 
 use super::{
     CliError, Exit, Result,
@@ -49,8 +49,8 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
     }
     let mut parts = session.publisher(registry, engine.engine)?;
     parts.limits = session::limits(&args.limits, engine.engine, &parts.definitions.site.builds);
-    let interest = Interest::of(&parts.definitions);
-    let connection = session.connect(cluster, place.writable(), interest).await?;
+    let scope = SnapshotScope::of(&parts.definitions);
+    let connection = session.connect(cluster, place.writable(), scope).await?;
     let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
         return plan::show(session, &parts, cluster.as_ref()).await;

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use farrier_core::{
-    plan::{Budget, Interest, WriteNamespaces},
+    plan::{Budget, SnapshotScope, WriteNamespaces},
     site::Builds,
 };
 use serde::Serialize;
@@ -74,23 +74,23 @@ impl Session {
     pub async fn of_cluster(&self, plan: &PlanArgs) -> Result<(Parts, Arc<dyn Cluster>)> {
         let PlanArgs { registry, cluster, engine } = plan;
         let parts = self.publisher(registry, engine.engine)?;
-        let interest = Interest::of(&parts.definitions);
+        let scope = SnapshotScope::of(&parts.definitions);
         let Connection { cluster, kube: _ } =
-            self.connect(&cluster.cluster, cluster.writable(), interest).await?;
+            self.connect(&cluster.cluster, cluster.writable(), scope).await?;
         Ok((parts, cluster))
     }
 
-    /// Connects to the cluster that `--cluster` names. The snapshot covers `interest`.
+    /// Connects to the cluster that `--cluster` names. The snapshot covers `scope`.
     pub async fn connect(
         &self,
         cluster: &str,
         writable: WriteNamespaces,
-        interest: Interest,
+        scope: SnapshotScope,
     ) -> Result<Connection> {
         if let Some(options) = kube_options(cluster) {
             let pod = env_vars::in_pod().then(env_vars::host_name);
             let options = KubeOptions { instance: self.global.instance(), writable, pod, ..options };
-            let kube = KubeCluster::connect(options, interest, self.stop.cancel.clone()).await?;
+            let kube = KubeCluster::connect(options, scope, self.stop.cancel.clone()).await?;
             return Ok(Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube) });
         }
         let path = cluster.strip_prefix("dir:").filter(|path| !path.is_empty()).ok_or_else(|| {

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, process::Stdio, sync::Arc};
 
 use clap::Args;
-use farrier_core::plan::{Interest, WriteNamespaces};
+use farrier_core::plan::{SnapshotScope, WriteNamespaces};
 use jiff::Timestamp;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -54,8 +54,8 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
         args;
     let mut parts = session.publisher(&registry, engine.engine)?;
     let cluster: Arc<dyn Cluster> = if let Some(cluster) = cluster {
-        let (writable, interest) = (write_namespaces.unwrap_or_default(), Interest::of(&parts.definitions));
-        session.connect(&cluster, writable, interest).await?.cluster
+        let (writable, scope) = (write_namespaces.unwrap_or_default(), SnapshotScope::of(&parts.definitions));
+        session.connect(&cluster, writable, scope).await?.cluster
     } else {
         parts.definitions = definitions_of_registry(&parts).await?;
         Arc::new(NoCluster)

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::controller::{
     Planned,
-    rollback::{TRIES, apply_all, until_news},
+    rollback::{TRIES, apply_all, wait_for_change},
 };
 
 #[derive(Debug, Subcommand)]
@@ -150,6 +150,6 @@ async fn set_paused(session: &Session, args: &UpgradeArgs, paused: bool) -> Resu
                 return Ok(PauseOutcome { object: object.clone(), paused, forgiven });
             }
         }
-        until_news(cluster.as_ref()).await;
+        wait_for_change(cluster.as_ref()).await;
     }
 }

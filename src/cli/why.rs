@@ -4,7 +4,7 @@ use clap::Args;
 use farrier_core::{
     image::{Definitions, DriverImage, ImageName},
     kernel::KernelRelease,
-    plan::{Explain, Explanation, Link},
+    plan::{Explain, Explanation, ExplanationStep},
 };
 
 use super::{CliError, Exit, Result, output, plan::PlanArgs, session::Session, settings::parse};
@@ -71,7 +71,7 @@ impl<'a> Subject<'a> {
 /// Formats each chain as a table below its subject.
 fn text(explanations: &[Explanation]) -> String {
     let chain = |explanation: &Explanation| {
-        let rows = explanation.chain.iter().map(|Link { about, says, hint }| {
+        let rows = explanation.chain.iter().map(|ExplanationStep { about, says, hint }| {
             let hint = (!hint.is_empty()).then(|| format!("-> {}", output::printable(hint)));
             let lines = says.lines().map(output::printable).chain(hint);
             [output::printable(about), lines.collect::<Vec<_>>().join("\n")]

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use farrier_core::plan::{
-    Container, DaemonSetFacts, Distrust, NodeAffinity, NodeFacts, Owner, Requirement, SelectorTerm,
-    tells_hardware,
+    Container, DaemonSetFacts, NodeAffinity, NodeFacts, Owner, RejectedClaims, Requirement, SelectorTerm,
+    is_hardware_label,
 };
 use granit_parser::ScalarStyle;
 
@@ -72,7 +72,7 @@ fn node(place: &Node) -> Result<NodeFacts, YamlError> {
     let labels = strings(&metadata, "labels")?;
     Ok(NodeFacts {
         name: required(&metadata, "name")?.string()?.to_owned(),
-        hardware_labelled: labels.keys().any(|label| tells_hardware(label)),
+        has_hardware_labels: labels.keys().any(|label| is_hardware_label(label)),
         labels,
         annotations: farrier_annotations(&metadata)?,
         kernel_version: info("kernelVersion")?,
@@ -80,7 +80,7 @@ fn node(place: &Node) -> Result<NodeFacts, YamlError> {
         os_image: info("osImage")?,
         unschedulable: path(place, &["spec", "unschedulable"]).is_some_and(|value| value.is_true()),
         not_ready: false,
-        distrust: Distrust::default(),
+        rejected_claims: RejectedClaims::default(),
     })
 }
 

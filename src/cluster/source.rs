@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use farrier_core::plan::{Candidates, Change, ClusterSnapshot, Interest};
+use farrier_core::plan::{Candidates, Change, ClusterSnapshot, SnapshotScope};
 
 use super::error::ClusterError;
 
@@ -45,7 +45,7 @@ pub trait Cluster: Send + Sync {
     }
 
     /// Sets what to read from now on, after a change of the definitions. A source that always reads everything ignores it.
-    fn set_interest(&self, interest: &Interest) {
-        let _ = interest;
+    fn set_snapshot_scope(&self, scope: &SnapshotScope) {
+        let _ = scope;
     }
 }

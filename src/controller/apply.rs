@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use farrier_core::plan::{Change, DueMarks, Marks, PlannedNode};
+use farrier_core::plan::{Change, DueNodeWrites, NodeWriteLimiter, PlannedNode};
 use futures::{StreamExt, stream};
 use oci::client::chain as error_chain;
 use tokio::time::Instant;
@@ -27,24 +27,24 @@ pub(super) async fn ensure_published(parts: &Parts, change: &Change) -> Result<(
 
 /// Writes the next-kernel labels of nodes, and backs off where another writer reverts them.
 #[derive(Debug)]
-pub(super) struct NodeLabels {
-    marks: Marks,
-    /// Reference point for the times in `marks`.
+pub(super) struct NodeLabeler {
+    limiter: NodeWriteLimiter,
+    /// Reference point for the times in `limiter`.
     started: Instant,
     /// Whether the warning about another writer has been logged.
-    told: bool,
+    warned: bool,
 }
 
-impl NodeLabels {
+impl NodeLabeler {
     pub(super) fn new(started: Instant) -> Self {
-        Self { marks: Marks::default(), started, told: false }
+        Self { limiter: NodeWriteLimiter::default(), started, warned: false }
     }
 
     /// Returns the changes to write now, each with its node's index. Logs one warning when nodes are skipped because
     /// another writer reverts their labels.
     fn due(&mut self, nodes: &[PlannedNode]) -> Vec<(usize, Change)> {
-        let DueMarks { write, contested } = self.marks.due(nodes, self.started.elapsed());
-        if let Some(node) = contested.first().filter(|_| !self.told) {
+        let DueNodeWrites { write, contested } = self.limiter.due(nodes, self.started.elapsed());
+        if let Some(node) = contested.first().filter(|_| !self.warned) {
             let hint = "give each farrier of the cluster its own name with --instance; farrier writes to the nodes again later";
             let count = contested.len();
             tracing::warn!(
@@ -54,12 +54,12 @@ impl NodeLabels {
                 "another writer reverts farrier's labels for the next kernel of nodes"
             );
         }
-        self.told = !contested.is_empty();
+        self.warned = !contested.is_empty();
         write
     }
 
     fn note(&mut self, node: &str, change: Change) {
-        self.marks.note(node, change, self.started.elapsed());
+        self.limiter.note(node, change, self.started.elapsed());
     }
 }
 
@@ -69,7 +69,7 @@ pub(super) async fn label_nodes(
     parts: &Parts,
     cluster: &dyn Cluster,
     nodes: &mut [PlannedNode],
-    labels: &mut NodeLabels,
+    labels: &mut NodeLabeler,
 ) {
     let outcomes = stream::iter(labels.due(nodes))
         .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
@@ -94,7 +94,11 @@ pub(super) async fn label_nodes(
 
 /// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans it again.
 /// Returns the pods whose eviction was refused.
-pub(super) async fn make_steps(parts: &Parts, cluster: &dyn Cluster, steps: Vec<Change>) -> Vec<String> {
+pub(super) async fn apply_upgrade_steps(
+    parts: &Parts,
+    cluster: &dyn Cluster,
+    steps: Vec<Change>,
+) -> Vec<String> {
     let outcomes = stream::iter(steps)
         .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
         .map(|step| async move { (cluster.apply(&step).await, step) })
@@ -134,7 +138,7 @@ mod tests {
         fleet.node(0).labels.remove("pci");
         fleet.announce(0, "6.1.0-48-amd64");
         let nodes = fleet.plan().nodes;
-        let mut labels = NodeLabels::new(Instant::now());
+        let mut labels = NodeLabeler::new(Instant::now());
         for _ in 0..9 {
             for (place, change) in labels.due(&nodes) {
                 labels.note(&nodes[place].node, change);

@@ -14,7 +14,7 @@ pub(super) struct BrokenChains {
     /// Chain of each image that belongs to one, identified by one of the chain's images.
     chains: BTreeMap<ImageName, ImageName>,
     broken: BTreeMap<ImageName, String>,
-    put_off: BTreeSet<ImageName>,
+    deferred: BTreeSet<ImageName>,
 }
 
 impl BrokenChains {
@@ -27,7 +27,7 @@ impl BrokenChains {
             chains.iter().filter(|(image, chain)| image != chain).map(|(_, chain)| *chain).collect();
         let chains = chains.iter().filter(|(_, chain)| shared.contains(**chain));
         let chains = chains.map(|(image, chain)| ((*image).clone(), (*chain).clone())).collect();
-        Self { chains, broken: BTreeMap::new(), put_off: BTreeSet::new() }
+        Self { chains, broken: BTreeMap::new(), deferred: BTreeSet::new() }
     }
 
     /// Records a failed rollout, which holds the rest of its chain.
@@ -38,14 +38,14 @@ impl BrokenChains {
     }
 
     /// Records a rollout that waits for the next plan, along with its chain. Waiting is not a failure.
-    pub(super) fn put_off(&mut self, rollout: &PlannedRollout) {
-        self.put_off.extend(self.chains.get(&rollout.image).cloned());
+    pub(super) fn deferred(&mut self, rollout: &PlannedRollout) {
+        self.deferred.extend(self.chains.get(&rollout.image).cloned());
     }
 
     /// Whether a rollout with changes waits for the next plan.
-    pub(super) fn is_put_off(&self, rollout: &PlannedRollout) -> bool {
+    pub(super) fn is_deferred(&self, rollout: &PlannedRollout) -> bool {
         let chain = self.chains.get(&rollout.image);
-        !rollout.changes.is_empty() && chain.is_some_and(|chain| self.put_off.contains(chain))
+        !rollout.changes.is_empty() && chain.is_some_and(|chain| self.deferred.contains(chain))
     }
 
     /// Reason why a rollout with changes is held in this reconcile because of its chain.

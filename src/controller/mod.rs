@@ -11,7 +11,7 @@ mod reconcile_report;
 pub mod registry_alone;
 pub mod rollback;
 
-pub use observe::Memory;
+pub use observe::LookupCache;
 pub use reconcile::Planned;
 pub use reconcile_report::{ReconcileReport, RolloutReport, TargetReport};
 

@@ -25,7 +25,7 @@ use crate::{
 /// Lookup results kept from one reconcile to the next, so that a change in the cluster does not repeat recent lookups.
 /// Missing entries are looked up.
 #[derive(Clone, Debug, Default)]
-pub struct Memory {
+pub struct LookupCache {
     pub(super) resolved: Resolved,
     pub(super) observed: Observed,
     /// Whether the registry was unreachable.
@@ -43,7 +43,7 @@ const REPOSITORIES_ASKED: Duration = Duration::from_secs(30);
 /// and may limit the request rate.
 const SOURCES_ASKED: Duration = Duration::from_mins(5);
 
-impl Memory {
+impl LookupCache {
     /// Drops all cached lookups, except recent negative answers for prebuilt images. Called on each resync.
     pub(super) fn renew(&mut self) {
         let Self { resolved: Resolved { mut kernel_sources, .. }, refused_sources, .. } =
@@ -73,7 +73,7 @@ impl Memory {
             trees,
             unverified_headers,
             unverified_root_fs,
-            unmakeable_root_fs,
+            unbuildable_root_fs,
             unreachable: unresolved,
         } = resolved;
         let refused = |found: &Unverified| matches!(found, Unverified::Refused(_));
@@ -91,11 +91,11 @@ impl Memory {
         kernel_sources.retain(|key, outcome| outcome.is_ok() || refused_sources.contains_key(key));
         trees.retain(|_, outcome| outcome.is_ok());
         unverified_root_fs.retain(|key, found| {
-            !found.as_ref().is_some_and(refused) && !unmakeable_root_fs.contains_key(key)
+            !found.as_ref().is_some_and(refused) && !unbuildable_root_fs.contains_key(key)
         });
-        unmakeable_root_fs.clear();
+        unbuildable_root_fs.clear();
         observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
-        observed.headers.retain(|_, state| matches!(state, HeaderState::There(_)));
+        observed.headers.retain(|_, state| matches!(state, HeaderState::Available(_)));
         observed.unreachable.clear();
         (*unreachable, *unresolved) = (false, false);
     }
@@ -144,9 +144,9 @@ impl Memory {
 
 impl Parts {
     /// Performs the lookups that the planner requested.
-    pub(super) async fn answer(&self, questions: PendingLookups, memory: &mut Memory) -> Result<()> {
-        let PendingLookups { images, signatures, failures, headers } = questions;
-        let Memory { resolved, observed, unreachable, .. } = memory;
+    pub(super) async fn answer(&self, lookups: PendingLookups, lookup_cache: &mut LookupCache) -> Result<()> {
+        let PendingLookups { images, signatures, failures, headers } = lookups;
+        let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
         observed.failures.extend(known_failures(&self.cache, failures)?);
         let found = stream::iter(images)
             .map(|reference| async move {
@@ -181,7 +181,7 @@ impl Parts {
         };
         let source = family.spec.headers_for(&target, &system);
         let state = match self.fetcher.headers().look(&source, &target).await {
-            Ok(Lookup::Found(compiler)) => HeaderState::There(compiler),
+            Ok(Lookup::Found(compiler)) => HeaderState::Available(compiler),
             Ok(Lookup::Missing { looked_for, hint: _ }) => HeaderState::Missing(looked_for),
             Err(error) if error.is_transient() || matches!(error, FetchError::Interrupted) => {
                 tracing::warn!(%target, error = error_chain(&error), "cannot determine whether headers exist");

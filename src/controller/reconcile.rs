@@ -10,16 +10,16 @@ use farrier_core::{
     image::{DriverImage, GitPlace, Output, Version},
     kernel::{Architecture, KernelTarget},
     plan::{
-        self, Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestPlace,
+        self, Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestLocation,
         Manifests, NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion,
-        RolloutTarget, git_commit, images_in_use, kernels_to_note, node_systems,
+        RolloutTarget, git_commit, images_in_use, kernels_in_use, node_systems,
     },
 };
 use kmod::{CheckReport, Verdict};
 use oci::client::chain as error_chain;
 use tokio::time::Instant;
 
-use super::{Memory, TargetReport, apply::ensure_published};
+use super::{LookupCache, TargetReport, apply::ensure_published};
 use crate::{
     build::{self, BuildOptions, Built, add_needs},
     cluster::{Cluster, Directory},
@@ -44,7 +44,7 @@ pub struct Planned {
 }
 
 /// Outcome of a build: its report, and the kind of fault if the build failed.
-pub(super) struct BuildEnd {
+pub(super) struct AttemptResult {
     pub(super) report: TargetReport,
     pub(super) fault: Option<BuildFault>,
 }
@@ -59,7 +59,7 @@ pub(super) enum BuildFault {
     /// An external system was unreachable.
     Unreachable,
     /// Transient fault: a retry may succeed.
-    Passing,
+    Transient,
     /// An input changed after planning, so the cell needs a new plan.
     Outdated,
     /// The build was canceled, or the fence closed.
@@ -69,12 +69,12 @@ pub(super) enum BuildFault {
 impl BuildFault {
     fn of(error: &TargetError) -> Self {
         match error {
-            TargetError::Cancelled | TargetError::Fenced(_) => Self::Stopped,
+            TargetError::Canceled | TargetError::Fenced(_) => Self::Stopped,
             TargetError::Outdated(_) => Self::Outdated,
             TargetError::Finding(Finding { kind: FindingKind::Tampered, .. }) => Self::Tampered,
             error if error.is_permanent() => Self::Permanent,
             error if error.is_unreachable() => Self::Unreachable,
-            _ => Self::Passing,
+            _ => Self::Transient,
         }
     }
 }
@@ -84,16 +84,20 @@ impl Parts {
     pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned> {
         let mut snapshot = cluster.snapshot().await?;
         NodeKernelLimiter::default().judge(&mut snapshot, &self.definitions, Duration::ZERO);
-        self.plan_for(snapshot, &mut Memory::default()).await
+        self.plan_for(snapshot, &mut LookupCache::default()).await
     }
 
-    /// Plans for a snapshot, looking up only what `memory` lacks.
-    pub(super) async fn plan_for(&self, snapshot: ClusterSnapshot, memory: &mut Memory) -> Result<Planned> {
+    /// Plans for a snapshot, looking up only what `lookup_cache` lacks.
+    pub(super) async fn plan_for(
+        &self,
+        snapshot: ClusterSnapshot,
+        lookup_cache: &mut LookupCache,
+    ) -> Result<Planned> {
         let tracked = tracked(self, &snapshot).await;
         let announced = Announcements::of(&self.definitions, &snapshot, tracked);
         let systems = node_systems(&snapshot, &self.definitions.families);
         let targets: BTreeSet<KernelTarget> = systems.keys().chain(announced.targets()).cloned().collect();
-        memory.set_systems(systems);
+        lookup_cache.set_systems(systems);
         let mut called_for: Vec<&DriverImage> = self
             .definitions
             .images
@@ -101,19 +105,20 @@ impl Parts {
             .filter(|image| is_called_for(image, &snapshot) || announced.call_for(&image.metadata.name))
             .collect();
         add_needs(&self.definitions, &mut called_for);
-        resolve_more(self, &called_for, &targets, &mut memory.resolved).await;
-        let refused = look_at_sources(self, &called_for, &targets, &mut memory.resolved).await;
-        memory.note_refused(refused);
-        look_at_root_fs(self, &called_for, &targets, &mut memory.resolved).await;
-        let manifests = self.manifests(memory).await;
+        resolve_more(self, &called_for, &targets, &mut lookup_cache.resolved).await;
+        let refused = look_at_sources(self, &called_for, &targets, &mut lookup_cache.resolved).await;
+        lookup_cache.note_refused(refused);
+        look_at_root_fs(self, &called_for, &targets, &mut lookup_cache.resolved).await;
+        let manifests = self.manifests(lookup_cache).await;
         // Do not reuse these lookups. Another process may have built an image or cleared a failure (`farrier retry`),
         // and tags in use may have moved.
-        memory.observed.failures.clear();
-        contents(self, &images_in_use(&snapshot, &self.definitions), &mut memory.observed.contents).await;
+        lookup_cache.observed.failures.clear();
+        contents(self, &images_in_use(&snapshot, &self.definitions), &mut lookup_cache.observed.contents)
+            .await;
         let (location, now) = (image_location(&self.location), jiff::Timestamp::now());
         let (machine, has_daemon) = Box::pin(self.engines_for(&called_for, &targets)).await;
         let plan = loop {
-            let Memory { resolved, observed, .. } = &*memory;
+            let LookupCache { resolved, observed, .. } = &*lookup_cache;
             let cells = CellInputs {
                 definitions: &self.definitions,
                 resolved,
@@ -133,10 +138,10 @@ impl Parts {
             };
             match plan::plan(&inputs) {
                 Ok(plan) => break plan,
-                Err(questions) => self.answer(questions, memory).await?,
+                Err(lookups) => self.answer(lookups, lookup_cache).await?,
             }
         };
-        let unreachable = memory.resolved.unreachable || memory.unreachable;
+        let unreachable = lookup_cache.resolved.unreachable || lookup_cache.unreachable;
         Ok(Planned { plan, unreachable, announced, snapshot })
     }
 
@@ -155,14 +160,14 @@ impl Parts {
     }
 
     /// Builds one cell and reports the outcome.
-    pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd> {
+    pub(super) async fn build_planned(&self, cell: &Cell) -> Result<AttemptResult> {
         let subject = cell.subject();
         match build::attempt(self, cell, BuildOptions { push: true, compile: false }).await? {
-            Ok(built) => Ok(BuildEnd { report: self.published_report(cell, built), fault: None }),
+            Ok(built) => Ok(AttemptResult { report: self.published_report(cell, built), fault: None }),
             Err(error) => {
                 self.reporter.finished(&subject, &format!("failed: {}", error_chain(&error)));
                 let report = TargetReport::failed(subject, &error);
-                Ok(BuildEnd { report, fault: Some(BuildFault::of(&error)) })
+                Ok(AttemptResult { report, fault: Some(BuildFault::of(&error)) })
             }
         }
     }
@@ -198,7 +203,7 @@ impl Parts {
 
     /// Records in the registry which kernels run or are announced.
     pub(super) async fn record_kernels(&self, planned: &Planned, last: &mut LastRecord) {
-        let kernels = kernels_to_note(&planned.snapshot, &planned.announced);
+        let kernels = kernels_in_use(&planned.snapshot, &planned.announced);
         record_kernels(self, kernels, last).await;
     }
 
@@ -252,15 +257,15 @@ impl Parts {
     pub(super) async fn roll_out(&self, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<()> {
         for change in &rollout.changes {
             if self.cancel.is_cancelled() {
-                return Err(TargetError::Cancelled);
+                return Err(TargetError::Canceled);
             }
             ensure_published(self, change).await?;
             self.may_write()?;
             match &rollout.target.place {
-                Some(ManifestPlace::Local { path }) => {
+                Some(ManifestLocation::Local { path }) => {
                     Directory::open(&self.definitions.root.join(path))?.apply(change).await?;
                 }
-                Some(ManifestPlace::Git(place)) => self.commit(place, rollout, change).await?,
+                Some(ManifestLocation::Git(place)) => self.commit(place, rollout, change).await?,
                 None => cluster.apply(change).await?,
             }
         }
@@ -278,18 +283,18 @@ impl Parts {
     }
 
     /// Reads the manifests at the places that `file` and `git` rollouts name.
-    async fn manifests(&self, memory: &mut Memory) -> Manifests {
-        let mut places: BTreeMap<ManifestPlace, Vec<&str>> = BTreeMap::new();
+    async fn manifests(&self, lookup_cache: &mut LookupCache) -> Manifests {
+        let mut places: BTreeMap<ManifestLocation, Vec<&str>> = BTreeMap::new();
         for spec in self.definitions.images.values().flat_map(|image| &image.spec.rollout) {
-            if let Some(place) = ManifestPlace::of(spec) {
+            if let Some(place) = ManifestLocation::of(spec) {
                 places.entry(place).or_default().extend(spec.proposals());
             }
         }
         let mut manifests = Manifests::new();
         for (place, proposals) in places {
             let facts = match &place {
-                ManifestPlace::Local { path } => self.read_manifests(path).await,
-                ManifestPlace::Git(git) => self.read_repository(git, &proposals, memory).await,
+                ManifestLocation::Local { path } => self.read_manifests(path).await,
+                ManifestLocation::Git(git) => self.read_repository(git, &proposals, lookup_cache).await,
             };
             manifests.insert(place, facts);
         }
@@ -300,13 +305,13 @@ impl Parts {
         &self,
         place: &GitPlace,
         proposals: &[&str],
-        memory: &mut Memory,
+        lookup_cache: &mut LookupCache,
     ) -> Result<ManifestFacts, String> {
-        if let Some(found) = memory.repository(place) {
+        if let Some(found) = lookup_cache.repository(place) {
             return found.clone();
         }
         let found = git::read(self, place, proposals).await.map_err(|error| with_hint(&error));
-        memory.repositories.insert(place.clone(), (Instant::now(), found.clone()));
+        lookup_cache.repositories.insert(place.clone(), (Instant::now(), found.clone()));
         found
     }
 
@@ -328,7 +333,7 @@ fn warning(report: &CheckReport) -> String {
 
 /// Whether any node carries the labels that the image selects.
 fn is_called_for(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
-    snapshot.nodes.iter().any(|node| node.calls_for(image))
+    snapshot.nodes.iter().any(|node| node.is_selected_by(image))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use farrier_core::plan::{HoldReason, Outcome, RolloutDecision};
 use serde_json::json;
 
-use super::Memory;
+use super::LookupCache;
 use crate::{
     cluster::Cluster as _,
     controller::{
@@ -45,9 +45,9 @@ async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
 }
 
 /// Reason why image `y` is not built.
-async fn refused(bench: &Bench, fleet: &Fleet, memory: &mut Memory) -> Option<String> {
-    memory.forget_faults();
-    let planned = bench.parts.plan_for(fleet.snapshot().await.unwrap(), memory).await.unwrap();
+async fn refused(bench: &Bench, fleet: &Fleet, lookup_cache: &mut LookupCache) -> Option<String> {
+    lookup_cache.forget_faults();
+    let planned = bench.parts.plan_for(fleet.snapshot().await.unwrap(), lookup_cache).await.unwrap();
     let mut cells = planned.plan.cells.into_iter();
     match cells.find(|cell| cell.image.as_str() == "y").unwrap().outcome {
         Outcome::Skipped { why } => Some(why.to_string()),
@@ -63,17 +63,17 @@ async fn a_prebuilt_image_that_is_absent_is_asked_for_after_a_pause() {
     let image = json!({"reference": "x:1.0-{{kernel_label}}-debian12-amd64"});
     bench.add("y", &json!({"sources": [{"name": "vendor", "from": {"image": image}}]}));
     let fleet = Fleet::new(|state| state.node("n", K9));
-    let mut memory = Memory::default();
-    let why = refused(&bench, &fleet, &mut memory).await.unwrap();
+    let mut lookup_cache = LookupCache::default();
+    let why = refused(&bench, &fleet, &mut lookup_cache).await.unwrap();
     assert!(why.contains("no prebuilt image x:1.0-"), "{why}");
     bench.publish(K9, &[&module()]).await.unwrap();
-    memory.renew();
-    assert_eq!(refused(&bench, &fleet, &mut memory).await, Some(why));
+    lookup_cache.renew();
+    assert_eq!(refused(&bench, &fleet, &mut lookup_cache).await, Some(why));
     // The image of another kernel is looked up at once.
     fleet.change(|state| state.node("n", K10));
-    let why = refused(&bench, &fleet, &mut memory).await.unwrap();
+    let why = refused(&bench, &fleet, &mut lookup_cache).await.unwrap();
     assert!(why.contains(K10), "{why}");
     fleet.change(|state| state.node("n", K9));
     tokio::time::advance(Duration::from_mins(6)).await;
-    assert_eq!(refused(&bench, &fleet, &mut memory).await, None);
+    assert_eq!(refused(&bench, &fleet, &mut lookup_cache).await, None);
 }

@@ -18,7 +18,7 @@ use crate::{
     cluster::{Cluster, ClusterError},
     parts::{AT_ONCE, Parts, Result},
     registry::RegistryError,
-    store::is_about_another,
+    store::is_referrer_or_signature,
 };
 
 /// A cluster without nodes, which refuses every write.
@@ -46,7 +46,8 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
     let (mut published, mut kernels): (Vec<&DriverImage>, BTreeSet<KernelTarget>) = Default::default();
     for (name, image) in &parts.definitions.images {
         let repository = &parts.location.repository(name.as_str())?;
-        let tags = parts.registry.tags(repository).await?.into_iter().filter(|tag| !is_about_another(tag));
+        let tags =
+            parts.registry.tags(repository).await?.into_iter().filter(|tag| !is_referrer_or_signature(tag));
         let found = stream::iter(tags).map(|tag| kernels_of(parts, repository, tag));
         let found: Vec<_> = found.buffer_unordered(AT_ONCE).collect().await;
         let found = found.into_iter().collect::<Result<Vec<_>>>()?;

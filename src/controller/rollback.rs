@@ -32,7 +32,7 @@ pub enum RollbackError {
 /// Rollback step of one object, with its result.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Rolled {
+pub struct RollbackResult {
     /// The step that was planned.
     #[serde(flatten)]
     pub step: RollbackStep,
@@ -46,14 +46,14 @@ pub struct Rolled {
 
 /// Rolls back farrier's changes to the named objects, or to every object with a record if `objects` is empty. A dry run
 /// only reports the steps.
-pub async fn take_back(
+pub async fn roll_back(
     cluster: &dyn Cluster,
     objects: &[String],
     dry_run: bool,
-) -> Result<Vec<Rolled>, RollbackError> {
+) -> Result<Vec<RollbackResult>, RollbackError> {
     let mut selected = objects.to_vec();
     let originals = plan::per_kernel_originals(&cluster.snapshot().await?);
-    let mut taken = take_back_copies(cluster, &originals, objects, dry_run).await?;
+    let mut taken = roll_back_copies(cluster, &originals, objects, dry_run).await?;
     for tries_left in (0..TRIES).rev() {
         let mut again = Vec::new();
         for step in steps(cluster, &selected).await? {
@@ -65,7 +65,7 @@ pub async fn take_back(
                 Err(error) if error.is_conflict() && tries_left > 0 => again.push(step.object),
                 outcome => {
                     let written = step.change.is_some();
-                    taken.push(Rolled {
+                    taken.push(RollbackResult {
                         step,
                         failed: outcome.err().map(|error| error_chain(&error)),
                         written,
@@ -76,7 +76,7 @@ pub async fn take_back(
         if again.is_empty() {
             break;
         }
-        until_news(cluster).await;
+        wait_for_change(cluster).await;
         selected = again;
     }
     taken.sort_by(|a, b| a.step.object.cmp(&b.step.object));
@@ -85,18 +85,18 @@ pub async fn take_back(
 
 /// Waits briefly for a newer cluster state after a conflict. The timeout also covers sources without change
 /// notifications, so the caller rereads the state in any case.
-pub async fn until_news(cluster: &dyn Cluster) {
+pub async fn wait_for_change(cluster: &dyn Cluster) {
     let _ = tokio::time::timeout(PATIENCE, cluster.changed()).await;
 }
 
 /// Removes the per-kernel copies of each DaemonSet and restores the original. Each step is planned from the cluster
 /// state after the previous step.
-async fn take_back_copies(
+async fn roll_back_copies(
     cluster: &dyn Cluster,
     originals: &BTreeSet<(String, String)>,
     objects: &[String],
     dry_run: bool,
-) -> Result<Vec<Rolled>, RollbackError> {
+) -> Result<Vec<RollbackResult>, RollbackError> {
     let mut all = Vec::new();
     for (namespace, name) in originals {
         let object = format!("{namespace}/{name}");
@@ -123,7 +123,7 @@ async fn take_back_copies(
                 Ok(()) => conflicts = 0,
                 Err(error) if error.is_conflict() && conflicts < TRIES => {
                     conflicts += 1;
-                    until_news(cluster).await;
+                    wait_for_change(cluster).await;
                 }
                 Err(error) => {
                     failed = Some(error_chain(&error));
@@ -147,7 +147,7 @@ async fn take_back_copies(
             error: None,
             change: None,
         };
-        all.push(Rolled { step, failed, written: made > 0 });
+        all.push(RollbackResult { step, failed, written: made > 0 });
     }
     Ok(all)
 }

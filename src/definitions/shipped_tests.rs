@@ -213,7 +213,7 @@ fn the_table_of_distributions_is_of_these_families() {
 /// Result of looking up a kernel's headers and toolchain in archives, repositories and the store.
 #[derive(Clone, Copy)]
 enum Seen {
-    There,
+    Available,
     /// Headers were imported.
     Brought,
     Missing(&'static str),
@@ -312,10 +312,10 @@ const FURTHER_NODES: &[(&str, &str, &str, Seen)] = &[
         ),
     ),
     ("debian", "12", "6.1.0-57-amd64", Seen::Unknown),
-    ("debian", "12", "6.1.0-56-arm64", Seen::There),
+    ("debian", "12", "6.1.0-56-arm64", Seen::Available),
     ("debian", "12", "6.1.0-55-arm64", Seen::Brought),
-    ("ubuntu", "22.04", "5.15.0-1081-raspi", Seen::There),
-    ("rhel", "9.5", "5.14.0-503.11.1.el9_5.aarch64", Seen::There),
+    ("ubuntu", "22.04", "5.15.0-1081-raspi", Seen::Available),
+    ("rhel", "9.5", "5.14.0-503.11.1.el9_5.aarch64", Seen::Available),
     ("fedora", "42", "6.14.0-63.fc42.x86_64+debug", Seen::Brought),
 ];
 
@@ -353,7 +353,7 @@ fn the_plan_for_nodes_of_many_distributions() {
     let mut definitions = load(None).unwrap();
     definitions.images.retain(|name, _| name.as_str() == "mstflint");
     let image = image(&definitions, "mstflint").clone();
-    let usual = NODES.iter().map(|node| (planned_target(*node), Seen::There));
+    let usual = NODES.iter().map(|node| (planned_target(*node), Seen::Available));
     let further = FURTHER_NODES
         .iter()
         .map(|(os, version, release, seen)| (planned_target((os, version, release)), *seen));
@@ -379,14 +379,14 @@ fn the_plan_for_nodes_of_many_distributions() {
             resolved.headers.insert(target.clone(), Ok(Some("0123abcd".to_owned())));
         }
         let state = match *seen {
-            Seen::There | Seen::Brought => HeaderState::There(None),
+            Seen::Available | Seen::Brought => HeaderState::Available(None),
             Seen::Missing(looked_for) => HeaderState::Missing(looked_for.to_owned()),
             Seen::Refused(why) => HeaderState::Refused(why.to_owned()),
             Seen::Unknown => HeaderState::Unknown,
             Seen::NoToolchain(why) => {
                 let key = (FetchedInputs::TOOLCHAIN, identity, target.arch);
-                resolved.unmakeable_root_fs.insert(key, why.to_owned());
-                HeaderState::There(None)
+                resolved.unbuildable_root_fs.insert(key, why.to_owned());
+                HeaderState::Available(None)
             }
         };
         observed.headers.insert(target.clone(), state);
@@ -415,10 +415,10 @@ fn the_plan_for_nodes_of_many_distributions() {
         };
         match plan(&inputs) {
             Ok(plan) => break plan,
-            Err(questions) => {
-                observed.absent.extend(questions.images);
-                observed.failures.extend(questions.failures.into_iter().map(|inputs| (inputs, None)));
-                assert!(questions.headers.is_empty(), "{:?}", questions.headers);
+            Err(lookups) => {
+                observed.absent.extend(lookups.images);
+                observed.failures.extend(lookups.failures.into_iter().map(|inputs| (inputs, None)));
+                assert!(lookups.headers.is_empty(), "{:?}", lookups.headers);
             }
         }
     };

@@ -82,7 +82,7 @@ pub(super) async fn unpack_out<E>(
     };
     let forwarded = tokio::select! {
         biased;
-        () = cancel.cancelled() => Err(EngineError::Cancelled),
+        () = cancel.cancelled() => Err(EngineError::Canceled),
         result = forward => result.map_err(failed),
     };
     drop(to);
@@ -120,7 +120,7 @@ pub(super) async fn save<E>(
     };
     tokio::select! {
         biased;
-        () = cancel.cancelled() => return Err(EngineError::Cancelled),
+        () = cancel.cancelled() => return Err(EngineError::Canceled),
         written = write => written?,
     }
     temporary.persist(dest).map_err(|error| named(error.error))?;
@@ -179,7 +179,7 @@ mod tests {
         cancel.cancel();
         let result =
             save(stream::pending::<io::Result<Bytes>>(), &dir.path().join("a"), &cancel, nothing).await;
-        assert!(matches!(result, Err(EngineError::Cancelled)));
+        assert!(matches!(result, Err(EngineError::Canceled)));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 

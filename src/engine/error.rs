@@ -49,7 +49,7 @@ pub enum EngineError {
     Io(#[from] io::Error),
     /// The job was canceled.
     #[error("build cancelled")]
-    Cancelled,
+    Canceled,
 }
 
 impl EngineError {
@@ -96,7 +96,7 @@ impl EngineError {
             Self::Engine { engine: EngineKind::Sandbox, .. } => {
                 Some("farrier tries again by itself; if it fails again, choose another engine with --engine".to_owned())
             }
-            Self::Step(_) | Self::Payload(_) | Self::Io(_) | Self::Cancelled => None,
+            Self::Step(_) | Self::Payload(_) | Self::Io(_) | Self::Canceled => None,
         }
     }
 
@@ -166,7 +166,7 @@ mod tests {
     fn only_engine_faults_are_transient() {
         assert!(EngineError::engine(EngineKind::Docker, "build", "connection reset").is_transient());
         assert!(!EngineError::no_out().is_transient());
-        assert!(!EngineError::Cancelled.is_transient());
+        assert!(!EngineError::Canceled.is_transient());
     }
 
     #[test]

@@ -48,7 +48,7 @@ impl RunnerSession<'_> {
         let listen = async {
             let ended = tokio::select! {
                 biased;
-                () = stop.cancelled() => Err(EngineError::Cancelled),
+                () = stop.cancelled() => Err(EngineError::Canceled),
                 ended = self.listen(source, to) => ended,
             };
             if ended.is_err() {
@@ -58,7 +58,7 @@ impl RunnerSession<'_> {
         };
         match tokio::join!(listen, unpack_out(payload, dest, &stop, EngineError::Io)) {
             // The unpacker refused the payload during the transfer.
-            (Err(EngineError::Cancelled), Err(refused)) if !self.cancel.is_cancelled() => Err(refused),
+            (Err(EngineError::Canceled), Err(refused)) if !self.cancel.is_cancelled() => Err(refused),
             (ended, unpacked) => ended.and_then(|confined| unpacked.map(|()| confined)),
         }
     }
@@ -83,7 +83,7 @@ impl RunnerSession<'_> {
                 Message::Payload(bytes) => {
                     size += bytes.len() as u64;
                     hash.update(&bytes);
-                    payload.send(Ok(bytes.into())).await.map_err(|_| EngineError::Cancelled)?;
+                    payload.send(Ok(bytes.into())).await.map_err(|_| EngineError::Canceled)?;
                 }
                 Message::End(outcome) => {
                     splitter.finish(|line| self.log.line(line));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use farrier_core::{
     image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
     plan::{
-        Announcements, Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KernelRecord, LiveKernels,
+        Announcements, Candidates, GcInputs, GcPlan, KernelRecord, LiveKernels, PrunedImage, RegistryImage,
         gc_plan,
     },
 };
@@ -21,7 +21,7 @@ use crate::{
     parts::{AT_ONCE, Parts, Result, TargetError},
     registry::RegistryError,
     resolve::tracked,
-    store::{InputKind, is_about_another},
+    store::{InputKind, is_referrer_or_signature},
 };
 
 /// Options of a garbage collection.
@@ -58,7 +58,7 @@ pub enum GcState {
 pub struct GcImage {
     /// The image.
     #[serde(flatten)]
-    pub going: GoingImage,
+    pub going: PrunedImage,
     /// Outcome.
     #[serde(flatten)]
     pub state: GcState,
@@ -129,7 +129,7 @@ impl GcReport {
 /// Contents of the registry's image repositories.
 #[derive(Default)]
 struct Holdings {
-    images: Vec<HeldImage>,
+    images: Vec<RegistryImage>,
     /// Manifests under tags that name a subject (lists of referrers, cosign's signatures), by repository and subject.
     about: BTreeMap<(Repository, Digest), BTreeSet<Digest>>,
     /// Keys of `about` whose subject is missing.
@@ -241,9 +241,9 @@ async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
                 }
             }
         }
-        let mut images: Vec<HeldImage> = images
+        let mut images: Vec<RegistryImage> = images
             .into_iter()
-            .map(|(digest, (tags, bytes))| HeldImage::new(repository.clone(), digest, tags, &bytes))
+            .map(|(digest, (tags, bytes))| RegistryImage::new(repository.clone(), digest, tags, &bytes))
             .collect();
         add_entries(parts, &repository, &mut images).await?;
         holdings.images.extend(images);
@@ -253,19 +253,17 @@ async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
 }
 
 /// Adds the untagged images that indexes reference.
-async fn add_entries(parts: &Parts, repository: &Repository, images: &mut Vec<HeldImage>) -> Result<()> {
+async fn add_entries(parts: &Parts, repository: &Repository, images: &mut Vec<RegistryImage>) -> Result<()> {
     let known: BTreeSet<Digest> = images.iter().map(|image| image.digest.clone()).collect();
     let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
     let wanted: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();
     for digest in wanted {
         let found = parts.registry.manifest(repository, &Version::Digest(digest)).await?;
-        images.extend(
-            found.map(|stored| {
-                HeldImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes)
-            }),
-        );
+        images.extend(found.map(|stored| {
+            RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes)
+        }));
     }
-    let (mut indexes, mut single): (Vec<_>, Vec<_>) = images.drain(..).partition(HeldImage::is_index);
+    let (mut indexes, mut single): (Vec<_>, Vec<_>) = images.drain(..).partition(RegistryImage::is_index);
     for index in &mut indexes {
         index.lead_to(&single);
     }
@@ -338,7 +336,7 @@ async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKin
     let tags = parts.registry.tags(&repository).await?;
     let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
     let mut artifacts = 0;
-    for tag in tags.into_iter().filter(|tag| !is_about_another(tag)) {
+    for tag in tags.into_iter().filter(|tag| !is_referrer_or_signature(tag)) {
         let Some((_, _, bytes)) = manifest_of(parts, &repository, tag).await? else { continue };
         let Ok(manifest) = ImageManifest::parse(&bytes) else { continue };
         artifacts += 1;
@@ -371,7 +369,7 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
     // Leftovers of an image that reappeared are no leftovers.
     report.leftovers.retain(|leftover| leftover.state != GcState::WouldGo);
     match stopped {
-        Some(TargetError::Cancelled) => Err(TargetError::Cancelled),
+        Some(TargetError::Canceled) => Err(TargetError::Canceled),
         Some(error) => {
             report.refused = Some(error_chain(&error));
             report.hint = error.hint();
@@ -440,7 +438,7 @@ fn state_of(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
     let state = GcState::Failed { error: error_chain(&error) };
     let for_all = matches!(
         error,
-        TargetError::Cancelled
+        TargetError::Canceled
             | TargetError::Fenced(_)
             | TargetError::Registry(RegistryError::NoDeletion { .. } | RegistryError::Denied { .. })
     );

@@ -53,7 +53,7 @@ pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, 
     let seen = KernelRecord::default().with(&kernels, today);
     match add_to_record(parts, &seen).await {
         Ok(()) => *last = LastRecord { written: Some((today, kernels)), failed: None },
-        Err(TargetError::Cancelled) => {}
+        Err(TargetError::Canceled) => {}
         Err(error) => {
             last.failed = Some(Instant::now());
             tracing::warn!(error = %error_chain(&error), "cannot record the kernels in use");

@@ -159,7 +159,7 @@ pub(crate) async fn published_root_fs(
 
 /// Reason that this machine cannot create a root file system of packages; `None` if it can, or if the root file system
 /// already exists.
-pub(super) async fn unmakeable(
+pub(super) async fn unbuildable(
     parts: &Parts,
     root: &PackageRoot,
     arch: Architecture,

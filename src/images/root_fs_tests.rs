@@ -138,7 +138,7 @@ async fn what_cannot_be_made_is_told_until_it_is_there() {
     ] {
         let toolchain: Toolchain = serde_json::from_value(toolchain).unwrap();
         let root = PackageRoot::of_toolchain(&toolchain, &Bench::target(K9)).unwrap();
-        let why = unmakeable(&parts, &root, Architecture::Amd64).await.unwrap().unwrap();
+        let why = unbuildable(&parts, &root, Architecture::Amd64).await.unwrap().unwrap();
         assert!(with_hint(&why).contains(told), "{}", with_hint(&why));
 
         let (name, tag) = root_fs_tag(&root.key(Architecture::Amd64)).unwrap();
@@ -147,6 +147,6 @@ async fn what_cannot_be_made_is_told_until_it_is_there() {
         let made = parts.registry.manifest(&repository, &version).await.unwrap().unwrap().bytes;
         let version = Version::Tag(tag);
         parts.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &made).await.unwrap();
-        assert!(unmakeable(&parts, &root, Architecture::Amd64).await.unwrap().is_none());
+        assert!(unbuildable(&parts, &root, Architecture::Amd64).await.unwrap().is_none());
     }
 }

@@ -12,7 +12,7 @@ use farrier_core::{
 use oci::client::chain as error_chain;
 
 use super::{
-    root_fs::{RootFsSpec, base_root, unmakeable, unverified_root_fs},
+    root_fs::{RootFsSpec, base_root, unbuildable, unverified_root_fs},
     signatures::StoredImage,
 };
 use crate::{
@@ -103,9 +103,9 @@ async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: 
         return;
     }
     if let RootFsSpec::Packages(root) = spec
-        && let Ok(Some(why)) = unmakeable(parts, root, key.2).await
+        && let Ok(Some(why)) = unbuildable(parts, root, key.2).await
     {
-        resolved.unmakeable_root_fs.insert(key.clone(), with_hint(&why));
+        resolved.unbuildable_root_fs.insert(key.clone(), with_hint(&why));
     }
     let found = match unverified_root_fs(parts, spec, key.2).await {
         Ok(found) => found.map(Unverified::Content),

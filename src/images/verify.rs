@@ -26,7 +26,7 @@ pub enum CheckResult {
     Ok,
     /// The check found a problem.
     Failed,
-    /// The object of the check does not exist.
+    /// The object to check does not exist.
     Absent,
     /// The check was not requested.
     Skipped,
@@ -69,7 +69,7 @@ pub struct VerifyReport {
     pub verified: bool,
     /// The checks.
     pub checks: Vec<VerifyCheck>,
-    /// Aspects that no check covered.
+    /// Aspects that were not checked, with the reason or the remedy.
     pub not_looked_at: Vec<&'static str>,
     /// For an index, the reports of its images.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -77,7 +77,7 @@ pub struct VerifyReport {
 }
 
 impl VerifyReport {
-    /// Whether no check found a problem. If signatures were skipped, such an image is still not verified.
+    /// Whether no check found a problem. Skipped checks count as passed here, but not for `verified`.
     pub fn is_in_order(&self) -> bool {
         self.checks.iter().all(|check| matches!(check.result, CheckResult::Ok | CheckResult::Skipped))
             && self.platforms.iter().all(Self::is_in_order)
@@ -134,21 +134,24 @@ impl Checks {
     }
 }
 
-const GIVE_OURS: &str = "give an image that farrier published";
+// Hints of findings.
+const USE_PUBLISHED_IMAGE: &str = "give an image that farrier published";
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from an intact registry";
 const SIGN: &str = "`farrier build --push --force` signs what it builds with the key in site.yaml \
     (imageSigning); or pass the key that signed it with --key";
-const NO_KEY: &str = "the signatures of the image and of its documents: anyone may have pushed it \
-    (--insecure-no-signature)";
-const NO_CONTENT: &str =
-    "the content of the blobs: the registry has their digests (pass --deep to read them)";
-const NO_MEMBERS: &str = "the signatures of its members' check reports (verify each member)";
 const BUILD_AGAIN: &str =
     "images of older versions of farrier have none: raise the version, or delete the tag, and build";
 const NOT_AS_STORED: &str = "the registry returns other content than was pushed: copy the image again from \
     an intact registry, or build it again with --push --force";
 const ALLOW: &str = "the verdict `unknown` is accepted if --definitions has the driver image with `check: \
     {unknown: allow}` (the default); run `farrier check` to see what would settle it";
+
+// Aspects that were not checked.
+const UNCHECKED_SIGNATURES: &str = "the signatures of the image and of its documents: anyone may have pushed it \
+    (--insecure-no-signature)";
+const UNCHECKED_CONTENT: &str =
+    "the content of the blobs: the registry has their digests (pass --deep to read them)";
+const UNCHECKED_MEMBERS: &str = "the signatures of its members' check reports (verify each member)";
 
 /// The image and the facts to check it against.
 struct Subject<'a> {
@@ -157,14 +160,14 @@ struct Subject<'a> {
     facts: ImageFacts,
     /// Whether the local definition allows the verdict `unknown`.
     unknown: bool,
-    /// Required signers.
+    /// Required signers; `None` if the caller gave no key.
     signers: Option<&'a RequiredSigners>,
     /// Statements signed by any of the keys.
     statements: Vec<Statement>,
 }
 
-/// Verifies an image; without keys, all checks except signatures run. The report contains the problems of the image. An
-/// error means that the registry does not answer.
+/// Verifies an image. Without `signers`, signatures are not checked. Problems of the image are in the report; an error means
+/// that the registry could not be read.
 pub async fn verify(
     parts: &Parts,
     reference: &ImageReference,
@@ -172,8 +175,8 @@ pub async fn verify(
     deep: bool,
 ) -> Result<VerifyReport> {
     let mut checks = Checks::default();
-    checks.not_looked_at.extend(signers.is_none().then_some(NO_KEY));
-    checks.not_looked_at.extend((!deep).then_some(NO_CONTENT));
+    checks.not_looked_at.extend(signers.is_none().then_some(UNCHECKED_SIGNATURES));
+    checks.not_looked_at.extend((!deep).then_some(UNCHECKED_CONTENT));
     let repository = &reference.repository;
     let Some(stored) = parts.manifest(reference).await? else {
         checks.add("manifest", Err(Finding::absent(format!("there is no {reference}"), PUSH_AGAIN)));
@@ -186,14 +189,14 @@ pub async fn verify(
             if !index.is_canonical(&stored.bytes) {
                 let reason =
                     "it is an index that farrier did not write: other programs may read other images from it";
-                checks.add("manifest", Err(Finding::failed(reason.to_owned(), GIVE_OURS)));
+                checks.add("manifest", Err(Finding::failed(reason.to_owned(), USE_PUBLISHED_IMAGE)));
                 return Ok(checks.report(image));
             }
             let report = Checks::default().report(image);
             return verify_index(parts, repository, &index, (signers, deep), report).await;
         }
         Err(error) => {
-            checks.add("manifest", Err(Finding::failed(error_chain(&error), GIVE_OURS)));
+            checks.add("manifest", Err(Finding::failed(error_chain(&error), USE_PUBLISHED_IMAGE)));
             return Ok(checks.report(image));
         }
     };
@@ -215,14 +218,14 @@ pub async fn verify(
         checks.add(CHECK_REPORT.name, check_document(parts, &subject, &CHECK_REPORT, report_fits).await?);
     } else {
         checks.add(CHECK_REPORT.name, check_members(parts, &subject).await?);
-        checks.not_looked_at.extend(signers.is_some().then_some(NO_MEMBERS));
+        checks.not_looked_at.extend(signers.is_some().then_some(UNCHECKED_MEMBERS));
     }
     checks.add(BILL.name, check_document(parts, &subject, &BILL, bill_fits).await?);
     checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
     Ok(checks.report(image))
 }
 
-/// Verifies each image of an index. The index itself needs no further check.
+/// Verifies each image of an index. The caller has checked that the index is canonical.
 async fn verify_index(
     parts: &Parts,
     repository: &Repository,
@@ -242,9 +245,8 @@ async fn verify_index(
     Ok(report)
 }
 
-/// Whether the local definition of the driver image allows the verdict `unknown`; the same field decides about
-/// rollouts. The repository's name selects the definition, because the image's own annotations are what is being
-/// verified.
+/// Whether the local definition of the driver image allows the verdict `unknown`. Rollouts use the same field. The
+/// repository's name selects the definition, because the image's own annotations are not trusted yet.
 fn accepts_unknown(parts: &Parts, repository: &Repository) -> bool {
     let name = repository.as_str().rsplit('/').next().unwrap_or_default();
     let image = parts.definitions.images.values().find(|image| image.metadata.name.as_str() == name);
@@ -260,22 +262,22 @@ async fn check_blobs(
 ) -> Result<Outcome> {
     let registry = parts.registry_of(repository);
     let blobs: Vec<&Descriptor> = std::iter::once(&manifest.config).chain(&manifest.layers).collect();
-    let mut wrong = Vec::new();
+    let mut problems = Vec::new();
     for blob in &blobs {
         let digest = &blob.digest;
         if !registry.has_blob(repository, digest).await? {
-            wrong.push(format!("{digest} is missing"));
+            problems.push(format!("{digest} is missing"));
         } else if deep {
             let work = parts.cache.scratch()?;
             match registry.fetch_blob(repository, digest, blob.size, &work.path().join("blob")).await {
                 Ok(()) => {}
                 Err(error) if error.is_unreachable() => return Err(error.into()),
-                Err(error) => wrong.push(error_chain(&error)),
+                Err(error) => problems.push(error_chain(&error)),
             }
         }
     }
-    if !wrong.is_empty() {
-        return Ok(Err(Finding::failed(wrong.join("; "), PUSH_AGAIN)));
+    if !problems.is_empty() {
+        return Ok(Err(Finding::failed(problems.join("; "), PUSH_AGAIN)));
     }
     let bytes: u64 = blobs.iter().map(|blob| blob.size).sum();
     let how = if deep { "verified" } else { "there" };
@@ -308,7 +310,7 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
         return Ok(());
     };
     let keys: Vec<&PublicKey> = signers.keys().collect();
-    // Read all signatures, to report a damaged one even if the others suffice.
+    // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let found = StoredImage { parts, repository, digest }.look_for(&keys, &|_| false).await?;
     let judgement = signers.judge(&found);
     checks.add(
@@ -325,8 +327,8 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     Ok(())
 }
 
-/// Reads a document about the image. Unreadable content, such as other bytes under its digest, is a finding, not an
-/// error.
+/// Reads a document about image `about`. Unreadable content, such as content that does not match its digest, is a finding
+/// and not an error.
 async fn read_document(
     parts: &Parts,
     subject: &Subject<'_>,
@@ -342,8 +344,8 @@ async fn read_document(
     }
 }
 
-/// Checks that a document exists, is about this image and has the expected content. With keys, also checks its
-/// signature.
+/// Checks that a document exists, is about this image and has the expected content. With required signers, also checks
+/// that the document is signed.
 async fn check_document(
     parts: &Parts,
     subject: &Subject<'_>,
@@ -375,7 +377,7 @@ fn judge_document(
     if subject.signers.is_none() {
         return Ok(said);
     }
-    let of_kind = |one: &&Statement| one.predicate_type == kind.predicate_type;
+    let of_kind = |statement: &&Statement| statement.predicate_type == kind.predicate_type;
     let mut signed = subject.statements.iter().filter(of_kind).peekable();
     if signed.peek().is_none() {
         return Err(Finding::failed("it is not signed with an accepted key", SIGN));
@@ -386,16 +388,16 @@ fn judge_document(
     Ok(format!("{said}, signed"))
 }
 
-/// Checks the reports of a union's members; the union has none itself.
+/// Checks the reports of a union image's members, which are images for single kernels. The union image has no report.
 async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> {
-    let (mut wrong, mut unknown) = (Vec::new(), Vec::new());
+    let (mut problems, mut unknown) = (Vec::new(), Vec::new());
     let mut hint = BUILD_AGAIN;
     for (kernel, digest) in &subject.facts.members {
         let found = match read_document(parts, subject, digest, &CHECK_REPORT).await? {
             Ok(found) => found,
             Err(finding) => {
                 hint = finding.hint;
-                wrong.push(format!("report for {kernel}: {}", finding.why));
+                problems.push(format!("report for {kernel}: {}", finding.why));
                 continue;
             }
         };
@@ -407,13 +409,13 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
                 if said == "unknown" {
                     hint = ALLOW;
                 }
-                wrong.push(format!("report for {kernel}: verdict {said}"));
+                problems.push(format!("report for {kernel}: verdict {said}"));
             }
-            None => wrong.push(format!("report for {kernel} is missing")),
+            None => problems.push(format!("report for {kernel} is missing")),
         }
     }
-    if !wrong.is_empty() {
-        return Ok(Err(Finding::failed(wrong.join("; "), hint)));
+    if !problems.is_empty() {
+        return Ok(Err(Finding::failed(problems.join("; "), hint)));
     }
     let count = subject.facts.members.len();
     Ok(Ok(match unknown.len() {

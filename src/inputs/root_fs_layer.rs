@@ -1,4 +1,4 @@
-//! Adapter: the cache entry of a root file system: a layer and its record.
+//! Adapter: the cache entry of a root file system, which holds one layer and a record of its digests and size.
 
 use std::{
     io,
@@ -14,7 +14,7 @@ use crate::{
     store::{StoreError, StoredInput},
 };
 
-/// Name of the layer in the entry.
+/// File name of the layer in a cache entry.
 pub const FILE: &str = "layer.tar.gz";
 const RECORD: &str = "layer.json";
 
@@ -29,11 +29,11 @@ pub struct RootFs {
     pub diff_id: Digest,
     /// Size of the layer in bytes.
     pub size: u64,
-    /// Architecture.
+    /// Processor architecture.
     pub arch: Architecture,
 }
 
-/// Digests as 64 hexadecimal digits.
+/// Content of [`RECORD`]. Digests are 64 hexadecimal digits, without `sha256:`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     digest: String,
@@ -41,7 +41,7 @@ struct Record {
     size: u64,
 }
 
-/// Reads the root file system from a finished entry.
+/// Reads the root file system from a complete cache entry.
 pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
     let path = entry.join(RECORD);
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()));
@@ -52,21 +52,21 @@ pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs> {
     Ok(RootFs { layer: entry.join(FILE), digest: digest?, diff_id: diff_id?, size, arch })
 }
 
-/// Records digests and size of the layer in an entry.
+/// Writes the layer's digests and size to a cache entry.
 pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<()> {
     let [digest, diff_id] = [digest, diff_id].map(|digest| digest.hex().to_owned());
     let text = serde_json::to_vec(&Record { digest, diff_id, size }).map_err(io::Error::from)?;
     Ok(fs::write(entry.join(RECORD), text)?)
 }
 
-/// Records a layer that came from the store.
+/// Writes the digests and size of a layer from the store to a cache entry.
 pub fn record_stored(entry: &Path, stored: &StoredInput) -> Result<()> {
-    let wrong = || {
+    let invalid = || {
         StoreError::NotAnArtifact(
             format!("{}@{}", stored.repository, stored.digest),
             format!("its {} is not a digest", annotations::DIFF_ID),
         )
     };
-    let diff_id = stored.note(annotations::DIFF_ID)?.parse().map_err(|_| wrong())?;
+    let diff_id = stored.note(annotations::DIFF_ID)?.parse().map_err(|_| invalid())?;
     record(entry, &stored.layer.digest, &diff_id, stored.layer.size)
 }

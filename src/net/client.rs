@@ -1,5 +1,5 @@
-//! Adapter: HTTP clients, one for each TLS configuration, and redirects. Each hop of a redirect uses the client of its
-//! own host.
+//! Adapter: HTTP clients, one for each TLS configuration, and redirects. Each redirect is sent with the client for its own
+//! host.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,36 +23,37 @@ const MAX_REDIRECTS: usize = 5;
 static TLS12_ONLY: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
 
 impl Net {
-    /// Sends a request and follows redirects, without a time limit. Every hop must be a permitted host. Credentials and
-    /// the request body never go to another host. If the body cannot be sent again, the redirect is returned as the
-    /// response.
+    /// Sends a request and follows redirects, without a time limit. Every host on the way must be permitted.
+    /// Credentials and the request body never go to another host. If the body cannot be sent again, the redirect itself is
+    /// returned as the response.
     pub async fn execute(&self, mut request: Request, asker: &Asker<'_>) -> Result<Response, NetError> {
         let mut sender = asker.sent_by.map(str::to_owned);
         for _ in 0..=MAX_REDIRECTS {
             let url = request.url().clone();
             let client = self.client(&url, &Asker { what: asker.what, sent_by: sender.as_deref() }).await?;
-            // Addresses that another host named get no password.
+            // Addresses that another host named (redirects, token servers) get none of the site's passwords.
             if sender.is_none() {
-                self.log_in(&mut request).await?;
+                self.add_login(&mut request).await?;
             }
-            bare(client, &mut request)?;
-            let again = request.try_clone();
+            move_credentials_to_header(client, &mut request)?;
+            let copy = request.try_clone();
             let host = HostPort::of_url(&url).map(|host| host.to_string());
             let response = match client.execute(request).await {
                 Ok(response) => response,
                 Err(error) => {
-                    let source = self.refusal(&url, &error).await.unwrap_or(error).without_url();
+                    let source =
+                        self.client_certificate_error(&url, &error).await.unwrap_or(error).without_url();
                     return Err(NetError::Http(host.unwrap_or_default(), source));
                 }
             };
-            let (Some(to), Some(again)) = (target(&response)?, again) else { return Ok(response) };
-            if url.scheme() == "https" && to.scheme() != "https" {
-                return Err(refused("redirect from https to plain http"));
+            let (Some(target), Some(copy)) = (redirect_target(&response)?, copy) else { return Ok(response) };
+            if url.scheme() == "https" && target.scheme() != "https" {
+                return Err(redirect_error("redirect from https to plain http"));
             }
-            request = sent_on(again, response.status().as_u16(), to)?;
+            request = redirected(copy, response.status().as_u16(), target)?;
             sender = host;
         }
-        Err(refused("too many redirects"))
+        Err(redirect_error("too many redirects"))
     }
 
     /// Creates a request for [`Net::execute`].
@@ -61,14 +62,15 @@ impl Net {
     }
 
     async fn client(&self, url: &Url, asker: &Asker<'_>) -> Result<&Client, NetError> {
-        let host = HostPort::of_url(url).ok_or_else(|| refused("an address without a host"))?;
+        let host = HostPort::of_url(url).ok_or_else(|| redirect_error("an address without a host"))?;
         self.permit(&host, asker)?;
         self.permit_proxy(url, asker)?;
         let inner = &self.0;
-        let special = self.special(&host);
-        let make = || self.make(special, rustls::DEFAULT_VERSIONS);
-        let cell = special.and_then(|(at, _)| inner.clients.hosts.get(at)).unwrap_or(&inner.clients.general);
-        cell.get_or_try_init(make).await
+        let tls_entry = self.tls_entry(&host);
+        let build = || self.build_client(tls_entry, rustls::DEFAULT_VERSIONS);
+        let cell =
+            tls_entry.and_then(|(index, _)| inner.clients.hosts.get(index)).unwrap_or(&inner.clients.general);
+        cell.get_or_try_init(build).await
     }
 
     /// Checks that the environment's proxy may be used, if it applies to this address.
@@ -78,33 +80,33 @@ impl Net {
         proxy.0.host().map_or(Ok(()), |host| self.permit(&host, &Asker::of(&what)))
     }
 
-    /// The site's entry for a host, if it configures certificates.
-    fn special(&self, host: &HostPort) -> Option<(usize, &Host)> {
+    /// The site's entry for a host and its index, if the entry configures certificates.
+    fn tls_entry(&self, host: &HostPort) -> Option<(usize, &Host)> {
         self.host_entry(host)
             .filter(|(_, entry)| entry.ca_file.is_some() || entry.client_certificate.is_some())
     }
 
-    async fn make(
+    async fn build_client(
         &self,
-        special: Option<(usize, &Host)>,
+        tls_entry: Option<(usize, &Host)>,
         versions: &'static [&'static SupportedProtocolVersion],
     ) -> Result<Client, NetError> {
-        let entry = special.map(|(_, entry)| entry);
+        let entry = tls_entry.map(|(_, entry)| entry);
         let key = match entry.and_then(|entry| Some((&entry.host, entry.client_key.as_ref()?))) {
             Some((host, key)) => {
-                let read = self.0.secrets.read(key).await;
+                let secret = self.0.secrets.read(key).await;
                 let what = format!("present the client certificate for {host}");
-                Some(read.map_err(|source| NetError::Secret(what, source))?)
+                Some(secret.map_err(|source| NetError::Secret(what, source))?)
             }
             None => None,
         };
         let proxy = self.proxies().await?;
-        let host = special.map(|(at, _)| at);
-        // The closure reads the system's certificates, which blocks.
+        let host = tls_entry.map(|(index, _)| index);
+        // `config` reads the system's certificates, which blocks.
         let shared = Arc::clone(&self.0);
         let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref(), versions));
         let config = config.await.map_err(|panic| panic.to_string()).flatten();
-        let made = config.and_then(|config| {
+        let client = config.and_then(|config| {
             Client::builder()
                 .tls_backend_preconfigured(config)
                 .user_agent(concat!("farrier/", env!("CARGO_PKG_VERSION")))
@@ -118,7 +120,7 @@ impl Net {
                 .build()
                 .map_err(|error| error.to_string())
         });
-        made.map_err(|reason| {
+        client.map_err(|reason| {
             NetError::Options(
                 entry.map_or_else(|| "TLS".to_owned(), |entry| format!("site.yaml, host {}", entry.host)),
                 reason,
@@ -126,7 +128,7 @@ impl Net {
         })
     }
 
-    /// The proxies, with the site's user name and password.
+    /// The configured proxies, with their user name and password from the site.
     pub(super) async fn proxies(&self) -> Result<Proxy, NetError> {
         let mut proxy = self.0.proxy.clone();
         if let Some(login) = proxy.login.take() {
@@ -138,8 +140,8 @@ impl Net {
         Ok(proxy)
     }
 
-    /// Adds the site's user name and password for the host to the address.
-    async fn log_in(&self, request: &mut Request) -> Result<(), NetError> {
+    /// Adds the site's user name and password for the request's host to its URL.
+    async fn add_login(&self, request: &mut Request) -> Result<(), NetError> {
         let url = request.url();
         let entry = HostPort::of_url(url).and_then(|host| Some((self.host_entry(&host)?.1, host)));
         let Some((Host { login: Some(login), .. }, host)) = entry else { return Ok(()) };
@@ -149,13 +151,13 @@ impl Net {
         self.may_log_in(url, &host)?;
         let password = self.password(login, &host.to_string()).await?;
         let url = request.url_mut();
-        // These calls cannot fail for an address with a host.
+        // These calls cannot fail for a URL with a host.
         let _ = url.set_username(&login.user);
         let _ = url.set_password(Some(&password));
         Ok(())
     }
 
-    /// Checks that a password may be sent to this address.
+    /// Checks that the site's password for a host may be sent to this URL.
     pub(super) fn may_log_in(&self, url: &Url, host: &HostPort) -> Result<(), NetError> {
         if url.scheme() == "https" || self.allows_plain(host) {
             return Ok(());
@@ -173,10 +175,12 @@ impl Net {
         text.map_err(|source| NetError::Secret(what, source))
     }
 
-    /// Error with the server's reason, if the server rejects the client certificate or its absence. With TLS 1.3 the
-    /// server reports this after the handshake, and the HTTP client sees only a closed connection. With TLS 1.2 the
-    /// report comes in the handshake, so a second request with TLS 1.2 finds the reason.
-    async fn refusal(&self, url: &Url, error: &reqwest::Error) -> Option<reqwest::Error> {
+    /// Finds out whether the server closed the connection because it rejects the client certificate, or because it requires
+    /// one. Returns an error that says so.
+    ///
+    /// With TLS 1.3 the server reports the reason after the handshake, and the HTTP client sees only a closed connection.
+    /// With TLS 1.2 the handshake itself fails with the reason, so this function sends a second request with TLS 1.2.
+    async fn client_certificate_error(&self, url: &Url, error: &reqwest::Error) -> Option<reqwest::Error> {
         if url.scheme() != "https"
             || error.is_connect()
             || error.is_timeout()
@@ -184,19 +188,20 @@ impl Net {
         {
             return None;
         }
-        let client = self.make(self.special(&HostPort::of_url(url)?), &TLS12_ONLY).await.ok()?;
-        let again = client.head(url.join("/").ok()?).timeout(CONNECT_TIMEOUT).send().await.err()?;
-        (connection_problem(&again) == ConnectionProblem::ClientCertificate).then_some(again)
+        let client = self.build_client(self.tls_entry(&HostPort::of_url(url)?), &TLS12_ONLY).await.ok()?;
+        let retry_error = client.head(url.join("/").ok()?).timeout(CONNECT_TIMEOUT).send().await.err()?;
+        (connection_problem(&retry_error) == ConnectionProblem::ClientCertificate).then_some(retry_error)
     }
 }
 
-/// Moves the user name and password from the address into a header.
-fn bare(client: &Client, request: &mut Request) -> Result<(), NetError> {
+/// Moves the user name and password from the URL into the `Authorization` header.
+fn move_credentials_to_header(client: &Client, request: &mut Request) -> Result<(), NetError> {
     let url = request.url();
     if url.username().is_empty() && url.password().is_none() {
         return Ok(());
     }
-    let built = client.get(url.clone()).build().map_err(|error| refused(&error.without_url().to_string()))?;
+    let built =
+        client.get(url.clone()).build().map_err(|error| redirect_error(&error.without_url().to_string()))?;
     *request.url_mut() = built.url().clone();
     if let Some(value) = built.headers().get(AUTHORIZATION) {
         request.headers_mut().entry(AUTHORIZATION).or_insert(value.clone());
@@ -204,28 +209,28 @@ fn bare(client: &Client, request: &mut Request) -> Result<(), NetError> {
     Ok(())
 }
 
-fn refused(reason: &str) -> NetError {
+fn redirect_error(reason: &str) -> NetError {
     NetError::Redirect(reason.to_owned())
 }
 
-/// Target of a redirect; `None` for other responses.
-fn target(response: &Response) -> Result<Option<Url>, NetError> {
+/// Target of a redirect. `None` for other responses.
+fn redirect_target(response: &Response) -> Result<Option<Url>, NetError> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
     }
     let Some(text) = response.headers().get(LOCATION).and_then(|value| value.to_str().ok()) else {
         return Ok(None);
     };
-    let to = response.url().join(text).map_err(|_| refused("its target is not a URL"))?;
-    if matches!(to.scheme(), "http" | "https") {
-        Ok(Some(to))
+    let target = response.url().join(text).map_err(|_| redirect_error("its target is not a URL"))?;
+    if matches!(target.scheme(), "http" | "https") {
+        Ok(Some(target))
     } else {
-        Err(refused("its target is not http"))
+        Err(redirect_error("its target is not http"))
     }
 }
 
-/// Request for the target of a redirect (Fetch standard, HTTP-redirect fetch).
-fn sent_on(mut request: Request, status: u16, to: Url) -> Result<Request, NetError> {
+/// Turns a request into the one for a redirect's target (Fetch standard, HTTP-redirect fetch).
+fn redirected(mut request: Request, status: u16, target: Url) -> Result<Request, NetError> {
     let becomes_get = match status {
         303 => !matches!(*request.method(), Method::GET | Method::HEAD),
         301 | 302 => *request.method() == Method::POST,
@@ -238,15 +243,17 @@ fn sent_on(mut request: Request, status: u16, to: Url) -> Result<Request, NetErr
             request.headers_mut().remove(name);
         }
     }
-    if request.url().origin() != to.origin() {
-        // For example a refresh token, which a token server could redirect to any host.
+    if request.url().origin() != target.origin() {
+        // The body may be secret: a token server could redirect a refresh token to any host.
         if request.body().is_some() {
-            return Err(refused("its target is another host, which must not receive the request body"));
+            return Err(redirect_error(
+                "its target is another host, which must not receive the request body",
+            ));
         }
         for name in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION] {
             request.headers_mut().remove(name);
         }
     }
-    *request.url_mut() = to;
+    *request.url_mut() = target;
     Ok(request)
 }

@@ -10,7 +10,7 @@ use farrier_core::{
 use serde::Serialize;
 
 use super::{facts::Facts, request::fields};
-use crate::controller::rollback::Rolled;
+use crate::controller::rollback::RollbackResult;
 
 /// Address of the confirmation page.
 pub const PATH: &str = "do";
@@ -143,9 +143,9 @@ pub fn foresee_pause(changes: &[Change]) -> Vec<String> {
     says.into_iter().chain([then.to_owned()]).collect()
 }
 
-pub fn foresee_rolled(rolled: &[Rolled]) -> Result<Vec<String>, String> {
+pub fn foresee_rolled(rolled: &[RollbackResult]) -> Result<Vec<String>, String> {
     let mut says = Vec::new();
-    for Rolled { step, failed, .. } in rolled {
+    for RollbackResult { step, failed, .. } in rolled {
         says.extend(
             step.error.iter().chain(failed).map(|why| format!("{}: nothing, because {why}", step.object)),
         );

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     build::{build_one, forget_failure},
     cluster::{AskedPatch, Cluster, KubeCluster, Person},
-    controller::rollback::{Rolled, apply_all, take_back},
+    controller::rollback::{RollbackResult, apply_all, roll_back},
     parts::Parts,
     runtime::names_loopback,
 };
@@ -198,7 +198,7 @@ impl Actions {
             (_, None) => {
                 facts.live.get(&of).ok_or_else(gone)?;
                 let says = match action {
-                    Action::PutBack => foresee_rolled(&self.take_back(&of, true).await?)?,
+                    Action::PutBack => foresee_rolled(&self.roll_back(&of, true).await?)?,
                     _ => foresee_pause(&self.pause_changes(action, &of).await?),
                 };
                 (of.clone(), says, "rollouts.html".to_owned())
@@ -209,8 +209,8 @@ impl Actions {
         Ok(Preview { action, of, title, says, seen, back })
     }
 
-    async fn take_back(&self, of: &str, dry_run: bool) -> Result<Vec<Rolled>, String> {
-        let rolled = take_back(self.cluster.as_ref(), &[of.to_owned()], dry_run).await;
+    async fn roll_back(&self, of: &str, dry_run: bool) -> Result<Vec<RollbackResult>, String> {
+        let rolled = roll_back(self.cluster.as_ref(), &[of.to_owned()], dry_run).await;
         // The snapshot consumed the cluster's change notification, so wake the loop.
         self.asked.notify_one();
         rolled.map_err(|error| error_chain(&error))
@@ -242,7 +242,7 @@ impl Actions {
             }
             (Action::Prebuild, Some(planned)) => self.prebuild(planned, definitions),
             (Action::PutBack, _) => {
-                let rolled = self.take_back(of, false).await?;
+                let rolled = self.roll_back(of, false).await?;
                 let failed = rolled.into_iter().find_map(|rolled| rolled.failed.or(rolled.step.error));
                 failed.map_or(Ok(()), Err)
             }

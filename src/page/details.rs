@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use farrier_core::{
     image::{Digest, ImageName},
-    plan::{BuildTime, MayBoot, Outcome, Phase, PlannedNode, StatusEntry, why_not},
+    plan::{BootReadiness, BuildTime, Outcome, Phase, PlannedNode, StatusEntry, why_not},
 };
 use indicatif::HumanBytes;
 use serde::Serialize;
@@ -332,10 +332,10 @@ pub struct NodeImage {
 
 fn may_boot(planned: &PlannedNode) -> Answer {
     let (word, class) = match planned.may_boot {
-        MayBoot::Ready => ("ready", "ok"),
-        MayBoot::NoDriver => ("no driver needed", "ok"),
-        MayBoot::Unknown => ("unknown", "warn"),
-        MayBoot::Wait => ("wait", "wait"),
+        BootReadiness::Ready => ("ready", "ok"),
+        BootReadiness::NoDriver => ("no driver needed", "ok"),
+        BootReadiness::Unknown => ("unknown", "warn"),
+        BootReadiness::Wait => ("wait", "wait"),
     };
     let why = planned.next.as_ref().map(|next| why_not(next)).unwrap_or_default();
     Answer { word, class, why }

@@ -11,7 +11,7 @@ use farrier_core::{
     image::{Definitions, ImageName},
     kernel::KernelTarget,
     plan::{
-        Activity, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, Next, Plan, RECORD_ANNOTATION, Record,
+        Activity, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NextKernel, Plan, RECORD_ANNOTATION, Record,
         RolloutObject, RolloutTarget, node_target, paused,
     },
 };
@@ -81,7 +81,7 @@ pub struct NodeGroup {
 #[derive(Clone, Debug)]
 pub struct Announced {
     /// The kernel, and the state of its images.
-    pub next: Arc<Next>,
+    pub next: Arc<NextKernel>,
     /// Sorted names of the nodes.
     pub nodes: Vec<String>,
 }
@@ -146,7 +146,7 @@ impl Facts {
         for node in &snapshot.nodes {
             let group = node_target(node).map_err(|why| why.to_string()).map(|target| {
                 let calls: Vec<bool> =
-                    definitions.images.values().map(|image| node.calls_for(image)).collect();
+                    definitions.images.values().map(|image| node.is_selected_by(image)).collect();
                 let groups = &mut facts.groups;
                 let place = *places.entry((target, calls)).or_insert_with_key(|(target, calls)| {
                     let called = definitions.images.keys().zip(calls).filter(|(_, calls)| **calls);
@@ -163,7 +163,7 @@ impl Facts {
             let (os_image, cordoned) = (node.os_image.clone(), node.unschedulable);
             facts.nodes.insert(node.name.clone(), NodeFact { group, os_image, announces, cordoned });
         }
-        let mut places: HashMap<*const Next, usize> = HashMap::new();
+        let mut places: HashMap<*const NextKernel, usize> = HashMap::new();
         for planned in &plan.nodes {
             let Some(next) = &planned.next else { continue };
             let place = *places.entry(Arc::as_ptr(next)).or_insert_with(|| {

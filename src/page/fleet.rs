@@ -9,8 +9,8 @@ use farrier_core::{
     image::ImageName,
     kernel::KernelTarget,
     plan::{
-        Activity, BuildTime, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedUpgrade, Readiness,
-        RolloutDecision, StatusEntry, UpgradeTurn, status_entries,
+        Activity, BuildTime, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedNodeUpgrade,
+        PlannedUpgrade, Readiness, RolloutDecision, StatusEntry, status_entries,
     },
 };
 use jiff::Timestamp;
@@ -146,7 +146,7 @@ pub struct OfNode<'a> {
     pub planned: Option<&'a PlannedNode>,
     pub unused: Option<String>,
     pub own: Vec<&'a OwnDriver>,
-    pub turns: Vec<(&'a PlannedUpgrade, &'a UpgradeTurn)>,
+    pub turns: Vec<(&'a PlannedUpgrade, &'a PlannedNodeUpgrade)>,
 }
 
 impl<'a> Fleet<'a> {
@@ -356,7 +356,7 @@ pub fn is_building(entry: &StatusEntry<'_>) -> bool {
 pub fn class_of(entry: &StatusEntry<'_>) -> &'static str {
     match entry.outcome {
         Outcome::UpToDate { denied: true, .. } => "bad",
-        Outcome::Skipped { why } if why.is_finding() => "off",
+        Outcome::Skipped { why } if why.is_not_applicable() => "off",
         _ => class_of_phase(entry.row.phase, entry.row.verdict),
     }
 }

@@ -1,9 +1,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use farrier_core::plan::{
-    BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedUpgrade, Record, RecordState,
-    RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn, UpgradeWait, testing,
-    with_short_digests,
+    BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedNodeUpgrade, PlannedUpgrade,
+    Record, RecordState, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait,
+    testing, with_short_digests,
 };
 use jiff::{SignedDuration, Timestamp};
 use kmod::Verdict;
@@ -63,9 +63,16 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
             unchecked: false,
             why: (stage == UpgradeStage::Failed).then(|| says.to_owned()),
         });
-        UpgradeTurn { node: node.clone(), to: says.to_owned(), stage, note, waits, changes: Vec::new() }
+        PlannedNodeUpgrade {
+            node: node.clone(),
+            to: says.to_owned(),
+            stage,
+            note,
+            waits,
+            changes: Vec::new(),
+        }
     };
-    let mut nodes: Vec<UpgradeTurn> = nodes.iter().enumerate().map(turn).collect();
+    let mut nodes: Vec<PlannedNodeUpgrade> = nodes.iter().enumerate().map(turn).collect();
     nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
     let count = |stage| nodes.iter().filter(|turn| turn.stage == stage).count();
     let forecast = Forecast {

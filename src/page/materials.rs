@@ -1,4 +1,4 @@
-//! Pure: the components of images, and the differences to the previous image.
+//! Pure: the components of images, and the differences from the image that each is compared with.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use farrier_core::{
 use serde::Serialize;
 use serde_json::Value;
 
-/// Maximum number of components of a bill that are read, and maximum length of each text. A toolchain has
-/// about two hundred packages.
+/// Maximum number of components read from a bill of materials. A toolchain has about two hundred packages.
 const MOST: usize = 2000;
+/// Maximum number of characters read from each text of a component.
 const SHOWN: usize = 200;
 /// Role of a component that is a module of the payload.
-const MODULE: &str = "module";
-/// Roles that a plan knows for an image that is not built. Headers and toolchain are only known after they
-/// are fetched.
-const PLANNED: [Role; 4] = [Role::Source, Role::Patch, Role::Need, Role::Recipe];
+const MODULE_ROLE: &str = "module";
+/// Roles of the components that a plan knows before the image is built. Headers and toolchain are not among
+/// them, because their components are known only after the fetch.
+const PLANNED_ROLES: [Role; 4] = [Role::Source, Role::Patch, Role::Need, Role::Recipe];
 
 /// A component of an image, or an input of its build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -31,17 +31,17 @@ pub struct Part {
 }
 
 impl Part {
-    /// Returns the key for the comparison. Names of header packages contain the kernel release, so digits are
-    /// removed.
+    /// Returns the key for the comparison. The key omits the digits of header packages' names, because the names
+    /// contain the kernel release.
     fn key(&self) -> (&str, String) {
         let is_headers = self.role == Role::Headers.as_str();
         (&self.role, self.name.replace(|c: char| is_headers && c.is_ascii_digit(), ""))
     }
 
-    fn said(&self) -> String {
+    fn summary(&self) -> String {
         let digest = self.digest.get(..12).unwrap_or_default();
-        let said = [&self.name, self.version.as_str(), digest];
-        said.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
+        let words = [&self.name, self.version.as_str(), digest];
+        words.into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" ")
     }
 }
 
@@ -71,7 +71,7 @@ pub fn parts_of(bill: &Value) -> Vec<Part> {
         .collect()
 }
 
-/// Returns the components that a plan knows for an image that is not built.
+/// Returns the components that a plan knows before the image is built.
 pub fn planned_parts(cell: &Cell) -> Vec<Part> {
     let FetchedInputs { sources, .. } = &cell.fetched;
     let sources = sources.iter().map(|(name, identity)| {
@@ -103,8 +103,9 @@ pub struct Before {
 }
 
 impl Before {
-    /// Returns the image that other inputs left under the cell's tag. Otherwise returns the image of the
-    /// nearest older kernel of the same platform, or else of the nearest newer one.
+    /// Returns the image to compare with. If the cell's tag already has an image from other inputs, returns that
+    /// image. Otherwise returns the image for the nearest older kernel of the same platform, or else for the
+    /// nearest newer kernel.
     pub fn of(plan: &Plan, planned: &PlannedCell) -> Option<Self> {
         if let Outcome::Conflict { cell, .. }
         | Outcome::Build { cell, why: BuildReason::Overwrite { .. }, .. } = &planned.outcome
@@ -114,18 +115,18 @@ impl Before {
         let KernelTarget { os, os_version, release, arch } = &planned.target;
         let order = order_of(os, release.as_str());
         let others = plan.cells.iter().filter(|other| {
-            let KernelTarget { os: theirs, os_version: version, release: _, arch: other_arch } =
+            let KernelTarget { os: other_os, os_version: other_version, release: _, arch: other_arch } =
                 &other.target;
             other.image == planned.image
-                && (theirs, version, other_arch) == (os, os_version, arch)
+                && (other_os, other_version, other_arch) == (os, os_version, arch)
                 && matches!(other.outcome, Outcome::UpToDate { .. })
         });
         let compare =
             |a: &PlannedCell, b: &PlannedCell| order(a.target.release.as_str(), b.target.release.as_str());
-        let before =
+        let previous =
             others.clone().filter(|other| compare(other, planned).is_lt()).max_by(|a, b| compare(a, b));
         let newer = || others.filter(|other| compare(other, planned).is_gt()).min_by(|a, b| compare(a, b));
-        let nearest = before.or_else(newer)?;
+        let nearest = previous.or_else(newer)?;
         Some(Self { image: image_of(&nearest.outcome)?, cell: Some(nearest.clone()) })
     }
 }
@@ -145,35 +146,35 @@ pub struct Difference {
     pub now: String,
 }
 
-/// Returns the differences. Dockerfiles and module files of different kernels always differ, so they are not
-/// compared.
+/// Returns the differences between the components of two images. Dockerfiles and module digests always differ
+/// between kernels, so they are compared only with `same_kernel`.
 pub fn differences(before: &[Part], now: &[Part], same_kernel: bool) -> Vec<Difference> {
-    let mut both: BTreeMap<(&str, String), [Option<Part>; 2]> = BTreeMap::new();
-    for (place, parts) in [before, now].into_iter().enumerate() {
-        let says = |part: &&Part| same_kernel || part.role != Role::Recipe.as_str();
-        for part in parts.iter().filter(says) {
+    let mut pairs: BTreeMap<(&str, String), [Option<Part>; 2]> = BTreeMap::new();
+    for (side, parts) in [before, now].into_iter().enumerate() {
+        let is_compared = |part: &&Part| same_kernel || part.role != Role::Recipe.as_str();
+        for part in parts.iter().filter(is_compared) {
             let mut kept = part.clone();
-            if part.role == MODULE && !same_kernel {
+            if part.role == MODULE_ROLE && !same_kernel {
                 kept.digest.clear();
             }
-            both.entry(part.key()).or_default()[place] = Some(kept);
+            pairs.entry(part.key()).or_default()[side] = Some(kept);
         }
     }
-    let differing = both.into_iter().filter(|(_, [before, now])| before != now);
-    let said = |part: &Option<Part>| part.as_ref().map_or_else(|| "–".to_owned(), Part::said);
+    let differing = pairs.into_iter().filter(|(_, [before, now])| before != now);
+    let summary = |part: &Option<Part>| part.as_ref().map_or_else(|| "–".to_owned(), Part::summary);
     differing
         .map(|((what, _), [before, now])| Difference {
             what: what.to_owned(),
-            before: said(&before),
-            now: said(&now),
+            before: summary(&before),
+            now: summary(&now),
         })
         .collect()
 }
 
-/// Returns the components with roles that a plan knows.
+/// Returns the components with the roles that a plan knows, for a comparison with [`planned_parts`].
 pub fn as_planned(parts: &[Part]) -> Vec<Part> {
-    let known = |part: &&Part| PLANNED.iter().any(|role| part.role == role.as_str());
-    parts.iter().filter(known).cloned().collect()
+    let is_planned = |part: &&Part| PLANNED_ROLES.iter().any(|role| part.role == role.as_str());
+    parts.iter().filter(is_planned).cloned().collect()
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use farrier_core::plan::{
-    Change, Earlier, FieldRecord, Forecast, PAUSED_ANNOTATION, PlannedRollout, PlannedUpgrade, RecordState,
-    RolloutDecision, UpgradeStage, UpgradeTurn, decided, upgrade_table,
+    Change, Earlier, FieldRecord, Forecast, PAUSED_ANNOTATION, PlannedNodeUpgrade, PlannedRollout,
+    PlannedUpgrade, RecordState, RolloutDecision, UpgradeStage, decided, upgrade_table,
 };
 use jiff::Timestamp;
 use serde::Serialize;
@@ -88,7 +88,7 @@ impl UpgradeView {
         rows.sort_by(|(a, _), (b, _)| a.stage.cmp(&b.stage).then_with(|| natural(&a.node, &b.node)));
         let more = rows.len().saturating_sub(NAMED);
         rows.truncate(NAMED);
-        let turn = |(turn, mut row): (&UpgradeTurn, Vec<String>)| {
+        let turn = |(turn, mut row): (&PlannedNodeUpgrade, Vec<String>)| {
             let class = match turn.stage {
                 UpgradeStage::Failed => "bad",
                 UpgradeStage::UnderWay | UpgradeStage::Begins => "run",

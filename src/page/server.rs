@@ -1,5 +1,5 @@
-//! Adapter: serves the page on farrier's HTTP port, from the newest reconcile of the loop. The page is
-//! read-only except for [`Actions`], and the loop never waits for it.
+//! Adapter: serves the status page on farrier's HTTP port, from the result of the newest reconcile. The page is read-only
+//! except for [`Actions`]. Reconciles never wait for the page.
 
 use std::{
     collections::BTreeMap,
@@ -51,54 +51,58 @@ use crate::{
 };
 
 const HTML: &str = "text/html; charset=utf-8";
-/// Content security policy of pages. It allows our style sheet, our script, which contacts this host only,
-/// and forms that are sent back here. Inline scripts, frames and other hosts are forbidden.
-const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
+/// Content security policy of all pages. It allows our style sheet, images and script from this host, and connections and
+/// forms to this host. Inline scripts, frames and other hosts are forbidden.
+const CSP: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
                       base-uri 'none'; frame-ancestors 'none'";
-/// Maximum number of viewers that receive updates. Further viewers reload by hand.
+/// Maximum number of viewers that receive updates. Further viewers must reload the page.
 const VIEWERS: usize = 200;
-/// Size limit of a form in bytes, and timeout for receiving it.
+/// Maximum size of a form in bytes.
 const FORM: usize = 4096;
-const FORM_TIME: Duration = Duration::from_secs(10);
-/// Maximum age of a cached first view while a build runs, and while nothing but ages changes.
-const FRESH: Duration = Duration::from_secs(5);
-const AGES: Duration = Duration::from_mins(1);
-/// Interval at which a growing log is read.
-const FOLLOWS: Duration = Duration::from_millis(500);
-/// End of a growing log for a viewer above [`VIEWERS`].
-const NOT_FOLLOWED: &[u8] =
+/// Timeout for receiving a form.
+const FORM_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum age of the cached index page while a build runs.
+const INDEX_MAX_AGE_BUILDING: Duration = Duration::from_secs(5);
+/// Maximum age of the cached index page while no build runs. Only the ages on the page change then.
+const INDEX_MAX_AGE_IDLE: Duration = Duration::from_mins(1);
+/// Interval at which a growing log is polled.
+const LOG_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Text that ends a growing log for a viewer in excess of [`VIEWERS`].
+const LOG_CUT_OFF: &[u8] =
     b"\n[farrier: the build continues. Too many viewers follow it already: reload for the rest.]\n";
 /// Timeout for reading an image from the registry.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves the pages of the newest reconcile.
+/// Serves the status page from the result of the newest reconcile.
 pub struct PageServer {
     parts: Parts,
     actions: Option<Arc<Actions>>,
-    shown: watch::Sender<Option<Arc<Shown>>>,
+    state: watch::Sender<Option<Arc<PageState>>>,
     images: Images,
     excerpts: Excerpts,
-    /// Lets one page be rendered at a time, so that viewers take at most one CPU from builds.
-    turn: Semaphore,
+    /// Limits rendering to one page at a time, so that viewers take at most one CPU from builds.
+    rendering: Semaphore,
     viewers: Arc<Semaphore>,
 }
 
-/// State that is shown between two reconciles.
-struct Shown {
+/// State that pages show until the next reconcile.
+struct PageState {
     facts: Facts,
-    /// Current activity of builds.
+    /// Progress of builds, which also changes between reconciles.
     live: SharedActivity,
     definitions: Arc<Definitions>,
     history: History,
-    /// Cached first view, which is requested most often, and when it was rendered.
+    /// Cached index page, the most requested one, and the time when it was rendered.
     index: Mutex<Option<(Instant, String)>>,
 }
 
-/// Content at an address.
-enum Answer {
+/// Content to send for a path.
+enum Content {
+    /// MIME type and text.
     Page(&'static str, String),
+    /// File of a build log.
     Log(PathBuf),
-    Nothing,
+    NotFound,
 }
 
 #[async_trait::async_trait]
@@ -106,32 +110,32 @@ impl StatusSink for PageServer {
     async fn reconciled(&self, view: &ReconcileView) {
         let ReconcileView { plan, snapshot, definitions, activity, live, rollouts, configuration_error, now } =
             view;
-        let failed =
+        let rewrite_errors =
             rollouts.iter().filter_map(|report| Some((report.planned.target.clone(), report.error.clone()?)));
         let facts = Facts {
             activity: activity.clone(),
-            failed_rewrites: failed.collect(),
+            failed_rewrites: rewrite_errors.collect(),
             configuration_error: configuration_error.clone(),
             served: true,
             built: built(&self.parts.cache, plan),
             ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
         };
-        let mut history = self.shown().map(|shown| shown.history.clone()).unwrap_or_default();
+        let mut history = self.state().map(|state| state.history.clone()).unwrap_or_default();
         history.note(&Fleet::new(&facts, &BTreeMap::new()));
         history.note_rewrites(rollouts, *now);
         let (live, definitions) = (live.clone(), Arc::clone(definitions));
-        let shown = Arc::new(Shown { facts, live, definitions, history, index: Mutex::default() });
-        self.shown.send_replace(Some(shown));
+        let state = Arc::new(PageState { facts, live, definitions, history, index: Mutex::default() });
+        self.state.send_replace(Some(state));
     }
 }
 
 impl PageServer {
     /// Creates a server that shows nothing until the first reconcile.
     pub fn new(parts: Parts, actions: Option<Arc<Actions>>) -> Arc<Self> {
-        let (shown, images) = (watch::Sender::default(), Images::of(parts.clone()));
+        let (state, images) = (watch::Sender::default(), Images::of(parts.clone()));
         let viewers = Arc::new(Semaphore::new(VIEWERS));
-        let (excerpts, turn) = (Excerpts::default(), Semaphore::new(1));
-        Arc::new(Self { parts, actions, shown, images, excerpts, turn, viewers })
+        let (excerpts, rendering) = (Excerpts::default(), Semaphore::new(1));
+        Arc::new(Self { parts, actions, state, images, excerpts, rendering, viewers })
     }
 
     /// Returns the routes.
@@ -140,7 +144,7 @@ impl PageServer {
         let (files, pages) =
             (["/style.css", "/icon.svg", "/page.js"], ["/index.html", "/nodes.html", "/rollouts.html"]);
         for path in files.into_iter().chain(pages).chain(["/", "/c/{page}", "/n/{page}"]) {
-            router = router.route(path, get(answer));
+            router = router.route(path, get(serve_page));
         }
         if self.actions.is_some() {
             router = router.route(&format!("/{PATH}"), get(confirm).post(act));
@@ -148,158 +152,169 @@ impl PageServer {
         router.with_state(Arc::clone(self))
     }
 
-    fn shown(&self) -> Option<Arc<Shown>> {
-        self.shown.borrow().clone()
+    fn state(&self) -> Option<Arc<PageState>> {
+        self.state.borrow().clone()
     }
 
-    async fn find(
+    async fn content_for(
         self: Arc<Self>,
-        shown: Arc<Shown>,
+        state: Arc<PageState>,
         headers: HeaderMap,
         uri: Uri,
-    ) -> Result<Answer, HtmlError> {
+    ) -> Result<Content, HtmlError> {
         let path = uri.path().trim_start_matches('/').to_owned();
-        let mut found = match cell_at(&shown.facts, &path) {
+        let mut found = match cell_at(&state.facts, &path) {
             None => Found::default(),
             Some(cell) => {
-                let asked = tokio::time::timeout(PATIENCE, self.images.of_cell(&shown.facts.plan, cell));
+                let lookup = self.images.of_cell(&state.facts.plan, cell);
                 let late = || Some(Err("the registry did not answer in time".to_owned()));
-                asked.await.unwrap_or_else(|_| Found { image: late(), ..Found::default() })
+                let result = tokio::time::timeout(REGISTRY_TIMEOUT, lookup).await;
+                result.unwrap_or_else(|_| Found { image: late(), ..Found::default() })
             }
         };
         if let Some(actions) = &self.actions {
-            found.offers = actions.offers(&headers, &shown.facts, &path).await;
+            found.offers = actions.offers(&headers, &state.facts, &path).await;
         }
-        let _turn = self.turn.acquire().await;
-        let page = Arc::clone(&self);
-        let make = move || shown.answer(&path, uri.query().unwrap_or_default(), found, &page);
-        // The task is never canceled, and a panic in it was already reported.
-        tokio::task::spawn_blocking(make).await.unwrap_or(Ok(Answer::Nothing))
+        let _permit = self.rendering.acquire().await;
+        let server = Arc::clone(&self);
+        let render = move || state.render(&path, uri.query().unwrap_or_default(), found, &server);
+        // The task is never canceled, and the panic hook has already reported a panic in it.
+        tokio::task::spawn_blocking(render).await.unwrap_or(Ok(Content::NotFound))
     }
 }
 
-impl Shown {
-    fn answer(&self, path: &str, query: &str, found: Found, page: &PageServer) -> Result<Answer, HtmlError> {
+impl PageState {
+    fn render(
+        &self,
+        path: &str,
+        query: &str,
+        found: Found,
+        server: &PageServer,
+    ) -> Result<Content, HtmlError> {
         let Self { facts, live, definitions: _, history, index } = self;
         let activity = live.snapshot();
         let fleet = || Fleet::at(facts, &history.since, &activity, Timestamp::now());
         let page = match path {
-            "style.css" => return Ok(Answer::Page("text/css; charset=utf-8", STYLE.to_owned())),
-            "icon.svg" => return Ok(Answer::Page("image/svg+xml", ICON.to_owned())),
-            "page.js" => return Ok(Answer::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
+            "style.css" => return Ok(Content::Page("text/css; charset=utf-8", STYLE.to_owned())),
+            "icon.svg" => return Ok(Content::Page("image/svg+xml", ICON.to_owned())),
+            "page.js" => return Ok(Content::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
             "nodes.html" => html::nodes_page(facts)?,
             "rollouts.html" => html::rollouts_page(facts, &found.offers, &history.rewrites)?,
             "" | "index.html" => {
-                let filter = filter(query);
+                let filter = parse_filter(query);
                 let view = |filter| html::fleet_page(&fleet(), filter, &history.changes);
                 if filter != Filter::default() {
-                    return Ok(Answer::Page(HTML, view(filter)?));
+                    return Ok(Content::Page(HTML, view(filter)?));
                 }
                 let mut index = index.lock();
                 // Between two reconciles only builds make progress.
-                let is_calm = activity.values().all(|build| build.stage.is_none());
-                if let Some((at, made)) = &*index
-                    && at.elapsed() < if is_calm { AGES } else { FRESH }
+                let is_idle = activity.values().all(|build| build.stage.is_none());
+                if let Some((at, rendered)) = &*index
+                    && at.elapsed() < if is_idle { INDEX_MAX_AGE_IDLE } else { INDEX_MAX_AGE_BUILDING }
                 {
-                    made.clone()
+                    rendered.clone()
                 } else {
-                    let made = view(filter)?;
-                    *index = Some((Instant::now(), made.clone()));
-                    made
+                    let rendered = view(filter)?;
+                    *index = Some((Instant::now(), rendered.clone()));
+                    rendered
                 }
             }
             node if node.starts_with("n/") => {
                 let name = facts.nodes.keys().find(|name| node_link(name).link == node);
                 let Some(page) = name.and_then(|name| html::node_page(&fleet(), name)) else {
-                    return Ok(Answer::Nothing);
+                    return Ok(Content::NotFound);
                 };
                 page?
             }
-            cell => {
+            _ => {
                 let fleet = fleet();
-                let is_it = |entry: &&StatusEntry<'_>| {
-                    cell_link(entry.image, entry.target) == cell || log_link(entry) == cell
+                let matches = |entry: &&StatusEntry<'_>| {
+                    cell_link(entry.image, entry.target) == path || log_link(entry) == path
                 };
-                let Some(entry) = fleet.entries.iter().find(is_it) else { return Ok(Answer::Nothing) };
-                let log = page.excerpts.find(&page.parts.cache, entry);
-                if log_link(entry) == cell {
-                    return Ok(log.map_or(Answer::Nothing, |log| Answer::Log(log.path)));
+                let Some(entry) = fleet.entries.iter().find(matches) else { return Ok(Content::NotFound) };
+                let log = server.excerpts.find(&server.parts.cache, entry);
+                if log_link(entry) == path {
+                    return Ok(log.map_or(Content::NotFound, |log| Content::Log(log.path)));
                 }
                 html::cell_page(&fleet, entry, Found { log, ..found })?
             }
         };
-        Ok(Answer::Page(HTML, page))
+        Ok(Content::Page(HTML, page))
     }
 }
 
-/// Parses the filter in an address.
-fn filter(query: &str) -> Filter {
+/// Parses the filter in a query string.
+fn parse_filter(query: &str) -> Filter {
     let mut take = fields(query.as_bytes());
     Filter { image: take("image"), kernel: take("kernel"), os: take("os"), state: take("state") }
 }
 
-async fn answer(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
-    guarded(match page.shown() {
+async fn serve_page(State(server): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
+    with_security_headers(match server.state() {
         None => (StatusCode::SERVICE_UNAVAILABLE, "no reconcile has finished yet\n").into_response(),
-        Some(shown) => match Arc::clone(&page).find(shown, headers, uri).await {
-            Ok(Answer::Page(kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
-            Ok(Answer::Log(path)) => log(path, Arc::clone(&page.viewers).try_acquire_owned().ok()).await,
-            Ok(Answer::Nothing) => (StatusCode::NOT_FOUND, "there is no such page\n").into_response(),
-            Err(error) => no_page(&error),
+        Some(state) => match Arc::clone(&server).content_for(state, headers, uri).await {
+            Ok(Content::Page(content_type, text)) => {
+                ([(header::CONTENT_TYPE, content_type)], text).into_response()
+            }
+            Ok(Content::Log(path)) => {
+                serve_log(path, Arc::clone(&server.viewers).try_acquire_owned().ok()).await
+            }
+            Ok(Content::NotFound) => (StatusCode::NOT_FOUND, "there is no such page\n").into_response(),
+            Err(error) => internal_error(&error),
         },
     })
 }
 
-fn no_page(error: &HtmlError) -> Response {
+fn internal_error(error: &HtmlError) -> Response {
     tracing::error!(error = error_chain(error), "page not rendered");
     (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered\n").into_response()
 }
 
 /// Shows the effects of an action for confirmation.
-async fn confirm(State(page): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
-    let (Some(shown), Some(actions)) = (page.shown(), &page.actions) else {
+async fn confirm(State(server): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
+    let (Some(state), Some(actions)) = (server.state(), &server.actions) else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
     let query = uri.query().unwrap_or_default();
-    guarded(match actions.preview(&headers, &shown.facts, query.as_bytes()).await {
-        Ok((preview, ..)) => match html::confirm_page(&shown.facts, &preview) {
+    with_security_headers(match actions.preview(&headers, &state.facts, query.as_bytes()).await {
+        Ok((preview, ..)) => match html::confirm_page(&state.facts, &preview) {
             Ok(text) => ([(header::CONTENT_TYPE, HTML)], text).into_response(),
-            Err(error) => no_page(&error),
+            Err(error) => internal_error(&error),
         },
         Err(refusal) => refusal.into_response(),
     })
 }
 
 /// Carries out a confirmed action.
-async fn act(State(page): State<Arc<PageServer>>, headers: HeaderMap, body: Body) -> Response {
-    let (Some(shown), Some(actions)) = (page.shown(), &page.actions) else {
+async fn act(State(server): State<Arc<PageServer>>, headers: HeaderMap, body: Body) -> Response {
+    let (Some(state), Some(actions)) = (server.state(), &server.actions) else {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     };
     let form = match form(body).await {
         Ok(form) => form,
-        Err(refusal) => return guarded(refusal.into_response()),
+        Err(refusal) => return with_security_headers(refusal.into_response()),
     };
-    guarded(match actions.act(&headers, &shown.facts, &shown.definitions, &form).await {
-        Ok(back) => (StatusCode::SEE_OTHER, [(header::LOCATION, back)]).into_response(),
+    with_security_headers(match actions.act(&headers, &state.facts, &state.definitions, &form).await {
+        Ok(location) => (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response(),
         Err(refusal) => refusal.into_response(),
     })
 }
 
-/// Reads a form, with limits on its size and time.
+/// Reads a form within [`FORM`] bytes and [`FORM_TIMEOUT`].
 async fn form(body: Body) -> Result<Bytes, (StatusCode, &'static str)> {
-    match tokio::time::timeout(FORM_TIME, to_bytes(body, FORM)).await {
+    match tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, FORM)).await {
         Ok(Ok(form)) => Ok(form),
         Ok(Err(_)) => Err((StatusCode::PAYLOAD_TOO_LARGE, "the form is too long or incomplete\n")),
         Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the form did not arrive in time\n")),
     }
 }
 
-fn guarded(mut response: Response) -> Response {
+fn with_security_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     for (name, value) in [
-        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::CONTENT_SECURITY_POLICY, CSP),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // With this policy, browsers send the origin of a page's forms.
+        // With `no-referrer`, browsers would send forms with `Origin: null`, and their origin could not be checked.
         (header::REFERRER_POLICY, "same-origin"),
         (header::CACHE_CONTROL, "no-cache"),
     ] {
@@ -308,41 +323,42 @@ fn guarded(mut response: Response) -> Response {
     response
 }
 
-/// Sends an event for each reconcile from now on.
-async fn events(State(page): State<Arc<PageServer>>) -> Response {
-    let Ok(viewer) = Arc::clone(&page.viewers).try_acquire_owned() else {
+/// Sends a server-sent event after each future reconcile.
+async fn events(State(server): State<Arc<PageServer>>) -> Response {
+    let Ok(viewer) = Arc::clone(&server.viewers).try_acquire_owned() else {
         return (StatusCode::SERVICE_UNAVAILABLE, "too many viewers\n").into_response();
     };
-    let passes = futures::stream::unfold((page.shown.subscribe(), viewer), |(mut shown, viewer)| async {
-        shown.changed().await.ok()?;
-        Some((Ok::<_, Infallible>(Event::default().data("pass")), (shown, viewer)))
-    });
-    Sse::new(passes).keep_alive(KeepAlive::default()).into_response()
+    let reconciles =
+        futures::stream::unfold((server.state.subscribe(), viewer), |(mut updates, viewer)| async {
+            updates.changed().await.ok()?;
+            Some((Ok::<_, Infallible>(Event::default().data("pass")), (updates, viewer)))
+        });
+    Sse::new(reconciles).keep_alive(KeepAlive::default()).into_response()
 }
 
-/// Sends a log. A viewer with a permit also receives what is written to the log from now on.
-async fn log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Response {
+/// Sends a log. If the viewer has a permit, the response also follows a growing log.
+async fn serve_log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Response {
     let open = async {
         let file = tokio::fs::File::open(&path).await?;
-        let there = file.metadata().await?.len();
-        Ok::<_, io::Error>((file.take(there), LogReader::open(&path, there)?))
+        let length = file.metadata().await?.len();
+        Ok::<_, io::Error>((file.take(length), LogReader::open(&path, length)?))
     };
-    let Ok((there, reader)) = open.await else {
+    let Ok((existing, reader)) = open.await else {
         return (StatusCode::NOT_FOUND, "the log is no longer in the cache\n").into_response();
     };
-    let rest = futures::stream::unfold(Some((reader, viewer)), |following| async {
+    let appended = futures::stream::unfold(Some((reader, viewer)), |following| async {
         let (mut reader, viewer) = following?;
-        let (mut text, is_written) = reader.more().ok()?;
-        if is_written && viewer.is_none() {
-            text.extend_from_slice(NOT_FOLLOWED);
+        let (mut text, is_growing) = reader.more().ok()?;
+        if is_growing && viewer.is_none() {
+            text.extend_from_slice(LOG_CUT_OFF);
             return Some((Ok(Bytes::from(text)), None));
         }
-        if is_written && text.is_empty() {
-            tokio::time::sleep(FOLLOWS).await;
+        if is_growing && text.is_empty() {
+            tokio::time::sleep(LOG_POLL_INTERVAL).await;
         }
-        Some((Ok(Bytes::from(text)), is_written.then_some((reader, viewer))))
+        Some((Ok(Bytes::from(text)), is_growing.then_some((reader, viewer))))
     });
-    let body = Body::from_stream(ReaderStream::new(there).chain(rest));
+    let body = Body::from_stream(ReaderStream::new(existing).chain(appended));
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
 }
 

@@ -121,13 +121,13 @@ pub enum TargetError {
     Fenced(String),
     /// Canceled by Ctrl-C or SIGTERM.
     #[error("interrupted")]
-    Cancelled,
+    Canceled,
 }
 
 impl From<RegistryError> for TargetError {
     fn from(error: RegistryError) -> Self {
         match error {
-            RegistryError::Cancelled => Self::Cancelled,
+            RegistryError::Canceled => Self::Canceled,
             RegistryError::Image(error) => Self::Image(error),
             error => Self::Registry(error),
         }
@@ -137,7 +137,7 @@ impl From<RegistryError> for TargetError {
 impl From<EngineError> for TargetError {
     fn from(error: EngineError) -> Self {
         match error {
-            EngineError::Cancelled => Self::Cancelled,
+            EngineError::Canceled => Self::Canceled,
             error => Self::Engine(error),
         }
     }

@@ -20,7 +20,7 @@ where
     loop {
         let outcome = tokio::select! {
             biased;
-            () = cancel.cancelled() => return Err(TargetError::Cancelled),
+            () = cancel.cancelled() => return Err(TargetError::Canceled),
             outcome = action() => outcome,
         };
         let error: TargetError = match outcome {
@@ -32,7 +32,7 @@ where
         attempt += 1;
         tracing::warn!(what, attempt, ?delay, error = %error_chain(&error), "transient fault, retrying");
         tokio::select! {
-            () = cancel.cancelled() => return Err(TargetError::Cancelled),
+            () = cancel.cancelled() => return Err(TargetError::Canceled),
             () = tokio::time::sleep(delay) => {}
         }
     }

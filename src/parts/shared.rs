@@ -153,7 +153,7 @@ impl Parts {
         while let Err(fenced) = self.may_write() {
             tracing::debug!(%fenced, "waiting to publish");
             let wait = tokio::time::sleep(FENCE_LOOKS);
-            self.cancel.run_until_cancelled(wait).await.ok_or(TargetError::Cancelled)?;
+            self.cancel.run_until_cancelled(wait).await.ok_or(TargetError::Canceled)?;
         }
         Ok(())
     }

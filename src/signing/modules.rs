@@ -42,7 +42,7 @@ impl ModuleSigner {
         Ok(Self { spec: spec.clone(), path, certificate, public, secrets, signer: OnceCell::new() })
     }
 
-    /// The certificate.
+    /// Certificate that signatures name.
     pub fn certificate(&self) -> &Certificate {
         &self.certificate
     }
@@ -52,12 +52,12 @@ impl ModuleSigner {
         Digest::of(&self.certificate.der)
     }
 
-    /// Treatment of modules that already have a signature.
+    /// How to treat modules that already have a signature.
     pub fn signed(&self) -> Signed {
         self.spec.signed
     }
 
-    /// Kind of the key.
+    /// Algorithm family of the key.
     pub fn kind(&self) -> ModuleKey {
         match self.public.algorithm() {
             KeyAlgorithm::Rsa(_) => ModuleKey::Rsa,
@@ -65,24 +65,24 @@ impl ModuleSigner {
         }
     }
 
-    /// Warning about the certificate's validity period, if the current time is outside it. The kernel ignores the
-    /// period, so this is not an error.
+    /// Warning if `now` is outside the certificate's validity period. This is not an error, because the kernel ignores the
+    /// period.
     pub fn warning(&self, now: Timestamp) -> Option<String> {
         let Certificate { not_before, not_after, .. } = &self.certificate;
         let path = self.path.display();
-        let all_the_same = "kernels ignore the validity period, and load modules signed with it";
+        let consequence = "kernels ignore the validity period, and load modules signed with it";
         if now > *not_after {
-            Some(format!("the module signing certificate {path} expired at {not_after}: {all_the_same}"))
+            Some(format!("the module signing certificate {path} expired at {not_after}: {consequence}"))
         } else if now < *not_before {
             Some(format!(
-                "the module signing certificate {path} is not valid before {not_before}: {all_the_same}"
+                "the module signing certificate {path} is not valid before {not_before}: {consequence}"
             ))
         } else {
             None
         }
     }
 
-    /// Returns the key, and loads it on the first call.
+    /// Returns the private key. The first call loads it.
     pub async fn load(&self) -> Result<Arc<Signer>> {
         let load = || async {
             let ModuleSigning { key, passphrase, certificate: _, signed: _ } = &self.spec;

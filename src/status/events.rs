@@ -206,8 +206,8 @@ fn states(view: &ReconcileView, told: &mut EventHistory) {
             left.why,
             NodeReason::KernelLabelDiffers { .. } | NodeReason::ArchitectureLabelDiffers { .. }
         );
-        let distrust = left.why.is_distrust().then_some(EventReason::NodeNotBelieved);
-        if let Some(reason) = distrust.or(contradicts.then_some(EventReason::NodeWaits)) {
+        let rejected = left.why.is_rejected_claim().then_some(EventReason::NodeNotBelieved);
+        if let Some(reason) = rejected.or(contradicts.then_some(EventReason::NodeWaits)) {
             told.nodes.insert((reason, left.node.clone()), left.why.to_string());
         }
     }

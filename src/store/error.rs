@@ -9,22 +9,22 @@ use crate::registry::{self, RegistryError};
 /// Reason why an operation on the store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The tag holds other content, with this digest.
+    /// The tag already has other content, with this digest.
     #[error("{0} already exists with other content: {1}")]
     Taken(String, Digest),
-    /// The reference holds something other than a valid farrier artifact, for this reason.
+    /// The content of the reference is not a valid farrier artifact, for this reason.
     #[error("{0} is not a valid farrier artifact: {1}")]
     NotAnArtifact(String, String),
     /// The artifact is not signed by one of the site's keys, for this reason.
     #[error("{0} in the store is not signed with a key of this site: {1}")]
     Untrusted(String, String),
-    /// Keys cannot be read, or a signature cannot be made or looked up.
+    /// Signing keys cannot be read, or a signature cannot be made or looked up.
     #[error(transparent)]
     Trust(#[from] TrustFault),
-    /// The release or key does not fit into a tag.
+    /// The kernel release or the key of the stored input does not fit into a tag.
     #[error("{0:?} is too long for a tag")]
     Tag(String),
-    /// The registry's prefix leaves no room for a repository.
+    /// The registry's prefix is too long to append a repository name.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
     /// A manifest cannot be written.
@@ -42,7 +42,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Whether a retry may succeed with nothing changed.
+    /// Whether a retry of the same operation may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Registry(error) => error.is_transient(),

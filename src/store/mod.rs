@@ -240,7 +240,7 @@ impl Store {
     /// Lists the tags of one kind, except signature tags. Returns an empty list if there are none.
     pub async fn tags(&self, kind: InputKind) -> Result<Vec<Tag>, StoreError> {
         let mut tags = self.registry.tags(&self.repository(kind)?).await?;
-        tags.retain(|tag| !is_about_another(tag));
+        tags.retain(|tag| !is_referrer_or_signature(tag));
         Ok(tags)
     }
 
@@ -251,7 +251,7 @@ impl Store {
 }
 
 /// Whether a tag belongs to a signature or a referrers list.
-pub(crate) fn is_about_another(tag: &Tag) -> bool {
+pub(crate) fn is_referrer_or_signature(tag: &Tag) -> bool {
     is_cosign_tag(tag) || oci::is_referrers_tag(tag)
 }
 

@@ -292,7 +292,7 @@ async fn cancelled_or_dropped_it_leaves_nothing() {
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
         if !drop_it {
             cancel.cancel();
-            assert!(matches!(check.as_mut().await, Err(BootError::Cancelled)));
+            assert!(matches!(check.as_mut().await, Err(BootError::Canceled)));
         }
         drop(check);
         assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);

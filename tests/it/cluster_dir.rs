@@ -101,7 +101,7 @@ async fn nodes_and_daemon_sets_are_read() {
     let target = node_target(&snapshot.nodes[0]).unwrap();
     assert_eq!(target.to_string(), "6.1.0-47-amd64 (debian 12, amd64)");
     assert!(node_target(&snapshot.nodes[1]).is_err());
-    let hardware: Vec<_> = snapshot.nodes.iter().map(|node| node.hardware_labelled).collect();
+    let hardware: Vec<_> = snapshot.nodes.iter().map(|node| node.has_hardware_labels).collect();
     assert_eq!(hardware, [true, false], "the second node has no hardware labels");
 
     let [daemon_set] = snapshot.daemon_sets.as_slice() else { panic!("{:?}", snapshot.daemon_sets) };

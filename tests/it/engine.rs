@@ -317,7 +317,7 @@ async fn cancelled(choice: EngineChoice) {
         bench.log.wait_for("started-now").await;
         bench.cancel.cancel();
     });
-    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert!(matches!(result, Err(EngineError::Canceled)), "{result:?}");
     assert!(started.elapsed().as_secs() < 60);
     assert_eq!(bench.leftovers(), [""; 0]);
 }
@@ -334,7 +334,7 @@ async fn cancelled_image(choice: EngineChoice) {
         bench.log.wait_for("started-now").await;
         bench.cancel.cancel();
     });
-    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert!(matches!(result, Err(EngineError::Canceled)), "{result:?}");
     assert!(!bench.docker().has_image(&name).await.unwrap());
     assert_eq!(bench.leftovers(), [""; 0]);
 }
@@ -344,7 +344,7 @@ async fn cancelled_early(choice: EngineChoice) {
     let bench = Bench::new(choice, "early").await;
     bench.cancel.cancel();
     let result = bench.payload(&bench.modules("RUN mkdir /out")).await;
-    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert!(matches!(result, Err(EngineError::Canceled)), "{result:?}");
     assert_eq!(bench.leftovers(), [""; 0]);
 }
 

@@ -9,8 +9,8 @@ use farrier::cluster::{ApiError, Cluster as _, ClusterError, Fence, KubeCluster,
 use farrier_core::{
     image::OperatorResource,
     plan::{
-        Change, ClusterSnapshot, DaemonSetChange, DaemonSetFacts, Interest, NodeChange, NodeCheck,
-        PodRestart, Seen,
+        Change, ClusterSnapshot, DaemonSetChange, DaemonSetFacts, NodeChange, NodeCheck, ObservedKind,
+        PodRestart, SnapshotScope,
     },
 };
 use serde_json::json;
@@ -29,12 +29,12 @@ fn cluster() -> FakeApi {
     api
 }
 
-fn interest() -> Interest {
-    Interest {
+fn scope() -> SnapshotScope {
+    SnapshotScope {
         labels: [objects::KERNEL_LABEL.to_owned()].into(),
         daemon_sets: [("drivers".to_owned(), "ofed".to_owned())].into(),
         resources: [OperatorResource::NicClusterPolicy].into(),
-        ..Interest::default()
+        ..SnapshotScope::default()
     }
 }
 
@@ -45,7 +45,7 @@ async fn connect(api: &FakeApi) -> Arc<KubeCluster> {
         discovery_interval: Duration::from_millis(20),
         ..KubeOptions::default()
     };
-    KubeCluster::connect(options, interest(), CancellationToken::new()).await.unwrap()
+    KubeCluster::connect(options, scope(), CancellationToken::new()).await.unwrap()
 }
 
 /// Takes snapshots until one satisfies the condition.

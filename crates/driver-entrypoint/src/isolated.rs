@@ -1,5 +1,5 @@
-//! Loads and unloads modules, each in a separate process. A kernel oops kills the calling process, which therefore must
-//! not be the one that reports.
+//! Loads and unloads each module in a separate child process. A kernel oops kills the process that made the system call;
+//! this program must survive to report the oops.
 
 use std::{
     fs, io,
@@ -30,13 +30,13 @@ pub(crate) fn read_back(name: &str) -> ReadBack {
     }
 }
 
-/// Ends such a process with the `errno` as its exit code. `errno` values fit: the highest that a system call returns is
-/// 133.
+/// Ends the child process with the `errno` as its exit code, or with 0 on success. Exit codes have 8 bits, and the highest
+/// `errno` is 133.
 pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
     exit(result.map_or_else(Errno::raw_os_error, |()| 0))
 }
 
-/// Runs such a process, and returns how it ended.
+/// Runs this program with the arguments as a child process, and returns how the process ended.
 pub(crate) fn in_a_process(arguments: &[&str]) -> io::Result<Ended> {
     let status = Command::new("/proc/self/exe").args(arguments).status()?;
     Ok(match (status.code(), status.signal()) {

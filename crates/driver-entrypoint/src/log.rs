@@ -1,4 +1,4 @@
-//! Adapter: the container's log; one line per step, with UTC time and level.
+//! Adapter: the container's log. Each line has a UTC time, a level and a message.
 
 use std::{
     cell::RefCell,
@@ -19,7 +19,7 @@ impl Log {
         Self(RefCell::new(sink))
     }
 
-    /// Logs a step that is performed or skipped.
+    /// Logs that a step was performed or skipped.
     pub(crate) fn step(&self, message: impl Display) {
         self.line("INFO", &message);
     }
@@ -36,12 +36,12 @@ impl Log {
         }
     }
 
-    /// Logs an error that ends the start or the stop.
+    /// Logs an error that aborts the start or the stop of the container.
     pub(crate) fn error(&self, message: impl Display) {
         self.line("ERROR", &message);
     }
 
-    /// Ignores write errors: the drivers matter more than the log.
+    /// Writes one line. Ignores write errors, because the drivers matter more than the log.
     fn line(&self, weight: &str, message: &dyn Display) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let line = format!("{} {weight:<5} {message}\n", timestamp(now.as_secs(), now.subsec_millis()));
@@ -59,9 +59,9 @@ fn timestamp(seconds: u64, milliseconds: u32) -> String {
     // Months count from March, so that the leap day is the last day of the year.
     let month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    let (month, year_carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let year = year + era * 400 + next;
+    let year = year + era * 400 + year_carry;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milliseconds:03}Z")
 }
 

@@ -36,7 +36,7 @@ impl Paths {
         self.at("/lib/modules").join(release)
     }
 
-    /// Directory of the host's modules for a kernel release, where the manifest mounts them.
+    /// Directory of the host's modules for a kernel release, where the pod's manifest mounts them.
     pub(crate) fn host_modules(&self, release: &str) -> PathBuf {
         self.at("/host/lib/modules").join(release)
     }

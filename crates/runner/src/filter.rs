@@ -1,8 +1,8 @@
 //! The seccomp filter: an allow-list of system calls, some of which are refused for certain arguments.
 //!
 //! An unlisted system call fails with `ENOSYS`, so that programs use their fallback for older kernels. System calls that a
-//! hostile step would try are listed explicitly and fail with `EPERM`. This lets the self-test (`canary`) tell a refusal
-//! from a kernel without the call.
+//! hostile step would try are listed explicitly and fail with `EPERM`. The different error lets the self-test (`canary`)
+//! distinguish a refused call from a call that the kernel does not implement.
 
 use std::{collections::BTreeMap, io};
 
@@ -11,14 +11,14 @@ use seccompiler::{
     SeccompCondition as Condition, SeccompFilter, SeccompRule, TargetArch, apply_filter,
 };
 
-/// Array of system call numbers, by their names in libc.
+/// Array of system call numbers from their names in libc.
 macro_rules! calls {
     ($($name:ident)*) => { &[$(libc::$name),*] };
 }
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// `CLONE_NEW*`: a step in a new namespace could gain capabilities.
+/// `CLONE_NEW*` flags, which are refused: a step in a new namespace could gain capabilities.
 const NAMESPACES: [libc::c_int; 8] = [
     libc::CLONE_NEWUSER,
     libc::CLONE_NEWNS,
@@ -43,7 +43,7 @@ const ALLOWED: &[i64] = calls![
     SYS_dup3 SYS_pipe2 SYS_inotify_init1 SYS_inotify_add_watch SYS_inotify_rm_watch SYS_setxattr
     SYS_lsetxattr SYS_fsetxattr SYS_getxattr SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr
     SYS_flistxattr SYS_removexattr SYS_lremovexattr SYS_fremovexattr
-    // Memory of the process itself. Anonymous shared memory is refused below.
+    // Memory of the process. `refused` forbids anonymous shared memory.
     SYS_brk SYS_mmap SYS_munmap SYS_mremap SYS_mprotect SYS_madvise SYS_mincore SYS_msync SYS_mlock
     SYS_mlock2 SYS_munlock SYS_mlockall SYS_munlockall SYS_membarrier SYS_pkey_alloc SYS_pkey_free
     SYS_pkey_mprotect SYS_mseal SYS_get_mempolicy SYS_set_mempolicy SYS_mbind
@@ -74,27 +74,27 @@ const ALLOWED: &[i64] = calls![
     SYS_semget SYS_semop SYS_semctl SYS_semtimedop SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl
 ];
 
-/// Allowed system calls that exist only on older architectures.
+/// Allowed legacy system calls, which newer architectures such as arm64 do not have.
 #[cfg(target_arch = "x86_64")]
-const ALLOWED_OLD: &[i64] = calls![
+const ALLOWED_LEGACY: &[i64] = calls![
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_readlink SYS_getdents SYS_mkdir SYS_rmdir
     SYS_mknod SYS_unlink SYS_rename SYS_link SYS_symlink SYS_chmod SYS_utime SYS_utimes SYS_futimesat
     SYS_dup2 SYS_pipe SYS_inotify_init SYS_fork SYS_vfork SYS_getpgrp SYS_arch_prctl SYS_alarm SYS_pause
     SYS_time SYS_poll SYS_select SYS_epoll_create SYS_epoll_wait SYS_eventfd SYS_signalfd
 ];
 #[cfg(not(target_arch = "x86_64"))]
-const ALLOWED_OLD: &[i64] = &[];
+const ALLOWED_LEGACY: &[i64] = &[];
 
 /// `fchmodat2`, which some versions of libc do not define for every architecture.
 const FCHMODAT2: i64 = 452;
 
 /// Refused system calls that exist only on x86-64.
 #[cfg(target_arch = "x86_64")]
-const REFUSED_OLD: &[i64] = calls![SYS_iopl SYS_ioperm SYS_modify_ldt];
+const REFUSED_X86_64: &[i64] = calls![SYS_iopl SYS_ioperm SYS_modify_ldt];
 #[cfg(not(target_arch = "x86_64"))]
-const REFUSED_OLD: &[i64] = &[];
+const REFUSED_X86_64: &[i64] = &[];
 
-/// System calls that are refused for any arguments.
+/// System calls that are refused whatever their arguments.
 const REFUSED: &[i64] = calls![
     // Sockets: a build has no network, and must not reach another process through a socket. Socket pairs act as pipes and
     // stay allowed.
@@ -114,8 +114,8 @@ const REFUSED: &[i64] = calls![
     SYS_clock_adjtime SYS_adjtimex SYS_vhangup
 ];
 
-/// System calls that report success without any effect: a sandbox has a single user, and steps unpack archives that name
-/// other owners.
+/// System calls that report success without any effect. A sandbox has a single user, but steps unpack archives whose files
+/// have other owners.
 const FEIGNED: &[i64] = &[
     libc::SYS_fchown,
     libc::SYS_fchownat,
@@ -130,64 +130,68 @@ const ARCH: TargetArch = TargetArch::x86_64;
 #[cfg(target_arch = "aarch64")]
 const ARCH: TargetArch = TargetArch::aarch64;
 
-/// Installs the seccomp filter in this process and its children; none of them can gain new privileges afterwards. System
-/// calls of another instruction set kill the caller. `truncates_by_path` is whether Landlock covers `truncate(2)`; only then
-/// is the call allowed.
-pub fn install(truncates_by_path: bool) -> io::Result<()> {
-    for program in programs(truncates_by_path).map_err(io::Error::other)? {
+/// Installs the seccomp filter in this process and its children. None of them can gain new privileges afterwards. System
+/// calls of another instruction set kill the caller.
+///
+/// `truncate(2)` is allowed only if `allow_truncate` is set, which requires that Landlock restricts the call.
+pub fn install(allow_truncate: bool) -> io::Result<()> {
+    for program in programs(allow_truncate).map_err(io::Error::other)? {
         apply_filter(&program).map_err(io::Error::other)?;
     }
     Ok(())
 }
 
-/// Compiles one BPF program for each answer. When two programs refuse a call, the one installed later determines the error.
-fn programs(truncates_by_path: bool) -> Result<[BpfProgram; 3], Error> {
-    let answer = |number: libc::c_int| SeccompAction::Errno(number.unsigned_abs());
+/// Compiles one BPF program for each errno: `ENOSYS`, `EPERM`, and 0 for feigned success. If several programs set an errno for
+/// a call, the program that was installed last wins.
+fn programs(allow_truncate: bool) -> Result<[BpfProgram; 3], Error> {
+    let errno = |number: libc::c_int| SeccompAction::Errno(number.unsigned_abs());
     Ok([
-        compile(allowed(truncates_by_path)?, answer(libc::ENOSYS), SeccompAction::Allow)?,
-        compile(refused()?, SeccompAction::Allow, answer(libc::EPERM))?,
-        compile(always(FEIGNED), SeccompAction::Allow, answer(0))?,
+        compile(allowed(allow_truncate)?, errno(libc::ENOSYS), SeccompAction::Allow)?,
+        compile(refused()?, SeccompAction::Allow, errno(libc::EPERM))?,
+        compile(unconditional(FEIGNED), SeccompAction::Allow, errno(0))?,
     ])
 }
 
-fn compile(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<BpfProgram, Error> {
-    Ok(SeccompFilter::new(rules, otherwise, matched, ARCH)?.try_into()?)
+fn compile(rules: Rules, default: SeccompAction, matched: SeccompAction) -> Result<BpfProgram, Error> {
+    Ok(SeccompFilter::new(rules, default, matched, ARCH)?.try_into()?)
 }
 
-fn allowed(truncates_by_path: bool) -> Result<Rules, Error> {
-    let mut rules = always(&[ALLOWED, ALLOWED_OLD, &[FCHMODAT2], REFUSED, REFUSED_OLD, FEIGNED].concat());
-    if truncates_by_path {
+fn allowed(allow_truncate: bool) -> Result<Rules, Error> {
+    let mut rules =
+        unconditional(&[ALLOWED, ALLOWED_LEGACY, &[FCHMODAT2], REFUSED, REFUSED_X86_64, FEIGNED].concat());
+    if allow_truncate {
         rules.insert(libc::SYS_truncate, Vec::new());
     }
-    // Only the caller's own limits (process 0): a step could end process 1 by lowering its limits.
-    let own = SeccompRule::new(vec![Condition::new(0, Width::Dword, Compare::Eq, 0)?])?;
-    rules.insert(libc::SYS_prlimit64, vec![own]);
-    // Datagram pairs stay forbidden: they could send to any socket that has a path.
+    // Only with pid 0, the caller itself: a step could kill process 1 by lowering its limits.
+    let own_limits = SeccompRule::new(vec![Condition::new(0, Width::Dword, Compare::Eq, 0)?])?;
+    rules.insert(libc::SYS_prlimit64, vec![own_limits]);
+    // Datagram socket pairs stay forbidden, because such sockets can send to any socket that has a path.
     let pair = |kind| rule(&[(0, u32::MAX, libc::AF_UNIX), (1, 0xf, kind)]);
     rules.insert(libc::SYS_socketpair, vec![pair(libc::SOCK_STREAM)?, pair(libc::SOCK_SEQPACKET)?]);
     Ok(rules)
 }
 
 fn refused() -> Result<Rules, Error> {
-    let mut rules = always(&[REFUSED, REFUSED_OLD].concat());
+    let mut rules = unconditional(&[REFUSED, REFUSED_X86_64].concat());
     let has_bits = |argument, bits: libc::c_int| rule(&[(argument, bits.unsigned_abs(), bits)]);
     let namespaces = NAMESPACES.iter().map(|flag| has_bits(0, *flag));
     rules.insert(libc::SYS_clone, namespaces.collect::<Result<_, _>>()?);
     // Requests that inject input into a terminal as if its user had typed it.
-    let injects =
+    let request_is =
         |request: u64| SeccompRule::new(vec![Condition::new(1, Width::Dword, Compare::Eq, request)?]);
-    rules.insert(libc::SYS_ioctl, vec![injects(libc::TIOCSTI)?, injects(TIOCLINUX)?]);
-    // Memory that no per-process counter shows: anonymous shared memory and huge pages.
-    let maps = [libc::MAP_SHARED | libc::MAP_ANONYMOUS, libc::MAP_HUGETLB].map(|flags| has_bits(3, flags));
-    rules.insert(libc::SYS_mmap, maps.into_iter().collect::<Result<_, _>>()?);
+    rules.insert(libc::SYS_ioctl, vec![request_is(libc::TIOCSTI)?, request_is(TIOCLINUX)?]);
+    // Memory that no per-process counter includes: anonymous shared memory and huge pages.
+    let mappings =
+        [libc::MAP_SHARED | libc::MAP_ANONYMOUS, libc::MAP_HUGETLB].map(|flags| has_bits(3, flags));
+    rules.insert(libc::SYS_mmap, mappings.into_iter().collect::<Result<_, _>>()?);
     Ok(rules)
 }
 
-fn always(calls: &[i64]) -> Rules {
+fn unconditional(calls: &[i64]) -> Rules {
     calls.iter().map(|call| (*call, Vec::new())).collect()
 }
 
-/// Matches when each of the arguments, masked, equals the given bits.
+/// Returns a rule of `(argument, mask, bits)` conditions, which matches if each argument masked with `mask` equals `bits`.
 fn rule(arguments: &[(u8, u32, libc::c_int)]) -> Result<SeccompRule, Error> {
     let conditions = arguments.iter().map(|(argument, mask, bits)| {
         let compare = Compare::MaskedEq(u64::from(*mask));
@@ -196,7 +200,7 @@ fn rule(arguments: &[(u8, u32, libc::c_int)]) -> Result<SeccompRule, Error> {
     Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
 }
 
-/// Requests to a virtual console, which include pasting.
+/// `ioctl` request to a Linux virtual console. Its subcommands include pasting the selection as input.
 const TIOCLINUX: libc::Ioctl = 0x541c;
 
 #[cfg(test)]
@@ -208,7 +212,7 @@ mod tests {
     #[test]
     fn the_filters_compile_and_list_each_call_once() {
         assert!(programs(true).unwrap().iter().all(|program| program.len() < 4096));
-        let all = [ALLOWED, ALLOWED_OLD, REFUSED, REFUSED_OLD, FEIGNED].concat();
+        let all = [ALLOWED, ALLOWED_LEGACY, REFUSED, REFUSED_X86_64, FEIGNED].concat();
         let unique: BTreeSet<_> = all.iter().collect();
         assert_eq!(all.len(), unique.len());
         assert!(!all.contains(&libc::SYS_truncate));

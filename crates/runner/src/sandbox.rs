@@ -1,10 +1,10 @@
-//! Creates a sandbox with two processes. The first process creates the namespaces, which need UID and GID maps from outside,
-//! and waits. The second process is process 1 of the new PID namespace. It builds the root file system, gives up all
+//! Creates a sandbox with two processes. The outer process creates the namespaces and waits until farrier has written their
+//! UID and GID maps. The inner process is process 1 of the new PID namespace. It builds the root file system, drops all
 //! privileges, and runs the steps.
 //!
 //! If farrier runs as root, no process of a build runs as farrier's user: farrier maps the sandbox's only user to a user
-//! that owns nothing else. The end of process 1 kills every process in the sandbox. Process 1 ends with the first process,
-//! which ends with farrier.
+//! that owns nothing else. The outer process dies with farrier, and process 1 dies with the outer process. The kernel then
+//! kills every other process in the PID namespace.
 
 use std::{
     fs,
@@ -46,9 +46,9 @@ use crate::{
 };
 
 /// Default limit of concurrent processes. Limits of the node apply in addition.
-const PROCESSES: u64 = 16 << 10;
+const DEFAULT_MAX_PROCESSES: u64 = 16 << 10;
 
-/// Runs the first process. Returns `None` if the second process has already sent the outcome.
+/// Runs the outer process. Returns `None` if process 1 has already sent the outcome.
 pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> {
     // This process must end when farrier is killed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -56,11 +56,11 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     sys::leave_keyring().map_err(|error| said("leave the caller's keyring", error))?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
-        // An ordinary user cannot drop groups: the groups stay, and grant nothing that the user does not have.
+        // Only root can drop supplementary groups. An ordinary user keeps them, with no more access than before.
         set_thread_groups(&[]).map_err(|error| said("leave all supplementary groups", error))?;
     }
     walls::leak(walls)?;
-    let trees = if maps_owners { Trees::detach(&lowers)? } else { Trees::Owned(lowers) };
+    let trees = if maps_owners { LowerDirs::detach(&lowers)? } else { LowerDirs::Owned(lowers) };
     let namespaces = CloneFlags::CLONE_NEWUSER
         | CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWPID
@@ -69,10 +69,12 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
     unshare(namespaces).map_err(|error| said("the kernel refuses new namespaces", error))?;
-    // Opened as farrier's user, who can access directories that the sandbox's user cannot, and in the new mount namespace.
-    let scratch = directory(&scratch)?;
+    // Open the directories before the user changes, because the sandbox's user may lack access to them, but after
+    // `unshare`, so that they belong to the new mount namespace.
+    let scratch = open_directory(&scratch)?;
     let trees = trees.open()?;
     messages.send(&Message::Unshared)?;
+    // farrier sends one byte after it has written the UID and GID maps.
     StandardInput.read_exact(&mut [0])?;
     let trees = trees.map_owners()?;
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
@@ -94,22 +96,22 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     Ok(Some(Outcome::Broken(format!("the sandbox's first process ended: {ended}"))))
 }
 
-/// The lower directories of the overlay, on their way into the sandbox's mount namespace.
-enum Trees {
+/// Lower directories of the overlay, by the stage of their move into the sandbox's mount namespace.
+enum LowerDirs {
     /// Paths of trees that belong to the sandbox's user.
     Owned(Vec<String>),
     /// Open directories of trees that belong to the sandbox's user.
     Opened(Vec<OwnedFd>),
-    /// Detached mounts of trees that belong to farrier's user, and the helper process that may map their owners.
+    /// Detached mounts of trees that belong to farrier's user, and the helper process with the privilege to idmap them.
     Detached(Vec<OwnedFd>, Child),
     /// Detached idmapped mounts.
     Mapped(Vec<OwnedFd>),
 }
 
-impl Trees {
+impl LowerDirs {
     /// Makes a detached mount of each tree and starts the helper, which keeps the privileges that this process gives up.
     fn detach(lowers: &[String]) -> io::Result<Self> {
-        // Without close-on-exec: the helper inherits them.
+        // No close-on-exec: the helper inherits the mounts.
         let detach = |lower: &String| open_tree(CWD, lower, OpenTreeFlags::OPEN_TREE_CLONE);
         let mounts = lowers.iter().map(detach).collect::<Result<Vec<_>, _>>();
         let mounts = mounts.map_err(|error| said("detach mounts of the trees", error))?;
@@ -122,20 +124,21 @@ impl Trees {
         Ok(Self::Detached(mounts, helper))
     }
 
+    /// Opens `Owned` trees; other variants stay as they are.
     fn open(self) -> io::Result<Self> {
         match self {
             Self::Owned(lowers) => {
-                lowers.iter().map(|lower| directory(lower)).collect::<io::Result<_>>().map(Self::Opened)
+                lowers.iter().map(|path| open_directory(path)).collect::<io::Result<_>>().map(Self::Opened)
             }
             other => Ok(other),
         }
     }
 
-    /// Lets the helper map the owners with the maps of this process's user namespace, and waits for it.
+    /// Signals the helper to idmap the mounts to this process's user namespace, and waits until the helper has ended.
     fn map_owners(self) -> io::Result<Self> {
         let Self::Detached(mounts, mut helper) = self else { return Ok(self) };
-        if let Some(mut go) = helper.stdin.take() {
-            go.write_all(b".")?;
+        if let Some(mut stdin) = helper.stdin.take() {
+            stdin.write_all(b".")?;
         }
         let output = helper.wait_with_output()?;
         if output.status.success() {
@@ -151,11 +154,13 @@ impl Trees {
             return Ok(0);
         };
         for (number, tree) in trees.iter().enumerate() {
-            let place = lower(&path_of(scratch), number);
-            fs::create_dir(&place)?;
+            let mount_point = lower_path(&path_of(scratch), number);
+            fs::create_dir(&mount_point)?;
             let attached = match &self {
-                Self::Mapped(_) => move_mount(tree, "", CWD, &place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH),
-                _ => mount_bind(path_of(tree), &place),
+                Self::Mapped(_) => {
+                    move_mount(tree, "", CWD, &mount_point, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+                }
+                _ => mount_bind(path_of(tree), &mount_point),
             };
             attached.map_err(|error| said("bring in the toolchain and headers", error))?;
         }
@@ -163,13 +168,14 @@ impl Trees {
     }
 }
 
-/// Action in the error message if the helper fails; farrier then retries without idmapped mounts.
+/// Start of the error message if the helper fails. farrier then retries without idmapped mounts.
 const MAP_OWNERS: &str = "map the owners of trees";
 
-/// Runs the helper: once its parent's user namespace has its maps, turns the inherited detached mounts into idmapped mounts.
-pub fn map_owners(words: &[&str]) -> io::Result<()> {
+/// Runs the helper process. It waits until its parent's user namespace has UID and GID maps, and then idmaps the inherited
+/// detached mounts to that namespace.
+pub fn map_owners(arguments: &[&str]) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    let numbers = words.iter().map(|word| word.parse::<RawFd>().map_err(io::Error::other));
+    let numbers = arguments.iter().map(|argument| argument.parse::<RawFd>().map_err(io::Error::other));
     let numbers = numbers.collect::<io::Result<Vec<_>>>()?;
     let Some((parent, mounts)) = numbers.split_first() else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -180,16 +186,16 @@ pub fn map_owners(words: &[&str]) -> io::Result<()> {
     mounts.iter().try_for_each(|mount| sys::map_owners(mount.as_fd(), namespace.as_fd()))
 }
 
-fn lower(scratch: &Path, number: usize) -> PathBuf {
+fn lower_path(scratch: &Path, number: usize) -> PathBuf {
     scratch.join(format!("lower-{number}"))
 }
 
-/// Path of an open file of this process.
+/// Path of an open file, valid in this process.
 fn path_of(file: &OwnedFd) -> PathBuf {
     Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
 }
 
-/// Runs the second process: process 1 of the sandbox.
+/// Runs process 1 of the sandbox.
 pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::handle_no_signals();
@@ -200,9 +206,9 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> 
     let scratch = sys::inherited(number);
     sethostname(b"farrier").map_err(|error| said("name the sandbox", error))?;
     let plan: Plan = read_frame(&mut StandardInput)?;
-    let place = path_of(&scratch);
-    let trees: Vec<_> = (0..lowers).map(|number| lower(&place, number)).collect();
-    root::change(&place, &trees)?;
+    let scratch_path = path_of(&scratch);
+    let trees: Vec<_> = (0..lowers).map(|number| lower_path(&scratch_path, number)).collect();
+    root::change(&scratch_path, &trees)?;
     drop(scratch);
     unpack(Path::new(root::CONTEXT)).map_err(|error| said("unpack the build context", error))?;
     root::seal()?;
@@ -233,16 +239,17 @@ fn give_up_capabilities() -> io::Result<()> {
     Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
 }
 
-/// Gives up what process 1 could do even without capabilities but a step must not; its children inherit the restrictions.
-/// Returns the Landlock ABI in force.
+/// Restricts what a process can do even without capabilities: resource limits, Landlock, and the seccomp filter. Child
+/// processes inherit the restrictions. Returns the Landlock ABI in force, or 0 without Landlock.
 pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
-    // The caller's limit may already be lower, and no process here may raise it.
-    let lower = |resource, value: u64| {
+    // Keep the caller's limit if it is lower: an unprivileged process cannot raise a hard limit.
+    let lower_limit = |resource, value: u64| {
         let value = getrlimit(resource).maximum.map_or(value, |limit| limit.min(value));
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
-    lower(Resource::Core, 0).map_err(|error| said("forbid core dumps", error))?;
-    lower(Resource::Nproc, processes.unwrap_or(PROCESSES)).map_err(|error| said("limit processes", error))?;
+    lower_limit(Resource::Core, 0).map_err(|error| said("forbid core dumps", error))?;
+    lower_limit(Resource::Nproc, processes.unwrap_or(DEFAULT_MAX_PROCESSES))
+        .map_err(|error| said("limit processes", error))?;
     // Steps run as the same user and must not access the open files of process 1.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let landlock = if walls.landlock { wall::restrict()? } else { 0 };
@@ -252,13 +259,13 @@ pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
     Ok(landlock)
 }
 
-fn directory(path: &str) -> io::Result<OwnedFd> {
+fn open_directory(path: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     open(path, flags, Mode::empty()).map_err(|error| said(&format!("open {path}"), error))
 }
 
-/// Unpacks the build context, an archive that farrier wrote. No step has run yet, and nothing outside of the root is
-/// mounted.
+/// Unpacks the build context from standard input. Paths need no check: farrier wrote the archive, no step has run yet, and
+/// nothing outside of the root is mounted.
 fn unpack(context: &Path) -> io::Result<()> {
     let mut archive = tar::Archive::new(io::BufReader::with_capacity(256 << 10, StandardInput));
     archive.set_preserve_permissions(true);
@@ -267,19 +274,19 @@ fn unpack(context: &Path) -> io::Result<()> {
     let mut directories = Vec::new();
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let place = context.join(entry.path()?);
+        let path = context.join(entry.path()?);
         if entry.header().entry_type().is_dir() {
-            fs::create_dir_all(&place)?;
-            directories.push((place, entry));
+            fs::create_dir_all(&path)?;
+            directories.push((path, entry));
             continue;
         }
-        place.parent().map_or(Ok(()), fs::create_dir_all)?;
-        entry.unpack(&place)?;
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        entry.unpack(&path)?;
     }
-    // Once all directories are filled, and from the innermost outward: a directory may be read-only, and writes change its
-    // time.
-    for (place, mut directory) in directories.into_iter().rev() {
-        directory.unpack(&place)?;
+    // Set the modes and times of directories last, the innermost directory first: a directory may be read-only, and writes
+    // change its mtime.
+    for (path, mut directory) in directories.into_iter().rev() {
+        directory.unpack(&path)?;
     }
     Ok(())
 }

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use farrier_core::plan::{
-    ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, Interest, KERNEL_LABEL, LiveDaemonSet,
-    NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, PodCount, PodFacts,
+    ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet,
+    NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, PodCount, PodFacts, SnapshotScope,
     UpdateStrategy,
 };
 use kmod::{BootOutcome, BootReport, ModuleBoot};
@@ -33,7 +33,7 @@ pub(crate) struct State {
     pub(crate) changed: bool,
     pub(crate) snapshots_taken: usize,
     pub(crate) writes: Vec<String>,
-    pub(crate) interest: Vec<Interest>,
+    pub(crate) scope: Vec<SnapshotScope>,
     /// A change to make before the snapshot with this number.
     pub(crate) before: Option<(usize, Happening)>,
     /// Number of upcoming snapshots that change a label of every node.
@@ -105,7 +105,7 @@ impl State {
             bound: true,
             images: [("driver".to_owned(), image.to_owned())].into(),
             ready: true,
-            steady_since: None,
+            stable_since: None,
             created: None,
             deleting: false,
             messages: Vec::new(),
@@ -204,8 +204,8 @@ impl Cluster for Fleet {
         self.0.subscribe().wait_for(|state| state.changed).await.unwrap();
     }
 
-    fn set_interest(&self, interest: &Interest) {
-        self.0.send_modify(|state| state.interest.push(interest.clone()));
+    fn set_snapshot_scope(&self, scope: &SnapshotScope) {
+        self.0.send_modify(|state| state.scope.push(scope.clone()));
     }
 }
 

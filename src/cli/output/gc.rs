@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farrier_core::plan::KeptWhy;
+use farrier_core::plan::KeepReason;
 use indicatif::BinaryBytes;
 
 use super::indented_table;
@@ -102,14 +102,14 @@ fn kept(report: &GcReport) -> String {
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
     for image in &report.kept {
         let reason = match &image.why {
-            KeptWhy::Runs { .. } => "for kernels that nodes run",
-            KeptWhy::Announced { .. } => "for announced kernels",
-            KeptWhy::Left { .. } => "for kernels that unions still hold",
-            KeptWhy::Recent { .. } => "for recently seen kernels",
-            KeptWhy::Named { .. } => "named in the cluster",
-            KeptWhy::PartOf { .. } => "part of kept images",
-            KeptWhy::BaseOf { .. } => "bases of kept images",
-            KeptWhy::NotOurs => "not farrier's",
+            KeepReason::Runs { .. } => "for kernels that nodes run",
+            KeepReason::Announced { .. } => "for announced kernels",
+            KeepReason::Left { .. } => "for kernels that unions still hold",
+            KeepReason::Recent { .. } => "for recently seen kernels",
+            KeepReason::Named { .. } => "named in the cluster",
+            KeepReason::PartOf { .. } => "part of kept images",
+            KeepReason::BaseOf { .. } => "bases of kept images",
+            KeepReason::NotOurs => "not farrier's",
         };
         *reasons.entry(reason).or_default() += 1;
     }

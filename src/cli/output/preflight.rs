@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
-use farrier_core::plan::{MayBoot, Next, readiness_table};
+use farrier_core::plan::{BootReadiness, NextKernel, readiness_table};
 use serde::Serialize;
 
 use super::plan::laid_out;
@@ -14,7 +14,7 @@ pub struct Answer<'a> {
     /// Whether all nodes may boot the kernel, and images were checked for that.
     pub ready: bool,
     /// Verdict of the node with the most obstacles. It distinguishes cases that `ready` does not.
-    pub may_boot: MayBoot,
+    pub may_boot: BootReadiness,
     /// The kernel.
     pub kernel: String,
     /// The selected nodes.
@@ -26,9 +26,9 @@ pub struct Answer<'a> {
 pub struct Asked<'a> {
     pub node: &'a str,
     pub ready: bool,
-    pub may_boot: MayBoot,
+    pub may_boot: BootReadiness,
     #[serde(flatten)]
-    pub next: Option<&'a Next>,
+    pub next: Option<&'a NextKernel>,
     /// Reason why the images that the node will need are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
@@ -36,7 +36,7 @@ pub struct Asked<'a> {
 
 /// Formats one table for each platform and set of needs, with its nodes. Blocked nodes come first.
 pub fn text(answer: &Answer<'_>) -> String {
-    let mut groups: BTreeMap<(Reverse<MayBoot>, String, String), Vec<&str>> = BTreeMap::new();
+    let mut groups: BTreeMap<(Reverse<BootReadiness>, String, String), Vec<&str>> = BTreeMap::new();
     for Asked { node, ready: _, may_boot, next, message } in &answer.nodes {
         let (kernel, why) = match (next, message) {
             (Some(next), _) => (next.kernel.to_string(), reasons(next)),
@@ -45,11 +45,11 @@ pub fn text(answer: &Answer<'_>) -> String {
         groups.entry((Reverse(*may_boot), kernel, why)).or_default().push(node);
     }
     let group =
-        |((Reverse(may_boot), kernel, why), nodes): ((Reverse<MayBoot>, String, String), Vec<&str>)| {
+        |((Reverse(may_boot), kernel, why), nodes): ((Reverse<BootReadiness>, String, String), Vec<&str>)| {
             let verdict = match may_boot {
-                MayBoot::Ready => "ready",
-                MayBoot::NoDriver => "no driver image needed",
-                MayBoot::Wait | MayBoot::Unknown => "not ready",
+                BootReadiness::Ready => "ready",
+                BootReadiness::NoDriver => "no driver image needed",
+                BootReadiness::Wait | BootReadiness::Unknown => "not ready",
             };
             let some = nodes[..nodes.len().min(5)].join(", ");
             let more = nodes.len().saturating_sub(5);
@@ -60,7 +60,7 @@ pub fn text(answer: &Answer<'_>) -> String {
 }
 
 /// Formats the images that are needed, or why there are none.
-fn reasons(next: &Next) -> String {
+fn reasons(next: &NextKernel) -> String {
     match &next.doubt {
         Some(doubt) => format!("{doubt}\n"),
         None if next.needs.is_empty() => {
@@ -92,7 +92,7 @@ mod tests {
         });
         text(&Answer {
             ready: false,
-            may_boot: MayBoot::Wait,
+            may_boot: BootReadiness::Wait,
             kernel: NEXT.to_owned(),
             nodes: nodes.collect(),
         })
@@ -110,7 +110,7 @@ mod tests {
         n1: no driver image needed for 6.1.0-48-amd64 (debian 12, amd64)
         no driver image is for nodes with these labels, so nothing was checked
         ");
-        fleet.node(1).hardware_labelled = false;
+        fleet.node(1).has_hardware_labels = false;
         let told = told(&mut fleet);
         assert!(told.contains("n1: not ready") && told.contains("no hardware label"), "{told}");
     }

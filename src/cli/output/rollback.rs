@@ -6,7 +6,7 @@ use farrier_core::{
 };
 
 use super::{indented_table, printable};
-use crate::controller::rollback::Rolled;
+use crate::controller::rollback::RollbackResult;
 
 /// Scope of the search for records.
 pub struct Looked<'a> {
@@ -18,13 +18,13 @@ pub struct Looked<'a> {
 }
 
 /// Formats a table of fields, and how to continue.
-pub fn text(rolled: &[Rolled], dry_run: bool, looked: &Looked<'_>) -> String {
+pub fn text(rolled: &[RollbackResult], dry_run: bool, looked: &Looked<'_>) -> String {
     if rolled.is_empty() {
         return nothing(looked);
     }
     let mut rows = Vec::new();
     let mut resume = Vec::new();
-    for Rolled { step, failed, written } in rolled {
+    for RollbackResult { step, failed, written } in rolled {
         let RollbackStep { object, fields, error, resume: command, change: _ } = step;
         let mut add = |field: &str, action: &str, detail: &str| {
             rows.push([object.clone(), field.to_owned(), action.to_owned(), printable(detail)]);
@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    fn taken(object: &str, outcome: RollbackOutcome, failed: Option<&str>) -> Rolled {
+    fn taken(object: &str, outcome: RollbackOutcome, failed: Option<&str>) -> RollbackResult {
         let change = Change::Node(NodeChange::default());
         let differs = !matches!(outcome, RollbackOutcome::Nothing { .. });
         let step = RollbackStep {
@@ -85,7 +85,7 @@ mod tests {
             resume: format!("kubectl annotate {object}"),
             change: differs.then_some(change),
         };
-        Rolled { step, failed: failed.map(str::to_owned), written: differs }
+        RollbackResult { step, failed: failed.map(str::to_owned), written: differs }
     }
 
     #[test]

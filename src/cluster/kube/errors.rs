@@ -1,4 +1,4 @@
-//! Pure: interprets responses of the API server.
+//! Pure: classifies errors of Kubernetes API calls, and formats them.
 
 use std::{error::Error, time::Duration};
 
@@ -6,16 +6,16 @@ use kube::core::Status;
 
 use super::super::error::{ApiError, MissingRight};
 
-/// Reaction to a failed call.
+/// How the caller must react to a failed API call.
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// Return this error.
     Final(ApiError),
-    /// Retry the call after at least this delay.
+    /// Retry the call after at least `wait`.
     Retry { reason: String, wait: Duration },
 }
 
-/// Classifies a failed call. `right` is the permission that a `403` reports as missing.
+/// Classifies a failed API call. `right` is the permission that the call needs, which a `403` reports as missing.
 pub(super) fn judge(right: &MissingRight, error: &kube::Error) -> Verdict {
     let reason = one_line(&causes(error));
     match error {
@@ -30,25 +30,26 @@ pub(super) fn judge(right: &MissingRight, error: &kube::Error) -> Verdict {
 
 fn judge_status(right: &MissingRight, status: &Status) -> Verdict {
     let reason = one_line(if status.message.is_empty() { &status.reason } else { &status.message });
-    let detail = status.details.as_ref();
-    let budget = || {
-        let cause = detail.is_some_and(|d| d.causes.iter().any(|cause| cause.reason == "DisruptionBudget"));
-        cause || reason.contains("PodDisruptionBudget") || reason.contains("disruption budget")
+    let details = status.details.as_ref();
+    let violates_budget = || {
+        let has_cause =
+            details.is_some_and(|d| d.causes.iter().any(|cause| cause.reason == "DisruptionBudget"));
+        has_cause || reason.contains("PodDisruptionBudget") || reason.contains("disruption budget")
     };
     Verdict::Final(match status.code {
         401 => ApiError::Unauthorized(reason),
-        // Admission also responds with 403. Only the authorizer's message says what the user "cannot" do.
+        // Admission controllers also respond with 403. Only the authorizer's message says what the user "cannot" do.
         403 if reason.contains(" cannot ") || reason.is_empty() => {
             ApiError::Forbidden(Box::new(right.clone()))
         }
         404 => ApiError::Gone,
         409 => ApiError::Changed(reason),
-        // Response to an apply with the uid of a deleted object, if a new object has the same name.
+        // The applied object was deleted, and another object with the same name has a different uid.
         422 if reason.contains("metadata.uid") => ApiError::Changed(reason),
-        429 | 500 if budget() => ApiError::Disruption(reason),
-        // A proxy in between may respond with its own JSON, which has no code.
+        429 | 500 if violates_budget() => ApiError::Disruption(reason),
+        // A proxy in front of the API server may respond with its own JSON, which has no code.
         0 | 408 | 429 | 500.. => {
-            let seconds = detail.map_or(0, |detail| detail.retry_after_seconds);
+            let seconds = details.map_or(0, |details| details.retry_after_seconds);
             let wait = Duration::from_secs(seconds.into());
             return Verdict::Retry { reason: format!("{reason} ({})", status.code), wait };
         }
@@ -56,7 +57,8 @@ fn judge_status(right: &MissingRight, status: &Status) -> Verdict {
     })
 }
 
-/// Joins an error and its causes. For a response of the API server, only its message is returned.
+/// Joins the messages of an error and its causes with `: `. If one of them is a response of the API server, returns only the
+/// response's message.
 pub fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
@@ -65,29 +67,29 @@ pub fn causes(error: &(dyn Error + 'static)) -> String {
             return status.message.clone();
         }
         next = error.source();
-        // kube's own variants repeat their causes.
-        let wraps = error.is::<kube::Error>() || error.is::<kube::runtime::watcher::Error>();
-        let words = error.to_string();
-        if (wraps && next.is_some()) || text.ends_with(&words) {
+        // The messages of kube's error types repeat their causes.
+        let repeats_cause = error.is::<kube::Error>() || error.is::<kube::runtime::watcher::Error>();
+        let message = error.to_string();
+        if (repeats_cause && next.is_some()) || text.ends_with(&message) {
             continue;
         }
         if !text.is_empty() {
             text.push_str(": ");
         }
-        text.push_str(&words);
+        text.push_str(&message);
     }
     text
 }
 
-/// Maximum length of a stored message of a pod or an API server.
-const LINE: usize = 500;
+/// Maximum number of characters of a stored message from a pod or the API server.
+const MAX_CHARS: usize = 500;
 
-/// Converts an untrusted text to one line without control characters, of at most [`LINE`] characters.
+/// Converts an untrusted text to one line without control characters, of at most [`MAX_CHARS`] characters.
 pub(super) fn one_line(text: &str) -> String {
     let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
     let line = words.collect::<Vec<_>>().join(" ");
-    if line.chars().count() > LINE {
-        line.chars().take(LINE - 3).chain("...".chars()).collect()
+    if line.chars().count() > MAX_CHARS {
+        line.chars().take(MAX_CHARS - 3).chain("...".chars()).collect()
     } else {
         line
     }
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_server_says_when_to_come_back() {
+    fn retry_after_is_respected() {
         let busy = status(429, "too many requests, please try again later");
         let Verdict::Retry { wait, .. } = judged(&busy) else { panic!("final") };
         assert_eq!(wait, Duration::ZERO);
@@ -176,8 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn foreign_words_stay_on_one_line() {
+    fn untrusted_text_becomes_one_line() {
         assert_eq!(one_line(" a\n\tb\u{7}c \u{1b}[1m"), "a b c [1m");
-        assert_eq!(one_line(&"é".repeat(900)).chars().count(), LINE);
+        assert_eq!(one_line(&"é".repeat(900)).chars().count(), MAX_CHARS);
     }
 }

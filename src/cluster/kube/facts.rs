@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use farrier_core::{
     image::OperatorResource,
     plan::{
-        Container, DaemonSetFacts, Distrust, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner,
-        PodCount, Requirement, ResourceFacts, SelectorTerm, UpdateStrategy, tells_hardware,
+        Container, DaemonSetFacts, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner, PodCount,
+        RejectedClaims, Requirement, ResourceFacts, SelectorTerm, UpdateStrategy, is_hardware_label,
     },
 };
 use k8s_openapi::{
@@ -40,7 +40,7 @@ pub(super) fn node(node: NodeObject) -> Object {
     let labels = metadata.labels.unwrap_or_default();
     let facts = NodeFacts {
         name: metadata.name.unwrap_or_default(),
-        hardware_labelled: labels.keys().any(|label| tells_hardware(label)),
+        has_hardware_labels: labels.keys().any(|label| is_hardware_label(label)),
         labels,
         annotations: own(metadata.annotations),
         kernel_version: info.kernel_version,
@@ -48,7 +48,7 @@ pub(super) fn node(node: NodeObject) -> Object {
         os_image: info.os_image,
         unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
         not_ready: conditions.iter().flatten().any(|found| found.kind == "Ready" && found.status != "True"),
-        distrust: Distrust::default(),
+        rejected_claims: RejectedClaims::default(),
     };
     Object { version, facts: Facts::Node(facts.into()) }
 }
@@ -236,14 +236,14 @@ mod tests {
             os_image,
             unschedulable,
             not_ready,
-            hardware_labelled,
-            distrust: _,
+            has_hardware_labels,
+            rejected_claims: _,
         } = facts;
         assert_eq!((name.as_str(), kernel_version.as_str()), ("n1", "6.1.0"));
         assert_eq!((architecture.as_str(), os_image.as_str()), ("amd64", "Debian"));
         assert_eq!(labels, [("a".to_owned(), "1".to_owned())].into());
         assert_eq!(annotations, [("farrier.dev/next-kernel".to_owned(), "6.1.0".to_owned())].into());
-        assert!(unschedulable && not_ready && !hardware_labelled);
+        assert!(unschedulable && not_ready && !has_hardware_labels);
     }
 
     #[test]
@@ -255,7 +255,7 @@ mod tests {
             ("pci-15b3.present", false),
         ] {
             let (_, facts) = node_facts(json!({"metadata": {"name": "n", "labels": {label: "true"}}}));
-            assert_eq!(facts.hardware_labelled, tells, "{label}");
+            assert_eq!(facts.has_hardware_labels, tells, "{label}");
         }
     }
 

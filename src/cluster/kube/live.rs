@@ -10,7 +10,7 @@ use std::{
 
 use farrier_core::{
     image::OperatorResource,
-    plan::{Candidates, Change, ClusterSnapshot, Interest},
+    plan::{Candidates, Change, ClusterSnapshot, SnapshotScope},
 };
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
 use kube::{
@@ -57,14 +57,14 @@ impl KubeCluster {
     /// return: [`Cluster::snapshot`] waits for them.
     pub async fn connect(
         options: KubeOptions,
-        interest: Interest,
+        scope: SnapshotScope,
         cancel: CancellationToken,
     ) -> Result<Arc<Self>, ClusterError> {
         let Connection { client, stats, address, namespace } = connect(&options).await?;
         let caller = Caller::new(stats.clone());
         let user = who_am_i(&caller, &client, &address).await?;
         tracing::info!(address, user = user.as_deref().unwrap_or_default(), "cluster found");
-        let mut store = Store::new(interest);
+        let mut store = Store::new(scope);
         store.writable = options.writable;
         let own_pod = options.pod.map(|pod| (namespace.clone(), pod));
         let shared = Shared::new(client, stats, user, own_pod, options.discovery_interval, store);
@@ -227,9 +227,9 @@ impl Cluster for KubeCluster {
         }
     }
 
-    fn set_interest(&self, interest: &Interest) {
+    fn set_snapshot_scope(&self, scope: &SnapshotScope) {
         self.shared.tell(|store| {
-            store.set_interest(interest.clone());
+            store.set_snapshot_scope(scope.clone());
             true
         });
     }

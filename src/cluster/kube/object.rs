@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use farrier_core::plan::{
-    DaemonSetFacts, JobState, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, Shared, WorkloadFacts,
+    CowArc, DaemonSetFacts, JobState, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, WorkloadFacts,
 };
 
 /// Namespace and name, which identify an object within one watch.
@@ -18,7 +18,7 @@ pub(super) struct Object {
 
 #[derive(Clone, Debug)]
 pub(super) enum Facts {
-    Node(Shared<NodeFacts>),
+    Node(CowArc<NodeFacts>),
     DaemonSet(Box<DaemonSetFacts>),
     Pod(Box<PodFacts>),
     Resource(Box<ResourceFacts>),

@@ -32,7 +32,7 @@ pub(super) fn pod(pod: PodObject) -> Object {
         bound,
         images: images(&spec),
         ready: condition(&status, "Ready", "True").is_some(),
-        steady_since: steady_since(&status),
+        stable_since: stable_since(&status),
         created: metadata.creation_timestamp.map(|time| time.0),
         deleting: metadata.deletion_timestamp.is_some(),
         messages: messages(&status),
@@ -118,7 +118,7 @@ fn condition<'s>(status: &'s PodStatus, kind: &str, value: &str) -> Option<&'s P
 
 /// Time since which the pod has been ready without a container start. Container starts count, too, because two transitions of a
 /// condition within the same second look like none.
-fn steady_since(status: &PodStatus) -> Option<Timestamp> {
+fn stable_since(status: &PodStatus) -> Option<Timestamp> {
     let ready = condition(status, "Ready", "True")?.last_transition_time.as_ref();
     let running = |status: &ContainerStatus| status.state.as_ref()?.running.as_ref()?.started_at.clone();
     let starts = status.container_statuses.iter().flatten().filter_map(running);
@@ -316,9 +316,9 @@ mod tests {
             facts(&json!({}), &status)
         };
         let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
-        assert_eq!(ready("2026-01-02T02:59:59Z", 0).steady_since, at("2026-01-02T03:00:00Z"));
+        assert_eq!(ready("2026-01-02T02:59:59Z", 0).stable_since, at("2026-01-02T03:00:00Z"));
         let crashed = ready("2026-01-02T03:00:01Z", 2);
-        assert_eq!(crashed.steady_since, at("2026-01-02T03:00:01Z"));
+        assert_eq!(crashed.stable_since, at("2026-01-02T03:00:01Z"));
         assert_eq!(crashed.messages, ["a: Error: exit code 1: no device", "a: restarted 2 times"]);
     }
 }

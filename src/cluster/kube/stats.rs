@@ -1,7 +1,10 @@
-//! Adapter: counts requests to the API server and limits how long farrier waits for a response. It also recognizes a server that
-//! has not loaded its authorization rules yet, and measures the server's clock.
+//! Adapter: tower layer for the client of the API server. Every request of farrier passes through it. The layer
 //!
-//! It is a layer of the client, so that the requests of all parts of farrier are counted.
+//! - counts requests,
+//! - limits the time to wait for a response,
+//! - records the pauses that the server requests (`Retry-After`),
+//! - recognizes a server that has restarted and not loaded its authorization rules yet,
+//! - measures the clock skew between the server and this machine.
 
 use std::{
     error::Error,
@@ -29,33 +32,32 @@ type Labels = [(&'static str, &'static str); 3];
 pub struct KubeStats {
     /// Requests by verb, kind of object and outcome.
     pub requests: Family<Labels, Counter>,
-    /// End of the pause that the API server requested.
-    pause: Mutex<Option<Instant>>,
-    /// The latest outage.
-    away: Mutex<Option<Away>>,
-    /// Lead of the server's clock over this machine's, from the latest response with a time.
+    /// End of the pause that the API server requested (`Retry-After`).
+    paused_until: Mutex<Option<Instant>>,
+    latest_outage: Mutex<Option<Outage>>,
+    /// How far the server's clock is ahead of this machine's, from the latest response that states the time.
     clock_ahead: Mutex<Option<SignedDuration>>,
 }
 
 /// An outage of the API server.
 #[derive(Clone, Copy, Debug)]
-struct Away {
-    /// Time of the latest request without a response.
-    last: Instant,
+struct Outage {
+    /// Time of the latest request that the API server did not respond to.
+    last_failure: Instant,
     /// Whether a warning was logged about refused requests since the outage.
-    told: bool,
+    warned: bool,
 }
 
-/// Error: the API server responds with 403 shortly after an outage. It loads its authorization rules only after it starts
-/// responding.
+/// Error: the API server responded with 403 shortly after an outage. A restarted API server responds before it has loaded
+/// its authorization rules.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server answers 403: it was unavailable and may not have loaded its authorization rules yet")]
 pub(super) struct Starting;
 
 /// Period after an outage in which the API server may refuse requests because it is still starting.
-const STARTING: Duration = Duration::from_mins(1);
+const STARTUP_PERIOD: Duration = Duration::from_mins(1);
 
-/// Whether the call failed only because the API server has just restarted. Such a call is retried without a message.
+/// Whether the call failed only because the API server has just restarted. The caller retries such a call without logging.
 pub fn is_starting(error: &(dyn Error + 'static)) -> bool {
     error_causes(error).any(<dyn Error>::is::<Starting>)
 }
@@ -67,23 +69,25 @@ impl KubeStats {
     }
 
     fn pause_for(&self, wait: Duration) {
-        let until = Instant::now() + wait.min(LONGEST_PAUSE);
-        let mut pause = self.pause.lock();
-        *pause = pause.max(Some(until));
+        let until = Instant::now() + wait.min(MAX_PAUSE);
+        let mut paused_until = self.paused_until.lock();
+        *paused_until = paused_until.max(Some(until));
     }
 
     /// Records that the API server gave no response.
     pub(super) fn note_away(&self) {
-        let mut away = self.away.lock();
-        let told = away.is_some_and(|away| away.told && away.last.elapsed() < STARTING);
-        *away = Some(Away { last: Instant::now(), told });
+        let mut latest = self.latest_outage.lock();
+        let warned =
+            latest.is_some_and(|outage| outage.warned && outage.last_failure.elapsed() < STARTUP_PERIOD);
+        *latest = Some(Outage { last_failure: Instant::now(), warned });
     }
 
     /// Whether a refusal may come from a starting API server. Logs a warning once for each outage.
     fn is_starting(&self) -> bool {
-        let mut away = self.away.lock();
-        let Some(away) = away.as_mut().filter(|away| away.last.elapsed() < STARTING) else { return false };
-        if !std::mem::replace(&mut away.told, true) {
+        let mut latest = self.latest_outage.lock();
+        let recent = latest.as_mut().filter(|outage| outage.last_failure.elapsed() < STARTUP_PERIOD);
+        let Some(outage) = recent else { return false };
+        if !std::mem::replace(&mut outage.warned, true) {
             let hint = "if this lasts longer than a minute, farrier names the missing rights";
             tracing::warn!(hint, "the API server was unavailable and still refuses requests: retrying them");
         }
@@ -95,19 +99,20 @@ impl KubeStats {
         *self.clock_ahead.lock()
     }
 
-    /// Returns how long the API server still asks clients to wait (`Retry-After`).
+    /// Returns the rest of the pause that the API server requested (`Retry-After`).
     pub(super) fn pause(&self) -> Duration {
-        let pause = *self.pause.lock();
-        pause.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+        let paused_until = *self.paused_until.lock();
+        paused_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 }
 
 /// Upper limit of a pause. farrier retries after this time even if the server asks for more.
-const LONGEST_PAUSE: Duration = Duration::from_mins(1);
-/// The API server itself ends a request after a minute (`--request-timeout`). A watch responds immediately.
-const ANSWER: Duration = Duration::from_mins(1);
+const MAX_PAUSE: Duration = Duration::from_mins(1);
+/// Timeout for the start of a response. The API server itself ends a request after a minute (`--request-timeout`), and
+/// responds to a watch immediately.
+const RESPONSE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The client layer.
+/// Layer that records requests and responses in the statistics.
 #[derive(Clone, Debug)]
 pub(super) struct Observe(pub(super) Arc<KubeStats>);
 
@@ -141,17 +146,17 @@ where
     }
 
     fn call(&mut self, request: Request<A>) -> Self::Future {
-        let what = classify(request.method(), request.uri().path(), request.uri().query());
+        let class = classify(request.method(), request.uri().path(), request.uri().query());
         let stats = self.stats.clone();
-        let answer = self.inner.call(request);
+        let response = self.inner.call(request);
         Box::pin(async move {
-            let answer: Result<_, BoxError> = match tokio::time::timeout(ANSWER, answer).await {
-                Ok(answer) => answer.map_err(Into::into),
-                Err(_) => Err(format!("no answer within {} s", ANSWER.as_secs()).into()),
+            let result: Result<_, BoxError> = match tokio::time::timeout(RESPONSE_TIMEOUT, response).await {
+                Ok(result) => result.map_err(Into::into),
+                Err(_) => Err(format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()).into()),
             };
-            let code = answer.as_ref().ok().map(Response::status);
-            stats.count(what, outcome(code));
-            match &answer {
+            let code = result.as_ref().ok().map(Response::status);
+            stats.count(class, outcome(code));
+            match &result {
                 Ok(response) if response.status() == StatusCode::FORBIDDEN && stats.is_starting() => {
                     return Err(Starting.into());
                 }
@@ -168,12 +173,12 @@ where
                 }
                 Err(_) => stats.note_away(),
             }
-            answer
+            result
         })
     }
 }
 
-/// Returns how long a busy server asks to wait. The API server uses seconds (`Retry-After: 1`).
+/// Returns the delay that a busy server requests. The API server states it in seconds (`Retry-After: 1`).
 fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     let busy = [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].contains(&response.status());
     let seconds = response.headers().get(RETRY_AFTER).filter(|_| busy)?;
@@ -197,16 +202,16 @@ fn outcome(status: Option<StatusCode>) -> &'static str {
 /// Classifies a request by method and path: `/api/v1/...` or `/apis/GROUP/VERSION/...`, then optionally `namespaces/NAME/`, then
 /// the resource, the object's name and a subresource.
 fn classify(method: &Method, path: &str, query: Option<&str>) -> (&'static str, &'static str) {
-    let mut parts = path.split('/').filter(|part| !part.is_empty());
-    let group = match parts.next() {
-        Some("apis") => parts.next().unwrap_or_default(),
+    let mut segments = path.split('/').filter(|segment| !segment.is_empty());
+    let group = match segments.next() {
+        Some("apis") => segments.next().unwrap_or_default(),
         _ => "",
     };
-    let mut parts: Vec<&str> = parts.skip(1).collect();
-    if parts.len() > 2 && parts[0] == "namespaces" {
-        parts.drain(..2);
+    let mut segments: Vec<&str> = segments.skip(1).collect();
+    if segments.len() > 2 && segments[0] == "namespaces" {
+        segments.drain(..2);
     }
-    let kind = match (group, parts.as_slice()) {
+    let kind = match (group, segments.as_slice()) {
         ("", ["pods", _, "eviction"]) => "evictions",
         ("", ["nodes", ..]) => "nodes",
         ("", ["pods", ..]) => "pods",
@@ -217,14 +222,14 @@ fn classify(method: &Method, path: &str, query: Option<&str>) -> (&'static str, 
         ("mellanox.com" | "nvidia.com", [_, ..]) => "operator-resources",
         _ => "other",
     };
-    let watches = query.is_some_and(|query| query.split('&').any(|part| part == "watch=true"));
+    let watches = query.is_some_and(|query| query.split('&').any(|parameter| parameter == "watch=true"));
     let verb = match *method {
         Method::POST => "create",
         Method::PUT => "update",
         Method::PATCH => "patch",
         Method::DELETE => "delete",
         _ if watches => "watch",
-        _ if parts.len() == 1 => "list",
+        _ if segments.len() == 1 => "list",
         _ => "get",
     };
     (verb, kind)
@@ -235,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_counted_by_what_they_ask() {
+    fn requests_are_classified_by_verb_and_kind() {
         let cases = [
             (Method::GET, "/api/v1/nodes", Some("limit=250"), "list", "nodes"),
             (Method::GET, "/api/v1/nodes", Some("&watch=true&x=1"), "watch", "nodes"),
@@ -265,37 +270,37 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_server_is_left_alone() {
-        let answer = |status: u16, wait: &str| {
+    fn a_busy_server_pauses_requests() {
+        let response = |status: u16, wait: &str| {
             Response::builder().status(status).header(RETRY_AFTER, wait).body(()).unwrap()
         };
-        assert_eq!(retry_after(&answer(429, "3")), Some(Duration::from_secs(3)));
-        assert_eq!(retry_after(&answer(503, "x")), None);
-        assert_eq!(retry_after(&answer(409, "3")), None);
+        assert_eq!(retry_after(&response(429, "3")), Some(Duration::from_secs(3)));
+        assert_eq!(retry_after(&response(503, "x")), None);
+        assert_eq!(retry_after(&response(409, "3")), None);
         let stats = KubeStats::default();
         assert_eq!(stats.pause(), Duration::ZERO);
         stats.pause_for(Duration::from_secs(1_000_000));
-        assert!(stats.pause() > Duration::ZERO && stats.pause() <= LONGEST_PAUSE);
+        assert!(stats.pause() > Duration::ZERO && stats.pause() <= MAX_PAUSE);
     }
 
     #[test]
-    fn a_refusal_is_not_believed_after_an_absence() {
+    fn a_refusal_shortly_after_an_outage_is_transient() {
         let stats = KubeStats::default();
         assert!(!stats.is_starting());
         stats.note_away();
         assert!(stats.is_starting() && stats.is_starting());
-        // A second outage within the minute counts as the same start.
+        // A second outage within `STARTUP_PERIOD` logs no second warning.
         stats.note_away();
-        assert!(stats.away.lock().unwrap().told);
-        let long_ago = Instant::now().checked_sub(STARTING).unwrap();
-        *stats.away.lock() = Some(Away { last: long_ago, told: true });
+        assert!(stats.latest_outage.lock().unwrap().warned);
+        let long_ago = Instant::now().checked_sub(STARTUP_PERIOD).unwrap();
+        *stats.latest_outage.lock() = Some(Outage { last_failure: long_ago, warned: true });
         assert!(!stats.is_starting());
         stats.note_away();
-        assert!(!stats.away.lock().unwrap().told);
+        assert!(!stats.latest_outage.lock().unwrap().warned);
     }
 
     #[test]
-    fn a_server_that_starts_is_known_through_the_client() {
+    fn a_starting_server_is_recognized_in_client_errors() {
         let error = kube::Error::Service(Starting.into());
         assert!(is_starting(&error));
         assert!(!is_starting(&kube::Error::Service("403".into())));

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use farrier_core::{
     image::checked::ImageStream,
     plan::{
-        COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, LiveDaemonSet, PER_KERNEL_ANNOTATION,
-        RECORD_ANNOTATION, Seen, UpgradeNote, WriteNamespaces,
+        COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, ObservedKind, PER_KERNEL_ANNOTATION,
+        RECORD_ANNOTATION, SnapshotScope, UpgradeNote, WriteNamespaces,
     },
 };
 use kube::runtime::watcher::Event;
@@ -55,9 +55,9 @@ impl Watched {
 
     /// Stores an object, unless a newer state is known or the definitions do not need it. A list overrides the known state.
     /// Returns whether the change matters for a plan.
-    fn put(&mut self, interest: &Interest, mut object: Object, listed: bool) -> bool {
+    fn put(&mut self, snapshot_scope: &SnapshotScope, mut object: Object, listed: bool) -> bool {
         let key = object.key();
-        if !asks_for(interest, &key, &object.facts) {
+        if !asks_for(snapshot_scope, &key, &object.facts) {
             return self.objects.remove(&key).is_some();
         }
         if let (Facts::Node(node), WatchScope::Labels(kept)) = (&mut object.facts, &self.scope) {
@@ -84,14 +84,14 @@ impl Watched {
 
 /// Whether the object is needed. Rollouts name DaemonSets, and farrier's copies have a label. For a rollback, DaemonSets with a
 /// record are needed, too.
-fn asks_for(interest: &Interest, key: &Key, facts: &Facts) -> bool {
+fn asks_for(scope: &SnapshotScope, key: &Key, facts: &Facts) -> bool {
     let Facts::DaemonSet(facts) = facts else { return true };
     let is_ours = |live: &LiveDaemonSet| {
         let records = [RECORD_ANNOTATION, PER_KERNEL_ANNOTATION];
         let recorded = records.iter().any(|record| live.annotations.contains_key(*record));
-        live.labels.contains_key(COPY_OF_LABEL) || (interest.rollback && recorded)
+        live.labels.contains_key(COPY_OF_LABEL) || (scope.rollback && recorded)
     };
-    interest.daemon_sets.contains(key) || facts.live.as_ref().is_some_and(is_ours)
+    scope.daemon_sets.contains(key) || facts.live.as_ref().is_some_and(is_ours)
 }
 
 /// Whether everything that a snapshot needs has been listed.
@@ -104,7 +104,7 @@ pub(super) enum Readiness {
 
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    interest: Interest,
+    snapshot_scope: SnapshotScope,
     /// Namespaces in which DaemonSets and pods are written. Pods of other namespaces are not even read.
     pub(super) writable: WriteNamespaces,
     watched: BTreeMap<Target, Watched>,
@@ -114,17 +114,17 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn new(interest: Interest) -> Self {
-        Self { interest, ..Self::default() }
+    pub(super) fn new(snapshot_scope: SnapshotScope) -> Self {
+        Self { snapshot_scope, ..Self::default() }
     }
 
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
 
-    pub(super) fn set_interest(&mut self, interest: Interest) {
-        if self.interest != interest {
-            self.interest = interest;
+    pub(super) fn set_snapshot_scope(&mut self, scope: SnapshotScope) {
+        if self.snapshot_scope != scope {
+            self.snapshot_scope = scope;
             self.generation += 1;
         }
     }
@@ -140,8 +140,9 @@ impl Store {
     /// Returns the watches known to be needed. The watches of nodes and pods depend on the objects that select nodes, which are
     /// listed first.
     fn needed(&self) -> Vec<(Target, WatchScope)> {
-        let mut needed = vec![(Target::DaemonSets, WatchScope::Named(self.interest.daemon_sets.clone()))];
-        let resources = self.interest.resources.iter();
+        let wanted = &self.snapshot_scope;
+        let mut needed = vec![(Target::DaemonSets, WatchScope::Named(wanted.daemon_sets.clone()))];
+        let resources = wanted.resources.iter();
         needed.extend(resources.map(|kind| (Target::Resources(*kind), WatchScope::All)));
         let is_settled = |(target, scope): &(Target, WatchScope)| {
             self.watched.get(target).is_some_and(|watched| watched.scope.covers(scope) && watched.settled())
@@ -149,11 +150,11 @@ impl Store {
         if !needed.iter().all(is_settled) {
             return needed;
         }
-        let mut labels = self.interest.labels.clone();
+        let mut labels = wanted.labels.clone();
         let objects = self.watched.values().flat_map(|watched| watched.objects.values());
         labels.extend(objects.flat_map(|kept| kept.object.facts.label_keys()).map(str::to_owned));
         let are_watched =
-            |facts: &&DaemonSetFacts| !self.interest.rollback && self.writable.contains(&facts.namespace);
+            |facts: &&DaemonSetFacts| !wanted.rollback && self.writable.contains(&facts.namespace);
         for facts in self.daemon_sets().filter(are_watched) {
             let Some(live) = &facts.live else { continue };
             if let Some(selector) = pod_selector(&live.manifest) {
@@ -166,7 +167,7 @@ impl Store {
             }
         }
         needed.push((Target::Nodes, WatchScope::Labels(labels)));
-        let checks = self.interest.checks.iter().filter(|namespace| self.writable.contains(namespace));
+        let checks = wanted.checks.iter().filter(|namespace| self.writable.contains(namespace));
         needed.extend(checks.map(|namespace| {
             let target = Target::Checks { namespace: namespace.clone() };
             (target, WatchScope::Selector(CHECK_LABEL.to_owned()))
@@ -180,7 +181,7 @@ impl Store {
 
     /// Returns the nodes whose pods determine the next step of an upgrade.
     fn drained(&self) -> impl Iterator<Item = &str> {
-        let nodes = self.watched.get(&Target::Nodes).filter(|_| self.interest.drains);
+        let nodes = self.watched.get(&Target::Nodes).filter(|_| self.snapshot_scope.drains);
         nodes.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|kept| {
             let Facts::Node(node) = &kept.object.facts else { return None };
             UpgradeNote::of(node).filter(UpgradeNote::needs_workloads).map(|_| node.name.as_str())
@@ -236,7 +237,7 @@ impl Store {
                 (false, false)
             }
             // Listeners wait for the end of the list.
-            Event::InitApply(object) => (watched.put(&self.interest, object, true), false),
+            Event::InitApply(object) => (watched.put(&self.snapshot_scope, object, true), false),
             Event::InitDone => {
                 let listed = std::mem::take(&mut watched.listed);
                 let before = watched.objects.len();
@@ -247,7 +248,7 @@ impl Store {
             }
             Event::Apply(object) => {
                 watched.trouble = None;
-                let changed = watched.put(&self.interest, object, false);
+                let changed = watched.put(&self.snapshot_scope, object, false);
                 (changed, changed)
             }
             Event::Delete(object) => {
@@ -263,7 +264,7 @@ impl Store {
     /// Stores the object that a write returned.
     pub(super) fn put(&mut self, target: &Target, object: Object) {
         if let Some(watched) = self.watched.get_mut(target) {
-            self.generation += u64::from(watched.put(&self.interest, object, false));
+            self.generation += u64::from(watched.put(&self.snapshot_scope, object, false));
         }
     }
 
@@ -294,7 +295,7 @@ impl Store {
 
     /// Returns the ImageStreams that kernel families name.
     pub(super) fn image_streams(&self) -> BTreeSet<ImageStream> {
-        self.interest.image_streams.clone()
+        self.snapshot_scope.image_streams.clone()
     }
 
     /// Whether everything needed has been listed.
@@ -332,7 +333,9 @@ impl Store {
         for (target, watched) in &self.watched {
             let hidden = match target {
                 Target::Resources(_) | Target::Checks { .. } => watched.forbidden().is_some(),
-                Target::Pods { namespace, .. } => snapshot.why_unseen(Seen::Pods, namespace).is_some(),
+                Target::Pods { namespace, .. } => {
+                    snapshot.why_unseen(ObservedKind::Pods, namespace).is_some()
+                }
                 _ => snapshot.unseen.contains_key(&target.seen()),
             };
             for kept in watched.objects.values().filter(|_| !hidden) {
@@ -355,8 +358,8 @@ impl Store {
     }
 
     /// Returns what cannot be read, with the missing permission: in the whole cluster, and by namespace.
-    fn unseen(&self) -> (BTreeMap<Seen, String>, BTreeMap<(Seen, String), String>) {
-        let mut sentences: BTreeMap<(Seen, Option<&str>), BTreeSet<String>> = BTreeMap::new();
+    fn unseen(&self) -> (BTreeMap<ObservedKind, String>, BTreeMap<(ObservedKind, String), String>) {
+        let mut sentences: BTreeMap<(ObservedKind, Option<&str>), BTreeSet<String>> = BTreeMap::new();
         for (target, watched) in &self.watched {
             let Some(right) = watched.forbidden() else { continue };
             let sentence = format!("{}: {}", right.sentence(), right.remedy());

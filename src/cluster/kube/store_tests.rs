@@ -16,12 +16,12 @@ use super::{
     *,
 };
 
-fn interest(names: &[&str]) -> Interest {
-    Interest {
+fn scope(names: &[&str]) -> SnapshotScope {
+    SnapshotScope {
         labels: [KERNEL_LABEL.to_owned()].into(),
         daemon_sets: names.iter().map(|name| ("s".to_owned(), (*name).to_owned())).collect(),
         resources: [OperatorResource::ClusterPolicy].into(),
-        ..Interest::default()
+        ..SnapshotScope::default()
     }
 }
 
@@ -57,7 +57,7 @@ fn pod(name: &str, version: &str, ready: bool) -> Object {
         bound: true,
         images: BTreeMap::new(),
         ready,
-        steady_since: None,
+        stable_since: None,
         created: None,
         deleting: false,
         messages: Vec::new(),
@@ -99,7 +99,7 @@ fn epoch(started: &[(Target, WatchScope, u64)], target: &Target) -> u64 {
 
 /// A store that knows DaemonSet `driver` and node `n`, with the epochs of its watches.
 fn synced() -> (Store, HashMap<Target, u64>) {
-    let mut store = Store::new(interest(&["driver"]));
+    let mut store = Store::new(scope(&["driver"]));
     let (first, _) = store.reconcile();
     let resources = Target::Resources(OperatorResource::ClusterPolicy);
     list(
@@ -134,7 +134,11 @@ fn the_pods_of_a_node_are_watched_while_it_is_drained() {
     let nodes = epochs[&Target::Nodes];
     store.event(&Target::Nodes, nodes, in_state("cordoned", "6"));
     assert!(store.reconcile().0.is_empty(), "no upgrade drains a node");
-    store.set_interest(Interest { drains: true, checks: ["s".to_owned()].into(), ..interest(&["driver"]) });
+    store.set_snapshot_scope(SnapshotScope {
+        drains: true,
+        checks: ["s".to_owned()].into(),
+        ..scope(&["driver"])
+    });
     assert!(matches!(store.readiness(), Readiness::Waiting), "an incomplete list is not an empty one");
     let (started, _) = store.reconcile();
     let (checks, workloads) =
@@ -157,15 +161,15 @@ fn the_pods_of_a_node_are_watched_while_it_is_drained() {
     let (started, _) = store.reconcile();
     store.trouble(&workloads, epoch(&started, &workloads), Trouble::Forbidden(right()));
     assert!(matches!(store.readiness(), Readiness::Ready));
-    assert!(store.snapshot().unseen[&Seen::Workloads].contains("farrier may not list pods"));
+    assert!(store.snapshot().unseen[&ObservedKind::Workloads].contains("farrier may not list pods"));
 }
 
 #[test]
 fn a_namespace_whose_jobs_may_not_be_read_hides_none_of_others() {
     let (mut store, _) = synced();
-    store.set_interest(Interest {
+    store.set_snapshot_scope(SnapshotScope {
         checks: ["s".to_owned(), "other".to_owned()].into(),
-        ..interest(&["driver"])
+        ..scope(&["driver"])
     });
     let (started, _) = store.reconcile();
     let [hidden, seen] = ["other", "s"].map(|name| Target::Checks { namespace: name.to_owned() });
@@ -176,8 +180,8 @@ fn a_namespace_whose_jobs_may_not_be_read_hides_none_of_others() {
     assert!(matches!(store.readiness(), Readiness::Ready));
     let snapshot = store.snapshot();
     assert_eq!(snapshot.checks["job"], JobState::Succeeded);
-    assert_eq!(snapshot.why_unseen(Seen::Checks, "s"), None);
-    let why = snapshot.why_unseen(Seen::Checks, "other");
+    assert_eq!(snapshot.why_unseen(ObservedKind::Checks, "s"), None);
+    let why = snapshot.why_unseen(ObservedKind::Checks, "other");
     assert!(why.is_some_and(|why| why.contains("farrier may not list pods")), "{why:?}");
     assert_eq!((snapshot.unseen.len(), snapshot.all_unseen().count()), (0, 1));
 }
@@ -196,7 +200,7 @@ fn only_what_is_asked_for_is_kept() {
 
 #[test]
 fn nodes_wait_until_the_daemon_sets_say_which_labels_count() {
-    let mut store = Store::new(interest(&["driver"]));
+    let mut store = Store::new(scope(&["driver"]));
     let (first, _) = store.reconcile();
     let targets: Vec<_> = first.iter().map(|(target, ..)| target.clone()).collect();
     assert_eq!(targets, [Target::DaemonSets, Target::Resources(OperatorResource::ClusterPolicy)]);
@@ -230,7 +234,7 @@ fn a_new_label_to_select_by_lists_the_nodes_again() {
 #[test]
 fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
     let selects = [OperatorResource::NicNodePolicy, OperatorResource::NvidiaDriver];
-    let mut store = Store::new(Interest { resources: selects.into(), ..interest(&["driver"]) });
+    let mut store = Store::new(SnapshotScope { resources: selects.into(), ..scope(&["driver"]) });
     let (first, _) = store.reconcile();
     let daemon_sets = epoch(&first, &Target::DaemonSets);
     list(&mut store, &Target::DaemonSets, daemon_sets, vec![daemon_set("driver", 10, "i:1", &[])]);
@@ -273,8 +277,8 @@ fn for_a_rollback_the_records_decide_what_is_kept() {
             (recorded("set", RECORD_ANNOTATION), recorded("original", PER_KERNEL_ANNOTATION));
         vec![set, original, copy, daemon_set("named", 9, "i:1", &[]), recorded("other", "farrier.dev/x")]
     };
-    let kept = |interest: Interest| {
-        let mut store = Store::new(interest);
+    let kept = |scope: SnapshotScope| {
+        let mut store = Store::new(scope);
         let (first, _) = store.reconcile();
         list(&mut store, &Target::DaemonSets, epoch(&first, &Target::DaemonSets), all());
         for (target, _, epoch) in first.iter().filter(|(target, ..)| *target != Target::DaemonSets) {
@@ -285,9 +289,9 @@ fn for_a_rollback_the_records_decide_what_is_kept() {
         (names.join(" "), first.len(), second.len())
     };
     let named = [("s".to_owned(), "named".to_owned())];
-    assert_eq!(kept(Interest::for_rollback(named)), ("copy named original set".to_owned(), 5, 1));
+    assert_eq!(kept(SnapshotScope::for_rollback(named)), ("copy named original set".to_owned(), 5, 1));
     // The reconcile loop keeps only objects that rollouts name, and watches their pods.
-    assert_eq!(kept(interest(&["named"])), ("copy named".to_owned(), 2, 3));
+    assert_eq!(kept(scope(&["named"])), ("copy named".to_owned(), 2, 3));
 }
 
 #[test]
@@ -376,7 +380,7 @@ fn what_may_not_be_read_is_named_until_it_may() {
     let snapshot = store.snapshot();
     assert!(snapshot.pods.is_empty() && matches!(store.readiness(), Readiness::Ready));
     assert_eq!(
-        snapshot.unseen_in[&(Seen::Pods, "s".to_owned())],
+        snapshot.unseen_in[&(ObservedKind::Pods, "s".to_owned())],
         "farrier may not list pods in namespace s: kubectl create role farrier-list-pods --namespace s --verb list --resource pods && \
          kubectl create rolebinding farrier-list-pods --namespace s --role farrier-list-pods --user NAME"
     );
@@ -394,7 +398,7 @@ fn what_may_not_be_read_is_named_until_it_may() {
 fn a_first_list_that_keeps_failing_is_told_and_a_later_one_is_not() {
     let failing =
         |attempts| Trouble::Failing { attempts, error: ApiError::Unavailable("refused".to_owned()) };
-    let mut store = Store::new(interest(&[]));
+    let mut store = Store::new(scope(&[]));
     let (first, _) = store.reconcile();
     let ds = epoch(&first, &Target::DaemonSets);
     store.trouble(&Target::DaemonSets, ds, failing(ATTEMPTS - 1));
@@ -415,7 +419,7 @@ fn a_server_that_goes_away_says_nothing_about_a_right_that_was_missing() {
     store.trouble(&target, epochs[&target], Trouble::Forbidden(right()));
     store.trouble(&target, epochs[&target], away);
     assert!(matches!(store.readiness(), Readiness::Ready), "independent watches are not affected");
-    assert!(store.snapshot().unseen.contains_key(&Seen::Resources));
+    assert!(store.snapshot().unseen.contains_key(&ObservedKind::Resources));
 }
 
 #[test]
@@ -433,7 +437,7 @@ fn a_kind_that_is_no_longer_served_has_no_objects() {
 #[test]
 fn other_definitions_ask_for_other_daemon_sets() {
     let (mut store, _) = synced();
-    store.set_interest(interest(&["stranger"]));
+    store.set_snapshot_scope(scope(&["stranger"]));
     assert!(matches!(store.readiness(), Readiness::Waiting));
     let (started, stopped) = store.reconcile();
     assert_eq!((started[0].0.clone(), started.len(), stopped.len()), (Target::DaemonSets, 1, 0));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use farrier_core::{image::OperatorResource, plan::Seen};
+use farrier_core::{image::OperatorResource, plan::ObservedKind};
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     batch::v1::Job,
@@ -55,14 +55,14 @@ impl Target {
         }
     }
 
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> ObservedKind {
         match self {
-            Self::DaemonSets => Seen::DaemonSets,
-            Self::Nodes => Seen::Nodes,
-            Self::Pods { .. } => Seen::Pods,
-            Self::Resources(_) => Seen::Resources,
-            Self::Workloads { .. } => Seen::Workloads,
-            Self::Checks { .. } => Seen::Checks,
+            Self::DaemonSets => ObservedKind::DaemonSets,
+            Self::Nodes => ObservedKind::Nodes,
+            Self::Pods { .. } => ObservedKind::Pods,
+            Self::Resources(_) => ObservedKind::Resources,
+            Self::Workloads { .. } => ObservedKind::Workloads,
+            Self::Checks { .. } => ObservedKind::Checks,
         }
     }
 }

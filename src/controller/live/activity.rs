@@ -82,7 +82,7 @@ impl SharedActivity {
     }
 
     /// Records that a build is delayed, because earlier attempts ended with the death of their farrier process.
-    pub(super) fn put_off(&self, key: &CellKey, attempts: u32, error: String, wait: Duration) {
+    pub(super) fn deferred(&self, key: &CellKey, attempts: u32, error: String, wait: Duration) {
         self.with(key, |activity| {
             activity.attempts = attempts;
             activity.error = Some(error);

@@ -17,20 +17,20 @@ use tracing::Instrument as _;
 
 use super::{
     activity::{BuildReporter, SharedActivity},
-    queue::{CellKey, Ended, Queue, key_of},
+    queue::{BuildDisposition, CellKey, Queue, key_of},
 };
 use crate::{
     build::Attempts,
     controller::{
         TargetReport,
-        reconcile::{BuildEnd, BuildFault},
+        reconcile::{AttemptResult, BuildFault},
     },
     parts::{Parts, Result},
     runtime::{BuildOutcomeLabel, Metrics},
 };
 
 /// Error shown for a build that panicked, or whose outcome could not be recorded.
-pub(super) const BROKE_OFF: &str = "the build ended without a result; farrier's log says why";
+pub(super) const NO_BUILD_RESULT: &str = "the build ended without a result; farrier's log says why";
 
 /// Error shown for a build during which farrier itself was killed.
 fn without_outcome(attempts: u32) -> String {
@@ -48,7 +48,7 @@ fn without_outcome(attempts: u32) -> String {
 pub(super) struct Builds {
     queue: Queue,
     activity: SharedActivity,
-    tasks: JoinSet<Result<BuildEnd>>,
+    tasks: JoinSet<Result<AttemptResult>>,
     started: HashMap<Id, (Arc<Cell>, Instant)>,
     /// Cancels all builds of the loop.
     cancel: CancellationToken,
@@ -57,14 +57,14 @@ pub(super) struct Builds {
 }
 
 /// A build that has ended.
-pub(super) struct EndedBuild {
+pub(super) struct FinishedBuild {
     pub(super) cell: Arc<Cell>,
     /// Outcome; `None` if the build panicked.
-    pub(super) end: Option<Result<BuildEnd>>,
+    pub(super) end: Option<Result<AttemptResult>>,
     took: Duration,
 }
 
-impl EndedBuild {
+impl FinishedBuild {
     /// Whether the build found a changed input.
     pub(super) fn is_outdated(&self) -> bool {
         matches!(&self.end, Some(Ok(end)) if end.fault == Some(BuildFault::Outdated))
@@ -96,8 +96,8 @@ impl Builds {
         // A single run tries each build once, without delay.
         if !self.is_single_run() {
             let attempts = Attempts::in_cache(&parts.cache).without_outcome();
-            for (key, attempts, wait) in self.queue.put_off(&attempts, Instant::now(), fastrand::f64()) {
-                self.activity.put_off(&key, attempts, without_outcome(attempts), wait);
+            for (key, attempts, wait) in self.queue.deferred(&attempts, Instant::now(), fastrand::f64()) {
+                self.activity.deferred(&key, attempts, without_outcome(attempts), wait);
             }
         }
         for key in self.queue.queued() {
@@ -145,7 +145,7 @@ impl Builds {
     }
 
     /// Waits for the next build to end; forever if none runs.
-    pub(super) async fn next_end(&mut self) -> EndedBuild {
+    pub(super) async fn next_end(&mut self) -> FinishedBuild {
         loop {
             let (id, end) = match self.tasks.join_next_with_id().await {
                 Some(Ok((id, end))) => (id, Some(end)),
@@ -154,14 +154,14 @@ impl Builds {
                 None => std::future::pending().await,
             };
             if let Some((cell, since)) = self.started.remove(&id) {
-                return EndedBuild { cell, end, took: since.elapsed() };
+                return FinishedBuild { cell, end, took: since.elapsed() };
             }
         }
     }
 
     /// Records and logs the end of a build. Returns the cell's new phase, or `None` if the build was stopped.
-    pub(super) fn note(&mut self, ended: &EndedBuild, metrics: &Metrics) -> Option<Phase> {
-        let EndedBuild { cell, end, took } = ended;
+    pub(super) fn note(&mut self, ended: &FinishedBuild, metrics: &Metrics) -> Option<Phase> {
+        let FinishedBuild { cell, end, took } = ended;
         let (key, took) = (key_of(cell), *took);
         let end = match end {
             Some(Ok(end)) => Some(end),
@@ -177,15 +177,15 @@ impl Builds {
             None => None,
         };
         let (how, label) = match end.map(|end| end.fault) {
-            Some(None) => (Ended::Settled, label_of(end)),
-            Some(Some(BuildFault::Permanent)) => (Ended::Settled, BuildOutcomeLabel::Failed),
-            Some(Some(BuildFault::Tampered)) => (Ended::Settled, BuildOutcomeLabel::Tampered),
-            Some(Some(BuildFault::Stopped)) => (Ended::Stopped, BuildOutcomeLabel::Stopped),
+            Some(None) => (BuildDisposition::Settled, label_of(end)),
+            Some(Some(BuildFault::Permanent)) => (BuildDisposition::Settled, BuildOutcomeLabel::Failed),
+            Some(Some(BuildFault::Tampered)) => (BuildDisposition::Settled, BuildOutcomeLabel::Tampered),
+            Some(Some(BuildFault::Stopped)) => (BuildDisposition::Stopped, BuildOutcomeLabel::Stopped),
             // The next plan has another input hash and starts from scratch. If the hash is the same, the backoff
             // prevents a busy loop.
-            Some(Some(BuildFault::Outdated)) => (Ended::Passing, BuildOutcomeLabel::Stopped),
-            Some(Some(BuildFault::Passing | BuildFault::Unreachable)) | None => {
-                (Ended::Passing, BuildOutcomeLabel::Faulted)
+            Some(Some(BuildFault::Outdated)) => (BuildDisposition::Transient, BuildOutcomeLabel::Stopped),
+            Some(Some(BuildFault::Transient | BuildFault::Unreachable)) | None => {
+                (BuildDisposition::Transient, BuildOutcomeLabel::Faulted)
             }
         };
         metrics.build(label, took);
@@ -196,14 +196,14 @@ impl Builds {
                 Some(format!("{error}{hint}"))
             }
             Some(_) => None,
-            None => Some(BROKE_OFF.to_owned()),
+            None => Some(NO_BUILD_RESULT.to_owned()),
         };
         let phase = match (&error, retry_in) {
             (None, _) => Phase::Published,
             (Some(_), Some(_)) => Phase::Retrying,
             (Some(_), None) => Phase::Failed,
         };
-        if how == Ended::Stopped {
+        if how == BuildDisposition::Stopped {
             self.activity.stopped(&key);
             return None;
         }
@@ -257,7 +257,7 @@ impl Builds {
     }
 }
 
-fn label_of(end: Option<&BuildEnd>) -> BuildOutcomeLabel {
+fn label_of(end: Option<&AttemptResult>) -> BuildOutcomeLabel {
     match end.map(|end| &end.report) {
         Some(TargetReport::Reused { .. }) => BuildOutcomeLabel::Reused,
         _ => BuildOutcomeLabel::Built,

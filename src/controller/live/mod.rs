@@ -27,24 +27,24 @@ pub use activity::SharedActivity;
 use farrier_core::{
     kernel::KernelTarget,
     plan::{
-        ClusterSnapshot, Interest, Marks, NodeKernelLimiter, OpenRollout, Outcome, Pace, Plan, open_kernels,
-        open_rollouts, retry,
+        ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RewriteRateLimiter,
+        SnapshotScope, UnfinishedRollout, retry, unfinished_kernels, unfinished_rollouts,
     },
 };
 use oci::client::chain as error_chain;
 pub use view::{ReconcileView, StatusSink};
 
 use self::{
-    builds::{Builds, EndedBuild},
+    builds::{Builds, FinishedBuild},
     queue::Queue,
     reconcile_timer::ReconcileTimer,
-    states::{States, noting_waits},
+    states::{StateLog, log_while_waiting},
     view::StatusWorker,
     wait_tracker::WaitTracker,
 };
 use super::{
-    Memory, Planned, RolloutReport, TargetReport,
-    apply::{NodeLabels, label_nodes},
+    LookupCache, Planned, RolloutReport, TargetReport,
+    apply::{NodeLabeler, label_nodes},
 };
 use crate::{
     cluster::Cluster,
@@ -89,24 +89,24 @@ pub struct Live {
     status: Option<StatusWorker>,
     page: Option<StatusWorker>,
     builds: Builds,
-    wake: ReconcileTimer,
-    memory: Memory,
+    timer: ReconcileTimer,
+    lookup_cache: LookupCache,
     remembered_since: Instant,
     last_record: LastRecord,
     kernels: WaitTracker<KernelTarget>,
-    rollouts: WaitTracker<OpenRollout>,
-    states: States,
-    claims: NodeKernelLimiter,
-    labels: NodeLabels,
+    rollouts: WaitTracker<UnfinishedRollout>,
+    states: StateLog,
+    node_kernel_limiter: NodeKernelLimiter,
+    labels: NodeLabeler,
     /// Nodes that were recently handed over or uncordoned.
-    handovers: Marks,
-    pace: Pace,
+    handovers: NodeWriteLimiter,
+    rewrite_rate_limiter: RewriteRateLimiter,
     /// Earliest time of the next eviction after a refusal, by rollout target or by pod.
     evictions: BTreeMap<String, Instant>,
-    /// Reference point for the pace and the handovers.
+    /// Reference point for `rewrite_rate_limiter` and the handovers.
     started: Instant,
     /// Number of consecutive reconciles with a fault.
-    faulted: u32,
+    consecutive_failures: u32,
 }
 
 /// Waits for a change; forever if the sender is dropped.
@@ -132,20 +132,20 @@ impl Live {
             page: context.page.take().map(StatusWorker::start),
             context,
             builds,
-            wake: ReconcileTimer::new(now),
-            memory: Memory::default(),
+            timer: ReconcileTimer::new(now),
+            lookup_cache: LookupCache::default(),
             remembered_since: now,
             last_record: LastRecord::default(),
             kernels: WaitTracker::default(),
             rollouts: WaitTracker::default(),
-            states: States::default(),
-            claims: NodeKernelLimiter::default(),
-            labels: NodeLabels::new(now),
-            handovers: Marks::default(),
-            pace: Pace::default(),
+            states: StateLog::default(),
+            node_kernel_limiter: NodeKernelLimiter::default(),
+            labels: NodeLabeler::new(now),
+            handovers: NodeWriteLimiter::default(),
+            rewrite_rate_limiter: RewriteRateLimiter::default(),
             evictions: BTreeMap::new(),
             started: now,
-            faulted: 0,
+            consecutive_failures: 0,
         }
     }
 
@@ -167,26 +167,26 @@ impl Live {
     /// Waits for the next event and handles it.
     async fn turn(&mut self) {
         let turn = Instant::now() + TURN;
-        let due = self.wake.due().map_or(turn, |due| due.min(turn));
+        let due = self.timer.due().map_or(turn, |due| due.min(turn));
         // Once a change is pending, stop polling for changes: the cluster keeps reporting the change until a snapshot
         // is taken.
-        let calm = !self.wake.is_changed();
+        let calm = !self.timer.is_changed();
         tokio::select! {
             biased;
             () = self.parts.cancel.cancelled() => {}
             () = changed(&mut self.context.leads) => self.take_leadership(),
             () = changed(&mut self.context.configuration) => {
                 self.take_configuration();
-                self.wake.changed(Instant::now());
+                self.timer.changed(Instant::now());
             }
             ended = self.builds.next_end() => {
                 self.note_build(&ended);
                 self.start_builds();
-                self.wake.changed(Instant::now());
+                self.timer.changed(Instant::now());
             }
-            () = self.context.asked.notified() => self.wake.changed(Instant::now()),
+            () = self.context.asked.notified() => self.timer.changed(Instant::now()),
             () = tokio::time::sleep_until(due) => self.run_due().await,
-            () = self.context.cluster.changed(), if calm => self.wake.changed(Instant::now()),
+            () = self.context.cluster.changed(), if calm => self.timer.changed(Instant::now()),
         }
     }
 
@@ -195,7 +195,7 @@ impl Live {
         let now = Instant::now();
         self.start_builds();
         self.show_waits(now);
-        if self.wake.due().is_some_and(|due| due <= now) {
+        if self.timer.due().is_some_and(|due| due <= now) {
             self.reconcile().await;
         }
     }
@@ -211,9 +211,9 @@ impl Live {
     /// Reconciles once and schedules the next reconcile.
     async fn reconcile(&mut self) {
         let began = Instant::now();
-        self.wake.begin(began);
+        self.timer.begin(began);
         if began - self.remembered_since >= self.context.resync {
-            self.memory.renew();
+            self.lookup_cache.renew();
             self.remembered_since = began;
         }
         let outcome = self.reconcile_once().await;
@@ -228,21 +228,21 @@ impl Live {
         tracing::debug!(took = ?began.elapsed(), ?outcome, "reconcile finished");
         self.context.metrics.reconciled(outcome, began.elapsed());
         let now = Instant::now();
-        self.wake.by(self.remembered_since.max(began) + self.context.resync);
-        if let Some(due) = self.memory.repositories_due() {
-            self.wake.by(due);
+        self.timer.by(self.remembered_since.max(began) + self.context.resync);
+        if let Some(due) = self.lookup_cache.repositories_due() {
+            self.timer.by(due);
         }
-        self.faulted = match outcome {
+        self.consecutive_failures = match outcome {
             ReconcileOutcomeLabel::Done => 0,
             ReconcileOutcomeLabel::Unreachable | ReconcileOutcomeLabel::Failed => {
-                self.faulted.saturating_add(1)
+                self.consecutive_failures.saturating_add(1)
             }
         };
-        let next = now + retry::reconcile_delay(self.faulted, fastrand::f64());
+        let next = now + retry::reconcile_delay(self.consecutive_failures, fastrand::f64());
         match outcome {
             ReconcileOutcomeLabel::Done => {}
-            ReconcileOutcomeLabel::Unreachable => self.wake.by(next),
-            ReconcileOutcomeLabel::Failed => self.wake.hold(next),
+            ReconcileOutcomeLabel::Unreachable => self.timer.by(next),
+            ReconcileOutcomeLabel::Failed => self.timer.hold(next),
         }
     }
 
@@ -263,12 +263,12 @@ impl Live {
             self.parts.record_kernels(&planned, &mut self.last_record).await;
         }
         let now = Instant::now();
-        self.kernels.update(open_kernels(&planned.plan), now);
-        self.rollouts.update(open_rollouts(&planned.plan), now);
+        self.kernels.update(unfinished_kernels(&planned.plan), now);
+        self.rollouts.update(unfinished_rollouts(&planned.plan), now);
         self.context.metrics.plan(&planned.plan);
         self.show_waits(now);
         if let Some(wait) = deadline {
-            self.wake.by(now + wait);
+            self.timer.by(now + wait);
         }
         let unreachable = planned.unreachable
             || rollouts.iter().any(|report| report.error.is_some())
@@ -283,11 +283,12 @@ impl Live {
 
     /// Observes and plans, retrying failed lookups. Returns `None` on cancellation.
     async fn plan(&mut self) -> Result<Option<Planned>> {
-        self.memory.forget_faults();
+        self.lookup_cache.forget_faults();
         let Some(snapshot) = self.snapshot().await? else { return Ok(None) };
         self.context.health.set_ready();
         let planned =
-            noting_waits(Box::pin(self.parts.in_use().plan_for(snapshot, &mut self.memory))).await?;
+            log_while_waiting(Box::pin(self.parts.in_use().plan_for(snapshot, &mut self.lookup_cache)))
+                .await?;
         self.context.health.beat();
         Ok(Some(planned))
     }
@@ -304,7 +305,7 @@ impl Live {
                 () = tokio::time::sleep(TURN) => self.context.health.beat(),
             }
         };
-        self.claims.judge(&mut snapshot, &self.parts.definitions, self.started.elapsed());
+        self.node_kernel_limiter.judge(&mut snapshot, &self.parts.definitions, self.started.elapsed());
         Ok(Some(snapshot))
     }
 
@@ -327,7 +328,7 @@ impl Live {
                 continue;
             }
             let report = self.parts.in_use().add_tags(cell, &published.digest, missing_tags).await;
-            self.memory.forget(cell.references());
+            self.lookup_cache.forget(cell.references());
             reports.push(self.logged(report));
         }
         reports
@@ -338,7 +339,7 @@ impl Live {
         let mut reports = Vec::new();
         for union in &plan.unions {
             let report = self.parts.in_use().publish_planned_union(union).await;
-            self.memory.forget([&union.reference]);
+            self.lookup_cache.forget([&union.reference]);
             reports.push(self.logged(report));
         }
         reports
@@ -349,7 +350,7 @@ impl Live {
         self.context.health.beat();
         if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
             // Reconcile again, to look up the new image or signature and make the rollouts that waited for it.
-            self.wake.changed(Instant::now());
+            self.timer.changed(Instant::now());
         }
         match &report {
             _ if self.builds.is_single_run() => {}
@@ -370,8 +371,8 @@ impl Live {
     }
 
     /// Records the end of a build.
-    fn note_build(&mut self, ended: &EndedBuild) {
-        self.memory.forget_build(&ended.cell, ended.is_outdated());
+    fn note_build(&mut self, ended: &FinishedBuild) {
+        self.lookup_cache.forget_build(&ended.cell, ended.is_outdated());
         if let Some(phase) = self.builds.note(ended, &self.context.metrics) {
             self.states.note_end(&ended.cell, phase);
         }
@@ -389,7 +390,7 @@ impl Live {
         }
         self.context.metrics.queue(self.builds.running(), self.builds.waiting());
         if let Some(due) = self.builds.next_due() {
-            self.wake.by(due);
+            self.timer.by(due);
         }
     }
 
@@ -423,9 +424,9 @@ impl Live {
         self.context.metrics.configuration(error.is_none());
         if self.parts.definitions != *definitions {
             self.parts.definitions = definitions.as_ref().clone();
-            self.context.cluster.set_interest(&Interest::of(&self.parts.definitions));
+            self.context.cluster.set_snapshot_scope(&SnapshotScope::of(&self.parts.definitions));
             self.context.metrics.certificates(self.parts.certificate_ends());
-            self.memory = Memory::default();
+            self.lookup_cache = LookupCache::default();
             self.remembered_since = Instant::now();
         }
     }
@@ -437,10 +438,10 @@ impl Live {
         self.context.metrics.leader(self.may_act());
         if self.may_act() {
             // Another replica may have published, rewritten and written status in between.
-            self.memory = Memory::default();
+            self.lookup_cache = LookupCache::default();
             self.status.iter().for_each(StatusWorker::forget);
             self.remembered_since = Instant::now();
-            self.wake.by(Instant::now());
+            self.timer.by(Instant::now());
         } else if !leads {
             self.builds.abandon();
         }

@@ -1,4 +1,4 @@
-//! Adapter: a single run, which reconciles until nothing is left to do.
+//! Adapter: a single run of the controller, which ends when nothing is left to do.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::{
     Live, LiveContext,
-    builds::{BROKE_OFF, EndedBuild},
+    builds::{FinishedBuild, NO_BUILD_RESULT},
     queue::Queue,
 };
 use crate::{
@@ -17,9 +17,11 @@ use crate::{
     runtime::{Configuration, Health, Metrics},
 };
 
-/// Runs until nothing is left to do. Each cell is built at most once, and a target's failure does not stop the others.
-/// Rollouts come last and are planned from the registry and the nodes at that time (guarantee 1), because a build may
-/// have taken an hour.
+/// Runs the controller until nothing is left to do. Builds each cell at most once. The failure of one target does not stop
+/// the others.
+///
+/// Rollouts come last. They are planned again from the current registry and nodes (guarantee 1), because a build may have
+/// taken an hour.
 pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<ReconcileReport> {
     let definitions = Arc::new(parts.definitions.clone());
     let context = LiveContext {
@@ -38,7 +40,7 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Reconci
 }
 
 impl Live {
-    /// Builds, publishes and rolls out everything that is planned, and reports the outcome.
+    /// Builds, publishes and rolls out everything in the plan, and reports the outcome.
     async fn until_idle(mut self) -> Result<ReconcileReport> {
         let mut report = ReconcileReport::default();
         let Some(mut planned) = self.plan().await? else { return Ok(report) };
@@ -53,13 +55,14 @@ impl Live {
         }
         loop {
             let rollouts = self.roll_out(&mut planned).await?;
-            let made: Vec<_> = report.rollouts.iter().map(|made| made.planned.target.clone()).collect();
-            let is_new = |rollout: &RolloutReport| !made.contains(&rollout.planned.target);
+            let reported: Vec<_> =
+                report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
+            let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
             report.rollouts.extend(rollouts.into_iter().filter(is_new));
             if report.rollouts.len() >= planned.plan.rollouts.len() || self.parts.cancel.is_cancelled() {
                 break;
             }
-            // Nodes have changed since the plan was made. Plan again what was not written yet.
+            // Nodes have changed since the plan was made. Keep the reports of written rollouts, and plan the others again.
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, &mut report).await?;
         }
@@ -71,36 +74,38 @@ impl Live {
         Ok(report)
     }
 
-    /// Returns a plan of the current state, or `before` on cancellation.
-    async fn plan_again(&mut self, before: Planned, report: &mut ReconcileReport) -> Result<Planned> {
-        report.unreachable |= before.unreachable;
-        Ok(self.plan().await?.unwrap_or(before))
+    /// Returns a plan for the current state, or `previous` if the run is canceled.
+    async fn plan_again(&mut self, previous: Planned, report: &mut ReconcileReport) -> Result<Planned> {
+        report.unreachable |= previous.unreachable;
+        Ok(self.plan().await?.unwrap_or(previous))
     }
 
-    /// Runs the builds of a plan, and plans again whenever a new image unblocks builds that need it. After an error of
-    /// the run itself, running builds are awaited: a dropped build would leave its resources in the engine.
+    /// Runs the builds of a plan. Plans again whenever a finished image unblocks other builds.
+    ///
+    /// After an error of the run itself, no new builds start, but running builds are awaited: a dropped build would leave its
+    /// resources in the engine.
     async fn build_all(&mut self, planned: &mut Planned, report: &mut ReconcileReport) -> Result<()> {
         let chains = Chains::of(&self.parts.definitions.images);
-        let mut fault = None;
+        let mut run_error = None;
         self.builds.update(&planned.plan, &self.parts);
         loop {
-            if fault.is_none() {
+            if run_error.is_none() {
                 self.start_builds();
             }
             if self.builds.running() == 0 {
-                return fault.map_or(Ok(()), Err);
+                return run_error.map_or(Ok(()), Err);
             }
-            let ended = self.builds.next_end().await;
-            self.note_build(&ended);
-            let EndedBuild { cell, end, .. } = ended;
+            let finished = self.builds.next_end().await;
+            self.note_build(&finished);
+            let FinishedBuild { cell, end, .. } = finished;
             let end = match end {
                 Some(Ok(end)) => end,
                 Some(Err(error)) => {
-                    fault.get_or_insert(error);
+                    run_error.get_or_insert(error);
                     continue;
                 }
                 None => {
-                    let (subject, error) = (cell.subject(), BROKE_OFF.to_owned());
+                    let (subject, error) = (cell.subject(), NO_BUILD_RESULT.to_owned());
                     report.targets.push(TargetReport::Failed {
                         subject,
                         error,
@@ -117,13 +122,13 @@ impl Live {
                 continue;
             }
             match self.plan().await {
-                Ok(Some(anew)) => {
+                Ok(Some(replanned)) => {
                     report.unreachable |= planned.unreachable;
-                    *planned = anew;
+                    *planned = replanned;
                     self.builds.update(&planned.plan, &self.parts);
                 }
                 Ok(None) => {}
-                Err(error) => drop(fault.get_or_insert(error)),
+                Err(error) => drop(run_error.get_or_insert(error)),
             }
         }
     }

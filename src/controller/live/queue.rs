@@ -24,11 +24,11 @@ pub(super) fn key_of(cell: &Cell) -> CellKey {
 
 /// Outcome of a build, as far as the queue needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum BuildDisposition {
     /// Published, or failed permanently. The next plan may ask for the build again.
     Settled,
     /// A transient fault: the build is retried after a backoff.
-    Passing,
+    Transient,
     /// Stopped without an outcome.
     Stopped,
 }
@@ -119,7 +119,7 @@ impl Queue {
 
     /// Delays new builds whose inputs had attempts without an outcome, so that a build that killed farrier does not
     /// kill it again at once. Returns each such build with its number of attempts and its wait.
-    pub(super) fn put_off(
+    pub(super) fn deferred(
         &mut self,
         attempts: &BTreeMap<InputHash, u32>,
         now: Instant,
@@ -161,22 +161,28 @@ impl Queue {
     }
 
     /// Records the end of a build. Returns the wait before the next attempt, if the build is retried.
-    pub(super) fn ended(&mut self, key: &CellKey, how: Ended, now: Instant, jitter: f64) -> Option<Duration> {
+    pub(super) fn ended(
+        &mut self,
+        key: &CellKey,
+        how: BuildDisposition,
+        now: Instant,
+        jitter: f64,
+    ) -> Option<Duration> {
         if let Some(built) = &mut self.built {
             built.insert(key.clone());
             self.entries.remove(key);
         }
         let entry = self.entries.get_mut(key)?;
         match how {
-            Ended::Settled => {
+            BuildDisposition::Settled => {
                 self.entries.remove(key);
                 None
             }
-            Ended::Stopped => {
+            BuildDisposition::Stopped => {
                 entry.state = State::Queued;
                 None
             }
-            Ended::Passing => {
+            BuildDisposition::Transient => {
                 entry.failed = entry.failed.saturating_add(1);
                 let wait = retry::build_delay(entry.failed, jitter);
                 entry.state = State::Waiting(now + wait);

@@ -38,7 +38,7 @@ async fn each_cell_once_and_so_many_at_once() {
     assert_eq!(queue.start(now), None);
     queue.update(small(cells.iter().cloned()));
     assert_eq!(queue.start(now), None, "asked for again, but already running");
-    queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
+    queue.ended(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
     assert_eq!((queue.running(), queue.waiting()), (2, 0));
 }
@@ -53,7 +53,7 @@ async fn what_nobody_wants_any_more_is_dropped_unless_it_runs() {
     queue.update(small([Arc::clone(&cells[2])]));
     assert_eq!((queue.running(), queue.waiting()), (1, 1));
     assert!(!queue.holds(&key_of(&cells[1])));
-    queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
+    queue.ended(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
 }
 
@@ -66,14 +66,14 @@ async fn passing_faults_wait_longer_each_time_and_other_inputs_do_not() {
     for expected in [10, 20, 40] {
         queue.update(small([Arc::clone(&cell)]));
         assert!(queue.start(now).is_some());
-        let wait = queue.ended(&key, Ended::Passing, now, 0.0);
+        let wait = queue.ended(&key, BuildDisposition::Transient, now, 0.0);
         assert_eq!(wait, Some(Duration::from_secs(expected)));
         assert_eq!(queue.start(now + Duration::from_secs(expected - 1)), None);
         assert_eq!(queue.next_due(now), Some(now + Duration::from_secs(expected)));
         now += Duration::from_secs(expected);
     }
     queue.start(now);
-    queue.ended(&key, Ended::Passing, now, 0.0);
+    queue.ended(&key, BuildDisposition::Transient, now, 0.0);
     let other = changed(&cell);
     assert_eq!(queue.update(small([Arc::clone(&other)])), std::slice::from_ref(&key));
     assert_eq!(queue.start(now).as_ref(), Some(&other));
@@ -81,7 +81,7 @@ async fn passing_faults_wait_longer_each_time_and_other_inputs_do_not() {
     // The inputs change while the build runs. The build keeps its inputs, and the next plan asks for the new ones.
     queue.update(small([Arc::clone(&cell)]));
     assert_eq!(queue.start(now), None);
-    queue.ended(&key, Ended::Settled, now, 0.0);
+    queue.ended(&key, BuildDisposition::Settled, now, 0.0);
     queue.update(small([Arc::clone(&cell)]));
     assert_eq!(queue.start(now).as_ref(), Some(&cell));
 }
@@ -93,7 +93,7 @@ async fn a_stopped_build_is_queued_again_at_once() {
     let mut queue = Queue::new(limits(1));
     queue.update(small([Arc::clone(&cell)]));
     queue.start(now);
-    assert_eq!(queue.ended(&key_of(&cell), Ended::Stopped, now, 0.0), None);
+    assert_eq!(queue.ended(&key_of(&cell), BuildDisposition::Stopped, now, 0.0), None);
     assert_eq!(queue.queued().collect::<Vec<_>>(), [&key_of(&cell)]);
     assert!(queue.start(now).is_some());
 }
@@ -113,10 +113,10 @@ async fn as_many_as_the_machine_has_room_for_and_none_overtakes() {
         "the second is too large to run with the first, and the third waits behind it"
     );
     assert_eq!(queue.next_due(now), None, "a build that waits for capacity has no due time");
-    queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
+    queue.ended(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[1]));
     assert_eq!(queue.start(now), None);
-    queue.ended(&key_of(&cells[1]), Ended::Settled, now, 0.0);
+    queue.ended(&key_of(&cells[1]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
 }
 
@@ -127,7 +127,7 @@ async fn a_single_run_builds_each_cell_once() {
     let mut queue = Queue::once(limits(1));
     queue.update(small([Arc::clone(&cell)]));
     assert!(queue.start(now).is_some());
-    assert_eq!(queue.ended(&key_of(&cell), Ended::Passing, now, 0.0), None);
+    assert_eq!(queue.ended(&key_of(&cell), BuildDisposition::Transient, now, 0.0), None);
     queue.update(small([cell, Arc::clone(&other)]));
     assert_eq!(queue.start(now), Some(other));
     assert_eq!((queue.running(), queue.waiting()), (1, 0));
@@ -141,14 +141,14 @@ async fn builds_that_had_no_outcome_wait_before_their_next_attempt() {
     queue.update(small([Arc::clone(&cell), Arc::clone(&other)]));
     let attempts = [(cell.input_hash, 3)].into();
     let (key, wait) = (key_of(&cell), Duration::from_secs(40));
-    assert_eq!(queue.put_off(&attempts, now, 0.0), [(key.clone(), 3, wait)]);
-    assert_eq!(queue.put_off(&attempts, now, 0.0), [], "only once");
+    assert_eq!(queue.deferred(&attempts, now, 0.0), [(key.clone(), 3, wait)]);
+    assert_eq!(queue.deferred(&attempts, now, 0.0), [], "only once");
     assert_eq!(queue.start(now).as_ref(), Some(&other));
     assert_eq!((queue.start(now), queue.next_due(now)), (None, Some(now + wait)));
     assert_eq!(queue.start(now + wait).as_ref(), Some(&cell));
-    assert_eq!(queue.put_off(&attempts, now, 0.0), [], "already running");
+    assert_eq!(queue.deferred(&attempts, now, 0.0), [], "already running");
     assert_eq!(
-        queue.ended(&key, Ended::Passing, now, 0.0),
+        queue.ended(&key, BuildDisposition::Transient, now, 0.0),
         Some(2 * wait),
         "earlier attempts count toward the backoff"
     );

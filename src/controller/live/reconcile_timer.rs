@@ -83,24 +83,24 @@ mod tests {
     /// Simulates changes at these times and returns the start of each reconcile, which takes `length`.
     fn passes(changes: &[u64], length: u64) -> Vec<u64> {
         let start = Instant::now();
-        let mut wake = ReconcileTimer::new(start);
-        wake.begin(start);
+        let mut timer = ReconcileTimer::new(start);
+        timer.begin(start);
         let (mut found, mut free_at) = (Vec::new(), start + ms(length));
         let mut pending = changes.iter().map(|at| start + ms(*at)).peekable();
         loop {
-            let next = wake.due().map(|due| due.max(free_at));
+            let next = timer.due().map(|due| due.max(free_at));
             match (pending.peek().copied(), next) {
                 (Some(change), Some(pass)) if change <= pass => {
-                    wake.changed(change);
+                    timer.changed(change);
                     pending.next();
                 }
                 (_, Some(pass)) => {
-                    wake.begin(pass);
+                    timer.begin(pass);
                     free_at = pass + ms(length);
                     found.push(u64::try_from((pass - start).as_millis()).unwrap());
                 }
                 (Some(change), None) => {
-                    wake.changed(change);
+                    timer.changed(change);
                     pending.next();
                 }
                 (None, None) => return found,
@@ -126,26 +126,26 @@ mod tests {
     #[test]
     fn after_a_pass_that_came_to_nothing_changes_wait() {
         let now = Instant::now();
-        let mut wake = ReconcileTimer::new(now);
-        wake.begin(now);
-        wake.hold(now + ms(8_000));
-        wake.changed(now + ms(10));
-        assert_eq!(wake.due(), Some(now + ms(8_000)));
-        wake.begin(now + ms(8_000));
-        wake.changed(now + ms(9_000));
-        assert_eq!(wake.due(), Some(now + ms(9_100)));
+        let mut timer = ReconcileTimer::new(now);
+        timer.begin(now);
+        timer.hold(now + ms(8_000));
+        timer.changed(now + ms(10));
+        assert_eq!(timer.due(), Some(now + ms(8_000)));
+        timer.begin(now + ms(8_000));
+        timer.changed(now + ms(9_000));
+        assert_eq!(timer.due(), Some(now + ms(9_100)));
     }
 
     #[test]
     fn an_earlier_date_wins() {
         let now = Instant::now();
-        let mut wake = ReconcileTimer::new(now);
-        wake.begin(now);
-        assert_eq!(wake.due(), None);
-        wake.by(now + ms(60_000));
-        wake.by(now + ms(5_000));
-        wake.by(now + ms(9_000));
-        assert_eq!(wake.due(), Some(now + ms(5_000)));
+        let mut timer = ReconcileTimer::new(now);
+        timer.begin(now);
+        assert_eq!(timer.due(), None);
+        timer.by(now + ms(60_000));
+        timer.by(now + ms(5_000));
+        timer.by(now + ms(9_000));
+        assert_eq!(timer.due(), Some(now + ms(5_000)));
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farrier_core::plan::{
-    Change, ClusterSnapshot, HoldReason, ManifestPlace, PlannedRollout, PlannedUpgrade, RolloutDecision,
+    Change, ClusterSnapshot, HoldReason, ManifestLocation, PlannedRollout, PlannedUpgrade, RolloutDecision,
     RolloutTarget, uncordoned,
 };
 use oci::client::chain as error_chain;
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Live;
 use crate::{
-    controller::{Planned, RolloutReport, apply::make_steps, broken_chains::BrokenChains},
+    controller::{Planned, RolloutReport, apply::apply_upgrade_steps, broken_chains::BrokenChains},
     parts::{Result, TargetError},
     runtime::RewriteOutcomeLabel,
 };
@@ -37,14 +37,14 @@ impl Live {
                 reports.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
                 continue;
             }
-            if let Some(why) = self.must_wait(rollout) {
+            if let Some(why) = self.hold_reason(rollout) {
                 tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
                 if matches!(why, HoldReason::TooOften) {
-                    broken.put_off(rollout);
+                    broken.deferred(rollout);
                 }
                 rollout.hold(why);
             }
-            if broken.is_put_off(rollout) {
+            if broken.is_deferred(rollout) {
                 continue;
             }
             let contested = self.handovers.hold_back(&mut rollout.changes, self.started.elapsed());
@@ -53,28 +53,28 @@ impl Live {
                 let hint = "configure it to keep the labels farrier.dev/driver... of nodes; farrier writes them again later";
                 tracing::warn!(%target, node, count, hint, "another writer reverts the labels that assign nodes to DaemonSets");
             }
-            if !rollout.changes.is_empty() && !self.still_stands(seen, &rollout.target).await? {
+            if !rollout.changes.is_empty() && !self.is_still_valid(seen, &rollout.target).await? {
                 tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
-                broken.put_off(rollout);
+                broken.deferred(rollout);
                 continue;
             }
-            // Only a write counts toward the pace.
+            // Only a write counts toward the rate limit.
             if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
-                self.pace.take(&rollout.target);
+                self.rewrite_rate_limiter.take(&rollout.target);
             }
             let error = self.parts.roll_out(self.context.cluster.as_ref(), rollout).await.err();
             self.context.health.beat();
-            if let Some(ManifestPlace::Git(place)) = &rollout.target.place
+            if let Some(ManifestLocation::Git(place)) = &rollout.target.place
                 && !rollout.changes.is_empty()
             {
-                self.memory.repositories.remove(place);
-                self.wake.changed(Instant::now());
+                self.lookup_cache.repositories.remove(place);
+                self.timer.changed(Instant::now());
             }
             if let Some(TargetError::Cluster(error)) = &error
                 && let Some(detail) = error.disruption()
             {
                 self.evictions.insert(rollout.target.to_string(), Instant::now() + NEXT_EVICTION);
-                self.wake.by(Instant::now() + NEXT_EVICTION);
+                self.timer.by(Instant::now() + NEXT_EVICTION);
                 tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
                 rollout.hold(HoldReason::Disruption { detail: detail.to_owned() });
                 reports.push(RolloutReport { planned: rollout.clone(), error: None });
@@ -97,32 +97,32 @@ impl Live {
     }
 
     /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, or too many rewrites.
-    fn must_wait(&mut self, rollout: &PlannedRollout) -> Option<HoldReason> {
+    fn hold_reason(&mut self, rollout: &PlannedRollout) -> Option<HoldReason> {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);
         if rollout.changes.iter().any(|change| matches!(change, Change::Restart(_)))
             && let Some(next) = self.evictions.get(&rollout.target.to_string())
         {
-            self.wake.by(*next);
+            self.timer.by(*next);
             let detail = "the last eviction was refused a moment ago".to_owned();
             return Some(HoldReason::Disruption { detail });
         }
         if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
             return None;
         }
-        let next = self.pace.wait(&rollout.target, self.started.elapsed())?;
-        self.wake.by(self.started + next);
+        let next = self.rewrite_rate_limiter.wait(&rollout.target, self.started.elapsed())?;
+        self.timer.by(self.started + next);
         Some(HoldReason::TooOften)
     }
 
     /// Whether the plan covers every kind of node that the rollout reaches now. Taking a snapshot consumes the
     /// cluster's change notification, so any difference schedules another reconcile.
-    async fn still_stands(&mut self, planned: &ClusterSnapshot, target: &RolloutTarget) -> Result<bool> {
+    async fn is_still_valid(&mut self, planned: &ClusterSnapshot, target: &RolloutTarget) -> Result<bool> {
         let Some(now) = self.snapshot().await? else { return Ok(false) };
         if now != *planned {
-            self.wake.changed(Instant::now());
+            self.timer.changed(Instant::now());
         }
-        Ok(planned.knows_nodes_of(&now, target))
+        Ok(planned.covers_nodes_of(&now, target))
     }
 
     /// Takes each node of an upgrade one step further, and uncordons nodes that no planned upgrade covers.
@@ -135,7 +135,7 @@ impl Live {
         let mut steps: Vec<Change> =
             upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
         steps.extend(uncordoned(&planned.snapshot, rollouts, &self.parts.instance));
-        let refused = make_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
+        let refused = apply_upgrade_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
         self.evictions.extend(refused.into_iter().map(|pod| (pod, now + NEXT_EVICTION)));
     }
 

@@ -24,7 +24,7 @@ const HELD: &str = "held";
 type Subject = (String, String);
 
 /// Waits for a plan, logging at intervals while it takes long.
-pub(super) async fn noting_waits<T>(mut plan: impl Future<Output = T> + Unpin) -> T {
+pub(super) async fn log_while_waiting<T>(mut plan: impl Future<Output = T> + Unpin) -> T {
     loop {
         if let Ok(planned) = tokio::time::timeout(SLOW, &mut plan).await {
             return planned;
@@ -49,15 +49,15 @@ struct StateLine {
 
 /// Last logged state of each cell and rollout.
 #[derive(Debug, Default)]
-pub(super) struct States {
-    /// The state and the gist of its reason; no gist if the end of a build has logged the state.
+pub(super) struct StateLog {
+    /// The state and its normalized reason; no reason if the end of a build has logged the state.
     said: BTreeMap<Subject, (&'static str, Option<String>)>,
     /// Nodes already logged as untrusted.
     distrusted: BTreeSet<String>,
     began: bool,
 }
 
-impl States {
+impl StateLog {
     /// Logs the differences to the last plan. Call it after the plan's builds are queued.
     pub(super) fn log(&mut self, plan: &Plan, activity: &Activity) {
         if !self.began {
@@ -75,7 +75,7 @@ impl States {
 
     /// Logs nodes that have become untrusted, one line per reason.
     fn log_distrust(&mut self, plan: &Plan) {
-        let distrusted = || plan.left_alone.iter().filter(|left| left.why.is_distrust());
+        let distrusted = || plan.left_alone.iter().filter(|left| left.why.is_rejected_claim());
         let mut news: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
         for left in distrusted().filter(|left| !self.distrusted.contains(&left.node)) {
             news.entry(&left.why).or_default().push(&left.node);
@@ -102,14 +102,16 @@ impl States {
         let keeps_all = self.said.len() <= KEPT;
         self.said.retain(|subject, (state, _)| present.contains(subject) || (keeps_all && *state != HELD));
         let is_news = |line: &StateLine| {
-            let gist = gist(&line.reason);
-            let before = self.said.insert(line.subject(), (line.state, Some(gist.clone())));
+            let normalized_reason = normalized_reason(&line.reason);
+            let before = self.said.insert(line.subject(), (line.state, Some(normalized_reason.clone())));
             match before {
                 _ if line.state == Phase::Building.as_str() => false,
                 None => !(is_first && line.state == Phase::Published.as_str()),
                 // The end of the build is logged when the build is recorded.
                 Some((state, _)) if state == Phase::Building.as_str() => !line.is_end(),
-                Some((state, said)) => state != line.state || said.is_some_and(|said| said != gist),
+                Some((state, said)) => {
+                    state != line.state || said.is_some_and(|said| said != normalized_reason)
+                }
             }
         };
         lines.into_iter().filter(is_news).collect()
@@ -136,7 +138,7 @@ fn of_cell(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
         _ => (row.reason, None),
     };
     let warns = match row.phase {
-        Phase::Skipped => !matches!(&planned.outcome, Outcome::Skipped { why } if why.is_finding()),
+        Phase::Skipped => !matches!(&planned.outcome, Outcome::Skipped { why } if why.is_not_applicable()),
         phase => matches!(phase, Phase::Conflict | Phase::Failed | Phase::Unknown | Phase::Retrying),
     };
     StateLine { image: row.image, target: row.kernel, state: row.phase.as_str(), reason, hint, warns }
@@ -163,7 +165,7 @@ fn of_rollout(rollout: &PlannedRollout) -> Option<StateLine> {
 }
 
 /// Returns a reason without the parts that differ between attempts: numbers, times, names of temporary files.
-fn gist(reason: &str) -> String {
+fn normalized_reason(reason: &str) -> String {
     let differs = |word: &&str| word.contains(|c: char| c.is_ascii_digit() || c == '/');
     reason.split_whitespace().filter(|word| !differs(word)).collect::<Vec<_>>().join(" ")
 }
@@ -180,7 +182,7 @@ mod tests {
     const K48: &str = "6.1.0-48-amd64";
 
     /// Lines to log for a fleet whose builds are all in this stage.
-    fn news(states: &mut States, fleet: &Fleet, stage: Option<Stage>) -> Vec<String> {
+    fn news(states: &mut StateLog, fleet: &Fleet, stage: Option<Stage>) -> Vec<String> {
         let plan = fleet.plan();
         let mut activity = Activity::new();
         for cell in plan.builds() {
@@ -200,15 +202,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_plan_that_takes_long_is_said_to_be_made_still() {
         let logs = Logs::start();
-        noting_waits(Box::pin(tokio::time::sleep(Duration::from_secs(9)))).await;
+        log_while_waiting(Box::pin(tokio::time::sleep(Duration::from_secs(9)))).await;
         assert_eq!(logs.with(""), NOTHING);
-        noting_waits(Box::pin(tokio::time::sleep(Duration::from_secs(45)))).await;
+        log_while_waiting(Box::pin(tokio::time::sleep(Duration::from_secs(45)))).await;
         assert_eq!(logs.with("still looking up").len(), 4);
     }
 
     #[test]
     fn each_state_is_said_once() {
-        let (mut states, mut fleet) = (States::default(), Fleet::new(&[K47]));
+        let (mut states, mut fleet) = (StateLog::default(), Fleet::new(&[K47]));
         let queued = "INFO mft 6.1.0-47-amd64 (debian 12, amd64) queued: not in the registry";
         assert_eq!(news(&mut states, &fleet, Some(Stage::Queued)), [queued]);
         assert_eq!(news(&mut states, &fleet, Some(Stage::Queued)), NOTHING);
@@ -224,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_skip_is_said_with_its_reason_and_not_again_for_another_temporary_file() {
-        let (mut states, mut fleet) = (States::default(), Fleet::new(&[K47]));
+        let (mut states, mut fleet) = (StateLog::default(), Fleet::new(&[K47]));
         fleet.unresolved("write /cache/.tmp-a1: No space left on device (free some room)");
         let said = news(&mut states, &fleet, None);
         assert_eq!(
@@ -239,7 +241,7 @@ mod tests {
 
     #[test]
     fn what_is_published_at_the_start_is_no_news_and_later_it_is() {
-        let (mut states, mut fleet) = (States::default(), Fleet::new(&[K47]));
+        let (mut states, mut fleet) = (StateLog::default(), Fleet::new(&[K47]));
         fleet.publish(Verdict::Loads);
         assert_eq!(news(&mut states, &fleet, None), NOTHING);
         let node = fleet.node(0);
@@ -259,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_rollout_to_nowhere_is_said_with_what_to_do() {
-        let (mut states, mut fleet) = (States::default(), Fleet::new(&[K47]));
+        let (mut states, mut fleet) = (StateLog::default(), Fleet::new(&[K47]));
         fleet.publish(Verdict::Loads);
         let lost = fleet.without_daemon_sets();
         let held = "WARN mft DaemonSet kube-system/mft, container driver held: there is no such DaemonSet (create \

@@ -439,7 +439,7 @@ async fn bad_definitions_are_told_and_the_last_good_ones_stay() {
     live.configuration.send_replace(Configuration { definitions: Arc::new(definitions), error: None });
     let state = live.fleet.until(|state| state.writes.len() == 3).await;
     assert_eq!(state.image("b"), state.image("a"));
-    assert!(state.interest.last().unwrap().daemon_sets.contains(&("drivers".to_owned(), "b".to_owned())));
+    assert!(state.scope.last().unwrap().daemon_sets.contains(&("drivers".to_owned(), "b".to_owned())));
     live.views.until(|_, error| error.is_none()).await;
     assert!(live.metrics.text().unwrap().contains("farrier_configuration_valid 1"));
     live.stop().await;

@@ -38,7 +38,8 @@ impl<K: Ord> WaitTracker<K> {
 #[cfg(test)]
 mod tests {
     use farrier_core::plan::{
-        HoldReason, OpenRollout, Plan, RolloutDecision, RolloutWait, open_rollouts, testing::Fleet,
+        HoldReason, Plan, RolloutDecision, RolloutWait, UnfinishedRollout, testing::Fleet,
+        unfinished_rollouts,
     };
     use kmod::Verdict;
 
@@ -50,15 +51,15 @@ mod tests {
         Duration::from_secs(second)
     }
 
-    /// The open rollouts at that second, each with the seconds it has waited.
+    /// The unfinished rollouts at that second, each with the seconds it has waited.
     fn seen(
-        waits: &mut WaitTracker<OpenRollout>,
+        waits: &mut WaitTracker<UnfinishedRollout>,
         start: Instant,
         at: u64,
         plan: &Plan,
     ) -> Vec<(RolloutWait, u64)> {
-        waits.update(open_rollouts(plan), start + second(at));
-        waits.since(start + second(at)).map(|(open, since)| (open.state, since.as_secs())).collect()
+        waits.update(unfinished_rollouts(plan), start + second(at));
+        waits.since(start + second(at)).map(|(rollout, since)| (rollout.state, since.as_secs())).collect()
     }
 
     #[test]
@@ -96,7 +97,12 @@ mod tests {
             (HoldReason::Proposed { branch: "b".to_owned() }, false),
         ] {
             plan.rollouts[0].decision = RolloutDecision::Hold(why);
-            assert_eq!(open_rollouts(&plan).len(), usize::from(is_open), "{:?}", plan.rollouts[0].decision);
+            assert_eq!(
+                unfinished_rollouts(&plan).len(),
+                usize::from(is_open),
+                "{:?}",
+                plan.rollouts[0].decision
+            );
         }
     }
 }

@@ -156,7 +156,7 @@ impl DockerEngine {
                 biased;
                 () = job.cancel.cancelled() => {
                     self.stop(run, stream.as_mut()).await;
-                    break Err(EngineError::Cancelled);
+                    break Err(EngineError::Canceled);
                 }
                 item = stream.next() => match item {
                     Some(Ok(info)) => output.take(info),

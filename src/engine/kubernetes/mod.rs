@@ -96,7 +96,7 @@ pub struct InCluster<'a> {
     /// Cancels the build.
     pub cancel: CancellationToken,
     /// If canceled in addition to `cancel`, the Job keeps running and a successor takes it over.
-    pub leave: CancellationToken,
+    pub detach: CancellationToken,
 }
 
 impl Kubernetes {
@@ -114,12 +114,12 @@ impl Kubernetes {
     /// Runs the build, unpacks `/out` into the empty directory `dest`, and deletes the Job. Returns the confinement of the
     /// build.
     pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Confinement> {
-        let InCluster { job, least_landlock, plan, log, phases, cancel, leave } = build;
+        let InCluster { job, least_landlock, plan, log, phases, cancel, detach } = build;
         let namespace = job.builds.namespace();
         let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
         let name = job::name(job.driver, job.image);
         let started = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &job))).await;
-        let started = started.unwrap_or(Err(EngineError::Cancelled))?;
+        let started = started.unwrap_or(Err(EngineError::Canceled))?;
         let wait = Wait::new(self, namespace, started, phases);
         let mut follower = Follower::new(self, namespace, wait);
         let session = RunnerSession {
@@ -130,7 +130,7 @@ impl Kubernetes {
             cancel: &cancel,
         };
         let outcome = session.run(&mut follower, dest).await;
-        if !leave.is_cancelled() {
+        if !detach.is_cancelled() {
             delete(&jobs, &name).await;
         }
         outcome.map(|confined| Confinement { limits: LIMITS.into(), ..confined })

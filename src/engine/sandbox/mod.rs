@@ -166,7 +166,7 @@ impl Sandbox {
         let outcome = outcome.await;
         end(&mut child, id).await;
         let confined = match group.as_ref().and_then(Group::exceeded) {
-            Some(why) if !matches!(outcome, Ok(_) | Err(EngineError::Cancelled)) => {
+            Some(why) if !matches!(outcome, Ok(_) | Err(EngineError::Canceled)) => {
                 Err(EngineError::Limit(why))
             }
             _ => outcome,

@@ -10,9 +10,9 @@ use fs_err as fs;
 use rustix::process::{getegid, geteuid};
 use walkdir::WalkDir;
 
-/// User ID of sandboxes if farrier is root. It is above the ranges that systemd and container engines assign (systemd's
-/// "Users, Groups, UIDs and GIDs").
-const USER: u32 = 2_100_000_015;
+/// User ID of sandboxes if farrier is root. The ID is above the ranges that systemd and container engines assign (see
+/// "Users, Groups, UIDs and GIDs" in systemd's documentation).
+const SANDBOX_UID: u32 = 2_100_000_015;
 
 /// The only user of a sandbox, who is root inside it, and the ownership of the trees that the sandbox starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,48 +23,48 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Returns the user that runs farrier or, if that is root, a user that owns nothing else. The trees belong to that user.
+    /// Returns the user that runs farrier. If farrier runs as root, returns a dedicated user instead. The trees belong to the
+    /// returned user.
     pub fn of_this_process() -> Self {
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
         if user != 0 {
             return Self { user, group, maps_trees: false };
         }
-        let maps = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-        let user = least_privileged(&maps);
+        let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let user = least_privileged(&uid_map);
         Self { user, group: user, maps_trees: false }
     }
 
-    /// Returns the same user for trees that belong to root, which idmapped mounts show to the sandbox as its own. `None` if
-    /// farrier is not root or no other user is available.
+    /// Returns the same user, but with trees that belong to root. Idmapped mounts show such trees to the sandbox as its own.
+    /// `None` if farrier is not root or no other user is available.
     pub(super) fn with_mapped_trees(self) -> Option<Self> {
         (geteuid().is_root() && self.user != 0).then_some(Self { maps_trees: true, ..self })
     }
 
-    /// Whether idmapped mounts show the trees to the sandbox.
+    /// Whether the trees belong to root and are shown to the sandbox through idmapped mounts.
     pub(super) fn maps_trees(self) -> bool {
         self.maps_trees
     }
 
-    /// Whether the user of build steps owns the trees. If so, a step that escaped its sandbox could write to them.
+    /// Whether the trees belong to the user of the build steps. If so, a step that escaped its sandbox could write to them.
     pub fn owns_cache(self) -> bool {
         !self.maps_trees
     }
 
-    /// Contents of the `setgroups`, `uid_map` and `gid_map` files that map the sandbox's root to this user
-    /// (user_namespaces(7)).
+    /// Names and contents of the `/proc/<pid>/` files that map the sandbox's root to this user (user_namespaces(7)).
     pub(super) fn maps(self) -> [(&'static str, String); 3] {
         let Self { user, group, maps_trees: _ } = self;
         let line = |id| format!("0 {id} 1");
         [("setgroups", "deny".to_owned()), ("uid_map", line(user)), ("gid_map", line(group))]
     }
 
-    /// Changes the owner of a tree that sandboxes start from. Skips a tree that already has the right owner. Blocks.
+    /// Changes the owner of a tree that sandboxes start from, unless the tree already has the right owner. Blocks.
     pub fn own(self, tree: &Path) -> io::Result<()> {
         let owner = if self.maps_trees { (0, 0) } else { (self.user, self.group) };
         if is_owned(tree, owner)? {
             return Ok(());
         }
-        // The top directory comes last: its owner marks the whole tree as done.
+        // The root of the tree comes last: its owner tells the next call that the whole tree is done.
         for entry in WalkDir::new(tree).contents_first(true) {
             lchown(entry?.path(), Some(owner.0), Some(owner.1))?;
         }
@@ -78,20 +78,21 @@ impl Owner {
 }
 
 fn is_owned(path: &Path, owner: (u32, u32)) -> io::Result<bool> {
-    let found = fs::symlink_metadata(path)?;
-    Ok((found.uid(), found.gid()) == owner)
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.uid(), metadata.gid()) == owner)
 }
 
-/// Chooses the sandbox user for a root user with these maps. In a container, only a few users may be mapped.
-fn least_privileged(maps: &str) -> u32 {
-    let ranges = maps.lines().filter_map(|line| {
+/// Chooses the sandbox's user ID from root's `uid_map`: [`SANDBOX_UID`], or the highest mapped ID if a container does not map
+/// that one.
+fn least_privileged(uid_map: &str) -> u32 {
+    let ranges = uid_map.lines().filter_map(|line| {
         let mut fields = line.split_whitespace().map(|field| field.parse::<u32>().ok());
         let (first, _, count) = (fields.next()??, fields.next()??, fields.next()??);
         Some((first, first.checked_add(count.checked_sub(1)?)?))
     });
     let ranges: Vec<(u32, u32)> = ranges.collect();
-    if ranges.iter().any(|(first, last)| (*first..=*last).contains(&USER)) {
-        return USER;
+    if ranges.iter().any(|(first, last)| (*first..=*last).contains(&SANDBOX_UID)) {
+        return SANDBOX_UID;
     }
     ranges.iter().map(|(_, last)| *last).max().unwrap_or(0)
 }
@@ -101,15 +102,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_gives_builds_a_user_that_is_mapped() {
-        assert_eq!(least_privileged("         0          0 4294967295\n"), USER);
+    fn root_gets_a_mapped_sandbox_user() {
+        assert_eq!(least_privileged("         0          0 4294967295\n"), SANDBOX_UID);
         assert_eq!(least_privileged("0 100000 65536\n"), 65_535);
         assert_eq!(least_privileged("0 1000 1\n1 100000 65536\n"), 65_536);
         assert_eq!(least_privileged("0 1000 1\n"), 0);
     }
 
     #[test]
-    fn only_mapped_trees_are_out_of_reach_of_the_user_of_steps() {
+    fn build_steps_own_the_cache_unless_trees_are_mapped() {
         let owner = Owner::of_this_process();
         assert!(owner.owns_cache());
         if let Some(mapped) = owner.with_mapped_trees() {

@@ -14,18 +14,18 @@ use crate::{
     machine::native,
 };
 
-/// Format version of the records; change it whenever they have another form.
+/// Format version of cached search results. Change it whenever [`Package`] or the meaning of its fields changes.
 const FORMAT: &str = "source-1";
-/// Kind of the cache's records.
+/// Kind of the cache records that hold search results.
 const KIND: &str = "packages";
 
-/// Result of a package search, with its time.
+/// Result of a package search.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Package {
     pub name: String,
     pub version: String,
     pub sha256: String,
-    /// Time of the search, in seconds since 1970.
+    /// Time of the search, in seconds since the Unix epoch.
     found: u64,
 }
 
@@ -36,14 +36,14 @@ impl Package {
     }
 }
 
-/// Looks up the package, or takes it from a record that is still fresh.
+/// Returns the cached search result if it is still valid, or else searches the archive.
 pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<Package> {
     let version = source.version.as_deref();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     if let Some(known) = known(fetcher, source, arch)? {
         let age = now.checked_sub(known.found);
         let is_fresh = age.is_some_and(|age| age < fetcher.options.refresh.as_secs());
-        // The content of a fixed version never changes. Without access to an archive, the last result counts.
+        // A pinned version never changes. Offline, the last result is used whatever its age.
         if version.is_some() || fetcher.is_offline() || is_fresh {
             return Ok(known);
         }
@@ -62,14 +62,14 @@ pub fn known(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Resul
     Ok(fetcher.cache.read_record(KIND, &key(source, arch))?)
 }
 
-/// Whether to ask the store before the archive which package this is.
+/// Whether to look in the store for the package's identity before searching the archive.
 pub fn asks_store(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> Result<bool> {
-    let is_fixed = source.version.is_some();
-    let is_known = is_fixed && known(fetcher, source, arch)?.is_some();
-    Ok((fetcher.is_offline() || is_fixed) && !is_known)
+    let is_pinned = source.version.is_some();
+    let is_known = is_pinned && known(fetcher, source, arch)?.is_some();
+    Ok((fetcher.is_offline() || is_pinned) && !is_known)
 }
 
-/// Returns the package's file in the cache.
+/// Returns the path of the package's file in the cache, and downloads a missing file.
 pub async fn file(
     fetcher: &Fetcher,
     source: &AptSource,
@@ -98,14 +98,14 @@ async fn look_up(
         return Ok((archive, found));
     }
     // apt's notation for packages of another architecture.
-    let named = if arch == native() { package } else { format!("{package}:{arch}") };
+    let qualified = if arch == native() { package } else { format!("{package}:{arch}") };
     Err(FetchError::NoPackage(
-        version.map_or_else(|| named.clone(), |version| format!("{named}={version}")),
+        version.map_or_else(|| qualified.clone(), |version| format!("{qualified}={version}")),
         suites.suites.join(", "),
     ))
 }
 
-/// Returns the key of a search result's record.
+/// Returns the cache key of a search result.
 fn key(source: &AptSource, arch: Architecture) -> String {
     let AptSource { package, version, .. } = source;
     let parts = key_parts(&source.apt_suites());

@@ -27,11 +27,11 @@ use super::{
 };
 use crate::{blocking::stoppable, cache::Cache, store::StoreError};
 
-/// Format version; change it when the same packages or file are laid out differently.
+/// Format version of the unpacked tree. Change it when the same packages or the same file give a different tree.
 const FORMAT: &str = "header-set-1";
 /// Kind of the cache entries.
 const KIND: &str = "headers";
-/// Prefix of header packages before the release.
+/// Name prefix of Debian header packages; the release follows.
 const PACKAGE: &str = "linux-headers-";
 
 /// One kernel's build tree, unpacked in the cache.
@@ -48,12 +48,12 @@ pub struct HeaderSet {
     pub origin: Vec<String>,
     /// Key of the entry in the cache.
     pub key: String,
-    /// Contribution to input hashes beyond the definition and the release; `None` if these say everything. Sets that are only
-    /// listed have none.
+    /// Contribution to input hashes besides the definition and the release; `None` if those two determine the content. Always
+    /// `None` for sets that are only listed.
     pub identity: Option<String>,
     /// Content digest of a set that was imported or comes from the store.
     pub content: Option<Digest>,
-    /// Content digest if neither a key nor an archive vouches for it. It then counts in input hashes.
+    /// Content digest if neither a signature nor a package archive authenticates the content. Input hashes then include it.
     pub unverified: Option<Digest>,
 }
 
@@ -66,9 +66,9 @@ pub struct HeaderIdentity {
     pub unverified: Option<Digest>,
     /// Compiler that built the kernel, if user-provided headers state it.
     pub compiler: Option<Compiler>,
-    /// Reason and remedy if the stored header set is refused. Its `identity` is then an unverified claim.
+    /// Reason and remedy if the stored header set is refused. `identity` is then an unverified claim.
     pub refused: Option<String>,
-    /// Missing file of the kernel family; without it there are no headers.
+    /// Published file or image that the kernel family names but that does not exist.
     pub missing: Option<String>,
 }
 
@@ -88,7 +88,7 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// Finds the target's headers without asking the store.
+    /// Finds the target's headers without a request to the store.
     async fn find_here(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported_here(&target.release, target.arch)? {
             Some(imported) => self.load_imported(&imported, target).await,
@@ -101,28 +101,28 @@ impl<'a> Headers<'a> {
         let what = || format!("headers of {release} ({arch})");
         let lookup = match source {
             HeaderSource::Apt(apt) => {
-                let found = self.in_packages(apt, target).await;
+                let found = self.fetch_apt_packages(apt, target).await;
                 self.0.explain_if_offline(found, what, CARRY)?.map(|found| (found, None))
             }
             HeaderSource::Rpm(rpm) => {
-                let found = self.in_rpms(rpm, target).await;
+                let found = self.fetch_rpm_packages(rpm, target).await;
                 self.0.explain_if_offline(found, what, CARRY)?.map(|found| (found, None))
             }
             HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => {
-                Box::pin(self.take_published(source, target)).await?
+                Box::pin(self.fetch_published(source, target)).await?
             }
         };
         match lookup {
             Lookup::Found((found, identity)) => self.load(found, identity, target).await,
             Lookup::Missing { looked_for, hint } => {
-                Ok(Lookup::Missing { looked_for, hint: or_import(&hint, release) })
+                Ok(Lookup::Missing { looked_for, hint: append_import_hint(&hint, release) })
             }
         }
     }
 
-    /// Returns what determines the content of the target's headers beyond the definition and the release: the digest of an
-    /// import, of a user-provided file, or of a published image or file. Packages have no identity, because their release says
-    /// everything (decision 0002). If the file or image does not exist yet, nothing can be built.
+    /// Returns what determines the content of the target's headers besides the definition and the release: the digest of an
+    /// import, of a user-provided file, or of a published image or file. Packages have no identity, because the release
+    /// determines their content (decision 0002).
     pub async fn identity(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderIdentity> {
         let imported = match self.imported(target).await {
             Err(FetchError::Store(refused @ StoreError::Untrusted(..))) => {
@@ -143,7 +143,7 @@ impl<'a> Headers<'a> {
         Ok(match self.published(source, target).await? {
             Some(Lookup::Found(Published { digest, .. })) => {
                 let compiler = match source {
-                    // Faults in the tarball are reported when it is used.
+                    // Ignore a faulty tarball here: the build reports the fault.
                     HeaderSource::Tarball(_) => match self.find_here(source, target).await {
                         Ok(Lookup::Found(set)) => set.compiler,
                         Ok(Lookup::Missing { .. })
@@ -162,7 +162,7 @@ impl<'a> Headers<'a> {
         })
     }
 
-    /// Looks for the published headers of a kernel; returns `None` for headers from packages.
+    /// Looks for the published headers of a kernel. Returns `None` for headers from packages.
     async fn published(
         self,
         source: &HeaderSource,
@@ -172,14 +172,14 @@ impl<'a> Headers<'a> {
         self.0.explain_if_offline(published::look(self.0, source, target).await, what, CARRY)
     }
 
-    /// Returns the header sets in the cache, by release. Unreadable ones are skipped.
+    /// Returns the header sets in the cache, sorted by release. Skips unreadable sets.
     pub async fn in_cache(self) -> Result<Vec<HeaderSet>> {
         let cache = self.0.cache.clone();
         stoppable(move |_| {
             let mut sets = Vec::new();
             for found in cache.records::<Found>(KIND)? {
                 let (Ok(release), Some(arch)) = (found.release.parse(), found.arch) else { continue };
-                // Only read it, without marking the entry as in use.
+                // Read the entry without marking it as in use.
                 match read(&cache, found, &release, arch) {
                     Ok(set) => sets.push(set),
                     Err(FetchError::Tree(_)) => {}
@@ -201,17 +201,17 @@ impl<'a> Headers<'a> {
         tracked: &TrackedSuites,
         arch: Architecture,
     ) -> Result<Vec<KernelRelease>> {
-        let known = match headers {
+        let defaults = match headers {
             HeaderSource::Apt(apt) => apt.apt_suites(),
             _ => AptSuites::default(),
         };
-        let wanted = AptSuites { suites: tracked.suites.to_vec(), ..known };
+        let wanted = AptSuites { suites: tracked.suites.to_vec(), ..defaults };
         let names = AptArchive::open(self.0, &wanted, arch).await?.names(PACKAGE).await?;
         Ok(names.iter().filter_map(|name| name.strip_prefix(PACKAGE)?.parse().ok()).collect())
     }
 
-    /// Returns the kernels for which each repository has packages, in no particular order; the release in `platform` is ignored.
-    /// Returns what is missing if there is nothing to ask.
+    /// Returns, for each repository, the kernels that it has packages for, in no particular order. Returns what is missing if the
+    /// family has no repositories. The release in `platform` is ignored.
     pub async fn rpm_releases(
         self,
         headers: &HeaderSource,
@@ -232,8 +232,8 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// Checks whether headers exist for the kernel, and returns its compiler if that is already known. Packages are only looked
-    /// up by name; neither packages nor stored header sets are fetched.
+    /// Checks whether headers exist for the kernel, and returns the kernel's compiler if it is already known. Fetches neither
+    /// packages, which are only looked up by name, nor stored header sets.
     pub async fn look(
         self,
         source: &HeaderSource,
@@ -258,7 +258,7 @@ impl<'a> Headers<'a> {
                 return Ok(published.map(|_| None));
             }
             if let Some(search) = search {
-                if let Some(missing) = unnameable(&search) {
+                if let Some(missing) = invalid_package_name(&search) {
                     return Ok(missing);
                 }
                 if search.known()?.is_none() {
@@ -282,11 +282,11 @@ impl<'a> Headers<'a> {
         };
         let (release, texts) = (target.release.clone(), texts.to_vec());
         let look = move || {
-            let says = |text: &HeaderText| {
+            let contains = |text: &HeaderText| {
                 let found = read_header(&set.root, &release, &text.header)?;
                 Ok::<_, FetchError>(found.is_some_and(|found| text.is_in(&found)))
             };
-            texts.iter().map(says).collect::<Result<Vec<_>, _>>()
+            texts.iter().map(contains).collect::<Result<Vec<_>, _>>()
         };
         Ok(Lookup::Found(stoppable(move |_| look()).await?))
     }
@@ -315,10 +315,10 @@ impl<'a> Headers<'a> {
         }
     }
 
-    async fn in_packages(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<Found>> {
+    async fn fetch_apt_packages(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<Found>> {
         let from = apt.apt_suites();
         let search = self.search(apt, &from, target);
-        if let Some(missing) = unnameable(&search) {
+        if let Some(missing) = invalid_package_name(&search) {
             return Ok(missing);
         }
         let wanted = target.clone();
@@ -329,11 +329,11 @@ impl<'a> Headers<'a> {
         search.run(finish).await
     }
 
-    async fn in_rpms(self, rpm: &RpmPackages, target: &KernelTarget) -> Result<Lookup<Found>> {
+    async fn fetch_rpm_packages(self, rpm: &RpmPackages, target: &KernelTarget) -> Result<Lookup<Found>> {
         let wanted = target.clone();
         let finish = move |root: &Path| {
             layout::merge_usr(root)?;
-            // The link to the headers may be in the kernel's own package.
+            // The `build` link to the headers may be part of the kernel's own package instead of the header package.
             layout::link_build(root, &wanted.release)?;
             verify(root, &wanted)
         };
@@ -341,7 +341,7 @@ impl<'a> Headers<'a> {
     }
 
     /// Returns the published header set with its digest.
-    async fn take_published(
+    async fn fetch_published(
         self,
         source: &HeaderSource,
         target: &KernelTarget,
@@ -354,7 +354,7 @@ impl<'a> Headers<'a> {
                 Lookup::Found((self.0.explain_if_offline(fetched, what, CARRY)?, Some(digest)))
             }
             Some(Lookup::Missing { looked_for, hint }) => Lookup::Missing { looked_for, hint },
-            // Packages are fetched in another way.
+            // Not reached: `find_in` fetches packages itself.
             None => Lookup::Missing { looked_for: what(), hint: String::new() },
         })
     }
@@ -380,8 +380,9 @@ fn read(cache: &Cache, found: Found, release: &KernelRelease, arch: Architecture
     Ok(HeaderSet { root, facts, compiler, origin, key, identity, content, unverified })
 }
 
-/// Returns a finding if no package can have a name that contains this release. RPM package names do not contain it.
-fn unnameable<T>(search: &Search<'_>) -> Option<Lookup<T>> {
+/// Returns a `Missing` result if the release gives an invalid Debian package name. Names of RPM packages do not contain the
+/// release.
+fn invalid_package_name<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     let names = match search.from {
         Place::Apt(..) => search.names(),
         Place::Rpm(..) => return None,
@@ -394,15 +395,15 @@ fn unnameable<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     })
 }
 
-/// Appends the remedies that do not depend on the family's source.
-fn or_import(hint: &str, release: &KernelRelease) -> String {
+/// Appends the import of headers to the hint, a remedy for every kernel family.
+fn append_import_hint(hint: &str, release: &KernelRelease) -> String {
     format!(
         "{hint}; or import them: `farrier headers import SOURCE... --kernel {release}`, or on a node that runs this kernel \
          `farrier headers collect`, both with --registry"
     )
 }
 
-/// Checks that the tree is the target's header set, before it becomes a cache entry.
+/// Checks that the tree is the target's header set, before the tree becomes a cache entry.
 fn verify(root: &Path, target: &KernelTarget) -> Result<()> {
     read_header_set(root, &target.release, target.arch)?;
     Ok(())

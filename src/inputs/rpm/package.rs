@@ -1,4 +1,4 @@
-//! Pure: packages of RPM repositories: their kernels, and the choice of the newest.
+//! Pure: packages of RPM repositories, the kernels they are for, and the choice of the newest package for a kernel.
 
 use std::cmp::Ordering;
 
@@ -20,12 +20,12 @@ pub struct RpmPackage {
     pub arch: String,
     /// Checksum of the file.
     pub checksum: Checksum,
-    /// Location relative to the repository's address, or to `base`.
+    /// Location relative to `base`, or to the repository's address if there is no `base`.
     pub location: String,
-    /// Address of the original repository, if it differs: merged repositories name it (`xml:base`).
+    /// Address of the original repository (`xml:base`), which merged repositories name.
     #[serde(default)]
     pub base: Option<String>,
-    /// Kernel releases that the package is for, as `uname -r` prints them. One that ends in `-*` covers every flavor.
+    /// Kernel releases that the package is for, as `uname -r` prints them. A trailing `-*` stands for every flavor.
     pub releases: Vec<String>,
 }
 
@@ -38,9 +38,9 @@ impl RpmPackage {
 
     /// Whether the package is for this kernel.
     pub fn is_for(&self, release: &str) -> bool {
-        let without_flavour = release.rsplit_once('-').map(|(version, _)| version);
+        let without_flavor = release.rsplit_once('-').map(|(version, _)| version);
         self.releases.iter().any(|known| {
-            known == release || known.strip_suffix("-*").is_some_and(|known| Some(known) == without_flavour)
+            known == release || known.strip_suffix("-*").is_some_and(|prefix| Some(prefix) == without_flavor)
         })
     }
 
@@ -49,7 +49,7 @@ impl RpmPackage {
         self.epoch.cmp(&other.epoch).then_with(|| rpm_version::compare(&self.version, &other.version))
     }
 
-    /// Sets the package's own version as its kernel release, if neither its provides nor its files name one.
+    /// Falls back to the package's own version as its kernel release, if neither its provides nor its files name a release.
     pub fn releases_by_version(&mut self) {
         if self.releases.is_empty() {
             let Self { version, arch, .. } = self;
@@ -58,44 +58,48 @@ impl RpmPackage {
     }
 }
 
-/// Returns the kernel release that a file path of a package names, in the distributions' layouts of modules and headers.
+/// Extracts the kernel release from the path of a packaged file. Knows the directories of modules and headers in each
+/// distribution.
 pub fn release_in(path: &str) -> Option<String> {
     let path = path.strip_prefix('/').unwrap_or(path);
-    let below = |start: &str| path.strip_prefix(start)?.split('/').next().filter(|name| !name.is_empty());
-    // Modules; headers of RHEL and Fedora, of Azure Linux, and of `make binrpm-pkg`.
-    let places = ["lib/modules/", "usr/lib/modules/", "usr/src/kernels/", "usr/src/linux-headers-"];
-    if let Some(release) = places.into_iter().find_map(below) {
+    let component_after =
+        |prefix: &str| path.strip_prefix(prefix)?.split('/').next().filter(|name| !name.is_empty());
+    // Modules, then headers of RHEL, Fedora and `make binrpm-pkg`, then headers of Azure Linux.
+    let prefixes = ["lib/modules/", "usr/lib/modules/", "usr/src/kernels/", "usr/src/linux-headers-"];
+    if let Some(release) = prefixes.into_iter().find_map(component_after) {
         return Some(release.to_owned());
     }
-    // SUSE: `linux-<version>-obj/<architecture>/<flavour>`, and the sources in `linux-<version>` next to it.
-    let version = below("usr/src/linux-")?;
+    // SUSE: `linux-<version>-obj/<architecture>/<flavor>`, next to the sources in `linux-<version>`.
+    let version = component_after("usr/src/linux-")?;
     if !version.starts_with(|c: char| c.is_ascii_digit()) {
         return None;
     }
     match version.strip_suffix("-obj") {
-        Some(version) => path.split('/').nth(4).map(|flavour| format!("{version}-{flavour}")),
+        Some(version) => path.split('/').nth(4).map(|flavor| format!("{version}-{flavor}")),
         None => Some(format!("{version}-*")),
     }
 }
 
-/// Returns the names of a group for a release. `{{flavour}}` is the part after the release's last `-`; `{{release}}` matches any
-/// text, because names shorten it in different ways. A name with a flavor is skipped if the release has none.
-pub fn names_for(group: &str, release: &str) -> Vec<String> {
-    let flavour = release.rsplit_once('-').map(|(_, flavour)| flavour);
-    let named = |name: &str| match flavour {
-        Some(flavour) => Some(name.replace("{{flavour}}", flavour)),
+/// Expands a list of alternative package names, separated by ` | `, for a release.
+///
+/// `{{flavour}}` becomes the part after the release's last `-`; a name that contains `{{flavour}}` is dropped if the release
+/// has no flavor. `{{release}}` becomes `*`, because package names shorten the release in different ways.
+pub fn names_for(alternatives: &str, release: &str) -> Vec<String> {
+    let flavor = release.rsplit_once('-').map(|(_, flavor)| flavor);
+    let with_flavor = |name: &str| match flavor {
+        Some(flavor) => Some(name.replace("{{flavour}}", flavor)),
         None => (!name.contains("{{flavour}}")).then(|| name.to_owned()),
     };
-    group.split(" | ").filter_map(named).map(|name| name.replace("{{release}}", "*")).collect()
+    alternatives.split(" | ").filter_map(with_flavor).map(|name| name.replace("{{release}}", "*")).collect()
 }
 
-/// Returns the newest package for this kernel, of the first name that has one.
+/// Returns the newest package for this kernel. The first name with such a package wins.
 pub fn choose<'a>(packages: &'a [RpmPackage], names: &[String], release: &str) -> Option<&'a RpmPackage> {
     names.iter().find_map(|name| {
-        // Of equals take the first, like the repositories' order; `max_by` takes the last.
-        let fit =
+        // Among equal versions the first repository wins; `max_by` returns the last, hence `rev`.
+        let matching =
             packages.iter().rev().filter(|package| fits(name, &package.name) && package.is_for(release));
-        fit.max_by(|a, b| a.compare(b))
+        matching.max_by(|a, b| a.compare(b))
     })
 }
 
@@ -117,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn files_tell_the_release() {
+    fn release_comes_from_file_paths() {
         for (path, release) in [
             ("/lib/modules/6.1.176-Acme+/kernel/lib/crc7.ko", Some("6.1.176-Acme+")),
             ("/usr/lib/modules/6.4.0-150600.23.60-default", Some("6.4.0-150600.23.60-default")),
@@ -135,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_package_of_a_kernel() {
+    fn newest_package_for_a_kernel() {
         let known = [
             package("kernel-devel", 0, "5.14.0-503.el9", &["5.14.0-503.el9.x86_64"]),
             package("kernel-rt-devel", 0, "5.14.0-503.el9", &["5.14.0-503.el9.x86_64+rt"]),
@@ -166,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_word_the_version_is_the_release() {
+    fn version_is_the_fallback_release() {
         let mut azure = package("kernel-devel", 0, "6.6.57.1-2.azl3", &[]);
         azure.releases_by_version();
         assert!(azure.is_for("6.6.57.1-2.azl3") && azure.is_for("6.6.57.1-2.azl3.x86_64"));

@@ -1,4 +1,4 @@
-use farrier_core::plan::{Activity, BuildActivity, KERNEL_LABEL, PassedLimit, Plan, Stage, testing::Fleet};
+use farrier_core::plan::{Activity, BuildActivity, ExceededLimit, KERNEL_LABEL, Plan, Stage, testing::Fleet};
 use kmod::Verdict;
 
 use super::*;
@@ -129,7 +129,7 @@ fn a_flapping_node_is_told_once() {
 fn a_node_that_is_not_believed_is_told() {
     let (mut fleet, mut story) = (Fleet::new(&[K47, K48]), Story::new());
     story.next(&fleet.plan(), &[]);
-    fleet.node(1).distrust.kernel = Some(PassedLimit::Distinct(1));
+    fleet.node(1).rejected_claims.kernel = Some(ExceededLimit::Distinct(1));
     let told = story.lines(&fleet.plan());
     let wanted = "NodeNotBelieved node n1: nodes run more than 1 kernels";
     assert!(told.contains(wanted) && told.contains("kernelLimits.distinct"), "{told}");

@@ -11,7 +11,7 @@ async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() 
     let kube = connect(&api).await;
     let snapshot = until(&kube, "a snapshot", |_| true).await;
     assert_eq!(snapshot.nodes.len(), 2);
-    let told = &snapshot.unseen[&Seen::DaemonSets];
+    let told = &snapshot.unseen[&ObservedKind::DaemonSets];
     for part in ["system:serviceaccount:farrier:farrier", "list", "daemonsets", "apps"] {
         assert!(told.contains(part), "{part} is not in: {told}");
     }
@@ -19,7 +19,7 @@ async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() 
     api.allow("list", "daemonsets.apps");
     let snapshot =
         until(&kube, "the permission is granted", |snapshot| !snapshot.daemon_sets.is_empty()).await;
-    assert!(!snapshot.unseen.contains_key(&Seen::DaemonSets));
+    assert!(!snapshot.unseen.contains_key(&ObservedKind::DaemonSets));
 }
 
 #[tokio::test]
@@ -176,7 +176,7 @@ async fn a_named_farrier_writes_under_its_name() {
         instance: "gpu".parse().unwrap(),
         ..KubeOptions::default()
     };
-    let kube = KubeCluster::connect(options, interest(), CancellationToken::new()).await.unwrap();
+    let kube = KubeCluster::connect(options, scope(), CancellationToken::new()).await.unwrap();
     let snapshot = watched(&api, &kube).await;
     kube.apply(&rewrite(&snapshot)).await.unwrap();
     let mark = BTreeMap::from([("farrier.dev/ready-for.gpu".to_owned(), Some("k".to_owned()))]);
@@ -205,7 +205,7 @@ async fn nothing_is_written_in_a_namespace_that_is_not_named() {
         writable: "gpu,net".parse().unwrap(),
         ..KubeOptions::default()
     };
-    let kube = KubeCluster::connect(options, interest(), CancellationToken::new()).await.unwrap();
+    let kube = KubeCluster::connect(options, scope(), CancellationToken::new()).await.unwrap();
     let snapshot = kube.snapshot().await.unwrap();
     assert!(!snapshot.writable.contains("drivers") && snapshot.pods.is_empty());
     let (namespace, name) = ("drivers".to_owned(), "ofed-x".to_owned());

@@ -1,4 +1,4 @@
-//! Pure: kernels: releases, labels, targets, and the families that provide headers, toolchains and kernel images.
+//! Pure: kernel releases, labels and targets, and the kernel families, which provide headers, toolchains and kernel images.
 
 mod announced;
 mod compiler;

@@ -9,19 +9,21 @@ use serde_with::{DeserializeFromStr, SerializeDisplay};
 use super::{KernelTarget, OsId, debian_version, rpm_version};
 use crate::definition::{ParseError, text_schema};
 
-/// Bounds that a kernel must all satisfy. Bounds of up to three numbers compare the release's `x.y.z`, as in semver. If more text
-/// follows the three numbers, the version order of the target's distribution applies: `>=6.1.0-56` includes Debian's
-/// `6.1.0-56-amd64`, but not its `6.1.0-47-amd64`.
+/// Range of kernels: a list of bounds, all of which a kernel must satisfy.
+///
+/// A bound of up to three numbers is compared with the release's `x.y.z`, as in semver. A bound with more text after three
+/// numbers is compared in the version order of the target's distribution: `>=6.1.0-56` includes Debian's `6.1.0-56-amd64`, but
+/// not its `6.1.0-47-amd64`.
 #[derive(Clone, Debug, PartialEq, Eq, DeserializeFromStr, SerializeDisplay)]
 pub struct KernelRange(Vec<Bound>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Bound {
-    /// Bound on `x.y.z`.
-    Numbers(Comparator),
-    /// Inclusive lower bound: a distribution's version.
-    From(String),
-    /// Exclusive upper bound: a distribution's version.
+    /// Semver bound on `x.y.z`.
+    Semver(Comparator),
+    /// Inclusive lower bound in the distribution's version order.
+    AtLeast(String),
+    /// Exclusive upper bound in the distribution's version order.
     Below(String),
 }
 
@@ -30,20 +32,21 @@ impl KernelRange {
     pub fn holds(&self, target: &KernelTarget) -> bool {
         let KernelTarget { os, os_version: _, release, arch: _ } = target;
         let compare = order_of(os, release.as_str());
-        let version = ordered(release.as_str());
+        let version = sortable_version(release.as_str());
         self.0.iter().all(|bound| match bound {
-            Bound::Numbers(comparator) => comparator.matches(&release.version()),
-            Bound::From(least) => compare(&version, least).is_ge(),
-            Bound::Below(end) => compare(&version, end).is_lt(),
+            Bound::Semver(comparator) => comparator.matches(&release.version()),
+            Bound::AtLeast(lower) => compare(&version, lower).is_ge(),
+            Bound::Below(upper) => compare(&version, upper).is_lt(),
         })
     }
 }
 
-/// Version order of a kernel's distribution: RPM's order if the distribution uses RPM packages, else Debian's.
+/// Returns the version order of a kernel's distribution: RPM's order for distributions with RPM packages, else Debian's.
 pub fn order_of(os: &OsId, release: &str) -> fn(&str, &str) -> Ordering {
-    // `ID` in os-release of each distribution; SUSE's are recognized by their prefix. Most releases contain RPM's name of the
-    // architecture, which identifies them. Releases of SUSE, Azure Linux and Photon do not, and custom kernels may not.
-    const RPM: [&str; 14] = [
+    // `ID` of RPM distributions in os-release, except SUSE's, whose prefixes are matched below. Most kernels of RPM
+    // distributions need no entry: their release contains RPM's name of the architecture. Releases of SUSE, Azure Linux, Photon
+    // and some custom kernels do not contain it.
+    const RPM_IDS: [&str; 14] = [
         "rhel",
         "rhcos",
         "scos",
@@ -59,82 +62,82 @@ pub fn order_of(os: &OsId, release: &str) -> fn(&str, &str) -> Ordering {
         "photon",
         "sl-micro",
     ];
-    let is_suse = ["sle", "suse", "opensuse"].iter().any(|start| os.as_str().starts_with(start));
-    let is_rpm = is_suse || RPM.contains(&os.as_str()) || architecture_at(release).is_some();
+    let is_suse = ["sle", "suse", "opensuse"].iter().any(|prefix| os.as_str().starts_with(prefix));
+    let is_rpm = is_suse || RPM_IDS.contains(&os.as_str()) || architecture_index(release).is_some();
     if is_rpm { rpm_version::compare } else { debian_version::compare }
 }
 
-/// Index of RPM's architecture in the release, including the dot before it.
-fn architecture_at(release: &str) -> Option<usize> {
+/// Index of the dot before RPM's name of the architecture in a release.
+fn architecture_index(release: &str) -> Option<usize> {
     [".x86_64", ".aarch64"].iter().filter_map(|arch| release.find(arch)).min()
 }
 
-/// The part of a release that orders versions. A pre-release is written as distributions do: `6.12.0~rc1`, which sorts before
-/// `6.12.0` in both orders.
-fn ordered(release: &str) -> Cow<'_, str> {
+/// Version of a release in a form that sorts correctly in both version orders: `6.12.0-rc1` becomes `6.12.0~rc1`, which sorts
+/// before `6.12.0`.
+fn sortable_version(release: &str) -> Cow<'_, str> {
     let version = version_part(release);
-    let behind = release.get(version.len()..).and_then(|behind| behind.strip_prefix("-rc"));
-    match behind.map(|behind| debian_version::leading_digits(behind).0) {
+    let candidate = release.get(version.len()..).and_then(|suffix| suffix.strip_prefix("-rc"));
+    match candidate.map(|candidate| debian_version::leading_digits(candidate).0) {
         Some(number) if !number.is_empty() => format!("{version}~rc{number}").into(),
         _ => version.into(),
     }
 }
 
-/// The part of a release that identifies a version. It excludes the flavor, which starts with a letter after a `-`
-/// (`6.8.0-45-generic`), and RPM's architecture with all that follows it (`5.14.0-503.11.1.el9_5.x86_64`).
+/// Version part of a release. Excludes the flavor, which starts with a letter after a `-` (`6.8.0-45-generic`), and RPM's
+/// architecture with everything after it (`5.14.0-503.11.1.el9_5.x86_64`).
 fn version_part(release: &str) -> &str {
-    let end = flavour_at(release).into_iter().chain(architecture_at(release)).min();
+    let end = flavor_index(release).into_iter().chain(architecture_index(release)).min();
     release.get(..end.unwrap_or(release.len())).unwrap_or(release)
 }
 
-fn flavour_at(release: &str) -> Option<usize> {
-    let behind = |at: usize| release.as_bytes().get(at + 1);
-    release.match_indices('-').map(|(at, _)| at).find(|at| behind(*at).is_some_and(u8::is_ascii_alphabetic))
+fn flavor_index(release: &str) -> Option<usize> {
+    let next = |at: usize| release.as_bytes().get(at + 1);
+    release.match_indices('-').map(|(at, _)| at).find(|at| next(*at).is_some_and(u8::is_ascii_alphabetic))
 }
 
 impl FromStr for KernelRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refused = |why: &dyn fmt::Display| {
+        let error_for = |why: &dyn fmt::Display| {
             format!(
                 "{}: {why}",
                 ParseError::new(text, "a range of kernels such as `>=4.18, <6.18` or `>=6.1.0-56, <6.2`")
             )
         };
-        // A text of numbers alone has semver's meaning, and its error messages.
+        // Bounds of numbers alone have semver's meaning and error messages.
         if !text.contains(['-', '+', '_']) {
             match text.parse::<VersionReq>() {
-                Ok(numbers) => {
-                    return Ok(Self(numbers.comparators.into_iter().map(Bound::Numbers).collect()));
+                Ok(requirement) => {
+                    return Ok(Self(requirement.comparators.into_iter().map(Bound::Semver).collect()));
                 }
-                Err(error) if !text.split(',').any(is_longer) => return Err(refused(&error)),
+                Err(error) if !text.split(',').any(has_suffix) => return Err(error_for(&error)),
                 Err(_) => {}
             }
         }
         text.split(',')
-            .map(|bound| Bound::read(bound.trim()))
+            .map(|bound| Bound::parse(bound.trim()))
             .collect::<Result<_, _>>()
             .map(Self)
-            .map_err(|why| refused(&why))
+            .map_err(|why| error_for(&why))
     }
 }
 
-/// Whether a bound has more than three numbers, or other text after them.
-fn is_longer(bound: &str) -> bool {
-    let (_, version) = operator(bound.trim());
-    let numbers = numbers_of(version);
+/// Whether a bound has text after its first three numbers.
+fn has_suffix(bound: &str) -> bool {
+    let (_, version) = split_operator(bound.trim());
+    let numbers = leading_numbers(version);
     numbers.len() < version.len() && numbers.split('.').count() == 3
 }
 
-fn operator(bound: &str) -> (&str, &str) {
+fn split_operator(bound: &str) -> (&str, &str) {
     let (operator, version) =
         bound.split_at(bound.find(|c: char| !"<>=^~ ".contains(c)).unwrap_or(bound.len()));
     (operator.trim_end(), version)
 }
 
-/// The first three numbers of a version, with the dots between them.
-fn numbers_of(version: &str) -> &str {
+/// Up to three numbers at the start of a version, with the dots between them.
+fn leading_numbers(version: &str) -> &str {
     let mut dots = 0;
     let end = version.char_indices().find(|(at, c)| {
         let followed = version.as_bytes().get(at + 1).is_some_and(u8::is_ascii_digit);
@@ -145,16 +148,16 @@ fn numbers_of(version: &str) -> &str {
 }
 
 impl Bound {
-    fn read(bound: &str) -> Result<Self, String> {
-        let (operator, version) = operator(bound);
-        let numbers = numbers_of(version);
-        let behind = &version[numbers.len()..];
-        if behind.is_empty() {
-            return bound.parse().map(Self::Numbers).map_err(|error: semver::Error| error.to_string());
+    fn parse(bound: &str) -> Result<Self, String> {
+        let (operator, version) = split_operator(bound);
+        let numbers = leading_numbers(version);
+        let suffix = &version[numbers.len()..];
+        if suffix.is_empty() {
+            return bound.parse().map(Self::Semver).map_err(|error: semver::Error| error.to_string());
         }
-        let plain = |c: char| c.is_ascii_alphanumeric() || "._+~-".contains(c);
-        let is_plain = behind.starts_with(['-', '.', '+', '~']) && behind.chars().all(plain);
-        if !is_plain || !behind.ends_with(|c: char| c.is_ascii_alphanumeric()) {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._+~-".contains(c);
+        let is_suffix_valid = suffix.starts_with(['-', '.', '+', '~']) && suffix.chars().all(is_allowed);
+        if !is_suffix_valid || !suffix.ends_with(|c: char| c.is_ascii_alphanumeric()) {
             return Err(format!("{version:?} is not the beginning of a kernel release"));
         }
         if numbers.split('.').count() < 3 {
@@ -162,13 +165,13 @@ impl Bound {
                 "the part of {version:?} after its numbers is compared by the distribution's rules: write all three numbers before it"
             ));
         }
-        let written = ordered(version);
-        if written.contains('~') && !version.contains('~') {
+        let suggestion = sortable_version(version);
+        if suggestion.contains('~') && !version.contains('~') {
             return Err(format!(
-                "{version:?} names a pre-release, which sorts before its version: write {written:?}"
+                "{version:?} names a pre-release, which sorts before its version: write {suggestion:?}"
             ));
         }
-        if let Some(at) = flavour_at(version) {
+        if let Some(at) = flavor_index(version) {
             return Err(format!(
                 "{version:?} holds a flavour, {:?}, which is not part of the order of versions: remove it, \
                  and select flavours with `release`, a regular expression",
@@ -181,7 +184,7 @@ impl Bound {
             ));
         }
         match operator {
-            ">=" => Ok(Self::From(version.to_owned())),
+            ">=" => Ok(Self::AtLeast(version.to_owned())),
             "<" => Ok(Self::Below(version.to_owned())),
             other => Err(format!(
                 "`{other}{version}` is ambiguous, because releases that begin with {version} follow it in the distribution's order: \
@@ -196,12 +199,12 @@ impl fmt::Display for KernelRange {
         if self.0.is_empty() {
             return f.write_str("*");
         }
-        for (at, bound) in self.0.iter().enumerate() {
-            let comma = if at == 0 { "" } else { ", " };
+        for (index, bound) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
             match bound {
-                Bound::Numbers(comparator) => write!(f, "{comma}{comparator}")?,
-                Bound::From(least) => write!(f, "{comma}>={least}")?,
-                Bound::Below(end) => write!(f, "{comma}<{end}")?,
+                Bound::Semver(comparator) => write!(f, "{comma}{comparator}")?,
+                Bound::AtLeast(lower) => write!(f, "{comma}>={lower}")?,
+                Bound::Below(upper) => write!(f, "{comma}<{upper}")?,
             }
         }
         Ok(())
@@ -227,8 +230,8 @@ mod tests {
     }
 
     #[test]
-    fn releases_of_one_version_are_told_apart() {
-        for (os, range, holds, leaves_out) in [
+    fn ranges_distinguish_releases_of_one_version() {
+        for (os, range, included, excluded) in [
             (
                 "debian",
                 ">=6.1.0-56",
@@ -302,10 +305,10 @@ mod tests {
             ("sled", ">=5.14.21-150400.24_9", "5.14.21-150400.24.9-default", "5.14.21-150400.24.8-default"),
         ] {
             let range: KernelRange = range.parse().unwrap();
-            for release in holds.split_whitespace() {
+            for release in included.split_whitespace() {
                 assert!(range.holds(&target(os, release)), "{range} of {os} leaves out {release}");
             }
-            for release in leaves_out.split_whitespace() {
+            for release in excluded.split_whitespace() {
                 assert!(!range.holds(&target(os, release)), "{range} of {os} holds {release}");
             }
         }
@@ -339,9 +342,9 @@ mod tests {
     proptest! {
         /// Debian's order applies, whatever the flavor.
         #[test]
-        fn debian_s_abi_numbers_are_numbers(a in 1..2000_u32, b in 1..2000_u32, flavour in "(cloud-|rt-)?(amd64|arm64)") {
+        fn abi_numbers_compare_as_numbers(a in 1..2000_u32, b in 1..2000_u32, flavor in "(cloud-|rt-)?(amd64|arm64)") {
             let range: KernelRange = format!(">=6.1.0-{a}").parse().unwrap();
-            prop_assert_eq!(range.holds(&target("debian", &format!("6.1.0-{b}-{flavour}"))), b >= a);
+            prop_assert_eq!(range.holds(&target("debian", &format!("6.1.0-{b}-{flavor}"))), b >= a);
             let range: KernelRange = format!("<6.1.0-{a}").parse().unwrap();
             prop_assert_eq!(range.holds(&target("rhel", &format!("6.1.0-{b}.el9.x86_64"))), b < a);
         }

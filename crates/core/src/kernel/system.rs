@@ -10,8 +10,8 @@ pub const OSTREE_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_rel
 /// NFD's label for the version of RHEL that the system is based on.
 pub const RHEL_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_release.RHEL_VERSION";
 
-/// Maximum number of system images tracked for one kernel. A system upgrade may give two.
-const MOST: usize = 8;
+/// Maximum number of system images recorded for one kernel. During a system upgrade, two are usual.
+const MAX_SYSTEM_IMAGES: usize = 8;
 
 /// Digests of ImageStreams by tag, or why an ImageStream could not be read.
 pub type ImageStreams = BTreeMap<ImageStream, Result<BTreeMap<String, ImageDigest>, String>>;
@@ -19,11 +19,12 @@ pub type ImageStreams = BTreeMap<ImageStream, Result<BTreeMap<String, ImageDiges
 /// Facts about the system that the nodes of a kernel target report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSystem {
-    /// Versions of the system image, the newest first. The next image may have the same kernel.
+    /// Versions of the system image, the newest first. Several system images may have the same kernel.
     pub ostree_versions: Vec<OsVersion>,
     /// The newest version of RHEL.
     pub rhel_version: Option<OsVersion>,
-    /// Digest that the family's ImageStream has for the newest of these versions that it contains, or why it has none.
+    /// Digest of the newest of [`ostree_versions`](Self::ostree_versions) that the family's ImageStream has a tag for, or
+    /// why there is no digest. `None` without a lookup.
     pub digest: Option<Result<ImageDigest, String>>,
 }
 
@@ -32,19 +33,19 @@ pub static UNKNOWN_SYSTEM: NodeSystem =
     NodeSystem { ostree_versions: Vec::new(), rhel_version: None, digest: None };
 
 impl NodeSystem {
-    /// Adds the labels of another node. Invalid versions are ignored.
+    /// Adds the labels of one more node. Ignores invalid versions.
     pub fn note(&mut self, ostree_version: Option<&str>, rhel_version: Option<&str>) {
         let parse = |text: Option<&str>| text.and_then(|text| text.parse::<OsVersion>().ok());
         if let Some(version) = parse(ostree_version).filter(|version| !self.ostree_versions.contains(version))
         {
             self.ostree_versions.push(version);
-            self.ostree_versions.sort_by(|a, b| order(b, a));
-            self.ostree_versions.truncate(MOST);
+            self.ostree_versions.sort_by(|a, b| compare(b, a));
+            self.ostree_versions.truncate(MAX_SYSTEM_IMAGES);
         }
-        self.rhel_version = self.rhel_version.take().into_iter().chain(parse(rhel_version)).max_by(order);
+        self.rhel_version = self.rhel_version.take().into_iter().chain(parse(rhel_version)).max_by(compare);
     }
 
-    /// Looks up the versions among the tags of the family's ImageStream.
+    /// Looks up the digest of the newest version among the tags of the family's ImageStream.
     pub fn look_up(&mut self, stream: &ImageStream, streams: &ImageStreams) {
         let versions = &self.ostree_versions;
         self.digest = Some(match streams.get(stream) {
@@ -66,7 +67,7 @@ impl NodeSystem {
         ]
     }
 
-    /// Returns the label that a placeholder in the text requires and that no node has.
+    /// Returns the node label that a placeholder in the text needs but no node has.
     pub fn missing_label(&self, text: &str) -> Option<&'static str> {
         let mut missing = self.placeholders().into_iter().filter(|(_, _, version)| version.is_none());
         missing.find(|(name, ..)| text.contains(name)).map(|(_, label, _)| label)
@@ -81,7 +82,7 @@ impl NodeSystem {
     }
 }
 
-fn order(a: &OsVersion, b: &OsVersion) -> Ordering {
+fn compare(a: &OsVersion, b: &OsVersion) -> Ordering {
     rpm_version::compare(a.as_str(), b.as_str()).then_with(|| a.cmp(b))
 }
 
@@ -110,11 +111,12 @@ mod tests {
         assert_eq!(UNKNOWN_SYSTEM.missing_label("{{ rhel_version }}"), Some(RHEL_VERSION_LABEL));
         let many: Vec<String> = (0..100).map(|number| format!("416.94.{number}-0")).collect();
         let many = self::system(&many.iter().map(String::as_str).collect::<Vec<_>>());
-        assert_eq!((many.ostree_versions.len(), many.ostree_versions[0].as_str()), (MOST, "416.94.99-0"));
+        assert_eq!(many.ostree_versions.len(), MAX_SYSTEM_IMAGES);
+        assert_eq!(many.ostree_versions[0].as_str(), "416.94.99-0");
     }
 
     #[test]
-    fn an_image_stream_has_the_digest_of_the_newest_that_it_knows() {
+    fn the_digest_is_of_the_newest_version_with_a_tag() {
         let stream: ImageStream = "openshift/driver-toolkit".parse().unwrap();
         let digest: ImageDigest = format!("sha256:{:064}", 1).parse().unwrap();
         let found = |streams: ImageStreams| {

@@ -25,8 +25,8 @@ pub struct KernelTarget {
 }
 
 impl KernelTarget {
-    /// The GPU Operator's name of the operating system: `ubuntu22.04`, but `rhel9`. For the Enterprise Linux family it contains
-    /// the major version only (gpu-operator, `controllers/state_manager.go`).
+    /// Operating system and version as the GPU Operator writes them in image tags: `ubuntu22.04`, but `rhel9`. For `rhel`,
+    /// `rocky` and `ol` the tag has only the major version (gpu-operator, `controllers/state_manager.go`).
     pub fn os_tag(&self) -> String {
         let Self { os, os_version, release: _, arch: _ } = self;
         let major = os_version.as_str().split('.').next().unwrap_or_default();
@@ -36,7 +36,7 @@ impl KernelTarget {
         }
     }
 
-    /// Fills in the kernel's placeholders in a text. All values come from validated types, so they contain neither braces nor
+    /// Replaces the kernel placeholders in a text. The values come from validated types, so they contain neither braces nor
     /// separators.
     pub fn fill(&self, text: &str) -> String {
         let Self { os, os_version, release, arch } = self;
@@ -49,12 +49,12 @@ impl KernelTarget {
         pairs.fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
     }
 
-    /// The distribution version in the URLs of package repositories. RHCOS reports OpenShift's version, but its kernels come from
-    /// the RHEL version that their release names: `el9_4`.
+    /// Distribution version in the URLs of package repositories. RHCOS reports OpenShift's version as its own, so its RHEL
+    /// version is read from the kernel release: `9.4` from `.el9_4`.
     pub fn repository_version(&self) -> Cow<'_, str> {
         let Self { os, os_version, release, arch: _ } = self;
-        let of_rhel = (os.as_str() == "rhcos").then(|| release.as_str().split_once(".el")).flatten();
-        let Some((_, version)) = of_rhel else { return Cow::Borrowed(os_version.as_str()) };
+        let split = (os.as_str() == "rhcos").then(|| release.as_str().split_once(".el")).flatten();
+        let Some((_, version)) = split else { return Cow::Borrowed(os_version.as_str()) };
         let end = version.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(version.len());
         Cow::Owned(version.get(..end).unwrap_or_default().replace('_', "."))
     }
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_a_path_or_a_shell_would_misread_are_refused() {
+    fn names_unsafe_in_paths_or_shells_are_rejected() {
         for text in ["", ".", "..", "-rf", "a/b", "a b", "ubuntu\n", "ü", "$(id)", &"a".repeat(64)] {
             assert!(text.parse::<OsId>().is_err(), "{text:?} was accepted as an id");
             assert!(text.parse::<OsVersion>().is_err(), "{text:?} was accepted as a version");
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_told_in_one_line() {
+    fn target_displays_on_one_line() {
         let target = KernelTarget {
             os: "debian".parse().unwrap(),
             os_version: "12".parse().unwrap(),

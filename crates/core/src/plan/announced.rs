@@ -1,11 +1,11 @@
-//! Pure: announced kernels: kernels that images are built for before a node runs them, and what announces each one.
+//! Pure: announced kernels, which images are built for before any node runs them, and their announcers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use super::{
-    ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, PassedLimit,
+    ClusterSnapshot, ExceededLimit, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
     reasons::and_more, skip_reason::explained,
 };
 use crate::{
@@ -15,9 +15,9 @@ use crate::{
     },
 };
 
-/// Most kernels that nodes may announce together. Write access to one node's annotation must not suffice to keep the
-/// builders busy forever.
-const MOST_BY_NODES: usize = 32;
+/// Maximum number of kernels that all nodes together may announce. Without a limit, anyone who can write one node's
+/// annotation could keep the builders busy forever.
+const MAX_ANNOUNCED_BY_NODES: usize = 32;
 
 /// Origin of a kernel's announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
@@ -27,10 +27,10 @@ pub enum AnnouncedBy {
     /// A file in `announced/`.
     #[display("configuration {name}")]
     Configuration { name: String },
-    /// A kernel family with tracked suites in which the kernel is the newest.
+    /// A kernel family. The kernel is the newest one in the suites that the family tracks.
     #[display("tracked family {family}")]
     Tracked { family: String },
-    /// Nodes, by annotation: the name of the first one, and their number.
+    /// Annotated nodes: the name of the first one, and their number.
     #[display("node {node}{}", and_more(*count))]
     Nodes { node: String, count: usize },
 }
@@ -47,7 +47,7 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// Returns a node's platform, which stays known while its kernel label lags behind a reboot.
+    /// Returns a node's platform. The kernel label, which may be stale after a reboot, is not needed.
     pub fn of(node: &NodeFacts) -> Option<Self> {
         Some(Self {
             os: node.labels.get(OS_ID_LABEL)?.parse().ok()?,
@@ -62,7 +62,7 @@ impl Platform {
         KernelTarget { os, os_version, release, arch }
     }
 
-    fn is_of(&self, target: &KernelTarget) -> bool {
+    fn matches(&self, target: &KernelTarget) -> bool {
         (&self.os, &self.os_version, self.arch) == (&target.os, &target.os_version, target.arch)
     }
 }
@@ -78,8 +78,8 @@ pub struct TrackedKernel {
     pub flavour: String,
 }
 
-/// Returns the newest release of a flavor, with versions ordered by `compare`. Releases that another family matches
-/// first on this platform do not count.
+/// Returns the newest release of a flavor, with versions ordered by `compare`. Skips releases that belong to another
+/// family on this platform.
 pub fn newest(
     definitions: &Definitions,
     family: &ImageName,
@@ -99,18 +99,18 @@ pub fn newest(
     Some(TrackedKernel { target, family: family.clone(), flavour: flavour.to_owned() })
 }
 
-/// Whether a release has a flavor: a number must precede the flavor. `6.1.0-47-cloud-amd64` has the flavor
-/// `cloud-amd64` and not `amd64`; `5.14.0-503.el9.x86_64` has `x86_64`.
+/// Whether a release has a flavor. The part before the flavor must start with a digit:
+/// `6.1.0-47-cloud-amd64` has the flavor `cloud-amd64` and not `amd64`; `5.14.0-503.el9.x86_64` has `x86_64`.
 fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
     let before = release.as_str().strip_suffix(flavour).and_then(|rest| rest.strip_suffix(['-', '.']));
-    let last = before.and_then(|before| before.rsplit('-').next());
-    let follows_number = last.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()));
+    let previous = before.and_then(|before| before.rsplit('-').next());
+    let follows_number = previous.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()));
     follows_number || rpm_flavour(release) == flavour
 }
 
-/// Returns the flavor of an RPM distribution's release: `x86_64`, `x86_64+rt`, `default`, `azl3`. A release without an
-/// architecture has as flavor the words that do not start with a digit: `acme` for `5.10.0-acme.3`, an empty flavor
-/// for `6.12.90` and `6.12.0-rc3`.
+/// Returns the flavor of an RPM distribution's release: `x86_64`, `x86_64+rt`, `default`, `azl3`. Without an
+/// architecture in the release, the flavor consists of the words that do not start with a digit: `acme` for
+/// `5.10.0-acme.3`, and an empty flavor for `6.12.90` and `6.12.0-rc3`.
 pub fn rpm_flavour(release: &KernelRelease) -> String {
     let text = release.as_str();
     let arch = [".x86_64", ".aarch64"].iter().filter_map(|arch| text.find(arch)).min();
@@ -156,26 +156,25 @@ pub struct UnusedAnnouncement {
     pub why: AnnouncementReason,
 }
 
-/// Announcement of one kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Announced {
-    by: BTreeSet<AnnouncedBy>,
+struct KernelAnnouncement {
+    announcers: BTreeSet<AnnouncedBy>,
     /// Whether the kernel is announced for every image whose kernel range includes it.
-    for_all: bool,
-    /// Images that the kernel is announced for because nodes call for them.
+    for_all_images: bool,
+    /// Images that select the announcing nodes or, for a tracked kernel, nodes of its platform.
     images: BTreeSet<ImageName>,
 }
 
-impl Announced {
+impl KernelAnnouncement {
     fn is_for(&self, image: &ImageName) -> bool {
-        self.for_all || self.images.contains(image)
+        self.for_all_images || self.images.contains(image)
     }
 }
 
-/// Announced kernels.
+/// All announced kernels, with their announcers and images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announcements {
-    kernels: BTreeMap<KernelTarget, Announced>,
+    kernels: BTreeMap<KernelTarget, KernelAnnouncement>,
     /// Newest kernels of the tracked suites.
     tracked: BTreeSet<TrackedKernel>,
     /// Nodes whose announcements are not used.
@@ -183,7 +182,7 @@ pub struct Announcements {
 }
 
 impl Announcements {
-    /// Collects the announcements of definitions, tracked suites and nodes.
+    /// Collects the announcements from definitions, tracked suites and nodes.
     pub fn of(
         definitions: &Definitions,
         snapshot: &ClusterSnapshot,
@@ -198,8 +197,8 @@ impl Announcements {
         }
         let platforms = if tracked.is_empty() { BTreeMap::new() } else { called_for(definitions, snapshot) };
         for TrackedKernel { target, family, flavour: _ } in &tracked {
-            let called = platforms.iter().find(|(platform, _)| platform.is_of(target));
-            if let Some((_, images)) = called.filter(|(_, images)| !images.is_empty()) {
+            let matching = platforms.iter().find(|(platform, _)| platform.matches(target));
+            if let Some((_, images)) = matching.filter(|(_, images)| !images.is_empty()) {
                 let by = AnnouncedBy::Tracked { family: family.to_string() };
                 this.add(target.clone(), by, Some(images.clone()));
             }
@@ -219,19 +218,20 @@ impl Announcements {
             }
         }
         let mut wanted: Vec<_> = wanted.into_iter().collect();
-        // Kernels that the most nodes announce come first. The stable sort keeps the order of the rest.
+        // Kernels with the most announcing nodes first. The stable sort keeps ties in kernel order.
         wanted.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
-        for (place, (target, nodes)) in wanted.into_iter().enumerate() {
-            if place >= MOST_BY_NODES {
+        for (rank, (target, nodes)) in wanted.into_iter().enumerate() {
+            if rank >= MAX_ANNOUNCED_BY_NODES {
                 let release = target.release.to_string();
-                let why = AnnouncementReason::TooMany { release, most: MOST_BY_NODES };
+                let why = AnnouncementReason::TooMany { release, most: MAX_ANNOUNCED_BY_NODES };
                 let unused =
                     |node: &&NodeFacts| UnusedAnnouncement { node: node.name.clone(), why: why.clone() };
                 self.unused.extend(nodes.iter().map(unused));
                 continue;
             }
-            let calls = |image: &&DriverImage| nodes.iter().any(|node| node.calls_for(image));
-            let images = definitions.images.values().filter(calls).map(|image| image.metadata.name.clone());
+            let selects_any = |image: &&DriverImage| nodes.iter().any(|node| node.is_selected_by(image));
+            let images =
+                definitions.images.values().filter(selects_any).map(|image| image.metadata.name.clone());
             let Some(node) = nodes.iter().map(|node| &node.name).min() else { continue };
             let by = AnnouncedBy::Nodes { node: node.clone(), count: nodes.len() };
             self.add(target, by, Some(images.collect()));
@@ -241,10 +241,10 @@ impl Announcements {
 
     /// Adds a kernel for the given images; `None` adds it for all images.
     fn add(&mut self, target: KernelTarget, by: AnnouncedBy, images: Option<BTreeSet<ImageName>>) {
-        let found = self.kernels.entry(target).or_default();
-        found.by.insert(by);
-        found.for_all |= images.is_none();
-        found.images.extend(images.into_iter().flatten());
+        let announcement = self.kernels.entry(target).or_default();
+        announcement.announcers.insert(by);
+        announcement.for_all_images |= images.is_none();
+        announcement.images.extend(images.into_iter().flatten());
     }
 
     /// Returns all announced kernels.
@@ -254,23 +254,23 @@ impl Announcements {
 
     /// Whether any kernel is announced for this image.
     pub fn call_for(&self, image: &ImageName) -> bool {
-        self.kernels.values().any(|announced| announced.is_for(image))
+        self.kernels.values().any(|announcement| announcement.is_for(image))
     }
 
-    /// Returns what announces this kernel; empty for images that the kernel is not announced for.
-    pub(super) fn by_for(&self, target: &KernelTarget, image: &ImageName) -> Vec<AnnouncedBy> {
-        let found = self.kernels.get(target).filter(|announced| announced.is_for(image));
-        found.map(|announced| announced.by.iter().cloned().collect()).unwrap_or_default()
+    /// Returns the announcers of a kernel; empty if the kernel is not announced for the image.
+    pub(super) fn announcers_of(&self, target: &KernelTarget, image: &ImageName) -> Vec<AnnouncedBy> {
+        let found = self.kernels.get(target).filter(|announcement| announcement.is_for(image));
+        found.map(|announcement| announcement.announcers.iter().cloned().collect()).unwrap_or_default()
     }
 
     /// Returns the kernels that are announced for an image.
     pub(super) fn targets_for<'a>(&'a self, image: &'a ImageName) -> impl Iterator<Item = &'a KernelTarget> {
-        self.kernels.iter().filter(|(_, found)| found.is_for(image)).map(|(target, _)| target)
+        self.kernels.iter().filter(|(_, announcement)| announcement.is_for(image)).map(|(target, _)| target)
     }
 
     /// Returns the kernel that a node is to boot next: the kernel in its annotation, else the newest tracked kernel of
     /// its platform and flavor.
-    pub(super) fn next_of(&self, node: &NodeFacts) -> Option<KernelTarget> {
+    pub(super) fn next_kernel_of(&self, node: &NodeFacts) -> Option<KernelTarget> {
         match announcement(node) {
             Some(Ok(target)) => return self.kernels.contains_key(&target).then_some(target),
             Some(Err(_)) => return None,
@@ -279,12 +279,13 @@ impl Announcements {
         }
         let (platform, release) = (Platform::of(node)?, node.kernel_version.parse().ok()?);
         let fits = |tracked: &&TrackedKernel| {
-            platform.is_of(&tracked.target) && has_flavour(&release, &tracked.flavour)
+            platform.matches(&tracked.target) && has_flavour(&release, &tracked.flavour)
         };
         let mut tracked: Vec<&KernelTarget> =
             self.tracked.iter().filter(fits).map(|tracked| &tracked.target).collect();
-        // With several streams, such as RHEL's EUS and its newest minor release, choose the node's own stream: the
-        // first one whose newest kernel is not older than the node's kernel.
+        // A family may track several streams, such as RHEL's EUS and the newest minor release. Choose the oldest stream
+        // whose newest kernel is not older than the node's kernel: it is the node's own stream. If all are older, choose
+        // the newest one.
         let order = order_of(&platform.os, release.as_str());
         tracked.sort_by(|a, b| order(a.release.as_str(), b.release.as_str()));
         let next = tracked.iter().find(|next| order(next.release.as_str(), release.as_str()).is_ge());
@@ -292,10 +293,11 @@ impl Announcements {
     }
 }
 
-/// Returns the kernel target that a node's annotation announces, or the reason for not using the announcement.
+/// Returns the kernel target that a node's annotation announces, or the reason for not using the announcement. Returns
+/// `None` for a node without the annotation.
 pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, AnnouncementReason>> {
     let text = node.annotations.get(NEXT_KERNEL_ANNOTATION)?;
-    if let Some(PassedLimit::PerNode { most, within }) = node.distrust.announcement {
+    if let Some(ExceededLimit::PerNode { most, within }) = node.rejected_claims.announcement {
         return Some(Err(AnnouncementReason::TooManyNamed { most, within }));
     }
     let target = match text.parse::<KernelRelease>() {
@@ -311,7 +313,7 @@ pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, Anno
     Some(target)
 }
 
-/// Returns the platforms of the nodes, each with the images that its nodes call for.
+/// Returns the platforms of the nodes, each with the images that select at least one of its nodes.
 pub fn called_for(
     definitions: &Definitions,
     snapshot: &ClusterSnapshot,
@@ -319,10 +321,10 @@ pub fn called_for(
     let mut platforms: BTreeMap<Platform, BTreeSet<ImageName>> = BTreeMap::new();
     for node in &snapshot.nodes {
         let Some(platform) = Platform::of(node) else { continue };
-        let known = platforms.entry(platform).or_default();
+        let selecting = platforms.entry(platform).or_default();
         for (name, image) in &definitions.images {
-            if !known.contains(name) && node.calls_for(image) {
-                known.insert(name.clone());
+            if !selecting.contains(name) && node.is_selected_by(image) {
+                selecting.insert(name.clone());
             }
         }
     }

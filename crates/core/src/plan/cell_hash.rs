@@ -1,4 +1,4 @@
-//! Pure: computes the input hash of a cell, its hash without signing, and its recipe hash.
+//! Pure: computes the input hash of a cell, its input hash without module signing, and its recipe hash.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::{
     kernel::{Architecture, KernelLabel, KernelTarget},
 };
 
-/// Inputs of the hash besides the Dockerfile.
+/// Inputs of the hashes besides the Dockerfile.
 pub(super) struct HashInputs<'a> {
     pub(super) spec: &'a DriverImageSpec,
     pub(super) resolved: &'a ResolvedImage,
@@ -23,10 +23,10 @@ pub(super) struct HashInputs<'a> {
 }
 
 pub(super) fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
-    let mut hasher = for_kernel(inputs, dockerfile);
+    let mut hasher = kernel_hasher(inputs, dockerfile);
     add_definition(&mut hasher, inputs)?;
     add_base(&mut hasher, inputs)?;
-    // Images with unsigned modules keep their hash.
+    // Add nothing without signing, so that images with unsigned modules keep their hash.
     if let Some(SignedWith { certificate, signed }) = &inputs.resolved.signed_with {
         hasher
             .add("module-signing", SIGNING_FORMAT)
@@ -37,15 +37,16 @@ pub(super) fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<In
 }
 
 pub(super) fn unsigned_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
-    let mut hasher = for_kernel(inputs, dockerfile);
+    let mut hasher = kernel_hasher(inputs, dockerfile);
     add_definition(&mut hasher, inputs)?;
+    // A base from `needs` changes whenever the signing key changes, and is not part of the payload.
     if !matches!(inputs.spec.runtime.base, Some(RuntimeBase::Need(_))) {
         add_base(&mut hasher, inputs)?;
     }
     Ok(hasher.finish())
 }
 
-fn for_kernel(inputs: &HashInputs<'_>, dockerfile: &str) -> InputHasher {
+fn kernel_hasher(inputs: &HashInputs<'_>, dockerfile: &str) -> InputHasher {
     let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain, headers, target } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let mut hasher = InputHasher::new(BUILD_FORMAT);
@@ -61,9 +62,9 @@ fn for_kernel(inputs: &HashInputs<'_>, dockerfile: &str) -> InputHasher {
     hasher
 }
 
-/// Returns the recipe hash. The caller has removed the base's name from the Dockerfile. The kernel release and label
-/// that the template wrote into the Dockerfile do not count. Other differences between kernels, such as an extra step,
-/// do count.
+/// Returns the recipe hash. Cells with the same recipe hash may reuse each other's payload. The caller has removed the
+/// base's name from the Dockerfile. This function replaces the kernel release and label with placeholders. Other
+/// differences between kernels, such as an extra step, change the hash.
 pub(super) fn recipe(
     inputs: &HashInputs<'_>,
     family: &ImageName,
@@ -91,9 +92,9 @@ pub(super) fn recipe(
 /// Adds the definition's fields and their resolved values.
 fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
     let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target: _ } = inputs;
-    // Name every field, so that a new field cannot be forgotten. The fields ignored with `_` select or name the build
-    // without changing it, or are already part of the Dockerfile (`template`, `vars`) or the toolchain
-    // (`build_packages`).
+    // Name every field, so that a new field cannot be forgotten. Fields are ignored with `_` for two reasons: they do not
+    // change the content of the image, or another input already contains them. The Dockerfile contains `template` and
+    // `vars`, and the toolchain contains `build_packages`.
     let DriverImageSpec {
         version: _,
         template: _,
@@ -123,7 +124,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
         .add("output", canonical("output", output)?)
         .add("entrypoint", canonical("runtime.entrypoint", entrypoint)?)
         .add("env", canonical("runtime.env", env)?);
-    // Absent lists add nothing, so that images without them keep their hash.
+    // Add nothing for an empty list, so that images without the list keep their hash.
     if !exposes.is_empty() {
         hasher.add("exposes", canonical("exposes", exposes)?);
     }
@@ -141,7 +142,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
     for CellPatch { index: _, name, sha256 } in *patches {
         hasher.add("patch", name).add("sha256", sha256);
     }
-    // The image that exposed the headers does not count: another image with the same exposed headers is equivalent.
+    // Leave out the image that exposes the headers: another image with the same exposed headers is equivalent.
     for CellNeed { name, version: _, exposed, image: _ } in *needs {
         hasher.add("need", name.as_str()).add("exposed", exposed.to_string());
     }
@@ -168,16 +169,16 @@ fn add_base(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), Ski
             return Err(SkipReason::Unresolved { detail: "the runtime base was not looked up".to_owned() });
         }
     }
-    // Images without `driver-entrypoint` keep their hash.
+    // Add nothing without `driver-entrypoint`, so that such images keep their hash.
     if spec.holds_entrypoint() {
-        runs_on(resolved, target.arch)?;
+        check_entrypoint_exists(resolved, target.arch)?;
         hasher.add("driver-entrypoint", ENTRYPOINT_FORMAT);
     }
     Ok(())
 }
 
-/// Fails where no `driver-entrypoint` binary exists for this architecture.
-fn runs_on(resolved: &ResolvedImage, arch: Architecture) -> Result<(), SkipReason> {
+/// Fails if no `driver-entrypoint` binary exists for this architecture.
+fn check_entrypoint_exists(resolved: &ResolvedImage, arch: Architecture) -> Result<(), SkipReason> {
     let unresolved = |detail| Err(SkipReason::Unresolved { detail });
     match resolved.entrypoints.first() {
         _ if resolved.entrypoints.contains(&arch) => Ok(()),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
     Outcome, PlanInputs, PlannedCell,
-    guarantee::{MadeFor, passing},
+    guarantee::{RequiredKernels, admissible_image},
     outcome::{Key, waits_for},
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Reason why an image is not complete on a kernel.
-struct Lack {
+struct UnavailableReason {
     why: String,
     /// Whether the only reason is that the registry did not answer.
     unknown: bool,
@@ -76,26 +76,34 @@ impl<'a> ChainStates<'a> {
     }
 }
 
-/// Returns the images that each kernel calls for and that are meant for it, with their lacks.
+/// Returns the images that each kernel calls for and that are meant for it, each with the reason why it is unavailable,
+/// if any.
 fn members<'a>(
     inputs: &PlanInputs<'_>,
     cells: &'a [PlannedCell],
-) -> BTreeMap<&'a KernelTarget, BTreeMap<&'a ImageName, Option<Lack>>> {
-    let mut members: BTreeMap<&KernelTarget, BTreeMap<&ImageName, Option<Lack>>> = BTreeMap::new();
-    // Cells whose only lack is the registry's missing answer. Needs come before their dependents in `cells`.
+) -> BTreeMap<&'a KernelTarget, BTreeMap<&'a ImageName, Option<UnavailableReason>>> {
+    let mut members: BTreeMap<&KernelTarget, BTreeMap<&ImageName, Option<UnavailableReason>>> =
+        BTreeMap::new();
+    // Cells that are unavailable only because the registry did not answer. Needs come before their dependents in `cells`.
     let mut silent: HashSet<Key<'_>> = HashSet::new();
     for planned in cells {
         let PlannedCell { image, target, outcome, .. } = planned;
         let subject = planned.subject();
-        let lack = |why, unknown| Some(Lack { why, unknown });
+        let lack = |why, unknown| Some(UnavailableReason { why, unknown });
         let lack = match outcome {
             Outcome::UpToDate { cell, published, .. } => {
-                let fit = passing(inputs, image, published, &cell.reference, MadeFor::Kernel(target));
+                let fit = admissible_image(
+                    inputs,
+                    image,
+                    published,
+                    &cell.reference,
+                    RequiredKernels::Kernel(target),
+                );
                 fit.err().and_then(|why| lack(format!("{subject}: {why}"), false))
             }
             Outcome::Build { .. } => lack(format!("{subject} is to be built"), false),
-            Outcome::Skipped { why } if why.is_finding() => continue,
-            // A cell that waits only for such cells has no other lack than the missing answer.
+            Outcome::Skipped { why } if why.is_not_applicable() => continue,
+            // A cell that waits only for such cells has no other reason than the missing answer.
             Outcome::Waiting { needs } => lack(
                 format!("{subject} {}", waits_for(needs)),
                 needs.iter().all(|need| silent.contains(&(need, target))),

@@ -88,7 +88,7 @@ fn ends_of_pods(
         snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid && pod.bound && !pod.deleting);
     let pods = own.filter_map(|pod| {
         if pod.ready {
-            Some((pod.steady_since?, limits.stable_for))
+            Some((pod.stable_since?, limits.stable_for))
         } else {
             Some((pod.created?, limits.deadline))
         }
@@ -153,7 +153,7 @@ mod tests {
             bound: true,
             images: BTreeMap::new(),
             ready: false,
-            steady_since: None,
+            stable_since: None,
             created: Some(at(500)),
             deleting: false,
             messages: Vec::new(),
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(left(&world, 800), Some(301));
         world.snapshot.pods[0].ready = true;
         assert_eq!(left(&world, 800), None);
-        world.snapshot.pods[0].steady_since = Some(at(700));
+        world.snapshot.pods[0].stable_since = Some(at(700));
         assert_eq!(left(&world, 800), Some(21), "until the pod has been ready for two minutes");
     }
 

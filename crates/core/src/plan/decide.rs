@@ -30,25 +30,25 @@ fn cannot_build(
             return Some(SkipReason::NoHeaders { detail });
         }
         HeaderState::Refused(detail) => return Some(SkipReason::Headers { detail: detail.clone() }),
-        HeaderState::There(compiler) => *compiler,
+        HeaderState::Available(compiler) => *compiler,
         HeaderState::Unknown => None,
     };
     let family = families.iter().find(|family| family.metadata.name == cell.family)?;
     if let Some(detail) = lacks_compiler(family, built_with) {
         return Some(SkipReason::NoCompiler { detail });
     }
-    let unmakeable = |what: &'static str, identity: &str| {
+    let unbuildable = |what: &'static str, identity: &str| {
         let key = (what, identity.to_owned(), cell.target.arch);
-        inputs.cells.resolved.unmakeable_root_fs.get(&key).cloned()
+        inputs.cells.resolved.unbuildable_root_fs.get(&key).cloned()
     };
     // A payload that is reused or only signed again is not compiled.
     let compiles = spec.reuse == Reuse::Never && cell.unsigned_hash.is_none();
-    let toolchain = unmakeable(FetchedInputs::TOOLCHAIN, &cell.toolchain).filter(|_| compiles);
+    let toolchain = unbuildable(FetchedInputs::TOOLCHAIN, &cell.toolchain).filter(|_| compiles);
     if let Some(detail) = toolchain {
         return Some(SkipReason::Toolchain { family: cell.family.to_string(), detail });
     }
     let base = cell.fetched.base.as_deref();
-    if let Some(detail) = base.and_then(|base| unmakeable(FetchedInputs::BASE, base)) {
+    if let Some(detail) = base.and_then(|base| unbuildable(FetchedInputs::BASE, base)) {
         return Some(SkipReason::Unresolved { detail: format!("runtime base: {detail}") });
     }
     if spec.output == Output::Image {
@@ -59,17 +59,17 @@ fn cannot_build(
     Some(SkipReason::ForeignArchitecture { detail })
 }
 
-/// Decides the outcome of a cell. Facts that are not known yet are added to `questions`; the returned outcome is then
+/// Decides the outcome of a cell. Facts that are not known yet are added to `lookups`; the returned outcome is then
 /// provisional.
 pub(super) fn decide(
     inputs: &PlanInputs<'_>,
     image: &DriverImage,
     cell: &Arc<Cell>,
-    questions: &mut PendingLookups,
+    lookups: &mut PendingLookups,
 ) -> Outcome {
     let (observed, spec) = (inputs.observed, &image.spec);
     let unasked = |reference: &&ImageReference| !observed.knows(reference);
-    questions.images.extend(cell.references().filter(unasked).cloned());
+    lookups.images.extend(cell.references().filter(unasked).cloned());
 
     let fault = |reference: &ImageReference| Some((reference.clone(), observed.unreachable.get(reference)?));
     if let Some((reference, message)) = cell.references().find_map(fault) {
@@ -104,9 +104,9 @@ pub(super) fn decide(
     }
     let failure = observed.failures.get(&input_hash);
     if failure.is_none() {
-        questions.failures.insert(input_hash);
+        lookups.failures.insert(input_hash);
     }
-    let failure = failure.and_then(Option::as_ref).filter(|failure| failure.still_holds(spec));
+    let failure = failure.and_then(Option::as_ref).filter(|failure| failure.applies_to(spec));
     match observed.headers.get(&cell.target) {
         Some(state) => {
             if let Some(why) = cannot_build(inputs, image, cell, state) {
@@ -115,7 +115,7 @@ pub(super) fn decide(
         }
         // A published image needs no headers, so ask for them only when every reference was looked up.
         None if cell.references().all(|reference| observed.knows(reference)) => {
-            questions.headers.insert(cell.target.clone());
+            lookups.headers.insert(cell.target.clone());
         }
         None => {}
     }

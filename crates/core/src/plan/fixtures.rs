@@ -6,11 +6,11 @@ use std::{
 };
 
 use super::{
-    Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
-    HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts,
-    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, PendingLookups, Plan, PlanInputs,
-    PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange, ResourceFacts,
-    Shared, SkipReason, TrackedKernel, UpdateStrategy, plan,
+    Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, CowArc, DaemonSetChange,
+    DaemonSetFacts, HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests,
+    NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, PendingLookups,
+    Plan, PlanInputs, PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange,
+    ResourceFacts, SkipReason, TrackedKernel, UpdateStrategy, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, Need, OperatorResource, UnknownPolicy},
@@ -103,11 +103,11 @@ impl World {
     }
 
     /// Runs the planner. Images that the world does not contain are absent, failures did not happen, and headers exist.
-    /// Only questions about signatures are returned.
+    /// Only lookups of signatures are returned.
     pub(super) fn ask(&self) -> Result<Plan, PendingLookups> {
         let mut observed = self.observed.clone();
         loop {
-            let questions = match plan(&PlanInputs {
+            let lookups = match plan(&PlanInputs {
                 cells: self.cell_inputs(),
                 observed: &observed,
                 snapshot: &self.snapshot,
@@ -118,14 +118,14 @@ impl World {
                 has_daemon: self.has_daemon,
                 now: self.now,
             }) {
-                Err(questions) if questions.signatures.is_empty() => questions,
+                Err(lookups) if lookups.signatures.is_empty() => lookups,
                 other => return other,
             };
-            observed.absent.extend(questions.images);
-            observed.failures.extend(questions.failures.into_iter().map(|inputs| (inputs, None)));
+            observed.absent.extend(lookups.images);
+            observed.failures.extend(lookups.failures.into_iter().map(|inputs| (inputs, None)));
             observed
                 .headers
-                .extend(questions.headers.into_iter().map(|kernel| (kernel, HeaderState::There(None))));
+                .extend(lookups.headers.into_iter().map(|kernel| (kernel, HeaderState::Available(None))));
         }
     }
 
@@ -333,7 +333,7 @@ fn family() -> KernelFamily {
     .unwrap()
 }
 
-pub(super) fn node(name: &str, release: &str) -> Shared<NodeFacts> {
+pub(super) fn node(name: &str, release: &str) -> CowArc<NodeFacts> {
     let label = release.parse().ok().and_then(|release| KernelLabel::of(&release));
     let label = label.map(|label| label.to_string()).unwrap_or_default();
     let node = NodeFacts {
@@ -343,7 +343,7 @@ pub(super) fn node(name: &str, release: &str) -> Shared<NodeFacts> {
             .into(),
         kernel_version: release.to_owned(),
         architecture: "amd64".to_owned(),
-        hardware_labelled: true,
+        has_hardware_labels: true,
         ..NodeFacts::default()
     };
     node.into()
@@ -393,7 +393,7 @@ pub(super) fn pod(daemon_set: &DaemonSetFacts, node: &str, ready: bool) -> PodFa
         bound: true,
         images: images.collect(),
         ready,
-        steady_since: ready.then_some(jiff::Timestamp::MIN),
+        stable_since: ready.then_some(jiff::Timestamp::MIN),
         created: None,
         deleting: false,
         messages: if ready {

@@ -4,8 +4,8 @@
 //! was seen recently, or a kept image that is made from it. Only an image without any such reason is deleted.
 
 mod candidates;
-mod held_image;
 mod record;
+mod registry_image;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,8 +19,8 @@ use super::{
 use crate::image::{Digest, Repository, Tag};
 
 pub use candidates::Candidates;
-pub use held_image::HeldImage;
 pub use record::{KernelKey, KernelRecord};
+pub use registry_image::RegistryImage;
 
 /// Kernels that count as in use whatever the record says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl LiveKernels {
 }
 
 /// Returns the nodes' kernels and the announced kernels to record as seen: only those with a known target.
-pub fn kernels_to_note(snapshot: &ClusterSnapshot, announced: &Announcements) -> BTreeSet<KernelKey> {
+pub fn kernels_in_use(snapshot: &ClusterSnapshot, announced: &Announcements) -> BTreeSet<KernelKey> {
     let running = snapshot.nodes.iter().filter_map(|node| node_target(node).ok());
     let all = running.chain(announced.targets().cloned());
     all.map(|target| KernelKey { release: target.release.to_string(), arch: Some(target.arch) }).collect()
@@ -70,7 +70,7 @@ pub fn kernels_to_note(snapshot: &ClusterSnapshot, announced: &Announcements) ->
 #[derive(Clone, Copy, Debug)]
 pub struct GcInputs<'a> {
     /// Images of the registry: every tag of every examined repository.
-    pub images: &'a [HeldImage],
+    pub images: &'a [RegistryImage],
     /// Members of [`Candidates`] that the cluster's objects mention.
     pub mentioned: &'a BTreeSet<String>,
     /// Kernels in use.
@@ -87,7 +87,7 @@ pub struct GcInputs<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "why")]
 #[expect(missing_docs, reason = "the variants' comments describe their fields")]
-pub enum KeptWhy {
+pub enum KeepReason {
     /// farrier did not publish the image, or it is for no kernel.
     NotOurs,
     /// A rollout target, a pod or a record for rollback names the image by this word.
@@ -114,13 +114,13 @@ pub struct KeptImage {
     pub image: String,
     /// Reason for keeping it.
     #[serde(flatten)]
-    pub why: KeptWhy,
+    pub why: KeepReason,
 }
 
 /// Image that is deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct GoingImage {
+pub struct PrunedImage {
     /// Repository of the image.
     pub repository: Repository,
     /// Digest of the manifest.
@@ -138,7 +138,7 @@ pub struct GoingImage {
 #[serde(rename_all = "camelCase")]
 pub struct GcPlan {
     /// Images to delete, each before the images that it is made from.
-    pub going: Vec<GoingImage>,
+    pub going: Vec<PrunedImage>,
     /// Images to keep.
     pub kept: Vec<KeptImage>,
     /// Bytes of the blobs that only deleted images refer to, each blob counted once.
@@ -148,7 +148,8 @@ pub struct GcPlan {
 /// Decides which images to delete and which to keep.
 pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
     let GcInputs { images, .. } = *inputs;
-    let mut kept: Vec<Option<KeptWhy>> = images.iter().map(|image| kept_by_itself(inputs, image)).collect();
+    let mut kept: Vec<Option<KeepReason>> =
+        images.iter().map(|image| own_keep_reason(inputs, image)).collect();
     keep_parts(images, &mut kept);
 
     let staying = images.iter().zip(&kept).filter(|(_, why)| why.is_some());
@@ -166,7 +167,7 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
             .filter(|(digest, _)| !needed.contains(digest))
             .map(|(digest, size)| (digest, *size))
             .collect();
-        plan.going.push(GoingImage {
+        plan.going.push(PrunedImage {
             repository: image.repository.clone(),
             digest: image.digest.clone(),
             tags: image.tags.iter().cloned().collect(),
@@ -179,7 +180,7 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
     let held = |digest: &Digest| images.iter().find(|image| image.digest == *digest);
     let count = |digest: &Digest| held(digest).map_or(0, |image| image.members.len());
     // An index refers to images that can themselves have members.
-    let parts = |going: &GoingImage| {
+    let parts = |going: &PrunedImage| {
         let members = held(&going.digest).into_iter().flat_map(|image| &image.members);
         members.map(|member| 1 + count(member)).sum::<usize>()
     };
@@ -197,13 +198,13 @@ fn total(blobs: &BTreeMap<&Digest, u64>) -> u64 {
 }
 
 /// Returns the reason that keeps an image regardless of other images.
-fn kept_by_itself(inputs: &GcInputs<'_>, image: &HeldImage) -> Option<KeptWhy> {
+fn own_keep_reason(inputs: &GcInputs<'_>, image: &RegistryImage) -> Option<KeepReason> {
     let GcInputs { mentioned, live, .. } = inputs;
     if let Some(by) = Candidates::of_image(image).find(|word| mentioned.contains(word)) {
-        return Some(KeptWhy::Named { by });
+        return Some(KeepReason::Named { by });
     }
     if image.kernels.is_empty() {
-        return Some(KeptWhy::NotOurs);
+        return Some(KeepReason::NotOurs);
     }
     if !gone(inputs, image).is_empty() {
         return None;
@@ -212,19 +213,19 @@ fn kept_by_itself(inputs: &GcInputs<'_>, image: &HeldImage) -> Option<KeptWhy> {
     if let Some((used, kernel)) = uses.next() {
         let kernel = kernel.clone();
         return Some(match used {
-            KernelUse::Runs => KeptWhy::Runs { kernel },
-            KernelUse::Announced => KeptWhy::Announced { kernel },
-            KernelUse::Left => KeptWhy::Left { kernel },
+            KernelUse::Runs => KeepReason::Runs { kernel },
+            KernelUse::Announced => KeepReason::Announced { kernel },
+            KernelUse::Left => KeepReason::Left { kernel },
         });
     }
     let oldest = image.kernels.iter().min_by_key(|kernel| inputs.record.seen(kernel))?;
     let seen = inputs.record.seen(oldest).unwrap_or(inputs.today);
-    Some(KeptWhy::Recent { kernel: oldest.clone(), seen })
+    Some(KeepReason::Recent { kernel: oldest.clone(), seen })
 }
 
 /// Returns the kernels of an image that no node has had for long enough. No rollout asks for a union with such a
 /// kernel: unions include only kernels that nodes run, announced kernels, and kernels that left recently.
-fn gone(inputs: &GcInputs<'_>, image: &HeldImage) -> BTreeMap<String, Date> {
+fn gone(inputs: &GcInputs<'_>, image: &RegistryImage) -> BTreeMap<String, Date> {
     let GcInputs { live, record, keep_days, today, .. } = *inputs;
     let last = today.saturating_sub(i64::from(keep_days).days());
     let gone = |kernel: &&String| !live.0.contains_key(*kernel);
@@ -233,7 +234,7 @@ fn gone(inputs: &GcInputs<'_>, image: &HeldImage) -> BTreeMap<String, Date> {
 }
 
 /// Keeps the images that kept images are made from.
-fn keep_parts(images: &[HeldImage], kept: &mut [Option<KeptWhy>]) {
+fn keep_parts(images: &[RegistryImage], kept: &mut [Option<KeepReason>]) {
     let mut places: HashMap<&Digest, Vec<usize>> = HashMap::new();
     for (place, image) in images.iter().enumerate() {
         places.entry(&image.digest).or_default().push(place);
@@ -247,8 +248,11 @@ fn keep_parts(images: &[HeldImage], kept: &mut [Option<KeptWhy>]) {
                 let of_it = is_base || images[found].repository == whole.repository;
                 if kept[found].is_none() && of_it {
                     let image = whole.reference();
-                    kept[found] =
-                        Some(if is_base { KeptWhy::BaseOf { image } } else { KeptWhy::PartOf { image } });
+                    kept[found] = Some(if is_base {
+                        KeepReason::BaseOf { image }
+                    } else {
+                        KeepReason::PartOf { image }
+                    });
                     next.push(found);
                 }
             }

@@ -9,7 +9,7 @@ use crate::{
 
 /// Kernel or kernels that a published image must have been made for.
 #[derive(Clone, Copy)]
-pub(super) enum MadeFor<'a> {
+pub(super) enum RequiredKernels<'a> {
     /// The kernel of every node that the change reaches: the exact release, because a tag's kernel label is lossy.
     Kernel(&'a KernelTarget),
     /// Several kernels: the members that this input hash covers. Each member passed its own check.
@@ -18,25 +18,25 @@ pub(super) enum MadeFor<'a> {
 
 /// Returns the image of a definition by digest, where its check passed, an accepted key signed it, and it was made for
 /// the nodes that it is to reach. `name` is the tag under which the image was found.
-pub(super) fn passing(
+pub(super) fn admissible_image(
     inputs: &PlanInputs<'_>,
     definition: &ImageName,
     published: &Published,
     name: &ImageReference,
-    made_for: MadeFor<'_>,
+    made_for: RequiredKernels<'_>,
 ) -> Result<ImageReference, HoldReason> {
     let Published { input_hash, verdict, kernel_release, .. } = published;
     let image = published.pinned(name);
     match made_for {
-        MadeFor::Kernel(kernel) if kernel_release.as_deref() != Some(kernel.release.as_str()) => {
+        RequiredKernels::Kernel(kernel) if kernel_release.as_deref() != Some(kernel.release.as_str()) => {
             return Err(HoldReason::OtherKernel { image, found: kernel_release.clone() });
         }
-        MadeFor::Members(inputs) if *input_hash != Some(inputs) => {
+        RequiredKernels::Members(inputs) if *input_hash != Some(inputs) => {
             return Err(HoldReason::NoUnion {
                 detail: format!("{name} holds an image built from other inputs"),
             });
         }
-        MadeFor::Kernel(_) | MadeFor::Members(_) => {}
+        RequiredKernels::Kernel(_) | RequiredKernels::Members(_) => {}
     }
     if !inputs.definitions().site.policy.is_empty() {
         let why = match inputs.observed.signature(&image) {

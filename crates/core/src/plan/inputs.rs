@@ -115,7 +115,7 @@ impl Observed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderState {
     /// The headers are available; with the compiler that built the kernel, where already known.
-    There(Option<Compiler>),
+    Available(Option<Compiler>),
     /// There are no headers; with what was looked for.
     Missing(String),
     /// The headers cannot be obtained, and a retry would not help; with the reason and the remedy.
@@ -188,7 +188,7 @@ pub struct Failure {
 
 impl Failure {
     /// Whether the same inputs would fail again with the definition's current check settings and deadline.
-    pub fn still_holds(&self, spec: &DriverImageSpec) -> bool {
+    pub fn applies_to(&self, spec: &DriverImageSpec) -> bool {
         self.under.is_none_or(|under| under == spec.check)
             && self.deadline.is_none_or(|deadline| spec.build.deadline <= deadline)
     }
@@ -283,7 +283,7 @@ pub struct Resolved {
     /// Verification results of root file systems in the registry's store; `None` for those that are vouched for.
     pub unverified_root_fs: BTreeMap<RootFsKey, Option<Unverified>>,
     /// Reasons why root file systems of packages that do not exist yet cannot be created here, with the remedy.
-    pub unmakeable_root_fs: BTreeMap<RootFsKey, String>,
+    pub unbuildable_root_fs: BTreeMap<RootFsKey, String>,
     /// Whether an external system was unreachable.
     pub unreachable: bool,
 }

@@ -33,7 +33,9 @@ pub(super) fn operators_upgrade(labels: &BTreeMap<String, String>) -> Option<(&'
 
 /// Returns the label and state where the operator has begun the upgrade. `upgrade-required` is only a place in its
 /// queue, which a node may keep indefinitely (`nvidia.com/...-driver-upgrade.skip`, or a removed operator).
-pub(super) fn operator_at_work(labels: &BTreeMap<String, String>) -> Option<(&'static str, &str)> {
+pub(super) fn operator_upgrade_in_progress(
+    labels: &BTreeMap<String, String>,
+) -> Option<(&'static str, &str)> {
     operators_upgrade(labels).filter(|(_, state)| *state != "upgrade-required")
 }
 
@@ -54,7 +56,7 @@ const HARDWARE: [&str; 4] = [
 ];
 
 /// Whether this label describes a node's hardware. A node without any such label has not been examined yet.
-pub fn tells_hardware(label: &str) -> bool {
+pub fn is_hardware_label(label: &str) -> bool {
     HARDWARE.iter().any(|source| label.starts_with(source))
 }
 
@@ -69,7 +71,7 @@ pub const PER_KERNEL_ANNOTATION: &str = "farrier.dev/per-kernel";
 /// On a DaemonSet or an operator's resource: pauses rollouts to the object while present and not `false`.
 pub const PAUSED_ANNOTATION: &str = "farrier.dev/paused";
 /// Whether the annotations pause rollouts. Any value but `false` does, so that a mistyped value is safe.
-pub(super) fn says_paused(annotations: &BTreeMap<String, String>) -> bool {
+pub(super) fn has_pause_annotation(annotations: &BTreeMap<String, String>) -> bool {
     annotations.get(PAUSED_ANNOTATION).is_some_and(|value| value != "false")
 }
 

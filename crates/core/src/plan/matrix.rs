@@ -21,23 +21,23 @@ use crate::{
     template::Templates,
 };
 
-/// Driver images x kernel targets, for the pairs that nodes or announcements call for.
+/// Driver images x kernel targets, limited to the pairs that nodes or announcements demand.
 #[derive(Default)]
 pub(super) struct Matrix {
-    /// Cells chain by chain: needs before their dependents, all kernels of an image together.
+    /// Cells in dependency order. The cells of one image are adjacent.
     pub(super) cells: Vec<PlannedCell>,
-    /// Nodes without a known kernel target.
-    pub(super) left_alone: Vec<LeftAlone>,
-    /// Nodes with their own driver, by image, then target.
+    /// Nodes that the plan skips, because they have no usable kernel target.
+    pub(super) left_alone: Vec<SkippedNode>,
+    /// Nodes with their own driver, sorted by image, then target.
     pub(super) own_drivers: Vec<OwnDriver>,
-    /// Lookups that are needed before the matrix is final.
-    pub(super) questions: PendingLookups,
+    /// Lookups whose results the final matrix needs.
+    pub(super) lookups: PendingLookups,
 }
 
-/// Node that is skipped.
+/// Node that the plan skips, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LeftAlone {
+pub struct SkippedNode {
     /// Name of the node.
     pub node: String,
     /// Reason for skipping the node.
@@ -45,7 +45,7 @@ pub struct LeftAlone {
     pub why: NodeReason,
 }
 
-/// Nodes that match an image but bring their own driver, as a label shows.
+/// Nodes that match an image but bring their own driver, as one of their labels says.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "camelCase")]
 #[display("has its own driver: label {label}={value}")]
@@ -62,7 +62,7 @@ pub struct OwnDriver {
     pub nodes: Vec<String>,
 }
 
-/// Computes the matrix. Images that nothing calls for have no cells.
+/// Computes the matrix. Images without demand have no cells.
 pub(super) fn matrix(inputs: &PlanInputs<'_>, chains: &Chains) -> Matrix {
     let images = &inputs.definitions().images;
     let labels = images.values().flat_map(|image| image.spec.nodes.keys());
@@ -71,30 +71,31 @@ pub(super) fn matrix(inputs: &PlanInputs<'_>, chains: &Chains) -> Matrix {
     let mut matrix = Matrix { own_drivers: own_drivers(images, &groups), ..Matrix::default() };
     for group in &groups {
         if let Err(why) = &group.target {
-            let left_alone = |node: &&NodeFacts| LeftAlone { node: node.name.clone(), why: why.clone() };
-            matrix.left_alone.extend(group.nodes.iter().map(left_alone));
+            let skipped = |node: &&NodeFacts| SkippedNode { node: node.name.clone(), why: why.clone() };
+            matrix.left_alone.extend(group.nodes.iter().map(skipped));
         }
     }
     matrix.left_alone.sort_by(|a, b| (&a.node, &a.why).cmp(&(&b.node, &b.why)));
 
-    let calls = calls(inputs, chains, &groups);
+    let demands = demands(inputs, chains, &groups);
     let mut templates = Templates::default();
-    let mut places: HashMap<Key<'_>, usize> = HashMap::new();
+    let mut indices: HashMap<Key<'_>, usize> = HashMap::new();
     for name in chains.order() {
-        let (Some(image), Some((name, calls))) = (images.get(name), calls.get_key_value(name)) else {
+        let (Some(image), Some((name, demands))) = (images.get(name), demands.get_key_value(name)) else {
             continue;
         };
         let planned = |need: &ImageName, target: &KernelTarget| {
-            places.get(&(need, target)).and_then(|place| matrix.cells.get(*place))
+            indices.get(&(need, target)).and_then(|index| matrix.cells.get(*index))
         };
-        let found = cells_of(inputs, planned, &mut templates, image, calls, &mut matrix.questions);
-        places.extend(calls.keys().enumerate().map(|(n, target)| ((*name, *target), matrix.cells.len() + n)));
-        matrix.cells.extend(found);
+        let cells = plan_cells(inputs, planned, &mut templates, image, demands, &mut matrix.lookups);
+        let first = matrix.cells.len();
+        indices.extend(demands.keys().zip(first..).map(|(target, index)| ((*name, *target), index)));
+        matrix.cells.extend(cells);
     }
     matrix
 }
 
-/// Returns the nodes that images skip because they bring their own driver.
+/// Returns the nodes that match an image but bring their own driver.
 fn own_drivers(images: &BTreeMap<ImageName, DriverImage>, groups: &[NodeGroup<'_>]) -> Vec<OwnDriver> {
     let mut found = Vec::new();
     for image in images.values() {
@@ -114,146 +115,151 @@ fn own_drivers(images: &BTreeMap<ImageName, DriverImage>, groups: &[NodeGroup<'_
     found
 }
 
-/// Returns the planned cells of one image for every target that calls for it, in the order of the targets. `planned`
-/// returns the cells of images that come earlier in the order.
-fn cells_of<'a>(
+/// Plans one cell of an image for each target in `demands`, in the same order. `planned` looks up a cell that was planned
+/// earlier.
+fn plan_cells<'a>(
     inputs: &PlanInputs<'_>,
     planned: impl Fn(&ImageName, &KernelTarget) -> Option<&'a PlannedCell>,
     templates: &mut Templates,
     image: &DriverImage,
-    calls: &BTreeMap<&KernelTarget, Call<'_>>,
-    questions: &mut PendingLookups,
+    demands: &BTreeMap<&KernelTarget, Demand<'_>>,
+    lookups: &mut PendingLookups,
 ) -> Vec<PlannedCell> {
     let name = &image.metadata.name;
-    let mut made: Vec<Result<Cell, Outcome>> = Vec::with_capacity(calls.len());
-    for (target, call) in calls {
+    let mut cells: Vec<Result<Cell, Outcome>> = Vec::with_capacity(demands.len());
+    for (target, demand) in demands {
         let request = CellRequest { inputs: inputs.cells, image, target };
         let needs = request.needs(|need| planned(need, target));
         let cell = needs.and_then(|needs| Ok(request.cell(templates, needs)?));
-        made.push(cell.map(|cell| {
-            let mut nodes: Vec<String> = call.nodes.iter().map(|node| node.name.clone()).collect();
+        cells.push(cell.map(|cell| {
+            let mut nodes: Vec<String> = demand.nodes.iter().map(|node| node.name.clone()).collect();
             nodes.sort_unstable();
             Cell {
-                announced_by: inputs.announced.by_for(target, name),
+                announced_by: inputs.announced.announcers_of(target, name),
                 nodes,
-                needed_by: call.needed_by.iter().map(|name| (*name).clone()).collect(),
+                needed_by: demand.needed_by.iter().map(|name| (*name).clone()).collect(),
                 ..cell
             }
         }));
     }
-    let collisions = collisions(&made, calls);
-    let outcome = |(made, collision): (Result<Cell, Outcome>, Option<SkipReason>)| match (made, collision) {
+    let collisions = collisions(&cells, demands);
+    let outcome = |(cell, collision): (Result<Cell, Outcome>, Option<SkipReason>)| match (cell, collision) {
         (Ok(_), Some(why)) => why.into(),
-        (Ok(cell), None) => decide(inputs, image, &Arc::new(cell), questions),
+        (Ok(cell), None) => decide(inputs, image, &Arc::new(cell), lookups),
         (Err(outcome), _) => outcome,
     };
-    let outcomes: Vec<Outcome> = made.into_iter().zip(collisions).map(outcome).collect();
-    let planned = |((target, call), outcome): ((&&KernelTarget, &Call<'_>), Outcome)| PlannedCell {
+    let outcomes: Vec<Outcome> = cells.into_iter().zip(collisions).map(outcome).collect();
+    let planned = |((target, demand), outcome): ((&&KernelTarget, &Demand<'_>), Outcome)| PlannedCell {
         image: name.clone(),
         target: (*target).clone(),
         outcome,
-        nodes: call.nodes.len(),
-        announced_by: inputs.announced.by_for(target, name),
+        nodes: demand.nodes.len(),
+        announced_by: inputs.announced.announcers_of(target, name),
     };
-    calls.iter().zip(outcomes).map(planned).collect()
+    demands.iter().zip(outcomes).map(planned).collect()
 }
 
-/// Origins of the call for an image on one kernel.
+/// Nodes and dependents that demand an image on one kernel.
 #[derive(Default)]
-struct Call<'a> {
+struct Demand<'a> {
+    /// Nodes that run the kernel and match the image.
     nodes: Vec<&'a NodeFacts>,
-    /// Images that are compiled against the image and are themselves called for.
+    /// Images that are compiled against this image and are in demand themselves.
     needed_by: Vec<&'a ImageName>,
-    /// Whether a node runs the kernel and calls for one of the `needed_by` images.
+    /// Whether a node that runs the kernel demands one of the `needed_by` images.
     needed_live: bool,
 }
 
-impl Call<'_> {
+impl Demand<'_> {
     fn is_live(&self) -> bool {
         self.needed_live || !self.nodes.is_empty()
     }
 }
 
-/// Returns which images are called for on which kernels, by nodes, by announcements, and by the images that are
-/// compiled against them.
-fn calls<'a>(
+/// Returns the demand for each image on each kernel. Demand comes from nodes, from announcements, and from images that are
+/// compiled against the image.
+fn demands<'a>(
     inputs: &PlanInputs<'a>,
     chains: &Chains,
     groups: &'a [NodeGroup<'a>],
-) -> HashMap<&'a ImageName, BTreeMap<&'a KernelTarget, Call<'a>>> {
+) -> HashMap<&'a ImageName, BTreeMap<&'a KernelTarget, Demand<'a>>> {
     let (definitions, announced) = (inputs.cells.definitions, inputs.announced);
-    let mut calls: HashMap<&ImageName, BTreeMap<&KernelTarget, Call<'_>>> = HashMap::new();
-    // Dependents first, because they call for their needs.
+    let mut demands: HashMap<&ImageName, BTreeMap<&KernelTarget, Demand<'_>>> = HashMap::new();
+    // Dependents first, because they add demand for the images they need.
     for name in chains.order().iter().rev() {
         let Some((name, image)) = definitions.images.get_key_value(name) else { continue };
-        let own = calls.entry(name).or_default();
+        let own_demands = demands.entry(name).or_default();
         for target in announced.targets_for(name) {
-            own.entry(target).or_default();
+            own_demands.entry(target).or_default();
         }
         let selector = &image.spec.nodes;
         for group in groups {
             let labels = &group.sample.labels;
             let (true, Ok(target)) = (selector.matches(labels), &group.target) else { continue };
             if selector.own_driver(labels).is_none() {
-                own.entry(target).or_default().nodes.extend(&group.nodes);
+                own_demands.entry(target).or_default().nodes.extend(&group.nodes);
             }
         }
-        // An image that is not meant for a kernel calls for no needs there.
-        let meant = |(target, call): (&&'a KernelTarget, &Call<'_>)| {
+        // An image that is not built for a kernel needs no other images there.
+        let buildable = |(target, demand): (&&'a KernelTarget, &Demand<'_>)| {
             let request = CellRequest { inputs: inputs.cells, image, target };
-            request.family().is_ok().then_some((*target, call.is_live()))
+            request.family().is_ok().then_some((*target, demand.is_live()))
         };
         let needs: Vec<&ImageName> = image.spec.needs.iter().filter_map(Need::image).collect();
         let targets: Vec<_> =
-            if needs.is_empty() { Vec::new() } else { own.iter().filter_map(meant).collect() };
+            if needs.is_empty() { Vec::new() } else { own_demands.iter().filter_map(buildable).collect() };
         for need in needs {
             let Some((need, _)) = definitions.images.get_key_value(need).filter(|(need, _)| *need != name)
             else {
                 continue;
             };
-            let needed = calls.entry(need).or_default();
-            for (target, live) in &targets {
-                let call = needed.entry(target).or_default();
-                call.needed_live |= live;
-                call.needed_by.push(name);
+            let need_demands = demands.entry(need).or_default();
+            for (target, is_live) in &targets {
+                let demand = need_demands.entry(target).or_default();
+                demand.needed_live |= is_live;
+                demand.needed_by.push(name);
             }
         }
     }
-    for call in calls.values_mut().flat_map(BTreeMap::values_mut) {
-        call.needed_by.sort_unstable();
+    for demand in demands.values_mut().flat_map(BTreeMap::values_mut) {
+        demand.needed_by.sort_unstable();
     }
-    calls
+    demands
 }
 
-/// Returns a skip reason for each cell whose tag collides with another cell's. Kernel labels are lossy, so two releases
-/// can share a tag. Neither may then be published, because one image would replace the other or be mistaken for it. A
-/// kernel that is only announced yields to a kernel that a node runs: an announcement must not take a running node's
-/// image away. Images for different architectures may share a tag, which then points to an index.
+/// Returns a skip reason for each cell whose tag collides with the tag of another cell.
+///
+/// Kernel labels are lossy, so two releases can share a tag. Neither cell may then be published, because one image would
+/// replace the other or be mistaken for it. There are two exceptions:
+///
+/// - A kernel that is only announced yields to a kernel that a node runs: an announcement must not take a running node's
+///   image away.
+/// - Images for different architectures may share a tag, which then points to an index.
 fn collisions(
-    made: &[Result<Cell, Outcome>],
-    calls: &BTreeMap<&KernelTarget, Call<'_>>,
+    cells: &[Result<Cell, Outcome>],
+    demands: &BTreeMap<&KernelTarget, Demand<'_>>,
 ) -> Vec<Option<SkipReason>> {
-    let live: Vec<bool> = calls.values().map(Call::is_live).collect();
-    let mut owners: HashMap<(&ImageReference, Architecture), Vec<usize>> = HashMap::new();
-    for (place, cell) in
-        made.iter().enumerate().filter_map(|(place, cell)| Some((place, cell.as_ref().ok()?)))
+    let live: Vec<bool> = demands.values().map(Demand::is_live).collect();
+    let mut cells_by_tag: HashMap<(&ImageReference, Architecture), Vec<usize>> = HashMap::new();
+    for (index, cell) in
+        cells.iter().enumerate().filter_map(|(index, cell)| Some((index, cell.as_ref().ok()?)))
     {
         for reference in cell.references() {
-            owners.entry((reference, cell.target.arch)).or_default().push(place);
+            cells_by_tag.entry((reference, cell.target.arch)).or_default().push(index);
         }
     }
-    let collision = |(place, cell): (usize, &Result<Cell, Outcome>)| {
-        let gives_way = |other: &&usize| **other != place && (!live[place] || live[**other]);
+    let collision = |(index, cell): (usize, &Result<Cell, Outcome>)| {
+        let yields_to = |other: &&usize| **other != index && (!live[index] || live[**other]);
         let cell = cell.as_ref().ok()?;
-        let ((reference, _), found) = cell
+        let ((reference, _), sharing) = cell
             .references()
-            .filter_map(|reference| owners.get_key_value(&(reference, cell.target.arch)))
-            .find(|(_, found)| found.iter().any(|other| gives_way(&other)))?;
-        let others = found.iter().filter(gives_way).filter_map(|other| made[*other].as_ref().ok());
+            .filter_map(|reference| cells_by_tag.get_key_value(&(reference, cell.target.arch)))
+            .find(|(_, sharing)| sharing.iter().any(|other| yields_to(&other)))?;
+        let others = sharing.iter().filter(yields_to).filter_map(|other| cells[*other].as_ref().ok());
         let others = others.map(|other| other.target.to_string()).collect();
         Some(SkipReason::TagCollision { reference: (*reference).clone(), others })
     };
-    made.iter().enumerate().map(collision).collect()
+    cells.iter().enumerate().map(collision).collect()
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ mod cell;
 mod cell_hash;
 mod chain_state;
 mod ci_matrix;
-mod claims;
 mod deadline;
 mod decide;
 #[cfg(any(test, feature = "testing"))]
@@ -21,32 +20,33 @@ mod gc;
 mod guarantee;
 mod inputs;
 mod instance;
-mod interest;
 mod labels;
-mod marks;
 mod matrix;
 mod needs;
 mod new_cell;
 mod node;
-mod open;
+mod node_kernel_limiter;
+mod node_write_limiter;
 mod outcome;
-mod pace;
 mod planner;
 mod readiness;
 mod reasons;
 pub mod retry;
 pub mod reuse;
+mod rewrite_rate_limiter;
 mod rollout;
 mod selector;
 mod signatures;
 mod skip_reason;
 mod snapshot;
+mod snapshot_scope;
 mod status;
 mod table;
 mod target;
 #[cfg(any(test, feature = "testing"))]
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 pub mod testing;
+mod unfinished;
 mod union;
 #[expect(clippy::similar_names, reason = "`node` and `note` are the natural names")]
 mod upgrade;
@@ -64,11 +64,10 @@ pub use cell::{
     BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT, SignedWith,
 };
 pub use ci_matrix::{MatrixForm, ci_matrix};
-pub use claims::NodeKernelLimiter;
 pub use deadline::next_deadline;
 pub use gc::{
-    Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KeptImage, KeptWhy, KernelKey, KernelRecord,
-    LiveKernels, gc_plan, kernels_to_note,
+    Candidates, GcInputs, GcPlan, KeepReason, KeptImage, KernelKey, KernelRecord, LiveKernels, PrunedImage,
+    RegistryImage, gc_plan, kernels_in_use,
 };
 pub use inputs::{
     CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PendingLookups, PlanInputs,
@@ -76,23 +75,22 @@ pub use inputs::{
     toolchain_key,
 };
 pub use instance::{Instance, InstanceError};
-pub use interest::Interest;
 pub use labels::{
     ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, JOB_NAME, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION,
     NO_DRIVER_FOR, OS_ID_LABEL, OS_VERSION_LABEL, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, READY_FOR,
-    RECORD_ANNOTATION, UPGRADE, UPGRADE_CHECKED, UPGRADE_STATE_LABELS, tells_hardware,
+    RECORD_ANNOTATION, UPGRADE, UPGRADE_CHECKED, UPGRADE_STATE_LABELS, is_hardware_label,
 };
-pub use marks::{DueMarks, Marks};
-pub use matrix::{LeftAlone, OwnDriver};
+pub use matrix::{OwnDriver, SkippedNode};
 pub use needs::cell_for;
 pub use new_cell::dockerfile_for;
-pub use node::{Distrust, NodeReason, PassedLimit, node_systems, node_target};
-pub use open::{OpenRollout, RolloutWait, open_kernels, open_rollouts};
+pub use node::{ExceededLimit, NodeReason, RejectedClaims, node_systems, node_target};
+pub use node_kernel_limiter::NodeKernelLimiter;
+pub use node_write_limiter::{DueNodeWrites, NodeWriteLimiter};
 pub use outcome::{Outcome, Phase, PlannedCell};
-pub use pace::Pace;
 pub use planner::{Plan, plan};
-pub use readiness::{Blocker, MayBoot, Needed, Next, PlannedNode, Readiness};
+pub use readiness::{Blocker, BootReadiness, NextKernel, PlannedNode, Readiness, RequiredImage};
 pub use reasons::{BuildReason, HoldReason};
+pub use rewrite_rate_limiter::RewriteRateLimiter;
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,
     ImageChange, NodeChange, NodeCheck, NodeSeen, PastUpgrade, PlannedRollout, PodRestart, Record,
@@ -104,9 +102,11 @@ pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
-    ClusterSnapshot, Container, DaemonSetFacts, Holder, LiveDaemonSet, ManifestFacts, Manifests, NodeFacts,
-    ObjectVersion, Owner, PodCount, PodFacts, ResourceFacts, Seen, Shared, UpdateStrategy, WorkloadFacts,
+    ClusterSnapshot, Container, CowArc, DaemonSetFacts, Holder, LiveDaemonSet, ManifestFacts, Manifests,
+    NodeFacts, ObjectVersion, ObservedKind, Owner, PodCount, PodFacts, ResourceFacts, UpdateStrategy,
+    WorkloadFacts,
 };
+pub use snapshot_scope::SnapshotScope;
 pub use status::{StatusEntry, StatusRow, status, status_at, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
@@ -114,11 +114,12 @@ pub use table::{
     Table, counts, decided, left_alone, readiness_table, status_table, summary, tables, why_not,
     with_short_digests,
 };
-pub use target::{ManifestPlace, RolloutObject, RolloutTarget};
+pub use target::{ManifestLocation, RolloutObject, RolloutTarget};
+pub use unfinished::{RolloutWait, UnfinishedRollout, unfinished_kernels, unfinished_rollouts};
 pub use union::{PlannedUnion, UnionMember, images_in_use};
 pub use upgrade::{
-    DriverPod, Forecast, JobKind, JobState, PlannedUpgrade, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage,
-    UpgradeState, UpgradeTurn, UpgradeWait, abandoned, forgiven, upgrade_table,
+    DriverPod, Forecast, JobKind, JobState, PlannedNodeUpgrade, PlannedUpgrade, Upgrade, UpgradeNode,
+    UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait, abandoned, forgiven, upgrade_table,
 };
-pub use why::{Explain, Explanation, Link};
+pub use why::{Explain, Explanation, ExplanationStep};
 pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};

@@ -54,8 +54,8 @@ impl<'a> CellRequest<'a> {
                 Ok(Some(found_need)) => found.push(found_need),
                 Ok(None) => missing.push(need.name().clone()),
                 // Reasons from the definitions take precedence over failures of earlier builds.
-                Err(why) if why.is_of_a_build() => failed = failed.or(Some(lacks(need.name(), why))),
-                Err(why) => return Err(lacks(need.name(), why).into()),
+                Err(why) if why.is_build_failure() => failed = failed.or(Some(need_error(need.name(), why))),
+                Err(why) => return Err(need_error(need.name(), why).into()),
             }
         }
         match failed {
@@ -77,18 +77,18 @@ impl<'a> CellRequest<'a> {
         for need in &image.spec.needs {
             let name = need.name();
             let found_need = match need {
-                Need::Tree { .. } => self.tree(name).map_err(|why| lacks(name, why))?,
-                Need::Image(_) if above.contains(&name) => return Err(lacks(name, NeedReason::Circle)),
+                Need::Tree { .. } => self.tree(name).map_err(|why| need_error(name, why))?,
+                Need::Image(_) if above.contains(&name) => return Err(need_error(name, NeedReason::Circle)),
                 Need::Image(_) => {
                     let needed = inputs.definitions.images.get(name);
-                    let needed = needed.ok_or_else(|| lacks(name, NeedReason::Undefined))?;
-                    let skipped = |why| lacks(name, NeedReason::Skipped { why: Box::new(why) });
+                    let needed = needed.ok_or_else(|| need_error(name, NeedReason::Undefined))?;
+                    let skipped = |why| need_error(name, NeedReason::Skipped { why: Box::new(why) });
                     let needed = Self { image: needed, ..*self };
                     let needs = needed.needs_alone(templates, above);
                     let cell = needs.and_then(|needs| needed.cell(templates, needs)).map_err(skipped)?;
-                    let exposed = exposed_by(&inputs, &cell).map_err(|why| lacks(name, why))?;
+                    let exposed = exposed_by(&inputs, &cell).map_err(|why| need_error(name, why))?;
                     let not_published = NeedReason::NotPublished { reference: cell.reference.clone() };
-                    exposed.ok_or_else(|| lacks(name, not_published))?
+                    exposed.ok_or_else(|| need_error(name, not_published))?
                 }
             };
             found.push(found_need);
@@ -126,7 +126,7 @@ fn built(inputs: &CellInputs<'_>, outcome: &Outcome) -> Result<Option<CellNeed>,
     }
 }
 
-fn lacks(need: &ImageName, why: NeedReason) -> SkipReason {
+fn need_error(need: &ImageName, why: NeedReason) -> SkipReason {
     SkipReason::Need { need: need.clone(), why }
 }
 

@@ -37,7 +37,7 @@ pub(super) struct CellRequest<'a> {
 }
 
 /// Resolved values of an image, and the toolchain and headers of a kernel.
-struct Found<'a> {
+struct ResolvedInputs<'a> {
     resolved: Cow<'a, ResolvedImage>,
     toolchain: &'a str,
     /// Toolchain as it counts in the declared hash.
@@ -53,9 +53,9 @@ struct Found<'a> {
 }
 
 /// Parts of a cell that do not depend on the content of its needs.
-struct Rendered<'a> {
+struct RenderedCell<'a> {
     family: &'a KernelFamily,
-    found: Found<'a>,
+    found: ResolvedInputs<'a>,
     base_name: String,
     patches: Vec<CellPatch>,
     dockerfile: String,
@@ -71,7 +71,7 @@ impl<'a> CellRequest<'a> {
         resolved.family(&definitions.families, self.target).ok_or(SkipReason::NoFamily)
     }
 
-    fn found(&self, family: &'a KernelFamily) -> Result<Found<'a>, SkipReason> {
+    fn found(&self, family: &'a KernelFamily) -> Result<ResolvedInputs<'a>, SkipReason> {
         let Self { inputs: CellInputs { definitions, resolved, .. }, image, target } = *self;
         let system = resolved.system(target);
         let mut headers = canonical("headers", &family.spec.headers)?;
@@ -117,7 +117,15 @@ impl<'a> CellRequest<'a> {
         }
         let declared_toolchain = of_toolchain.unwrap_or(toolchain);
         let resolved = found_image;
-        Ok(Found { resolved, toolchain, declared_toolchain, headers, headers_digest, of_system, lacking })
+        Ok(ResolvedInputs {
+            resolved,
+            toolchain,
+            declared_toolchain,
+            headers,
+            headers_digest,
+            of_system,
+            lacking,
+        })
     }
 
     /// Adds the identities of the sources that differ by kernel.
@@ -159,7 +167,7 @@ impl<'a> CellRequest<'a> {
         Some(SkipReason::Unvouched { detail })
     }
 
-    fn rendered(&self, templates: &mut Templates) -> Result<Rendered<'a>, SkipReason> {
+    fn rendered(&self, templates: &mut Templates) -> Result<RenderedCell<'a>, SkipReason> {
         let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
         let family = self.family()?;
         let found = self.found(family)?;
@@ -187,7 +195,7 @@ impl<'a> CellRequest<'a> {
             context.with_btf();
         }
         let dockerfile = self.dockerfile(templates, &context)?;
-        Ok(Rendered { family, found, base_name, patches, dockerfile })
+        Ok(RenderedCell { family, found, base_name, patches, dockerfile })
     }
 
     /// Creates the cell with the given needs and without any nodes.
@@ -196,8 +204,8 @@ impl<'a> CellRequest<'a> {
         let rendered = self.rendered(templates)?;
         let (unverified, refused) = self.unverified(&rendered.found);
         let refused = refused.or_else(|| self.unvouched(&rendered.found.resolved));
-        let Rendered { family, found, base_name, patches, dockerfile } = rendered;
-        let Found {
+        let RenderedCell { family, found, base_name, patches, dockerfile } = rendered;
+        let ResolvedInputs {
             resolved,
             toolchain,
             declared_toolchain,
@@ -276,7 +284,7 @@ impl<'a> CellRequest<'a> {
 
     /// Returns the digests of inputs that only the registry's store vouches for or that the nodes' system names. Also
     /// returns the reason why one of these inputs is unknown or must not be used.
-    fn unverified(&self, found: &Found<'_>) -> (BTreeMap<&'static str, Digest>, Option<SkipReason>) {
+    fn unverified(&self, found: &ResolvedInputs<'_>) -> (BTreeMap<&'static str, Digest>, Option<SkipReason>) {
         let Self { inputs: CellInputs { resolved, .. }, target, .. } = *self;
         let root_fs = |what: &'static str, identity: &str| {
             resolved.unverified_root_fs.get(&(what, identity.to_owned(), target.arch))?.as_ref()

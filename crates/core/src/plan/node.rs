@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use serde::Serialize;
 
 use super::{
-    ARCH_LABEL, ClusterSnapshot, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Shared,
+    ARCH_LABEL, ClusterSnapshot, CowArc, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
     labels::TARGET_LABELS,
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
 /// Limit in `site.yaml` that a node's kernels exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the variants' comments describe their fields")]
-pub enum PassedLimit {
+pub enum ExceededLimit {
     /// The node named more kernels than one node may within this time.
     PerNode { most: u32, within: Period },
     /// The fleet runs more kernels than this limit, and others take precedence over the node's kernel.
@@ -30,11 +30,11 @@ pub enum PassedLimit {
 /// Claims rejected for a node. A rejected kernel calls for no image, and no rollout waits for it.
 /// [`NodeKernelLimiter`](super::NodeKernelLimiter) decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Distrust {
+pub struct RejectedClaims {
     /// Reason why the node's running kernel does not count.
-    pub kernel: Option<PassedLimit>,
+    pub kernel: Option<ExceededLimit>,
     /// Reason why the node's announced kernel does not count.
-    pub announcement: Option<PassedLimit>,
+    pub announcement: Option<ExceededLimit>,
 }
 
 /// Reason why a node's kernel target is unknown. Such a node is skipped (guarantee 6).
@@ -75,7 +75,7 @@ pub enum NodeReason {
 
 impl NodeReason {
     /// Whether the node's claim is rejected. No rollout waits for such a node.
-    pub fn is_distrust(&self) -> bool {
+    pub fn is_rejected_claim(&self) -> bool {
         matches!(self, Self::TooManyNamed { .. } | Self::TooManyKernels { .. })
     }
 
@@ -104,11 +104,11 @@ impl NodeReason {
     }
 }
 
-impl From<PassedLimit> for NodeReason {
-    fn from(passed: PassedLimit) -> Self {
-        match passed {
-            PassedLimit::PerNode { most, within } => Self::TooManyNamed { most, within },
-            PassedLimit::Distinct(most) => Self::TooManyKernels { most },
+impl From<ExceededLimit> for NodeReason {
+    fn from(limit: ExceededLimit) -> Self {
+        match limit {
+            ExceededLimit::PerNode { most, within } => Self::TooManyNamed { most, within },
+            ExceededLimit::Distinct(most) => Self::TooManyKernels { most },
         }
     }
 }
@@ -146,8 +146,8 @@ pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
     }
     let os: OsId = label(OS_ID_LABEL)?.parse().map_err(malformed)?;
     let os_version: OsVersion = label(OS_VERSION_LABEL)?.parse().map_err(malformed)?;
-    match node.distrust.kernel {
-        Some(passed) => Err(passed.into()),
+    match node.rejected_claims.kernel {
+        Some(limit) => Err(limit.into()),
         None => Ok(KernelTarget { os, os_version, release, arch }),
     }
 }
@@ -195,7 +195,7 @@ pub(super) struct NodeGroup<'a> {
 /// Groups nodes by the labels of interest. Later steps then scale with the number of distinct nodes instead of all
 /// nodes.
 pub(super) fn group_nodes<'a>(
-    nodes: &'a [Shared<NodeFacts>],
+    nodes: &'a [CowArc<NodeFacts>],
     labels: impl IntoIterator<Item = &'a str>,
 ) -> Vec<NodeGroup<'a>> {
     let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(labels).collect();
@@ -211,9 +211,9 @@ pub(super) fn group_nodes<'a>(
         key.push(Some(node.kernel_version.as_str()));
         key.push(Some(node.architecture.as_str()));
         key.push(twice.then_some("twice"));
-        key.push(node.distrust.kernel.map(|passed| match passed {
-            PassedLimit::PerNode { .. } => "named too many",
-            PassedLimit::Distinct(_) => "one too many",
+        key.push(node.rejected_claims.kernel.map(|limit| match limit {
+            ExceededLimit::PerNode { .. } => "named too many",
+            ExceededLimit::Distinct(_) => "one too many",
         }));
         key.extend(labels.iter().map(|label| node.labels.get(*label).map(String::as_str)));
         let place = places.get(&key).copied().unwrap_or_else(|| {

@@ -181,7 +181,7 @@ impl Outcome {
 impl Outcome {
     /// Whether the image cannot be built although a definition is meant for the kernel.
     pub fn is_unbuildable(&self) -> bool {
-        matches!(self, Self::Skipped { why } if !why.is_finding())
+        matches!(self, Self::Skipped { why } if !why.is_not_applicable())
     }
 }
 
@@ -206,17 +206,17 @@ impl PlannedCell {
 pub(super) type Key<'a> = (&'a ImageName, &'a KernelTarget);
 
 /// State of a cell, as rollouts and nodes see it.
-pub(super) enum State<'a> {
+pub(super) enum CellState<'a> {
     /// The image is published.
     Published(&'a Cell, &'a Published),
     /// The image will be built.
     Building(&'a Cell),
     /// There will be no image.
-    Absent(Absence<'a>),
+    Absent(AbsentImage<'a>),
 }
 
 /// Reason why there will be no image.
-pub(super) struct Absence<'a> {
+pub(super) struct AbsentImage<'a> {
     /// Cell that would be built, where known.
     pub(super) cell: Option<&'a Cell>,
     pub(super) why: String,
@@ -226,7 +226,7 @@ pub(super) struct Absence<'a> {
 
 /// Cells of a plan, as a rollout or a node sees them.
 #[derive(Clone, Copy)]
-pub(super) struct Cells<'a> {
+pub(super) struct CellLookup<'a> {
     pub(super) all: &'a [PlannedCell],
     pub(super) places: &'a HashMap<Key<'a>, usize>,
     /// Published images that do not count as available, with the reason.
@@ -237,7 +237,7 @@ pub(super) struct Cells<'a> {
     pub(super) without: Option<&'a ImageName>,
 }
 
-impl<'a> Cells<'a> {
+impl<'a> CellLookup<'a> {
     /// Returns the cell of an image for a kernel, if it is called for.
     pub(super) fn get(&self, image: &ImageName, kernel: &KernelTarget) -> Option<&'a PlannedCell> {
         self.places.get(&(image, kernel)).and_then(|place| self.all.get(*place))
@@ -249,13 +249,13 @@ impl<'a> Cells<'a> {
     }
 
     /// Returns the state of an image for a kernel.
-    pub(super) fn state(&self, image: &ImageName, kernel: &KernelTarget) -> State<'a> {
+    pub(super) fn state(&self, image: &ImageName, kernel: &KernelTarget) -> CellState<'a> {
         let found = self.get(image, kernel);
         let absent = |why| {
             let is_unknown = matches!(found.map(|found| &found.outcome), Some(Outcome::Unknown { .. }));
             let unknown = is_unknown || self.unknown.contains(&(image, kernel));
             let cell = found.and_then(|found| found.outcome.cell()).map(AsRef::as_ref);
-            State::Absent(Absence { cell, why, unknown })
+            CellState::Absent(AbsentImage { cell, why, unknown })
         };
         let Some(found) = found else {
             return absent(format!("no node with this kernel matches the `nodes` of image {image}"));
@@ -267,8 +267,8 @@ impl<'a> Cells<'a> {
             Outcome::UpToDate { .. } if self.without == Some(image) => {
                 absent("its chain is on hold".to_owned())
             }
-            Outcome::UpToDate { cell, published, .. } => State::Published(cell, published),
-            Outcome::Build { cell, .. } => State::Building(cell),
+            Outcome::UpToDate { cell, published, .. } => CellState::Published(cell, published),
+            Outcome::Build { cell, .. } => CellState::Building(cell),
             Outcome::Waiting { needs } => absent(format!("it {}", waits_for(needs))),
             other => absent(other.why_not()),
         }

@@ -6,11 +6,11 @@ use std::{collections::HashMap, sync::Arc};
 use serde::{Serialize, Serializer};
 
 use super::{
-    Cell, LeftAlone, Outcome, OwnDriver, PendingLookups, Phase, PlanInputs, PlannedCell, PlannedNode,
-    PlannedRollout, PlannedSignature, PlannedUnion, RolloutDecision, UnusedAnnouncement,
+    Cell, Outcome, OwnDriver, PendingLookups, Phase, PlanInputs, PlannedCell, PlannedNode, PlannedRollout,
+    PlannedSignature, PlannedUnion, RolloutDecision, SkippedNode, UnusedAnnouncement,
     chain_state::ChainStates,
     matrix::{Matrix, matrix},
-    outcome::Cells,
+    outcome::CellLookup,
     readiness,
     rollout::rollouts,
     signatures::unsigned,
@@ -27,7 +27,7 @@ pub struct Plan {
     /// Published images without the site's signature.
     pub signatures: Vec<PlannedSignature>,
     /// Nodes without a known kernel target.
-    pub left_alone: Vec<LeftAlone>,
+    pub left_alone: Vec<SkippedNode>,
     /// Nodes that an image skips because they bring their own driver.
     pub own_drivers: Vec<OwnDriver>,
     /// Images with the payloads of several kernels to assemble and publish.
@@ -86,7 +86,7 @@ impl Plan {
             Outcome::Build { .. } | Outcome::Waiting { .. } => false,
             Outcome::UpToDate { denied, .. } => *denied,
             Outcome::Conflict { .. } | Outcome::Failed { .. } | Outcome::Unknown { .. } => true,
-            Outcome::Skipped { why } => !why.is_finding(),
+            Outcome::Skipped { why } => !why.is_not_applicable(),
         };
         let broken = |rollout: &PlannedRollout| {
             rollout.upgrade.as_ref().is_some_and(|upgrade| upgrade.failure().is_some())
@@ -100,15 +100,20 @@ impl Plan {
 pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, PendingLookups> {
     let definitions = inputs.definitions();
     let chains = Chains::of(&definitions.images);
-    let Matrix { cells, left_alone, own_drivers, mut questions } = matrix(inputs, &chains);
-    unsigned(inputs, cells.iter().filter_map(published), &mut questions);
-    answered(&mut questions)?;
+    let Matrix { cells, left_alone, own_drivers, mut lookups } = matrix(inputs, &chains);
+    unsigned(inputs, cells.iter().filter_map(published), &mut lookups);
+    answered(&mut lookups)?;
 
     let places: HashMap<_, _> = cells.iter().enumerate().map(|(place, cell)| (cell.key(), place)).collect();
     let chain_states = ChainStates::of(inputs, &cells);
-    let as_they_are =
-        Cells { all: &cells, places: &places, withheld: None, unknown: &chain_states.unknown, without: None };
-    let (rollouts, unions) = rollouts(inputs, as_they_are, &chains, &chain_states);
+    let all_cells = CellLookup {
+        all: &cells,
+        places: &places,
+        withheld: None,
+        unknown: &chain_states.unknown,
+        without: None,
+    };
+    let (rollouts, unions) = rollouts(inputs, all_cells, &chains, &chain_states);
 
     let (mut missing_unions, mut signable) = (Vec::new(), Vec::new());
     for union in unions {
@@ -119,13 +124,14 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, PendingLookups> {
             }
             Some(_) => {}
             None if inputs.observed.knows(&union.reference) => missing_unions.push(union),
-            None => drop(questions.images.insert(union.reference)),
+            None => drop(lookups.images.insert(union.reference)),
         }
     }
     signable.extend(cells.iter().filter_map(published));
-    let signatures = unsigned(inputs, signable, &mut questions);
-    answered(&mut questions)?;
-    let nodes = readiness::nodes(inputs, Cells { withheld: Some(&chain_states.incomplete), ..as_they_are });
+    let signatures = unsigned(inputs, signable, &mut lookups);
+    answered(&mut lookups)?;
+    let nodes =
+        readiness::nodes(inputs, CellLookup { withheld: Some(&chain_states.incomplete), ..all_cells });
     Ok(Plan {
         signatures,
         left_alone,
@@ -138,8 +144,8 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, PendingLookups> {
     })
 }
 
-fn answered(questions: &mut PendingLookups) -> Result<(), PendingLookups> {
-    if questions.is_empty() { Ok(()) } else { Err(std::mem::take(questions)) }
+fn answered(lookups: &mut PendingLookups) -> Result<(), PendingLookups> {
+    if lookups.is_empty() { Ok(()) } else { Err(std::mem::take(lookups)) }
 }
 
 /// Returns the image of a cell by digest, if it is published.
@@ -199,7 +205,7 @@ struct Document<'a> {
     held_back: Vec<&'a Outcome>,
     unknown: Vec<&'a Outcome>,
     skipped: Vec<&'a PlannedCell>,
-    left_alone: &'a [LeftAlone],
+    left_alone: &'a [SkippedNode],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     own_drivers: &'a [OwnDriver],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]

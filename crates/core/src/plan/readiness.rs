@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use super::{
     Change, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR, NodeChange, NodeFacts, PlanInputs, Platform, READY_FOR,
-    guarantee::{MadeFor, passing},
-    outcome::{Cells, State},
+    guarantee::{RequiredKernels, admissible_image},
+    outcome::{CellLookup, CellState},
     skip_reason::maybe_explained,
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
-pub enum MayBoot {
+pub enum BootReadiness {
     /// No driver image is called for: nothing blocks the boot, and nothing was checked.
     NoDriver,
     /// Every image that the node will need is available.
@@ -36,7 +36,7 @@ pub enum MayBoot {
     Wait,
 }
 
-impl MayBoot {
+impl BootReadiness {
     /// Returns the answer in lower case.
     pub fn as_str(self) -> &'static str {
         self.into()
@@ -80,7 +80,7 @@ pub enum Readiness {
 /// Image that nodes will need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Needed {
+pub struct RequiredImage {
     /// Driver image.
     pub image: ImageName,
     /// Reference of the image, where known.
@@ -94,29 +94,29 @@ pub struct Needed {
 /// Kernel that nodes are to boot, with the images that they will need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Next {
+pub struct NextKernel {
     /// The kernel.
     pub kernel: KernelTarget,
     /// Needed images, in name order.
-    pub needs: Vec<Needed>,
+    pub needs: Vec<RequiredImage>,
     /// Reason why images may be needed although `needs` is empty.
     #[serde(serialize_with = "maybe_explained", skip_serializing_if = "Option::is_none")]
     pub doubt: Option<Blocker>,
 }
 
-impl Next {
+impl NextKernel {
     /// Returns whether nodes may boot the kernel.
-    pub fn may_boot(&self) -> MayBoot {
-        let state = |needed: &Needed| match needed.state {
-            Readiness::Ready { .. } => MayBoot::Ready,
-            Readiness::Missing { .. } => MayBoot::Wait,
-            Readiness::Unknown { .. } => MayBoot::Unknown,
+    pub fn may_boot(&self) -> BootReadiness {
+        let state = |needed: &RequiredImage| match needed.state {
+            Readiness::Ready { .. } => BootReadiness::Ready,
+            Readiness::Missing { .. } => BootReadiness::Wait,
+            Readiness::Unknown { .. } => BootReadiness::Unknown,
         };
         match (&self.doubt, self.needs.iter().map(state).max()) {
             (_, Some(worst)) => worst,
-            (None, None) => MayBoot::NoDriver,
-            (Some(Blocker::NoFamily), None) => MayBoot::Wait,
-            (Some(Blocker::HardwareNotLabelled), None) => MayBoot::Unknown,
+            (None, None) => BootReadiness::NoDriver,
+            (Some(Blocker::NoFamily), None) => BootReadiness::Wait,
+            (Some(Blocker::HardwareNotLabelled), None) => BootReadiness::Unknown,
         }
     }
 }
@@ -129,21 +129,21 @@ pub struct PlannedNode {
     pub node: String,
     /// Kernel that the node is to boot; `None` where none is announced any more.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub next: Option<Arc<Next>>,
+    pub next: Option<Arc<NextKernel>>,
     /// Whether the node may boot and images were checked for it.
     pub ready: bool,
     /// Detailed answer, with cases that `ready` does not distinguish.
-    pub may_boot: MayBoot,
+    pub may_boot: BootReadiness,
     /// Change to write to the node; `None` where its marks are up to date.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
 }
 
 /// Computes the mark of every node.
-pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNode> {
+pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: CellLookup<'_>) -> Vec<PlannedNode> {
     let images: Vec<&DriverImage> = inputs.definitions().images.values().collect();
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
-    let mut judged: HashMap<(KernelTarget, Vec<bool>, bool), Arc<Next>> = HashMap::new();
+    let mut judged: HashMap<(KernelTarget, Vec<bool>, bool), Arc<NextKernel>> = HashMap::new();
     let mut planned = Vec::new();
     for node in &inputs.snapshot.nodes {
         // Labels that are missing for a while, as when NFD restarts, do not invalidate a published image: keep the
@@ -151,22 +151,22 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNod
         if node.annotations.contains_key(NEXT_KERNEL_ANNOTATION) && Platform::of(node).is_none() {
             continue;
         }
-        let Some(target) = inputs.announced.next_of(node) else {
+        let Some(target) = inputs.announced.next_kernel_of(node) else {
             planned.extend(planned_node(&marks, node, None));
             continue;
         };
-        let called: Vec<bool> = images.iter().map(|image| node.calls_for(image)).collect();
-        let key = (target, called, node.hardware_labelled);
-        let next = judged.entry(key).or_insert_with_key(|(target, called, hardware_labelled)| {
+        let called: Vec<bool> = images.iter().map(|image| node.is_selected_by(image)).collect();
+        let key = (target, called, node.has_hardware_labels);
+        let next = judged.entry(key).or_insert_with_key(|(target, called, has_hardware_labels)| {
             let called_for = images.iter().zip(called).filter(|(_, called)| **called);
-            let needs: Vec<Needed> =
+            let needs: Vec<RequiredImage> =
                 called_for.map(|(image, _)| needed(inputs, &cells, image, target)).collect();
             let doubt = match match_family(&inputs.definitions().families, target) {
                 _ if !needs.is_empty() => None,
                 None => Some(Blocker::NoFamily),
-                Some(_) => (!hardware_labelled).then_some(Blocker::HardwareNotLabelled),
+                Some(_) => (!has_hardware_labels).then_some(Blocker::HardwareNotLabelled),
             };
-            Arc::new(Next { kernel: target.clone(), needs, doubt })
+            Arc::new(NextKernel { kernel: target.clone(), needs, doubt })
         });
         planned.extend(planned_node(&marks, node, Some(Arc::clone(next))));
     }
@@ -180,48 +180,54 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNod
 }
 
 /// Returns the state of an image that a node will need for a kernel.
-fn needed(inputs: &PlanInputs<'_>, cells: &Cells<'_>, image: &DriverImage, target: &KernelTarget) -> Needed {
+fn needed(
+    inputs: &PlanInputs<'_>,
+    cells: &CellLookup<'_>,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> RequiredImage {
     let name = &image.metadata.name;
     let missing = |message: &str| Readiness::Missing { message: message.to_owned() };
     let (cell, state) = match cells.state(name, target) {
-        State::Published(cell, _) if !inputs.cells.location.pullable => {
+        CellState::Published(cell, _) if !inputs.cells.location.pullable => {
             (Some(cell), missing("images go to a layout directory, from which no node can pull"))
         }
-        State::Published(cell, found) => {
-            let kernel = MadeFor::Kernel(target);
-            let state = match (passing(inputs, name, found, &cell.reference, kernel), found.verdict) {
+        CellState::Published(cell, found) => {
+            let kernel = RequiredKernels::Kernel(target);
+            let state = match (admissible_image(inputs, name, found, &cell.reference, kernel), found.verdict)
+            {
                 (Ok(_), Some(verdict)) => Readiness::Ready { verdict },
                 (Ok(_), None) => missing("it has no check report"),
                 (Err(why), _) => missing(&why.to_string()),
             };
             (Some(cell), state)
         }
-        State::Building(cell) => (Some(cell), missing("it is not built yet")),
-        State::Absent(_) if cells.get(name, target).is_none() => {
+        CellState::Building(cell) => (Some(cell), missing("it is not built yet")),
+        CellState::Absent(_) if cells.get(name, target).is_none() => {
             (None, missing("no image is planned for this kernel"))
         }
-        State::Absent(absence) if absence.unknown => {
+        CellState::Absent(absence) if absence.unknown => {
             (absence.cell, Readiness::Unknown { message: absence.why })
         }
-        State::Absent(absence) => (absence.cell, missing(&absence.why)),
+        CellState::Absent(absence) => (absence.cell, missing(&absence.why)),
     };
-    Needed { image: name.clone(), reference: cell.map(|cell| cell.reference.clone()), state }
+    RequiredImage { image: name.clone(), reference: cell.map(|cell| cell.reference.clone()), state }
 }
 
 /// Compares a node's marks with the desired ones. `marks` are the keys for "ready" and for "needs no image", in this
 /// order.
-fn planned_node(marks: &[String; 2], node: &NodeFacts, next: Option<Arc<Next>>) -> Option<PlannedNode> {
+fn planned_node(marks: &[String; 2], node: &NodeFacts, next: Option<Arc<NextKernel>>) -> Option<PlannedNode> {
     let label = next.as_ref().and_then(|next| KernelLabel::of(&next.kernel.release));
     let label = label.map(|label| label.to_string());
-    let may_boot = next.as_ref().map_or(MayBoot::Wait, |next| next.may_boot());
+    let may_boot = next.as_ref().map_or(BootReadiness::Wait, |next| next.may_boot());
     let mut values: BTreeMap<String, Option<String>> = BTreeMap::new();
     let mut is_marked = false;
-    for (mark, means) in marks.iter().zip([MayBoot::Ready, MayBoot::NoDriver]) {
+    for (mark, means) in marks.iter().zip([BootReadiness::Ready, BootReadiness::NoDriver]) {
         let said = [node.annotations.get(mark), node.labels.get(mark)];
         is_marked |= said != [None; 2];
         // While the registry or the labels are unavailable, no node becomes ready, and no ready node loses its mark.
-        let stays = means == MayBoot::Ready
-            && may_boot == MayBoot::Unknown
+        let stays = means == BootReadiness::Ready
+            && may_boot == BootReadiness::Unknown
             && label.as_ref().is_some_and(|label| said == [Some(label); 2]);
         let right = label.clone().filter(|_| may_boot == means || stays);
         if said != [right.as_ref(); 2] {
@@ -239,7 +245,7 @@ fn planned_node(marks: &[String; 2], node: &NodeFacts, next: Option<Arc<Next>>) 
             ..NodeChange::default()
         })
     });
-    let ready = may_boot == MayBoot::Ready;
+    let ready = may_boot == BootReadiness::Ready;
     Some(PlannedNode { node: node.name.clone(), next, ready, may_boot, change })
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{NodeReason, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION, Seen};
+use super::{NodeReason, ObservedKind, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION};
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kmod::Verdict,
@@ -84,7 +84,7 @@ pub enum HoldReason {
     OtherKernel { image: ImageReference, found: Option<String> },
     /// farrier lacks access to these objects.
     #[error("{what} cannot be seen: {detail}")]
-    Unseen { what: Seen, detail: String },
+    Unseen { what: ObservedKind, detail: String },
     /// The DaemonSet controller itself replaces pods, in any order.
     #[error(
         "`upgrade` needs updateStrategy.type OnDelete in the DaemonSet; RollingUpdate replaces pods by itself"

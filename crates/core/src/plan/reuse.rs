@@ -17,9 +17,9 @@ use crate::{
 
 /// Returns the tags to look up, most promising first: tags with the driver's version before others, higher numbers
 /// before lower ones. Excludes the cell's own tags, lists of referrers, and signatures.
-pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
+pub fn reuse_candidate_tags(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
     let mut tags: Vec<Tag> =
-        tags.into_iter().filter(|tag| !has_tag(cell, tag) && !is_about_another(tag)).collect();
+        tags.into_iter().filter(|tag| !has_tag(cell, tag) && !is_referrer_or_signature(tag)).collect();
     let of_version = |tag: &Tag| tag.as_str().contains(&cell.version);
     tags.sort_by(|a, b| of_version(b).cmp(&of_version(a)).then_with(|| by_numbers(b.as_str(), a.as_str())));
     tags.truncate(at_most);
@@ -27,7 +27,7 @@ pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
 }
 
 /// Whether the tag holds a list of referrers or a signature.
-fn is_about_another(tag: &Tag) -> bool {
+fn is_referrer_or_signature(tag: &Tag) -> bool {
     is_referrers_tag(tag) || is_cosign_tag(tag)
 }
 
@@ -37,7 +37,7 @@ fn has_tag(cell: &Cell, tag: &Tag) -> bool {
 
 /// Whether an image with these facts may be reused for the cell, if the check agrees. The image must have the same
 /// recipe, be for another kernel, and have modules that are known to load there.
-pub fn may_lend(cell: &Cell, facts: &ImageFacts) -> bool {
+pub fn is_reusable(cell: &Cell, facts: &ImageFacts) -> bool {
     facts.recipe == Some(cell.recipe)
         && can_sign_over(cell, facts)
         && facts.verdict == Some(Verdict::Loads)
@@ -46,7 +46,7 @@ pub fn may_lend(cell: &Cell, facts: &ImageFacts) -> bool {
 
 /// Returns the tags to look up for a payload for the same kernel with another signature. The cell's own tags come
 /// first, then tags that name the kernel, then others.
-pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
+pub fn re_sign_candidate_tags(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
     let release = cell.target.release.as_str();
     let label = KernelLabel::of(&cell.target.release);
     let names_kernel = |tag: &Tag| {
@@ -54,7 +54,7 @@ pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
             || label.as_ref().is_some_and(|label| tag.as_str().contains(label.as_str()))
     };
     let rank = |tag: &Tag| (!has_tag(cell, tag), !names_kernel(tag), !tag.as_str().contains(&cell.version));
-    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !is_about_another(tag)).collect();
+    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !is_referrer_or_signature(tag)).collect();
     tags.sort_by_key(rank);
     tags.truncate(at_most);
     tags
@@ -62,7 +62,7 @@ pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
 
 /// Whether an image with these facts has the cell's payload except for the signatures. The image may be signed with
 /// another key, or predate module signing.
-pub fn may_resign(cell: &Cell, facts: &ImageFacts) -> bool {
+pub fn can_re_sign(cell: &Cell, facts: &ImageFacts) -> bool {
     let unsigned = facts.unsigned_hash.or(facts.input_hash);
     cell.unsigned_hash.is_some()
         && unsigned == cell.unsigned_hash
@@ -127,7 +127,8 @@ mod tests {
             "4.33.0-6.1.0-100-amd64-debian12-amd64".to_owned(),
         ];
         let tags = tags.map(|tag| tag.parse().unwrap()).to_vec();
-        let ranked: Vec<String> = tags_to_try(&cell(), tags, 4).iter().map(ToString::to_string).collect();
+        let ranked: Vec<String> =
+            reuse_candidate_tags(&cell(), tags, 4).iter().map(ToString::to_string).collect();
         assert_eq!(
             ranked,
             [
@@ -148,7 +149,7 @@ mod tests {
             kernel_release: Some(K47.parse().unwrap()),
             ..ImageFacts::default()
         };
-        assert!(may_lend(&cell, &good));
+        assert!(is_reusable(&cell, &good));
         for bad in [
             ImageFacts { recipe: None, ..good.clone() },
             ImageFacts { recipe: Some(cell.input_hash), ..good.clone() },
@@ -157,7 +158,7 @@ mod tests {
             ImageFacts { kernel_release: Some(K48.parse().unwrap()), ..good.clone() },
             ImageFacts { kernel_release: None, ..good.clone() },
         ] {
-            assert!(!may_lend(&cell, &bad), "{bad:?}");
+            assert!(!is_reusable(&cell, &bad), "{bad:?}");
         }
     }
 

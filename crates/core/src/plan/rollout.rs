@@ -47,11 +47,11 @@ pub use upgrade::uncordoned;
 pub(super) use watch::Limits;
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestPlace, PER_KERNEL_ANNOTATION,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestLocation, PER_KERNEL_ANNOTATION,
     PlanInputs, PlannedUnion, PlannedUpgrade, RolloutObject, RolloutTarget,
     chain_state::ChainStates,
     node::{NodeGroup, group_nodes},
-    outcome::Cells,
+    outcome::CellLookup,
 };
 use crate::image::{Chains, ImageName, RolloutSpec, Strategy};
 
@@ -59,7 +59,7 @@ use crate::image::{Chains, ImageName, RolloutSpec, Strategy};
 /// the rollouts ask for.
 pub(super) fn rollouts(
     inputs: &PlanInputs<'_>,
-    cells: Cells<'_>,
+    cells: CellLookup<'_>,
     chains: &Chains,
     chain_states: &ChainStates<'_>,
 ) -> (Vec<PlannedRollout>, Vec<PlannedUnion>) {
@@ -82,7 +82,7 @@ pub(super) fn rollouts(
     let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|found| &found.daemon_sets));
     let labels = labels.flat_map(DaemonSetFacts::label_keys).chain(resource::label_keys(inputs));
     let groups = group_nodes(&inputs.snapshot.nodes, labels);
-    let in_complete_chains = Cells { withheld: Some(&chain_states.incomplete), ..cells };
+    let in_complete_chains = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
 
     let (mut contexts, mut planned, mut unions) = (Vec::new(), Vec::new(), Vec::new());
     for (image, spec, target) in &wanted {
@@ -97,10 +97,7 @@ pub(super) fn rollouts(
         };
         // An image that is already set stays set while other images of its chain are rebuilt.
         let is_bound = !matches!(spec, RolloutSpec::PublishOnly { .. });
-        if is_bound
-            && !chain_states.incomplete.is_empty()
-            && decided.as_ref().is_ok_and(Decided::goes_further)
-        {
+        if is_bound && !chain_states.incomplete.is_empty() && decided.as_ref().is_ok_and(Decided::advances) {
             context.cells = in_complete_chains;
             (decided, united) = decide(&context, target);
         }
@@ -121,9 +118,9 @@ pub(super) fn rollouts(
         });
         contexts.push(context);
     }
-    for (index, why) in held_by_their_chain(&planned, chain_states) {
+    for (index, why) in chain_holds(&planned, chain_states) {
         let (Some(rollout), Some(context)) = (planned.get_mut(index), contexts.get(index)) else { continue };
-        let cells = Cells { without: Some(context.image), ..in_complete_chains };
+        let cells = CellLookup { without: Some(context.image), ..in_complete_chains };
         // A strategy in the middle of its steps may have something to finish even without an image, so ask it first.
         let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
         let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
@@ -135,7 +132,7 @@ pub(super) fn rollouts(
 
 /// Returns the rollouts, by index, that would change something while another rollout of their chain is broken, with the
 /// reason for the hold.
-fn held_by_their_chain(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usize, HoldReason)> {
+fn chain_holds(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usize, HoldReason)> {
     let broken: Vec<(&PlannedRollout, &HoldReason)> = planned
         .iter()
         .filter(|rollout| rollout.target.strategy != Strategy::PublishOnly)
@@ -191,7 +188,7 @@ pub fn per_kernel_originals(snapshot: &ClusterSnapshot) -> BTreeSet<(String, Str
 
 /// Decides one rollout, and returns the union images that it asks for.
 fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
-    if let Some(namespace) = elsewhere(context) {
+    if let Some(namespace) = unwritable_namespace(context) {
         return (Err(HoldReason::NotWritable { namespace }), Vec::new());
     }
     if let Some(why) = upgrade::obstacle(context, target) {
@@ -204,7 +201,7 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
     {
         decided = Ok(put_back);
     }
-    let writes = |decided: &Decided| decided.goes_further() || !decided.changes.is_empty();
+    let writes = |decided: &Decided| decided.advances() || !decided.changes.is_empty();
     if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs.snapshot, target) {
         return (Err(HoldReason::Paused), unions);
     }
@@ -219,7 +216,7 @@ fn planned_upgrade(
     decision: &RolloutDecision,
 ) -> Option<PlannedUpgrade> {
     context.spec.upgrade()?;
-    if elsewhere(context).is_some() || upgrade::obstacle(context, target).is_some() {
+    if unwritable_namespace(context).is_some() || upgrade::obstacle(context, target).is_some() {
         return None;
     }
     match context.spec {
@@ -234,7 +231,7 @@ fn next_image(
     context: &Context<'_>,
     target: &RolloutTarget,
     decision: &RolloutDecision,
-) -> Option<upgrade::Next> {
+) -> Option<upgrade::NextImage> {
     if !matches!(decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Hold(HoldReason::Paused)) {
         return None;
     }
@@ -250,7 +247,7 @@ fn next_image(
     } else {
         PlannedUnion::contents(unions)
     };
-    Some(upgrade::Next { image: to.to_string(), contents })
+    Some(upgrade::NextImage { image: to.to_string(), contents })
 }
 
 /// Decides by strategy, ignoring pauses.
@@ -273,8 +270,8 @@ fn decide_by_strategy(
 }
 
 /// Returns the namespace of a live DaemonSet, if this farrier must not write there.
-fn elsewhere(context: &Context<'_>) -> Option<String> {
-    if ManifestPlace::of(context.spec).is_some() {
+fn unwritable_namespace(context: &Context<'_>) -> Option<String> {
+    if ManifestLocation::of(context.spec).is_some() {
         return None;
     }
     let namespace = context.spec.daemon_set()?.namespace.to_string();

@@ -27,11 +27,11 @@ fn signs_existing(site: &SiteSpec) -> bool {
     site.image_signing.as_ref().is_some_and(|signing| signing.existing == Existing::Sign)
 }
 
-/// Returns the published images that are to be signed. Adds unknown signatures to the questions.
+/// Returns the published images that are to be signed. Adds unknown signatures to the lookups.
 pub(super) fn unsigned(
     inputs: &PlanInputs<'_>,
     published: impl IntoIterator<Item = PlannedSignature>,
-    questions: &mut PendingLookups,
+    lookups: &mut PendingLookups,
 ) -> Vec<PlannedSignature> {
     let site = &inputs.definitions().site;
     if !asks_for_signatures(site) {
@@ -42,7 +42,7 @@ pub(super) fn unsigned(
         match inputs.observed.signature(&image.reference) {
             Some(state) if !state.ours && signs_existing(site) => all.push(image),
             Some(_) => {}
-            None => drop(questions.signatures.insert(image.reference)),
+            None => drop(lookups.signatures.insert(image.reference)),
         }
     }
     all.sort();

@@ -122,25 +122,25 @@ pub enum NeedReason {
 
 impl NeedReason {
     /// Whether the reason comes from earlier builds or publications, and not from the definitions alone.
-    pub(super) fn is_of_a_build(&self) -> bool {
+    pub(super) fn is_build_failure(&self) -> bool {
         match self {
             Self::Conflict { .. } | Self::Failed { .. } => true,
-            Self::Skipped { why } => matches!(&**why, SkipReason::Need { why, .. } if why.is_of_a_build()),
+            Self::Skipped { why } => matches!(&**why, SkipReason::Need { why, .. } if why.is_build_failure()),
             _ => false,
         }
     }
 
-    fn is_finding(&self) -> bool {
-        matches!(self, Self::Skipped { why } if why.is_finding())
+    fn is_not_applicable(&self) -> bool {
+        matches!(self, Self::Skipped { why } if why.is_not_applicable())
     }
 }
 
 impl SkipReason {
     /// Whether the reason is only that the definitions are not meant for this kernel.
-    pub fn is_finding(&self) -> bool {
+    pub fn is_not_applicable(&self) -> bool {
         match self {
             Self::KernelOutOfRange { .. } | Self::NoFamily => true,
-            Self::Need { need: _, why } => why.is_finding(),
+            Self::Need { need: _, why } => why.is_not_applicable(),
             _ => false,
         }
     }

@@ -10,8 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
-    Distrust, JobState, ManifestPlace, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget,
-    UPGRADE, WriteNamespaces, labels::HANDOVER_LABELS,
+    JobState, ManifestLocation, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RejectedClaims, RolloutObject,
+    RolloutTarget, UPGRADE, WriteNamespaces, labels::HANDOVER_LABELS,
 };
 use crate::{
     image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy},
@@ -21,15 +21,15 @@ use crate::{
 /// Facts that consecutive snapshots share: of 10,000 nodes few change between two reconciles. Mutable access clones the
 /// facts (copy on write).
 #[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Deref)]
-pub struct Shared<T>(#[deref(forward)] Arc<T>);
+pub struct CowArc<T>(#[deref(forward)] Arc<T>);
 
-impl<T> From<T> for Shared<T> {
+impl<T> From<T> for CowArc<T> {
     fn from(facts: T) -> Self {
         Self(Arc::new(facts))
     }
 }
 
-impl<T: Clone> DerefMut for Shared<T> {
+impl<T: Clone> DerefMut for CowArc<T> {
     fn deref_mut(&mut self) -> &mut T {
         Arc::make_mut(&mut self.0)
     }
@@ -40,7 +40,7 @@ impl<T: Clone> DerefMut for Shared<T> {
 pub struct NodeFacts {
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.labels`; from a live cluster only labels of interest ([`super::Interest`]), and farrier's own.
+    /// `metadata.labels`; from a live cluster only labels of interest ([`super::SnapshotScope`]), and farrier's own.
     pub labels: BTreeMap<String, String>,
     /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
@@ -54,11 +54,11 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// Whether the condition `Ready` is present and not true.
     pub not_ready: bool,
-    /// Whether the node has a label that describes its hardware ([`super::tells_hardware`]), even if the snapshot does
-    /// not keep that label.
-    pub hardware_labelled: bool,
+    /// Whether the node has a label that describes its hardware ([`super::is_hardware_label`]), even if the snapshot
+    /// does not keep that label.
+    pub has_hardware_labels: bool,
     /// Rejected claims of the node, as decided by [`super::NodeKernelLimiter`].
-    pub distrust: Distrust,
+    pub rejected_claims: RejectedClaims,
 }
 
 /// Container or init container of a pod template.
@@ -177,7 +177,7 @@ pub struct PodFacts {
     /// Time since which the pod is ready without a restart: the later of the last change of the `Ready` condition and
     /// the last start of a container. `None` where the pod is not ready. For a ready pod without such times, `None`
     /// means since its creation.
-    pub steady_since: Option<Timestamp>,
+    pub stable_since: Option<Timestamp>,
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
     /// Whether `metadata.deletionTimestamp` is set.
@@ -236,7 +236,7 @@ pub struct ResourceFacts {
 /// Kinds of objects that farrier may be unable to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, strum::Display)]
 #[serde(rename_all = "kebab-case")]
-pub enum Seen {
+pub enum ObservedKind {
     /// Nodes; there is no plan without them.
     #[strum(to_string = "nodes")]
     Nodes,
@@ -260,7 +260,7 @@ pub enum Seen {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterSnapshot {
     /// Nodes.
-    pub nodes: Vec<Shared<NodeFacts>>,
+    pub nodes: Vec<CowArc<NodeFacts>>,
     /// DaemonSets.
     pub daemon_sets: Vec<DaemonSetFacts>,
     /// Pods of the DaemonSets that rollouts name, and of their per-kernel copies.
@@ -275,9 +275,9 @@ pub struct ClusterSnapshot {
     pub checks: BTreeMap<String, JobState>,
     /// Kinds of objects that could not be read, with the reason and the remedy. Everything that depends on them is
     /// held.
-    pub unseen: BTreeMap<Seen, String>,
+    pub unseen: BTreeMap<ObservedKind, String>,
     /// Kinds of objects that could not be read in one namespace. Rollouts in other namespaces continue.
-    pub unseen_in: BTreeMap<(Seen, String), String>,
+    pub unseen_in: BTreeMap<(ObservedKind, String), String>,
     /// Whether the nodes are manifests, which farrier never writes to.
     pub read_only_nodes: bool,
     /// Namespaces in which DaemonSets and pods may be written.
@@ -294,7 +294,7 @@ pub struct ManifestFacts {
 }
 
 /// Content of the places that `file` and `git` rollouts name, or the reason why a place could not be read.
-pub type Manifests = BTreeMap<ManifestPlace, Result<ManifestFacts, String>>;
+pub type Manifests = BTreeMap<ManifestLocation, Result<ManifestFacts, String>>;
 
 /// Whether farrier itself sets this node label during a rollout.
 fn is_written_here(label: &str) -> bool {
@@ -302,18 +302,18 @@ fn is_written_here(label: &str) -> bool {
 }
 
 /// Facts about a node that decide which images may reach it.
-type Likeness<'a> = (Option<&'a str>, &'a str, &'a str, bool, Vec<(&'a str, &'a str)>);
+type NodeFingerprint<'a> = (Option<&'a str>, &'a str, &'a str, bool, Vec<(&'a str, &'a str)>);
 
 impl NodeFacts {
-    fn likeness(&self, by_name: bool) -> Likeness<'_> {
+    fn fingerprint(&self, by_name: bool) -> NodeFingerprint<'_> {
         let labels = self.labels.iter().filter(|(key, _)| !is_written_here(key));
         let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        let distrusted = self.distrust.kernel.is_some();
+        let distrusted = self.rejected_claims.kernel.is_some();
         (by_name.then_some(self.name.as_str()), &self.kernel_version, &self.architecture, distrusted, labels)
     }
 
     /// Whether the node has the labels that the image asks for, and none that says that the node has its own driver.
-    pub fn calls_for(&self, image: &DriverImage) -> bool {
+    pub fn is_selected_by(&self, image: &DriverImage) -> bool {
         let nodes = &image.spec.nodes;
         nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()
     }
@@ -321,12 +321,12 @@ impl NodeFacts {
 
 impl ClusterSnapshot {
     /// Returns the reason why objects of this kind cannot be read in a namespace.
-    pub fn why_unseen(&self, what: Seen, namespace: &str) -> Option<&String> {
+    pub fn why_unseen(&self, what: ObservedKind, namespace: &str) -> Option<&String> {
         self.unseen.get(&what).or_else(|| self.unseen_in.get(&(what, namespace.to_owned())))
     }
 
     /// Returns all kinds of objects that could not be read, with the reasons.
-    pub fn all_unseen(&self) -> impl Iterator<Item = (&Seen, &String)> {
+    pub fn all_unseen(&self) -> impl Iterator<Item = (&ObservedKind, &String)> {
         self.unseen.iter().chain(self.unseen_in.iter().map(|((what, _), why)| (what, why)))
     }
 
@@ -334,7 +334,7 @@ impl ClusterSnapshot {
     /// snapshot. Nodes are equivalent if they agree in kernel, architecture, labels, and in the name where nodes are
     /// selected by name. A rollout that was decided from this snapshot then reaches no kernel that it did not know.
     /// farrier's own labels are ignored, because they change during a rollout.
-    pub fn knows_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
+    pub fn covers_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
         let by_name = self.daemon_sets.iter().any(|found| found.affinity.names_nodes());
         // Copies, operators' resources and manifests are not limited to the nodes of one DaemonSet.
         let one = match (target.strategy, &target.object) {
@@ -350,9 +350,9 @@ impl ClusterSnapshot {
             _ => None,
         };
         let is_reached =
-            |node: &&Shared<NodeFacts>| one.is_none_or(|found| found.reaches(node) != Some(false));
-        let known: HashSet<_> = self.nodes.iter().map(|node| node.likeness(by_name)).collect();
-        later.nodes.iter().filter(is_reached).all(|node| known.contains(&node.likeness(by_name)))
+            |node: &&CowArc<NodeFacts>| one.is_none_or(|found| found.reaches(node) != Some(false));
+        let known: HashSet<_> = self.nodes.iter().map(|node| node.fingerprint(by_name)).collect();
+        later.nodes.iter().filter(is_reached).all(|node| known.contains(&node.fingerprint(by_name)))
     }
 }
 
@@ -383,8 +383,8 @@ impl DaemonSetFacts {
 
 impl PodFacts {
     /// Whether the pod has been ready for this time without a restart.
-    pub fn is_steady(&self, stable_for: SignedDuration, now: Timestamp) -> bool {
-        let since = self.steady_since.or(self.created);
+    pub fn is_stable(&self, stable_for: SignedDuration, now: Timestamp) -> bool {
+        let since = self.stable_since.or(self.created);
         self.ready && since.is_none_or(|since| now.duration_since(since) >= stable_for)
     }
 }
@@ -409,7 +409,7 @@ mod tests {
     use super::*;
     use crate::plan::{Operator, Requirement, SelectorTerm};
 
-    fn node(name: &str, kernel: &str, label: (&str, &str)) -> Shared<NodeFacts> {
+    fn node(name: &str, kernel: &str, label: (&str, &str)) -> CowArc<NodeFacts> {
         let labels = [(label.0.to_owned(), label.1.to_owned())].into();
         NodeFacts { name: name.to_owned(), kernel_version: kernel.to_owned(), labels, ..NodeFacts::default() }
             .into()
@@ -422,7 +422,7 @@ mod tests {
         RolloutTarget::of(&serde_json::from_value(spec).unwrap())
     }
 
-    fn of(nodes: &[Shared<NodeFacts>]) -> ClusterSnapshot {
+    fn of(nodes: &[CowArc<NodeFacts>]) -> ClusterSnapshot {
         ClusterSnapshot { nodes: nodes.to_vec(), ..ClusterSnapshot::default() }
     }
 
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn a_node_that_the_rollout_does_not_reach_says_nothing() {
-        let with = |nodes: &[Shared<NodeFacts>], zone: &str| {
+        let with = |nodes: &[CowArc<NodeFacts>], zone: &str| {
             let node_selector = [("zone".to_owned(), zone.to_owned())].into();
             let daemon_sets = vec![DaemonSetFacts { node_selector, ..daemon_set() }];
             ClusterSnapshot { daemon_sets, ..of(nodes) }
@@ -448,27 +448,27 @@ mod tests {
         let (x, y) = (node("a", "6.1", ("zone", "x")), node("b", "6.2", ("zone", "y")));
         let planned = with(&[x.clone(), y.clone()], "x");
         let elsewhere = with(&[x.clone(), node("b", "6.3", ("zone", "y"))], "x");
-        assert!(planned.knows_nodes_of(&elsewhere, &target("image")));
-        assert!(!planned.knows_nodes_of(&elsewhere, &target("per-kernel")), "the copies reach other nodes");
+        assert!(planned.covers_nodes_of(&elsewhere, &target("image")));
+        assert!(!planned.covers_nodes_of(&elsewhere, &target("per-kernel")), "the copies reach other nodes");
         let reached = with(&[node("a", "6.3", ("zone", "x")), y.clone()], "x");
-        assert!(!planned.knows_nodes_of(&reached, &target("image")));
+        assert!(!planned.covers_nodes_of(&reached, &target("image")));
         assert!(
-            !planned.knows_nodes_of(&with(&[x, y], "y"), &target("image")),
+            !planned.covers_nodes_of(&with(&[x, y], "y"), &target("image")),
             "the DaemonSet now selects other nodes"
         );
-        assert!(!planned.knows_nodes_of(&of(&planned.nodes), &target("image")), "the DaemonSet is gone");
+        assert!(!planned.covers_nodes_of(&of(&planned.nodes), &target("image")), "the DaemonSet is gone");
     }
 
     #[test]
     fn a_node_like_those_that_were_planned_for_is_known() {
         let planned = of(&[node("a", "6.1", ("zone", "x")), node("b", "6.2", ("zone", "y"))]);
-        assert!(planned.knows_nodes_of(&planned, &target("per-kernel")));
-        assert!(planned.knows_nodes_of(&of(&[]), &target("per-kernel")));
+        assert!(planned.covers_nodes_of(&planned, &target("per-kernel")));
+        assert!(planned.covers_nodes_of(&of(&[]), &target("per-kernel")));
         // Another name, another order, fewer nodes or farrier's own label: nothing new.
         let mut marked = node("c", "6.1", ("zone", "x"));
         marked.labels.insert("farrier.dev/driver.0a1b2c3d".to_owned(), "yes".to_owned());
         assert!(
-            planned.knows_nodes_of(&of(&[node("b", "6.2", ("zone", "y")), marked]), &target("per-kernel"))
+            planned.covers_nodes_of(&of(&[node("b", "6.2", ("zone", "y")), marked]), &target("per-kernel"))
         );
 
         let mut arm64 = node("a", "6.1", ("zone", "x"));
@@ -476,7 +476,7 @@ mod tests {
         for other in [node("a", "6.3", ("zone", "x")), node("a", "6.1", ("zone", "y")), arm64] {
             assert!(
                 !planned
-                    .knows_nodes_of(&of(&[planned.nodes[0].clone(), other.clone()]), &target("per-kernel")),
+                    .covers_nodes_of(&of(&[planned.nodes[0].clone(), other.clone()]), &target("per-kernel")),
                 "{other:?}"
             );
         }
@@ -486,7 +486,7 @@ mod tests {
     fn names_matter_where_somebody_selects_by_name() {
         let mut planned = of(&[node("a", "6.1", ("zone", "x"))]);
         let other = of(&[node("b", "6.1", ("zone", "x"))]);
-        assert!(planned.knows_nodes_of(&other, &target("per-kernel")));
+        assert!(planned.covers_nodes_of(&other, &target("per-kernel")));
         let field = Requirement {
             key: "metadata.name".to_owned(),
             operator: Operator::In,
@@ -494,6 +494,6 @@ mod tests {
         };
         let terms = vec![SelectorTerm { expressions: Vec::new(), fields: vec![field] }];
         planned.daemon_sets.push(DaemonSetFacts { affinity: NodeAffinity::Terms(terms), ..daemon_set() });
-        assert!(!planned.knows_nodes_of(&other, &target("per-kernel")));
+        assert!(!planned.covers_nodes_of(&other, &target("per-kernel")));
     }
 }

@@ -8,8 +8,8 @@ use std::{
 use regex::Regex;
 
 use super::{
-    MayBoot, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
-    Readiness, RolloutDecision, StatusRow,
+    BootReadiness, NextKernel, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
+    PlannedSignature, Readiness, RequiredImage, RolloutDecision, StatusRow,
 };
 use crate::{kmod::Verdict, text::printable_lines};
 
@@ -202,8 +202,8 @@ pub fn status_table(rows: &[StatusRow]) -> Table {
 }
 
 /// Returns the table of the images that one kernel needs.
-pub fn readiness_table(next: &Next) -> Table {
-    let row = |Needed { image, reference, state }: &Needed| {
+pub fn readiness_table(next: &NextKernel) -> Table {
+    let row = |RequiredImage { image, reference, state }: &RequiredImage| {
         let (verdict, why) = match state {
             Readiness::Ready { verdict } => {
                 (verdict.as_str(), reference.as_ref().map(ToString::to_string).unwrap_or_default())
@@ -217,7 +217,7 @@ pub fn readiness_table(next: &Next) -> Table {
 }
 
 /// Returns a line `image: why` for every missing image.
-pub fn why_not(next: &Next) -> String {
+pub fn why_not(next: &NextKernel) -> String {
     let missing = next.needs.iter().filter_map(|needed| match &needed.state {
         Readiness::Ready { .. } => None,
         Readiness::Missing { message } | Readiness::Unknown { message } => {
@@ -233,11 +233,11 @@ fn nodes(plan: &Plan) -> Table {
     for PlannedNode { node, next, ready: _, may_boot, change: _ } in &plan.nodes {
         let key = match (next, may_boot) {
             (None, _) => ("none".to_owned(), "no mark", "no kernel is announced for it any more".to_owned()),
-            (Some(next), MayBoot::Ready) => (next.kernel.to_string(), "ready", String::new()),
-            (Some(next), MayBoot::NoDriver) => {
+            (Some(next), BootReadiness::Ready) => (next.kernel.to_string(), "ready", String::new()),
+            (Some(next), BootReadiness::NoDriver) => {
                 (next.kernel.to_string(), "no driver", "no driver image is called for".to_owned())
             }
-            (Some(next), MayBoot::Wait | MayBoot::Unknown) => {
+            (Some(next), BootReadiness::Wait | BootReadiness::Unknown) => {
                 (next.kernel.to_string(), "wait", why_not(next))
             }
         };

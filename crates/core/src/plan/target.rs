@@ -36,7 +36,7 @@ impl RolloutObject {
 /// Place of manifests outside the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(untagged)]
-pub enum ManifestPlace {
+pub enum ManifestLocation {
     /// A directory or file on this machine.
     #[display("{}", path.display())]
     Local {
@@ -47,7 +47,7 @@ pub enum ManifestPlace {
     Git(GitPlace),
 }
 
-impl ManifestPlace {
+impl ManifestLocation {
     /// Returns the place that a definition names, if any.
     pub fn of(spec: &RolloutSpec) -> Option<Self> {
         match spec {
@@ -70,7 +70,7 @@ pub struct RolloutTarget {
     pub strategy: Strategy,
     /// Place of the manifests; for `file` and `git`.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub place: Option<ManifestPlace>,
+    pub place: Option<ManifestLocation>,
     /// Object that is rewritten.
     #[serde(flatten)]
     pub object: RolloutObject,
@@ -86,11 +86,11 @@ impl RolloutTarget {
             }
             (None, _) => RolloutObject::Nothing {},
         };
-        Self { strategy: spec.strategy(), place: ManifestPlace::of(spec), object }
+        Self { strategy: spec.strategy(), place: ManifestLocation::of(spec), object }
     }
 
     /// Returns the field that only one rollout may write, whatever its strategy.
-    pub fn field(&self) -> Option<(Option<&ManifestPlace>, &RolloutObject)> {
+    pub fn field(&self) -> Option<(Option<&ManifestLocation>, &RolloutObject)> {
         (self.object != RolloutObject::Nothing {}).then_some((self.place.as_ref(), &self.object))
     }
 }

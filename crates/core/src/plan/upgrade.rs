@@ -122,7 +122,7 @@ pub enum UpgradeStage {
 /// Node in the plan of an upgrade.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct UpgradeTurn {
+pub struct PlannedNodeUpgrade {
     /// Name of the node.
     pub node: String,
     /// Image that the node gets; empty where there is none for it.
@@ -147,7 +147,7 @@ pub struct PlannedUpgrade {
     /// DaemonSet, as `namespace/name`.
     pub rollout: String,
     /// Nodes of the DaemonSet, by stage and name.
-    pub nodes: Vec<UpgradeTurn>,
+    pub nodes: Vec<PlannedNodeUpgrade>,
     /// Forecast of the remaining work.
     pub forecast: Forecast,
 }
@@ -170,7 +170,7 @@ impl PlannedUpgrade {
     }
 }
 
-impl UpgradeTurn {
+impl PlannedNodeUpgrade {
     /// Whether the new driver does not work on the node.
     pub(super) fn is_faulty(&self) -> bool {
         self.stage == UpgradeStage::Failed && self.note.as_ref().is_some_and(|note| !note.unchecked)
@@ -184,7 +184,7 @@ impl UpgradeTurn {
 impl Upgrade<'_> {
     /// Computes the plan.
     pub fn plan(&self) -> PlannedUpgrade {
-        let mut nodes: Vec<UpgradeTurn> = self.nodes.iter().map(|node| self.stand(node)).collect();
+        let mut nodes: Vec<PlannedNodeUpgrade> = self.nodes.iter().map(|node| self.stand(node)).collect();
         self.begin(&mut nodes);
         nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
         let forecast = Forecast::of(self, &nodes);

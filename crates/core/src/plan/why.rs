@@ -4,10 +4,9 @@
 use serde::Serialize;
 
 use super::{
-    Activity, Cell, ClusterSnapshot, KERNEL_LABEL, MayBoot, NodeFacts, Plan, PlannedCell, StatusEntry,
-    node_target, status_entries,
+    Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, Plan, PlannedCell, StatusEntry,
+    is_hardware_label, node_target, status_entries,
     table::{decided, some_of, why_not},
-    tells_hardware,
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName},
@@ -17,10 +16,10 @@ use crate::{
 /// Number of nodes to name; the rest is only counted.
 const NAMED: usize = 5;
 
-/// One link of the chain.
+/// One step of the chain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Link {
-    /// Subject of the link: `kernel`, `image mofed`, `DaemonSet kube-system/mofed, container main`.
+pub struct ExplanationStep {
+    /// Subject of the step: `kernel`, `image mofed`, `DaemonSet kube-system/mofed, container main`.
     pub about: String,
     /// State of the subject, and the reason.
     pub says: String,
@@ -34,8 +33,8 @@ pub struct Link {
 pub struct Explanation {
     /// Subject, such as `node worker-1` or `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
     pub subject: String,
-    /// Links from the first cause to its consequences.
-    pub chain: Vec<Link>,
+    /// Steps from the first cause to its consequences.
+    pub chain: Vec<ExplanationStep>,
 }
 
 /// Inputs of explanations.
@@ -59,14 +58,15 @@ impl Explain<'_> {
                 "kernel",
                 format!("it runs {target}: status.nodeInfo says so, and the label {KERNEL_LABEL} agrees"),
             ),
-            Err(why) => {
-                Link { hint: why.remedy(name), ..link("kernel", format!("the node is skipped: {why}")) }
-            }
+            Err(why) => ExplanationStep {
+                hint: why.remedy(name),
+                ..link("kernel", format!("the node is skipped: {why}"))
+            },
         }];
         for image in self.definitions.images.values() {
             let about = format!("image {}", image.metadata.name);
             match (called_for(node, image), &target) {
-                (Err(why), _) => chain.push(Link { about, ..why }),
+                (Err(why), _) => chain.push(ExplanationStep { about, ..why }),
                 (Ok(why), Ok(target)) => {
                     chain.push(link(about, why));
                     chain.extend(self.outcome(&image.metadata.name, target));
@@ -103,7 +103,7 @@ impl Explain<'_> {
     }
 
     /// Returns the origins of the call for the image.
-    fn callers(&self, image: &DriverImage, cell: &PlannedCell) -> Vec<Link> {
+    fn callers(&self, image: &DriverImage, cell: &PlannedCell) -> Vec<ExplanationStep> {
         let running = self.running(|target| *target == cell.target);
         let (calling, others): (Vec<_>, Vec<_>) =
             running.into_iter().map(|node| (node, called_for(node, image))).partition(|(_, why)| why.is_ok());
@@ -116,7 +116,7 @@ impl Explain<'_> {
         if let Some((_, Err(why))) = others.first() {
             let names: Vec<&str> = others.iter().map(|(node, _)| node.name.as_str()).collect();
             let names = some_of(&names, NAMED);
-            links.push(Link {
+            links.push(ExplanationStep {
                 about: "other nodes".to_owned(),
                 says: format!("{names}: {}", why.says),
                 ..why.clone()
@@ -128,10 +128,10 @@ impl Explain<'_> {
     }
 
     /// Returns the reasons why nothing calls for the image.
-    fn not_called_for(&self, image: &DriverImage, release: &KernelRelease) -> Vec<Link> {
+    fn not_called_for(&self, image: &DriverImage, release: &KernelRelease) -> Vec<ExplanationStep> {
         let running = self.running(|target| target.release == *release);
         if running.is_empty() {
-            return vec![Link {
+            return vec![ExplanationStep {
                 hint: format!(
                     "`farrier prebuild --kernel {release}` builds for a kernel before a node has it"
                 ),
@@ -139,7 +139,8 @@ impl Explain<'_> {
             }];
         }
         let refused = running.into_iter().filter_map(|node| Some((node, called_for(node, image).err()?)));
-        let links = refused.map(|(node, why)| Link { about: format!("node {}", node.name), ..why });
+        let links =
+            refused.map(|(node, why)| ExplanationStep { about: format!("node {}", node.name), ..why });
         links.take(NAMED).collect()
     }
 
@@ -149,7 +150,7 @@ impl Explain<'_> {
     }
 
     /// Returns the state of the image for a kernel, and its rollouts.
-    fn outcome(&self, image: &ImageName, target: &KernelTarget) -> Vec<Link> {
+    fn outcome(&self, image: &ImageName, target: &KernelTarget) -> Vec<ExplanationStep> {
         let nothing = Activity::new();
         let entries = status_entries(self.plan, &nothing);
         let Some(entry) = entries.iter().find(|entry| entry.image == image && entry.target == target) else {
@@ -171,7 +172,7 @@ impl Explain<'_> {
     }
 
     /// Returns the state of the node's upgrades.
-    fn upgrades(&self, name: &str) -> Vec<Link> {
+    fn upgrades(&self, name: &str) -> Vec<ExplanationStep> {
         let upgrades = self.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
         let own = upgrades.flat_map(|upgrade| {
             let turns = upgrade.nodes.iter().filter(|turn| turn.node == name);
@@ -180,14 +181,14 @@ impl Explain<'_> {
         own.collect()
     }
 
-    fn next_kernel(&self, name: &str) -> Vec<Link> {
+    fn next_kernel(&self, name: &str) -> Vec<ExplanationStep> {
         let planned = self.plan.nodes.iter().filter(|planned| planned.node == name);
         let next = planned.filter_map(|planned| {
             let next = planned.next.as_deref()?;
             let may = match planned.may_boot {
-                MayBoot::Ready => "every image that it will need is published".to_owned(),
-                MayBoot::NoDriver => "no driver image is called for".to_owned(),
-                MayBoot::Wait | MayBoot::Unknown => why_not(next),
+                BootReadiness::Ready => "every image that it will need is published".to_owned(),
+                BootReadiness::NoDriver => "no driver image is called for".to_owned(),
+                BootReadiness::Wait | BootReadiness::Unknown => why_not(next),
             };
             let answer = if planned.may_boot.is_free() { "may boot" } else { "should not boot yet" };
             Some(link("next kernel", format!("the node {answer} {}: {may}", next.kernel)))
@@ -199,12 +200,12 @@ impl Explain<'_> {
     }
 }
 
-fn link(about: impl Into<String>, says: impl Into<String>) -> Link {
-    Link { about: about.into(), says: says.into(), hint: String::new() }
+fn link(about: impl Into<String>, says: impl Into<String>) -> ExplanationStep {
+    ExplanationStep { about: about.into(), says: says.into(), hint: String::new() }
 }
 
 /// Returns whether the node's labels call for the image, with the reason in either case.
-fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, Link> {
+fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, ExplanationStep> {
     let nodes = &image.spec.nodes;
     let missing = nodes
         .match_labels
@@ -215,12 +216,12 @@ fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, Link> {
         let found =
             found.map_or("there is no such label".to_owned(), |found| format!("its value is {found:?}"));
         let says = format!("not called for: the definition requires the label {key}={value}, and {found}");
-        let hint = if tells_hardware(key.as_str()) && !node.hardware_labelled {
+        let hint = if is_hardware_label(key.as_str()) && !node.has_hardware_labels {
             "no label describes the node's hardware: check that Node Feature Discovery runs on it"
         } else {
             ""
         };
-        return Err(Link { hint: hint.to_owned(), ..link("", says) });
+        return Err(ExplanationStep { hint: hint.to_owned(), ..link("", says) });
     }
     if let Some((key, value)) = nodes.own_driver(&node.labels) {
         let says = format!("not called for: the label {key}={value} marks a node with its own driver");
@@ -236,7 +237,7 @@ fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, Link> {
 }
 
 /// Returns the inputs that an image is built from.
-fn inputs(cell: &Cell) -> Link {
+fn inputs(cell: &Cell) -> ExplanationStep {
     let mut says = vec![
         format!("version {}, family {}, toolchain {}", cell.version, cell.family, cell.toolchain),
         format!("input hash {}, tag {}", cell.input_hash.short(), cell.reference),
@@ -248,14 +249,14 @@ fn inputs(cell: &Cell) -> Link {
 }
 
 /// Returns the state of a cell.
-fn state(entry: &StatusEntry<'_>) -> Link {
+fn state(entry: &StatusEntry<'_>) -> ExplanationStep {
     let row = &entry.row;
     let (mut reason, hint) = entry.reason_and_hint();
     if let (true, Some(digest)) = (reason.is_empty(), &row.digest) {
         let verdict = row.verdict.map(|verdict| format!(", check verdict: {verdict}"));
         reason = format!("{}@{digest}{}", row.reference, verdict.unwrap_or_default());
     }
-    Link { hint, ..link("state", format!("{}: {reason}", row.phase.as_str())) }
+    ExplanationStep { hint, ..link("state", format!("{}: {reason}", row.phase.as_str())) }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::{
 
 fn text(explanations: &[Explanation]) -> String {
     let lines = |explanation: &Explanation| {
-        let links = explanation.chain.iter().map(|Link { about, says, hint }| {
+        let links = explanation.chain.iter().map(|ExplanationStep { about, says, hint }| {
             let hint = if hint.is_empty() { String::new() } else { format!(" -> {hint}") };
             format!("{about}: {says}{hint}\n")
         });
@@ -61,7 +61,7 @@ fn what_a_node_does_not_call_for_names_the_label() {
     let pci: LabelKey = "feature.node.kubernetes.io/pci-15b3.present".parse().unwrap();
     let image = world.definitions.images.get_mut(&name("mft")).unwrap();
     image.spec.nodes.match_labels = [(pci.clone(), "true".parse().unwrap())].into();
-    world.snapshot.nodes[0].hardware_labelled = false;
+    world.snapshot.nodes[0].has_hardware_labels = false;
     world.snapshot.nodes[1].labels.insert(pci.to_string(), "no\u{1b}[31m".to_owned());
     insta::assert_snapshot!(of_node(&world, "n0"), @"
     node n0

@@ -28,88 +28,96 @@ pub(crate) struct Loader<'a> {
 pub(crate) struct Step {
     pub(crate) name: String,
     pub(crate) file: ModuleFile,
-    /// Soft dependency: a failure to load it is only logged.
+    /// Whether the module is a soft dependency. A failure to load it is only logged.
     pub(crate) optional: bool,
 }
 
 impl Loader<'_> {
     /// Loads a module and its dependencies. Returns the names of the newly loaded modules, in load order.
     pub(crate) fn load(&self, name: &str) -> Result<Vec<String>, Error> {
-        let mut done = Vec::new();
-        self.load_noting(name, &mut done).map(|()| done)
+        let mut inserted = Vec::new();
+        self.load_noting(name, &mut inserted).map(|()| inserted)
     }
 
-    /// Like [`load`](Self::load), but also fills `done` if a later module fails.
-    pub(crate) fn load_noting(&self, name: &str, done: &mut Vec<String>) -> Result<(), Error> {
+    /// Like [`load`](Self::load), but appends the names to `inserted`, which is also filled if a later module fails.
+    pub(crate) fn load_noting(&self, name: &str, inserted: &mut Vec<String>) -> Result<(), Error> {
         for step in self.plan(name, &Loaded::read(&self.node.paths)?)? {
             if self.insert(&step)? {
-                done.push(step.name);
+                inserted.push(step.name);
             }
         }
         Ok(())
     }
 
-    /// Loads the dependencies of a module that come from one tree, but not the module itself. Plans as if only `loaded`
-    /// were loaded.
+    /// Loads those dependencies of a module that come from the `from` tree, but not the module itself. The plan treats only
+    /// the modules in `loaded` as loaded.
     pub(crate) fn load_needs(&self, name: &str, from: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
-        let mut done = Vec::new();
+        let mut inserted = Vec::new();
         let name = kernel_name(name);
         for step in self.plan(&name, loaded)? {
-            // Skip modules that directly depend on a module of another tree; they are loaded later.
-            let needs = step.file.info()?.depends;
-            let ready = needs.iter().all(|need| self.index.file(need).is_none_or(|file| file.origin == from));
+            // Skip modules that directly depend on a module of the other tree. They are loaded later.
+            let depends = step.file.info()?.depends;
+            let ready =
+                depends.iter().all(|need| self.index.file(need).is_none_or(|file| file.origin == from));
             if step.file.origin == from && step.name != name && ready && self.insert(&step)? {
-                done.push(step.name);
+                inserted.push(step.name);
             }
         }
-        Ok(done)
+        Ok(inserted)
     }
 
-    /// Names the image's modules in the load plan of a module, as if nothing were loaded.
+    /// Returns the names of the image's modules that must be loaded for a module if no modules are loaded yet.
     pub(crate) fn of_image(&self, name: &str) -> Result<Vec<String>, Error> {
         let steps = self.plan(name, &Loaded::default())?.into_iter();
         Ok(steps.filter(|step| step.file.origin == Origin::Image).map(|step| step.name).collect())
     }
 
-    /// Whether the loaded module of this name is the image's build.
+    /// Whether a module of this name is loaded and is the image's build.
     pub(crate) fn is_ours(&self, loaded: &Loaded, name: &str) -> bool {
         let info = self.index.of_image(name).and_then(|file| file.info().ok());
         info.is_some_and(|info| loaded.is(&self.node.paths, name, &info))
     }
 
-    /// Filters out the modules whose loaded build is the image's.
+    /// Returns the names of modules that are not loaded, or whose loaded module is not the image's build.
     pub(crate) fn of_others(&self, loaded: &Loaded, names: &[String]) -> Vec<String> {
         names.iter().filter(|name| !self.is_ours(loaded, name)).cloned().collect()
     }
 
-    /// Plans the modules to load for a module, in order; empty if the module is loaded or built in.
+    /// Returns the steps that load a module and its dependencies, in load order. Empty if the module is loaded or built in.
     pub(crate) fn plan(&self, name: &str, loaded: &Loaded) -> Result<Vec<Step>, Error> {
-        let mut walk =
-            Walk { loader: self, loaded, path: Vec::new(), done: BTreeSet::new(), steps: Vec::new() };
+        let mut walk = DependencyWalk {
+            loader: self,
+            loaded,
+            path: Vec::new(),
+            planned: BTreeSet::new(),
+            steps: Vec::new(),
+        };
         walk.visit(&kernel_name(name), None, false)?;
         Ok(walk.steps)
     }
 
-    /// Loads one module; returns whether this call loaded it. `EEXIST` means that another process loaded it first,
-    /// which is fine. `EBUSY` means that another process's attempt has just failed; it is retried.
+    /// Loads one module. Returns whether this call loaded the module.
+    ///
+    /// - `EEXIST`: another process loaded the module first, which is not an error.
+    /// - `EBUSY`: an attempt of another process has just failed. The call is retried.
     fn insert(&self, step: &Step) -> Result<bool, Error> {
         let Step { name, file, optional } = step;
         let parameters = self.parameters.of(name);
         let path = self.node.paths.name(&file.path);
-        let from = if file.origin == Origin::Host { " of the host" } else { "" };
-        let mut answer = self.node.kernel.load(file, &parameters);
+        let origin = if file.origin == Origin::Host { " of the host" } else { "" };
+        let mut result = self.node.kernel.load(file, &parameters);
         for _ in 1..TRIES {
-            if !answer.as_ref().is_err_and(|refusal| refusal.errno == Errno::BUSY) {
+            if !result.as_ref().is_err_and(|refusal| refusal.errno == Errno::BUSY) {
                 break;
             }
             self.node.kernel.pause(BETWEEN_TRIES);
-            answer = self.node.kernel.load(file, &parameters);
+            result = self.node.kernel.load(file, &parameters);
         }
-        match answer {
+        match result {
             Ok(()) => {
-                let with =
+                let options =
                     if parameters.is_empty() { String::new() } else { format!(" with \"{parameters}\"") };
-                self.node.log.step(format!("loaded module {name}{from} ({path}){with}"));
+                self.node.log.step(format!("loaded module {name}{origin} ({path}){options}"));
                 Ok(true)
             }
             Err(refusal) if refusal.errno == Errno::EXIST => Ok(false),
@@ -125,21 +133,24 @@ impl Loader<'_> {
     }
 }
 
-struct Walk<'a> {
+/// Depth-first search through the dependencies of a module.
+struct DependencyWalk<'a> {
     loader: &'a Loader<'a>,
     loaded: &'a Loaded,
+    /// Modules from the first module to the current one, to detect cycles.
     path: Vec<String>,
-    done: BTreeSet<String>,
+    /// Names of the modules in `steps`.
+    planned: BTreeSet<String>,
     steps: Vec<Step>,
 }
 
-impl Walk<'_> {
+impl DependencyWalk<'_> {
     fn visit(&mut self, name: &str, needed_by: Option<&str>, optional: bool) -> Result<(), Error> {
-        if self.loaded.contains(name) || self.done.contains(name) {
+        if self.loaded.contains(name) || self.planned.contains(name) {
             return Ok(());
         }
         if self.path.iter().any(|other| other == name) {
-            // Soft dependencies may form cycles; modprobe tolerates them, too.
+            // Soft dependencies may form cycles, which modprobe tolerates, too.
             if optional {
                 return Ok(());
             }
@@ -148,22 +159,22 @@ impl Walk<'_> {
         }
         let Some(file) = self.loader.index.file(name) else {
             // Soft dependencies are often aliases, which have no file.
-            let is_fine = optional || self.loader.index.is_built_in(name);
-            return if is_fine { Ok(()) } else { Err(self.loader.index.missing(name, needed_by)) };
+            let may_lack_file = optional || self.loader.index.is_built_in(name);
+            return if may_lack_file { Ok(()) } else { Err(self.loader.index.missing(name, needed_by)) };
         };
         let info = file.info()?;
-        let more = self.loader.parameters.soft_dependencies(name);
+        let configured = self.loader.parameters.soft_dependencies(name);
         self.path.push(name.to_owned());
-        for need in info.soft.before.iter().chain(&more.before) {
+        for need in info.soft.before.iter().chain(&configured.before) {
             self.visit(need, Some(name), true)?;
         }
         for need in &info.depends {
             self.visit(need, Some(name), optional)?;
         }
         self.path.pop();
-        self.done.insert(name.to_owned());
+        self.planned.insert(name.to_owned());
         self.steps.push(Step { name: name.to_owned(), file: file.clone(), optional });
-        for after in info.soft.after.iter().chain(&more.after) {
+        for after in info.soft.after.iter().chain(&configured.after) {
             self.visit(after, Some(name), true)?;
         }
         Ok(())
@@ -182,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_needs_comes_first_with_its_parameters() {
+    fn dependencies_come_first_with_their_parameters() {
         let bench = Bench::new();
         bench.host_module("i2c_core", "");
         bench.image_module("nvidia", "i2c_core");
@@ -221,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_needs_of_the_host_may_be_absent_where_it_is_optional() {
+    fn optional_host_dependencies_may_fail() {
         let bench = Bench::new();
         bench.host_module("early", "");
         let module = elf_module("softdep=pre: early\0");
@@ -237,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_another_loader_is_at_is_tried_again() {
+    fn busy_module_is_retried() {
         let bench = Bench::new();
         bench.image_module("m", "");
         bench.kernel.busy.borrow_mut().insert("m".into(), 3);
@@ -249,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_in_is_there() {
+    fn built_in_dependencies_are_not_loaded() {
         let bench = Bench::new();
         bench.image_module("m", "libcrc32c");
         bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/libcrc32c.ko\n");
@@ -261,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_that_need_each_other_are_named() {
+    fn dependency_cycles_and_missing_modules_are_reported() {
         let bench = Bench::new();
         bench.image_module("a", "b");
         bench.image_module("b", "c");

@@ -60,7 +60,7 @@ pub enum RegistryError {
     NotSent { source: Box<dyn Error + Send + Sync>, transient: bool },
     /// The cancellation token of a [`super::Retrying`] was triggered.
     #[error("interrupted")]
-    Cancelled,
+    Canceled,
 }
 
 impl RegistryError {
@@ -93,7 +93,7 @@ impl RegistryError {
             | Self::Image(_)
             | Self::Io(_)
             | Self::Options(..)
-            | Self::Cancelled => false,
+            | Self::Canceled => false,
         }
     }
 

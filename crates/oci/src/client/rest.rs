@@ -9,27 +9,27 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 
-/// Upper limit of a requested delay.
-const LONGEST: Duration = Duration::from_hours(1);
+/// Upper limit of a requested delay. Longer delays are shortened.
+const MAX_DELAY: Duration = Duration::from_hours(1);
 
-/// Delay that a response asks for; `None` without the header, or if its value is invalid.
+/// Delay that a response requests; `None` if the header is missing or invalid.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    wait_of(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), Timestamp::now())
+    parse_delay(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), Timestamp::now())
 }
 
-/// Parses a number of seconds or a date.
-fn wait_of(text: &str, now: Timestamp) -> Option<Duration> {
+/// Parses a number of seconds or a date. A date in the past gives a delay of zero.
+fn parse_delay(text: &str, now: Timestamp) -> Option<Duration> {
     let wait = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        text.parse().map_or(LONGEST, Duration::from_secs)
+        text.parse().map_or(MAX_DELAY, Duration::from_secs)
     } else {
         let date = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
         Duration::try_from(date.duration_since(now)).unwrap_or_default()
     };
-    Some(wait.min(LONGEST))
+    Some(wait.min(MAX_DELAY))
 }
 
-/// End of the delay that each registry asked for, with the response's status. The delay applies to all calls to the
-/// registry, not only to the one that received it.
+/// Delays that registries requested: for each registry, the end of the delay and the status of the response. A delay applies
+/// to all requests to the registry, not only to the one that received it.
 #[derive(Default)]
 pub(super) struct RetryAfter(Mutex<HashMap<String, (Instant, u16)>>);
 
@@ -40,12 +40,12 @@ impl RetryAfter {
 
     /// Status and remaining delay of the registry; `None` when requests are allowed.
     pub(super) fn left(&self, authority: &str, now: Instant) -> Option<(u16, Duration)> {
-        let mut rests = self.0.lock();
-        let &(until, status) = rests.get(authority)?;
+        let mut delays = self.0.lock();
+        let &(until, status) = delays.get(authority)?;
         if until > now {
             return Some((status, until - now));
         }
-        rests.remove(authority);
+        delays.remove(authority);
         None
     }
 }
@@ -70,17 +70,17 @@ mod tests {
             ("soon", None),
             ("", None),
         ] {
-            assert_eq!(wait_of(text, now).map(|wait| wait.as_secs()), seconds, "{text:?}");
+            assert_eq!(parse_delay(text, now).map(|wait| wait.as_secs()), seconds, "{text:?}");
         }
     }
 
     #[test]
-    fn a_rest_is_one_registrys_and_ends() {
-        let (rests, now) = (RetryAfter::default(), Instant::now());
-        rests.begin("r.example", 429, Duration::from_secs(10), now);
+    fn a_delay_applies_to_one_registry_and_ends() {
+        let (delays, now) = (RetryAfter::default(), Instant::now());
+        delays.begin("r.example", 429, Duration::from_secs(10), now);
         let at = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(rests.left("r.example", at(4)), Some((429, Duration::from_secs(6))));
-        assert_eq!(rests.left("s.example", at(4)), None);
-        assert_eq!(rests.left("r.example", at(10)), None);
+        assert_eq!(delays.left("r.example", at(4)), Some((429, Duration::from_secs(6))));
+        assert_eq!(delays.left("s.example", at(4)), None);
+        assert_eq!(delays.left("r.example", at(10)), None);
     }
 }

@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(delay_after(&error(Some(3600)), 0), None);
         assert_eq!(delay_after(&error(Some(30)), RETRIES), None);
         assert!(delay_after(&error(None), 0).unwrap() <= FIRST);
-        assert_eq!(delay_after(&RegistryError::Cancelled, 0), None);
+        assert_eq!(delay_after(&RegistryError::Canceled, 0), None);
         insta::assert_snapshot!(
             error(Some(30)),
             @"r.example answered 429 to list tags of x; retry after 30 s"

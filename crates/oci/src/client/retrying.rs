@@ -19,7 +19,7 @@ pub struct Retrying {
 }
 
 impl Retrying {
-    /// Wraps `inner`. `cancel` ends waits and calls with [`RegistryError::Cancelled`].
+    /// Wraps `inner`. `cancel` ends waits and calls with [`RegistryError::Canceled`].
     pub fn new(inner: Arc<dyn Registry>, cancel: CancellationToken) -> Self {
         Self { inner, cancel }
     }
@@ -32,7 +32,7 @@ impl Retrying {
         loop {
             let outcome = tokio::select! {
                 biased;
-                () = self.cancel.cancelled() => return Err(RegistryError::Cancelled),
+                () = self.cancel.cancelled() => return Err(RegistryError::Canceled),
                 outcome = call() => outcome,
             };
             let Err(error) = outcome else { return outcome };
@@ -40,7 +40,7 @@ impl Retrying {
             attempt += 1;
             tracing::warn!(attempt, ?delay, error = %chain(&error), "transient registry error, retrying");
             tokio::select! {
-                () = self.cancel.cancelled() => return Err(RegistryError::Cancelled),
+                () = self.cancel.cancelled() => return Err(RegistryError::Canceled),
                 () = tokio::time::sleep(delay) => {}
             }
         }

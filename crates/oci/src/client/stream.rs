@@ -20,43 +20,45 @@ use super::{
 };
 use crate::{Digest, layer::Hashing};
 
-/// Bytes read at a time.
+/// Number of bytes to read at a time.
 pub(super) const CHUNK: usize = 256 << 10;
 
-/// Streams a source's bytes; a blocking thread reads them. A failing source ends the stream with its error.
+/// Reads a source on a blocking thread and streams its bytes. If the source fails, its error ends the stream.
 pub(super) fn read_source(
     source: Arc<dyn BlobSource>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
-    let (to, from) = tokio::io::duplex(4 * CHUNK);
-    let reading = tokio::task::spawn_blocking(move || {
-        let mut to = BufWriter::with_capacity(CHUNK, SyncIoBridge::new(to));
-        io::copy(&mut source.open()?, &mut to)?;
-        to.flush()
+    let (writer, reader) = tokio::io::duplex(4 * CHUNK);
+    let task = tokio::task::spawn_blocking(move || {
+        let mut writer = BufWriter::with_capacity(CHUNK, SyncIoBridge::new(writer));
+        io::copy(&mut source.open()?, &mut writer)?;
+        writer.flush()
     });
-    let end = async move { reading.await.unwrap_or_else(|stopped| Err(stopped.into())).err().map(Err) };
-    ReaderStream::with_capacity(from, CHUNK).chain(futures::stream::once(end).filter_map(std::future::ready))
+    let error = async move { task.await.unwrap_or_else(|join_error| Err(join_error.into())).err().map(Err) };
+    ReaderStream::with_capacity(reader, CHUNK)
+        .chain(futures::stream::once(error).filter_map(std::future::ready))
 }
 
-/// Writes a blob to a file, which appears whole and with verified content, or not at all.
+/// Writes a blob to a file atomically: the file appears only after the whole content is verified.
 pub(super) async fn save(
     stream: BlobStream,
-    (digest, most): (&Digest, u64),
+    (digest, max_size): (&Digest, u64),
     to: &Path,
     action: String,
 ) -> Result<()> {
-    // Only a stated size can be checked against the free space.
-    let stated = Some(most).filter(|most| *most < u64::MAX);
-    let room = Room::for_download(directory_of(to), stated, most).map_err(|error| named(&error, to))?;
+    // `u64::MAX` means that the size is unknown. Only a known size can be compared with the free space.
+    let known_size = Some(max_size).filter(|size| *size < u64::MAX);
+    let room = Room::for_download(parent_directory(to), known_size, max_size)
+        .map_err(|error| write_error(&error, to))?;
     let inner = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let (digest, to) = (digest.clone(), to.to_owned());
     blocking(move || write_verified(Bounded { inner, room }, &digest, &to, &action).map(drop)).await
 }
 
-/// Writes a reader's content to a file like [`save`]. Returns the number of bytes.
+/// Writes a reader's content to a file, like [`save`]. Returns the number of bytes.
 pub(super) fn write_verified(from: impl Read, digest: &Digest, to: &Path, action: &str) -> Result<u64> {
     let copied = copy_verified(from, temporary_beside(to)?, digest, action);
     let (temporary, size) = copied.map_err(|error| match error {
-        RegistryError::Io(error) => named(&error, to).into(),
+        RegistryError::Io(error) => write_error(&error, to).into(),
         error => error,
     })?;
     persist(temporary, to)?;
@@ -72,7 +74,7 @@ pub(super) fn copy_verified<W: Write>(
 ) -> Result<(W, u64)> {
     let mut to = BufWriter::with_capacity(CHUNK, Hashing::new(to));
     io::copy(&mut from, &mut to).map_err(|error| match error.downcast::<RegistryError>() {
-        // The error of a registry's stream.
+        // A registry's stream wraps its own error in an `io::Error`.
         Ok(error) => error,
         Err(error) => error.into(),
     })?;
@@ -83,7 +85,7 @@ pub(super) fn copy_verified<W: Write>(
     Err(RegistryError::Digest { action: action.to_owned(), wanted: digest.clone(), found })
 }
 
-/// Digest of the bytes; fails if it differs from `wanted`.
+/// Returns the digest of the bytes, or an error if it differs from `wanted`.
 pub(super) fn digest_of(bytes: &[u8], wanted: Option<&Digest>, action: &str) -> Result<Digest> {
     let found = Digest::of(bytes);
     match wanted {
@@ -95,35 +97,37 @@ pub(super) fn digest_of(bytes: &[u8], wanted: Option<&Digest>, action: &str) -> 
 }
 
 /// Replaces a file atomically.
-pub(super) fn replace(place: &Path, content: &[u8]) -> Result<()> {
-    let mut temporary = temporary_beside(place)?;
-    temporary.write_all(content).map_err(|error| named(&error, place))?;
-    persist(temporary, place)
+pub(super) fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let mut temporary = temporary_beside(path)?;
+    temporary.write_all(content).map_err(|error| write_error(&error, path))?;
+    persist(temporary, path)
 }
 
-fn directory_of(place: &Path) -> &Path {
-    place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+fn parent_directory(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn temporary_beside(place: &Path) -> io::Result<NamedTempFile> {
+fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
     tempfile::Builder::new()
         .prefix(".farrier-")
-        // A layout is shared with other users, but tempfile's default mode is owner-only.
+        // Other users read image layouts too, but tempfile's default mode is owner-only.
         .permissions(Permissions::from_mode(0o644))
-        .tempfile_in(directory_of(place))
+        .tempfile_in(parent_directory(path))
 }
 
-fn persist(temporary: NamedTempFile, place: &Path) -> Result<()> {
-    temporary.persist(place).map(drop).map_err(|error| named(&error.error, place).into())
+fn persist(temporary: NamedTempFile, path: &Path) -> Result<()> {
+    temporary.persist(path).map(drop).map_err(|error| write_error(&error.error, path).into())
 }
 
-fn named(error: &io::Error, place: &Path) -> io::Error {
-    io::Error::new(error.kind(), format!("write {}: {error}", place.display()))
+fn write_error(error: &io::Error, path: &Path) -> io::Error {
+    io::Error::new(error.kind(), format!("write {}: {error}", path.display()))
 }
 
 /// Runs file I/O outside the async worker threads.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| Err(io::Error::from(stopped).into()))
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|join_error| Err(io::Error::from(join_error).into()))
 }

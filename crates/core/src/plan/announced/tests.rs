@@ -113,8 +113,8 @@ fn nodes_cannot_announce_without_end() {
     }
     announce(&mut world, 40, "6.1.0-3900-amd64");
     let cells = world.cells();
-    assert_eq!(cells.len(), 1 + MOST_BY_NODES);
-    assert_eq!(world.announcements().unused.len(), 40 - MOST_BY_NODES);
+    assert_eq!(cells.len(), 1 + MAX_ANNOUNCED_BY_NODES);
+    assert_eq!(world.announcements().unused.len(), 40 - MAX_ANNOUNCED_BY_NODES);
     assert!(cells.iter().any(|cell| cell.target.release.as_str() == "6.1.0-3900-amd64"));
 }
 
@@ -182,6 +182,6 @@ fn versions_are_no_flavours() {
     let found = newest(&world.definitions, &name("debian-12"), &platform, "acme", releases, compare);
     assert_eq!(found.as_ref().unwrap().target.release.as_str(), "5.10.0-acme.12");
     world.tracked.extend(found);
-    let next = world.announcements().next_of(&world.snapshot.nodes[0]);
+    let next = world.announcements().next_kernel_of(&world.snapshot.nodes[0]);
     assert_eq!(next.unwrap().release.as_str(), "5.10.0-acme.12");
 }

@@ -7,8 +7,8 @@ use crate::{
     image::{Digest, InputHash, Need, OnConflict, RuntimeBase, Version},
     kmod::Verdict,
     plan::{
-        Cell, Failure, HoldReason, MayBoot, NEXT_KERNEL_ANNOTATION, PAUSED_ANNOTATION, Phase, Published,
-        Readiness, RolloutDecision, SkipReason,
+        BootReadiness, Cell, Failure, HoldReason, NEXT_KERNEL_ANNOTATION, PAUSED_ANNOTATION, Phase,
+        Published, Readiness, RolloutDecision, SkipReason,
         fixtures::{K47, K48, World, image, live_daemon_set, name},
         status, status_table, table, text as laid_out,
     },
@@ -183,7 +183,10 @@ fn what_cannot_be_compiled_against_says_why() {
         change(&mut world);
         let skipped = skipped(&world, "peer");
         assert!(!world.plan().cells_in(Phase::Missing).any(|build| build.image == name("peer")));
-        assert!(!matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. }) || skipped.is_finding());
+        assert!(
+            !matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. })
+                || skipped.is_not_applicable()
+        );
         text.push(skipped.to_string());
     };
     let of_mofed = |world: &mut World, change: &dyn Fn(&mut Published)| {
@@ -294,7 +297,7 @@ fn a_silent_registry_takes_no_readiness_away() {
     annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
     settle(&mut world);
     let next = |world: &World| world.plan().nodes[0].next.clone().unwrap();
-    assert_eq!(next(&world).may_boot(), MayBoot::Ready);
+    assert_eq!(next(&world).may_boot(), BootReadiness::Ready);
     let mofed = world.observed.published.keys().filter(|reference| reference.to_string().contains("mofed"));
     let mofed: Vec<_> = mofed.cloned().collect();
     let mut missing = world.clone();

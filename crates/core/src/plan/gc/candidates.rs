@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::HeldImage;
+use super::RegistryImage;
 use crate::{image::ImageReference, plan::ClusterSnapshot};
 
 /// Shortest tag that names an image without its repository (`newTag:` of a kustomization, `version:` of an operator's
@@ -18,13 +18,13 @@ pub struct Candidates(BTreeSet<String>);
 
 impl Candidates {
     /// Returns the words that name any of these images.
-    pub fn of(images: &[HeldImage]) -> Self {
+    pub fn of(images: &[RegistryImage]) -> Self {
         Self(images.iter().flat_map(Self::of_image).collect())
     }
 
     /// Returns the words that name an image: by digest, by the digest alone, by tag, and by a tag alone.
-    pub(super) fn of_image(image: &HeldImage) -> impl Iterator<Item = String> {
-        let HeldImage { repository, digest, tags, .. } = image;
+    pub(super) fn of_image(image: &RegistryImage) -> impl Iterator<Item = String> {
+        let RegistryImage { repository, digest, tags, .. } = image;
         let by_digest = [format!("{repository}@{digest}"), digest.to_string()];
         let by_tag = tags.iter().map(move |tag| format!("{repository}:{tag}"));
         let alone = tags.iter().map(ToString::to_string).filter(|tag| tag.len() >= SHORTEST_TAG);
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn images_are_found_by_every_form_of_their_name() {
         let digest = Digest::of(b"x");
-        let image = HeldImage::new(
+        let image = RegistryImage::new(
             "r.test/drivers/mft".parse().unwrap(),
             digest.clone(),
             ["1.0-6.1.0-47-amd64", "1"].map(|tag| tag.parse().unwrap()).into(),

@@ -13,7 +13,7 @@ const TODAY: Date = date(2026, 11, 21);
 const REPOSITORY: &str = "registry.test/drivers/mft";
 
 /// Returns an image with the shared layer `base` and its own layer of 100 bytes.
-fn held(tag: &str, facts: ImageFacts, base: Option<&Digest>) -> HeldImage {
+fn held(tag: &str, facts: ImageFacts, base: Option<&Digest>) -> RegistryImage {
     let facts = ImageFacts { input_hash: Some(InputHasher::new(tag).finish()), ..facts };
     let mut annotations = facts.to_annotations();
     annotations.extend(base.map(|base| (annotations::BASE_DIGEST.to_owned(), base.to_string())));
@@ -30,7 +30,7 @@ fn held(tag: &str, facts: ImageFacts, base: Option<&Digest>) -> HeldImage {
     }
     .to_bytes()
     .unwrap();
-    let mut image = HeldImage::new(
+    let mut image = RegistryImage::new(
         REPOSITORY.parse().unwrap(),
         Digest::of(&bytes),
         [tag.parse().unwrap()].into(),
@@ -45,20 +45,20 @@ fn release(text: &str) -> KernelRelease {
     text.parse().unwrap()
 }
 
-fn image(kernel: &str) -> HeldImage {
+fn image(kernel: &str) -> RegistryImage {
     let facts = ImageFacts { kernel_release: Some(release(kernel)), ..ImageFacts::default() };
     held(&format!("1.0-{kernel}"), facts, None)
 }
 
-fn union_of(tag: &str, members: &[&HeldImage]) -> HeldImage {
-    let member = |image: &&HeldImage| (release(image.kernels.first().unwrap()), image.digest.clone());
+fn union_of(tag: &str, members: &[&RegistryImage]) -> RegistryImage {
+    let member = |image: &&RegistryImage| (release(image.kernels.first().unwrap()), image.digest.clone());
     let members = members.iter().map(member).collect();
     held(tag, ImageFacts { members, ..ImageFacts::default() }, None)
 }
 
 #[derive(Debug, Default)]
 struct World {
-    images: Vec<HeldImage>,
+    images: Vec<RegistryImage>,
     mentioned: BTreeSet<String>,
     live: LiveKernels,
     record: KernelRecord,
@@ -147,7 +147,7 @@ fn what_a_named_union_is_made_from_stays_and_an_unnamed_one_goes_first() {
     world.mentioned.insert(format!("{REPOSITORY}@{}", union.digest));
     let plan = world.plan();
     assert_eq!(going(&plan), [""; 0]);
-    assert_eq!(plan.kept[0].why, KeptWhy::PartOf { image: format!("{REPOSITORY}:1.0-union-1") });
+    assert_eq!(plan.kept[0].why, KeepReason::PartOf { image: format!("{REPOSITORY}:1.0-union-1") });
 }
 
 /// The index has fewer members than one of its unions.
@@ -161,7 +161,7 @@ fn an_index_goes_before_the_unions_that_it_leads_to() {
         unions.iter().map(|one| Descriptor::new(media_type::OCI_MANIFEST, one.digest.clone(), 1)).collect();
     let bytes = index.to_bytes().unwrap();
     let tags = ["1.0-union-both".parse().unwrap()].into();
-    let mut index = HeldImage::new(REPOSITORY.parse().unwrap(), Digest::of(&bytes), tags, &bytes);
+    let mut index = RegistryImage::new(REPOSITORY.parse().unwrap(), Digest::of(&bytes), tags, &bytes);
     index.lead_to(&unions);
     let images = singles.into_iter().chain(unions).chain([index.clone()]).collect();
     let old = date(2020, 1, 1);
@@ -189,7 +189,7 @@ fn unions_keep_the_kernels_of_their_grace_time() {
     };
     let plan = world.seen("6.1.1", date(2026, 1, 2)).plan();
     assert_eq!(going(&plan), [""; 0]);
-    assert_eq!(plan.kept[0].why, KeptWhy::Left { kernel: "6.1.1".to_owned() });
+    assert_eq!(plan.kept[0].why, KeepReason::Left { kernel: "6.1.1".to_owned() });
 }
 
 #[test]
@@ -197,14 +197,18 @@ fn bases_of_what_stays_stay_and_what_is_not_ours_is_left_alone() {
     let base = image("6.1.1");
     let facts = ImageFacts { kernel_release: Some(release("6.1.2")), ..ImageFacts::default() };
     let above = held("2.0-6.1.2", facts, Some(&base.digest));
-    let foreign =
-        HeldImage::new(REPOSITORY.parse().unwrap(), Digest::of(b"{}"), ["x".parse().unwrap()].into(), b"{}");
+    let foreign = RegistryImage::new(
+        REPOSITORY.parse().unwrap(),
+        Digest::of(b"{}"),
+        ["x".parse().unwrap()].into(),
+        b"{}",
+    );
     let world = World { images: vec![base, above, foreign], ..World::default() };
     let plan = world.runs("6.1.2").seen("6.1.1", date(2020, 1, 1)).plan();
     assert_eq!(going(&plan), [""; 0]);
     let why = |name: &str| plan.kept.iter().find(|kept| kept.image.ends_with(name)).unwrap().why.clone();
-    assert_eq!(why(":1.0-6.1.1"), KeptWhy::BaseOf { image: format!("{REPOSITORY}:2.0-6.1.2") });
-    assert_eq!(why(":x"), KeptWhy::NotOurs);
+    assert_eq!(why(":1.0-6.1.1"), KeepReason::BaseOf { image: format!("{REPOSITORY}:2.0-6.1.2") });
+    assert_eq!(why(":x"), KeepReason::NotOurs);
 }
 
 #[test]
@@ -227,9 +231,9 @@ prop_compose! {
         live in proptest::collection::btree_set(0_usize..4, 0..3),
         ages in proptest::collection::vec(0_i64..60, 4),
     ) -> World {
-        let mut images: Vec<HeldImage> = (0..4).map(|n| image(&format!("6.1.{n}"))).collect();
+        let mut images: Vec<RegistryImage> = (0..4).map(|n| image(&format!("6.1.{n}"))).collect();
         for (number, members) in unions.iter().enumerate() {
-            let members: Vec<&HeldImage> = members.iter().map(|place| &images[*place]).collect();
+            let members: Vec<&RegistryImage> = members.iter().map(|place| &images[*place]).collect();
             let union = union_of(&format!("1.0-union-{number}"), &members);
             images.push(union);
         }
@@ -251,7 +255,7 @@ proptest! {
     #[test]
     fn nothing_goes_that_something_speaks_for(world in worlds()) {
         let plan = world.plan();
-        let find = |going: &GoingImage| world.images.iter().find(|image| image.digest == going.digest).unwrap();
+        let find = |going: &PrunedImage| world.images.iter().find(|image| image.digest == going.digest).unwrap();
         for going in &plan.going {
             let image = find(going);
             prop_assert!(Candidates::of_image(image).all(|word| !world.mentioned.contains(&word)));

@@ -87,10 +87,10 @@ fn nodes_with_their_own_driver_are_left_alone() {
     assert!(!plan.has_failures());
     insta::assert_snapshot!(super::super::table(&plan));
     insta::assert_snapshot!(super::super::text(&super::super::status_table(&super::super::status(&plan))));
-    assert!(super::super::Interest::of(&world.definitions).labels.contains(key));
+    assert!(super::super::SnapshotScope::of(&world.definitions).labels.contains(key));
     // No one has to wait for an image that the node does not need.
     let left_alone = world.snapshot.nodes[2].clone();
-    assert!(!left_alone.calls_for(world.image("mft")));
+    assert!(!left_alone.is_selected_by(world.image("mft")));
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn what_cannot_be_built_is_a_reason_and_not_a_build() {
         .insert(target(K47), HeaderState::Missing("package linux-headers-x in bookworm".to_owned()));
     let toolchain = serde_json::json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-12", "make"]}});
     world.definitions.families[0].spec.toolchain = serde_json::from_value::<Toolchain>(toolchain).unwrap();
-    let gcc = |major| HeaderState::There(Some(Compiler { kind: CompilerKind::Gcc, major }));
+    let gcc = |major| HeaderState::Available(Some(Compiler { kind: CompilerKind::Gcc, major }));
     world.observed.headers.insert(target(K48), gcc(14));
     insta::assert_snapshot!(
         world.skipped().iter().map(|(_, why)| why.to_string()).collect::<Vec<_>>().join("\n")
@@ -352,15 +352,15 @@ fn what_cannot_be_built_is_a_reason_and_not_a_build() {
         (FetchedInputs::TOOLCHAIN, "toolchain-1", "toolchain of family debian-12: no keys"),
         (FetchedInputs::BASE, "base-1", "runtime base: no keys"),
     ] {
-        world.resolved.unmakeable_root_fs = [(lacking(what, identity), "no keys".to_owned())].into();
+        world.resolved.unbuildable_root_fs = [(lacking(what, identity), "no keys".to_owned())].into();
         assert_eq!(why(&world), [told; 2]);
     }
 
     // A published image needs neither headers nor a toolchain.
-    let unmakeable = std::mem::take(&mut world.resolved.unmakeable_root_fs);
+    let unbuildable = std::mem::take(&mut world.resolved.unbuildable_root_fs);
     world.observed.headers.clear();
     world.publish(Verdict::Loads);
-    world.resolved.unmakeable_root_fs = unmakeable;
+    world.resolved.unbuildable_root_fs = unbuildable;
     world.observed.headers.insert(target(K47), HeaderState::Missing("package".to_owned()));
     assert!(world.skipped().is_empty());
 

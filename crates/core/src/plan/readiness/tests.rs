@@ -134,7 +134,7 @@ fn an_image_that_is_not_for_the_kernel_is_missing_there() {
     assert_eq!(next.needs[0].image, name("mft"));
 }
 
-fn answer(plan: &Plan) -> (bool, MayBoot) {
+fn answer(plan: &Plan) -> (bool, BootReadiness) {
     (plan.nodes[0].ready, plan.nodes[0].may_boot)
 }
 
@@ -143,7 +143,7 @@ fn a_node_that_calls_for_nothing_has_a_mark_of_its_own() {
     let mut world = world();
     world.snapshot.nodes[0].labels.remove("pci");
     let plan = world.plan();
-    assert_eq!(answer(&plan), (false, MayBoot::NoDriver));
+    assert_eq!(answer(&plan), (false, BootReadiness::NoDriver));
     let marks: BTreeMap<_, _> = [(NO_DRIVER_FOR.to_owned(), Some(K48.to_owned()))].into();
     let written = change(&plan).unwrap();
     assert_eq!((&written.labels, &written.annotations), (&marks, &marks));
@@ -158,7 +158,7 @@ fn a_node_that_calls_for_nothing_has_a_mark_of_its_own() {
     // The node calls for an image after all: the mark is removed before the image is available.
     world.snapshot.nodes[0].labels.insert("pci".to_owned(), "yes".to_owned());
     let plan = world.plan();
-    assert_eq!(answer(&plan), (false, MayBoot::Wait));
+    assert_eq!(answer(&plan), (false, BootReadiness::Wait));
     assert_eq!(change(&plan).unwrap().labels, [(NO_DRIVER_FOR.to_owned(), None)].into());
 }
 
@@ -169,7 +169,7 @@ fn no_node_boots_a_kernel_that_no_family_knows() {
     node.labels.remove("pci");
     node.labels.insert(super::super::OS_ID_LABEL.to_owned(), "unknown-os".to_owned());
     let plan = world.plan();
-    assert_eq!((answer(&plan), change(&plan)), ((false, MayBoot::Wait), None));
+    assert_eq!((answer(&plan), change(&plan)), ((false, BootReadiness::Wait), None));
     let next = plan.nodes[0].next.as_ref().unwrap();
     assert_eq!(next.doubt, Some(Blocker::NoFamily));
     let json = serde_json::to_value(&plan.nodes[0]).unwrap();
@@ -181,9 +181,9 @@ fn a_node_whose_hardware_labels_have_not_come_waits() {
     let mut world = world();
     let node = &mut world.snapshot.nodes[0];
     node.labels.remove("pci");
-    node.hardware_labelled = false;
+    node.has_hardware_labels = false;
     let plan = world.plan();
-    assert_eq!((answer(&plan), change(&plan)), ((false, MayBoot::Unknown), None));
+    assert_eq!((answer(&plan), change(&plan)), ((false, BootReadiness::Unknown), None));
     assert!(table::why_not(plan.nodes[0].next.as_ref().unwrap()).contains("no hardware label"));
 }
 
@@ -195,10 +195,10 @@ fn labels_that_are_away_for_a_while_take_no_readiness_away() {
     carry_out(&mut world, &plan);
     let node = &mut world.snapshot.nodes[0];
     node.labels.remove("pci");
-    node.hardware_labelled = false;
+    node.has_hardware_labels = false;
     assert_eq!(change(&world.plan()), None);
     // The hardware labels come back, without the device.
-    world.snapshot.nodes[0].hardware_labelled = true;
+    world.snapshot.nodes[0].has_hardware_labels = true;
     let marks = [(NO_DRIVER_FOR.to_owned(), Some(K48.to_owned())), (READY_FOR.to_owned(), None)];
     assert_eq!(change(&world.plan()).unwrap().labels, marks.into());
 }

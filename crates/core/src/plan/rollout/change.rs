@@ -10,7 +10,10 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::Serialize;
 
 use super::{
-    super::{ClusterSnapshot, NodeAffinity, NodeFacts, ObjectVersion, UPGRADE, labels::operator_at_work},
+    super::{
+        ClusterSnapshot, NodeAffinity, NodeFacts, ObjectVersion, UPGRADE,
+        labels::operator_upgrade_in_progress,
+    },
     copy::gives_image,
 };
 use crate::image::{ImageReference, OperatorResource};
@@ -148,7 +151,7 @@ impl NodeSeen {
         Self {
             note: node.annotations.get(UPGRADE).cloned(),
             unschedulable: node.unschedulable,
-            operated: operator_at_work(&node.labels).is_some(),
+            operated: operator_upgrade_in_progress(&node.labels).is_some(),
         }
     }
 }

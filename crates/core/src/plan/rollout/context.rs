@@ -3,7 +3,9 @@
 use serde::Serialize;
 
 use super::{
-    super::{HoldReason, PlanInputs, Published, node::NodeGroup, outcome::Cells, skip_reason::explained},
+    super::{
+        HoldReason, PlanInputs, Published, node::NodeGroup, outcome::CellLookup, skip_reason::explained,
+    },
     Change, RolloutTarget,
 };
 use crate::{
@@ -11,7 +13,7 @@ use crate::{
     kernel::KernelTarget,
     plan::{
         Cell, PlannedCell, PlannedUpgrade,
-        guarantee::{MadeFor, passing},
+        guarantee::{RequiredKernels, admissible_image},
     },
 };
 
@@ -73,7 +75,7 @@ pub(super) struct Decided {
 
 impl Decided {
     /// Whether the decision brings an image to a place that does not have it yet.
-    pub(super) fn goes_further(&self) -> bool {
+    pub(super) fn advances(&self) -> bool {
         match self.decision {
             RolloutDecision::Rewrite { .. }
             | RolloutDecision::Steps { .. }
@@ -97,7 +99,7 @@ pub(super) struct Context<'a> {
     /// All inputs of the plan.
     pub(super) inputs: &'a PlanInputs<'a>,
     /// State of the images.
-    pub(super) cells: Cells<'a>,
+    pub(super) cells: CellLookup<'a>,
     /// Nodes, grouped by equal labels.
     pub(super) groups: &'a [NodeGroup<'a>],
     /// Driver image of the rollout.
@@ -113,8 +115,18 @@ impl<'a> Context<'a> {
     }
 
     /// Applies guarantee 1 to one kernel: returns a cell's published image by digest, if it passes.
-    pub(super) fn passing(&self, cell: &Cell, published: &Published) -> Result<ImageReference, HoldReason> {
-        passing(self.inputs, self.image, published, &cell.reference, MadeFor::Kernel(&cell.target))
+    pub(super) fn admissible_image(
+        &self,
+        cell: &Cell,
+        published: &Published,
+    ) -> Result<ImageReference, HoldReason> {
+        admissible_image(
+            self.inputs,
+            self.image,
+            published,
+            &cell.reference,
+            RequiredKernels::Kernel(&cell.target),
+        )
     }
 }
 

@@ -1,9 +1,11 @@
 //! Pure: finds the DaemonSet that a target names, if farrier may change it.
 
-use super::{Context, DaemonSetFacts, HoldReason, ManifestPlace, PlanInputs, RolloutObject, RolloutTarget};
+use super::{
+    Context, DaemonSetFacts, HoldReason, ManifestLocation, PlanInputs, RolloutObject, RolloutTarget,
+};
 use crate::{
     image::{DaemonSetContainer, OperatorResource},
-    plan::{Container, LiveDaemonSet, ManifestFacts, Owner, Seen},
+    plan::{Container, LiveDaemonSet, ManifestFacts, ObservedKind, Owner},
 };
 
 #[derive(Clone, Copy)]
@@ -52,8 +54,8 @@ fn find_daemon_set<'a>(
     target: &RolloutTarget,
     wanted: &DaemonSetContainer,
 ) -> Result<&'a DaemonSetFacts, HoldReason> {
-    if let (None, Some(detail)) = (&target.place, inputs.snapshot.unseen.get(&Seen::DaemonSets)) {
-        return Err(HoldReason::Unseen { what: Seen::DaemonSets, detail: detail.clone() });
+    if let (None, Some(detail)) = (&target.place, inputs.snapshot.unseen.get(&ObservedKind::DaemonSets)) {
+        return Err(HoldReason::Unseen { what: ObservedKind::DaemonSets, detail: detail.clone() });
     }
     let candidates = match &target.place {
         None => &inputs.snapshot.daemon_sets,
@@ -70,7 +72,7 @@ fn find_daemon_set<'a>(
 /// Returns the manifests that were read from a place.
 pub(super) fn manifests<'a>(
     inputs: &PlanInputs<'a>,
-    place: &ManifestPlace,
+    place: &ManifestLocation,
 ) -> Result<&'a ManifestFacts, HoldReason> {
     let unreadable = |detail| HoldReason::Unreadable { detail };
     let read = inputs.manifests.get(place).ok_or_else(|| unreadable(format!("{place} was not read")))?;

@@ -1,12 +1,12 @@
 //! Pure: the strategy `git`: sets an image in a Git repository by a commit, then waits until the cluster has the image.
 
 use super::{
-    Change, Context, DaemonSetChange, Decided, HoldReason, ManifestPlace, PlannedRollout, RolloutDecision,
+    Change, Context, DaemonSetChange, Decided, HoldReason, ManifestLocation, PlannedRollout, RolloutDecision,
     RolloutTarget, daemon_set::manifests, image,
 };
 use crate::{
     image::{ImageReference, RolloutSpec, Version},
-    plan::Seen,
+    plan::ObservedKind,
 };
 
 /// Commit to make.
@@ -45,8 +45,8 @@ fn not_synced(context: &Context<'_>, image: &ImageReference) -> Option<HoldReaso
     if snapshot.read_only_nodes {
         return None;
     }
-    if let Some(detail) = snapshot.unseen.get(&Seen::DaemonSets) {
-        return Some(HoldReason::Unseen { what: Seen::DaemonSets, detail: detail.clone() });
+    if let Some(detail) = snapshot.unseen.get(&ObservedKind::DaemonSets) {
+        return Some(HoldReason::Unseen { what: ObservedKind::DaemonSets, detail: detail.clone() });
     }
     let found = match snapshot.daemon_sets.iter().find(|found| found.is_named(wanted)) {
         None => "it has no such DaemonSet".to_owned(),
@@ -61,7 +61,7 @@ fn not_synced(context: &Context<'_>, image: &ImageReference) -> Option<HoldReaso
 
 /// Returns the commit that makes a planned change; `None` for other strategies.
 pub fn git_commit(spec: &RolloutSpec, rollout: &PlannedRollout, change: &Change) -> Option<GitCommit> {
-    let (Change::DaemonSet(change), Some(ManifestPlace::Git(_))) = (change, &rollout.target.place) else {
+    let (Change::DaemonSet(change), Some(ManifestLocation::Git(_))) = (change, &rollout.target.place) else {
         return None;
     };
     commit(spec, rollout.image.as_str(), change)

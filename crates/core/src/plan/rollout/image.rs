@@ -19,7 +19,10 @@ use super::{
 use crate::{
     image::{ImageReference, RolloutSpec},
     kernel::KernelTarget,
-    plan::{Container, LiveDaemonSet, NodeAffinity, PER_KERNEL_ANNOTATION, Published, Seen, outcome::State},
+    plan::{
+        Container, LiveDaemonSet, NodeAffinity, ObservedKind, PER_KERNEL_ANNOTATION, Published,
+        outcome::CellState,
+    },
 };
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
@@ -29,11 +32,11 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let mut image = None;
     for kernel in kernels.keys() {
         match context.cells.state(context.image, kernel) {
-            State::Absent(absence) => return Err(no_image(kernel, absence.why)),
-            State::Building(cell) => {
+            CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
+            CellState::Building(cell) => {
                 return Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into());
             }
-            State::Published(cell, published) => image = Some(context.passing(cell, published)?),
+            CellState::Published(cell, published) => image = Some(context.admissible_image(cell, published)?),
         }
     }
     if let Some(tag) = shared {
@@ -180,7 +183,9 @@ fn how_pods_do(
     }
     let snapshot = context.inputs.snapshot;
     match (record.set.as_str(), context.spec.watch()) {
-        (Some(image), Some(watch)) if snapshot.why_unseen(Seen::Pods, &daemon_set.namespace).is_none() => {
+        (Some(image), Some(watch))
+            if snapshot.why_unseen(ObservedKind::Pods, &daemon_set.namespace).is_none() =>
+        {
             let own = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
             progress(own, container, image, record.at, Limits::of(watch, live), context.inputs.now)
         }

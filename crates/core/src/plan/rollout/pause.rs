@@ -10,7 +10,7 @@ use super::{
 };
 use crate::plan::{
     ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION,
-    RECORD_ANNOTATION, ResourceFacts, forgiven, labels::says_paused,
+    RECORD_ANNOTATION, ResourceFacts, forgiven, labels::has_pause_annotation,
 };
 
 /// Object of a live cluster.
@@ -52,7 +52,7 @@ impl<'a> Found<'a> {
     }
 
     fn is_paused(self) -> bool {
-        says_paused(self.annotations())
+        has_pause_annotation(self.annotations())
     }
 
     /// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears its record

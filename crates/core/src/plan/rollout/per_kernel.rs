@@ -33,7 +33,7 @@ use super::{
 use crate::{
     image::{ImageReference, Period, RolloutSpec, Watch},
     kernel::KernelTarget,
-    plan::{NodeAffinity, PER_KERNEL_ANNOTATION, PlannedUpgrade, Seen, table::some_of},
+    plan::{NodeAffinity, ObservedKind, PER_KERNEL_ANNOTATION, PlannedUpgrade, table::some_of},
 };
 
 pub(super) use self::{original::Original, record::OriginalNote};
@@ -82,7 +82,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
             fenced?;
         }
     } else if let Some(detail) =
-        context.inputs.snapshot.why_unseen(Seen::Pods, &fleet.original.facts.namespace)
+        context.inputs.snapshot.why_unseen(ObservedKind::Pods, &fleet.original.facts.namespace)
     {
         if steps.changes.is_empty() {
             return Err(HoldReason::Unreadable { detail: detail.clone() });

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     image::OperatorResource,
-    plan::{Outcome, PlannedCell, outcome::State},
+    plan::{Outcome, PlannedCell, outcome::CellState},
 };
 
 /// Checks every kernel that calls for the image, including announced kernels.
@@ -23,12 +23,11 @@ pub(super) fn decide(
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
-    let is_skipped =
-        |planned: &PlannedCell| matches!(&planned.outcome, Outcome::Skipped { why } if !why.is_finding());
+    let is_skipped = |planned: &PlannedCell| planned.outcome.is_unbuildable();
     let is_waiting = |planned: &PlannedCell| matches!(planned.outcome, Outcome::Waiting { .. });
     let lacking = all.iter().find(|planned| is_skipped(planned));
     if let Some(planned) = lacking.or_else(|| all.iter().find(|planned| is_waiting(planned))) {
-        let State::Absent(absence) = cells.state(image, &planned.target) else {
+        let CellState::Absent(absence) = cells.state(image, &planned.target) else {
             return Err(HoldReason::NotFound);
         };
         return Err(no_image(&planned.target, absence.why));
@@ -42,14 +41,14 @@ pub(super) fn decide(
             return Err(tag_form(kind, cell));
         }
         match cells.state(image, &planned.target) {
-            State::Published(cell, published) => {
-                context.passing(cell, published)?;
+            CellState::Published(cell, published) => {
+                context.admissible_image(cell, published)?;
                 let lacking = cell.references().find(|reference| !is_published(context, cell, reference));
                 pending = pending.or(lacking);
                 tags += cell.references().count();
             }
-            State::Building(cell) => pending = pending.or(Some(&cell.reference)),
-            State::Absent(absence) => return Err(no_image(&planned.target, absence.why)),
+            CellState::Building(cell) => pending = pending.or(Some(&cell.reference)),
+            CellState::Absent(absence) => return Err(no_image(&planned.target, absence.why)),
         }
     }
     Ok(match (pending, tags) {

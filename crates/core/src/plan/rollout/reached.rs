@@ -32,7 +32,7 @@ impl<'a> Reached<'a> {
         match &group.target {
             _ if nodes.is_empty() => {}
             // No rollout waits for a node whose kernel is rejected.
-            Err(why) if why.is_distrust() => {}
+            Err(why) if why.is_rejected_claim() => {}
             Ok(kernel) => *self.kernels.entry(kernel).or_default() += nodes.len(),
             Err(why) => self.unknown.extend(nodes.into_iter().map(|node| (node, why))),
         }

@@ -1,4 +1,5 @@
-//! Pure: the record that farrier keeps in an object that it rewrites: the replaced value, and how the rewrite went.
+//! Pure: record of farrier's rewrites of a cluster object, kept in an annotation of the object: the values before and after,
+//! and the outcome.
 
 use std::collections::BTreeMap;
 
@@ -8,45 +9,45 @@ use serde_json::Value;
 
 use super::super::{HoldReason, RECORD_ANNOTATION, with_short_digests};
 
-/// Time for which a value must stay before farrier forgets earlier reverts of it.
+/// Time without a change after which farrier no longer counts earlier reverts of a field.
 pub(super) const PEACE: SignedDuration = SignedDuration::from_hours(1);
 
-/// Number of older rewrites that the record of a field keeps.
-const HISTORY: usize = 5;
+/// Maximum number of older rewrites in the record of a field.
+const HISTORY_LIMIT: usize = 5;
 
 /// State of a rewrite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordState {
-    /// The value is set, and the first pods are watched until the deadline.
+    /// farrier set the value, and watches the first pods until the deadline.
     #[default]
     Set,
-    /// The first pods became ready. The rollout ignores the pods from now on: a failure months later is not caused by
-    /// the image, and must not restore an old one.
+    /// The first pods became ready. From now on, the rollout ignores pod failures: the image does not cause a failure
+    /// months later, so a failure must not restore an old image.
     Good,
     /// The pods did not become ready, and the previous value was restored. The value is not set again.
     Failed,
     /// `farrier rollback` restored the previous value. The value is not set again.
     RolledBack,
-    /// Another writer reverted the value twice. farrier leaves the field.
+    /// Another writer reverted the value twice. farrier leaves the field to that writer.
     Conflict,
 }
 
-/// Record of one field: a container's name, or `spec` for an operator's resource.
+/// Record of one field, which is a container's image or the `spec` of an operator's resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FieldRecord {
     /// Value that farrier set.
     pub set: Value,
-    /// Replaced value, which a rollback restores. Either another writer set it, or farrier set it and it worked; never
-    /// a value of farrier that did not work.
+    /// Replaced value, which a rollback restores. Another writer set the value, or farrier set it and its pods became
+    /// ready. A failed value is never recorded here.
     pub replaced: Value,
     /// Time of the rewrite.
     pub at: Timestamp,
     /// State of the rewrite.
     #[serde(default)]
     pub state: RecordState,
-    /// Number of reverts by another writer, with less than an hour between them.
+    /// Number of successive reverts by another writer, each less than an hour after the previous one.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub changed_back: u32,
     /// Reason for the failure, for people.
@@ -57,8 +58,8 @@ pub struct FieldRecord {
     pub earlier: Vec<Earlier>,
 }
 
-/// Older rewrite, in words: a value that names an image would keep that image from being garbage-collected (`farrier
-/// gc`).
+/// Older rewrite. Its values are text with shortened digests: a complete image reference would protect that image from
+/// garbage collection (`farrier gc`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Earlier {
@@ -77,7 +78,7 @@ pub struct Earlier {
     pub why: Option<String>,
 }
 
-/// Formats a value so that no word of it names an image.
+/// Formats a value as text with shortened digests, so that the text references no image.
 pub(super) fn in_words(value: &Value) -> String {
     match value {
         Value::String(text) => with_short_digests(text),
@@ -96,7 +97,7 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl FieldRecord {
-    /// Returns the value that farrier wrote last; `None` where it left the field to another writer.
+    /// Returns the value that farrier wrote last; `None` if farrier left the field to another writer.
     pub fn written(&self) -> Option<&Value> {
         match self.state {
             RecordState::Set | RecordState::Good => Some(&self.set),
@@ -117,33 +118,34 @@ impl FieldRecord {
         }
     }
 
-    /// Returns the history for the record of a rewrite to this value: the older rewrites and this one.
-    pub(super) fn history(&self, wished: &Value) -> Vec<Earlier> {
+    /// Returns the history for the next record, which sets `desired`: this rewrite, unless it set the same value, and the
+    /// older rewrites.
+    pub(super) fn history(&self, desired: &Value) -> Vec<Earlier> {
         let Self { set, replaced, at, state, changed_back: _, why, earlier } = self;
-        let this = (set != wished).then(|| Earlier {
+        let this = (set != desired).then(|| Earlier {
             set: in_words(set),
             replaced: in_words(replaced),
             at: *at,
             state: *state,
             why: why.as_deref().map(with_short_digests),
         });
-        this.into_iter().chain(earlier.iter().cloned()).take(HISTORY).collect()
+        this.into_iter().chain(earlier.iter().cloned()).take(HISTORY_LIMIT).collect()
     }
 
-    /// Whether the value has stayed for an hour. A record from the future has not, because clocks can jump.
+    /// Whether the record is at least an hour old. A record from the future, which a clock jump can cause, is not.
     pub(super) fn at_peace(&self, now: Timestamp) -> bool {
         now.duration_since(self.at) >= PEACE
     }
 }
 
-/// Records of all fields of one object, by name.
+/// Records of all fields of one object. The key is a container's name, or `spec` for an operator's resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Record(pub BTreeMap<String, FieldRecord>);
 
 impl Record {
-    /// Parses the record among an object's annotations; empty where there is none. A record that cannot be parsed is an
-    /// error: its history must not be dropped.
+    /// Parses the record in an object's annotations; empty without the annotation. An unparsable record is an error,
+    /// because the next write would overwrite its history.
     pub fn of(annotations: &BTreeMap<String, String>) -> Result<Self, HoldReason> {
         let Some(text) = annotations.get(RECORD_ANNOTATION) else { return Ok(Self::default()) };
         serde_json::from_str(text).map_err(|error| HoldReason::BadRecord { detail: error.to_string() })
@@ -156,14 +158,14 @@ impl Record {
         Self(fields)
     }
 
-    /// Returns farrier's annotations for an object that had `before`. All other farrier annotations are included,
-    /// because an apply gives up what it omits.
+    /// Returns farrier's annotations for an object: those in `before`, and this record. A server-side apply removes
+    /// annotations that it omits, so the result includes all of farrier's annotations.
     pub(super) fn annotations(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, String> {
         let mut annotations = before.clone();
         if self.0.is_empty() {
             return annotations;
         }
-        // Only strings, numbers and timestamps: the serialization cannot fail.
+        // The record contains only strings, numbers and timestamps, so its serialization cannot fail.
         let text = serde_json::to_string(self).unwrap_or_default();
         annotations.insert(RECORD_ANNOTATION.to_owned(), text);
         annotations
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_earlier_keeps_no_image_from_being_collected() {
+    fn the_history_protects_no_image_from_garbage_collection() {
         let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
         let value =
             serde_json::json!({"image": format!("r.test/mft@{digest}"), "version": "1.0-6.1.0-47-amd64"});
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_cannot_be_read_is_not_taken_for_none() {
+    fn an_unparsable_record_is_an_error() {
         for text in ["", "{", "[]", r#"{"driver":{}}"#, r#"{"driver":{"set":1,"replaced":2,"at":"soon"}}"#] {
             let annotations = [(RECORD_ANNOTATION.to_owned(), text.to_owned())].into();
             assert!(matches!(Record::of(&annotations), Err(HoldReason::BadRecord { .. })), "{text:?}");

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     image::{ImageReference, OperatorResource, RolloutSpec},
     kernel::KernelTarget,
-    plan::{Cell, ResourceFacts, Seen, labels::is_upgrading, outcome::State},
+    plan::{Cell, ObservedKind, ResourceFacts, labels::is_upgrading, outcome::CellState},
 };
 
 /// Name under which a record keeps the fields of a resource.
@@ -62,8 +62,8 @@ pub(super) fn decide(
     name: &str,
 ) -> Result<Decided, HoldReason> {
     let inputs = context.inputs;
-    if let Some(detail) = inputs.snapshot.unseen.get(&Seen::Resources) {
-        return Err(HoldReason::Unseen { what: Seen::Resources, detail: detail.clone() });
+    if let Some(detail) = inputs.snapshot.unseen.get(&ObservedKind::Resources) {
+        return Err(HoldReason::Unseen { what: ObservedKind::Resources, detail: detail.clone() });
     }
     let found = find(inputs, kind, name).ok_or(HoldReason::NoResource)?;
     let driver = driver_section(found)?;
@@ -127,7 +127,7 @@ pub(super) fn section(found: &ResourceFacts) -> Option<&Map<String, Value>> {
 fn reaches(context: &Context<'_>, found: &ResourceFacts, group: &NodeGroup<'_>) -> bool {
     let labels = &group.sample.labels;
     let image = context.inputs.definitions().images.get(context.image);
-    let for_image = image.is_some_and(|image| group.sample.calls_for(image));
+    let for_image = image.is_some_and(|image| group.sample.is_selected_by(image));
     let selected =
         found.node_selector().all(|(key, value)| labels.get(key).is_some_and(|label| label == value));
     let wanted = for_image || operator::finds(found.kind, labels);
@@ -146,17 +146,17 @@ fn wish<'a>(
     for kernel in kernels.keys() {
         let state = context.cells.state(context.image, kernel);
         let cell = match &state {
-            State::Published(cell, _) | State::Building(cell) => Some(*cell),
-            State::Absent(absence) => absence.cell,
+            CellState::Published(cell, _) | CellState::Building(cell) => Some(*cell),
+            CellState::Absent(absence) => absence.cell,
         };
         let versions = cell.map(|cell| operator::versions(kind, cell)).unwrap_or_default();
         if let Some(cell) = cell.filter(|_| versions.is_empty()) {
             return Err(tag_form(kind, cell));
         }
         match state {
-            State::Absent(absence) => return Err(no_image(kernel, absence.why)),
-            State::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
-            State::Published(cell, published) => proof.push(context.passing(cell, published)?),
+            CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
+            CellState::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
+            CellState::Published(cell, published) => proof.push(context.admissible_image(cell, published)?),
         }
         found.extend(cell.map(|cell| (cell, versions)));
     }

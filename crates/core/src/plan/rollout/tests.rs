@@ -5,7 +5,7 @@ use proptest::{
 
 use super::{
     super::{
-        HoldReason, KERNEL_LABEL, LeftAlone, Operator, Outcome, Phase, Requirement, SelectorTerm,
+        HoldReason, KERNEL_LABEL, Operator, Outcome, Phase, Requirement, SelectorTerm, SkippedNode,
         fixtures::{K47, K48, World, daemon_set, image, node},
         node_target,
     },
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     image::{DaemonSetContainer, Version},
     kmod::Verdict,
-    plan::{ManifestFacts, NodeAffinity, NodeFacts, Owner, Published, Shared},
+    plan::{CowArc, ManifestFacts, NodeAffinity, NodeFacts, Owner, Published},
 };
 
 /// Returns the reason of the one rollout's hold, after a change to a world in which it would be rewritten.
@@ -140,7 +140,7 @@ fn file_rollouts_look_into_their_own_directory() {
     let mut world = World::new(&[K47]);
     world.publish(Verdict::Loads);
     world.snapshot.daemon_sets.clear();
-    let place = ManifestPlace::Local { path: "../gitops".into() };
+    let place = ManifestLocation::Local { path: "../gitops".into() };
     world.image("mft").spec.rollout = vec![RolloutSpec::File {
         path: "../gitops".parse().unwrap(),
         target: DaemonSetContainer {
@@ -223,7 +223,7 @@ proptest! {
         for rollout in &plan.rollouts {
             let RolloutDecision::Rewrite { to, .. } = &rollout.decision else { continue };
             let daemon_set = &world.snapshot.daemon_sets[0];
-            let reached: Vec<&Shared<NodeFacts>> =
+            let reached: Vec<&CowArc<NodeFacts>> =
                 world.snapshot.nodes.iter().filter(|node| daemon_set.reaches(node) != Some(false)).collect();
             prop_assert!(!reached.is_empty());
             for node in reached {
@@ -239,7 +239,7 @@ proptest! {
                         && published.input_hash.is_some()
                 });
                 prop_assert!(good, "{} is not for {}", to, node.kernel_version);
-                let left = |l: &LeftAlone| l.node == node.name;
+                let left = |l: &SkippedNode| l.node == node.name;
                 prop_assert!(!plan.left_alone.iter().any(left));
             }
         }

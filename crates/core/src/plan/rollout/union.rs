@@ -22,9 +22,9 @@ use crate::{
     kernel::{Architecture, KernelRelease, KernelTarget},
     plan::{
         ImageContents, LiveDaemonSet, NodeFacts, NodeReason, UpdateStrategy,
-        guarantee::{MadeFor, passing},
+        guarantee::{RequiredKernels, admissible_image},
         node::NodeGroup,
-        outcome::State,
+        outcome::CellState,
         union::{MAX_MEMBERS, PlannedUnion, UnionMember, UnionMembers},
     },
 };
@@ -98,8 +98,8 @@ fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> R
         let Some(published) = observed.image(&union.reference, union.architecture) else {
             return Ok(RolloutDecision::Pending { on: union.reference.clone() }.into());
         };
-        let made_for = MadeFor::Members(union.input_hash);
-        to = Ok(passing(context.inputs, context.image, published, &union.reference, made_for)?);
+        let made_for = RequiredKernels::Members(union.input_hash);
+        to = Ok(admissible_image(context.inputs, context.image, published, &union.reference, made_for)?);
     }
     if let [PlannedUnion { reference, .. }, _, ..] = unions
         && let Some(index) = observed.published.get(reference)
@@ -201,15 +201,15 @@ impl Members {
         current: Option<&ImageContents>,
     ) -> Result<(), HoldReason> {
         let reason = match context.cells.state(context.image, kernel) {
-            State::Published(cell, published) => match context.passing(cell, published) {
+            CellState::Published(cell, published) => match context.admissible_image(cell, published) {
                 Ok(_) => return self.insert(kernel, &published.digest),
                 Err(reason) => reason,
             },
-            State::Building(cell) => {
+            CellState::Building(cell) => {
                 self.building.insert(kernel.clone(), cell.reference.clone());
                 return Ok(());
             }
-            State::Absent(absence) => {
+            CellState::Absent(absence) => {
                 let current = current.and_then(|current| current.for_architecture(kernel.arch));
                 let held = current.filter(|_| absence.cell.is_some());
                 if let Some(digest) = held.and_then(|held| held.members.get(kernel.release.as_str())) {
@@ -316,7 +316,7 @@ impl Members {
 /// Whether a node may run a kernel that its labels do not confirm: labels can be missing for a moment, while nodeInfo
 /// still names the kernel.
 fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
-    let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.is_distrust());
+    let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.is_rejected_claim());
     groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 

@@ -13,13 +13,14 @@ use crate::{
     kernel::KernelTarget,
     plan::{
         Change, ClusterSnapshot, DriverPod, Holder, ImageContents, Instance, JOB_NAME, JobKind,
-        LiveDaemonSet, NodeFacts, PlannedRollout, PlannedUpgrade, PodFacts, Seen, UpdateStrategy, Upgrade,
-        UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts, abandoned, labels::says_paused,
+        LiveDaemonSet, NodeFacts, ObservedKind, PlannedRollout, PlannedUpgrade, PodFacts, UpdateStrategy,
+        Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts, abandoned,
+        labels::has_pause_annotation,
     },
 };
 
 /// Image that the DaemonSet will get, and does not have yet.
-pub(super) struct Next {
+pub(super) struct NextImage {
     pub(super) image: String,
     pub(super) contents: ImageContents,
 }
@@ -28,7 +29,7 @@ pub(super) struct Next {
 pub(super) fn planned(
     context: &Context<'_>,
     target: &RolloutTarget,
-    next: Option<&Next>,
+    next: Option<&NextImage>,
 ) -> Option<PlannedUpgrade> {
     let (found, live, container) = original(context, target).ok()?;
     plan_of(context, found, live, container, next)
@@ -46,7 +47,8 @@ pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<
         return Some(HoldReason::OrderedTwice { images });
     }
     let snapshot = context.inputs.snapshot;
-    let mut needed = [Seen::Pods].into_iter().chain(spec.makes_jobs().then_some(Seen::Checks));
+    let mut needed =
+        [ObservedKind::Pods].into_iter().chain(spec.makes_jobs().then_some(ObservedKind::Checks));
     needed.find_map(|what| {
         Some(HoldReason::Unseen { detail: snapshot.why_unseen(what, &found.namespace)?.clone(), what })
     })
@@ -72,7 +74,7 @@ fn plan_of(
     found: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
-    next: Option<&Next>,
+    next: Option<&NextImage>,
 ) -> Option<PlannedUpgrade> {
     let contents = &context.inputs.observed.contents;
     let has = found.image_of(container)?;
@@ -134,7 +136,7 @@ pub(super) fn in_order(
         (node.forecast, node.check) = (job(JobKind::Forecast), job(JobKind::Check));
         (node.users, node.holders) = workloads.on(node.facts, note.as_ref(), spec);
     }
-    let unseen = snapshot.unseen.get(&Seen::Workloads).filter(|_| spec.drain != Drain::None);
+    let unseen = snapshot.unseen.get(&ObservedKind::Workloads).filter(|_| spec.drain != Drain::None);
     let Limits { deadline, stable_for } = Limits::of(context.spec.watch()?, live);
     let by = context.inputs.instance.to_string();
     let upgrade = Upgrade {
@@ -145,7 +147,7 @@ pub(super) fn in_order(
         deadline,
         stable_for,
         missing: desired.saturating_sub(nodes.iter().filter(|node| node.driver.is_some()).count()),
-        paused: says_paused(&live.annotations),
+        paused: has_pause_annotation(&live.annotations),
         unseen: unseen.map(String::as_str),
         now: context.inputs.now,
         nodes,
@@ -247,12 +249,14 @@ pub fn uncordoned(
     rollouts: &[PlannedRollout],
     instance: &Instance,
 ) -> Vec<Change> {
-    if snapshot.unseen.contains_key(&Seen::DaemonSets) || snapshot.read_only_nodes {
+    if snapshot.unseen.contains_key(&ObservedKind::DaemonSets) || snapshot.read_only_nodes {
         return Vec::new();
     }
     let is_unseen = |rollout: &str| {
         let namespace = rollout.split('/').next().unwrap_or_default();
-        [Seen::Pods, Seen::Checks].iter().any(|what| snapshot.why_unseen(*what, namespace).is_some())
+        [ObservedKind::Pods, ObservedKind::Checks]
+            .iter()
+            .any(|what| snapshot.why_unseen(*what, namespace).is_some())
     };
     let upgrades = rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
     let mut served: BTreeSet<(&str, &str)> = BTreeSet::new();

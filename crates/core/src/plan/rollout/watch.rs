@@ -50,8 +50,8 @@ pub(super) fn progress<'a>(
         // `None` sorts before every time. After a clock jumped back, the pod counts as young instead of late.
         let from = pod.created.max(since).unwrap_or(now);
         let was_in_time =
-            pod.ready && pod.steady_since.is_some_and(|since| since.duration_since(from) <= deadline);
-        if pod.is_steady(stable_for, now) {
+            pod.ready && pod.stable_since.is_some_and(|since| since.duration_since(from) <= deadline);
+        if pod.is_stable(stable_for, now) {
             ready += 1;
         } else if now.duration_since(from) > deadline && !was_in_time {
             late.push(pod);
@@ -114,13 +114,13 @@ mod tests {
     const LIMITS: Limits =
         Limits { deadline: SignedDuration::from_secs(60), stable_for: SignedDuration::from_secs(30) };
 
-    /// Evaluates one pod, created with the rewrite and steady since the given second, at `now` seconds.
-    fn steady(since: i64, now: i64) -> Progress {
+    /// Evaluates one pod, created with the rewrite and stable since the given second, at `now` seconds.
+    fn stable(since: i64, now: i64) -> Progress {
         let second = |second| Timestamp::from_second(1000 + second).unwrap();
         let daemon_set = live_daemon_set("mft");
         let pod = PodFacts {
             created: Some(second(0)),
-            steady_since: Some(second(since)),
+            stable_since: Some(second(since)),
             ..pod(&daemon_set, "n0", true)
         };
         progress([&pod], "driver", &daemon_set.containers[0].image, second(0), LIMITS, second(now))
@@ -129,15 +129,15 @@ mod tests {
     #[test]
     fn ready_must_last() {
         assert_eq!(
-            steady(5, 5),
+            stable(5, 5),
             Progress::Waiting,
             "a container that crashes at its start is ready for a moment"
         );
-        assert_eq!(steady(5, 34), Progress::Waiting);
-        assert_eq!(steady(5, 35), Progress::Good);
-        assert_eq!(steady(60, 70), Progress::Waiting, "ready in time, so it gets time to stay ready");
-        assert_eq!(steady(60, 90), Progress::Good);
-        assert!(matches!(steady(61, 70), Progress::Failed { .. }), "restarted after the deadline");
+        assert_eq!(stable(5, 34), Progress::Waiting);
+        assert_eq!(stable(5, 35), Progress::Good);
+        assert_eq!(stable(60, 70), Progress::Waiting, "ready in time, so it gets time to stay ready");
+        assert_eq!(stable(60, 90), Progress::Good);
+        assert!(matches!(stable(61, 70), Progress::Failed { .. }), "restarted after the deadline");
     }
 
     /// As a kubelet reports it: ready for a second after each start, away for longer after each exit.
@@ -151,7 +151,7 @@ mod tests {
             let running = starts.iter().copied().find(|start| (*start..=start + 1).contains(now));
             let pod = PodFacts {
                 created: Some(second(0)),
-                steady_since: running.map(second),
+                stable_since: running.map(second),
                 ..pod(&daemon_set, "n0", running.is_some())
             };
             let image = &daemon_set.containers[0].image;

@@ -5,9 +5,10 @@ use std::cmp::Reverse;
 use jiff::Timestamp;
 
 use super::{
-    DriverPod, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn, UpgradeWait,
+    DriverPod, PlannedNodeUpgrade, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, UpgradeState,
+    UpgradeWait,
     note::mark,
-    turn::{Next, seconds},
+    turn::{UpgradeStep, seconds},
 };
 use crate::{
     image::{Canary, Drain},
@@ -39,9 +40,9 @@ fn has_failed(node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
 
 impl Upgrade<'_> {
     /// Determines the stage of a node by itself, regardless of other nodes.
-    pub(super) fn stand(&self, node: &UpgradeNode<'_>) -> UpgradeTurn {
+    pub(super) fn stand(&self, node: &UpgradeNode<'_>) -> PlannedNodeUpgrade {
         let (note, rollout) = (UpgradeNote::of(node.facts), self.rollout());
-        let turn = |stage, waits| UpgradeTurn {
+        let turn = |stage, waits| PlannedNodeUpgrade {
             node: node.facts.name.clone(),
             to: node.target.to_owned(),
             stage,
@@ -51,8 +52,8 @@ impl Upgrade<'_> {
         };
         let ours = note.as_ref().filter(|note| note.rollout == rollout);
         if let Some(note) = ours.filter(|note| note.state.is_under_way()) {
-            let Next { changes, waits } = self.next(node, note);
-            return UpgradeTurn { changes, ..turn(UpgradeStage::UnderWay, waits) };
+            let UpgradeStep { changes, waits } = self.next(node, note);
+            return PlannedNodeUpgrade { changes, ..turn(UpgradeStage::UnderWay, waits) };
         }
         if ours.is_some_and(|note| has_failed(node, note)) {
             return turn(UpgradeStage::Failed, None);
@@ -100,11 +101,11 @@ impl Upgrade<'_> {
     }
 
     /// Starts as many nodes as allowed, and sets the reason why the others wait.
-    pub(super) fn begin(&self, turns: &mut [UpgradeTurn]) {
+    pub(super) fn begin(&self, turns: &mut [PlannedNodeUpgrade]) {
         let stopped = self.stopped(turns);
         let first = self.first(turns);
         let most = self.spec.max_parallel.of(self.nodes.len());
-        let under_way = |turn: &UpgradeTurn| turn.stage == UpgradeStage::UnderWay;
+        let under_way = |turn: &PlannedNodeUpgrade| turn.stage == UpgradeStage::UnderWay;
         let are_down = self.are_down();
         let mut taken = turns.iter().filter(|turn| under_way(turn)).count();
         let mut down = are_down.iter().zip(&*turns).filter(|(down, turn)| **down || under_way(turn)).count();
@@ -182,7 +183,7 @@ impl Upgrade<'_> {
     }
 
     /// Returns the reason for starting no node at all.
-    fn stopped(&self, turns: &[UpgradeTurn]) -> Option<UpgradeWait> {
+    fn stopped(&self, turns: &[PlannedNodeUpgrade]) -> Option<UpgradeWait> {
         if let Some(failed) = turns.iter().find(|turn| turn.stage == UpgradeStage::Failed) {
             return Some(UpgradeWait::Stopped { node: failed.node.clone() });
         }
@@ -195,7 +196,7 @@ impl Upgrade<'_> {
                 return Some(UpgradeWait::Window { opens });
             }
         }
-        let ended = |turn: &UpgradeTurn| {
+        let ended = |turn: &PlannedNodeUpgrade| {
             let note = turn.note.as_ref().filter(|note| !note.state.is_under_way())?;
             Some(note.since).filter(|since| *since <= self.now)
         };
@@ -205,12 +206,12 @@ impl Upgrade<'_> {
     }
 
     /// Returns which nodes go first.
-    fn first(&self, turns: &[UpgradeTurn]) -> First {
+    fn first(&self, turns: &[PlannedNodeUpgrade]) -> First {
         match &self.spec.canary {
             None => First::Done,
             Some(Canary::Nodes(count)) => {
                 let count = usize::try_from(count.get()).unwrap_or(usize::MAX);
-                let was_upgraded = |turn: &&UpgradeTurn| {
+                let was_upgraded = |turn: &&PlannedNodeUpgrade| {
                     let noted = turn
                         .note
                         .as_ref()

@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::{Upgrade, UpgradeNote, UpgradeStage, UpgradeState, UpgradeTurn, turn::seconds};
+use super::{PlannedNodeUpgrade, Upgrade, UpgradeNote, UpgradeStage, UpgradeState, turn::seconds};
 use crate::image::{Canary, Window};
 
 /// Progress and expected end of an upgrade.
@@ -35,7 +35,7 @@ impl Forecast {
     }
 
     /// Computes the forecast of an upgrade from its nodes.
-    pub(super) fn of(upgrade: &Upgrade<'_>, turns: &[UpgradeTurn]) -> Self {
+    pub(super) fn of(upgrade: &Upgrade<'_>, turns: &[PlannedNodeUpgrade]) -> Self {
         let count = |stage| turns.iter().filter(|turn| turn.stage == stage).count();
         let under_way = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
         let (waiting, failed) = (count(UpgradeStage::Waits), count(UpgradeStage::Failed));
@@ -55,7 +55,7 @@ impl Forecast {
 }
 
 /// Returns the average time of the nodes that got their target.
-fn per_node(turns: &[UpgradeTurn]) -> Option<SignedDuration> {
+fn per_node(turns: &[PlannedNodeUpgrade]) -> Option<SignedDuration> {
     let is_done = |note: &UpgradeNote, to: &str| note.state == UpgradeState::Uncordoned && note.to == to;
     let notes = turns.iter().filter_map(|turn| turn.note.as_ref().filter(|note| is_done(note, &turn.to)));
     let took: Vec<i64> = notes.map(|note| note.since.duration_since(note.began).as_secs().max(0)).collect();
@@ -70,7 +70,7 @@ fn work(
     upgrade: &Upgrade<'_>,
     per_node: SignedDuration,
     nodes: usize,
-    turns: &[UpgradeTurn],
+    turns: &[PlannedNodeUpgrade],
 ) -> SignedDuration {
     let at_once = upgrade.spec.max_parallel.of(upgrade.nodes.len());
     let first = match &upgrade.spec.canary {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{
     Change, NodeChange, NodeFacts, NodeSeen, UPGRADE,
-    labels::operator_at_work,
+    labels::operator_upgrade_in_progress,
     rollout::{HANDED_OVER, short_hash},
 };
 
@@ -155,7 +155,7 @@ pub fn abandoned<'a>(
 ) -> Vec<Change> {
     let uncordoned = |node: &'a NodeFacts| {
         let note = UpgradeNote::of(node).filter(|note| note.state.is_open())?;
-        let is_left = is_served(node, &note) || operator_at_work(&node.labels).is_some();
+        let is_left = is_served(node, &note) || operator_upgrade_in_progress(&node.labels).is_some();
         (!is_left).then(|| give_back(node, &note, None))
     };
     nodes.into_iter().filter_map(uncordoned).collect()

@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use super::{PlannedUpgrade, UpgradeTurn};
+use super::{PlannedNodeUpgrade, PlannedUpgrade};
 use crate::plan::{Table, table::table};
 
 /// Returns a table with one row per node: its stage, its state and since when, and what it waits for.
 pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
     let rows = plan.nodes.iter().map(|turn| {
-        let UpgradeTurn { node, stage, note, .. } = turn;
+        let PlannedNodeUpgrade { node, stage, note, .. } = turn;
         let state = note.as_ref().map_or("", |note| note.state.as_str());
         let since = note.as_ref().map(|note| format!("{:.0}", note.since)).unwrap_or_default();
         let stage: &'static str = stage.into();
@@ -17,7 +17,7 @@ pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
     table(&["NODE", "STAGE", "STATE", "SINCE", "DETAIL"], rows)
 }
 
-impl UpgradeTurn {
+impl PlannedNodeUpgrade {
     /// Returns what the node waits for, or why its upgrade failed; empty where there is nothing to say.
     fn detail(&self) -> String {
         let why = || self.note.as_ref().and_then(|note| note.why.clone());
@@ -25,7 +25,7 @@ impl UpgradeTurn {
     }
 }
 
-impl fmt::Display for UpgradeTurn {
+impl fmt::Display for PlannedNodeUpgrade {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (stage, detail): (&'static str, _) = (self.stage.into(), self.detail());
         if detail.is_empty() { f.write_str(stage) } else { write!(f, "{stage}: {detail}") }

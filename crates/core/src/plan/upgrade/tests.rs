@@ -392,7 +392,7 @@ fn look(
     let plan = fleet.plan();
     let (taken, down) = fleet.down();
     let begun = plan.nodes.iter().filter(|turn| turn.stage == UpgradeStage::Begins);
-    let works = |turn: &&UpgradeTurn| {
+    let works = |turn: &&PlannedNodeUpgrade| {
         let node = &fleet.nodes[&turn.node];
         node.driver.as_ref().is_some_and(|driver| fleet.is_ready(node, driver))
     };

@@ -11,22 +11,22 @@ use super::{
 };
 use crate::{
     image::{Period, WaitFor},
-    plan::{Change, NodeCheck, PodRestart, WorkloadFacts, labels::operator_at_work},
+    plan::{Change, NodeCheck, PodRestart, WorkloadFacts, labels::operator_upgrade_in_progress},
 };
 
 /// Changes to make now, and the condition that the node waits for.
-pub(super) struct Next {
+pub(super) struct UpgradeStep {
     pub(super) changes: Vec<Change>,
     pub(super) waits: Option<UpgradeWait>,
 }
 
-impl From<Change> for Next {
+impl From<Change> for UpgradeStep {
     fn from(change: Change) -> Self {
         Self { changes: vec![change], waits: None }
     }
 }
 
-impl From<UpgradeWait> for Next {
+impl From<UpgradeWait> for UpgradeStep {
     fn from(wait: UpgradeWait) -> Self {
         Self { changes: Vec::new(), waits: Some(wait) }
     }
@@ -34,7 +34,7 @@ impl From<UpgradeWait> for Next {
 
 impl Upgrade<'_> {
     /// Returns the next step.
-    pub(super) fn next(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+    pub(super) fn next(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         if note.since > self.now {
             // The note comes from a clock that jumped: restart the timeout of this state now.
             return mark(node.facts, Some(&UpgradeNote { since: self.now, ..note.clone() }), None).into();
@@ -45,13 +45,13 @@ impl Upgrade<'_> {
         }
         // The operator itself drains and uncordons the node. The timeout of this state restarts when the operator is
         // done.
-        match operator_at_work(&node.facts.labels) {
+        match operator_upgrade_in_progress(&node.facts.labels) {
             Some((label, state)) => {
                 let why = Some("left to the operator's upgrade controller".to_owned());
                 let noted = UpgradeNote { why, ..note.clone() };
                 let changes =
                     if note.why.is_none() { vec![mark(node.facts, Some(&noted), None)] } else { Vec::new() };
-                return Next {
+                return UpgradeStep {
                     changes,
                     waits: Some(UpgradeWait::Operator { label, state: state.to_owned() }),
                 };
@@ -89,7 +89,7 @@ impl Upgrade<'_> {
         }
     }
 
-    fn drain(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+    fn drain(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         let count = node.users.len();
         if self.is_late(note, seconds(self.spec.timeout)) {
             let why = format!("pods that did not leave it within {}: {count}", self.spec.timeout);
@@ -107,12 +107,12 @@ impl Upgrade<'_> {
                 grace_seconds: self.spec.grace_seconds,
             })
         };
-        Next { changes: staying.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
+        UpgradeStep { changes: staying.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
     }
 
     /// Returns the step of the forecast; `None` where the old driver can be unloaded, or no forecast is configured. A
     /// driver that cannot be unloaded would leave the node without a working one.
-    fn forecast_unload(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<Next> {
+    fn forecast_unload(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<UpgradeStep> {
         let template = self.spec.forecast.as_ref()?;
         let held: Vec<&str> = node.holders.iter().map(|holder| holder.what.as_str()).collect();
         let holders = (!held.is_empty()).then(|| held.join("; "));
@@ -132,7 +132,10 @@ impl Upgrade<'_> {
             None => {
                 let driver_pod = node.living().map(|driver| driver.pod.version.uid.clone());
                 let change = self.job(node, note, template, JobKind::Forecast, driver_pod);
-                Some(Next { changes: vec![change], waits: Some(UpgradeWait::Forecast { holders: None }) })
+                Some(UpgradeStep {
+                    changes: vec![change],
+                    waits: Some(UpgradeWait::Forecast { holders: None }),
+                })
             }
             Some(JobState::Running) => Some(UpgradeWait::Forecast { holders }.into()),
         }
@@ -156,7 +159,7 @@ impl Upgrade<'_> {
     }
 
     /// Replaces the old driver pod by a new one.
-    fn replace(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+    fn replace(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         let is_next = |driver: &DriverPod<'_>| driver.pod.created > Some(note.since);
         // A webhook may write another image into pods. Another new pod would get the same image, so fail.
         if node.hand_over.is_none()
@@ -186,16 +189,16 @@ impl Upgrade<'_> {
                 ..PodRestart::default()
             }),
         };
-        Next { changes: vec![change], waits: Some(UpgradeWait::Driver) }
+        UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Driver) }
     }
 
-    fn check(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Next {
+    fn check(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         let ready_by = self.deadline.saturating_add(self.stable_for);
         let checked_by = ready_by.saturating_add(seconds(self.spec.timeout));
         match node.living() {
             // The DaemonSet has got another image again, for example when one was put back.
             Some(driver) if !driver.is_current => return self.enter(node, note, UpgradeState::Drained),
-            Some(driver) if driver.pod.is_steady(self.stable_for, self.now) => {}
+            Some(driver) if driver.pod.is_stable(self.stable_for, self.now) => {}
             found if self.is_late(note, ready_by) => {
                 let messages = found.map(|driver| driver.pod.messages.join("; ")).unwrap_or_default();
                 let within = format!("its new driver was not ready within {}", whole(ready_by));
@@ -216,7 +219,7 @@ impl Upgrade<'_> {
             }
             (WaitFor::Job(template), None) if !self.is_late(note, checked_by) => {
                 let change = self.job(node, note, template, JobKind::Check, None);
-                return Next { changes: vec![change], waits: Some(UpgradeWait::Job) };
+                return UpgradeStep { changes: vec![change], waits: Some(UpgradeWait::Job) };
             }
             (WaitFor::Job(template), None) => {
                 let why = format!("its check could not be run: see CronJob {template} of {}", self.namespace);
@@ -244,7 +247,7 @@ impl Upgrade<'_> {
     }
 
     /// Enters the next state.
-    fn enter(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, state: UpgradeState) -> Next {
+    fn enter(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, state: UpgradeState) -> UpgradeStep {
         mark(node.facts, Some(&self.noted(node, note, state, None)), None).into()
     }
 
@@ -255,13 +258,13 @@ impl Upgrade<'_> {
         note: &UpgradeNote,
         state: UpgradeState,
         why: Option<String>,
-    ) -> Next {
+    ) -> UpgradeStep {
         let ended = UpgradeNote { cordoned: false, ..self.noted(node, note, state, why) };
         give_back(node.facts, note, Some(&ended)).into()
     }
 
     /// Gives up after a timeout, before the node has another driver. A dead node has failed; any other node is retried.
-    fn give_up(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> Next {
+    fn give_up(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> UpgradeStep {
         if node.facts.not_ready {
             return self.fail(node, note, format!("the node is not Ready; {why}"));
         }
@@ -270,7 +273,7 @@ impl Upgrade<'_> {
 
     /// Records that the new driver does not work. Where the node's kernel is unknown, this says nothing about the
     /// driver.
-    fn fail(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> Next {
+    fn fail(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> UpgradeStep {
         if node.fits.is_none() {
             return give_back(node.facts, note, None).into();
         }

@@ -31,7 +31,7 @@ pub(crate) struct Options {
     pub(super) modules: Vec<String>,
     /// Modules of the host to replace: unloaded at the start, loaded again at the end.
     pub(super) replace: Vec<String>,
-    /// Whether the kernel is to find the image's firmware.
+    /// Whether to make the image's firmware available to the kernel.
     pub(super) firmware: bool,
     /// Conditions to wait for before loading.
     pub(super) wait_for: Vec<Condition>,
@@ -51,7 +51,7 @@ pub(super) struct Condition {
 }
 
 impl Options {
-    /// Parses the arguments; the error names the wrong argument.
+    /// Parses the arguments. The error names the invalid argument.
     pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
         let mut options = Self::default();
         let mut arguments = arguments.iter();
@@ -60,11 +60,11 @@ impl Options {
             match argument {
                 "--keep" => options.keep = true,
                 "--firmware" => options.firmware = true,
-                "--replace" => options.replace.push(module(value()?)?),
+                "--replace" => options.replace.push(parse_module(value()?)?),
                 "--wait-for" => options.wait_for.push(Condition::parse(value()?)?),
                 "--ready-when" => options.ready_when.push(Condition::parse(value()?)?),
-                "--then" => options.then = Some(path(value()?)?),
-                name => options.modules.push(module(name)?),
+                "--then" => options.then = Some(parse_path(value()?)?),
+                name => options.modules.push(parse_module(name)?),
             }
         }
         Ok(options)
@@ -101,7 +101,7 @@ impl Options {
     }
 }
 
-fn module(name: &str) -> Result<String, String> {
+fn parse_module(name: &str) -> Result<String, String> {
     if is_module_name(name) && !name.starts_with(['-', '_']) {
         Ok(kernel_name(name))
     } else {
@@ -109,7 +109,7 @@ fn module(name: &str) -> Result<String, String> {
     }
 }
 
-fn path(path: &str) -> Result<String, String> {
+fn parse_path(path: &str) -> Result<String, String> {
     if is_plain_path(path) {
         Ok(path.to_owned())
     } else {
@@ -119,18 +119,18 @@ fn path(path: &str) -> Result<String, String> {
 
 impl Condition {
     fn parse(text: &str) -> Result<Self, String> {
-        let (place, text) = match text.split_once('=') {
-            Some((place, text)) => (place, Some(text.to_owned())),
+        let (path, text) = match text.split_once('=') {
+            Some((path, text)) => (path, Some(text.to_owned())),
             None => (text, None),
         };
-        Ok(Self { path: path(place)?, text })
+        Ok(Self { path: parse_path(path)?, text })
     }
 
     pub(super) fn holds(&self, paths: &Paths) -> bool {
-        let at = paths.at(&self.path);
+        let path = paths.at(&self.path);
         match &self.text {
-            None => at.exists(),
-            Some(text) => files::text(at).as_ref() == Some(text),
+            None => path.exists(),
+            Some(text) => files::text(path).as_ref() == Some(text),
         }
     }
 }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_arguments_are_named() {
         let wrong = |arguments: &[&str]| Options::parse(arguments).unwrap_err();
         assert_eq!(wrong(&["x", "--replace"]), "--replace needs a value");
         assert_eq!(wrong(&["x", "--then", "setup"]), "\"setup\" is not an absolute path without ..");

@@ -7,34 +7,34 @@ use crate::{
     node::{Node, is_plain_path},
 };
 
-/// Storage over RDMA, initiators and targets; the operator's container calls them storage modules.
+/// Default of `STORAGE_MODULES`: initiators and targets for storage over RDMA.
 const STORAGE: &str = "ib_iser ib_isert ib_srp ib_srpt nvme_rdma nvmet_rdma rpcrdma xprtrdma";
 
-/// RDMA drivers for other vendors' devices, and software RDMA drivers that need no device.
+/// Default of `THIRD_PARTY_RDMA_MODULES`: RDMA drivers for other vendors' devices, and software RDMA drivers.
 const THIRD_PARTY: &str = "bnxt_re efa erdma iw_cxgb4 hfi1 hns_roce ionic_rdma irdma ib_qib mana_ib ocrdma qedr \
                            rdma_rxe siw vmw_pvrdma";
 
-/// In-tree modules that the host must not load while they are replaced.
+/// Default of `OFED_BLACKLIST_MODULES`: in-tree modules that the host must not load while they are replaced.
 const BLACKLIST: &str = "mlx5_core:mlx5_ib:ib_umad:ib_uverbs:ib_ipoib:rdma_cm:rdma_ucm:ib_core:ib_cm";
 
-/// Modules that the kernel loads automatically for functions of mlx5 devices.
+/// Default of `MLX5_AUXILIARY_MODULES`: modules that the kernel loads automatically for functions of mlx5 devices.
 const AUXILIARY: &str = "mlx5_vdpa mlx5_fwctl mlx5_dpll";
 
-/// Settings of a MOFED container; fields name the variable that sets them.
+/// Settings of a MOFED container. The comment of each field names the variable or option that sets it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "each is an independent variable of the operator's users")]
 pub(crate) struct Settings {
-    /// `--expose-root`: behavior of the first generation. The container's whole root is bound at `mount`, and the
-    /// default ready file is `/.driver-ready`.
+    /// `--expose-root`: behave like the containers of the first operator generation. The container's whole root is bound
+    /// at `mount`, and the default ready file is `/.driver-ready`.
     pub(crate) expose_root: bool,
-    /// `UNLOAD_STORAGE_MODULES`: whether [`storage`](Self::storage) modules may be unloaded; if not, a loaded one makes
-    /// the start fail.
+    /// `UNLOAD_STORAGE_MODULES`: whether [`storage`](Self::storage) modules may be unloaded. Otherwise the start fails
+    /// while such a module is loaded.
     pub(crate) unload_storage: bool,
-    /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the equivalent for [`third_party`](Self::third_party).
+    /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the same for [`third_party`](Self::third_party) modules.
     pub(crate) unload_third_party: bool,
     /// `ENABLE_NFSRDMA`: also load `rpcrdma`.
     pub(crate) nfs_rdma: bool,
-    /// `RESTORE_DRIVER_ON_POD_TERMINATION`: load the host's own drivers again at the stop.
+    /// `RESTORE_DRIVER_ON_POD_TERMINATION`: load the host's own drivers again when the container stops.
     pub(crate) restore: bool,
     /// `CREATE_IFNAMES_UDEV`: keep the interface names that the in-tree driver gave.
     pub(crate) udev_rules: bool,
@@ -48,8 +48,8 @@ pub(crate) struct Settings {
     pub(crate) blacklist: Vec<String>,
     /// `MLX5_AUXILIARY_MODULES`, separated by spaces; an empty value means none.
     pub(crate) auxiliary: Vec<String>,
-    /// `OFED_BLACKLIST_MODULES_FILE`: path of the blacklist if the host's `/run/modprobe.d` is not mounted. Its file
-    /// name is used in either case.
+    /// `OFED_BLACKLIST_MODULES_FILE`: path of the blacklist if the host's `/run/modprobe.d` is not mounted. If it is
+    /// mounted, only the file name applies.
     pub(crate) blacklist_file: String,
     /// `MLX_UDEV_RULES_FILE`.
     pub(crate) udev_file: String,
@@ -79,32 +79,32 @@ impl Settings {
                 ));
             }
         };
-        let given = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
-        let flag = |name: &str| match given(name).as_deref().map(str::trim) {
+        let non_blank = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
+        let flag = |name: &str| match non_blank(name).as_deref().map(str::trim) {
             None | Some("0" | "f" | "F" | "false" | "False" | "FALSE") => Ok(false),
             Some("1" | "t" | "T" | "true" | "True" | "TRUE") => Ok(true),
             Some(other) => Err(format!("{name} is true or false, not {other}")),
         };
         let list = |name: &str, separator: char, default: &str| {
             let text = environment(name).unwrap_or_else(|| default.to_owned());
-            names(name, &text, separator)
+            module_names(name, &text, separator)
         };
-        // An empty value counts as unset where an empty list makes no sense.
-        let full = |name: &str, separator: char, default: &str| {
-            names(name, &given(name).unwrap_or_else(|| default.to_owned()), separator)
+        // For lists that must not be empty: an empty value counts as unset.
+        let non_empty_list = |name: &str, separator: char, default: &str| {
+            module_names(name, &non_blank(name).unwrap_or_else(|| default.to_owned()), separator)
         };
-        let path = |name: &str, default: &str| match given(name) {
+        let path = |name: &str, default: &str| match non_blank(name) {
             Some(path) if is_plain_path(&path) => Ok(path),
             Some(path) => Err(format!("{name} is an absolute path without .., not {path}")),
             None => Ok(default.to_owned()),
         };
-        let bind_delay = given("BIND_DELAY_SEC").unwrap_or_else(|| "4".to_owned());
+        let bind_delay = non_blank("BIND_DELAY_SEC").unwrap_or_else(|| "4".to_owned());
         let bind_delay = bind_delay
             .trim()
             .parse()
             .map_err(|_| format!("BIND_DELAY_SEC is a number of seconds, not {bind_delay}"))?;
         let mount = path("MLX_DRIVERS_MOUNT", "/run/mellanox/drivers")?;
-        if !["/run/", "/var/run/"].iter().any(|place| mount.starts_with(place)) {
+        if !["/run/", "/var/run/"].iter().any(|parent| mount.starts_with(parent)) {
             return Err(format!(
                 "MLX_DRIVERS_MOUNT is a path below /run, not {mount}: what is kept there must be gone at the next boot"
             ));
@@ -118,8 +118,8 @@ impl Settings {
             restore: flag("RESTORE_DRIVER_ON_POD_TERMINATION")?,
             udev_rules: flag("CREATE_IFNAMES_UDEV")?,
             bind_delay,
-            storage: full("STORAGE_MODULES", ' ', STORAGE)?,
-            third_party: full("THIRD_PARTY_RDMA_MODULES", ' ', THIRD_PARTY)?,
+            storage: non_empty_list("STORAGE_MODULES", ' ', STORAGE)?,
+            third_party: non_empty_list("THIRD_PARTY_RDMA_MODULES", ' ', THIRD_PARTY)?,
             blacklist: list("OFED_BLACKLIST_MODULES", ':', BLACKLIST)?,
             auxiliary: list("MLX5_AUXILIARY_MODULES", ' ', AUXILIARY)?,
             blacklist_file: path(
@@ -134,14 +134,14 @@ impl Settings {
         })
     }
 
-    /// Path of a state file that the next container reads. It is on a volume of the node below `/run` and is gone after
-    /// a reboot, like the state that it describes.
+    /// Path of a state file that the next container reads. The file is on the node's volume below `/run`, so a reboot
+    /// removes it together with the state that it describes.
     pub(crate) fn state_file(&self, name: &str) -> String {
         format!("{}/.{name}", self.mount)
     }
 
-    /// Blacklist of modules that the host must not load while they are replaced. The volume has the same path on the
-    /// node.
+    /// Blacklist of modules that the host must not load while they are replaced. The link's target is also valid on the
+    /// host, because the volume has the same path there.
     pub(crate) fn blacklist<'a>(&'a self, node: &'a Node<'a>) -> Blacklist<'a> {
         let third_party = self.third_party.iter().filter(|_| self.unload_third_party);
         Blacklist {
@@ -162,9 +162,8 @@ impl Settings {
     }
 }
 
-/// Parses a list of module names. The list goes into a file that the host's modprobe reads, so anything else is
-/// rejected.
-fn names(variable: &str, text: &str, separator: char) -> Result<Vec<String>, String> {
+/// Parses a list of module names. The host's modprobe reads the resulting file, so any other text is rejected.
+fn module_names(variable: &str, text: &str, separator: char) -> Result<Vec<String>, String> {
     let names = text.split(separator).flat_map(str::split_whitespace);
     names
         .map(|name| {
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn without_any_it_is_the_operators_default() {
+    fn defaults_are_those_of_the_operator() {
         let settings = read(&[], &[]).unwrap();
         assert_eq!(settings.ready, "/run/mellanox/drivers/.driver-ready");
         assert_eq!(settings.lock, "/run/mellanox/drivers/.lock");
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_changes_it() {
+    fn variables_override_the_defaults() {
         let settings = read(
             &[],
             &[

@@ -5,8 +5,8 @@
 const WITHOUT_PORT: &str =
     "case $1 in *np[01]v*) echo ${1%np[01]v*}v${1##*np[01]v};; *) echo ${1%np[01]};; esac";
 
-/// Contents of the rules file. The rules change the properties that udev derives the interface's name from; udev still
-/// does the naming.
+/// Contents of the rules file. The rules only change the properties from which udev derives an interface's name. udev itself
+/// still sets the name.
 pub(super) fn rules() -> String {
     // In a udev rule, `$` and `%` begin a substitution.
     let script = WITHOUT_PORT.replace('$', "$$").replace('%', "%%");
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_goes_and_the_function_stays() {
+    fn removes_the_port_and_keeps_the_function() {
         for (name, wanted) in [
             ("enp3s0f0np0", "enp3s0f0"),
             ("enp3s0f1np1v12", "enp3s0f1v12"),
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_the_script_is_substituted_by_udev() {
+    fn udev_substitutes_nothing_in_the_script() {
         let rules = rules();
         let script = rules.split('\'').nth(1).unwrap();
         assert_eq!(script.replace("$$", "$").replace("%%", "%"), WITHOUT_PORT);

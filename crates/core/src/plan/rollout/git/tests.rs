@@ -31,7 +31,7 @@ fn world(message: Option<&str>, proposals: Option<&str>) -> World {
         proposals: proposals.map(|text| text.parse().unwrap()),
     }];
     let facts = ManifestFacts { daemon_sets: vec![daemon_set("mft")], ..ManifestFacts::default() };
-    world.manifests.insert(ManifestPlace::Git(place()), Ok(facts));
+    world.manifests.insert(ManifestLocation::Git(place()), Ok(facts));
     world
 }
 
@@ -40,7 +40,7 @@ fn planned(world: &World) -> PlannedRollout {
 }
 
 fn repository(world: &mut World) -> &mut ManifestFacts {
-    world.manifests.get_mut(&ManifestPlace::Git(place())).unwrap().as_mut().unwrap()
+    world.manifests.get_mut(&ManifestLocation::Git(place())).unwrap().as_mut().unwrap()
 }
 
 /// Returns the planned commit and the image that it sets.
@@ -83,7 +83,7 @@ fn the_cluster_is_watched_until_it_has_what_was_committed() {
 
     // A cluster that cannot be read may have any image. A directory of manifests has no DaemonSets that follow a
     // repository.
-    world.snapshot.unseen.insert(Seen::DaemonSets, "forbidden".to_owned());
+    world.snapshot.unseen.insert(ObservedKind::DaemonSets, "forbidden".to_owned());
     assert!(held(&world).contains("forbidden"));
     world.snapshot.unseen.clear();
     world.snapshot.daemon_sets.clear();
@@ -109,7 +109,7 @@ fn a_change_is_proposed_once() {
 #[test]
 fn a_repository_that_cannot_be_read_is_said() {
     let mut world = world(None, None);
-    world.manifests.insert(ManifestPlace::Git(place()), Err("fetch: no route".to_owned()));
+    world.manifests.insert(ManifestLocation::Git(place()), Err("fetch: no route".to_owned()));
     assert_eq!(held(&world), "manifests cannot be read: fetch: no route");
     // The cluster's DaemonSets are no substitute for the repository.
     world.manifests.clear();

@@ -282,7 +282,7 @@ fn what_cannot_be_known_holds() {
     annotations.insert(RECORD_ANNOTATION.to_owned(), "\u{1b}{".to_owned());
     let mut unseen = world();
     let detail = "daemonsets.apps is forbidden".to_owned();
-    unseen.snapshot.unseen.insert(Seen::DaemonSets, detail);
+    unseen.snapshot.unseen.insert(ObservedKind::DaemonSets, detail);
     let reasons = [&mut deleting, &mut unreadable, &mut unseen].map(|world| {
         let (why, wrote) = held(world);
         assert!(!wrote);
@@ -301,7 +301,7 @@ fn pods_that_cannot_be_seen_condemn_nothing() {
     rewrites(&mut world);
     world.run_pod("n0", false);
     later(&mut world, 30);
-    world.snapshot.unseen.insert(Seen::Pods, "forbidden".to_owned());
+    world.snapshot.unseen.insert(ObservedKind::Pods, "forbidden".to_owned());
     is_quiet(&mut world);
 }
 

@@ -17,7 +17,7 @@ use crate::{
     kernel::{KernelLabel, KernelTarget},
     plan::{
         DaemonSetFacts, ImageContents, KERNEL_LABEL, NodeFacts, NodeReason, PodFacts, UpgradeNote,
-        node::NodeGroup, outcome::State,
+        node::NodeGroup, outcome::CellState,
     },
 };
 
@@ -67,7 +67,8 @@ impl<'a> Fleet<'a> {
         let (facts, live, container) = original(context, target)?;
         let original = Original::observe(inputs.snapshot, facts, live);
         let mut members = Vec::new();
-        let is_believed = |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::is_distrust);
+        let is_believed =
+            |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::is_rejected_claim);
         for group in context.groups.iter().filter(is_believed) {
             for node in reached(&original.base, group)? {
                 members.push(Member {
@@ -228,10 +229,10 @@ fn announced<'a>(context: &Context<'a>) -> BTreeSet<&'a KernelTarget> {
 
 fn image_for(context: &Context<'_>, kernel: &KernelTarget) -> Image {
     match context.cells.state(context.image, kernel) {
-        State::Absent(absence) => Image::No(no_image(kernel, absence.why)),
-        State::Building(cell) => Image::Building(cell.reference.clone()),
-        State::Published(cell, published) => {
-            context.passing(cell, published).map_or_else(Image::No, Image::Ready)
+        CellState::Absent(absence) => Image::No(no_image(kernel, absence.why)),
+        CellState::Building(cell) => Image::Building(cell.reference.clone()),
+        CellState::Published(cell, published) => {
+            context.admissible_image(cell, published).map_or_else(Image::No, Image::Ready)
         }
     }
 }

@@ -9,7 +9,7 @@ use super::super::{
 };
 use crate::{
     kernel::KernelTarget,
-    plan::{ClusterSnapshot, LiveDaemonSet, NodeFacts, Shared},
+    plan::{ClusterSnapshot, CowArc, LiveDaemonSet, NodeFacts},
 };
 
 /// DaemonSet that the copies are made from.
@@ -21,7 +21,7 @@ pub(in super::super) struct Original<'a> {
     /// The DaemonSet without farrier's addition to its affinity.
     pub(super) base: DaemonSetFacts,
     pub(super) copies: BTreeMap<KernelTarget, FoundCopy<'a>>,
-    nodes: &'a [Shared<NodeFacts>],
+    nodes: &'a [CowArc<NodeFacts>],
 }
 
 impl<'a> Original<'a> {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     image::{ImageReference, OnFailure, Watch},
-    plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PlannedUpgrade, UpgradeStage, UpgradeTurn},
+    plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PlannedNodeUpgrade, PlannedUpgrade, UpgradeStage},
 };
 
 /// Record in the original DaemonSet. Its own node affinity is not recorded, because removing the fence restores it
@@ -96,15 +96,16 @@ fn watch(
     let turns = || nodes().filter(|turn| turn.to == record.image);
     // A failed image is no longer the target of any node. The note of the node on which it failed still names it.
     let is_against =
-        |turn: &UpgradeTurn| turn.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
-    let is_done = |turn: &UpgradeTurn| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone);
+        |turn: &PlannedNodeUpgrade| turn.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
+    let is_done =
+        |turn: &PlannedNodeUpgrade| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone);
     let is_over = context.spec.upgrade().is_none()
         || (upgrade.is_some() && turns().all(is_done) && !nodes().any(is_against));
     let failed = turns().find(|turn| turn.is_faulty()).map(failure);
-    let is_steady = pods().any(|pod| {
-        pod.is_steady(limits.stable_for, now) && !pod.deleting && runs_it(pod.images.get(fleet.container))
+    let is_stable = pods().any(|pod| {
+        pod.is_stable(limits.stable_for, now) && !pod.deleting && runs_it(pod.images.get(fleet.container))
     });
-    if is_steady && is_over {
+    if is_stable && is_over {
         record.good = true;
         record.failed = record.failed.take().filter(|failed| failed.image != record.image);
         return;
@@ -139,7 +140,7 @@ fn late_pod(how: Progress, watched: Watch) -> Option<String> {
     Some(format!("the pod on node {node} was not ready within {}{said}", watched.deadline))
 }
 
-fn failure(turn: &UpgradeTurn) -> String {
+fn failure(turn: &PlannedNodeUpgrade) -> String {
     let why = turn.note.as_ref().and_then(|note| note.why.as_deref()).unwrap_or_default();
     format!("on node {} {why}", turn.node)
 }

@@ -11,7 +11,7 @@ use super::super::{
     super::fixtures::{K47, K48},
     RolloutDecision, handover_label, per_kernel_originals, rollback_per_kernel,
 };
-use crate::plan::{Change, HoldReason, KERNEL_LABEL, PassedLimit, next_deadline};
+use crate::plan::{Change, ExceededLimit, HoldReason, KERNEL_LABEL, next_deadline};
 
 fn now(cluster: &mut Cluster) -> String {
     match cluster.plan().decision {
@@ -61,7 +61,7 @@ fn a_node_that_is_not_believed_holds_nobody() {
     cluster.publish();
     settled(&mut cluster);
     cluster.set_kernel("n2", K48);
-    cluster.world.snapshot.nodes[2].distrust.kernel = Some(PassedLimit::Distinct(1));
+    cluster.world.snapshot.nodes[2].rejected_claims.kernel = Some(ExceededLimit::Distinct(1));
     cluster.set_kernel("n3", K47);
     cluster.settle();
     settled(&mut cluster);

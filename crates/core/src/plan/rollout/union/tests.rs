@@ -14,7 +14,7 @@ use crate::{
     image::{Digest, Version},
     kernel::Architecture,
     kmod::Verdict,
-    plan::{ImageContents, PassedLimit, Published, UpdateStrategy, union::MAX_MEMBERS},
+    plan::{ExceededLimit, ImageContents, Published, UpdateStrategy, union::MAX_MEMBERS},
 };
 
 const OLD: &str = "registry.test/old:1";
@@ -196,7 +196,7 @@ fn kernels_that_left_never_make_the_image_too_large() {
 #[test]
 fn a_node_that_is_not_believed_holds_no_union() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
-    world.snapshot.nodes[1].distrust.kernel = Some(PassedLimit::Distinct(1));
+    world.snapshot.nodes[1].rejected_claims.kernel = Some(ExceededLimit::Distinct(1));
     publish_union(&mut world);
     apply(&mut world);
     assert_eq!(held(&world), [K47.to_owned()].into());
@@ -209,7 +209,7 @@ fn a_kernel_that_is_not_believed_any_more_is_dropped_after_its_grace_time() {
     publish_union(&mut world);
     apply(&mut world);
     assert_eq!(held(&world).len(), 2);
-    world.snapshot.nodes[1].distrust.kernel = Some(PassedLimit::Distinct(1));
+    world.snapshot.nodes[1].rejected_claims.kernel = Some(ExceededLimit::Distinct(1));
     apply(&mut world);
     world.now += jiff::SignedDuration::from_hours(25);
     publish_union(&mut world);
@@ -402,7 +402,7 @@ fn pod(node: &str, image: &str, ready: bool) -> PodFacts {
         bound: true,
         images: [("driver".to_owned(), image.to_owned())].into(),
         ready,
-        steady_since: None,
+        stable_since: None,
         created: None,
         deleting: false,
         messages: Vec::new(),

@@ -370,7 +370,7 @@ fn a_daemon_set_has_one_order() {
 #[test]
 fn a_right_that_is_missing_in_another_namespace_holds_nothing() {
     let mut world = world(json!({"drain": "device-users", "forecast": "forecast"}));
-    for what in [Seen::Pods, Seen::Checks] {
+    for what in [ObservedKind::Pods, ObservedKind::Checks] {
         for (namespace, holds) in [("another", false), ("kube-system", true)] {
             world.snapshot.unseen_in.insert((what, namespace.to_owned()), "no right".to_owned());
             let decision = planned(&world).decision;
@@ -402,7 +402,7 @@ fn nodes_of_an_upgrade_that_is_no_more_are_given_back() {
     let mut world = rewritten(json!({"drain": "node"}));
     make(&mut world);
     assert!(given(&world).is_empty());
-    for what in [Seen::Pods, Seen::Checks] {
+    for what in [ObservedKind::Pods, ObservedKind::Checks] {
         world.snapshot.unseen.insert(what, "no right".to_owned());
         let others = uncordoned(&world.snapshot, &[], &world.instance);
         assert_eq!(others, [], "an unreadable object is not gone");

@@ -247,7 +247,7 @@ impl Fleet {
             bound: true,
             images: [("driver".to_owned(), pod.image.clone())].into(),
             ready,
-            steady_since: ready.then(|| at(pod.ready_at)),
+            stable_since: ready.then(|| at(pod.ready_at)),
             created: Some(at(pod.created)),
             deleting: pod.ends_at.is_some(),
             messages: if ready { Vec::new() } else { vec!["driver: no such device".to_owned()] },

@@ -8,7 +8,7 @@ use super::{
     simulation::{Cluster, OLD},
 };
 use crate::plan::{
-    Change, HoldReason, PlannedUpgrade, RolloutDecision, Seen, UPGRADE, UpgradeNote,
+    Change, HoldReason, ObservedKind, PlannedUpgrade, RolloutDecision, UPGRADE, UpgradeNote,
     fixtures::{K47, K48},
 };
 
@@ -91,7 +91,7 @@ fn an_image_that_does_not_work_where_nodes_boot_its_kernel_is_found() {
 fn a_node_that_cannot_be_drained_keeps_the_originals_driver() {
     let mut cluster = Cluster::in_order(&[K47], &[K47], &json!({"drain": "node", "timeout": "5m"}));
     cluster.publish();
-    cluster.world.snapshot.unseen.insert(Seen::Workloads, "no right".to_owned());
+    cluster.world.snapshot.unseen.insert(ObservedKind::Workloads, "no right".to_owned());
     for _ in 0..20 {
         let planned = cluster.plan();
         let steps = planned.upgrade.iter().flat_map(PlannedUpgrade::changes);

@@ -262,7 +262,7 @@ impl Cluster {
                     bound: true,
                     images: [("driver".to_owned(), image.clone())].into(),
                     ready: works,
-                    steady_since: works.then_some(jiff::Timestamp::MIN),
+                    stable_since: works.then_some(jiff::Timestamp::MIN),
                     created: Some(old.and_then(|old| old.created).unwrap_or(self.world.now)),
                     deleting: false,
                     messages: if works { Vec::new() } else { vec!["driver: Error: exit code 1".to_owned()] },

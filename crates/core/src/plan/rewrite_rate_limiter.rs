@@ -7,40 +7,40 @@ use super::RolloutTarget;
 
 /// Number of rewrites of one target that may follow each other immediately: more than any real sequence of kernel
 /// changes needs.
-const AT_ONCE: u32 = 4;
+const BURST: u32 = 4;
 /// Time after which one more rewrite is allowed.
-const ONE_MORE: Duration = Duration::from_secs(15);
+const REFILL_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Rewrites left for each target. Times are durations since one arbitrary moment, the same for all calls.
 #[derive(Debug, Default)]
-pub struct Pace(HashMap<RolloutTarget, Allowance>);
+pub struct RewriteRateLimiter(HashMap<RolloutTarget, TokenBucket>);
 
 #[derive(Clone, Copy, Debug)]
-struct Allowance {
+struct TokenBucket {
     left: u32,
     /// Time at which `left` was accurate.
     at: Duration,
 }
 
-impl Pace {
+impl RewriteRateLimiter {
     /// Returns the time at which the target may be rewritten again; `None` where it may be rewritten now.
     pub fn wait(&mut self, target: &RolloutTarget, now: Duration) -> Option<Duration> {
-        self.0.retain(|_, allowance| now < allowance.at + ONE_MORE * AT_ONCE);
-        let allowance = self.0.entry(target.clone()).or_insert(Allowance { left: AT_ONCE, at: now });
-        while allowance.left < AT_ONCE && now >= allowance.at + ONE_MORE {
-            allowance.left += 1;
-            allowance.at += ONE_MORE;
+        self.0.retain(|_, bucket| now < bucket.at + REFILL_INTERVAL * BURST);
+        let bucket = self.0.entry(target.clone()).or_insert(TokenBucket { left: BURST, at: now });
+        while bucket.left < BURST && now >= bucket.at + REFILL_INTERVAL {
+            bucket.left += 1;
+            bucket.at += REFILL_INTERVAL;
         }
-        if allowance.left == AT_ONCE {
-            allowance.at = now;
+        if bucket.left == BURST {
+            bucket.at = now;
         }
-        (allowance.left == 0).then(|| allowance.at + ONE_MORE)
+        (bucket.left == 0).then(|| bucket.at + REFILL_INTERVAL)
     }
 
     /// Records a rewrite.
     pub fn take(&mut self, target: &RolloutTarget) {
-        if let Some(allowance) = self.0.get_mut(target) {
-            allowance.left = allowance.left.saturating_sub(1);
+        if let Some(bucket) = self.0.get_mut(target) {
+            bucket.left = bucket.left.saturating_sub(1);
         }
     }
 }
@@ -56,25 +56,25 @@ mod tests {
             "strategy": "image", "namespace": "drivers", "daemonSet": "mft", "container": "driver",
         });
         let target = RolloutTarget::of(&serde_json::from_value::<RolloutSpec>(spec).unwrap());
-        let (mut pace, start) = (Pace::default(), Duration::from_secs(7));
-        let rewrite = |pace: &mut Pace, now| {
-            let wait = pace.wait(&target, now);
+        let (mut limiter, start) = (RewriteRateLimiter::default(), Duration::from_secs(7));
+        let rewrite = |limiter: &mut RewriteRateLimiter, now| {
+            let wait = limiter.wait(&target, now);
             if wait.is_none() {
-                pace.take(&target);
+                limiter.take(&target);
             }
             wait
         };
         let mut made = 0;
         for tenth in 0..600 {
-            made += u32::from(rewrite(&mut pace, start + Duration::from_millis(100) * tenth).is_none());
+            made += u32::from(rewrite(&mut limiter, start + Duration::from_millis(100) * tenth).is_none());
         }
-        assert_eq!(made, AT_ONCE + 3, "one more for each quarter of the minute");
+        assert_eq!(made, BURST + 3, "one more for each quarter of the minute");
         let calm = start + Duration::from_mins(5);
-        let taken: Vec<bool> = (0..6).map(|_| rewrite(&mut pace, calm).is_none()).collect();
+        let taken: Vec<bool> = (0..6).map(|_| rewrite(&mut limiter, calm).is_none()).collect();
         assert_eq!(taken, [true, true, true, true, false, false]);
-        assert_eq!(rewrite(&mut pace, calm), Some(calm + ONE_MORE));
+        assert_eq!(rewrite(&mut limiter, calm), Some(calm + REFILL_INTERVAL));
         for _ in 0..9 {
-            assert_eq!(pace.wait(&target, calm + ONE_MORE), None, "a query uses up no allowance");
+            assert_eq!(limiter.wait(&target, calm + REFILL_INTERVAL), None, "a query uses up no rewrite");
         }
     }
 }

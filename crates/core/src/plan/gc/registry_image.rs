@@ -9,7 +9,7 @@ use crate::{
 
 /// Image in the registry, with all its tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldImage {
+pub struct RegistryImage {
     /// Repository of the image.
     pub repository: Repository,
     /// Digest of the manifest.
@@ -26,7 +26,7 @@ pub struct HeldImage {
     pub blobs: BTreeMap<Digest, u64>,
 }
 
-impl HeldImage {
+impl RegistryImage {
     /// Reads a manifest's bytes, which are untrusted input: an image whose manifest cannot be parsed is not farrier's.
     pub fn new(repository: Repository, digest: Digest, tags: BTreeSet<Tag>, bytes: &[u8]) -> Self {
         let mut image = Self {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClusterSnapshot, Distrust, PassedLimit, announced::announcement, node_target};
+use super::{ClusterSnapshot, ExceededLimit, RejectedClaims, announced::announcement, node_target};
 use crate::{image::Definitions, kernel::KernelTarget, site::KernelLimits};
 
 /// Kernels that nodes named recently. Times are durations since one arbitrary moment, the same for all calls.
@@ -31,10 +31,10 @@ impl NodeKernelLimiter {
         let mut said: Vec<Option<(KernelTarget, bool)>> = Vec::with_capacity(snapshot.nodes.len());
         for node in &mut snapshot.nodes {
             // Writing copies the node's shared facts, so reset only the few distrusted nodes.
-            if node.distrust != Distrust::default() {
-                node.distrust = Distrust::default();
+            if node.rejected_claims != RejectedClaims::default() {
+                node.rejected_claims = RejectedClaims::default();
             }
-            if !definitions.images.values().any(|image| node.calls_for(image)) {
+            if !definitions.images.values().any(|image| node.is_selected_by(image)) {
                 said.push(None);
                 continue;
             }
@@ -42,7 +42,7 @@ impl NodeKernelLimiter {
             let announces = announcement(node).and_then(Result::ok);
             let suspicious = self.note(&node.name, runs.iter().chain(&announces), most, now);
             if suspicious {
-                node.distrust.announcement = Some(PassedLimit::PerNode { most, within });
+                node.rejected_claims.announcement = Some(ExceededLimit::PerNode { most, within });
             }
             said.push(runs.map(|runs| (runs, suspicious)));
         }
@@ -57,10 +57,10 @@ impl NodeKernelLimiter {
             let Some((kernel, _)) = said.as_ref().filter(|(kernel, _)| !taken.contains(kernel)) else {
                 continue;
             };
-            node.distrust.kernel = Some(if counts.contains_key(kernel) {
-                PassedLimit::Distinct(distinct.get())
+            node.rejected_claims.kernel = Some(if counts.contains_key(kernel) {
+                ExceededLimit::Distinct(distinct.get())
             } else {
-                PassedLimit::PerNode { most, within }
+                ExceededLimit::PerNode { most, within }
             });
         }
     }

@@ -12,7 +12,7 @@ use crate::kmod::Verdict;
 /// Fleet that changes over time.
 struct Story {
     world: World,
-    claims: NodeKernelLimiter,
+    limiter: NodeKernelLimiter,
     now: Duration,
 }
 
@@ -20,7 +20,7 @@ impl Story {
     fn new(releases: &[&str]) -> Self {
         Self {
             world: World::new(releases),
-            claims: NodeKernelLimiter::default(),
+            limiter: NodeKernelLimiter::default(),
             now: Duration::from_secs(7),
         }
     }
@@ -33,7 +33,7 @@ impl Story {
     /// Advances the time and makes a plan.
     fn after(&mut self, time: Duration) -> Plan {
         self.now += time;
-        self.claims.judge(&mut self.world.snapshot, &self.world.definitions, self.now);
+        self.limiter.judge(&mut self.world.snapshot, &self.world.definitions, self.now);
         self.world.plan()
     }
 
@@ -141,9 +141,9 @@ fn what_is_remembered_is_bounded() {
         story.world.snapshot.nodes[0] = node(&format!("n{}", turn % 3), &format!("6.1.0-{turn}-amd64"));
         story.minute();
     }
-    assert!(story.claims.nodes.values().all(|named| named.len() <= 17) && story.claims.nodes.len() == 3);
-    assert!(story.claims.kernels.len() <= 3 * 16, "{}", story.claims.kernels.len());
+    assert!(story.limiter.nodes.values().all(|named| named.len() <= 17) && story.limiter.nodes.len() == 3);
+    assert!(story.limiter.kernels.len() <= 3 * 16, "{}", story.limiter.kernels.len());
     story.world.snapshot.nodes.clear();
     story.after(Duration::from_hours(25));
-    assert!(story.claims.nodes.is_empty() && story.claims.kernels.is_empty());
+    assert!(story.limiter.nodes.is_empty() && story.limiter.kernels.is_empty());
 }

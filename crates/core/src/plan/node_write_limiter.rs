@@ -5,44 +5,44 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{Change, NodeChange, PlannedNode};
 
-/// Number of identical writes to a node within [`A_WHILE`] after which another writer is assumed to revert them.
-const TIMES: u32 = 3;
-const A_WHILE: Duration = Duration::from_mins(10);
+/// Number of identical writes to a node within [`REPEAT_WINDOW`] after which another writer is assumed to revert them.
+const MAX_REPEATED_WRITES: u32 = 3;
+const REPEAT_WINDOW: Duration = Duration::from_mins(10);
 
 /// Recent writes to nodes. Times are durations since one arbitrary moment, the same for all calls.
 #[derive(Debug, Default)]
-pub struct Marks(BTreeMap<String, Written>);
+pub struct NodeWriteLimiter(BTreeMap<String, RecentWrite>);
 
 #[derive(Debug)]
-struct Written {
+struct RecentWrite {
     change: Change,
     times: u32,
     /// Time of the first write.
     since: Duration,
     /// Whether the conflict with the other writer was reported.
-    told: bool,
+    reported: bool,
 }
 
-impl Written {
+impl RecentWrite {
     fn is_contested(&self, change: &Change) -> bool {
-        self.change == *change && self.times >= TIMES
+        self.change == *change && self.times >= MAX_REPEATED_WRITES
     }
 }
 
 /// Nodes whose marks have to change.
 #[derive(Debug, Default)]
-pub struct DueMarks {
+pub struct DueNodeWrites {
     /// Marks to write now, each with the index of its node in the given list.
     pub write: Vec<(usize, Change)>,
     /// Nodes that are skipped for a while, because another writer reverts their marks.
     pub contested: Vec<String>,
 }
 
-impl Marks {
+impl NodeWriteLimiter {
     /// Selects the planned changes to make now.
-    pub fn due(&mut self, nodes: &[PlannedNode], now: Duration) -> DueMarks {
+    pub fn due(&mut self, nodes: &[PlannedNode], now: Duration) -> DueNodeWrites {
         self.forget_old(now);
-        let mut due = DueMarks::default();
+        let mut due = DueNodeWrites::default();
         for (place, node) in nodes.iter().enumerate() {
             let Some(change) = &node.change else { continue };
             if self.0.get(&node.node).is_some_and(|last| last.is_contested(change)) {
@@ -58,7 +58,7 @@ impl Marks {
     pub fn note(&mut self, node: &str, change: Change, now: Duration) {
         let last = self.0.remove(node).filter(|last| last.change == change);
         let (times, since) = last.map_or((1, now), |last| (last.times + 1, last.since));
-        self.0.insert(node.to_owned(), Written { change, times, since, told: false });
+        self.0.insert(node.to_owned(), RecentWrite { change, times, since, reported: false });
     }
 
     /// Removes node changes that another writer keeps reverting from a rollout's changes. Returns the nodes whose
@@ -70,7 +70,7 @@ impl Marks {
             let Change::Node(node) = change else { return true };
             let last = self.0.get_mut(&place(node)).filter(|last| last.is_contested(change));
             let Some(last) = last else { return true };
-            if !std::mem::replace(&mut last.told, true) {
+            if !std::mem::replace(&mut last.reported, true) {
                 contested.push(node.name.clone());
             }
             false
@@ -88,7 +88,7 @@ impl Marks {
     }
 
     fn forget_old(&mut self, now: Duration) {
-        self.0.retain(|_, written| now < written.since + A_WHILE);
+        self.0.retain(|_, written| now < written.since + REPEAT_WINDOW);
     }
 }
 
@@ -109,38 +109,38 @@ mod tests {
         fleet.node(0).labels.remove("pci");
         fleet.announce(0, "6.1.0-48-amd64");
         let nodes = fleet.plan().nodes;
-        let (mut marks, began) = (Marks::default(), Duration::from_secs(7));
+        let (mut limiter, began) = (NodeWriteLimiter::default(), Duration::from_secs(7));
         let mut written = 0;
         for second in 0..100 {
             let now = began + Duration::from_secs(second);
-            let due = marks.due(&nodes, now);
+            let due = limiter.due(&nodes, now);
             assert_eq!(due.contested.len() + due.write.len(), 1, "{due:?}");
             for (place, change) in due.write {
                 written += 1;
-                marks.note(&nodes[place].node, change, now);
+                limiter.note(&nodes[place].node, change, now);
             }
         }
-        assert_eq!(written, TIMES);
-        assert_eq!(marks.due(&nodes, began + A_WHILE).write.len(), 1);
+        assert_eq!(written, MAX_REPEATED_WRITES);
+        assert_eq!(limiter.due(&nodes, began + REPEAT_WINDOW).write.len(), 1);
 
         // The same limit applies to the changes of a rollout; its other changes are still made.
-        let (mut marks, mark) = (Marks::default(), nodes[0].change.clone().unwrap());
+        let (mut limiter, mark) = (NodeWriteLimiter::default(), nodes[0].change.clone().unwrap());
         let other = Change::Node(NodeChange { name: "other".to_owned(), ..NodeChange::default() });
-        let (mut written, mut told) = (0, Vec::new());
+        let (mut written, mut reported) = (0, Vec::new());
         for second in 0..100 {
             let now = began + Duration::from_secs(second);
             let mut changes = vec![mark.clone(), Change::Restart(PodRestart::default())];
-            told.extend(marks.hold_back(&mut changes, now));
+            reported.extend(limiter.hold_back(&mut changes, now));
             written += changes.len() - 1;
-            marks.note_made(&changes, now);
+            limiter.note_made(&changes, now);
         }
-        assert_eq!((written, told), (3, vec![nodes[0].node.clone()]));
+        assert_eq!((written, reported), (3, vec![nodes[0].node.clone()]));
         let mut changes = vec![mark, other];
-        marks.hold_back(&mut changes, began + Duration::from_secs(100));
+        limiter.hold_back(&mut changes, began + Duration::from_secs(100));
         assert_eq!(changes.len(), 1);
 
         // A different mark is not contested.
         fleet.announce(0, "6.1.0-49-amd64");
-        assert_eq!(marks.due(&fleet.plan().nodes, began).write.len(), 1);
+        assert_eq!(limiter.due(&fleet.plan().nodes, began).write.len(), 1);
     }
 }

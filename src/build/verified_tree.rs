@@ -10,7 +10,7 @@ use crate::{
 
 /// Returns an item whose tree is in the cache. If build steps run as the owner of the trees, the tree is compared with
 /// its record. A changed tree is made again from its source.
-pub(super) async fn intact<T, F>(
+pub(super) async fn verified_tree<T, F>(
     parts: &Parts,
     get: impl Fn() -> F,
     tree: fn(&T) -> Option<&PathBuf>,

@@ -23,7 +23,7 @@ pub enum RolloutWait {
 /// Unfinished rollout. Its progress is part of its identity, so that the time spent waiting restarts whenever the
 /// rollout advances.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct OpenRollout {
+pub struct UnfinishedRollout {
     /// Driver image of the rollout.
     pub image: String,
     /// Rollout target.
@@ -35,7 +35,7 @@ pub struct OpenRollout {
 }
 
 /// Returns the kernels that nodes run and that lack an image or a rewrite. Announced kernels do not count.
-pub fn open_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
+pub fn unfinished_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
     let rewritten: BTreeSet<&ImageName> = plan
         .rollouts
         .iter()
@@ -62,9 +62,9 @@ pub fn open_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
 }
 
 /// Returns the rollouts that still have work to do or cannot continue. Excludes rollouts that a person holds back, and
-/// rollouts without an image, because the kernel itself is then reported as open.
-pub fn open_rollouts(plan: &Plan) -> BTreeSet<OpenRollout> {
-    let open = |rollout: &PlannedRollout| {
+/// rollouts without an image, because the kernel itself is then reported as unfinished.
+pub fn unfinished_rollouts(plan: &Plan) -> BTreeSet<UnfinishedRollout> {
+    let unfinished = |rollout: &PlannedRollout| {
         let (state, progress) = match &rollout.decision {
             RolloutDecision::Hold(why) if is_stuck(why) => (RolloutWait::Held, String::new()),
             RolloutDecision::Hold(_) => return None,
@@ -72,12 +72,12 @@ pub fn open_rollouts(plan: &Plan) -> BTreeSet<OpenRollout> {
             RolloutDecision::Steps { now } => (RolloutWait::Unfinished, now.join("\n")),
             RolloutDecision::Pending { .. }
             | RolloutDecision::AlreadySet { .. }
-            | RolloutDecision::Settled { .. } => open_upgrade(rollout.upgrade.as_ref()?)?,
+            | RolloutDecision::Settled { .. } => unfinished_upgrade(rollout.upgrade.as_ref()?)?,
         };
         let (image, target) = (rollout.image.to_string(), rollout.target.to_string());
-        Some(OpenRollout { image, target, state, progress })
+        Some(UnfinishedRollout { image, target, state, progress })
     };
-    plan.rollouts.iter().filter_map(open).collect()
+    plan.rollouts.iter().filter_map(unfinished).collect()
 }
 
 /// Whether the hold needs intervention, as opposed to one that is expected to end soon without it.
@@ -88,14 +88,14 @@ fn is_stuck(why: &HoldReason) -> bool {
 
 /// Returns the state of an upgrade that stopped because a node failed, or that is in progress. Nodes that wait for a
 /// window, a pause or a foreign cordon do not count as progress.
-fn open_upgrade(upgrade: &PlannedUpgrade) -> Option<(RolloutWait, String)> {
+fn unfinished_upgrade(upgrade: &PlannedUpgrade) -> Option<(RolloutWait, String)> {
     if upgrade.failure().is_some() {
         return Some((RolloutWait::Held, String::new()));
     }
-    let is_at_it = upgrade.nodes.iter().any(|turn| {
+    let is_in_progress = upgrade.nodes.iter().any(|turn| {
         matches!(turn.stage, UpgradeStage::UnderWay | UpgradeStage::Begins)
             || matches!(turn.waits, Some(UpgradeWait::Again { .. } | UpgradeWait::NoCanary))
     });
     let done = upgrade.nodes.iter().filter(|turn| turn.stage == UpgradeStage::Done).count();
-    is_at_it.then(|| (RolloutWait::Unfinished, format!("nodes done: {done}")))
+    is_in_progress.then(|| (RolloutWait::Unfinished, format!("nodes done: {done}")))
 }

@@ -11,7 +11,7 @@ use crate::{
 
 /// Parts of a cluster that the definitions need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Interest {
+pub struct SnapshotScope {
     /// Labels of nodes. Labels that the named DaemonSets and operators' resources select by are added once those
     /// objects are seen. farrier's own labels are always kept.
     pub labels: BTreeSet<String>,
@@ -30,7 +30,7 @@ pub struct Interest {
     pub rollback: bool,
 }
 
-impl Interest {
+impl SnapshotScope {
     /// Selects the objects with a farrier record, and the DaemonSets with these namespaces and names.
     pub fn for_rollback(daemon_sets: impl IntoIterator<Item = (String, String)>) -> Self {
         Self {
@@ -46,32 +46,32 @@ impl Interest {
         let of_system = [OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL];
         let labels = TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).chain(of_system);
         let streams = definitions.families.iter().filter_map(|family| family.spec.image_stream.clone());
-        let mut interest = Self {
+        let mut scope = Self {
             labels: labels.map(str::to_owned).collect(),
             image_streams: streams.collect(),
             ..Self::default()
         };
         for image in definitions.images.values() {
-            interest.labels.extend(image.spec.nodes.keys().map(str::to_owned));
+            scope.labels.extend(image.spec.nodes.keys().map(str::to_owned));
             for rollout in &image.spec.rollout {
                 if let Some(target) = rollout.daemon_set().filter(|_| rollout.strategy() != Strategy::File) {
                     let name = (target.namespace.to_string(), target.daemon_set.to_string());
-                    interest.daemon_sets.insert(name);
+                    scope.daemon_sets.insert(name);
                 }
                 if let (Some(upgrade), Some(target)) = (rollout.upgrade(), rollout.daemon_set()) {
                     if let Some(Canary::Labels(first)) = &upgrade.canary {
-                        interest.labels.extend(first.match_labels.keys().map(ToString::to_string));
+                        scope.labels.extend(first.match_labels.keys().map(ToString::to_string));
                     }
-                    interest.drains |= upgrade.drain != Drain::None;
-                    interest.checks.extend(upgrade.makes_jobs().then(|| target.namespace.to_string()));
+                    scope.drains |= upgrade.drain != Drain::None;
+                    scope.checks.extend(upgrade.makes_jobs().then(|| target.namespace.to_string()));
                 }
                 match rollout {
                     RolloutSpec::CustomResource { resource, name: _ } => {
-                        interest.resources.insert(*resource);
-                        interest.labels.insert(resource.node_label().0.to_owned());
-                        interest.labels.extend(switches(*resource).iter().map(|(key, _)| (*key).to_owned()));
+                        scope.resources.insert(*resource);
+                        scope.labels.insert(resource.node_label().0.to_owned());
+                        scope.labels.extend(switches(*resource).iter().map(|(key, _)| (*key).to_owned()));
                     }
-                    RolloutSpec::PublishOnly { resource } => interest.resources.extend(*resource),
+                    RolloutSpec::PublishOnly { resource } => scope.resources.extend(*resource),
                     RolloutSpec::Image { .. }
                     | RolloutSpec::PerKernel { .. }
                     | RolloutSpec::Union { .. }
@@ -80,6 +80,6 @@ impl Interest {
                 }
             }
         }
-        interest
+        scope
     }
 }
