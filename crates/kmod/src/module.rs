@@ -43,7 +43,7 @@ pub struct Module {
     /// Versions of the imported symbols that the module was built with, by name (section `__versions`); `None` without that
     /// section.
     pub versions: Option<BTreeMap<String, u32>>,
-    /// The same in the form that has long names (Linux 6.14); `None` without its sections.
+    /// Versions in the form that has long names (Linux 6.14); `None` without its sections.
     pub extended_versions: Option<ExtendedVersions>,
     /// Symbols that the module needs, sorted by name.
     pub undefined: Vec<UndefinedSymbol>,
@@ -61,7 +61,7 @@ pub struct Module {
     pub btf_base: bool,
     /// Sections that occur more than once although the kernel uses only one.
     pub repeated: Vec<&'static str>,
-    /// What the loader requires of the other sections.
+    /// Properties of the other sections that the loader checks.
     pub layout: Layout,
 }
 
@@ -99,7 +99,7 @@ pub struct Layout {
 pub struct ExportTables {
     /// Size of `__ksymtab` in bytes, and whether `__kcrctab` with versions exists.
     pub plain: (u64, bool),
-    /// The same for `__ksymtab_gpl` and `__kcrctab_gpl`, which kernels with `__kflagstab` ignore.
+    /// Size of `__ksymtab_gpl`, and whether `__kcrctab_gpl` exists. Kernels with `__kflagstab` ignore both.
     pub gpl: (u64, bool),
     /// Whether `__kflagstab` exists (Linux 7.2).
     pub has_flags: bool,

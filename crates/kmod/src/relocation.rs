@@ -30,11 +30,11 @@ pub struct BadRelocation {
     pub offset: u64,
     /// Type, such as 42 for `R_X86_64_REX_GOTPCRELX`.
     pub kind: u32,
-    /// Why the loader refuses it.
+    /// Reason for the refusal.
     pub problem: RelocationProblem,
 }
 
-/// Why the loader refuses a relocation.
+/// Reason why the loader refuses a relocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelocationProblem {
     /// The loader does not implement the type.
