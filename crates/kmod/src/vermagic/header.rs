@@ -1,12 +1,14 @@
-//! Pure: evaluates a header set's `vermagic.h`, which vendors extend with words of their own.
+//! Pure: evaluates a header set's `vermagic.h`, to which vendors add words.
 
 use std::collections::HashMap;
 
 use super::Vermagic;
 use crate::{KernelConfig, KernelRelease};
 
-/// Maximum number of expansions. The headers of Linux need eight.
-const MAX_DEPTH: u32 = 32;
+/// Maximum number of expansions, nested and in sequence. The headers of Linux need eight.
+const MAX_EXPANSIONS: u32 = 64;
+/// Maximum length of the result in bytes. Those of Linux have less than 200.
+const MAX_LENGTH: usize = 4096;
 
 /// Texts of the headers that define `VERMAGIC_STRING`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,8 +36,8 @@ impl VermagicHeaders {
         for text in &texts {
             define(text, config, &mut macros)?;
         }
-        let mut text = String::new();
-        let randstruct = !expand("VERMAGIC_STRING", &macros, &mut text, MAX_DEPTH)?;
+        let (mut text, mut left) = (String::new(), MAX_EXPANSIONS);
+        let randstruct = !expand("VERMAGIC_STRING", &macros, &mut text, &mut left)?;
         Some(Vermagic { text, randstruct })
     }
 }
@@ -92,16 +94,17 @@ fn twice(holds: bool) -> (bool, bool) {
     (holds, holds)
 }
 
-/// Evaluates a condition of names, `defined` and `IS_ENABLED`, joined by `||` and `&&`.
+/// Evaluates a condition of names and `defined`, joined by `||` and `&&`. `None` for any other form.
 fn holds(condition: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> Option<bool> {
     let any = condition.split("||").map(|part| {
         let all = part.split("&&").map(|term| {
             let term = term.split("//").next().unwrap_or(term).trim();
+            // Grouping parentheses and IS_ENABLED, which counts modules, too, are not supported.
+            if term.matches('(').count() != term.matches(')').count() || term.contains("IS_") {
+                return None;
+            }
             let (term, wanted) = term.strip_prefix('!').map_or((term, true), |rest| (rest.trim(), false));
-            let name = ["defined", "IS_ENABLED", "IS_BUILTIN"]
-                .iter()
-                .find_map(|word| term.strip_prefix(word))
-                .unwrap_or(term);
+            let name = term.strip_prefix("defined").unwrap_or(term);
             let name = name.trim_matches(|c: char| c.is_whitespace() || matches!(c, '(' | ')'));
             let is_name =
                 !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
@@ -123,11 +126,11 @@ fn is_defined(name: &str, config: &KernelConfig, macros: &HashMap<&str, String>)
 
 /// Appends the string literals of a definition. Returns whether all names in it are known, apart from the hash of the layout
 /// seed: `Some(false)` if that one is missing at the end. `None` if another one is missing.
-fn expand(name: &str, macros: &HashMap<&str, String>, text: &mut String, depth: u32) -> Option<bool> {
-    let depth = depth.checked_sub(1)?;
+fn expand(name: &str, macros: &HashMap<&str, String>, text: &mut String, left: &mut u32) -> Option<bool> {
+    *left = left.checked_sub(1)?;
     let Some(value) = macros.get(name) else {
         let is_seed = name == "RANDSTRUCT_HASHED_SEED";
-        // The prefix is part of what a comparison expects.
+        // `Vermagic` expects the prefix itself.
         let prefix =
             ["RANDSTRUCT_PLUGIN_", "RANDSTRUCT_"].iter().find(|prefix| is_seed && text.ends_with(*prefix))?;
         text.truncate(text.len() - prefix.len());
@@ -143,11 +146,14 @@ fn expand(name: &str, macros: &HashMap<&str, String>, text: &mut String, depth: 
         if let Some(literal) = rest.strip_prefix('"') {
             let (literal, after) = literal.split_once('"').filter(|(literal, _)| !literal.contains('\\'))?;
             text.push_str(literal);
+            if text.len() > MAX_LENGTH {
+                return None;
+            }
             rest = after.trim_start();
         } else {
             let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
             let (word, after) = rest.split_at_checked(end).filter(|(word, _)| !word.is_empty())?;
-            is_complete = expand(word, macros, text, depth)?;
+            is_complete = expand(word, macros, text, left)?;
             rest = after.trim_start();
         }
     }
@@ -173,7 +179,7 @@ mod tests {
 #endif
 #if defined(CONFIG_PREEMPT_RT) && !defined(CONFIG_NONE)
 #define MODULE_VERMAGIC_PREEMPT "preempt_rt "
-#elif defined(CONFIG_PREEMPT_BUILD) || IS_ENABLED(CONFIG_PREEMPT)
+#elif defined(CONFIG_PREEMPT_BUILD) || defined(CONFIG_PREEMPT)
 #define MODULE_VERMAGIC_PREEMPT "preempt "
 #else
 #define MODULE_VERMAGIC_PREEMPT ""
@@ -224,6 +230,18 @@ mod tests {
     }
 
     #[test]
+    fn a_hostile_header_expands_to_nothing() {
+        let twice = |n: u32| format!("#define A{n} A{0} A{0}\n", n + 1);
+        let nested: String = (0..60).map(twice).collect();
+        for last in ["", "\"a\""] {
+            let text = format!("#define VERMAGIC_STRING A0\n{nested}#define A60 {last}\n");
+            assert_eq!(vermagic(&text, "", &["SMP=y"]), None);
+        }
+        let long = format!("#define VERMAGIC_STRING \"{}\"", "a".repeat(MAX_LENGTH + 1));
+        assert_eq!(vermagic(&long, "", &["SMP=y"]), None);
+    }
+
+    #[test]
     fn what_is_not_understood_gives_nothing() {
         for text in [
             "",
@@ -233,6 +251,8 @@ mod tests {
             "#if LINUX > 5\n#define VERMAGIC_STRING \"a\"\n#endif",
             "#ifdef X\n#define VERMAGIC_STRING \"a\"",
             "#endif",
+            "#if (defined(X) || defined(CONFIG_SMP)) && defined(Y)\n#define VERMAGIC_STRING \"a\"\n#endif",
+            "#if IS_ENABLED(CONFIG_SMP)\n#define VERMAGIC_STRING \"a\"\n#endif",
         ] {
             assert_eq!(vermagic(text, "", &["SMP=y"]), None, "{text}");
         }
