@@ -18,7 +18,7 @@ pub(super) fn plts(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let requires = kernel.since(6, 5) || kernel.config.is_set("ARM64_MODULE_PLTS");
     let (module, arm64) = (subject.module, Architecture::Arm64);
     if (kernel.arch, module.arch) == (arm64, arm64) && requires && !module.layout.has_plts {
-        let message = "module PLT section(s) missing: it has not both .plt and .init.plt";
+        let message = "module PLT section(s) missing: arm64 modules need .plt and .init.plt";
         findings.push(Finding::new(Rule::Elf, Verdict::Refused, ".plt", message, COMPILE_WITH_KBUILD));
     }
 }
@@ -42,7 +42,7 @@ pub(super) fn writable_code(subject: &Subject<'_>, findings: &mut Vec<Finding>) 
     ));
 }
 
-/// Checks that the variables of each processor fit into the memory that the kernel reserves for those of all modules
+/// Checks that the per-CPU variables fit into the memory that the kernel reserves for those of all modules
 /// (`PERCPU_MODULE_RESERVE` in `include/linux/percpu.h`).
 pub(super) fn per_cpu(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;

@@ -12,9 +12,10 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let allowed = kernel.config.is_set("MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS");
     let verdict = if allowed { Verdict::Loads } else { Verdict::Refused };
     // `setup_modinfo`; such namespaces are implicit.
-    findings.extend(module.fields("import_ns").filter(|name| kernel.since(6, 16) && name.starts_with(MODULES)).map(|name| {
+    let of_modules = module.fields("import_ns").filter(|name| name.starts_with(MODULES));
+    findings.extend(of_modules.filter(|_| kernel.since(6, 16)).map(|name| {
         let message = format!("module tries to import module namespace: {name}");
-        let remedy = "take the MODULE_IMPORT_NS off: the kernel lets modules of such a list use its symbols without it";
+        let remedy = "remove the MODULE_IMPORT_NS: modules in the list need none";
         Finding::new(Rule::Namespace, Verdict::Refused, name, message, remedy)
     }));
     for import in subject.imports {

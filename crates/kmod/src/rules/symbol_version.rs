@@ -43,7 +43,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         return;
     };
     findings.extend(module_layout(subject, versions));
-    let is_extended = module_has_extended(subject);
+    let is_extended = reads_extended_versions(subject);
     findings.extend(named(subject));
     findings.extend(foreign_headers(subject));
     for import in subject.imports {
@@ -79,19 +79,19 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 }
 
 /// Whether the kernel reads the module's extended table.
-fn module_has_extended(subject: &Subject<'_>) -> bool {
+fn reads_extended_versions(subject: &Subject<'_>) -> bool {
     subject.kernel.since(6, 14) && subject.module.extended_versions.is_some()
 }
 
-/// Whether a table of exports has no versions (`check_export_symbol_versions`). Kernels with flags of exports have one table.
+/// Whether a table of exports has no versions (`check_export_symbol_sections`). Kernels with flags of exports have one table.
 fn exports_lack_versions(subject: &Subject<'_>) -> bool {
     let tables = &subject.module.layout.exports;
     let lacks = |(size, has_versions): (u64, bool)| size > 0 && !has_versions;
     lacks(tables.plain) || lacks(tables.gpl) && !subject.kernel.since(7, 2)
 }
 
-/// Verdict for a symbol that the module's table of versions lacks. `check_version` warns and goes on; in Debian's kernels it
-/// refuses the module, unless the table is an extended one. The headers do not tell which of the two a kernel does.
+/// Verdict for a symbol that the module's table of versions lacks. `check_version` only warns. In Debian's kernels it refuses
+/// the module, unless the table is an extended one. The headers do not tell which of the two a kernel does.
 fn missing(is_extended: bool) -> (Verdict, &'static str) {
     if is_extended {
         (Verdict::Loads, "the kernel warns and loads it")
@@ -100,7 +100,7 @@ fn missing(is_extended: bool) -> (Verdict, &'static str) {
     }
 }
 
-/// Versions of the kernel's symbols, from one of its own modules.
+/// Versions of the kernel's symbols, from an in-tree module.
 fn own_versions<'a>(subject: &Subject<'a>) -> Option<&'a BTreeMap<String, u32>> {
     subject.kernel.beyond_headers.symbol_versions.as_ref().map(|known| &known.value)
 }
@@ -116,7 +116,7 @@ fn foreign_headers(subject: &Subject<'_>) -> Option<Finding> {
     let (name, own) = known.value.iter().find(differs)?;
     let found = table.get(name)?.crc;
     let message = format!(
-        "the header set is not of this kernel: its version of {name} is not that of {}",
+        "the header set belongs to another build of the kernel: its version of {name} differs from that in {}",
         known.source
     );
     let remedy = format!("provide the headers of exactly this build of {}", subject.kernel.release);
@@ -143,7 +143,7 @@ fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Opt
         subject.kernel.symbols.as_ref().and_then(|table| table.get(name)).map(|symbol| symbol.crc);
     let wanted = own_versions(subject).and_then(|own| own.get(name).copied()).or(of_headers)?;
     let Some(found) = versions.get(name).copied() else {
-        let is_extended = module_has_extended(subject);
+        let is_extended = reads_extended_versions(subject);
         let (verdict, consequence) = missing(is_extended);
         let message =
             format!("no symbol version for {name}, the kernel's structure of modules: {consequence}");

@@ -298,8 +298,8 @@ fn headers_of_another_build_are_not_believed() {
         [
             "refused SymbolVersion: disagrees about version of symbol module_layout, the kernel's structure of modules: \
              found 0x0000aaaa, wanted 0x0000bbbb",
-            "unknown SymbolVersion: the header set is not of this kernel: its version of module_layout is not that of \
-             the kernel's own ext4: found 0x0000aaaa, wanted 0x0000bbbb"
+            "unknown SymbolVersion: the header set belongs to another build of the kernel: its version of module_layout \
+             differs from that in the kernel's own ext4: found 0x0000aaaa, wanted 0x0000bbbb"
         ]
     );
 }
