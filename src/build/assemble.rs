@@ -29,7 +29,7 @@ pub(super) struct Image {
     pub(super) check_report: Artifact,
     /// Files of the layers above the base.
     pub(super) layers: Vec<(PathBuf, Layer)>,
-    /// Base image. The push copies those of its blobs that the target repository lacks.
+    /// Base image. The push copies its blobs that the target repository lacks.
     pub(super) base: Option<BaseImage>,
 }
 

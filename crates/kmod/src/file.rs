@@ -1,4 +1,4 @@
-//! Pure: access to the bytes of a module, in memory or in an open file.
+//! Access to the bytes of a module, in memory or in an open file.
 
 use std::{
     cell::RefCell,

@@ -6,7 +6,7 @@ use kube::core::Status;
 
 use super::super::error::{ApiError, MissingRight};
 
-/// How the caller must react to a failed API call.
+/// Required reaction of the caller to a failed API call.
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// Return this error.
