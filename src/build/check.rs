@@ -6,6 +6,7 @@ use std::sync::Arc;
 use farrier_core::{
     facts::ModuleSignerFact,
     image::{UnknownPolicy, checked::texts},
+    site::UnprovenPolicy,
 };
 use kmod::{self, BootReport, CheckReport, CheckRequest, ExtraKernelFacts, KernelFacts, Verdict};
 
@@ -48,10 +49,10 @@ pub(super) async fn check(
     job.stage(Stage::Check);
     let signing = sign::signing(job, &compile_inputs.headers, previous).await?;
     let report = static_check(job, compile_inputs, signing.as_ref(), &payload).await?;
-    accept(&report, job.image.spec.check.unknown)?;
+    accept(job, &report)?;
     sign::sign(job, signing, &payload).await?;
     let report = boot(job, compile_inputs, &payload, report).await?;
-    accept(&report, job.image.spec.check.unknown)?;
+    accept(job, &report)?;
     Ok(CheckedPayload::of(payload, &compile_inputs.headers, report))
 }
 
@@ -90,15 +91,17 @@ pub(super) async fn static_check(
         facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
         let modules = Arc::clone(&modules);
         let (required, needs) = (texts(&job.image.spec.modules), compile_inputs.needed.tables.clone());
+        let is_denied = denies_unproven(job);
         blocking(move || {
-            Ok(kmod::check(&CheckRequest {
+            let report = kmod::check(&CheckRequest {
                 kernel: &facts,
                 needs: &needs,
                 modules: &modules,
                 required: &required,
                 // Firmware is not checked here: the base image or the node may provide it.
                 files: None,
-            }))
+            });
+            Ok(if is_denied { report.deny_unproven() } else { report })
         })
     };
     check_with_kernel_image(compile_inputs.headers.facts.clone(), check, kernel_image_facts(job)).await
@@ -146,11 +149,26 @@ pub(super) async fn boot(
     }
 }
 
+/// Whether the site denies modules that nothing proves to fit the kernel.
+fn denies_unproven(job: &Job<'_>) -> bool {
+    job.parts.definitions.site.check.unproven == UnprovenPolicy::Deny
+}
+
 /// Fails if a payload with this report must not be published.
-fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<()> {
+fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
+    let unknown = job.image.spec.check.unknown;
+    let is_denied = denies_unproven(job) && report.unproven() > 0;
     let boot_failure = report.boot.as_ref().and_then(BootReport::failure);
     let (kind, message, hint) = match (report.verdict, boot_failure) {
         (Verdict::Loads, _) => return Ok(()),
+        (Verdict::Unknown, _) if is_denied => (
+            FindingKind::Unknown,
+            format!("nothing proves that the modules fit, and check.unproven of site.yaml is deny: {}", report.summary()),
+            format!(
+                "to prove it: {}; or accept such modules with check: {{unproven: allow}} in site.yaml",
+                report.remedies(Verdict::Unknown).join("; ")
+            ),
+        ),
         (Verdict::Unknown, _) if unknown == UnknownPolicy::Allow => return Ok(()),
         (Verdict::Unknown, _) => (
             FindingKind::Unknown,

@@ -10,7 +10,7 @@ use crate::{
         build_one,
         failures::record_outcome,
         known_failures,
-        testing::{Bench, K9, module},
+        testing::{Bench, K9, SYMBOLS, module},
     },
     payload::DecompressionBudget,
 };
@@ -60,9 +60,9 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
     record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.applies_to(&bench.definition().0.spec));
+    assert!(failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
     bench.image().spec.check.unknown = UnknownPolicy::Allow;
-    assert!(!failure.applies_to(&bench.definition().0.spec));
+    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
 }
 
 #[tokio::test]
@@ -115,9 +115,9 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     record_outcome(&bench.parts, &cell, &Err(late)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.applies_to(&bench.definition().0.spec));
+    assert!(failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
     bench.image().spec.build.deadline = Period::seconds(3 * 60 * 60);
-    assert!(!failure.applies_to(&bench.definition().0.spec));
+    assert!(!failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site));
 }
 
 #[tokio::test]
@@ -191,4 +191,35 @@ async fn faults_of_the_virtual_machine_pass_through() {
     let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Err(TargetError::Canceled));
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
     assert!(matches!(error, TargetError::Canceled) && !error.is_permanent(), "{error}");
+}
+
+/// A kernel with `CONFIG_MODULE_FORCE_LOAD` loads a module without vermagic, and nothing proves that the module fits.
+#[tokio::test]
+async fn what_is_unproven_is_published_unless_the_site_denies_it() {
+    let mut bench = Bench::new(&json!({}));
+    bench.headers_with(K9, SYMBOLS, "CONFIG_MODULE_FORCE_LOAD=y\n");
+    let mut file = module();
+    file.info.retain(|(key, _)| *key != "vermagic");
+
+    bench.parts.definitions.site.check.unproven = UnprovenPolicy::Deny;
+    let error = bench.publish(K9, &[&file]).await.unwrap_err();
+    let TargetError::Finding(Finding { kind: FindingKind::Unknown, .. }) = &error else { panic!("{error}") };
+    let message = error.to_string();
+    assert!(
+        message
+            .starts_with("nothing proves that the modules fit, and check.unproven of site.yaml is deny: m: "),
+        "{message}"
+    );
+    let cell = bench.cell(K9).await;
+    record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
+    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
+    let failure = failures[&cell.input_hash].as_ref().unwrap();
+    let applies =
+        |bench: &Bench| failure.applies_to(&bench.definition().0.spec, &bench.parts.definitions.site);
+    assert!(applies(&bench));
+
+    bench.parts.definitions.site.check.unproven = UnprovenPolicy::Allow;
+    assert!(!applies(&bench));
+    let built = bench.publish(K9, &[&file]).await.unwrap();
+    assert_eq!(built.report.in_a_few_words(), "1 module: loads, unproven");
 }

@@ -75,7 +75,7 @@ async fn build_alone(
     if !force
         && let Some(failure) =
             known_failures(&parts.cache, [cell.input_hash])?.remove(&cell.input_hash).flatten()
-        && failure.applies_to(&image.spec)
+        && failure.applies_to(&image.spec, &parts.definitions.site)
     {
         let message = format!("the same inputs failed at {}: {}", failure.at, failure.message);
         return Err(TargetError::unmet(message, "change an input, or build with --force"));

@@ -324,7 +324,8 @@ impl Bench {
     /// Builds the image for a kernel, as the controller does. Compiling fails, because there is no engine.
     pub(crate) async fn build(&self, release: &str) -> Result<Built, TargetError> {
         let cell = self.cell(release).await;
-        build(&self.parts, &cell, BuildOptions { push: true, compile: false }).await
+        // The future is large, and so would be those of all tests.
+        Box::pin(build(&self.parts, &cell, BuildOptions { push: true, compile: false })).await
     }
 
     /// Returns the annotations of the image that is published for a kernel.

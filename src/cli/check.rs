@@ -9,7 +9,7 @@ use std::{cell::OnceCell, path::PathBuf, sync::Arc};
 
 use clap::Args;
 use farrier_core::kernel::KernelRelease;
-use kmod::{self, CheckReport, CheckRequest, KernelFacts, NeededTable, Verdict};
+use kmod::{self, CheckReport, CheckRequest, KernelFacts, NeededTable, Rule, Verdict};
 
 use super::{
     CliError, Exit, Result, args::PlatformArgs, env_vars as vars, output, session::Session,
@@ -25,8 +25,11 @@ use subject::Subject;
 pub struct CheckArgs {
     /// Module files (.ko, .ko.gz, .ko.xz, .ko.zst), directories, and images: oci:PATH[:TAG|@DIGEST] for a
     /// layout directory, docker:REF for the local engine, host/repository:tag for a registry
-    #[arg(required = true, value_name = "SUBJECT")]
+    #[arg(required_unless_present = "explain", value_name = "SUBJECT")]
     pub subjects: Vec<String>,
+    /// Explain a rule of the check instead, such as `vermagic`
+    #[arg(long, value_name = "RULE", conflicts_with = "subjects")]
+    pub explain: Option<Rule>,
     /// Kernel release, exactly as `uname -r` prints it [default: the release of --kernel-image, --headers or
     /// the checked image]
     #[arg(long, value_name = "RELEASE")]
@@ -86,6 +89,10 @@ impl Context<'_> {
 
 /// Checks the modules and prints the report. Exits with 1 if a module is refused.
 pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
+    if let Some(rule) = args.explain {
+        output::result(rule.explanation())?;
+        return Ok(Exit::Done);
+    }
     let context = &Context {
         session,
         args: &args,
@@ -104,7 +111,9 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
     if context.args.boot {
         report = boot::boot(context, &mut kernel, &checked, report).await?;
     }
-    session.show(&report, ToString::to_string)?;
+    session.show(&report, |report| {
+        format!("{report}{}", report.explain_hint("farrier check").unwrap_or_default())
+    })?;
     if report.verdict == Verdict::Unknown
         && let Some(hint) = &kernel.hint
     {

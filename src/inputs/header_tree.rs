@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::kernel::{Architecture, Compiler, KernelRelease};
 use fs_err::File;
-use kmod::{ExtraKernelFacts, KernelConfig, KernelFacts, SymbolTable, VermagicHeaders};
+use kmod::{HeaderError, KernelFacts};
 
 use crate::archive::links::resolve;
 
@@ -64,62 +64,20 @@ pub fn read_header_set(
 ) -> Result<(KernelFacts, Option<Compiler>), TreeError> {
     let build = find_build(root, release)?;
     let read = |file: &str| read_inside(root, &build.join(file));
-
-    let header = read("include/generated/utsrelease.h")?;
-    let plain = read("include/config/kernel.release")?;
-    check_release(&build, release, header.as_deref(), plain.as_deref())?;
-    let text = match read("include/config/auto.conf")? {
-        Some(text) => text,
-        None => read(".config")?
-            .ok_or_else(|| TreeError::Unprepared(build.clone(), "include/config/auto.conf nor .config"))?,
-    };
-    let config = KernelConfig::parse(&text).map_err(damaged("the configuration", &build))?;
-    let wanted = match arch {
-        Architecture::Amd64 => "X86_64",
-        Architecture::Arm64 => "ARM64",
-    };
-    if !config.is_set(wanted) {
-        return Err(TreeError::Architecture(build, arch));
-    }
-    let symbols = read("Module.symvers")?
-        .map(|text| SymbolTable::parse(&text))
-        .transpose()
-        .map_err(damaged("Module.symvers", &build))?
-        // Trees that were only prepared have an empty table, which says nothing.
-        .filter(|table| !table.is_empty());
+    let header = |name: &str| read_header(root, release, name);
+    let facts =
+        KernelFacts::of_headers(Some((release, arch)), read, header).map_err(|error| match error {
+            HeaderError::Unprepared(files) => TreeError::Unprepared(build.clone(), files),
+            HeaderError::Release(found) => {
+                TreeError::Release { build: build.clone(), found, wanted: release.clone() }
+            }
+            HeaderError::Architecture => TreeError::Architecture(build.clone(), arch),
+            HeaderError::Damaged(what, source) => TreeError::Damaged { what, build: build.clone(), source },
+            HeaderError::Io(error) => error.into(),
+        })?;
     // The loader does not compare compilers. A build asks for one that is known.
-    let compiler = config.get("CC_VERSION_TEXT").and_then(|text| text.parse().ok());
-    let vermagic_headers = read_vermagic_headers(root, release, arch)?;
-    let (release, beyond_headers) = (release.clone(), ExtraKernelFacts::default());
-    Ok((KernelFacts { release, arch, config, symbols, vermagic_headers, beyond_headers }, compiler))
-}
-
-/// Reads the headers that define the kernel's vermagic; `None` if the tree lacks them.
-fn read_vermagic_headers(
-    root: &Path,
-    release: &KernelRelease,
-    arch: Architecture,
-) -> Result<Option<VermagicHeaders>, TreeError> {
-    let read = |header: &str| read_header(root, release, header);
-    let arch = match arch {
-        Architecture::Amd64 => "arch/x86/include/asm/vermagic.h",
-        Architecture::Arm64 => "arch/arm64/include/asm/vermagic.h",
-    };
-    let (Some(vermagic), Some(arch)) = (read("include/linux/vermagic.h")?, read(arch)?) else {
-        return Ok(None);
-    };
-    let seeds = ["include/generated/randstruct_hash.h", "include/generated/randomize_layout_hash.h"];
-    let layout_seed =
-        seeds.into_iter().find_map(|header| read(header).transpose()).transpose()?.unwrap_or_default();
-    Ok(Some(VermagicHeaders { vermagic, arch, layout_seed }))
-}
-
-fn damaged<E: Into<Box<dyn Error + Send + Sync>>>(
-    what: &'static str,
-    build: &Path,
-) -> impl FnOnce(E) -> TreeError {
-    let build = build.to_owned();
-    move |source| TreeError::Damaged { what, build, source: source.into() }
+    let compiler = facts.config.get("CC_VERSION_TEXT").and_then(|text| text.parse().ok());
+    Ok((facts, compiler))
 }
 
 /// Returns the build directory's path relative to the root, with links resolved.
@@ -135,7 +93,7 @@ pub fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeE
 
 /// Reads a header in the build tree of `release`, or in its source tree, where distributions keep headers shared by their
 /// flavors.
-pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> Result<Option<String>, TreeError> {
+pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> io::Result<Option<String>> {
     for tree in ["build", "source"] {
         for modules in ["lib/modules", "usr/lib/modules"] {
             let path = Path::new(modules).join(release.as_str()).join(tree).join(header);
@@ -147,40 +105,14 @@ pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> Result
     Ok(None)
 }
 
-/// Checks that the build directory belongs to the wanted release. `utsrelease.h` takes precedence, because its value becomes part
-/// of the modules' vermagic: Debian's `kernel.release` says `6.1.192` where the kernel is `6.1.0-56-amd64`.
-fn check_release(
-    build: &Path,
-    wanted: &KernelRelease,
-    header: Option<&str>,
-    release: Option<&str>,
-) -> Result<(), TreeError> {
-    let defined = header.and_then(|text| {
-        let line = text.lines().find_map(|line| line.trim().strip_prefix("#define UTS_RELEASE"))?;
-        Some(line.trim().trim_matches('"').to_owned())
-    });
-    let found = defined.or_else(|| release.map(|text| text.trim().to_owned())).ok_or_else(|| {
-        TreeError::Unprepared(
-            build.to_owned(),
-            "include/generated/utsrelease.h nor include/config/kernel.release",
-        )
-    })?;
-    if found == wanted.as_str() {
-        Ok(())
-    } else {
-        let found = found.chars().take(80).collect();
-        Err(TreeError::Release { build: build.to_owned(), found, wanted: wanted.clone() })
-    }
-}
-
 /// Reads a file's text; returns `None` if the file does not exist.
-fn read_inside(root: &Path, path: &Path) -> Result<Option<String>, TreeError> {
+fn read_inside(root: &Path, path: &Path) -> io::Result<Option<String>> {
     let Some(found) = resolve(root, path)? else { return Ok(None) };
     let file = File::open(root.join(&found))?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > MAX_FILE {
         let text = format!("read {}: it is not a file of at most 64 MiB", found.display());
-        return Err(io::Error::other(text).into());
+        return Err(io::Error::other(text));
     }
     let mut text = String::new();
     file.take(MAX_FILE).read_to_string(&mut text)?;

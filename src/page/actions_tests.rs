@@ -39,7 +39,14 @@ impl Served {
         let mut plan: Plan = fleet.plan();
         let (at, planned) = (jiff::Timestamp::UNIX_EPOCH, &mut plan.cells[0]);
         let (message, cell) = ("<b>no compiler".to_owned(), planned.outcome.cell().unwrap().clone());
-        let failure = Failure { at, message: message.clone(), permanent: true, under: None, deadline: None };
+        let failure = Failure {
+            at,
+            message: message.clone(),
+            permanent: true,
+            under: None,
+            under_site: None,
+            deadline: None,
+        };
         bench.parts.cache.write_record("failures", &cell.input_hash.to_string(), &failure).unwrap();
         planned.outcome = Outcome::Failed { cell, at, message };
         let cell = cell_link(&planned.image, &planned.target);

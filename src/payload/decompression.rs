@@ -8,22 +8,16 @@ use std::{
 };
 
 use farrier_core::image::Period;
-use kmod::ModuleError;
-use liblzma::stream::{CONCATENATED, Stream};
+use kmod::{Compression, ModuleError};
 use parking_lot::Mutex;
 
-use super::{
-    error::{PayloadError, Result},
-    modules::Compression,
-};
+use super::error::{PayloadError, Result};
 
 /// Maximum size of all decompressed modules of one check, in bytes. Each read of a module counts, up to four times with signing
 /// and a boot check. The largest known payload with debug information has 600 MB.
 const MAX_BYTES: u64 = 4 << 30;
 /// Maximum size of one decompressed module in bytes. The largest known one has 185 MB with debug information.
 const MAX_MODULE: u64 = 1 << 30;
-/// Memory limit of an xz stream in bytes. The kernel's own build uses a dictionary of 2 MiB.
-const MAX_XZ_MEMORY: u64 = 128 << 20;
 /// Time limit of a check without a definition, and thus without `build.deadline`.
 const WITHOUT_BUILD: Period = Period::seconds(600);
 
@@ -77,15 +71,10 @@ impl DecompressionBudget {
         compression: Compression,
     ) -> Result<Result<File, ModuleError>> {
         let file = fs_err::File::open(path)?;
-        let mut reader: Box<dyn Read> = match compression {
-            Compression::None => return Ok(Ok(file.into_parts().0)),
-            Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(file)),
-            Compression::Xz => match Stream::new_stream_decoder(MAX_XZ_MEMORY, CONCATENATED) {
-                Ok(stream) => Box::new(liblzma::read::XzDecoder::new_stream(file, stream)),
-                Err(error) => return Err(io::Error::from(error).into()),
-            },
-            Compression::Zstd => Box::new(zstd::Decoder::new(file)?),
-        };
+        if compression == Compression::None {
+            return Ok(Ok(file.into_parts().0));
+        }
+        let mut reader = compression.reader(file)?;
         // A file instead of memory: a module with debug information can be larger than everything else that farrier holds.
         let mut plain = tempfile::tempfile()?;
         if let Err(error) = self.copy(module, &mut reader, &mut plain)? {

@@ -5,26 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kmod::{CachedFile, Module, ModuleError, PayloadModule};
+use kmod::{CachedFile, Compression, Module, ModuleError, PayloadModule};
 
 use super::{decompression::DecompressionBudget, error::Result};
-
-/// Compression of a module file, determined by its name like in `depmod` and the kernel's build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Compression {
-    None,
-    Gzip,
-    Xz,
-    Zstd,
-}
-
-impl Compression {
-    fn of(name: &str) -> Option<Self> {
-        [(".ko", Self::None), (".ko.gz", Self::Gzip), (".ko.xz", Self::Xz), (".ko.zst", Self::Zstd)]
-            .into_iter()
-            .find_map(|(end, compression)| name.ends_with(end).then_some(compression))
-    }
-}
 
 /// Reads all modules (`*.ko`, plain or compressed with gzip, xz or zstd) below a directory, ordered by path. Symbolic links are
 /// not followed. A damaged module is returned as a value, because the check reports it.

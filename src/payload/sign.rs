@@ -6,13 +6,13 @@ use std::{
 };
 
 use fs_err as fs;
-use kmod::{self, SignatureHash, SigningRule};
+use kmod::{self, Compression, SignatureHash, SigningRule};
 use liblzma::stream::{Check, Filters, LzmaOptions, Stream};
 
 use super::{
     decompression::{DecompressionBudget, Meter, Metered},
     error::{PayloadError, Result},
-    modules::{Compression, files},
+    modules::files,
 };
 use crate::signing::{ModuleSigner, Signer};
 

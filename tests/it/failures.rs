@@ -133,7 +133,7 @@ fn modules_that_the_kernel_would_refuse() {
     insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
     failed    hello for KERNEL: check refused the modules: module farrier_other is required, and the payload does not hold it
               | payload on KERNEL (amd64): refused
-              | refused: module farrier_other is required, and the payload does not hold it
+              | refused[required-module]: module farrier_other is required, and the payload does not hold it
               |   help: see the build log for why it was not compiled or not installed under /out
               | MODULE         VERDICT  REASON
               | farrier_hello  loads

@@ -98,8 +98,11 @@ pub struct SplitBtf {
     last_string: u32,
     /// Highest type number that the module refers to.
     highest_type: u32,
-    /// Highest name offset that the module refers to.
+    /// Highest name offset that the module refers to, and the highest one that the kernel looks at.
     highest_name: u32,
+    highest_checked: u32,
+    /// Whether a name that the kernel looks at is no identifier, if the base's strings end before the module's own.
+    bad_name: bool,
     /// Type numbers of the functions' types; each must be a prototype.
     functions: Vec<u32>,
     /// Indexes of the prototypes among the module's own types, from 0, ascending.
@@ -121,6 +124,9 @@ impl SplitBtf {
     /// Reads each type once. Memory: at most the section's size, for its functions and prototypes.
     pub(super) fn read(section: &[u8]) -> Result<Self, BtfError> {
         let (types, strings) = parts(section)?;
+        if !is_dense(section) {
+            return Err(BtfError("has gaps, or more than types and strings".to_owned()));
+        }
         let last = strings.split_last().and_then(|(_, rest)| rest.iter().rposition(|&byte| byte == 0));
         let size = |length: usize| u32::try_from(length).map_err(|_| outside());
         let mut found = Self {
@@ -129,13 +135,31 @@ impl SplitBtf {
             ..Self::default()
         };
         for own in Types::of(types) {
-            found.add(&own?);
+            let own = own?;
+            if !own.is_valid() {
+                return Err(BtfError(format!(
+                    "has a type that the kernel does not accept (number {})",
+                    found.types + 1
+                )));
+            }
+            found.add(&own);
+        }
+        // Only the kernel's own BTF shows where these strings begin. `fit` compares.
+        let base = found.highest_name.saturating_sub(found.last_string);
+        let is_bad = |&offset: &u32| {
+            let own = offset.checked_sub(base).and_then(|own| strings.get(place(own)..));
+            own.is_some_and(|name| offset != 0 && !is_identifier(name))
+        };
+        for own in Types::of(types) {
+            found.bad_name |= own?.identifiers().any(|offset| is_bad(&offset));
         }
         Ok(found)
     }
 
     fn add(&mut self, own: &Type<'_>) {
         self.highest_name = self.highest_name.max(own.name);
+        let is_checked = own.kind != FUNC_PROTO;
+        self.highest_checked = self.highest_checked.max(own.name);
         match own.kind {
             FUNC => self.functions.push(own.size),
             FUNC_PROTO => self.prototypes.push(self.types),
@@ -148,7 +172,10 @@ impl SplitBtf {
         }
         for (word, bytes) in own.words.iter().cycle().zip(own.rest.chunks_exact(4)) {
             match (word, u32_at(bytes, 0).unwrap_or_default()) {
-                (Word::Name, offset) => self.highest_name = self.highest_name.max(offset),
+                (Word::Name, offset) => {
+                    self.highest_name = self.highest_name.max(offset);
+                    self.highest_checked = self.highest_checked.max(if is_checked { offset } else { 0 });
+                }
                 (Word::Type, number) => self.highest_type = self.highest_type.max(number),
                 (Word::Other, _) => {}
             }
@@ -158,30 +185,38 @@ impl SplitBtf {
 
     /// Checks whether the module's BTF continues a base of this size.
     ///
-    /// Type numbers and name offsets continue where the base's end, so a base of another size shifts all of them. Some
-    /// then point beyond the end, or a function's type is no longer a prototype, and the kernel rejects the BTF. Every
-    /// string is used by some type. The highest name offset is therefore the last string's, which reveals the exact
-    /// size of the base's strings.
+    /// Type numbers and name offsets continue where the base's end, so a base of another size shifts all of them. The kernel
+    /// rejects names beyond the end. It does not look at the types that types refer to. Every string is used by some type. The
+    /// highest name offset is therefore the last string's, which reveals the exact size of the base's strings. Types that point
+    /// beyond the end, and functions whose type is no prototype, show another base as well.
     pub(super) fn fit(&self, base: BtfBase) -> Fit {
-        let Self { types, strings, last_string, highest_type, highest_name, functions, prototypes } = self;
+        let Self { types, strings, last_string, highest_type, highest_name, functions, prototypes, .. } =
+            self;
         let beyond =
             |highest: u32, base: u32, own: u32| u64::from(highest) >= u64::from(base) + u64::from(own);
-        if beyond(*highest_type, base.types, *types) {
-            return Fit::No("mentions types that neither it nor the kernel has");
-        }
-        if *highest_name > 0 && beyond(*highest_name, base.strings, *strings) {
+        if self.highest_checked > 0 && beyond(self.highest_checked, base.strings, *strings) {
             return Fit::No("mentions names that neither it nor the kernel has");
         }
+        let ends = *strings == 0 || highest_name.checked_sub(*last_string) == Some(base.strings);
+        if ends && self.bad_name {
+            return Fit::No("has names that are no identifiers");
+        }
         let own = functions.iter().filter_map(|function| function.checked_sub(base.types));
-        if own.into_iter().any(|own| prototypes.binary_search(&own).is_err()) {
-            return Fit::No("has functions whose types are not prototypes");
+        if beyond(*highest_type, base.types, *types)
+            || own.into_iter().any(|own| prototypes.binary_search(&own).is_err())
+        {
+            return Fit::Doubtful;
         }
         // Every prototype is used as some type, so the highest type number is at least the last prototype's.
         let last = prototypes.last().map_or(0, |own| u64::from(base.types) + u64::from(*own));
-        let ends = *strings == 0 || highest_name.checked_sub(*last_string) == Some(base.strings);
         if u64::from(*highest_type) >= last && ends { Fit::Yes } else { Fit::Doubtful }
     }
 }
+
+/// Maximum length of an identifier (`KSYM_NAME_LEN`).
+const MAX_NAME: usize = 512;
+/// Highest number of a type (`BTF_MAX_TYPE`).
+const MAX_TYPE: u32 = 0x000f_ffff;
 
 /// Meaning of a word that follows a type.
 enum Word {
@@ -197,11 +232,110 @@ enum Word {
 struct Type<'a> {
     name: u32,
     kind: u32,
+    /// Number of elements, or the linkage of a function.
+    count: u32,
+    /// `kind_flag`: the members of a structure have sizes, or an enumeration has signed values.
+    flag: bool,
+    /// Whether bits are set that have no meaning before Linux 7.2, where they belong to the number of elements.
+    has_other_bits: bool,
     /// Size of structures and the like, or the number of a type.
     size: u32,
     /// Meaning of the words of `rest`, repeated.
     words: &'static [Word],
     rest: &'a [u8],
+}
+
+/// Whether a name that ends with a zero byte is an identifier (`btf_name_valid_identifier`).
+fn is_identifier(name: &[u8]) -> bool {
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+    let is_other = |byte: &u8| matches!(byte, b'_' | b'.');
+    match name.get(..end) {
+        Some([first, rest @ ..]) => {
+            rest.len() < MAX_NAME
+                && (first.is_ascii_alphabetic() || is_other(first))
+                && rest.iter().all(|byte| byte.is_ascii_alphanumeric() || is_other(byte))
+        }
+        _ => false,
+    }
+}
+
+impl Type<'_> {
+    /// Offsets of the names that must be identifiers.
+    fn identifiers(&self) -> impl Iterator<Item = u32> {
+        let own = matches!(self.kind, STRUCT..=8 | FUNC | 14 | 19).then_some(self.name);
+        let is_list = matches!(self.kind, STRUCT | 5 | 6 | 19);
+        let size = 4 * self.words.len().max(1);
+        let members =
+            self.rest.chunks_exact(size).filter(move |_| is_list).filter_map(|member| u32_at(member, 0));
+        own.into_iter().chain(members)
+    }
+
+    /// Whether the kernel accepts the type (`btf_check_meta`), as far as that does not depend on names.
+    fn is_valid(&self) -> bool {
+        let word = |index: usize| u32_at(self.rest, 4 * index).unwrap_or_default();
+        let is_type = |number: u32| (1..=MAX_TYPE).contains(&number);
+        let is_named = self.name != 0;
+        let is_plain = self.count == 0 && !self.flag;
+        if self.has_other_bits {
+            return false;
+        }
+        match self.kind {
+            1 => is_plain && self.is_integer(word(0)),
+            2 | 9..=11 => is_plain && !is_named && self.size <= MAX_TYPE,
+            3 => is_plain && !is_named && self.size == 0 && is_type(word(0)) && is_type(word(1)),
+            STRUCT | 5 => self.has_valid_members(),
+            6 | 19 => {
+                let names = self.rest.chunks_exact(4 * self.words.len());
+                let mut names = names.map(|value| u32_at(value, 0).unwrap_or_default());
+                self.size <= 8 && self.size.is_power_of_two() && names.all(|name| name != 0)
+            }
+            7 => self.count == 0 && self.size == 0 && is_named,
+            8 => is_plain && is_named && self.size <= MAX_TYPE,
+            FUNC => is_named && self.count <= 2 && !self.flag,
+            FUNC_PROTO => !is_named && !self.flag,
+            14 => is_plain && is_named && is_type(self.size) && word(0) <= 1,
+            15 => self.size != 0 && !self.flag && is_named && self.has_valid_variables(),
+            16 => is_plain && matches!(self.size, 2 | 4 | 8 | 12 | 16),
+            17 => self.count == 0 && is_named && word(0).cast_signed() >= -1,
+            18 => self.count == 0 && is_named && self.size <= MAX_TYPE,
+            _ => true,
+        }
+    }
+
+    /// Checks the encoding, the offset and the number of bits of an integer (`btf_int_check_meta`).
+    fn is_integer(&self, data: u32) -> bool {
+        let bits = (data & 0xff) + (data >> 16 & 0xff);
+        // Bits without a meaning are zero (`BTF_INT_MASK`).
+        data & 0xf000_ff00 == 0
+            && matches!(data >> 24 & 0xf, 0 | 1 | 2 | 4)
+            && bits <= 128
+            && bits.div_ceil(8) <= self.size
+    }
+
+    /// Checks the types and offsets of the members of a structure or union (`btf_struct_check_meta`).
+    fn has_valid_members(&self) -> bool {
+        let mut last = 0;
+        self.rest.chunks_exact(12).all(|member| {
+            let (number, place) =
+                (u32_at(member, 4).unwrap_or_default(), u32_at(member, 8).unwrap_or_default());
+            // Members with a size have it in the upper bits.
+            let offset = if self.flag { place & 0x00ff_ffff } else { place };
+            let follows = offset >= std::mem::replace(&mut last, offset);
+            let fits = offset.div_ceil(8) <= self.size && (self.kind == STRUCT || offset == 0);
+            (1..=MAX_TYPE).contains(&number) && follows && fits
+        })
+    }
+
+    /// Checks the places of the variables of a section (`btf_datasec_check_meta`).
+    fn has_valid_variables(&self) -> bool {
+        let mut end = 0_u64;
+        self.rest.chunks_exact(12).all(|variable| {
+            let word = |at| u32_at(variable, at).unwrap_or_default();
+            let (number, offset, size) = (word(0), u64::from(word(4)), u64::from(word(8)));
+            let follows = offset >= std::mem::replace(&mut end, offset + size);
+            (1..=MAX_TYPE).contains(&number) && follows && size > 0 && offset + size <= u64::from(self.size)
+        })
+    }
 }
 
 /// Returns the words that follow a type of this kind, and whether they repeat for each of its elements (`btf_type_size`
@@ -254,7 +388,10 @@ impl<'a> Types<'a> {
             self.rest.split_at_checked(TYPE + 4 * words.len() * count).ok_or_else(truncated)?;
         self.rest = after;
         self.id += 1;
-        Ok(Type { name, kind, size, words, rest: whole.get(TYPE..).unwrap_or_default() })
+        let (elements, flag) = (info & 0xffff, info >> 31 == 1);
+        let rest = whole.get(TYPE..).unwrap_or_default();
+        let has_other_bits = info & 0x60ff_0000 != 0;
+        Ok(Type { name, kind, count: elements, flag, has_other_bits, size, words, rest })
     }
 }
 
@@ -291,9 +428,24 @@ fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
         let start = header.checked_add(offset)?;
         section.get(start..start.checked_add(size)?)
     };
-    let types = part(field(8)?, field(12)?).filter(|_| header >= HEADER).ok_or_else(outside)?;
-    let strings = part(field(16)?, field(20)?).ok_or_else(outside)?;
+    let (types_at, strings_at) = ((field(8)?, field(12)?), (field(16)?, field(20)?));
+    let types = part(types_at.0, types_at.1).filter(|_| header >= HEADER).ok_or_else(outside)?;
+    let strings = part(strings_at.0, strings_at.1).ok_or_else(outside)?;
     if strings.last().is_some_and(|&last| last != 0) { Err(without_end()) } else { Ok((types, strings)) }
+}
+
+/// Whether the parts follow each other without gaps, and nothing follows them (`btf_check_sec_info`). Linux 7.2 has one more
+/// part, which only a longer header describes.
+fn is_dense(section: &[u8]) -> bool {
+    let field = |at: usize| u32_at(section, at).map_or(0, place);
+    let header = field(4);
+    let mut parts = vec![(field(8), field(12)), (field(16), field(20))];
+    if header >= HEADER + 8 && field(28) > 0 {
+        parts.push((field(24), field(28)));
+    }
+    parts.sort_unstable();
+    let end = parts.iter().try_fold(0, |end, &(at, size)| (at == end).then_some(end + size));
+    end.is_some_and(|end| header.saturating_add(end) == section.len())
 }
 
 /// Reads a little-endian number.

@@ -18,9 +18,11 @@ pub const NULL: u8 = 0x05;
 pub const OBJECT_ID: u8 = 0x06;
 pub const SEQUENCE: u8 = 0x30;
 pub const SET: u8 = 0x31;
-/// Context tags: `[0]` and `[1]` constructed, `[0]` primitive.
+/// Context tags: `[0]` to `[3]` constructed, `[0]` primitive.
 pub const CONTEXT_0: u8 = 0xa0;
 pub const CONTEXT_1: u8 = 0xa1;
+pub const CONTEXT_2: u8 = 0xa2;
+pub const CONTEXT_3: u8 = 0xa3;
 pub const KEY_ID: u8 = 0x80;
 
 /// Elements of one level of a DER encoding. Callers open nested levels explicitly, so the parser does not recurse.

@@ -22,6 +22,15 @@ pub(super) const MAX_NAME: usize = 512;
 
 /// Flag of relocation sections that livepatch applies (`SHF_RELA_LIVEPATCH` in `include/uapi/linux/elf.h`).
 const LIVEPATCH: elf::SectionFlags = elf::SectionFlags(0x0010_0000);
+/// Size of the smallest page in bytes.
+const PAGE: u64 = 4 << 10;
+/// Largest alignment of a section in bytes: of a page, on machines with large ones.
+const MAX_ALIGN: u64 = 64 << 10;
+/// Sections that the loader reads once and does not load (`rewrite_section_headers`, `layout_and_allocate`).
+const DROPPED: [&str; 4] = [".modinfo", "__versions", "__version_ext_crcs", "__version_ext_names"];
+/// Sections that are not loaded in the end: those, and the one whose content each processor gets.
+const USED_ONCE: [&str; 5] =
+    [".modinfo", "__versions", "__version_ext_crcs", "__version_ext_names", ".data..percpu"];
 /// Section number of symbols that livepatch resolves (`include/uapi/linux/elf.h`).
 const SHN_LIVEPATCH: elf::SymbolSection = elf::SymbolSection(0xff20);
 
@@ -35,6 +44,10 @@ pub(super) struct Elf<'d, R> {
     pub machine: u16,
     headers: &'d [SectionHeader64<LittleEndian>],
     names: &'d [u8],
+    /// Number of the section with the section names.
+    names_index: usize,
+    /// Begin and end of the section headers in the file.
+    table: (u64, u64),
     /// Bytes of tables that may still be read.
     left: Cell<u64>,
 }
@@ -55,6 +68,17 @@ pub(super) struct RelocationSection {
     pub has_addends: bool,
 }
 
+/// Error in the table with the names of a module's symbols.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamesError {
+    /// The table does not begin with a zero byte.
+    NoBegin,
+    /// The table does not end with a zero byte.
+    NoEnd,
+    /// The name of a symbol lies outside of the table.
+    Outside,
+}
+
 /// Place where a symbol is defined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -71,7 +95,7 @@ pub(super) enum Place {
 /// Entry of the symbol table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Symbol<'d> {
-    /// Name, truncated to [`MAX_NAME`] bytes; valid names are shorter.
+    /// Name, truncated to [`MAX_NAME`] bytes; valid names are shorter. Empty if it lies outside of the names.
     pub name: &'d [u8],
     pub place: Place,
     pub value: u64,
@@ -84,11 +108,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     pub fn parse(data: R, length: u64) -> Result<Self> {
         let ident = data.read_bytes_at(0, 6).unwrap_or_default();
         if !ident.starts_with(&elf::ELFMAG) {
-            return Err(ModuleError::damaged("the file is not an ELF object"));
-        }
-        if ident != [0x7f, b'E', b'L', b'F', elf::ELFCLASS64.0, elf::ELFDATA2LSB.0] {
-            let message = "the object is not 64-bit little-endian";
-            return Err(ModuleError::refused(message, BUILD_FOR_NODE));
+            return Err(ModuleError::not_elf(ident));
         }
         let header: &FileHeader64<LittleEndian> =
             data.read_at(0).map_err(|()| ModuleError::header("the file ends in its header"))?;
@@ -96,6 +116,14 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         if kind != elf::ET_REL {
             let message = format!("the object has ELF type {}, not relocatable (1)", kind.0);
             return Err(ModuleError::damaged(message));
+        }
+        let machine = header.e_machine.get(LE);
+        // The loader ignores the class and the byte order. Objects of other machines may have shorter headers.
+        if ident != [0x7f, b'E', b'L', b'F', elf::ELFCLASS64.0, elf::ELFDATA2LSB.0]
+            && ![elf::EM_X86_64, elf::EM_AARCH64].contains(&machine)
+        {
+            let message = "the object is not 64-bit little-endian";
+            return Err(ModuleError::refused(message, BUILD_FOR_NODE));
         }
         let count = usize::from(header.e_shnum.get(LE));
         let table = (count * size_of::<SectionHeader64<LittleEndian>>()) as u64;
@@ -112,7 +140,15 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         let names_index = usize::from(header.e_shstrndx.get(LE).0);
         // Valid tables do not overlap, except that section names and symbol names may share a table.
         let left = Cell::new(length.saturating_mul(2).min(MAX_TABLES));
-        let mut elf = Self { data, machine: header.e_machine.get(LE).0, headers, names: &[], left };
+        let mut elf = Self {
+            data,
+            machine: machine.0,
+            headers,
+            names: &[],
+            names_index,
+            table: (offset, offset + table),
+            left,
+        };
         let names = headers
             .get(names_index)
             .filter(|_| names_index != 0)
@@ -220,9 +256,17 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         (0..self.headers.len()).filter(both).map(|index| self.label(index))
     }
 
-    /// Names of loaded sections with contents that occur more than once.
+    /// Names that more than one loaded section with contents has, when the loader makes a file of each. By then it has added its
+    /// symbol table and the names of the symbols to the loaded sections, and taken out those that it needs only once.
     pub fn repeated(&self) -> Vec<String> {
-        let is_visible = |index: &usize| self.has_flags(*index, elf::SHF_ALLOC) && self.size(*index) > 0;
+        let table = (1..self.headers.len()).find(|&index| self.is_of_type(index, elf::SHT_SYMTAB));
+        let names =
+            table.and_then(|index| self.headers.get(index)).map(|header| header.sh_link.get(LE) as usize);
+        let taken_out = USED_ONCE.map(|name| self.find(name));
+        let is_visible = |index: &usize| {
+            let is_loaded = self.has_flags(*index, elf::SHF_ALLOC) && !taken_out.contains(&Some(*index));
+            (is_loaded || [table, names].contains(&Some(*index))) && self.size(*index) > 0
+        };
         let mut seen = BTreeSet::new();
         let repeated =
             (1..self.headers.len()).filter(is_visible).filter(|&index| !seen.insert(self.name(index)));
@@ -233,7 +277,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     pub fn relocation_sections(&self) -> impl Iterator<Item = RelocationSection> {
         self.headers.iter().enumerate().skip(1).filter_map(|(index, header)| {
             let target = usize::try_from(header.sh_info.get(LE)).ok()?;
-            let is_applied = self.has_flags(target, elf::SHF_ALLOC) && !self.has_flags(index, LIVEPATCH);
+            let is_applied = self.is_loaded(target) && !self.has_flags(index, LIVEPATCH);
             let has_addends = match header.sh_type.get(LE) {
                 elf::SHT_RELA => true,
                 elf::SHT_REL => false,
@@ -243,6 +287,78 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
             let bytes = start..start.checked_add(header.sh_size.get(LE))?;
             is_applied.then_some(RelocationSection { target, bytes, has_addends })
         })
+    }
+
+    fn is_of_type(&self, index: usize, kind: elf::SectionType) -> bool {
+        self.headers.get(index).is_some_and(|header| header.sh_type.get(LE) == kind)
+    }
+
+    /// Whether symbols of a section have an address in the module's memory. Those of other sections have one in the copy of the
+    /// file that the loader works on.
+    pub fn is_loaded(&self, index: usize) -> bool {
+        self.has_flags(index, elf::SHF_ALLOC) && !DROPPED.map(|name| self.find(name)).contains(&Some(index))
+    }
+
+    /// Whether a section can be written to.
+    pub fn is_writable(&self, index: usize) -> bool {
+        self.has_flags(index, elf::SHF_WRITE)
+    }
+
+    /// Whether a section has a name outside of the section names. [`Self::parse`] has looked at those that are loaded.
+    pub fn has_name_outside(&self) -> bool {
+        let is_outside = |header: &SectionHeader64<LittleEndian>| {
+            header.sh_type.get(LE) != elf::SHT_NULL && header.sh_name.get(LE) as usize >= self.names.len()
+        };
+        self.headers.iter().skip(1).any(is_outside)
+    }
+
+    /// Whether a table of names is in a section of another type.
+    pub fn has_names_of_other_type(&self) -> bool {
+        let table = (1..self.headers.len()).find(|&index| self.is_of_type(index, elf::SHT_SYMTAB));
+        let names =
+            table.and_then(|index| self.headers.get(index)).map(|header| header.sh_link.get(LE) as usize);
+        names.into_iter().chain([self.names_index]).any(|index| !self.is_of_type(index, elf::SHT_STRTAB))
+    }
+
+    /// Names of loaded sections with an alignment that leads out of a module's memory. The loader does not need powers of two.
+    pub fn badly_aligned(&self) -> Vec<String> {
+        let is_bad = |&index: &usize| {
+            let align = self.headers.get(index).map_or(0, |header| header.sh_addralign.get(LE));
+            // `percpu_modalloc` lowers alignments to a page, and raises them to four bytes.
+            let is_bad = match self.name(index) {
+                b".data..percpu" => (5..PAGE).contains(&align) && !align.is_power_of_two(),
+                _ => align > MAX_ALIGN,
+            };
+            self.has_flags(index, elf::SHF_ALLOC) && is_bad
+        };
+        (1..self.headers.len()).filter(is_bad).map(|index| self.label(index)).collect()
+    }
+
+    /// Finds relocations of a section that the kernel itself reads which are, according to their header, of another section, or end
+    /// within one. Returns that section. Without relocations the kernel follows addresses that lead nowhere.
+    pub fn misplaced_relocations(&self) -> Option<usize> {
+        (1..self.headers.len()).find_map(|index| {
+            let name = self.name(index).strip_prefix(b".rela").filter(|name| is_read_by_the_kernel(name))?;
+            let wanted =
+                (1..self.headers.len()).find(|&other| self.is_loaded(other) && self.name(other) == name)?;
+            let header = self.headers.get(index)?;
+            let is_right = header.sh_type.get(LE) == elf::SHT_RELA
+                && self.name(header.sh_info.get(LE) as usize) == name
+                && header.sh_size.get(LE).is_multiple_of(relocation::ENTRY as u64);
+            (!is_right).then_some(wanted)
+        })
+    }
+
+    /// Names of loaded sections whose bytes lie over the table of section headers.
+    pub fn over_headers(&self) -> Vec<String> {
+        let (start, end) = self.table;
+        let is_over = |index: &usize| {
+            let place = self
+                .start(*index)
+                .filter(|_| self.has_flags(*index, elf::SHF_ALLOC) && self.size(*index) > 0);
+            place.is_some_and(|at| at < end && at.saturating_add(self.size(*index)) > start)
+        };
+        (1..self.headers.len()).filter(is_over).map(|index| self.label(index)).collect()
     }
 
     /// Size of a section, whether or not the file holds its bytes.
@@ -264,9 +380,6 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
             return Err(self.malformed(index, "has no table of names"));
         }
         let names = self.contents(link)?;
-        if names.last() != Some(&0) {
-            return Err(self.malformed(link, "does not end with a zero byte"));
-        }
         let bytes = self.contents(index)?;
         let count = bytes.len() / size_of::<Sym64<LittleEndian>>();
         let (entries, _) = slice_from_bytes(bytes, count)
@@ -299,27 +412,68 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
 }
 
 impl<'d> Symbols<'d> {
-    /// Place of a symbol, and whether it is weak, by its number; `None` if there is no such symbol.
-    pub fn place(&self, number: u32) -> Option<(Place, bool)> {
-        let entry = self.entries.get(usize::try_from(number).ok()?)?;
-        Some((place(entry), entry.st_info.st_bind() == elf::STB_WEAK))
+    /// A symbol by its number; `None` if there is no such symbol.
+    pub fn get(&self, number: u32) -> Option<Symbol<'d>> {
+        self.entries.get(usize::try_from(number).ok()?).map(|entry| self.symbol(entry))
     }
 
     /// Iterates over all symbols except the null symbol.
-    pub fn iter(&self) -> impl Iterator<Item = Result<Symbol<'d>>> {
-        let names = self.names;
-        self.entries.iter().skip(1).map(move |entry| {
-            let rest = names
-                .get(entry.st_name.get(LE) as usize..)
-                .filter(|rest| !rest.is_empty())
-                .ok_or_else(|| ModuleError::malformed(".symtab", "names a symbol outside its names"))?;
-            let name = rest.get(..MAX_NAME).unwrap_or(rest);
-            let name = string_at(name, 0).unwrap_or(name);
-            let place = place(entry);
-            let weak = entry.st_info.st_bind() == elf::STB_WEAK;
-            Ok(Symbol { name, place, value: entry.st_value.get(LE), weak })
-        })
+    pub fn iter(&self) -> impl Iterator<Item = Symbol<'d>> {
+        self.entries.iter().skip(1).map(|entry| self.symbol(entry))
     }
+
+    fn symbol(&self, entry: &Sym64<LittleEndian>) -> Symbol<'d> {
+        let rest = self.names.get(entry.st_name.get(LE) as usize..).unwrap_or_default();
+        let name = rest.get(..MAX_NAME).unwrap_or(rest);
+        let name = string_at(name, 0).unwrap_or(name);
+        let weak = entry.st_info.st_bind() == elf::STB_WEAK;
+        Symbol { name, place: place(entry), value: entry.st_value.get(LE), weak }
+    }
+
+    /// Error in the table of names (`elf_validity_cache_strtab`).
+    pub fn names_error(&self) -> Option<NamesError> {
+        let is_outside = |entry: &Sym64<LittleEndian>| entry.st_name.get(LE) as usize >= self.names.len();
+        match self.names {
+            [] => Some(NamesError::Outside),
+            [.., last] if *last != 0 => Some(NamesError::NoEnd),
+            _ if self.entries.iter().any(is_outside) => Some(NamesError::Outside),
+            [first, ..] => (*first != 0).then_some(NamesError::NoBegin),
+        }
+    }
+}
+
+/// Whether the kernel reads a section while it loads the module (`find_module_sections`, `module_finalize`).
+fn is_read_by_the_kernel(name: &[u8]) -> bool {
+    const SECTIONS: [&[u8]; 27] = [
+        b".altinstructions",
+        b".altinstr_replacement",
+        b".apicdrivers",
+        b".call_sites",
+        b".ctors",
+        b".exit.text",
+        b".gnu.linkonce.this_module",
+        b".ibt_endbr_seal",
+        b".init.text",
+        b".init_array",
+        b".orc_unwind",
+        b".orc_unwind_ip",
+        b".parainstructions",
+        b".retpoline_sites",
+        b".return_sites",
+        b".smp_locks",
+        b".static_call.text",
+        b".static_call_sites",
+        b".static_call_tramp_key",
+        b".text",
+        b"__bug_table",
+        b"__ex_table",
+        b"__jump_table",
+        b"__mcount_loc",
+        b"__param",
+        b"__patchable_function_entries",
+        b"__tracepoints_ptrs",
+    ];
+    name.starts_with(b"__ksymtab") || SECTIONS.contains(&name)
 }
 
 fn place(entry: &Sym64<LittleEndian>) -> Place {

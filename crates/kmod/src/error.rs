@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Verdict;
+use super::{Verdict, vmlinuz::Method};
 
 /// Result of reading a module.
 pub(super) type Result<T, E = ModuleError> = std::result::Result<T, E>;
@@ -29,6 +29,20 @@ impl ModuleError {
 
     pub(super) fn damaged(message: impl Into<String>) -> Self {
         Self::refused(message, "rebuild it: the file is damaged, or is not a kernel module")
+    }
+
+    /// The file does not start as an ELF object does. The name of a compressed file tells the compression.
+    pub(super) fn not_elf(start: &[u8]) -> Self {
+        let (compression, remedy) = match Method::of(start) {
+            Some(Method::Gzip) => ("gzip", "name the file .ko.gz, or decompress it with gzip -d"),
+            Some(Method::Xz) => ("xz", "name the file .ko.xz, or decompress it with xz -d"),
+            Some(Method::Zstd) => ("zstd", "name the file .ko.zst, or decompress it with zstd -d"),
+            _ => return Self::damaged("the file is not an ELF object"),
+        };
+        Self::refused(
+            format!("the file is compressed with {compression}, which its name does not say"),
+            remedy,
+        )
     }
 
     pub(super) fn header(reason: &str) -> Self {

@@ -6,7 +6,7 @@ use derive_more::Display;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BtfBase, InTree, KernelConfig, SymbolTable, Vermagic, VermagicHeaders};
+use super::{Btf, BtfBase, InTree, KernelConfig, SymbolTable, Vermagic, VermagicHeaders};
 use crate::{Architecture, KernelRelease};
 
 /// Facts about a kernel.
@@ -36,6 +36,9 @@ pub struct ExtraKernelFacts {
     /// Versions of the symbols that one of the kernel's own modules uses, `module_layout` among them.
     #[serde(default)]
     pub symbol_versions: Option<Known<BTreeMap<String, u32>>>,
+    /// User and host that compiled the kernel, from its banner: `debian-kernel@lists.debian.org`.
+    #[serde(default)]
+    pub builder: Option<Known<String>>,
     /// Names of the symbols that the kernel image exports, without the exports of its modules.
     pub exports: Option<Known<BTreeSet<String>>>,
     /// Modules that come with the kernel.
@@ -85,6 +88,15 @@ pub enum FactSource {
     Config,
 }
 
+impl ExtraKernelFacts {
+    /// Adds facts from the kernel's type information. Its size of `struct module` takes precedence over the size from one module.
+    pub fn add_btf(&mut self, btf: &Btf<'_>, source: &FactSource) {
+        let known = |value| Known { value, source: source.clone() };
+        self.btf_base = Some(Known { value: btf.base(), source: source.clone() });
+        self.module_size = btf.size_of_struct("module").map(known).or(self.module_size.take());
+    }
+}
+
 impl KernelFacts {
     /// Creates facts from a release and a configuration; other facts can be added.
     pub fn new(release: KernelRelease, arch: Architecture, config: KernelConfig) -> Self {
@@ -92,13 +104,15 @@ impl KernelFacts {
         Self { release, arch, config, symbols: None, vermagic_headers: None, beyond_headers }
     }
 
-    /// Returns the vermagic that the kernel requires, and that a module built against this header set gets. One of the
-    /// kernel's own modules reveals it exactly. Otherwise the headers define it. Without these it is derived from the
-    /// configuration, as Linux defines it.
+    /// Returns the vermagic that the kernel requires. One of the kernel's own modules reveals it exactly. Otherwise the
+    /// headers define it. Without these it is derived from the configuration, as Linux defines it.
     pub fn expected_vermagic(&self) -> Vermagic {
-        if let Some(known) = &self.beyond_headers.vermagic {
-            return Vermagic::exact(&known.value);
-        }
+        let own = self.beyond_headers.vermagic.as_ref().map(|known| Vermagic::exact(&known.value));
+        own.unwrap_or_else(|| self.header_vermagic())
+    }
+
+    /// Returns the vermagic that a module built against this header set gets, as far as the headers tell.
+    pub(super) fn header_vermagic(&self) -> Vermagic {
         let headers = self.vermagic_headers.as_ref();
         headers
             .and_then(|headers| headers.evaluate(&self.release, &self.config))
@@ -118,14 +132,44 @@ impl KernelFacts {
     /// (`module_sig_check` in `kernel/module/signing.c`).
     pub(super) fn is_locked_down(&self) -> bool {
         let forced = ["LOCK_DOWN_KERNEL_FORCE_INTEGRITY", "LOCK_DOWN_KERNEL_FORCE_CONFIDENTIALITY"];
-        let starts =
-            self.config.is_set("SECURITY_LOCKDOWN_LSM_EARLY") || self.has_security_module("lockdown");
-        starts && forced.iter().any(|name| self.config.is_set(name))
+        // RHEL 8 has a separate lockdown.
+        if self.config.is_set("LOCK_DOWN_MANDATORY") {
+            return true;
+        }
+        self.can_lock_down() && forced.iter().any(|name| self.config.is_set(name))
+    }
+
+    /// Whether the kernel starts the security module that can lock it down. Distributions' kernels lock themselves down under
+    /// Secure Boot (Debian: `CONFIG_LOCK_DOWN_IN_EFI_SECURE_BOOT`).
+    pub(super) fn can_lock_down(&self) -> bool {
+        let starts_early = self.config.is_set("SECURITY_LOCKDOWN_LSM_EARLY");
+        self.config.is_set("SECURITY_LOCKDOWN_LSM") && (starts_early || self.has_security_module("lockdown"))
     }
 
     /// Whether the configuration starts a security module (`CONFIG_LSM`). Without that option, all start that were compiled.
     pub(super) fn has_security_module(&self, name: &str) -> bool {
         self.config.get("LSM").is_none_or(|list| list.split(',').any(|module| module == name))
+    }
+
+    /// Whether this is a kernel of RHEL 9 or a rebuild of it with at least this build number, such as 503 of
+    /// `5.14.0-503.40.1.el9_5.x86_64`. These kernels contain many changes of later ones.
+    pub(super) fn is_rhel_9_since(&self, build: u64) -> bool {
+        let text = self.release.as_str();
+        let number = text.strip_prefix("5.14.0-").filter(|rest| rest.contains(".el9"));
+        let number = number.and_then(|rest| rest.split('.').next()?.parse().ok());
+        number.is_some_and(|number: u64| number >= build)
+    }
+
+    /// Whether the kernel compares the size of `struct module` and the number of some sections: since Linux 6.4 (commit
+    /// f3b93547b91a), and RHEL 9.5.
+    pub(super) fn counts_sections(&self) -> bool {
+        self.since(6, 4) || self.is_rhel_9_since(503)
+    }
+
+    /// Whether the kernel has what Linux 6.18 and later have, and what stable updates up to Linux 6.12.117 got from them.
+    pub(super) fn is_recent(&self) -> bool {
+        let version = self.release.version();
+        self.since(6, 18) || (version.major, version.minor) == (6, 12) && version.patch >= 117
     }
 
     /// Whether the kernel's version is at least this one.

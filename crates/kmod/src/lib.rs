@@ -7,12 +7,14 @@ mod boot;
 mod btf;
 mod certificate;
 mod check;
+mod compression;
 mod config;
 mod der;
 mod elf;
 mod error;
 mod facts;
 mod file;
+mod headers;
 mod in_tree;
 mod load_order;
 mod module;
@@ -47,22 +49,26 @@ pub use boot::{BootOutcome, BootReport, ModuleBoot};
 pub use btf::{Btf, BtfBase, BtfError, SplitBtf};
 pub use certificate::{Certificate, CertificateError};
 pub use check::{CheckRequest, NeededTable, PayloadModule, check};
+pub use compression::Compression;
 pub use config::{ConfigError, KernelConfig};
+pub use elf::NamesError;
 pub use error::ModuleError;
 pub use facts::{ExtraKernelFacts, FactSource, KernelFacts, Known};
 pub use file::{CachedFile, ModuleBytes};
+pub use headers::HeaderError;
 pub use in_tree::InTree;
 pub use module::{
-    ExportTables, ExtendedVersions, Layout, Module, ModuleExport, UndefinedSymbol, module_name,
+    ExportTables, ExtendedVersions, Layout, Module, ModuleExport, NameTables, ThisModule, UndefinedSymbol,
+    module_name,
 };
 pub use release::{KernelRelease, ReleaseError};
 pub use relocation::{BadRelocation, RelocationProblem};
-pub use report::{CheckReport, Finding, ModuleReport, Rule, Verdict, VerdictError};
+pub use report::{CheckReport, Finding, ModuleReport, Rule, RuleError, Verdict, VerdictError};
 pub use sign::{CannotVerify, ModuleKey, SignatureHash, SigningRule, signer, trailer, without_signature};
 pub use signature::{Signature, Signer};
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
 pub use system_map::exported_names;
 pub use taint::proprietary_modules;
 pub use vermagic::{Difference, Vermagic, VermagicHeaders};
-pub use vmlinux::Vmlinux;
-pub use vmlinuz::{Method, Payload, VmlinuzError, kernel, locate};
+pub use vmlinux::{Banner, Vmlinux};
+pub use vmlinuz::{Method, Payload, VmlinuzError, kernel, locate, unpack};

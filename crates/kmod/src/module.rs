@@ -1,17 +1,17 @@
 //! Pure: facts that a module file contains, read once and owned.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use object::elf;
 
 use super::{
     BadRelocation, BtfError, KernelFacts, ModuleError, Signature, SplitBtf,
-    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, Place, Symbol, Symbols, string_at},
+    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, NamesError, Place, Symbol, Symbols, string_at},
     error::Result,
     file::ModuleBytes,
     relocation, signature,
 };
-use crate::Architecture;
+use crate::{Architecture, rules::layout::ARM64_SECTIONS};
 
 /// Size of `struct modversion_info` (`include/linux/module.h`) on 64-bit machines: a long and a name.
 const VERSION_ENTRY: usize = 64;
@@ -83,15 +83,47 @@ pub struct Layout {
     pub writable_code: Vec<String>,
     /// Size in bytes of the variables that each processor has (section `.data..percpu`).
     pub per_cpu_size: u64,
-    /// Whether the sections `.plt` and `.init.plt` exist, which arm64 needs.
-    pub has_plts: bool,
+    /// Sections that arm64 needs and that the module has.
+    pub arm64_sections: Vec<&'static str>,
     /// Whether the module has an `init_module` function, and no function with a hash of its type before it (`__cfi_` symbols,
     /// `CONFIG_CFI_CLANG`).
     pub init_without_cfi: bool,
-    /// Names of loaded sections with contents that occur more than once.
+    /// Names that more than one loaded section with contents has.
     pub repeated: Vec<String>,
+    /// Names of loaded sections whose bytes lie over the section headers, which the loader changes in place.
+    pub over_headers: Vec<String>,
+    /// Tables of names.
+    pub names: NameTables,
+    /// arm64: weak symbols that the module refers to by their distance, which it does not have to a missing symbol.
+    pub near_weak: BTreeSet<String>,
+    /// Symbols with a version of more than 32 bits in `__versions`, which is never the kernel's.
+    pub wide_versions: BTreeSet<String>,
+    /// Names of loaded sections with an alignment of more than a page, and of per-CPU data with one that is no power of two.
+    pub badly_aligned: Vec<String>,
+    /// The module's `struct module`.
+    pub this_module: ThisModule,
     /// Sections that describe the exports.
     pub exports: ExportTables,
+}
+
+/// Tables with the names of a module's sections and symbols.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameTables {
+    /// Error in the names of the symbols.
+    pub symbols: Option<NamesError>,
+    /// Whether a section that is not loaded has a name outside of the section names.
+    pub section_is_outside: bool,
+    /// Whether the names of the sections or of the symbols are in a section of another type than `SHT_STRTAB`.
+    pub is_of_other_type: bool,
+}
+
+/// Properties of a module's `struct module`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ThisModule {
+    /// Whether it is in a section that can be written to, as the kernel does.
+    pub is_writable: bool,
+    /// Whether it holds more than the name.
+    pub has_values: bool,
 }
 
 /// Sections that describe a module's exports.
@@ -175,18 +207,34 @@ impl Module {
             Some(index) => read_info(elf.contents(index)?, &mut room)?,
             None => Vec::new(),
         };
-        let name = read_name(&info, elf.contents(this_module)?)
-            .ok_or_else(|| elf.malformed(this_module, "holds no name"))?;
+        let structure = elf.contents(this_module)?;
+        let name = read_name(&info, structure).ok_or_else(|| {
+            ModuleError::unknown(
+                "the module's name is not printable",
+                "give the module a name of ASCII letters",
+            )
+        })?;
         let symbols = elf.symbols()?;
+        let mut near_weak = BTreeSet::new();
         let mut layout = Layout {
-            bad_relocation: relocation::first_bad(&elf, arch, &symbols, length)?,
+            bad_relocation: relocation::first_bad(&elf, arch, &symbols, length, &mut near_weak)?,
+            near_weak,
+            names: NameTables {
+                symbols: symbols.names_error(),
+                section_is_outside: elf.has_name_outside(),
+                is_of_other_type: elf.has_names_of_other_type(),
+            },
+            this_module: ThisModule {
+                is_writable: elf.is_writable(this_module),
+                has_values: has_values(structure),
+            },
             ..Layout::of(&elf)
         };
         let (undefined, exports) = read_symbols(&elf, &symbols, &mut layout, &mut room)?;
         Ok(Self {
             name,
             arch,
-            versions: read_versions(&elf, &mut room)?,
+            versions: read_versions(&elf, &mut layout.wide_versions, &mut room)?,
             extended_versions: read_extended_versions(&elf, &mut room)?,
             undefined,
             exports,
@@ -245,15 +293,17 @@ impl Module {
 impl Layout {
     /// Reads the properties of the section headers.
     fn of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>) -> Self {
-        let has_any = |name| elf.all(name).next().is_some();
+        let has_any = |name: &str| elf.all(name).next().is_some();
         // The loader takes the size of a missing section from the empty section 0.
         let size = |name| elf.find(name).map_or(0, |index| elf.size(index));
         let table = |name, versions| (size(name), elf.find(versions).is_some());
         Self {
             writable_code: elf.writable_code().collect(),
             per_cpu_size: size(".data..percpu"),
-            has_plts: has_any(".plt") && has_any(".init.plt"),
+            arm64_sections: ARM64_SECTIONS.into_iter().filter(|name| has_any(name)).collect(),
             repeated: elf.repeated(),
+            over_headers: elf.over_headers(),
+            badly_aligned: elf.badly_aligned(),
             exports: ExportTables {
                 plain: table("__ksymtab", "__kcrctab"),
                 gpl: table("__ksymtab_gpl", "__kcrctab_gpl"),
@@ -319,6 +369,12 @@ fn read_info(bytes: &[u8], room: &mut Room) -> Result<Vec<(String, String)>> {
     entries.map(|(key, value)| Ok((room.text(key)?, room.text(value)?))).collect()
 }
 
+/// Whether `struct module` holds more than the module's name. The pointers to its functions come from relocations.
+fn has_values(this_module: &[u8]) -> bool {
+    let is_name = |at: usize| (NAME_OFFSET..NAME_OFFSET + NAME_LENGTH).contains(&at);
+    this_module.iter().enumerate().any(|(at, &byte)| byte != 0 && !is_name(at))
+}
+
 /// Returns the `name` field (since Linux 4.13), or else the name in `struct module`.
 fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
     let field = info.iter().find(|(key, _)| key == "name").map(|(_, value)| value.clone());
@@ -353,9 +409,10 @@ fn read_extended_versions<'d, R: ModuleBytes<'d>>(
     Ok(Some(ExtendedVersions::Complete(versions)))
 }
 
-/// Reads the table with entries of a fixed size.
+/// Reads the table with entries of a fixed size. Names with a version of more than 32 bits go into `wide`.
 fn read_versions<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
+    wide: &mut BTreeSet<String>,
     room: &mut Room,
 ) -> Result<Option<BTreeMap<String, u32>>> {
     let Some(index) = elf.find("__versions") else { return Ok(None) };
@@ -363,12 +420,13 @@ fn read_versions<'d, R: ModuleBytes<'d>>(
     for entry in elf.contents(index)?.chunks_exact(VERSION_ENTRY) {
         let (crc, name) = entry.split_at(8);
         let (low, high) = crc.split_at(4);
-        if high != [0; 4] {
-            return Err(elf.malformed(index, "holds a version of more than 32 bits"));
-        }
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        let name = room.name(name.get(..end).unwrap_or(name))?;
         // The loader uses the first entry of a name.
-        versions.entry(room.name(name.get(..end).unwrap_or(name))?).or_insert(u32_of(low));
+        if high != [0; 4] && !versions.contains_key(&name) {
+            wide.insert(name.clone());
+        }
+        versions.entry(name).or_insert(u32_of(low));
     }
     Ok(Some(versions))
 }
@@ -396,11 +454,12 @@ fn read_symbols<'d, R: ModuleBytes<'d>>(
     let mut parts = ExportParts::default();
     let (mut has_cfi, mut has_init) = (false, false);
     for symbol in symbols.iter() {
-        let symbol = symbol?;
         has_cfi |= symbol.name.starts_with(b"__cfi_");
         has_init |= symbol.name == b"init_module" && symbol.place != Place::Undefined;
         match symbol.place {
             Place::Undefined if ignored(elf.machine, symbol.name) => {}
+            // `Layout::names` reports names outside of the table.
+            Place::Undefined if symbol.name.is_empty() && layout.names.symbols.is_some() => {}
             Place::Undefined => {
                 // One strong use makes the symbol required.
                 let weak = undefined.entry(possible(symbol.name)?).or_insert(true);

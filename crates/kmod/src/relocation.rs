@@ -1,19 +1,19 @@
 //! Pure: relocations that the kernel's loader refuses (`apply_relocations` in `kernel/module/main.c`, and `apply_relocate_add`
 //! in `arch/*/kernel/module.c`).
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use object::elf;
 
 use super::{
     Architecture, ModuleError,
-    elf::{Elf, NOT_READ, Place, Symbols},
+    elf::{Elf, NOT_READ, Place, Symbol, Symbols},
     error::Result,
     file::ModuleBytes,
 };
 
 /// Size of `Elf64_Rela` in bytes: an offset, a symbol with a type, and an addend.
-const ENTRY: usize = 24;
+pub(super) const ENTRY: usize = 24;
 /// Number of entries that are read at once.
 const ENTRIES: usize = 2048;
 /// Number of bytes of a changed section that are read at once.
@@ -43,18 +43,26 @@ pub enum RelocationProblem {
     WithoutAddends,
     /// x86-64: the bytes to change are not zero.
     TargetNotZero,
-    /// x86-64: the address of the symbol does not fit into 32 unsigned bits.
+    /// The address of the symbol does not fit into the bits of this type.
     Overflow,
+    /// x86-64: an earlier relocation has changed some of the bytes, which may no longer be zero.
+    Overlap,
+    /// The symbol is in a section that the loader drops.
+    NotLoaded,
+    /// The relocations of a section that the kernel itself reads are of another type or section, or end within one.
+    NotOfSection,
     /// The bytes to change lie outside of the section. The loader does not check that, and overwrites other memory.
     OutsideSection,
 }
 
-/// Finds the first relocation that the loader refuses. Relocations of sections that are not loaded do not count.
+/// Finds the first relocation that the loader refuses. Relocations of sections that are not loaded do not count. Adds to `weak` the
+/// weak symbols that must be near the module, so that it does not load without them.
 pub(super) fn first_bad<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
     arch: Architecture,
     symbols: &Symbols<'d>,
     length: u64,
+    weak: &mut BTreeSet<String>,
 ) -> Result<Option<BadRelocation>> {
     let mut budget = length.saturating_mul(READS);
     let mut buffer = vec![0; ENTRIES * ENTRY];
@@ -77,7 +85,7 @@ pub(super) fn first_bad<'d, R: ModuleBytes<'d>>(
                 let relocation = Relocation::parse(entry);
                 let problem = match arch {
                     Architecture::Amd64 => amd64(&relocation, symbols, elf, &mut target, &mut budget)?,
-                    Architecture::Arm64 => arm64(&relocation, &target),
+                    Architecture::Arm64 => arm64(&relocation, symbols, elf, &target, weak),
                 };
                 if let Some(problem) = problem {
                     return bad(relocation.offset, relocation.kind, problem);
@@ -85,21 +93,27 @@ pub(super) fn first_bad<'d, R: ModuleBytes<'d>>(
             }
         }
     }
-    Ok(None)
+    Ok(elf.misplaced_relocations().map(|section| BadRelocation {
+        section: String::from_utf8_lossy(elf.name(section)).into_owned(),
+        offset: 0,
+        kind: 0,
+        problem: RelocationProblem::NotOfSection,
+    }))
 }
 
 struct Relocation {
     offset: u64,
     kind: u32,
     symbol: u32,
+    addend: u64,
 }
 
 impl Relocation {
     fn parse(entry: &[u8]) -> Self {
         let (words, _) = entry.as_chunks::<4>();
         let word = |index: usize| words.get(index).map_or(0, |&bytes| u32::from_le_bytes(bytes));
-        let offset = u64::from(word(0)) | u64::from(word(1)) << 32;
-        Self { offset, kind: word(2), symbol: word(3) }
+        let long = |index: usize| u64::from(word(index)) | u64::from(word(index + 1)) << 32;
+        Self { offset: long(0), kind: word(2), symbol: word(3), addend: long(4) }
     }
 }
 
@@ -111,12 +125,14 @@ struct Target {
     start: Option<u64>,
     read: Range<u64>,
     bytes: Vec<u8>,
+    /// Bytes that the relocation before has changed, and whether all of them are certain not to be zero.
+    changed: (Range<u64>, bool),
 }
 
 impl Target {
     fn of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, section: usize) -> Self {
         let size = elf.size(section);
-        Self { size, start: elf.start(section), read: 0..0, bytes: Vec::new() }
+        Self { size, start: elf.start(section), read: 0..0, bytes: Vec::new(), changed: (0..0, false) }
     }
 
     fn holds(&self, offset: u64, size: u64) -> bool {
@@ -152,33 +168,107 @@ fn amd64<'d, R: ModuleBytes<'d>>(
     target: &mut Target,
     budget: &mut u64,
 ) -> Result<Option<RelocationProblem>> {
-    let &Relocation { offset, kind, symbol } = relocation;
-    let size = match elf::RelocationType(kind) {
+    let &Relocation { offset, kind, symbol, addend } = relocation;
+    let kind = elf::RelocationType(kind);
+    let size = match kind {
         elf::R_X86_64_NONE => return Ok(None),
         elf::R_X86_64_64 | elf::R_X86_64_PC64 => 8,
         elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 => 4,
         _ => return Ok(Some(RelocationProblem::Unsupported)),
     };
-    // The kernel and its modules are in the upper half of the address space. Other symbols may have small values.
-    let is_high = || match symbols.place(symbol) {
-        Some((Place::Section(index), _)) => elf.name(index) != b".data..percpu",
-        Some((Place::Undefined, is_weak)) => symbol != 0 && !is_weak,
-        _ => false,
-    };
-    if kind == elf::R_X86_64_32.0 && is_high() {
+    let value = symbols.get(symbol).map_or(Value::Any, |symbol| Value::of(&symbol, elf));
+    if !value.fits(kind, addend) {
         return Ok(Some(RelocationProblem::Overflow));
+    }
+    if value == Value::Copy {
+        return Ok(Some(RelocationProblem::NotLoaded));
     }
     if !target.holds(offset, size) {
         return Ok(Some(RelocationProblem::OutsideSection));
     }
+    let place = offset..offset + size;
+    let (changed, is_never_zero) = &target.changed;
+    if changed.start < place.end && place.start < changed.end {
+        let problem =
+            if *is_never_zero { RelocationProblem::TargetNotZero } else { RelocationProblem::Overlap };
+        return Ok(Some(problem));
+    }
+    // The upper half of a kernel address has all bits set.
+    let is_high = kind == elf::R_X86_64_64 && value == Value::Kernel;
+    target.changed = if is_high { (offset + 4..place.end, true) } else { (place, false) };
     let is_zero = target.is_zero(elf, offset, size, budget)?;
     Ok((!is_zero).then_some(RelocationProblem::TargetNotZero))
 }
 
+/// Value of a symbol, as far as the file tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    /// Address in the kernel or a module: on x86-64 in the upper 2 GiB of the address space.
+    Kernel,
+    /// Address in the copy of the file that the loader works on, far from the kernel and its modules.
+    Copy,
+    /// A number.
+    Number(u64),
+    Any,
+}
+
+impl Value {
+    fn of<'d, R: ModuleBytes<'d>>(symbol: &Symbol<'d>, elf: &Elf<'d, R>) -> Self {
+        match symbol.place {
+            Place::Section(index) if elf.name(index) == b".data..percpu" => Self::Any,
+            Place::Section(index) if index == 0 || index >= elf.count() => Self::Any,
+            Place::Section(index) if elf.is_loaded(index) => Self::Kernel,
+            Place::Section(_) => Self::Copy,
+            Place::Absolute => Self::Number(symbol.value),
+            Place::Undefined if !symbol.weak && !symbol.name.is_empty() => Self::Kernel,
+            _ => Self::Any,
+        }
+    }
+
+    /// Whether the loader can write the value in this form.
+    fn fits(self, kind: elf::RelocationType, addend: u64) -> bool {
+        match (kind, self) {
+            (elf::R_X86_64_32, Self::Kernel | Self::Copy) | (elf::R_X86_64_32S, Self::Copy) => false,
+            (elf::R_X86_64_32, Self::Number(value)) => u32::try_from(value.wrapping_add(addend)).is_ok(),
+            (elf::R_X86_64_32S, Self::Number(value)) => {
+                i32::try_from(value.wrapping_add(addend).cast_signed()).is_ok()
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Types for fewer bits than an address of the kernel has.
+const NARROW: [elf::RelocationType; 7] = [
+    elf::R_AARCH64_ABS32,
+    elf::R_AARCH64_ABS16,
+    elf::R_AARCH64_MOVW_UABS_G0,
+    elf::R_AARCH64_MOVW_UABS_G1,
+    elf::R_AARCH64_MOVW_UABS_G2,
+    elf::R_AARCH64_MOVW_SABS_G0,
+    elf::R_AARCH64_MOVW_SABS_G1,
+];
+/// Types for a distance that is shorter than that between a module and the kernel.
+const NEAR: [elf::RelocationType; 6] = [
+    elf::R_AARCH64_PREL16,
+    elf::R_AARCH64_MOVW_PREL_G0,
+    elf::R_AARCH64_LD_PREL_LO19,
+    elf::R_AARCH64_ADR_PREL_LO21,
+    elf::R_AARCH64_TSTBR14,
+    elf::R_AARCH64_CONDBR19,
+];
+
 /// Follows `apply_relocate_add` in `arch/arm64/kernel/module.c`, whose types are the same from Linux 5.10 to 7.2.
-fn arm64(relocation: &Relocation, target: &Target) -> Option<RelocationProblem> {
-    let &Relocation { offset, kind, .. } = relocation;
-    let size = match elf::RelocationType(kind) {
+fn arm64<'d, R: ModuleBytes<'d>>(
+    relocation: &Relocation,
+    symbols: &Symbols<'d>,
+    elf: &Elf<'d, R>,
+    target: &Target,
+    weak: &mut BTreeSet<String>,
+) -> Option<RelocationProblem> {
+    let &Relocation { offset, kind, symbol, .. } = relocation;
+    let kind = elf::RelocationType(kind);
+    let size = match kind {
         // R_ARM_NONE, too.
         elf::R_AARCH64_NONE | elf::RelocationType(256) => return None,
         elf::R_AARCH64_ABS64 | elf::R_AARCH64_PREL64 => 8,
@@ -218,6 +308,23 @@ fn arm64(relocation: &Relocation, target: &Target) -> Option<RelocationProblem> 
         | elf::R_AARCH64_CALL26 => 4,
         _ => return Some(RelocationProblem::Unsupported),
     };
+    if let Some(symbol) = symbols.get(symbol) {
+        let value = Value::of(&symbol, elf);
+        let is_far = value == Value::Copy || symbol.place == Place::Undefined;
+        match value {
+            Value::Kernel | Value::Copy if NARROW.contains(&kind) => {
+                return Some(RelocationProblem::Overflow);
+            }
+            Value::Kernel | Value::Copy if is_far && NEAR.contains(&kind) => {
+                return Some(RelocationProblem::Overflow);
+            }
+            Value::Copy => return Some(RelocationProblem::NotLoaded),
+            _ => {}
+        }
+        if kind == elf::R_AARCH64_ADR_PREL_PG_HI21 && symbol.weak && symbol.place == Place::Undefined {
+            weak.insert(String::from_utf8_lossy(symbol.name).into_owned());
+        }
+    }
     (!target.holds(offset, size)).then_some(RelocationProblem::OutsideSection)
 }
 

@@ -1,14 +1,17 @@
 //! Pure: report of a check, for people and programs.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use strum::{Display, EnumString, IntoStaticStr};
+use strum::{Display, EnumString, IntoStaticStr, VariantArray};
 
 use super::{BootReport, ModuleAbout};
 use crate::Architecture;
+
+/// Reference of the loader's checks, with a section about each rule.
+const LOADER: &str = include_str!("../LOADER.md");
 
 /// Predicted answer of the kernel's module loader. Ordered from best to worst, so the maximum of several verdicts is
 /// the worst.
@@ -45,8 +48,24 @@ impl VerdictError {
 }
 
 /// Rule of the loader that a finding refers to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    JsonSchema,
+    Display,
+    EnumString,
+    IntoStaticStr,
+    VariantArray,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case", parse_err_ty = RuleError, parse_err_fn = RuleError::new)]
 pub enum Rule {
     /// The file must be a complete and well-formed relocatable object for this machine.
     Elf,
@@ -84,6 +103,32 @@ pub enum Rule {
     DuplicateModule,
 }
 
+impl Rule {
+    /// Name of the rule: `symbol-version`.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// Explains what the kernel requires, in the Markdown of `LOADER.md`.
+    pub fn explanation(self) -> &'static str {
+        let rules = LOADER.split_once("\n## Rules\n").map_or("", |(_, rules)| rules);
+        let section =
+            rules.split("\n### ").find_map(|section| section.strip_prefix(self.as_str())?.strip_prefix('\n'));
+        section.unwrap_or_default().split("\n## ").next().unwrap_or_default().trim()
+    }
+}
+
+/// Error for a text that names no rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a rule ({names})", names = Rule::VARIANTS.iter().map(|rule| rule.as_str()).collect::<Vec<_>>().join(", "))]
+pub struct RuleError(pub String);
+
+impl RuleError {
+    fn new(text: &str) -> Self {
+        Self(text.chars().take(80).collect())
+    }
+}
+
 /// One reason for a verdict, or a warning that the loader would print.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -104,6 +149,15 @@ pub struct Finding {
     pub wanted: Option<String>,
     /// Advice on how to fix or settle the finding.
     pub remedy: String,
+    /// Message in the kernel's log, without the module's name in front.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_message: Option<String>,
+    /// Name of the error number that the system call returns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub errno: Option<&'static str>,
+    /// Whether the kernel skips a protection, so that nothing proves that the module fits the kernel.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unproven: bool,
 }
 
 impl Finding {
@@ -115,7 +169,29 @@ impl Finding {
         remedy: impl Into<String>,
     ) -> Self {
         let (subject, message, remedy) = (subject.into(), message.into(), remedy.into());
-        Self { rule, verdict, subject, message, found: None, wanted: None, remedy }
+        let (found, wanted, kernel_message, errno) = (None, None, None, None);
+        Self {
+            rule,
+            verdict,
+            subject,
+            message,
+            found,
+            wanted,
+            remedy,
+            kernel_message,
+            errno,
+            unproven: false,
+        }
+    }
+
+    /// Adds the kernel's own answer.
+    pub(crate) fn kernel(self, errno: &'static str, message: impl Into<String>) -> Self {
+        Self { errno: Some(errno), kernel_message: Some(message.into()), ..self }
+    }
+
+    /// Marks a warning about a protection that the kernel skips.
+    pub(crate) fn unproven(self) -> Self {
+        Self { unproven: true, ..self }
     }
 
     pub(crate) fn found(self, found: impl Into<String>) -> Self {
@@ -189,6 +265,40 @@ impl CheckReport {
         self
     }
 
+    /// Number of findings about protections that the kernel skips.
+    pub fn unproven(&self) -> usize {
+        self.all_findings().filter(|finding| finding.unproven).count()
+    }
+
+    /// Turns the warnings about protections that the kernel skips into the verdict `unknown`.
+    #[must_use]
+    pub fn deny_unproven(mut self) -> Self {
+        for module in &mut self.modules {
+            for finding in module.findings.iter_mut().filter(|finding| finding.unproven) {
+                finding.verdict = finding.verdict.max(Verdict::Unknown);
+                module.verdict = module.verdict.max(finding.verdict);
+            }
+            self.verdict = self.verdict.max(module.verdict);
+        }
+        self
+    }
+
+    /// Tells where the rules of the findings are explained, for a program such as `farrier check`. `None` without findings.
+    pub fn explain_hint(&self, program: &str) -> Option<String> {
+        let rules: BTreeSet<Rule> = self.all_findings().map(|finding| finding.rule).collect();
+        let names: Vec<&str> = rules.into_iter().map(Rule::as_str).collect();
+        match names[..] {
+            [] => None,
+            [only] => Some(format!("for more information: {program} --explain {only}")),
+            _ => Some(format!("for more information: {program} --explain RULE ({})", names.join(", "))),
+        }
+    }
+
+    /// Findings about the payload, then those about its modules.
+    fn all_findings(&self) -> impl Iterator<Item = &Finding> {
+        self.findings.iter().chain(self.modules.iter().flat_map(|module| &module.findings))
+    }
+
     /// Indexes into `modules` in load order. Modules that cannot be ordered are omitted.
     pub fn load_order_indices(&self) -> Vec<usize> {
         let index = |name: &String| self.modules.iter().position(|module| module.name == *name);
@@ -197,9 +307,8 @@ impl CheckReport {
 
     /// Remedies for the findings of one verdict, without duplicates, in the report's order.
     pub fn remedies(&self, verdict: Verdict) -> Vec<String> {
-        let of_modules = self.modules.iter().flat_map(|module| &module.findings);
         let mut remedies: Vec<String> = Vec::new();
-        for finding in self.findings.iter().chain(of_modules).filter(|finding| finding.verdict == verdict) {
+        for finding in self.all_findings().filter(|finding| finding.verdict == verdict) {
             if !remedies.contains(&finding.remedy) {
                 remedies.push(finding.remedy.clone());
             }
@@ -212,7 +321,8 @@ impl CheckReport {
         let count = self.modules.len();
         let modules = if count == 1 { "module" } else { "modules" };
         let booted = if self.boot.is_some() { ", also when booted" } else { "" };
-        format!("{count} {modules}: {}{booted}", self.verdict)
+        let unproven = if self.unproven() > 0 { ", unproven" } else { "" };
+        format!("{count} {modules}: {}{unproven}{booted}", self.verdict)
     }
 
     /// The first finding that decided the verdict, and the number of further such findings. Warnings do not count.

@@ -23,6 +23,13 @@ pub(super) struct Import<'a> {
     pub provider: Provider<'a>,
 }
 
+impl Import<'_> {
+    /// Whether the payload's module of this index exports the symbol.
+    pub fn is_of(&self, module: usize) -> bool {
+        matches!(self.provider, Provider::Payload { index, .. } if index == module)
+    }
+}
+
 /// Provider of a symbol.
 pub(super) enum Provider<'a> {
     /// Another module of the payload, with its index in the request.
@@ -80,15 +87,18 @@ impl<'a> Resolver<'a> {
     }
 
     pub fn imports(&self, module: &'a Module) -> Vec<Import<'a>> {
-        let import = |symbol: &'a UndefinedSymbol| Import { symbol, provider: self.provider(&symbol.name) };
+        let import =
+            |symbol: &'a UndefinedSymbol| Import { symbol, provider: self.provider(&symbol.name, module) };
         module.undefined.iter().map(import).collect()
     }
 
     /// Finds the provider of a symbol. The payload comes first, because its modules are the ones to be loaded. The
     /// images that it was compiled against come next. The kernel comes last, without its modules that are
     /// replaced.
-    fn provider(&self, symbol: &str) -> Provider<'a> {
-        if let Some(&(index, module, export)) = self.exports.get(symbol) {
+    fn provider(&self, symbol: &str, of: &Module) -> Provider<'a> {
+        // A module that loads has no exports yet.
+        let in_payload = self.exports.get(symbol).filter(|(_, module, _)| !std::ptr::eq(*module, of));
+        if let Some(&(index, module, export)) = in_payload {
             return Provider::Payload { index, module, export };
         }
         for &(need, stands_in) in &self.needs {

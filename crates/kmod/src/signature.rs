@@ -8,7 +8,10 @@ use std::fmt::Write as _;
 
 use object::ReadRef;
 
-use super::der::{CONTEXT_0, CONTEXT_1, Der, DerError, INTEGER, KEY_ID, OBJECT_ID, SEQUENCE, SET};
+use super::der::{
+    CONTEXT_0, CONTEXT_1, CONTEXT_2, CONTEXT_3, Der, DerError, INTEGER, KEY_ID, OBJECT_ID, OCTET_STRING,
+    SEQUENCE, SET,
+};
 
 /// Marker at the end of a signed module (`MODULE_SIG_STRING` in `include/linux/module_signature.h`).
 pub(super) const MARKER: &[u8] = b"~Module signature appended~\n";
@@ -28,7 +31,7 @@ pub enum Signature {
     None,
     /// The marker exists, but this number of bytes follows it; the kernel treats the module as unsigned.
     Buried(u64),
-    /// The kernel rejects the record or message with `EBADMSG`, whether or not it enforces signatures.
+    /// The kernel rejects the record or message, whether or not it enforces signatures: mostly with `EBADMSG`.
     Malformed(&'static str),
     /// The signature is not PKCS#7, but of the kind with this number: `ENOPKG`.
     Unsupported(u8),
@@ -81,7 +84,9 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
     }
     let signature = match data.read_bytes_at(start, size).map(message) {
         Ok(Ok(signer)) => Signature::By(signer),
-        Ok(Err(DerError::Bad)) | Err(()) => Signature::Malformed("is not a PKCS#7 message"),
+        Ok(Err(DerError::Bad)) | Err(()) => {
+            Signature::Malformed("is not a PKCS#7 message as the kernel wants it")
+        }
         Ok(Err(DerError::Unread(what))) => Signature::Unread(what),
     };
     (signature, start)
@@ -98,6 +103,8 @@ fn buried<'d, R: ReadRef<'d>>(data: R, length: u64) -> Signature {
 
 /// 1.2.840.113549.1.7.2
 pub(super) const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x02];
+/// 1.2.840.113549.1.7.1
+const DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x01];
 /// 2.5.4.3 and 2.5.4.10
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 const ORGANISATION: &[u8] = &[0x55, 0x04, 0x0a];
@@ -106,38 +113,86 @@ pub(super) const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x0
 /// 1.3.14.3.2.26
 const SHA1: &[u8] = &[0x2b, 0x0e, 0x03, 0x02, 0x1a];
 
-/// Reads the first signer of a PKCS#7 `SignedData` (RFC 5652, section 5). The signer's certificate may be absent.
+/// Reads a PKCS#7 `SignedData` (RFC 5652, section 5), and returns its first signer. Follows `pkcs7.asn1` and
+/// `pkcs7_parser.c` in `crypto/asymmetric_keys`, and what `pkcs7_verify` requires of a module's message: the signed data is not in
+/// it, and no signer signs attributes.
 fn message(bytes: &[u8]) -> Result<Signer, DerError> {
     let mut content_info = Der::new(bytes).open(SEQUENCE)?;
     if content_info.expect(OBJECT_ID)? != SIGNED_DATA {
         return Err(DerError::Bad);
     }
     let mut data = content_info.open(CONTEXT_0)?.open(SEQUENCE)?;
-    data.expect(INTEGER)?;
-    data.expect(SET)?;
-    data.expect(SEQUENCE)?;
+    let version = data.expect(INTEGER)?;
+    if !matches!(version, [1 | 3]) {
+        return Err(DerError::Bad);
+    }
+    let mut digests = match data.element()? {
+        (SET | SEQUENCE, digests) => Der::new(digests),
+        _ => return Err(DerError::Bad),
+    };
+    while !digests.is_empty() {
+        algorithm(&mut digests)?;
+    }
+    let mut content = data.open(SEQUENCE)?;
+    if content.expect(OBJECT_ID)? != DATA || !content.is_empty() {
+        return Err(DerError::Bad);
+    }
     let mut signers = loop {
         match data.element()? {
-            (CONTEXT_0 | CONTEXT_1, _) => {}
-            (SET, signers) => break Der::new(signers),
+            // Certificates and revocation lists.
+            (CONTEXT_0 | CONTEXT_1 | CONTEXT_2 | CONTEXT_3, _) => {}
+            (SET | SEQUENCE, signers) => break Der::new(signers),
             _ => return Err(DerError::Bad),
         }
     };
-    if signers.is_empty() {
-        return Err(DerError::Unread("names no signer"));
+    if !data.is_empty() || !content_info.is_empty() {
+        return Err(DerError::Bad);
     }
+    // A message without a signer ends here.
+    let first = signer(&mut signers, version)?;
+    while !signers.is_empty() {
+        signer(&mut signers, version)?;
+    }
+    Ok(first)
+}
+
+/// Reads a `SignerInfo` of a message of this version.
+fn signer(signers: &mut Der<'_>, of_message: &[u8]) -> Result<Signer, DerError> {
     let mut signer = signers.open(SEQUENCE)?;
-    signer.expect(INTEGER)?;
+    if !matches!((signer.expect(INTEGER)?, of_message), ([1], [1]) | ([3], [3])) {
+        return Err(DerError::Bad);
+    }
     let (name, key_id) = match signer.element()? {
         (SEQUENCE, identity) => {
             let mut identity = Der::new(identity);
-            (name(identity.expect(SEQUENCE)?)?, serial_id(identity.expect(INTEGER)?))
+            let who = (name(identity.expect(SEQUENCE)?)?, serial_id(identity.expect(INTEGER)?));
+            if !identity.is_empty() {
+                return Err(DerError::Bad);
+            }
+            who
         }
         (KEY_ID, octets) => (None, key_id(octets)),
         _ => return Err(DerError::Bad),
     };
-    let hash = digest(signer.open(SEQUENCE)?.expect(OBJECT_ID)?);
-    Ok(Signer { name, key_id, hash })
+    let hash = digest(algorithm(&mut signer)?);
+    // Signed attributes have another tag, and the kernel refuses them.
+    algorithm(&mut signer)?;
+    signer.expect(OCTET_STRING)?;
+    if !signer.is_empty() {
+        // Attributes that are not signed.
+        signer.element()?;
+    }
+    if signer.is_empty() { Ok(Signer { name, key_id, hash }) } else { Err(DerError::Bad) }
+}
+
+/// Reads an `AlgorithmIdentifier`, and returns its object identifier.
+fn algorithm<'a>(der: &mut Der<'a>) -> Result<&'a [u8], DerError> {
+    let mut algorithm = der.open(SEQUENCE)?;
+    let id = algorithm.expect(OBJECT_ID)?;
+    if !algorithm.is_empty() {
+        algorithm.element()?;
+    }
+    if algorithm.is_empty() { Ok(id) } else { Err(DerError::Bad) }
 }
 
 /// Formats a certificate's serial number as `modinfo` prints it.

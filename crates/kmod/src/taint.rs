@@ -16,6 +16,8 @@ pub(super) struct InheritedTaint {
     pub by: String,
     /// Whether that module is known to be proprietary; otherwise its license is unknown.
     pub known: bool,
+    /// Whether the module loads without all symbols of such modules.
+    pub weak: bool,
 }
 
 /// Returns the taint that each module of the payload inherits, directly or through other modules. Linux passes the
@@ -32,16 +34,21 @@ pub(super) fn inherited(
     }
     let proprietary = |index: usize| {
         let module = request.modules.get(index)?.module.as_ref().ok()?;
-        (!module.is_gpl_compatible()).then(|| InheritedTaint { by: module.name.clone(), known: true })
+        let taint = || InheritedTaint { by: module.name.clone(), known: true, weak: false };
+        (!module.is_gpl_compatible()).then(taint)
     };
     for &index in &order.order {
-        let needed = needs.get(index).into_iter().flatten();
-        let of_payload =
-            needed.filter_map(|&needed| proprietary(needed).or_else(|| inherited.get(needed).cloned()?));
         let imports = imports.get(index).into_iter().flatten();
-        let mut taints: Vec<InheritedTaint> = of_payload.chain(imports.filter_map(of_needed)).collect();
-        // Prefer the first taint that is known.
-        taints.sort_by_key(|taint| !taint.known);
+        let needed = needs.get(index).into_iter().flatten();
+        let of_payload = needed.filter_map(|&needed| {
+            let taint = proprietary(needed).or_else(|| inherited.get(needed).cloned()?)?;
+            let mut symbols = imports.clone().filter(|import| import.is_of(needed));
+            Some(InheritedTaint { weak: symbols.all(|import| import.symbol.weak), ..taint })
+        });
+        let mut taints: Vec<InheritedTaint> =
+            of_payload.chain(imports.clone().filter_map(of_needed)).collect();
+        // Prefer the first taint that is known, and one that the module cannot do without.
+        taints.sort_by_key(|taint| (!taint.known, taint.weak));
         if let Some(place) = inherited.get_mut(index) {
             *place = taints.into_iter().next();
         }
@@ -53,7 +60,8 @@ fn of_needed(import: &Import<'_>) -> Option<InheritedTaint> {
     match import.provider {
         Provider::Needed { proprietary: Some(false), .. } => None,
         Provider::Needed { proprietary, .. } => {
-            Some(InheritedTaint { by: import.provider.describe(), known: proprietary.is_some() })
+            let (by, weak) = (import.provider.describe(), import.symbol.weak);
+            Some(InheritedTaint { by, known: proprietary.is_some(), weak })
         }
         _ => None,
     }

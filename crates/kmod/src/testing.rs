@@ -116,7 +116,8 @@ impl ModuleFile {
             let mut bytes = vec![0; 24];
             bytes.extend(b"from_struct\0");
             bytes.resize(self.size, 0);
-            sections.push(Section::loaded(".gnu.linkonce.this_module", bytes));
+            let section = Section::loaded(".gnu.linkonce.this_module", bytes);
+            sections.push(Section { flags: 3, ..section });
         }
         let info: Vec<String> = self.info.iter().map(|(key, value)| format!("{key}={value}\0")).collect();
         sections.push(Section::loaded(".modinfo", info.concat().into_bytes()));

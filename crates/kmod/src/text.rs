@@ -26,8 +26,8 @@ impl fmt::Display for CheckReport {
             let shared = shared_warnings(modules);
             rows(text, modules, &shared)?;
             for ((_, message), (first, modules)) in &shared {
-                writeln!(text, "warning, {} modules: {}", modules.len(), one_line(message))?;
-                writeln!(text, "  help: {}", one_line(&first.remedy))?;
+                let (kind, count) = (kind(first), modules.len());
+                writeln!(text, "{kind}, {count} modules: {}{}", one_line(message), details(first))?;
             }
             if load_order.len() > 1 {
                 writeln!(text, "load order: {}", names(load_order.iter().map(String::as_str)))?;
@@ -179,13 +179,33 @@ fn reasons<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
         .into_iter()
         .map(|(finding, count)| {
             let more = if count > 1 { format!(" (and {} more like it)", count - 1) } else { String::new() };
-            let kind = match finding.verdict {
-                Verdict::Loads => "warning",
-                other => other.as_str(),
-            };
-            format!("{kind}: {}{more}\n  help: {}", one_line(&finding.to_string()), one_line(&finding.remedy))
+            format!("{}: {}{more}{}", kind(finding), one_line(&finding.to_string()), details(finding))
         })
         .collect()
+}
+
+/// Names the kind of a finding and its rule, as compilers do: `refused[vermagic]`.
+fn kind(finding: &Finding) -> String {
+    let kind = match finding.verdict {
+        Verdict::Loads if finding.unproven => "unproven",
+        Verdict::Loads => "warning",
+        other => other.as_str(),
+    };
+    format!("{kind}[{}]", finding.rule)
+}
+
+/// Formats the place, the kernel's own answer, and the remedy, each on a line. Omits a place that the message names, and words
+/// such as `signature`, which are no place.
+fn details(finding: &Finding) -> String {
+    let Finding { subject, message, kernel_message, errno, remedy, .. } = finding;
+    let is_place = subject.contains(['.', '_']) && !message.contains(subject.as_str());
+    let place = is_place.then(|| ("at", subject.clone()));
+    let answer = kernel_message.as_ref().map(|words| match errno {
+        Some(errno) => ("kernel", format!("{words} ({errno})")),
+        None => ("kernel", words.clone()),
+    });
+    let lines = place.into_iter().chain(answer).chain([("help", remedy.clone())]);
+    lines.fold(String::new(), |text, (what, line)| format!("{text}\n  {what}: {}", one_line(&line)))
 }
 
 /// Replaces control characters: names come from untrusted files, and must not move a terminal's cursor or start a line.
@@ -200,13 +220,15 @@ mod tests {
 
     fn finding(rule: Rule, verdict: Verdict, symbol: &str) -> Finding {
         Finding {
-            rule,
-            verdict,
-            subject: symbol.to_owned(),
-            message: format!("disagrees about version of symbol {symbol}, exported by ib_core of mofed"),
             found: Some("0x00000004".to_owned()),
             wanted: Some("0x00000005".to_owned()),
-            remedy: "rebuild it against the exposed headers of mofed for 6.1.0-9-amd64".to_owned(),
+            ..Finding::new(
+                rule,
+                verdict,
+                symbol,
+                format!("disagrees about version of symbol {symbol}, exported by ib_core of mofed"),
+                "rebuild it against the exposed headers of mofed for 6.1.0-9-amd64",
+            )
         }
     }
 
@@ -259,15 +281,13 @@ mod tests {
 
     #[test]
     fn an_empty_payload_says_so() {
-        let missing = Finding {
-            rule: Rule::RequiredModule,
-            verdict: Verdict::Refused,
-            subject: "m".to_owned(),
-            message: "module m is required, and the payload does not hold it".to_owned(),
-            found: None,
-            wanted: None,
-            remedy: "look in the build log".to_owned(),
-        };
+        let missing = Finding::new(
+            Rule::RequiredModule,
+            Verdict::Refused,
+            "m",
+            "module m is required, and the payload does not hold it",
+            "look in the build log",
+        );
         let mut report = report(vec![missing], vec![]);
         report.verdict = Verdict::Refused;
         insta::assert_snapshot!(report.to_string());
@@ -288,7 +308,12 @@ mod tests {
             .into();
         modules[0].about.taints = vec![Taint::Proprietary, Taint::OutOfTree];
         modules[0].about.missing_firmware = vec!["nvidia/550.1/gsp_ga10x.bin".to_owned()];
-        modules[0].findings.push(finding(Rule::SymbolVersion, Verdict::Refused, "ib_free"));
+        let refused = finding(Rule::SymbolVersion, Verdict::Refused, "ib_free");
+        let words = "disagrees about version of symbol ib_free";
+        modules[0]
+            .findings
+            .push(Finding { subject: ".text+0x4".to_owned(), ..refused }.kernel("EINVAL", words));
+        modules[1].findings.push(finding(Rule::SymbolVersion, Verdict::Loads, "free").unproven());
         modules[0].verdict = Verdict::Refused;
         modules[1].about.shadows = Some("kernel/drivers/nvidia-uvm.ko".to_owned());
         modules[2].about.signed_by =

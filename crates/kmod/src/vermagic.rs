@@ -40,15 +40,17 @@ impl Vermagic {
     /// introduced the latter, and vendors backported both together, so either option counts.
     ///
     /// `preempt_rt` is normally tested after `preempt`, as seen in Debian's modules. Real-time kernels of 6.12 also set
-    /// `PREEMPT_BUILD` and have `preempt`; 6.1 kernels do not set it and have `preempt_rt`. The header of 7.2 tests
-    /// `preempt_rt` first, which only the header itself tells ([`VermagicHeaders`]).
+    /// `PREEMPT_BUILD` and have `preempt`; 6.1 kernels do not set it and have `preempt_rt`. The headers of 6.14 and 7.2 test
+    /// `preempt_rt` first.
     pub fn expected(release: &KernelRelease, arch: Architecture, config: &KernelConfig) -> Self {
         let mut text = format!("{release} ");
         if config.is_set("SMP") {
             text.push_str("SMP ");
         }
         let is_preemptible = config.is_set("PREEMPT_BUILD") || config.is_set("PREEMPT");
-        if config.is_set("PREEMPT_RT") && !is_preemptible {
+        let version = release.version();
+        let is_first = (version.major, version.minor) >= (6, 14);
+        if config.is_set("PREEMPT_RT") && (is_first || !is_preemptible) {
             text.push_str("preempt_rt ");
         } else if is_preemptible {
             text.push_str("preempt ");

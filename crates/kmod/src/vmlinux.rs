@@ -15,7 +15,7 @@ use object::{
 };
 
 use super::{
-    Btf, VmlinuzError,
+    Btf, ExtraKernelFacts, FactSource, Known, VmlinuzError,
     btf::u32_at,
     system_map::{ExportNames, MAX_EXPORTS, MAX_NAME},
     vmlinuz::Result,
@@ -31,6 +31,18 @@ const CHUNK: usize = 1 << 20;
 const BANNER: &[u8] = b"Linux version ";
 /// Maximum length of a release in bytes (`__NEW_UTS_LEN`).
 const MAX_RELEASE: usize = 64;
+
+/// Maximum length of the user and host that compiled a kernel, in bytes.
+const MAX_BUILDER: usize = 192;
+
+/// The first words of the message that a kernel prints when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Banner {
+    /// Release of the kernel.
+    pub release: String,
+    /// User and host that compiled it: `debian-kernel@lists.debian.org`.
+    pub builder: Option<String>,
+}
 
 /// A decompressed kernel in a file.
 ///
@@ -105,19 +117,43 @@ impl<F: Read + Seek> Vmlinux<F> {
         self.section(".BTF").map(|section| self.contents(&section)).transpose()
     }
 
-    /// Reads `X` of the `Linux version X` that the kernel prints when it starts.
+    /// Reads the kernel's facts beyond its header set.
+    pub fn facts(&mut self) -> Result<ExtraKernelFacts> {
+        let mut facts = ExtraKernelFacts::default();
+        if let Some(section) = self.btf()? {
+            facts.add_btf(&Btf::parse(&section)?, &FactSource::Btf);
+        }
+        facts.exports = self.exports()?.map(|value| Known { value, source: FactSource::KernelImage });
+        let builder = self.banner()?.and_then(|banner| banner.builder);
+        facts.builder = builder.map(|value| Known { value, source: FactSource::KernelImage });
+        Ok(facts)
+    }
+
+    /// Reads the kernel's release.
     pub fn release(&mut self) -> Result<Option<String>> {
+        Ok(self.banner()?.map(|banner| banner.release))
+    }
+
+    /// Reads the first words of the kernel's banner, `Linux version X (BUILDER) ...`: the release and who compiled it.
+    pub fn banner(&mut self) -> Result<Option<Banner>> {
         let (start, size) = match self.section(".rodata") {
             Some(section) => (section.offset, section.size),
             None => (0, self.length),
         };
         self.search(start, size, BANNER, |vmlinux, at| {
-            let text = vmlinux.read_up_to(at, (BANNER.len() + MAX_RELEASE + 1) as u64)?;
-            let release = text.get(BANNER.len()..).unwrap_or_default();
-            let end = release.iter().position(|&byte| byte == b' ').unwrap_or_default();
-            let release = String::from_utf8_lossy(release.get(..end).unwrap_or_default());
+            let text = vmlinux.read_up_to(at, (BANNER.len() + MAX_RELEASE + MAX_BUILDER) as u64)?;
+            let text = String::from_utf8_lossy(text.get(BANNER.len()..).unwrap_or_default()).into_owned();
             // Other messages contain the same words, followed by other text.
-            Ok(release.starts_with(|c: char| c.is_ascii_digit()).then(|| release.into_owned()))
+            let release = text.split_once(' ').filter(|(release, _)| {
+                release.len() <= MAX_RELEASE && release.starts_with(|c: char| c.is_ascii_digit())
+            });
+            Ok(release.map(|(release, rest)| {
+                let builder = rest.strip_prefix('(').and_then(|rest| rest.split_once(')'));
+                Banner {
+                    release: release.to_owned(),
+                    builder: builder.map(|(builder, _)| builder.to_owned()),
+                }
+            }))
         })
     }
 

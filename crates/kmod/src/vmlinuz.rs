@@ -5,11 +5,11 @@
 //! This is a custom parser: each header has only three relevant numbers, and the streams are untrusted, so each
 //! decompressor needs a limit.
 
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use liblzma::stream::Stream;
 
-use super::btf::u32_at;
+use super::{BtfError, btf::u32_at};
 
 /// Bytes at the start of an image that suffice to recognize its format.
 const START: u64 = 1024;
@@ -19,6 +19,8 @@ const MAX_XZ_MEMORY: u64 = 160 << 20;
 /// Maximum window of a zstd stream, as a power of two. The kernel's build compresses at level 22, whose window is 128
 /// MiB. Only as much of the window's memory is touched as the kernel is long.
 const MAX_ZSTD_WINDOW: u32 = 27;
+/// Maximum size of a decompressed kernel in bytes.
+const MAX_KERNEL: u64 = 2 << 30;
 /// First boot protocol version that contains the payload's position (Linux 2.6.26).
 const PAYLOAD_PROTOCOL: u16 = 0x0208;
 
@@ -66,6 +68,9 @@ pub enum VmlinuzError {
     /// The kernel is compressed with a method that this crate does not support.
     #[error("the kernel in the image is compressed with {0}, which farrier does not unpack")]
     Method(&'static str),
+    /// The kernel's type information cannot be read.
+    #[error("read the type information (BTF) of the kernel image")]
+    Btf(#[from] BtfError),
     /// The kernel is larger than any known kernel.
     #[error("the kernel in the image has more than {} MiB", .0 >> 20)]
     TooLarge(u64),
@@ -78,6 +83,7 @@ impl VmlinuzError {
             Self::Read(_) | Self::Damaged(_) | Self::TooLarge(_) => {
                 "the file is incomplete or damaged: fetch it again"
             }
+            Self::Btf(_) => "the image is damaged, or was built by a newer kernel than farrier supports",
             Self::Form => "give the kernel's vmlinuz, Image or vmlinux, as /boot has it",
             Self::Method(_) => {
                 "give the plain vmlinux instead (the kernel's scripts/extract-vmlinux makes it)"
@@ -144,7 +150,7 @@ fn compressed(image: &mut (impl Read + Seek), offset: u64, size: u64, length: u6
 
 impl Method {
     /// Recognizes the method by the first bytes (`compressed_formats` in `lib/decompress.c`).
-    fn of(start: &[u8]) -> Option<Self> {
+    pub(super) fn of(start: &[u8]) -> Option<Self> {
         const MAGIC: [(&[u8], Method); 9] = [
             (b"\x7fELF", Method::Plain),
             (b"\x1f\x8b", Method::Gzip),
@@ -188,6 +194,13 @@ pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Resul
         Method::Bzip2 => return Err(VmlinuzError::Method("bzip2")),
         Method::Lzo => return Err(VmlinuzError::Method("lzo")),
     })
+}
+
+/// Writes the decompressed kernel of a bootable image. Fails beyond 2 GiB: Debian's kernels have 60 MiB, and one with every
+/// debugging option has 300 MiB.
+pub fn unpack(reader: &mut dyn Read, out: &mut dyn Write) -> Result<()> {
+    let count = io::copy(&mut reader.take(MAX_KERNEL + 1), out)?;
+    if count > MAX_KERNEL { Err(VmlinuzError::TooLarge(MAX_KERNEL)) } else { Ok(()) }
 }
 
 fn read_at(file: &mut (impl Read + Seek), offset: u64, count: u64) -> io::Result<Vec<u8>> {

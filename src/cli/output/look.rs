@@ -28,7 +28,7 @@ const STATES: [(&str, &str, &str); 5] = [
     ("refused|failed|conflict|wrong", RED, "✕"),
     ("build|building|rewrite|rewrite later|change", CYAN, "▶"),
     ("queued|missing|wait|waiting", CYAN, "○"),
-    ("unknown|retrying|hold|skip|skipped|warning", YELLOW, "▲"),
+    ("unknown|unproven|retrying|hold|skip|skipped|warning", YELLOW, "▲"),
 ];
 
 /// Patterns of colored text: verdicts before reasons, a report's verdict, hints, and states that fill a
@@ -39,7 +39,7 @@ fn painted_words() -> [String; 5] {
     let words = STATES.map(|(words, ..)| words).join("|");
     let column = format!(r"(?m)(  )((?:[✓✕▶○▲] )?(?:{words}))(  |$)");
     [
-        r"(?m)(^|  )(refused:|unknown:|warning[:,])()".to_owned(),
+        r"(?m)(^|  )((?:refused|unknown|unproven|warning)\[[a-z-]+\])()".to_owned(),
         r"(?m)(\A.*: )(loads|unknown|refused)($)".to_owned(),
         r"(?m)(^|  )(help: .*)($)".to_owned(),
         column.clone(),
@@ -102,8 +102,8 @@ fn coloured(text: &str) -> String {
         |text, pattern| {
             let paint = |found: &Captures<'_>| {
                 let symbols = STATES.map(|(.., symbol)| symbol).concat() + " ";
-                let word = found[2].trim_start_matches(|c| symbols.contains(c)).trim_end_matches([':', ',']);
-                let colour = state(word).map_or(DIM, |(colour, _)| colour);
+                let word = found[2].trim_start_matches(|c| symbols.contains(c)).split('[').next();
+                let colour = word.and_then(state).map_or(DIM, |(colour, _)| colour);
                 format!("{}{colour}{}{RESET}{}", &found[1], &found[2], &found[3])
             };
             pattern.replace_all(&text, paint).into_owned()
@@ -118,10 +118,10 @@ mod tests {
     const REPORT: &str = "\
 payload on 6.1.0-9-amd64 (amd64): refused
 MODULE      VERDICT  REASON
-nvidia      refused  refused: disagrees about version of symbol ib_free: found 0x00000004, wanted 0x00000005
+nvidia      refused  refused[symbol-version]: disagrees about version of symbol ib_free: found 0x00000004, wanted 0x00000005
                        help: rebuild it against the exposed headers of mofed
 nvidia_uvm  loads
-warning, 2 modules: the module is not signed
+warning[signature], 2 modules: the module is not signed
   help: sign it
 load order: nvidia, nvidia_uvm
 ";
@@ -136,8 +136,8 @@ load order: nvidia, nvidia_uvm
         assert_eq!(bare, REPORT);
         assert!(coloured.starts_with("payload on 6.1.0-9-amd64 (amd64): \u{1b}[31mrefused\u{1b}[0m\n"));
         assert!(coloured.contains("\nnvidia_uvm  \u{1b}[32mloads\u{1b}[0m"), "{coloured}");
-        assert!(coloured.contains("\u{1b}[31mrefused:\u{1b}[0m disagrees"), "{coloured}");
-        assert!(coloured.contains("\u{1b}[33mwarning,\u{1b}[0m 2 modules"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[31mrefused[symbol-version]\u{1b}[0m: disagrees"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[33mwarning[signature]\u{1b}[0m, 2 modules"), "{coloured}");
         assert!(coloured.contains("\u{1b}[2m"), "{coloured}");
     }
 

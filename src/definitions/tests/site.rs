@@ -59,6 +59,7 @@ fn numbers_are_read_and_what_is_none_is_told() {
     assert_eq!((limits.per_node.get(), limits.distinct.get()), (8, 40));
     let signed = load("policy: {requireSigned: {atLeast: 2, keys: [a.pem, b.pem]}}").policy.require_signed;
     assert_eq!((signed.at_least(), signed.keys().len()), (2, 2));
+    assert_eq!(load("check: {unproven: deny}").check.unproven, farrier_core::site::UnprovenPolicy::Deny);
     let told = |spec: &str| mistakes(&[("site.yaml", &site(spec))]);
     for (spec, expected) in [
         ("kernelLimits: {perNode: many}", "site.yaml:5:27: expected a number, found \"many\""),

@@ -21,7 +21,7 @@ pub use stored::ListedHeaders;
 use super::{
     CARRY, FetchError, Fetcher, Lookup, Result, TREE,
     apt::{AptArchive, control},
-    header_tree::{read_header, read_header_set},
+    header_tree::{TreeError, read_header, read_header_set},
     kernel_packages::{Found, Place, Search},
     rpm::{self, Repositories},
 };
@@ -283,7 +283,7 @@ impl<'a> Headers<'a> {
         let (release, texts) = (target.release.clone(), texts.to_vec());
         let look = move || {
             let contains = |text: &HeaderText| {
-                let found = read_header(&set.root, &release, &text.header)?;
+                let found = read_header(&set.root, &release, &text.header).map_err(TreeError::Io)?;
                 Ok::<_, FetchError>(found.is_some_and(|found| text.is_in(&found)))
             };
             texts.iter().map(contains).collect::<Result<Vec<_>, _>>()

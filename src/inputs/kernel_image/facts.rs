@@ -1,14 +1,13 @@
 //! Adapter: reads facts about a kernel from its image and companion files.
 
 use std::{
-    fs::File as PlainFile,
-    io::{self, BufReader, Read, Write},
+    io::{self, BufReader},
     path::{Path, PathBuf},
 };
 
 use farrier_core::kernel::KernelRelease;
 use fs_err::{self as fs, File};
-use kmod::{self, Btf, ExtraKernelFacts, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names};
+use kmod::{self, ExtraKernelFacts, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names};
 use oci::client::chain as error_chain;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -20,14 +19,12 @@ use crate::{
     payload::{self, DecompressionBudget},
 };
 
-/// Maximum size of a decompressed kernel in bytes. Debian's have 60 MiB; one with every debugging option has 300.
-const MAX_KERNEL: u64 = 2 << 30;
 /// Maximum size of an index file in bytes; `modules.dep` of a distribution kernel has 1 MB.
 const MAX_INDEX: u64 = 64 << 20;
 /// Kind of the cache's records.
 const KIND: &str = "kernel-facts";
 /// Format version; change it when the same image gives other facts.
-const FORMAT: &str = "kernel-facts-3";
+const FORMAT: &str = "kernel-facts-4";
 
 /// Facts from the image itself, as recorded.
 #[derive(Debug, Serialize, Deserialize)]
@@ -139,46 +136,16 @@ fn read_image(path: &Path) -> Result<ImageFacts> {
     let payload = kmod::locate(&mut file).map_err(wrong)?;
     let plain = payload.method == kmod::Method::Plain && payload.offset == 0;
     if !plain {
+        // A file instead of memory: a kernel is larger than everything else that a check holds.
+        let mut unpacked = tempfile::tempfile().map_err(|source| wrong(source.into()))?;
         let mut reader = kmod::kernel(&mut file, &payload).map_err(wrong)?;
-        let unpacked = decompress(reader.as_mut()).map_err(wrong)?;
+        kmod::unpack(reader.as_mut(), &mut unpacked).map_err(wrong)?;
         drop(reader);
         file = unpacked;
     }
     let mut vmlinux = Vmlinux::open(file).map_err(wrong)?;
-    let mut facts = ExtraKernelFacts::default();
-    if let Some(section) = vmlinux.btf().map_err(wrong)? {
-        let btf = Btf::parse(&section).map_err(|source| {
-            let hint = "the image is damaged, or was built by a newer kernel than farrier supports";
-            unfit(&format!("read the type information (BTF) in {}", path.display()), &source, hint)
-        })?;
-        add_btf(&mut facts, &btf, &FactSource::Btf);
-    }
-    let exports = vmlinux.exports().map_err(wrong)?;
-    facts.exports = exports.map(|value| Known { value, source: FactSource::KernelImage });
-    Ok(ImageFacts { release: vmlinux.release().map_err(wrong)?, beyond_headers: facts })
-}
-
-/// Decompresses to a file instead of memory: a kernel is larger than everything else that a check holds.
-fn decompress(reader: &mut dyn Read) -> Result<PlainFile, VmlinuzError> {
-    let mut file = tempfile::tempfile()?;
-    let mut buffer = vec![0; 128 << 10];
-    let mut total = 0;
-    loop {
-        let count = reader.read(&mut buffer)?;
-        let Some(bytes) = buffer.get(..count).filter(|bytes| !bytes.is_empty()) else { return Ok(file) };
-        total += count as u64;
-        if total > MAX_KERNEL {
-            return Err(VmlinuzError::TooLarge(MAX_KERNEL));
-        }
-        file.write_all(bytes)?;
-    }
-}
-
-/// Adds facts from the kernel's type information. Its struct size takes precedence over the size from one module.
-pub(super) fn add_btf(facts: &mut ExtraKernelFacts, btf: &Btf<'_>, source: &FactSource) {
-    facts.btf_base = Some(Known { value: btf.base(), source: source.clone() });
-    let size = btf.size_of_struct("module").map(|value| Known { value, source: source.clone() });
-    facts.module_size = size.or(facts.module_size.take());
+    let beyond_headers = vmlinux.facts().map_err(wrong)?;
+    Ok(ImageFacts { release: vmlinux.release().map_err(wrong)?, beyond_headers })
 }
 
 /// Adds facts from the kernel's own module directory. Reads the index files and one module; lists the modules themselves if a
@@ -251,6 +218,7 @@ fn walk(directory: &Path, index: &mut InTree) -> io::Result<()> {
 fn combine(image: ExtraKernelFacts, companions: ExtraKernelFacts) -> ExtraKernelFacts {
     ExtraKernelFacts {
         btf_base: image.btf_base,
+        builder: image.builder,
         module_size: image.module_size.or(companions.module_size),
         exports: image.exports.or(companions.exports),
         ..companions

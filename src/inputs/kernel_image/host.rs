@@ -10,11 +10,7 @@ use farrier_core::kernel::{Architecture, KernelRelease, ReleaseError};
 use fs_err::File;
 use kmod::{Btf, ExtraKernelFacts, FactSource, KernelConfig, KernelFacts, Known, exported_names};
 
-use super::{
-    KernelImage,
-    facts::{add_btf, add_modules},
-    unfit,
-};
+use super::{KernelImage, facts::add_modules, unfit};
 use crate::inputs::{
     FetchError, Result,
     header_tree::{TreeError, read_header_set},
@@ -75,7 +71,7 @@ fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<ExtraKernelFac
         let btf = Btf::parse(&bytes).map_err(|error| {
             unfit(&format!("read the type information (BTF) in {}", path.display()), &error, HINT)
         })?;
-        add_btf(&mut facts, &btf, &host);
+        facts.add_btf(&btf, &host);
     }
     facts.exports = exports(root, release)?;
     facts.enforces_signatures = enforces_signatures(root)?.map(|value| Known { value, source: host });

@@ -35,7 +35,9 @@ fn every_in_tree_module_loads_on_its_own_kernel() {
         required: &required,
         files: None,
     });
-    let findings: Vec<_> = report.modules.iter().filter(|m| !m.findings.is_empty()).collect();
+    // In-tree modules of unsigned packages get a warning about Secure Boot.
+    let findings = report.modules.iter().flat_map(|module| &module.findings);
+    let findings: Vec<_> = findings.filter(|finding| finding.rule != Rule::Signature).collect();
     assert!(findings.is_empty() && report.findings.is_empty(), "{findings:#?} {:#?}", report.findings);
     assert_eq!(report.verdict, Verdict::Loads);
     assert_eq!(report.load_order.len(), modules.len());

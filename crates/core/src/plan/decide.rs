@@ -106,7 +106,9 @@ pub(super) fn decide(
     if failure.is_none() {
         lookups.failures.insert(input_hash);
     }
-    let failure = failure.and_then(Option::as_ref).filter(|failure| failure.applies_to(spec));
+    let failure = failure
+        .and_then(Option::as_ref)
+        .filter(|failure| failure.applies_to(spec, &inputs.definitions().site));
     match observed.headers.get(&cell.target) {
         Some(state) => {
             if let Some(why) = cannot_build(inputs, image, cell, state) {

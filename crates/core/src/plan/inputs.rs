@@ -17,6 +17,7 @@ use crate::{
     },
     kmod::Verdict,
     oci::ImageFacts,
+    site::{SiteCheck, SiteSpec},
 };
 
 /// All inputs of a plan.
@@ -182,14 +183,17 @@ pub struct Failure {
     /// Check settings of the definition, where they caused the failure. With weaker settings the same inputs may
     /// succeed.
     pub under: Option<CheckSpec>,
+    /// Check settings of the site, where they caused the failure.
+    pub under_site: Option<SiteCheck>,
     /// Deadline that stopped the build. With a longer deadline the same inputs may succeed.
     pub deadline: Option<Period>,
 }
 
 impl Failure {
-    /// Whether the same inputs would fail again with the definition's current check settings and deadline.
-    pub fn applies_to(&self, spec: &DriverImageSpec) -> bool {
+    /// Whether the same inputs would fail again with the current check settings and deadline.
+    pub fn applies_to(&self, spec: &DriverImageSpec, site: &SiteSpec) -> bool {
         self.under.is_none_or(|under| under == spec.check)
+            && self.under_site.is_none_or(|under| under == site.check)
             && self.deadline.is_none_or(|deadline| spec.build.deadline <= deadline)
     }
 }

@@ -18,7 +18,7 @@ pub use builds::{Builds, PodAdditions};
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
 pub use mirrors::{Images, MirrorRule, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, Login, Proxy};
-pub use policy::{Policy, RequireSigned, Signatures};
+pub use policy::{Policy, RequireSigned, Signatures, SiteCheck, UnprovenPolicy};
 pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
 
@@ -58,6 +58,7 @@ impl SiteSpec {
             module_signing,
             image_signing,
             policy: _,
+            check: _,
             kernel_limits: _,
             storage: _,
             builds: _,
@@ -116,6 +117,9 @@ pub struct SiteSpec {
     /// Requirements for images before a rollout.
     #[serde(default, skip_serializing_if = "Policy::is_empty")]
     pub policy: Policy,
+    /// Requirements of the load check, for all images.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub check: SiteCheck,
     /// Limits on the kernels that nodes report.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kernel_limits: KernelLimits,
@@ -140,6 +144,7 @@ impl SiteSpec {
             module_signing: _,
             image_signing: _,
             policy: _,
+            check: _,
             kernel_limits: _,
             storage: _,
             builds: _,

@@ -21,6 +21,28 @@ pub struct Policy {
     pub require_signed: RequireSigned,
 }
 
+/// Requirements of the load check.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SiteCheck {
+    /// Treatment of modules that the kernel loads although it lacks a protection, such as symbol versions, and that nothing
+    /// proves to fit the kernel.
+    #[serde(default)]
+    pub unproven: UnprovenPolicy,
+}
+
+/// Treatment of modules that nothing proves to fit the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum UnprovenPolicy {
+    /// Publish the payload, with a warning.
+    #[default]
+    Allow,
+    /// Do not publish the payload: its verdict is `unknown`, and `check.unknown` of the definition does not permit it. Images that
+    /// are already published stay.
+    Deny,
+}
+
 impl Policy {
     /// Whether nothing is required.
     pub fn is_empty(&self) -> bool {

@@ -18,17 +18,12 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     };
     let release = &kernel.release;
     let rebuild = "rebuild the module, or take the section off with objcopy --remove-section .BTF";
-    let btf = match btf {
-        Ok(btf) => btf,
-        Err(error) => {
-            findings.push(finding(Verdict::Refused, &error.to_string(), rebuild.to_owned()));
-            return;
-        }
-    };
-    // Since Linux 6.11, the kernel matches types by name if the module contains the base of its BTF (`.BTF.base`).
-    let relocated = module.btf_base && kernel.since(6, 11);
-    let fit = kernel.beyond_headers.btf_base.as_ref().filter(|_| !relocated).map(|base| btf.fit(base.value));
-    findings.push(match fit {
+    if let Err(error) = btf {
+        findings.push(finding(Verdict::Refused, &error.to_string(), rebuild.to_owned()));
+        return;
+    }
+    let relocated = subject.relocates_btf();
+    findings.push(match subject.btf_fit() {
         Some(Fit::Yes) => return,
         Some(Fit::No(what)) => {
             finding(Verdict::Refused, &format!("the type information {what}"), rebuild.to_owned())

@@ -36,7 +36,8 @@ pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             (None, None) => continue,
         };
         let message = format!("exports symbol {name}, which {owner} exports, too");
-        findings.push(Finding::new(Rule::DuplicateExport, Verdict::Refused, name, message, remedy));
+        let finding = Finding::new(Rule::DuplicateExport, Verdict::Refused, name, message, remedy);
+        findings.push(finding.kernel("ENOEXEC", format!("exports duplicate symbol {name}")));
     }
 }
 

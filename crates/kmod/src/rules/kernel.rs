@@ -36,7 +36,8 @@ pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     if subject.module.field("livepatch").is_some() && !subject.kernel.config.is_set("LIVEPATCH") {
         let message = "module is marked as livepatch module, but livepatch support is disabled";
         let remedy = "use a kernel with CONFIG_LIVEPATCH";
-        findings.push(Finding::new(Rule::Kernel, Verdict::Refused, "livepatch", message, remedy));
+        let finding = Finding::new(Rule::Kernel, Verdict::Refused, "livepatch", message, remedy);
+        findings.push(finding.kernel("ENOEXEC", message));
     }
 }
 

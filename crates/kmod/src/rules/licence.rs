@@ -9,10 +9,16 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let licence = module.field("license").unwrap_or("unspecified");
     let (verdict, reason) = match (module.is_gpl_compatible(), subject.taint) {
         (false, _) => (Verdict::Refused, "but the module's license is not compatible".to_owned()),
-        (true, Some(InheritedTaint { by, known: true })) => {
-            (Verdict::Refused, format!("but the module also uses symbols of {by}, which is proprietary"))
+        (true, Some(InheritedTaint { by, known: true, weak })) => {
+            let reason = format!("but the module also uses symbols of {by}, which is proprietary");
+            // Which of the two the kernel resolves first decides whether it looks for the other.
+            if *weak {
+                (Verdict::Unknown, format!("{reason}, if it finds them"))
+            } else {
+                (Verdict::Refused, reason)
+            }
         }
-        (true, Some(InheritedTaint { by, known: false })) => {
+        (true, Some(InheritedTaint { by, known: false, .. })) => {
             (Verdict::Unknown, format!("and no source has the license of {by}, whose symbols it also uses"))
         }
         (true, None) => return,
@@ -25,9 +31,15 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         findings.push(subject.symvers_needed(Rule::Licence, message));
     }
     for import in subject.imports {
-        if !import.provider.export().is_some_and(|export| export.gpl_only) || import.symbol.weak {
+        if !import.provider.export().is_some_and(|export| export.gpl_only) {
             continue;
         }
+        // A weak symbol that the kernel resolves first keeps the module from those of the proprietary one.
+        let verdict = match subject.taint {
+            _ if !import.symbol.weak => verdict,
+            Some(taint) if module.is_gpl_compatible() && !taint.weak => Verdict::Unknown,
+            _ => continue,
+        };
         let name = &import.symbol.name;
         let exporter = import.provider.describe();
         let message = format!("symbol {name}, exported by {exporter}, is for GPL modules only, {reason}");
@@ -38,7 +50,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         } else {
             let remedy = "use the vendor's open modules, or a driver version that does not use this symbol";
             let finding = Finding::new(Rule::Licence, verdict, name, message, remedy);
-            finding.found(licence).wanted("a GPL-compatible license")
+            let words = format!("Unknown symbol {name} (err -2)");
+            finding.found(licence).wanted("a GPL-compatible license").kernel("ENOENT", words)
         });
     }
 }

@@ -3,7 +3,7 @@
 mod btf;
 mod conflict;
 mod kernel;
-mod layout;
+pub(crate) mod layout;
 mod licence;
 mod namespace;
 mod object;
@@ -14,7 +14,9 @@ mod vermagic;
 
 use std::collections::BTreeMap;
 
-use crate::{Finding, KernelFacts, Module, Rule, Verdict, resolve::Import, taint::InheritedTaint};
+use crate::{
+    Difference, Finding, KernelFacts, Module, Rule, Verdict, btf::Fit, resolve::Import, taint::InheritedTaint,
+};
 
 /// A module with the context that rules need.
 pub(crate) struct Subject<'a> {
@@ -29,11 +31,52 @@ pub(crate) struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// Verdict for a module without vermagic or symbol versions (`try_to_force_load`). With `CONFIG_MODULE_FORCE_LOAD` the
-    /// kernel skips the check and taints itself, so whether the module fits is unknown. Otherwise the kernel refuses the
-    /// module.
-    pub fn force_load_verdict(&self) -> Verdict {
-        if self.kernel.config.is_set("MODULE_FORCE_LOAD") { Verdict::Unknown } else { Verdict::Refused }
+    /// Finding about a module without vermagic or symbol versions (`try_to_force_load`). With `CONFIG_MODULE_FORCE_LOAD` the
+    /// kernel skips the check and taints itself (`F`). Otherwise it refuses the module.
+    pub fn force_load(&self, rule: Rule, subject: &str, message: &str, remedy: String) -> Finding {
+        let (verdict, consequence) = if self.kernel.config.is_set("MODULE_FORCE_LOAD") {
+            (Verdict::Loads, "the kernel skips the check and taints itself (CONFIG_MODULE_FORCE_LOAD)")
+        } else {
+            (Verdict::Refused, "the kernel refuses it")
+        };
+        let finding = Finding::new(rule, verdict, subject, format!("{message}: {consequence}"), remedy);
+        if verdict == Verdict::Loads { finding.unproven() } else { finding }
+    }
+
+    /// Advice for a module that differs from the kernel. If the module agrees with the header set, it was built against it, and
+    /// then the header set differs from the kernel.
+    pub fn rebuild(&self) -> String {
+        let release = &self.kernel.release;
+        if self.agrees_with_headers() {
+            format!(
+                "install the headers of exactly this build of {release}, and rebuild it: the given header set, which it was \
+                 built against, belongs to another build"
+            )
+        } else {
+            format!("rebuild it against the header set of {release}")
+        }
+    }
+
+    /// Whether the module's vermagic and its version of `module_layout` are those of the header set.
+    pub fn agrees_with_headers(&self) -> bool {
+        let (kernel, layout) = (self.kernel, "module_layout");
+        let of_headers = kernel.symbols.as_ref().and_then(|table| table.get(layout)).map(|symbol| symbol.crc);
+        let own = self.module.versions_for(kernel).and_then(|versions| versions.get(layout).copied());
+        let magic = self.module.vermagic().map(|magic| kernel.header_vermagic().compare(magic, false));
+        magic == Some(Difference::None) && own.is_some() && own == of_headers
+    }
+
+    /// Whether the module's type information continues the kernel's. `None` if no source tells, or if the kernel matches types by
+    /// name, as it does for modules with `.BTF.base` since Linux 6.11 and RHEL 9.6.
+    pub fn btf_fit(&self) -> Option<Fit> {
+        let btf = self.module.btf.as_ref()?.as_ref().ok()?;
+        let base = self.kernel.beyond_headers.btf_base.as_ref().filter(|_| !self.relocates_btf())?;
+        Some(btf.fit(base.value))
+    }
+
+    /// Whether the kernel matches the module's types by name.
+    pub fn relocates_btf(&self) -> bool {
+        self.module.btf_base && (self.kernel.since(6, 11) || self.kernel.is_rhel_9_since(570))
     }
 
     /// Finding about symbols that cannot be resolved without `Module.symvers`.
@@ -47,12 +90,17 @@ impl Subject<'_> {
 type Check = fn(&Subject<'_>, &mut Vec<Finding>);
 
 /// All rules, in the loader's order.
-const RULES: [Check; 22] = [
+const RULES: [Check; 27] = [
     kernel::modules,
     kernel::load_pin,
     signature::check,
     object::machine,
     object::sections,
+    layout::section_names,
+    layout::symbol_names,
+    layout::alignment,
+    layout::this_module,
+    layout::over_headers,
     object::module_size,
     vermagic::check,
     kernel::livepatch,

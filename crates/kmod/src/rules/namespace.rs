@@ -16,16 +16,19 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     findings.extend(of_modules.filter(|_| kernel.since(6, 16)).map(|name| {
         let message = format!("module tries to import module namespace: {name}");
         let remedy = "remove the MODULE_IMPORT_NS: modules in the list need none";
-        Finding::new(Rule::Namespace, Verdict::Refused, name, message, remedy)
+        Finding::new(Rule::Namespace, Verdict::Refused, name, &message, remedy).kernel("EPERM", &message)
     }));
     for import in subject.imports {
         let Some(namespace) = import.provider.export().and_then(|export| export.namespace) else { continue };
         let name = &import.symbol.name;
         let exporter = import.provider.describe();
         let finding = |verdict, message: String, remedy: String| {
-            Finding::new(Rule::Namespace, verdict, name, message, remedy).wanted(namespace)
+            let finding = Finding::new(Rule::Namespace, verdict, name, message, remedy).wanted(namespace);
+            let words =
+                format!("module uses symbol ({name}) from namespace {namespace}, but does not import it.");
+            if allowed { finding } else { finding.kernel("EINVAL", words) }
         };
-        if let Some(modules) = namespace.strip_prefix(MODULES) {
+        if let Some(modules) = namespace.strip_prefix(MODULES).filter(|_| kernel.since(6, 16)) {
             if !names(modules, &module.name) {
                 findings.push(finding(
                     verdict,

@@ -12,6 +12,7 @@ pub(super) fn machine(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     if module != kernel {
         let (message, remedy) = ("the object is for another processor", format!("build it for {kernel}"));
         let finding = Finding::new(Rule::Elf, Verdict::Refused, "machine", message, remedy);
+        let finding = finding.kernel("ENOEXEC", "Invalid architecture in ELF header");
         findings.push(finding.found(module.gnu_name()).wanted(kernel.gnu_name()));
     }
 }
@@ -20,7 +21,7 @@ pub(super) fn machine(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 /// f3b93547b91a, "module: add sanity check for ELF module section"). Earlier versions use the first, which may be the
 /// wrong one.
 pub(super) fn sections(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    let verdict = if subject.kernel.since(6, 4) { Verdict::Refused } else { Verdict::Unknown };
+    let verdict = if subject.kernel.counts_sections() { Verdict::Refused } else { Verdict::Unknown };
     findings.extend(subject.module.repeated.iter().map(|section| {
         let message = format!("the module has more than one section {section}");
         let remedy = "link it with the kernel's own makefiles, which merge such sections";
@@ -44,7 +45,7 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     match &kernel.beyond_headers.module_size {
         Some(known) if known.value == size => {}
         Some(known) => {
-            let (verdict, consequence) = if kernel.since(6, 4) {
+            let (verdict, consequence) = if kernel.counts_sections() {
                 (Verdict::Refused, "")
             } else {
                 (Verdict::Unknown, "; before Linux 6.4 the kernel does not compare, and reads it wrongly")
@@ -53,9 +54,12 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             let message = format!(
                 "struct module differs in size from the kernel's, according to {source}{consequence}"
             );
-            let remedy =
-                format!("rebuild it against the header set of {}, with its configuration", kernel.release);
-            findings.push(finding(verdict, message, remedy).wanted(bytes(known.value)));
+            let words = format!(
+                "{THIS_MODULE} section size must match the kernel's built struct module size at run time"
+            );
+            let finding = finding(verdict, message, subject.rebuild()).wanted(bytes(known.value));
+            let is_refused = verdict == Verdict::Refused;
+            findings.push(if is_refused { finding.kernel("ENOEXEC", words) } else { finding });
         }
         None if layout_has_a_version(subject) => {}
         None => findings.push(finding(

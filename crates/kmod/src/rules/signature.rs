@@ -8,6 +8,10 @@
 use super::Subject;
 use crate::{FactSource, Finding, KernelFacts, Known, Rule, Signature, Verdict};
 
+/// Advice for a module that is signed by a key that the kernel may not have.
+const COMPARE_KEYS: &str = "compare the key with the kernel's (keyctl list %:.builtin_trusted_keys, mokutil --list-enrolled), \
+                            or boot the kernel";
+
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     if !kernel.config.is_set("MODULE_SIG") {
@@ -19,10 +23,22 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let sign = "sign it with a key that the kernel trusts, after everything that changes the file";
     let enforced = kernel.enforces_signatures();
     let (verdict, because) = forgiven(kernel, enforced.as_ref());
+    let locks_down = enforced.is_none() && kernel.can_lock_down();
+    let kernel_says = |finding: Finding, what: &str| {
+        // Under lockdown the message has the name of the program that loads the module.
+        let is_refused = finding.verdict == Verdict::Refused && !kernel.is_locked_down();
+        if is_refused {
+            finding.kernel("EKEYREJECTED", format!("Loading of {what} is rejected"))
+        } else {
+            finding
+        }
+    };
     findings.push(match &subject.module.signature {
         // Drivers are rarely signed when they are built. The report's taints already show a missing signature.
-        Signature::None if verdict == Verdict::Loads => return,
-        Signature::None => finding(verdict, format!("the module is not signed: {because}"), sign),
+        Signature::None if verdict == Verdict::Loads && !locks_down => return,
+        Signature::None => {
+            kernel_says(finding(verdict, format!("the module is not signed: {because}"), sign), "unsigned module")
+        }
         Signature::Buried(after) => {
             let bytes = if *after == 1 { "1 byte follows".to_owned() } else { format!("{after} bytes follow") };
             finding(
@@ -33,7 +49,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         }
         Signature::Malformed(what) => finding(
             Verdict::Refused,
-            format!("the signature {what}: the kernel returns EBADMSG, whether or not it enforces signatures"),
+            format!("the signature {what}: the kernel refuses it, whether or not it enforces signatures"),
             "sign it again with the kernel's scripts/sign-file, or take the signature off with strip",
         ),
         Signature::Unsupported(kind) => finding(
@@ -43,16 +59,23 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         )
         .found(format!("kind {kind}"))
         .wanted("kind 2"),
-        Signature::By(_) | Signature::Unread(_) if enforced.as_ref().is_none_or(|known| !known.value) => return,
         Signature::By(signer) if kernel.beyond_headers.trusted_keys.contains(&signer.key_id) => return,
+        Signature::By(signer) if verdict == Verdict::Loads => {
+            // The kernel's own modules are signed with a key that the kernel has.
+            if !locks_down || subject.module.field("intree").is_some() {
+                return;
+            }
+            let signer = signer.name.as_deref().unwrap_or(&signer.key_id);
+            finding(verdict, format!("the kernel may lack the key of {signer}: {because}"), COMPARE_KEYS)
+        }
+        Signature::Unread(_) if verdict == Verdict::Loads => return,
         Signature::By(signer) => finding(
             Verdict::Unknown,
             format!(
                 "the signature is well-formed, and only the kernel's keys can tell whether it is valid (signed by {})",
                 signer.name.as_deref().unwrap_or(&signer.key_id)
             ),
-            "compare the key with the kernel's (keyctl list %:.builtin_trusted_keys, mokutil --list-enrolled), or \
-             boot the kernel",
+            COMPARE_KEYS,
         ),
         Signature::Unread(what) => finding(
             Verdict::Unknown,
@@ -77,9 +100,10 @@ fn forgiven(kernel: &KernelFacts, enforced: Option<&Known<bool>>) -> (Verdict, S
             (Verdict::Refused, because)
         }
         Some(Known { value: false, .. }) => (Verdict::Loads, loads.to_owned()),
-        None => {
-            let unless = "unless it is locked down (Secure Boot) or started with module.sig_enforce";
-            (Verdict::Loads, format!("{loads}, {unless}"))
+        None if kernel.can_lock_down() => {
+            let unless = "under Secure Boot it locks itself down and refuses the module";
+            (Verdict::Loads, format!("{loads}, but {unless}"))
         }
+        None => (Verdict::Loads, format!("{loads}, unless it is started with module.sig_enforce")),
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::Subject;
-use crate::{ExtendedVersions, Finding, Rule, Verdict, module::crc_text, resolve::Provider};
+use crate::{ExtendedVersions, Finding, Rule, Verdict, btf::Fit, module::crc_text, resolve::Provider};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, module) = (subject.kernel, subject.module);
@@ -22,30 +22,25 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         ));
     }
     if !kernel.config.is_set("MODVERSIONS") {
+        findings.extend(kernel_without_versions(subject));
         return;
     }
     if exports_lack_versions(subject) {
-        let (message, remedy) = ("no versions for exported symbols", "build it with CONFIG_MODVERSIONS");
-        let verdict = subject.force_load_verdict();
-        findings.push(Finding::new(Rule::SymbolVersion, verdict, "__kcrctab", message, remedy));
+        let (message, remedy) =
+            ("no versions for exported symbols", "build it with CONFIG_MODVERSIONS".to_owned());
+        findings.push(subject.force_load(Rule::SymbolVersion, "__kcrctab", message, remedy));
     }
     let Some(versions) = module.versions_for(kernel) else {
-        findings.push(Finding::new(
-            Rule::SymbolVersion,
-            subject.force_load_verdict(),
-            "__versions",
-            "the module carries no symbol versions, so the kernel loads it only by force, or not at all",
-            format!(
-                "rebuild it with the Module.symvers of {} in the build tree, and do not strip __versions",
-                kernel.release
-            ),
-        ));
+        let message = "the module carries no symbol versions";
+        let remedy = format!("{}, and do not strip __versions", with_symvers(subject));
+        findings.push(subject.force_load(Rule::SymbolVersion, "__versions", message, remedy));
         return;
     };
     findings.extend(module_layout(subject, versions));
     let is_extended = reads_extended_versions(subject);
     findings.extend(named(subject));
     findings.extend(foreign_headers(subject));
+    let mut unversioned = Vec::new();
     for import in subject.imports {
         let Some(mut export) = import.provider.export() else { continue };
         if let (Provider::Kernel(_), Some(own)) = (&import.provider, own_versions(subject)) {
@@ -53,20 +48,35 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         }
         let name = import.symbol.name.as_str();
         let exporter = import.provider.describe();
+        let own = versions.get(name).copied();
         let finding = |verdict, message: String| {
-            let remedy = remedy(subject, &import.provider);
+            let remedy = remedy(subject, &import.provider, own);
             Finding::new(Rule::SymbolVersion, verdict, name, message, remedy)
         };
-        findings.push(match (versions.get(name).copied(), export.crc) {
+        if !is_extended && module.layout.wide_versions.contains(name) {
+            let message =
+                format!("disagrees about version of symbol {name}: the module's has more than 32 bits");
+            findings.push(finding(Verdict::Refused, message).kernel("EINVAL", disagrees(name)));
+            continue;
+        }
+        findings.push(match (own, export.crc) {
             (Some(found), Some(wanted)) if found == wanted => continue,
             (Some(found), Some(wanted)) => {
                 let message = format!("disagrees about version of symbol {name}, exported by {exporter}");
-                finding(Verdict::Refused, message).found(crc_text(found)).wanted(crc_text(wanted))
+                let finding = finding(Verdict::Refused, message).kernel("EINVAL", disagrees(name));
+                finding.found(crc_text(found)).wanted(crc_text(wanted))
             }
-            // An export without a version, for example from assembly without a prototype.
-            (None, Some(0) | None) => continue,
+            // An export without a version, for example from assembly without a prototype, in an image without versions.
+            (None, None) => {
+                unversioned.push(name);
+                continue;
+            }
+            (None, Some(0)) if !matches!(import.provider, Provider::Kernel(_)) || !is_debian(subject) => {
+                unversioned.push(name);
+                continue;
+            }
             (None, Some(wanted)) => {
-                let (verdict, consequence) = missing(is_extended);
+                let (verdict, consequence) = missing(subject, is_extended);
                 let message = format!("no symbol version for {name}, exported by {exporter}: {consequence}");
                 finding(verdict, message).wanted(crc_text(wanted))
             }
@@ -76,6 +86,39 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             }
         });
     }
+    findings.extend(without_versions(&unversioned));
+}
+
+/// Warns that the kernel compares no versions, unless the module's type information shows that it was compiled beside this
+/// kernel's image.
+fn kernel_without_versions(subject: &Subject<'_>) -> Option<Finding> {
+    let message = "the kernel compares no symbol versions (CONFIG_MODVERSIONS is off): it loads a module that was compiled \
+                   with other structures, too";
+    let remedy = format!(
+        "build it with BTF beside the vmlinux of {} and provide the kernel image, or test the module on that kernel",
+        subject.kernel.release
+    );
+    let finding = Finding::new(Rule::SymbolVersion, Verdict::Loads, "CONFIG_MODVERSIONS", message, remedy);
+    (subject.btf_fit() != Some(Fit::Yes)).then(|| finding.unproven())
+}
+
+/// Warns about imports whose exporters have no version.
+fn without_versions(names: &[&str]) -> Option<Finding> {
+    let (first, more) = names.split_first()?;
+    let message =
+        format!("the exporter of symbol {first} and of {} more has no versions to compare", more.len());
+    let remedy = "build the exporter with CONFIG_MODVERSIONS, or test the module on this kernel";
+    Some(Finding::new(Rule::SymbolVersion, Verdict::Loads, *first, message, remedy).unproven())
+}
+
+/// Words of the kernel about a version that differs.
+fn disagrees(name: &str) -> String {
+    format!("disagrees about version of symbol {name}")
+}
+
+/// Advice for a module that lacks versions.
+fn with_symvers(subject: &Subject<'_>) -> String {
+    format!("rebuild it with the Module.symvers of {} in the build tree", subject.kernel.release)
 }
 
 /// Whether the kernel reads the module's extended table.
@@ -91,13 +134,21 @@ fn exports_lack_versions(subject: &Subject<'_>) -> bool {
 }
 
 /// Verdict for a symbol that the module's table of versions lacks. `check_version` only warns. In Debian's kernels it refuses
-/// the module, unless the table is an extended one. The headers do not tell which of the two a kernel does.
-fn missing(is_extended: bool) -> (Verdict, &'static str) {
+/// the module, unless the table is an extended one. The headers do not tell whose kernel it is, and other distributions may
+/// have taken over the change.
+fn missing(subject: &Subject<'_>, is_extended: bool) -> (Verdict, &'static str) {
     if is_extended {
         (Verdict::Loads, "the kernel warns and loads it")
+    } else if is_debian(subject) {
+        (Verdict::Refused, "Debian's kernels refuse it")
     } else {
         (Verdict::Unknown, "Debian's kernels refuse it, others warn and load it")
     }
+}
+
+fn is_debian(subject: &Subject<'_>) -> bool {
+    let builder = subject.kernel.beyond_headers.builder.as_ref();
+    builder.is_some_and(|known| known.value.ends_with("@lists.debian.org"))
 }
 
 /// Versions of the kernel's symbols, from an in-tree module.
@@ -144,21 +195,21 @@ fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Opt
     let wanted = own_versions(subject).and_then(|own| own.get(name).copied()).or(of_headers)?;
     let Some(found) = versions.get(name).copied() else {
         let is_extended = reads_extended_versions(subject);
-        let (verdict, consequence) = missing(is_extended);
+        let (verdict, consequence) = missing(subject, is_extended);
         let message =
             format!("no symbol version for {name}, the kernel's structure of modules: {consequence}");
-        let remedy =
-            format!("rebuild it with the Module.symvers of {} in the build tree", subject.kernel.release);
-        let finding = Finding::new(Rule::SymbolVersion, verdict, name, message, remedy);
+        let finding = Finding::new(Rule::SymbolVersion, verdict, name, message, with_symvers(subject));
         return (wanted != 0).then(|| finding.wanted(crc_text(wanted)));
     };
+    let is_wide = !reads_extended_versions(subject) && subject.module.layout.wide_versions.contains(name);
     let message = format!("disagrees about version of symbol {name}, the kernel's structure of modules");
-    let remedy = format!("rebuild it against the header set of {}", subject.kernel.release);
-    let finding = Finding::new(Rule::SymbolVersion, Verdict::Refused, name, message, remedy);
-    (found != wanted).then(|| finding.found(crc_text(found)).wanted(crc_text(wanted)))
+    let finding = Finding::new(Rule::SymbolVersion, Verdict::Refused, name, message, subject.rebuild());
+    let finding = finding.kernel("ENOEXEC", disagrees(name));
+    (found != wanted || is_wide).then(|| finding.found(crc_text(found)).wanted(crc_text(wanted)))
 }
 
-fn remedy(subject: &Subject<'_>, provider: &Provider<'_>) -> String {
+/// Advice about a symbol, for which the module has this version.
+fn remedy(subject: &Subject<'_>, provider: &Provider<'_>, own: Option<u32>) -> String {
     let release = &subject.kernel.release;
     match provider {
         Provider::Payload { module, .. } => {
@@ -167,6 +218,14 @@ fn remedy(subject: &Subject<'_>, provider: &Provider<'_>) -> String {
         Provider::Needed { image, .. } => {
             format!("rebuild it against the exposed headers of {image} for {release}")
         }
+        _ if own.is_none() => with_symvers(subject),
+        // The version is that of the header set, so one of the kernel's own modules disagrees with the header set.
+        Provider::Kernel(symbol) if own == Some(symbol.crc) => subject.rebuild(),
+        Provider::Kernel(symbol) if symbol.module != "vmlinux" && subject.agrees_with_headers() => format!(
+            "it was compiled against another {}: name the driver image that has it in `needs`, or rebuild without the \
+             Module.symvers of that driver",
+            symbol.module_name()
+        ),
         _ => format!("rebuild it against the header set of {release}"),
     }
 }

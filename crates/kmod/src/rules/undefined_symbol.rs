@@ -6,7 +6,10 @@ use crate::{Finding, Rule, Verdict, resolve::Provider};
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let release = &subject.kernel.release;
     let mut unknown = 0_usize;
-    for import in subject.imports.iter().filter(|import| !import.symbol.weak) {
+    let near = &subject.module.layout.near_weak;
+    for import in
+        subject.imports.iter().filter(|import| !import.symbol.weak || near.contains(&import.symbol.name))
+    {
         let name = &import.symbol.name;
         let (message, remedy) = match &import.provider {
             Provider::Payload { .. } | Provider::Needed { .. } | Provider::Kernel(_) | Provider::Named => {
@@ -32,7 +35,14 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 )
             }
         };
-        findings.push(Finding::new(Rule::UndefinedSymbol, Verdict::Refused, name, message, remedy));
+        // Without a weak symbol the loader refers to address 0 instead, which is too far away.
+        findings.push(if import.symbol.weak {
+            let finding = Finding::new(Rule::Relocation, Verdict::Refused, name, message, remedy);
+            finding.kernel("ENOEXEC", "overflow in relocation type 275")
+        } else {
+            let finding = Finding::new(Rule::UndefinedSymbol, Verdict::Refused, name, message, remedy);
+            finding.kernel("ENOENT", format!("Unknown symbol {name} (err -2)"))
+        });
     }
     if unknown > 0 {
         findings.push(Finding::new(

@@ -10,11 +10,10 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         found: subject.module.vermagic().map(|text| text.trim_end().to_owned()),
         ..Finding::new(Rule::Vermagic, verdict, "vermagic", message, remedy).wanted(expected.to_string())
     };
-    let rebuild = || format!("rebuild it against the header set of {}", kernel.release);
     let Some(magic) = subject.module.vermagic() else {
-        let message =
-            "the module has no vermagic, so the kernel loads it only by force, or not at all".to_owned();
-        findings.push(finding(subject.force_load_verdict(), message, rebuild()));
+        let message = "the module has no vermagic, which tells what it was built for";
+        let missing = subject.force_load(Rule::Vermagic, "vermagic", message, subject.rebuild());
+        findings.push(missing.wanted(expected.to_string()));
         return;
     };
     // Without modversions in the kernel, its `same_magic` compares all words. Only the section `__versions` counts as
@@ -37,7 +36,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             } else {
                 format!("the vermagic has {} where the kernel has {}", quote(&module), quote(&wanted))
             };
-            findings.push(finding(Verdict::Refused, message, rebuild()));
+            let words = format!("version magic '{}' should be '{expected}'", magic.trim_end());
+            findings.push(finding(Verdict::Refused, message, subject.rebuild()).kernel("ENOEXEC", words));
         }
     }
 }

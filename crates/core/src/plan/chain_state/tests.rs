@@ -211,7 +211,7 @@ fn what_cannot_be_compiled_against_says_why() {
         let message = "make: error 2".to_owned();
         world.observed.failures.insert(
             mofed.input_hash,
-            Some(Failure { at, message, permanent: true, under: None, deadline: None }),
+            Some(Failure { at, message, permanent: true, under: None, under_site: None, deadline: None }),
         );
     });
     tell(&|world| world.image("peer").spec.needs.push(Need::Image(name("nobody"))));
@@ -370,7 +370,14 @@ fn meet_fates(
                 }
                 Fate::Failed => {
                     let (at, message) = (jiff::Timestamp::UNIX_EPOCH, "make: error 2".to_owned());
-                    let failure = Failure { at, message, permanent: true, under: None, deadline: None };
+                    let failure = Failure {
+                        at,
+                        message,
+                        permanent: true,
+                        under: None,
+                        under_site: None,
+                        deadline: None,
+                    };
                     world.observed.failures.insert(cell.input_hash, Some(failure));
                 }
                 Fate::Unreachable => {

@@ -33,6 +33,7 @@ fn fail(world: &mut World, permanent: bool) {
         message: "nv-pci.c:12: too few arguments".to_owned(),
         permanent,
         under: None,
+        under_site: None,
         deadline: None,
     };
     let hash = world.cells()[0].input_hash;
@@ -199,6 +200,7 @@ fn busy() -> World {
         message: "nv-pci.c:12: too few arguments".to_owned(),
         permanent: true,
         under: None,
+        under_site: None,
         deadline: None,
     };
     world.observed.failures.insert(cells[3].input_hash, Some(failure));

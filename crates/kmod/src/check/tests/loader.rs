@@ -40,8 +40,9 @@ fn arm64(mut file: ModuleFile) -> CheckReport {
 
 #[test]
 fn relocations_of_an_unknown_type_are_refused() {
-    let types = [1, 2, 4, 10, 11, 24].map(|kind| rela(0, kind, 0));
-    assert_eq!(said(&kernel(&[], ""), &relocated(&[0; 8], &types).build()), [""; 0]);
+    let types: Vec<_> =
+        (0..).step_by(8).zip([1, 2, 4, 10, 11, 24]).map(|(at, kind)| rela(at, kind, 0)).collect();
+    assert_eq!(said(&kernel(&[], ""), &relocated(&[0; 48], &types).build()), [""; 0]);
     let got = relocated(&[0; 8], &[rela(0, 2, 0), rela(4, 42, 0)]);
     assert_eq!(
         said(&kernel(&[], ""), &got.build()),
@@ -233,7 +234,11 @@ fn kernels_that_load_no_such_module() {
     let file = ModuleFile::named("m").info("vermagic", "6.1.0-9-amd64 SMP ");
     assert_eq!(
         said(&facts, &file.build()),
-        ["refused Kernel: the kernel loads no modules: its configuration lacks CONFIG_MODULES"]
+        [
+            "refused Kernel: the kernel loads no modules: its configuration lacks CONFIG_MODULES",
+            "loads SymbolVersion: the kernel compares no symbol versions (CONFIG_MODVERSIONS is off): it loads a module \
+             that was compiled with other structures, too"
+        ]
     );
 }
 
@@ -277,9 +282,15 @@ fn exports_without_versions_are_refused() {
     file.no_crcs = true;
     assert_eq!(
         said(&kernel(&[], ""), &file.build()),
-        ["refused SymbolVersion: no versions for exported symbols"]
+        ["refused SymbolVersion: no versions for exported symbols: the kernel refuses it"]
     );
-    assert_eq!(said(&kernel(&["MODULE_FORCE_LOAD"], ""), &file.build()).len(), 1);
+    assert_eq!(
+        said(&kernel(&["MODULE_FORCE_LOAD"], ""), &file.build()),
+        [
+            "loads SymbolVersion: no versions for exported symbols: the kernel skips the check and taints itself \
+             (CONFIG_MODULE_FORCE_LOAD)"
+        ]
+    );
 }
 
 #[test]
@@ -349,4 +360,85 @@ fn exports_have_flags_since_linux_7_2() {
     assert_eq!(verdict_on("7.2.1", &[], &file), Verdict::Refused);
     file.flags = Some("__kflagstab");
     assert_eq!(verdict_on("7.2.1", &[], &file), Verdict::Loads);
+}
+
+#[test]
+fn a_relocation_over_another_is_told() {
+    let facts = kernel(&[], PRINTK);
+    // The upper half of an address in the kernel is not zero.
+    let file = relocated(&[0; 16], &[rela(0, 1, 1), rela(4, 2, 1)]).needs("printk", 1);
+    let sentence = "refused Relocation: invalid relocation target, existing value is nonzero for type 2";
+    assert_eq!(said(&facts, &file.build()), [sentence]);
+    let file = relocated(&[0; 16], &[rela(0, 2, 1), rela(2, 2, 1)]).needs("printk", 1);
+    assert_eq!(run(&facts, &[], &[file.payload()]).verdict, Verdict::Unknown);
+}
+
+#[test]
+fn relocations_belong_to_the_section_that_their_name_says() {
+    let good = relocated(&[0; 8], &[rela(0, 2, 0)]);
+    assert_eq!(said(&kernel(&[], ""), &good.build()), [""; 0]);
+    let sentence =
+        "unknown Relocation: the relocations of this section are missing, incomplete, or of another section";
+    for change in 0..3 {
+        let mut file = good.clone();
+        let table = file.more.last_mut().unwrap();
+        match change {
+            0 => table.1 = PROGBITS,
+            1 => table.3 = ".modinfo",
+            _ => table.4.truncate(23),
+        }
+        assert_eq!(said(&kernel(&[], ""), &file.build()), [sentence]);
+    }
+}
+
+#[test]
+fn what_the_loader_trusts_without_a_check_is_unknown() {
+    let file = ModuleFile::named("m").build();
+    let changed = |at: usize, bytes: &[u8]| {
+        let mut file = file.clone();
+        patch(&mut file, at, bytes);
+        said(&kernel(&["STRICT_MODULE_RWX"], ""), &file)
+    };
+    let this_module = section_header(&file, 1);
+    assert_eq!(
+        changed(this_module + 8, &2_u64.to_le_bytes()),
+        [
+            "refused Elf: struct module is in a section that is not writable, and the kernel faults when it writes to it"
+        ]
+    );
+    let place =
+        usize::try_from(u64::from_le_bytes(file[this_module + 24..][..8].try_into().unwrap())).unwrap();
+    assert_eq!(
+        changed(place + 200, &[1]),
+        [
+            "unknown Elf: struct module holds more than the module's name, and the kernel takes that for its own"
+        ]
+    );
+    assert_eq!(
+        changed(section_header(&file, 2) + 48, &u64::MAX.to_le_bytes()),
+        ["unknown Elf: section .modinfo has an impossible alignment, and the loader does not check that"]
+    );
+}
+
+#[test]
+fn names_outside_of_their_tables_are_refused_since_6_14() {
+    let mut file = ModuleFile::named("m");
+    file.more.push((".comment", PROGBITS, 0, "", vec![0]));
+    for (release, verdict) in [
+        ("6.1.0-9-amd64", Verdict::Loads),
+        ("6.12.1", Verdict::Unknown),
+        ("6.12.117", Verdict::Refused),
+        ("6.14.0", Verdict::Refused),
+    ] {
+        let mut facts = kernel(&[], "");
+        facts.release = release.parse().unwrap();
+        let magic = format!("{} ", facts.expected_vermagic());
+        let mut file = file.clone().info("vermagic", &magic).build();
+        let at = (2..30)
+            .map(|index| section_header(&file, index))
+            .find(|&at| file[at + 8] == 0 && file[at + 4] == 1);
+        patch(&mut file, at.unwrap(), &u32::MAX.to_le_bytes());
+        let payload = PayloadModule { path: "m.ko".to_owned(), module: Module::parse(&file[..]) };
+        assert_eq!(run(&facts, &[], &[payload]).verdict, verdict, "{release}");
+    }
 }
