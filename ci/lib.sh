@@ -204,10 +204,11 @@ host_source() {
     echo "deb [$options] $main/ $suite ${2:-main}"
 }
 
-# private_apt SUITE [COMPONENT]: creates a private apt configuration for this suite only, and prints its file for APT_CONFIG.
+# private_apt SUITE [COMPONENT [ARCH]]: creates a private apt configuration for this suite only, and prints its file for APT_CONFIG.
 # The host's lists stay unchanged. The file contains its directory's path, so a moved configuration is written again.
 private_apt() {
-    local dir="$state/apt/$1-${2:-main}"
+    local arch dir="$state/apt/$1-${2:-main}-${3:-host}"
+    arch="${3:-$(dpkg --print-architecture)}"
     if ! grep -sqxF "Dir::State \"$dir/state\";" "$dir/apt.conf" || [ -n "$(find "$dir" -name updated -mmin +60)" ] || [ ! -f "$dir/updated" ]; then
         mkdir -p "$dir/state/lists/partial" "$dir/cache/archives/partial"
         : > "$dir/status"
@@ -218,6 +219,8 @@ Dir::State::status "$dir/status";
 Dir::Cache "$dir/cache";
 Dir::Etc::sourcelist "$dir/sources.list";
 Dir::Etc::sourceparts "-";
+APT::Architecture "$arch";
+APT::Architectures "$arch";
 APT::Sandbox::User "$(id -un)";
 Acquire::Languages "none";
 Acquire::Retries "3";
@@ -228,13 +231,13 @@ CONF
     echo "$dir/apt.conf"
 }
 
-# unpack_package SUITE NAME PLACE: unpacks a suite's package into a directory, which appears complete or not at all.
+# unpack_package SUITE NAME PLACE [ARCH]: unpacks a suite's package into a directory, which appears complete or not at all.
 unpack_package() {
-    local suite="$1" name="$2" place="$3"
+    local suite="$1" name="$2" place="$3" arch="${4:-}"
     say "unpacking $name of Debian's $suite into ${place#"$root/"}"
     rm -rf "$state/$suite-$name" "$place.partial"
     mkdir -p "$state/$suite-$name" "$place.partial"
-    (cd "$state/$suite-$name" && APT_CONFIG="$(private_apt "$suite")" apt-get download -qq "$name")
+    (cd "$state/$suite-$name" && APT_CONFIG="$(private_apt "$suite" main "$arch")" apt-get download -qq "$name")
     dpkg-deb --extract "$state/$suite-$name/$name"_*.deb "$place.partial"
     rm -rf "$place"
     mv "$place.partial" "$place"

@@ -1,0 +1,117 @@
+/* Init of the virtual machine: loads each mutant of /plan, and reports the kernel's answer to the device of the first argument.
+ *
+ * The plan holds little-endian words of 32 bits: the number of bases, and for each its length and its bytes; the number of
+ * mutants, and for each its number, its base, its length, the number of its edits, and for each edit the offset, the length and
+ * the bytes. Lines of the report: "B NUMBER" before a load, "K TEXT" for each kernel message, "R NUMBER ERRNO" after it, "S
+ * NUMBER" for a module that cannot be unloaded, and "E" at the end. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/reboot.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static FILE *report;
+static int kmsg;
+
+static void give_up(const char *what) {
+    fprintf(report ? report : stderr, "X %s: %s\n", what, strerror(errno));
+    fflush(NULL);
+    sync();
+    reboot(RB_AUTOBOOT);
+    for (;;) pause();
+}
+
+static uint32_t word(FILE *plan) {
+    unsigned char bytes[4];
+    if (fread(bytes, 4, 1, plan) != 1) give_up("read a word of the plan");
+    return bytes[0] | bytes[1] << 8 | bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+}
+
+static unsigned char *bytes(FILE *plan, size_t length) {
+    unsigned char *content = malloc(length + 1);
+    if (!content) give_up("allocate");
+    if (length && fread(content, length, 1, plan) != 1) give_up("read bytes of the plan");
+    return content;
+}
+
+/* Reads all new kernel messages, and reports up to 12 of them. */
+static void messages(int shown) {
+    char record[8192];
+    int count = 0;
+    for (;;) {
+        ssize_t length = read(kmsg, record, sizeof record - 1);
+        if (length < 0 && errno == EPIPE) continue;
+        if (length <= 0) return;
+        record[length] = 0;
+        char *text = strchr(record, ';');
+        if (!text || !shown || ++count > 12) continue;
+        text[1 + strcspn(text + 1, "\n")] = 0;
+        fprintf(report, "K %.200s\n", text + 1);
+    }
+}
+
+/* Unloads the module that was loaded last. */
+static int unload(void) {
+    char name[64] = "";
+    FILE *modules = fopen("/proc/modules", "r");
+    if (!modules) give_up("open /proc/modules");
+    int found = fscanf(modules, "%63s", name);
+    fclose(modules);
+    return found == 1 && syscall(SYS_delete_module, name, O_NONBLOCK) == 0;
+}
+
+int main(int argc, char **argv) {
+    mkdir("/dev", 0755);
+    mkdir("/proc", 0755);
+    mkdir("/sys", 0755);
+    if (mount("devtmpfs", "/dev", "devtmpfs", 0, NULL) || mount("proc", "/proc", "proc", 0, NULL) ||
+        mount("sysfs", "/sys", "sysfs", 0, NULL))
+        give_up("mount");
+    report = fopen(argc > 1 ? argv[1] : "/dev/console", "w");
+    kmsg = open("/dev/kmsg", O_RDONLY | O_NONBLOCK);
+    FILE *plan = fopen("/plan", "r");
+    if (!report || kmsg < 0 || !plan) give_up("open the report, /dev/kmsg or /plan");
+    uint32_t count = word(plan), *lengths = calloc(count, sizeof *lengths);
+    unsigned char **bases = calloc(count, sizeof *bases);
+    for (uint32_t i = 0; i < count; i++) {
+        lengths[i] = word(plan);
+        bases[i] = bytes(plan, lengths[i]);
+    }
+    for (uint32_t left = word(plan); left > 0; left--) {
+        uint32_t number = word(plan), base = word(plan), length = word(plan), edits = word(plan);
+        if (base >= count) give_up("a base");
+        unsigned char *module = calloc(1, length > lengths[base] ? length : lengths[base] + 1);
+        memcpy(module, bases[base], lengths[base]);
+        while (edits-- > 0) {
+            uint32_t offset = word(plan), size = word(plan);
+            unsigned char *content = bytes(plan, size);
+            memcpy(module + offset, content, size);
+            free(content);
+        }
+        messages(0);
+        fprintf(report, "B %u\n", number);
+        fflush(report);
+        int error = syscall(SYS_init_module, module, (unsigned long)length, "") ? errno : 0;
+        messages(1);
+        fprintf(report, "R %u %d\n", number, error);
+        fflush(report);
+        free(module);
+        if (!error && !unload()) {
+            fprintf(report, "S %u\n", number);
+            fflush(report);
+            sync();
+            reboot(RB_AUTOBOOT);
+        }
+    }
+    fprintf(report, "E\n");
+    fflush(report);
+    sync();
+    reboot(RB_AUTOBOOT);
+    for (;;) pause();
+}

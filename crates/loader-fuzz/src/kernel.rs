@@ -1,0 +1,181 @@
+//! Kernels in directories with their unpacked Debian packages.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _, Seek as _},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use kmod::{
+    Architecture, FactSource, InTree, KernelConfig, KernelFacts, KernelRelease, Known, Module, SymbolTable,
+    VermagicHeaders, Vmlinux,
+};
+
+use crate::{Result, elf::Object, fail};
+
+/// A kernel with its modules, and the facts about it for the check.
+pub struct Kernel {
+    pub facts: KernelFacts,
+    pub vmlinuz: PathBuf,
+    /// `lib/modules/<release>`.
+    modules: PathBuf,
+}
+
+/// A module of the kernel that mutants are made from.
+#[derive(Clone)]
+pub struct Base {
+    pub name: String,
+    /// The file as the kernel's package has it, with its signature.
+    pub signed: Vec<u8>,
+    /// The object without its signature. Its init function does not run, because no relocation sets the pointer to it.
+    pub object: Object,
+    pub module: Module,
+}
+
+impl Kernel {
+    /// Reads the kernel from the unpacked packages of its image and its headers.
+    pub fn read(root: &Path) -> Result<Self> {
+        let modules = ["lib/modules", "usr/lib/modules"]
+            .iter()
+            .find_map(|place| {
+                fs::read_dir(root.join(place))
+                    .ok()?
+                    .flatten()
+                    .map(|entry| entry.path())
+                    .find(|p| p.join("kernel").is_dir())
+            })
+            .ok_or_else(|| fail(format!("{} has no kernel", root.display())))?;
+        let release = modules.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        let headers = root.join("usr/src").join(format!("linux-headers-{release}"));
+        let common = fs::read_dir(root.join("usr/src"))?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.join("include/linux/vermagic.h").is_file())
+            .ok_or_else(|| fail(format!("{} has no headers", root.display())))?;
+        let config = KernelConfig::parse(&fs::read_to_string(headers.join("include/config/auto.conf"))?)
+            .map_err(fail)?;
+        let (arch, asm) = if config.is_set("ARM64") {
+            (Architecture::Arm64, "arch/arm64/include/asm/vermagic.h")
+        } else {
+            (Architecture::Amd64, "arch/x86/include/asm/vermagic.h")
+        };
+        let release: KernelRelease = release.parse().map_err(fail)?;
+        let places = [root.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+        let vmlinuz = places
+            .into_iter()
+            .find(|place| place.is_file())
+            .ok_or_else(|| fail("the kernel's image is missing"))?;
+        let mut facts = KernelFacts::new(release, arch, config);
+        facts.symbols =
+            Some(SymbolTable::parse(&fs::read_to_string(headers.join("Module.symvers"))?).map_err(fail)?);
+        facts.vermagic_headers = Some(VermagicHeaders {
+            vermagic: fs::read_to_string(common.join("include/linux/vermagic.h"))?,
+            arch: fs::read_to_string(common.join(asm))?,
+            layout_seed: String::new(),
+        });
+        let mut kernel = Self { facts, vmlinuz, modules };
+        kernel.add_facts()?;
+        Ok(kernel)
+    }
+
+    /// Adds the facts that the kernel image and one of the kernel's own modules have.
+    fn add_facts(&mut self) -> Result<()> {
+        let mut image = File::open(&self.vmlinuz)?;
+        let payload = kmod::locate(&mut image).map_err(fail)?;
+        let mut plain = tempfile::tempfile()?;
+        io::copy(&mut kmod::kernel(&mut image, &payload).map_err(fail)?, &mut plain)?;
+        plain.rewind()?;
+        let mut vmlinux = Vmlinux::open(plain).map_err(fail)?;
+        let mut extra = vmlinux.facts().map_err(fail)?;
+        let mut index = InTree::default();
+        for file in self.files()? {
+            index.add_module(&file.strip_prefix(&self.modules).unwrap_or(&file).to_string_lossy());
+        }
+        index.add_builtin(&fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default());
+        extra.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });
+        let sample = self.files()?.into_iter().next().ok_or_else(|| fail("the kernel has no modules"))?;
+        let module = Module::parse(&contents(&sample)?[..]).map_err(fail)?;
+        let source = FactSource::InTreeModule(module.name.clone());
+        extra.vermagic =
+            module.vermagic().map(|text| Known { value: text.to_owned(), source: source.clone() });
+        extra.module_size.get_or_insert(Known { value: module.this_module_size, source: source.clone() });
+        extra.symbol_versions = module.versions.map(|value| Known { value, source });
+        self.facts.beyond_headers = extra;
+        Ok(())
+    }
+
+    /// All module files of the kernel, sorted.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        let mut directories = vec![self.modules.join("kernel")];
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(directory)? {
+                let path = entry?.path();
+                if path.is_dir() {
+                    directories.push(path);
+                } else if path.to_string_lossy().contains(".ko") {
+                    files.push(path);
+                }
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    /// Chooses small modules that need no other module: half of them with exports, the rest at random.
+    pub fn bases(&self, count: usize, random: &mut fastrand::Rng) -> Result<Vec<Base>> {
+        let mut files = self.files()?;
+        random.shuffle(&mut files);
+        let (mut plain, mut exporting) = (Vec::new(), Vec::new());
+        for file in files {
+            if plain.len() + exporting.len() == count {
+                break;
+            }
+            let is_small = fs::metadata(&file)?.len() < 64 << 10;
+            let Some(base) = is_small.then(|| Base::read(&file)).transpose()?.flatten() else { continue };
+            let chosen = if base.module.exports.is_empty() { &mut plain } else { &mut exporting };
+            if chosen.len() < count.div_ceil(2) {
+                chosen.push(base);
+            }
+        }
+        plain.append(&mut exporting);
+        Ok(plain)
+    }
+}
+
+impl Base {
+    /// Reads a module; `None` if it is too large or needs other modules.
+    fn read(file: &Path) -> Result<Option<Self>> {
+        let signed = contents(file)?;
+        let Ok(module) = Module::parse(&signed[..]) else { return Ok(None) };
+        let (object, _) = kmod::without_signature(&signed);
+        if signed.len() > 128 << 10 || module.field("depends").is_some_and(|names| !names.is_empty()) {
+            return Ok(None);
+        }
+        let mut object = Object::new(object.to_vec());
+        object.set_no_functions();
+        let module = Module::parse(&object.bytes[..]).map_err(fail)?;
+        Ok(Some(Self { name: module.name.clone(), signed, object, module }))
+    }
+}
+
+/// Reads a module file, which may be compressed.
+pub fn contents(file: &Path) -> Result<Vec<u8>> {
+    let program = match file.extension().and_then(|end| end.to_str()) {
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        _ => return Ok(fs::read(file)?),
+    };
+    let mut child =
+        Command::new(program).arg("-dc").arg(file).stdout(std::process::Stdio::piped()).spawn()?;
+    let mut bytes = Vec::new();
+    if let Some(mut output) = child.stdout.take() {
+        output.read_to_end(&mut bytes)?;
+    }
+    if child.wait()?.success() {
+        Ok(bytes)
+    } else {
+        Err(fail(format!("{program} cannot read {}", file.display())))
+    }
+}
