@@ -356,3 +356,16 @@ impl BuildLog for ProbeLog {
         tracing::debug!(line, "toolchain");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_build_has_limits_also_where_its_definition_sets_none() {
+        let base = InPlaceBase { steps: Vec::new(), lowers: Default::default(), headers: String::new() };
+        let Limits { memory, processes, disk, inodes } = base.plan(BuildSpec::default()).limits;
+        assert!(memory.is_some_and(|bytes| (MIN_MEMORY..64 << 30).contains(&bytes)), "{memory:?}");
+        assert_eq!([processes, disk, inodes], [Some(8 << 10), Some(32 << 30), Some(2_000_000)]);
+    }
+}

@@ -633,6 +633,7 @@ static void rights(void) {
     never("another user", setresuid(65534, 65534, 65534));
     never("another group", setresgid(65534, 65534, 65534));
     never("groups", syscall(SYS_setgroups, 1, (gid_t[1]){0}));
+    reach("the caller's supplementary groups", syscall(SYS_getgroups, 0, NULL) > 0);
 }
 
 /* A step that restricts itself must not affect other processes. */
@@ -875,6 +876,8 @@ static int as_caller(char **words) {
     if (syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, NULL) < 0 ||
         syscall(SYS_add_key, "user", KEY, secret, strlen(secret), -3) < 0)
         return perror("a session keyring"), 1;
+    /* A supplementary group, such as a file server's. Only root can join one here. */
+    if (geteuid() == 0 && syscall(SYS_setgroups, 1, (gid_t[1]){48124}) < 0) return perror("a supplementary group"), 1;
     execv(words[1], words + 1);
     perror(words[1]);
     return 1;

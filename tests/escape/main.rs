@@ -24,7 +24,7 @@ use player::Walls;
 use table::{Table, Verdict};
 
 /// Attacks that must have run in every position: one of each kind.
-const TRIED: [&str; 14] = [
+const TRIED: [&str; 15] = [
     "open the secret",
     "an inherited descriptor",
     "out by links of /proc/PID",
@@ -37,6 +37,7 @@ const TRIED: [&str; 14] = [
     "io_uring",
     "userfaultfd",
     "the caller's session keyring",
+    "the caller's supplementary groups",
     "a setuid file of this step",
     "core pattern",
 ];

@@ -274,6 +274,21 @@ async fn answers_that_are_no_lists() {
     assert!(fake.requests().is_empty());
 }
 
+/// A registry's words reach the terminal without characters that hide or turn around text.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registrys_words_do_not_steer_the_terminal() {
+    let body = "{\"errors\": [{\"code\": \"DENIED\", \"message\": \"ask \u{202e}nimda\u{9b}31m\u{200b}\"}]}";
+    let fake = FakeHttp::start((0..8).map(|_| answer(403, body)).collect()).await;
+    let image = format!("{}/drivers/x@{}", fake.host, Digest::of(b"x"));
+    let command = std::process::Command::new(env!("CARGO_BIN_EXE_farrier"))
+        .args(["verify", "--insecure-no-signature", &image])
+        .output();
+    let output = command.unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert!(said.contains("nimda"), "{said}");
+    assert!(!said.contains(['\u{202e}', '\u{9b}', '\u{200b}']), "{said:?}");
+}
+
 /// A layout directory lists the report in `index.json` and leaves named images unchanged.
 #[tokio::test]
 async fn a_layout_lists_reports_in_its_index() {
