@@ -1,6 +1,10 @@
 //! Pure: ELF structure of a module file, with the same checks as the kernel's loader.
 
-use std::{cell::Cell, collections::BTreeSet, ops::Range};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use object::{
     LittleEndian,
@@ -44,6 +48,8 @@ pub(super) struct Elf<'d, R> {
     pub machine: u16,
     headers: &'d [SectionHeader64<LittleEndian>],
     names: &'d [u8],
+    /// Numbers of the sections that the loader drops after it has read them.
+    dropped: Vec<usize>,
     /// Number of the section with the section names.
     names_index: usize,
     /// Begin and end of the section headers in the file.
@@ -145,6 +151,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
             machine: machine.0,
             headers,
             names: &[],
+            dropped: Vec::new(),
             names_index,
             table: (offset, offset + table),
             left,
@@ -174,6 +181,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
                 return Err(ModuleError::header("a section's name lies outside the names"));
             }
         }
+        elf.dropped = DROPPED.iter().filter_map(|name| elf.find(name)).collect();
         Ok(elf)
     }
 
@@ -296,7 +304,7 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     /// Whether symbols of a section have an address in the module's memory. Those of other sections have one in the copy of the
     /// file that the loader works on.
     pub fn is_loaded(&self, index: usize) -> bool {
-        self.has_flags(index, elf::SHF_ALLOC) && !DROPPED.map(|name| self.find(name)).contains(&Some(index))
+        self.has_flags(index, elf::SHF_ALLOC) && !self.dropped.contains(&index)
     }
 
     /// Whether a section can be written to.
@@ -337,10 +345,14 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     /// Finds relocations of a section that the kernel itself reads which are, according to their header, of another section, or end
     /// within one. Returns that section. Without relocations the kernel follows addresses that lead nowhere.
     pub fn misplaced_relocations(&self) -> Option<usize> {
+        let sections = (1..self.headers.len()).rev();
+        let is_read = |index: &usize| self.is_loaded(*index) && is_read_by_the_kernel(self.name(*index));
+        // Of several sections of one name, the first.
+        let read: BTreeMap<&[u8], usize> =
+            sections.filter(is_read).map(|index| (self.name(index), index)).collect();
         (1..self.headers.len()).find_map(|index| {
-            let name = self.name(index).strip_prefix(b".rela").filter(|name| is_read_by_the_kernel(name))?;
-            let wanted =
-                (1..self.headers.len()).find(|&other| self.is_loaded(other) && self.name(other) == name)?;
+            let name = self.name(index).strip_prefix(b".rela")?;
+            let wanted = *read.get(name)?;
             let header = self.headers.get(index)?;
             let is_right = header.sh_type.get(LE) == elf::SHT_RELA
                 && self.name(header.sh_info.get(LE) as usize) == name
