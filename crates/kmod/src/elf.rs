@@ -301,8 +301,8 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.headers.get(index).is_some_and(|header| header.sh_type.get(LE) == kind)
     }
 
-    /// Whether symbols of a section have an address in the module's memory. Those of other sections have one in the copy of the
-    /// file that the loader works on.
+    /// Whether the loader copies a section into the module's memory and keeps it there. Symbols of other sections point into the
+    /// loader's copy of the file.
     pub fn is_loaded(&self, index: usize) -> bool {
         self.has_flags(index, elf::SHF_ALLOC) && !self.dropped.contains(&index)
     }

@@ -11,7 +11,7 @@ pub enum HeaderError {
     #[error("the header set holds neither {0}")]
     Unprepared(&'static str),
     /// The header set belongs to another kernel.
-    #[error("the header set is of {0:?}, which is another kernel or no release")]
+    #[error("the header set states {0:?}, which is not the release of this kernel")]
     Release(String),
     /// The header set is configured for another architecture.
     #[error("the header set is configured for another architecture")]

@@ -49,7 +49,7 @@ pub enum RelocationProblem {
     Overlap,
     /// The symbol is in a section that the loader drops.
     NotLoaded,
-    /// The relocations of a section that the kernel itself reads are of another type or section, or end within one.
+    /// A section that the kernel itself reads lacks its relocations, or its last relocation is incomplete.
     NotOfSection,
     /// The bytes to change lie outside of the section. The loader does not check that, and overwrites other memory.
     OutsideSection,

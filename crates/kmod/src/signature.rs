@@ -85,7 +85,7 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
     let signature = match data.read_bytes_at(start, size).map(message) {
         Ok(Ok(signer)) => Signature::By(signer),
         Ok(Err(DerError::Bad)) | Err(()) => {
-            Signature::Malformed("is not a PKCS#7 message as the kernel wants it")
+            Signature::Malformed("is not a PKCS#7 message that the kernel accepts")
         }
         Ok(Err(DerError::Unread(what))) => Signature::Unread(what),
     };

@@ -208,7 +208,7 @@ fn each_way_to_break_a_module_has_its_own_message() {
     expect(
         &kernel,
         &wrong,
-        &["refused the signature is not a PKCS#7 message as the kernel wants it: the kernel refuses it"],
+        &["refused the signature is not a PKCS#7 message that the kernel accepts: the kernel refuses it"],
     );
     let namespaced = in_tree(&release)
         .into_iter()

@@ -66,15 +66,15 @@ fn records_are_checked_in_the_kernels_order() {
 
 #[test]
 fn what_is_no_message_is_told() {
-    assert_eq!(malformed(&signed(b"object", b"")), "is not a PKCS#7 message as the kernel wants it");
+    assert_eq!(malformed(&signed(b"object", b"")), "is not a PKCS#7 message that the kernel accepts");
     assert_eq!(
         malformed(&signed(b"object", b"certainly not DER")),
-        "is not a PKCS#7 message as the kernel wants it"
+        "is not a PKCS#7 message that the kernel accepts"
     );
     let message = message("k", &[1], 1);
     for length in 0..message.len() {
         let what = malformed(&signed(b"object", &message[..length]));
-        assert_eq!(what, "is not a PKCS#7 message as the kernel wants it", "{length} of {}", message.len());
+        assert_eq!(what, "is not a PKCS#7 message that the kernel accepts", "{length} of {}", message.len());
     }
     let mut indefinite = message;
     indefinite[1] = 0x80;

@@ -26,7 +26,7 @@ fn signatures_count_as_the_kernel_is_configured() {
             "loads Signature: 1 byte follows the signature, so the kernel treats the module as unsigned: {taints}"
         )]
     );
-    let fatal = "refused Signature: the signature is not a PKCS#7 message as the kernel wants it: the kernel refuses it, \
+    let fatal = "refused Signature: the signature is not a PKCS#7 message that the kernel accepts: the kernel refuses it, \
          whether or not it enforces signatures";
     assert_eq!(said(&knows, &broken), [fatal]);
     assert_eq!(
