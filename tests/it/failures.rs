@@ -136,7 +136,8 @@ fn modules_that_the_kernel_would_refuse() {
               | refused[required-module]: module farrier_other is required, and the payload does not hold it
               |   help: see the build log for why it was not compiled or not installed under /out
               | MODULE         VERDICT  REASON
-              | farrier_hello  loads
+              | farrier_hello  loads    warning[signature]: the module is not signed: the kernel loads it and taints itself, but under Secure Boot it locks itself down and refuses the module
+              |                           help: sign it with a key that the kernel trusts, after everything that changes the file
               hint: the modules do not fit this kernel: see the report above
     ");
 }
