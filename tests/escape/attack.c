@@ -13,7 +13,8 @@
  *   attack user ID COMMAND...        starts a command as an ordinary user
  *   attack delegate DIRECTORY        marks a control group as delegated
  *   attack caller FILE COMMAND...    starts a command as a careless caller would: with the canary of FILE in descriptor 9, in
- *                                    the environment, and in the session keyring
+ *                                    the environment, and in the session keyring; as root with a supplementary group, and in
+ *                                    a mount namespace for the caller's own mounts
  *
  * Keys: `outside` and `home` (directories with canaries), `abstract` (a socket), `port` (on loopback), `filter=off`,
  * `leak` (number of a leaked descriptor), `below` (path of the canaries' directory relative to it). */
@@ -878,6 +879,8 @@ static int as_caller(char **words) {
         return perror("a session keyring"), 1;
     /* A supplementary group, such as a file server's. Only root can join one here. */
     if (geteuid() == 0 && syscall(SYS_setgroups, 1, (gid_t[1]){48124}) < 0) return perror("a supplementary group"), 1;
+    if (geteuid() == 0 && (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0))
+        return perror("a mount namespace"), 1;
     execv(words[1], words + 1);
     perror(words[1]);
     return 1;

@@ -5,6 +5,7 @@ use std::fs;
 use runner::plan::{Limits, Step};
 
 use crate::{
+    domain::MOUNTED,
     forgery,
     player::{LEAK, Played, Player, Walls, copy, document, run, run_in, script, workdir},
     table::{Row, Verdict},
@@ -145,6 +146,10 @@ async fn links(player: &Player) -> Vec<Row> {
                 rows.push(player.judge(place, "a link to a descriptor of process 1", &outcome, !has_payload));
             }
         }
+        let across = format!("{near}/../../../{MOUNTED}/keys");
+        let steps = vec![swap("/build", &across), workdir("/build"), run_in("/build", "attack walk link")];
+        let outcome = player.build(steps, Limits::default()).await;
+        rows.push(player.judge("WORKDIR", "a link to another mount", &outcome, true));
         let steps =
             vec![swap("/tmp", &near), script("/", "#!/bin/sh\nrm /tmp; mkdir /tmp; attack walk link\n")];
         let outcome = player.build(steps, Limits::default()).await;
@@ -222,9 +227,10 @@ async fn limits(player: &Player) -> Vec<Row> {
 /// Builds whose results could burden farrier itself afterwards.
 async fn leftovers(player: &Player) -> Vec<Row> {
     let mut rows = Vec::new();
-    let steps = vec![run("mkdir /out; attack sparse /out/hole 256; echo fine > /out/the-end")];
+    let hole = if is_small() { 16 } else { 256 };
+    let steps = vec![run(&format!("mkdir /out; attack sparse /out/hole {hole}; echo fine > /out/the-end"))];
     let outcome = player.build(steps, Limits::default()).await;
-    rows.push(player.judge("/out", "a sparse file", &outcome, outcome.payload_size < 64 * MIB));
+    rows.push(player.judge("/out", "a sparse file", &outcome, outcome.payload_size < hole * MIB / 4));
     // Removed together with the build's directory, in `build`.
     let levels = if is_small() { 20_000 } else { 200_000 };
     let outcome = player.build(vec![run(&format!("attack deep {levels}"))], Limits::default()).await;

@@ -16,17 +16,21 @@ use std::{
 };
 
 use farrier::cache::Cache;
+use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 use walkdir::WalkDir;
 
 /// File name of each canary.
 pub const CANARY: &str = "farrier-canary";
+/// Directory next to the cache where another file system is mounted.
+pub const MOUNTED: &str = "mounted";
 /// Prefix of the names of files that attacks create.
 const ESCAPED: &str = "farrier-escaped";
 /// Script of a `RUN` with an interpreter, while it runs.
 const SCRIPT: &str = ".farrier-script";
 
-/// A cache surrounded by canaries: next to it, in the caller's home, in a neighboring tree and in a neighboring build.
+/// A cache surrounded by canaries: next to it, in the caller's home, on another mount, in a neighboring tree and in a
+/// neighboring build.
 pub struct Domain {
     directory: TempDir,
     pub cache: Cache,
@@ -44,7 +48,14 @@ impl Domain {
     pub fn new(secret: &str, program: &Path) -> Self {
         let directory = tempfile::Builder::new().prefix("escape-").tempdir().unwrap();
         let root = directory.path();
-        for place in ["", "home", "cache", "cache/neighbor", "cache/work", "cache/work/neighbor/upper"] {
+        let mount = root.join(MOUNTED);
+        fs::create_dir(&mount).unwrap();
+        if has_own_mounts() {
+            rustix::mount::mount("canaries", &mount, "tmpfs", MountFlags::empty(), None).unwrap();
+        }
+        for place in
+            ["", "home", MOUNTED, "cache", "cache/neighbor", "cache/work", "cache/work/neighbor/upper"]
+        {
             let place = root.join(place);
             fs::create_dir_all(place.join("keys/empty")).unwrap();
             // An error message would contain its name.
@@ -100,6 +111,21 @@ impl Domain {
     pub fn is_seen_in(&self, text: &str) -> bool {
         text.contains(&self.secret) || text.contains(CANARY)
     }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        if has_own_mounts() {
+            rustix::mount::unmount(self.root().join(MOUNTED), UnmountFlags::DETACH).unwrap();
+        }
+    }
+}
+
+/// Whether this process can mount without changing the machine's mounts: `attack caller` gives root a mount namespace. An
+/// ordinary user has a directory instead of the mount.
+fn has_own_mounts() -> bool {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt"));
+    rustix::process::geteuid().is_root() && namespace("self").ok() != namespace("1").ok()
 }
 
 fn open_to_all(root: &Path) {
