@@ -14,10 +14,11 @@ use crate::{
 /// Positions in a build from which the attacks run. Names contain no colon.
 pub const PLACES: [&str; 7] =
     ["first RUN", "after COPY", "after WORKDIR", "script", "middle RUN", "between scripts", "last RUN"];
-/// Descriptors that process 1 may have open. With one wall down, or in a virtual machine, only the first ones are tried.
+/// Descriptors that process 1 may have open. With one wall down only the first ones are tried, and in a virtual machine one.
 fn descriptors(walls: Walls) -> std::ops::RangeInclusive<u32> {
     match walls {
-        Walls::Both if !is_small() => 3..=LAST_DESCRIPTOR,
+        _ if is_small() => 3..=3,
+        Walls::Both => 3..=LAST_DESCRIPTOR,
         _ => 3..=4,
     }
 }

@@ -27,7 +27,13 @@ const MEMORY: u32 = 2048;
 const PLAY: Duration = Duration::from_mins(15);
 
 /// Users and walls to play with.
-const PLAYS: [(User, Walls); 2] = [(User::Root, Walls::Both), (User::Ordinary, Walls::LeakOfRoot)];
+const PLAYS: [(User, Walls); 5] = [
+    (User::Root, Walls::Both),
+    (User::Ordinary, Walls::Both),
+    (User::Root, Walls::OnlyA),
+    (User::Ordinary, Walls::OnlyA),
+    (User::Ordinary, Walls::LeakOfRoot),
+];
 
 /// Boots the machine and plays all combinations in turn.
 #[test]

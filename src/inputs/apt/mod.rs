@@ -71,13 +71,15 @@ impl AptArchive {
         let count = entries.iter().map(|entry| entry.uris.len() * entry.suites.len()).sum();
         let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();
         let reach = net.apt_reach(uris.iter().map(String::as_str)).await?;
-        let mut config = config(&dir, apt_dir, arch)?;
-        for line in &reach.options {
-            config.extend([line, "\n"]);
-        }
         let _lock = cache.lock(KIND, &key, LockMode::Exclusive).await?;
         for part in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(dir.join(part))?;
+        }
+        // apt's package cache holds for one path of the lists, and caches can share lists through symbolic links.
+        let dir = fs::canonicalize(dir)?;
+        let mut config = config(&dir, apt_dir, arch)?;
+        for line in &reach.options {
+            config.extend([line, "\n"]);
         }
         cache.hold(KIND, &key)?;
         for (name, text) in [("apt.conf", config.as_str()), ("source.sources", &sources), ("status", "")] {
@@ -455,6 +457,27 @@ mod tests {
         let text = config(Path::new("/c"), Path::new("/etc/apt"), Architecture::Arm64).unwrap();
         assert!(text.contains("APT::Architecture \"arm64\";"));
         assert!(!text.contains('@'));
+    }
+
+    #[tokio::test]
+    async fn caches_that_share_package_lists_share_apts_cache_of_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let fetcher = |name: &str| {
+            let cache = Cache::open(dir.path().join(name)).unwrap();
+            Fetcher::new(cache, super::super::FetchOptions::default())
+        };
+        let wanted = AptSuites {
+            suites: vec!["sid".parse().unwrap()],
+            components: vec!["main".parse().unwrap()],
+            mirror: Some("http://archive.test/debian".parse().unwrap()),
+            signed_by: None,
+        };
+        let first = AptArchive::open(&fetcher("first"), &wanted, Architecture::Amd64).await.unwrap();
+        let text = fs::read_to_string(first.dir.join("apt.conf")).unwrap();
+        fs::create_dir(dir.path().join("second")).unwrap();
+        fs::os::unix::fs::symlink(dir.path().join("first/apt"), dir.path().join("second/apt")).unwrap();
+        let second = AptArchive::open(&fetcher("second"), &wanted, Architecture::Amd64).await.unwrap();
+        assert_eq!(fs::read_to_string(second.dir.join("apt.conf")).unwrap(), text);
     }
 
     #[test]
