@@ -9,8 +9,8 @@ use farrier_core::{
     kernel::{KernelFamily, KernelLabel, KernelRelease},
     plan::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
-        ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts,
-        OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, PendingLookups, Phase, Plan, PlanInputs,
+        ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeFacts, OS_ID_LABEL,
+        OS_VERSION_LABEL, ObjectVersion, Observed, PendingLookups, Phase, Placement, Plan, PlanInputs,
         PodCount, Published, Resolved, ResolvedImage, RolloutDecision, UpdateStrategy, plan,
     },
 };
@@ -194,8 +194,7 @@ fn daemon_set(number: usize) -> DaemonSetFacts {
             image: "registry.test/old:1".to_owned(),
             fixed: None,
         }],
-        node_selector: selector.clone().into(),
-        affinity: NodeAffinity::Any,
+        placement: Placement { node_selector: selector.clone().into(), ..Placement::default() },
         owner: None,
         live: Some(LiveDaemonSet {
             version: ObjectVersion { uid: format!("uid-{number}"), resource_version: "1".to_owned() },

@@ -11,7 +11,9 @@ use farrier_core::{
         BootReadiness, Change, ClusterSnapshot, CowArc, NEXT_KERNEL_ANNOTATION, NextKernel, NodeFacts, Plan,
         PlannedNode, Platform,
     },
+    site::ignore_nodes,
 };
+use jiff::Timestamp;
 
 use super::{
     CliError, Exit, Result,
@@ -47,7 +49,8 @@ pub struct PreflightArgs {
 pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
     let (parts, cluster) = session.of_cluster(&args.plan).await?;
-    let snapshot = cluster.snapshot().await?;
+    let mut snapshot = cluster.snapshot().await?;
+    ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, Timestamp::now());
     let asked: Vec<String> = asked(&args, &snapshot)?;
     let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };
     let planned = parts.plan(&announcing).await?;
@@ -63,8 +66,12 @@ pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
 /// Returns the names of the selected nodes.
 fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>> {
     for name in &args.node {
-        if !snapshot.nodes.iter().any(|node| node.name == *name) {
-            return Err(CliError::usage(format!("--node: the cluster has no node {name:?}")));
+        let named = snapshot.nodes.iter().find(|node| node.name == *name);
+        let named =
+            named.ok_or_else(|| CliError::usage(format!("--node: the cluster has no node {name:?}")))?;
+        if let Some(rule) = named.ignored_by {
+            let message = format!("--node: ignoreNodes[{rule}] in site.yaml ignores node {name:?}");
+            return Err(CliError::usage(message));
         }
     }
     let wanted = |node: &&CowArc<NodeFacts>| {
@@ -74,7 +81,8 @@ fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>
             (Some(given), Some(platform)) => has(platform) == *given,
             (Some(_), None) => false,
         };
-        (args.node.is_empty() || args.node.contains(&node.name))
+        node.ignored_by.is_none()
+            && (args.node.is_empty() || args.node.contains(&node.name))
             && is(&args.os, |platform| platform.os.to_string())
             && is(&args.os_version, |platform| platform.os_version.to_string())
             && is(&args.arch, |platform| platform.arch.to_string())

@@ -2,13 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use farrier_core::plan::{
-    Container, DaemonSetFacts, NodeAffinity, NodeFacts, Owner, RejectedClaims, Requirement, SelectorTerm,
-    is_hardware_label,
-};
+use farrier_core::plan::{Container, DaemonSetFacts, NodeFacts, Owner, Placement, Taint, is_hardware_label};
 use granit_parser::ScalarStyle;
 
-use crate::yaml::{Node, Scalar, YamlError, documents};
+use crate::yaml::{Node, Scalar, Value, YamlError, documents};
 
 /// Content of a manifest. Other kinds are ignored.
 #[derive(Debug, Default)]
@@ -79,9 +76,18 @@ fn node(place: &Node) -> Result<NodeFacts, YamlError> {
         architecture: info("architecture")?,
         os_image: info("osImage")?,
         unschedulable: path(place, &["spec", "unschedulable"]).is_some_and(|value| value.is_true()),
-        not_ready: false,
-        rejected_claims: RejectedClaims::default(),
+        operating_system: info("operatingSystem")?,
+        taints: taints(place)?,
+        ..NodeFacts::default()
     })
+}
+
+fn taints(place: &Node) -> Result<Vec<Taint>, YamlError> {
+    let Some(spec) = field(place, "spec") else { return Ok(Vec::new()) };
+    let taint = |item: &Node| {
+        Ok(Taint { key: text(item, "key")?, value: text(item, "value")?, effect: text(item, "effect")? })
+    };
+    sequence(&spec, "taints")?.iter().map(taint).collect()
 }
 
 fn daemon_set(place: &Node) -> Result<DaemonSet, YamlError> {
@@ -105,8 +111,7 @@ fn daemon_set(place: &Node) -> Result<DaemonSet, YamlError> {
         namespace: if namespace.is_empty() { "default".to_owned() } else { namespace },
         name: required(&metadata, "name")?.string()?.to_owned(),
         containers,
-        node_selector: strings(&pod, "nodeSelector")?,
-        affinity: affinity(&pod)?,
+        placement: placement(&pod)?,
         owner: owner(&metadata)?,
         live: None,
     };
@@ -145,38 +150,29 @@ fn owner(metadata: &Node) -> Result<Option<Owner>, YamlError> {
     Ok(None)
 }
 
-fn affinity(pod: &Node) -> Result<NodeAffinity, YamlError> {
-    if field(pod, "nodeName").is_some() {
-        return Ok(NodeAffinity::Unsupported("the pod template has a nodeName".to_owned()));
-    }
-    let required = path(pod, &["affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"]);
-    let Some(required) = required else { return Ok(NodeAffinity::Any) };
-    let mut terms = Vec::new();
-    for term in sequence(&required, "nodeSelectorTerms")? {
-        let mut lists = [Vec::new(), Vec::new()];
-        for (list, key) in lists.iter_mut().zip(["matchExpressions", "matchFields"]) {
-            for item in sequence(&term, key)? {
-                let operator = text(&item, "operator")?;
-                let Ok(operator) = operator.parse() else {
-                    return Ok(NodeAffinity::Unsupported(format!("operator {operator:?}")));
-                };
-                let values = sequence(&item, "values")?;
-                let values = values.iter().map(|value| value.string().map(str::to_owned));
-                list.push(Requirement {
-                    key: text(&item, "key")?,
-                    operator,
-                    values: values.collect::<Result<_, _>>()?,
-                });
-            }
+/// Returns the rules for the nodes of a pod template's pods.
+fn placement(pod: &Node) -> Result<Placement, YamlError> {
+    let fields = ["nodeName", "affinity", "tolerations"];
+    let rules = fields.iter().filter_map(|key| Some(((*key).to_owned(), json(&field(pod, key)?))));
+    Ok(Placement {
+        node_selector: strings(pod, "nodeSelector")?,
+        host_network: field(pod, "hostNetwork").is_some_and(|value| value.is_true()),
+        ..Placement::of_pod(&rules.collect())
+    })
+}
+
+/// Returns a value as JSON. Scalars become strings.
+fn json(place: &Node) -> serde_json::Value {
+    match place.value() {
+        Value::Scalar(scalar) => scalar.text.clone().into(),
+        Value::List(items) => items.iter().map(json).collect(),
+        Value::Map(entries) => {
+            let entries = entries.iter().filter(|(_, value)| !value.is_null());
+            let entries = entries.filter_map(|(key, value)| Some((key.scalar()?.text.clone(), json(value))));
+            entries.collect::<serde_json::Map<_, _>>().into()
         }
-        let [expressions, fields] = lists;
-        terms.push(SelectorTerm { expressions, fields });
+        Value::Null | Value::Removed => serde_json::Value::Null,
     }
-    if terms.is_empty() {
-        // The API server rejects an empty list, so the author's intent is unclear.
-        return Ok(NodeAffinity::Unsupported("no nodeSelectorTerms".to_owned()));
-    }
-    Ok(NodeAffinity::Terms(terms))
 }
 
 /// Returns the value of a key, unless it is missing or null.

@@ -14,6 +14,7 @@ use farrier_core::{
         Manifests, NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion,
         RolloutTarget, git_commit, images_in_use, kernels_in_use, node_systems,
     },
+    site::ignore_nodes,
 };
 use kmod::{CheckReport, Verdict};
 use oci::client::chain as error_chain;
@@ -83,6 +84,7 @@ impl Parts {
     /// Observes and plans without changing anything.
     pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned> {
         let mut snapshot = cluster.snapshot().await?;
+        ignore_nodes(&mut snapshot, &self.definitions.site.ignore_nodes, jiff::Timestamp::now());
         NodeKernelLimiter::default().judge(&mut snapshot, &self.definitions, Duration::ZERO);
         self.plan_for(snapshot, &mut LookupCache::default()).await
     }

@@ -37,7 +37,7 @@ async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
     let (report, ()) = tokio::join!(run_once(bench.parts.clone(), Arc::clone(&fleet) as _), joins);
     let report = report.unwrap();
     let [rollout] = report.rollouts.as_slice() else { panic!("{:?}", report.rollouts) };
-    let RolloutDecision::Hold(HoldReason::MixedKernels { kernels }) = &rollout.planned.decision else {
+    let RolloutDecision::Hold(HoldReason::MixedKernels { kernels, .. }) = &rollout.planned.decision else {
         panic!("{rollout:?}")
     };
     assert_eq!(kernels.len(), 2);

@@ -5,7 +5,7 @@ use std::{
     sync::LazyLock,
 };
 
-use farrier_core::plan::DaemonSetFacts;
+use farrier_core::plan::{DaemonSetFacts, NodeFacts, NodeReach};
 use handlebars::Handlebars;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -92,7 +92,7 @@ impl Context {
         }
     }
 
-    /// Returns a rollout to the only DaemonSet without an owner that runs the image. A DaemonSet matches if
+    /// Returns a rollout to all containers with the image in the only DaemonSet without an owner that runs it. A DaemonSet matches if
     /// one of its images has `name` as last path component, or else if the DaemonSet itself has this name.
     /// Returns `None` if no DaemonSet or several match.
     pub fn rollout(&self, name: &str) -> Option<Value> {
@@ -100,21 +100,26 @@ impl Context {
             let last = image.rsplit('/').next().unwrap_or_default();
             last.split(['@', ':']).next() == Some(name)
         };
-        let container = |found: &DaemonSetFacts| {
+        let containers = |found: &DaemonSetFacts| -> Option<Vec<String>> {
             let own = found.containers.iter().find(|container| is_last(&container.image));
             let own = own.or_else(|| found.containers.last().filter(|_| found.name == name))?;
-            Some(own.name.clone())
+            let sharing = found.containers.iter().filter(|container| container.image == own.image);
+            Some(sharing.map(|container| container.name.clone()).collect())
         };
         let free = self.daemon_sets.iter().filter(|found| found.owner.is_none());
-        let mut fitting = free.filter_map(|found| Some((found, container(found)?)));
-        let (Some((found, container)), None) = (fitting.next(), fitting.next()) else { return None };
-        let reached = self.nodes.iter().filter(|node| found.reaches(node) == Some(true));
+        let mut fitting = free.filter_map(|found| Some((found, containers(found)?)));
+        let (Some((found, containers)), None) = (fitting.next(), fitting.next()) else { return None };
+        let is_reached = |node: &&NodeFacts| found.placement.reach(node, false) == NodeReach::Reached;
+        let reached = self.nodes.iter().filter(is_reached);
         let kernels: BTreeSet<&str> = reached.map(|node| node.kernel_version.as_str()).collect();
         let strategy = if kernels.len() > 1 { "per-kernel" } else { "image" };
         let DaemonSetFacts { namespace, name, .. } = found;
-        Some(json!({"daemonSet": {
-            "strategy": strategy, "namespace": namespace, "name": name, "container": container,
-        }}))
+        let mut rollout = json!({"strategy": strategy, "namespace": namespace, "name": name});
+        match containers.as_slice() {
+            [container] => rollout["container"] = container.as_str().into(),
+            _ => rollout["containers"] = containers.into(),
+        }
+        Some(json!({"daemonSet": rollout}))
     }
 }
 

@@ -207,6 +207,11 @@ fn daemon_sets_of_the_cluster() {
         rollout(&mixed),
         "- {strategy: per-kernel, namespace: drivers, daemonSet: d, container: load}"
     );
+    let shared = one.replace("image: x}", "image: 'r.example/strange-driver@sha256:0'}");
+    assert_eq!(
+        rollout(&shared),
+        "- {strategy: image, namespace: drivers, daemonSet: d, containers: [log, load]}"
+    );
     assert_eq!(rollout(&[one.as_str(), &daemon_set("")].concat()), "- {strategy: publish-only}");
     assert_eq!(rollout(&daemon_set(owned)), "- {strategy: publish-only}");
 }

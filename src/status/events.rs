@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{desired::printable, name_of};
-use crate::controller::live::ReconcileView;
+use crate::controller::{RolloutReport, live::ReconcileView};
 use farrier_core::{
     image::OperatorResource,
     plan::{
@@ -170,7 +170,12 @@ fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
 
 /// Collects Events for the rewrites of rollout targets.
 fn rewrites(view: &ReconcileView, found: &mut BTreeSet<StatusEvent>) {
-    for report in view.rollouts.iter().filter(|report| !report.planned.changes.is_empty()) {
+    // The changes of a rollout may be part of another rollout's write.
+    let changes = |report: &&RolloutReport| {
+        !report.planned.changes.is_empty()
+            || matches!(report.planned.decision, RolloutDecision::Rewrite { .. })
+    };
+    for report in view.rollouts.iter().filter(changes) {
         let Some(regarding) = target(&report.planned) else { continue };
         let image = &report.planned.image;
         let (reason, what) = match (&report.error, &report.planned.decision) {
@@ -229,7 +234,8 @@ fn states(view: &ReconcileView, told: &mut EventHistory) {
     for rollout in &view.plan.rollouts {
         let RolloutDecision::Hold(why) = &rollout.decision else { continue };
         // The rollouts of a rebooting fleet are held all the time; the Events of its nodes report the cause.
-        if matches!(why, HoldReason::UnknownNode { .. } | HoldReason::NoNodes) {
+        if matches!(why, HoldReason::UnknownNode { .. } | HoldReason::Unlabeled { .. } | HoldReason::NoNodes)
+        {
             continue;
         }
         if let Some(regarding) = target(rollout) {

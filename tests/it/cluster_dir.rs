@@ -2,7 +2,7 @@
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 use farrier::cluster::{Cluster, ClusterError, Directory};
-use farrier_core::plan::{ImageChange, NodeAffinity, node_target};
+use farrier_core::plan::{ImageChange, NodeAffinity, NodeReach, ReachingObject, node_target};
 
 const NODES: &str = r#"# exported with kubectl get nodes -o yaml
 apiVersion: v1
@@ -106,11 +106,13 @@ async fn nodes_and_daemon_sets_are_read() {
 
     let [daemon_set] = snapshot.daemon_sets.as_slice() else { panic!("{:?}", snapshot.daemon_sets) };
     assert_eq!((daemon_set.namespace.as_str(), daemon_set.name.as_str()), ("kube-system", "mft"));
-    assert!(matches!(&daemon_set.affinity, NodeAffinity::Terms(terms) if terms.len() == 1));
+    assert!(matches!(&daemon_set.placement.affinity, NodeAffinity::Terms(terms) if terms.len() == 1));
     let images: Vec<_> = daemon_set.containers.iter().map(|c| c.image.as_str()).collect();
     assert_eq!(images, ["registry.test/tools/wait:1", "registry.test/drivers/mft:old"]);
-    assert_eq!(daemon_set.reaches(&snapshot.nodes[0]), Some(true));
-    assert_eq!(daemon_set.reaches(&snapshot.nodes[1]), Some(false));
+    assert!(daemon_set.placement.host_network);
+    let object = ReachingObject::daemon_set(daemon_set, &snapshot);
+    assert_eq!(object.reach(&snapshot.nodes[0]), NodeReach::Reached);
+    assert!(matches!(object.reach(&snapshot.nodes[1]), NodeReach::Excluded(_)));
 }
 
 #[tokio::test]

@@ -51,6 +51,7 @@ mod page;
 mod pipeline;
 mod plugin;
 mod prebuilt;
+mod reach;
 mod registry;
 mod reproducible;
 mod reuse;

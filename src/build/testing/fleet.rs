@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use farrier_core::plan::{
-    ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet,
-    NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, PodCount, PodFacts, SnapshotScope,
+    ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet, NodeFacts,
+    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Placement, PodCount, PodFacts, SnapshotScope,
     UpdateStrategy,
 };
 use kmod::{BootOutcome, BootReport, ModuleBoot};
@@ -69,11 +69,13 @@ impl State {
             namespace: "drivers".to_owned(),
             name: name.to_owned(),
             containers: vec![Container { name: "driver".to_owned(), image: FIRST.to_owned(), fixed: None }],
-            node_selector: [(KERNEL_LABEL.to_owned(), kernel.to_owned())]
-                .into_iter()
-                .filter(|(_, kernel)| !kernel.is_empty())
-                .collect(),
-            affinity: NodeAffinity::Any,
+            placement: Placement {
+                node_selector: [(KERNEL_LABEL.to_owned(), kernel.to_owned())]
+                    .into_iter()
+                    .filter(|(_, kernel)| !kernel.is_empty())
+                    .collect(),
+                ..Placement::default()
+            },
             owner: None,
             live: None,
         });

@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, sync::Arc};
 use farrier_core::{
     image::OperatorResource,
     plan::{
-        Container, DaemonSetFacts, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner, PodCount,
-        RejectedClaims, Requirement, ResourceFacts, SelectorTerm, UpdateStrategy, is_hardware_label,
+        Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, Placement, PodCount,
+        RejectedClaims, ResourceFacts, UpdateStrategy, is_hardware_label,
     },
 };
 use k8s_openapi::{
-    api::{apps::v1::DaemonSetUpdateStrategy, core::v1::NodeSelectorRequirement},
+    api::apps::v1::DaemonSetUpdateStrategy,
     apimachinery::pkg::{
         apis::meta::v1::{LabelSelector, ObjectMeta},
         util::intstr::IntOrString,
@@ -36,6 +36,9 @@ pub(super) fn node(node: NodeObject) -> Object {
     let NodeObject { types: _, metadata, spec, status } = node;
     let NodeStatus { node_info, conditions } = status.unwrap_or_default();
     let info = node_info.unwrap_or_default();
+    let not_ready =
+        conditions.into_iter().flatten().find(|found| found.kind == "Ready" && found.status != "True");
+    let (unschedulable, taints) = spec.map(|spec| (spec.unschedulable, spec.taints)).unwrap_or_default();
     let version = version(&metadata);
     let labels = metadata.labels.unwrap_or_default();
     let facts = NodeFacts {
@@ -46,8 +49,12 @@ pub(super) fn node(node: NodeObject) -> Object {
         kernel_version: info.kernel_version,
         architecture: info.architecture,
         os_image: info.os_image,
-        unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
-        not_ready: conditions.iter().flatten().any(|found| found.kind == "Ready" && found.status != "True"),
+        operating_system: info.operating_system,
+        unschedulable: unschedulable.unwrap_or_default(),
+        taints: taints.unwrap_or_default(),
+        not_ready: not_ready.is_some(),
+        not_ready_since: not_ready.and_then(|found| found.last_transition_time),
+        ignored_by: None,
         rejected_claims: RejectedClaims::default(),
     };
     Object { version, facts: Facts::Node(facts.into()) }
@@ -78,8 +85,7 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
         namespace: namespace.unwrap_or_default(),
         name: name.unwrap_or_default(),
         containers: containers(&pod),
-        affinity: affinity(&pod),
-        node_selector: pod.node_selector.unwrap_or_default(),
+        placement: Placement::of_pod(&manifest["spec"]["template"]["spec"]),
         owner,
         live: Some(LiveDaemonSet {
             version: version.clone(),
@@ -145,36 +151,6 @@ fn containers(pod: &PodSpec) -> Vec<Container> {
     pod.all_containers().map(container).collect()
 }
 
-fn affinity(pod: &PodSpec) -> NodeAffinity {
-    if pod.node_name.as_ref().is_some_and(|name| !name.is_empty()) {
-        return NodeAffinity::Unsupported("the pod template has a nodeName".to_owned());
-    }
-    let Some(required) = pod.required_nodes() else { return NodeAffinity::Any };
-    let requirements = |list: &Option<Vec<NodeSelectorRequirement>>| {
-        list.iter().flatten().map(requirement).collect::<Result<Vec<_>, _>>()
-    };
-    let terms = required.node_selector_terms.iter().map(|term| {
-        Ok(SelectorTerm {
-            expressions: requirements(&term.match_expressions)?,
-            fields: requirements(&term.match_fields)?,
-        })
-    });
-    match terms.collect::<Result<Vec<_>, String>>() {
-        Ok(terms) if terms.is_empty() => NodeAffinity::Unsupported("no nodeSelectorTerms".to_owned()),
-        Ok(terms) => NodeAffinity::Terms(terms),
-        Err(operator) => NodeAffinity::Unsupported(format!("operator {operator:?}")),
-    }
-}
-
-fn requirement(requirement: &NodeSelectorRequirement) -> Result<Requirement, String> {
-    let NodeSelectorRequirement { key, operator, values } = requirement;
-    Ok(Requirement {
-        key: key.clone(),
-        operator: operator.parse().map_err(|_| operator.clone())?,
-        values: values.clone().unwrap_or_default(),
-    })
-}
-
 fn update(strategy: DaemonSetUpdateStrategy) -> (UpdateStrategy, PodCount) {
     let update = match strategy.type_.as_deref() {
         Some("OnDelete") => UpdateStrategy::OnDelete,
@@ -193,6 +169,7 @@ fn update(strategy: DaemonSetUpdateStrategy) -> (UpdateStrategy, PodCount) {
 
 #[cfg(test)]
 mod tests {
+    use farrier_core::plan::NodeAffinity;
     use serde_json::json;
 
     use super::*;
@@ -219,11 +196,14 @@ mod tests {
                 "annotations": {"farrier.dev/next-kernel": "6.1.0", "other": "x".repeat(9)},
                 "managedFields": [{"manager": "kubelet"}],
             },
-            "spec": {"unschedulable": true, "podCIDR": "10.0.0.0/24"},
+            "spec": {"unschedulable": true, "podCIDR": "10.0.0.0/24",
+                     "taints": [{"key": "gpu", "effect": "NoSchedule", "timeAdded": "2026-07-01T12:00:00Z"}]},
             "status": {
                 "images": [{"names": ["a"], "sizeBytes": 1}],
-                "conditions": [{"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": "Unknown"}],
-                "nodeInfo": {"kernelVersion": "6.1.0", "architecture": "amd64", "osImage": "Debian", "bootID": "b"},
+                "conditions": [{"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": "Unknown",
+                    "lastTransitionTime": "2026-07-01T12:00:00Z"}],
+                "nodeInfo": {"kernelVersion": "6.1.0", "architecture": "amd64", "osImage": "Debian", "bootID": "b",
+                    "operatingSystem": "linux"},
             },
         }));
         assert_eq!((version.uid.as_str(), version.resource_version.as_str()), ("u", "7"));
@@ -236,9 +216,15 @@ mod tests {
             os_image,
             unschedulable,
             not_ready,
+            not_ready_since,
+            taints,
+            operating_system,
             has_hardware_labels,
             rejected_claims: _,
+            ignored_by: _,
         } = facts;
+        assert_eq!((taints[0].to_string().as_str(), operating_system.as_str()), ("gpu:NoSchedule", "linux"));
+        assert_eq!(not_ready_since, Some("2026-07-01T12:00:00Z".parse().unwrap()));
         assert_eq!((name.as_str(), kernel_version.as_str()), ("n1", "6.1.0"));
         assert_eq!((architecture.as_str(), os_image.as_str()), ("amd64", "Debian"));
         assert_eq!(labels, [("a".to_owned(), "1".to_owned())].into());
@@ -321,7 +307,7 @@ mod tests {
             facts.containers.iter().map(|c| (c.name.as_str(), c.image.as_str())).collect();
         assert_eq!(containers, [("prepare", "p:1"), ("driver", "d:1"), ("none", "")]);
         assert!(facts.containers[2].fixed.is_some());
-        assert_eq!(facts.label_keys().collect::<Vec<_>>(), ["pci", "zone", "gone"]);
+        assert_eq!(facts.placement.label_keys().collect::<Vec<_>>(), ["pci", "zone", "gone"]);
         assert_eq!(facts.owner.unwrap().kind, "ClusterPolicy");
         let live = facts.live.unwrap();
         assert_eq!((live.version.uid.as_str(), live.version.resource_version.as_str()), ("u1", "5"));
@@ -332,7 +318,7 @@ mod tests {
         assert_eq!(pod_selector(&live.manifest).unwrap(), "app=driver,tier notin (a,b),x");
         let required =
             "/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
-        let NodeAffinity::Terms(terms) = facts.affinity else { panic!("no terms") };
+        let NodeAffinity::Terms(terms) = facts.placement.affinity else { panic!("no terms") };
         assert_eq!(Some(&json!({"nodeSelectorTerms": terms})), live.manifest.pointer(required));
     }
 
@@ -343,7 +329,7 @@ mod tests {
         }));
         let live = facts.live.unwrap();
         assert_eq!(
-            (facts.affinity, live.update, live.max_unavailable),
+            (facts.placement.affinity, live.update, live.max_unavailable),
             (NodeAffinity::Any, UpdateStrategy::RollingUpdate, PodCount::Number(1))
         );
         assert_eq!(pod_selector(&live.manifest), None);
@@ -356,7 +342,7 @@ mod tests {
         value.pointer_mut(path).unwrap()["nodeSelectorTerms"][0]["matchExpressions"][0]["operator"] =
             json!("Near");
         let facts = facts_of(value);
-        assert_eq!(facts.affinity, NodeAffinity::Unsupported("operator \"Near\"".to_owned()));
+        assert!(matches!(facts.placement.affinity, NodeAffinity::Unsupported(why) if why.contains("Near")));
     }
 
     #[test]

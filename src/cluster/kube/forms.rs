@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use farrier_core::plan::Taint;
+use jiff::Timestamp;
 use k8s_openapi::{
     api::{
         apps::v1::DaemonSetUpdateStrategy,
@@ -21,6 +23,7 @@ pub(super) type NodeObject = object::Object<Option<NodeSpec>, NodeStatus>;
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct NodeSpec {
     pub(super) unschedulable: Option<bool>,
+    pub(super) taints: Option<Vec<Taint>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -32,12 +35,14 @@ pub(super) struct NodeStatus {
 
 /// A condition of a node or a Job.
 #[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Condition {
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) status: String,
     #[serde(default)]
     pub(super) message: String,
+    pub(super) last_transition_time: Option<Timestamp>,
 }
 
 /// The parsed fields of a Job.
@@ -54,6 +59,7 @@ pub(super) struct NodeInfo {
     pub(super) kernel_version: String,
     pub(super) architecture: String,
     pub(super) os_image: String,
+    pub(super) operating_system: String,
 }
 
 /// The parsed fields of a DaemonSet's manifest.
@@ -82,7 +88,6 @@ pub(super) type PodObject = object::Object<PodSpec, PodStatus>;
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodSpec {
     pub(super) node_name: Option<String>,
-    pub(super) node_selector: Option<BTreeMap<String, String>>,
     affinity: Option<Affinity>,
     init_containers: Option<Vec<Container>>,
     containers: Option<Vec<Container>>,

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use farrier_core::plan::{
-    CowArc, DaemonSetFacts, JobState, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, WorkloadFacts,
+    CowArc, DaemonSetFacts, JobState, NodeFacts, ObjectVersion, Placement, PodFacts, ResourceFacts,
+    WorkloadFacts,
 };
 
 /// Namespace and name, which identify an object within one watch.
@@ -29,10 +30,11 @@ pub(super) enum Facts {
 impl Facts {
     /// Returns the keys of the node labels that the object's selectors use. The store keeps only those labels, so a kind that
     /// selects nodes must name its keys here.
-    pub(super) fn label_keys(&self) -> Vec<&str> {
+    pub(super) fn label_keys(&self) -> Vec<String> {
+        let keys = |placement: &Placement| placement.label_keys().map(str::to_owned).collect();
         match self {
-            Self::DaemonSet(facts) => facts.label_keys().collect(),
-            Self::Resource(facts) => facts.label_keys().collect(),
+            Self::DaemonSet(facts) => keys(&facts.placement),
+            Self::Resource(facts) => keys(&facts.placement()),
             Self::Node(_) | Self::Pod(_) | Self::Workload(_) | Self::Check(..) => Vec::new(),
         }
     }

@@ -152,7 +152,7 @@ impl Store {
         }
         let mut labels = wanted.labels.clone();
         let objects = self.watched.values().flat_map(|watched| watched.objects.values());
-        labels.extend(objects.flat_map(|kept| kept.object.facts.label_keys()).map(str::to_owned));
+        labels.extend(objects.flat_map(|kept| kept.object.facts.label_keys()));
         let are_watched =
             |facts: &&DaemonSetFacts| !wanted.rollback && self.writable.contains(&facts.namespace);
         for facts in self.daemon_sets().filter(are_watched) {

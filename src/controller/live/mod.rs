@@ -30,6 +30,7 @@ use farrier_core::{
         ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RewriteRateLimiter,
         SnapshotScope, UnfinishedRollout, retry, unfinished_kernels, unfinished_rollouts,
     },
+    site::ignore_nodes,
 };
 use oci::client::chain as error_chain;
 pub use view::{ReconcileView, StatusSink};
@@ -305,6 +306,7 @@ impl Live {
                 () = tokio::time::sleep(TURN) => self.context.health.beat(),
             }
         };
+        ignore_nodes(&mut snapshot, &self.parts.definitions.site.ignore_nodes, Timestamp::now());
         self.node_kernel_limiter.judge(&mut snapshot, &self.parts.definitions, self.started.elapsed());
         Ok(Some(snapshot))
     }

@@ -34,17 +34,20 @@ impl Live {
                 if !self.builds.is_single_run() {
                     tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
                 }
+                broken.note(rollout, &why);
                 reports.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
                 continue;
             }
-            if let Some(why) = self.hold_reason(rollout) {
+            if let Some(why) = broken.hold_of_write(rollout).or_else(|| self.hold_reason(rollout)) {
                 tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
                 if matches!(why, HoldReason::TooOften) {
                     broken.deferred(rollout);
                 }
+                broken.held(rollout, &why);
                 rollout.hold(why);
             }
             if broken.is_deferred(rollout) {
+                broken.deferred(rollout);
                 continue;
             }
             let contested = self.handovers.hold_back(&mut rollout.changes, self.started.elapsed());
@@ -59,7 +62,7 @@ impl Live {
                 continue;
             }
             // Only a write counts toward the rate limit.
-            if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
+            if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) && !rollout.changes.is_empty() {
                 self.rewrite_rate_limiter.take(&rollout.target);
             }
             let error = self.parts.roll_out(self.context.cluster.as_ref(), rollout).await.err();
@@ -76,7 +79,9 @@ impl Live {
                 self.evictions.insert(rollout.target.to_string(), Instant::now() + NEXT_EVICTION);
                 self.timer.by(Instant::now() + NEXT_EVICTION);
                 tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
-                rollout.hold(HoldReason::Disruption { detail: detail.to_owned() });
+                let why = HoldReason::Disruption { detail: detail.to_owned() };
+                broken.held(rollout, &why);
+                rollout.hold(why);
                 reports.push(RolloutReport { planned: rollout.clone(), error: None });
                 continue;
             }
@@ -107,7 +112,7 @@ impl Live {
             let detail = "the last eviction was refused a moment ago".to_owned();
             return Some(HoldReason::Disruption { detail });
         }
-        if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
+        if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) || rollout.changes.is_empty() {
             return None;
         }
         let next = self.rewrite_rate_limiter.wait(&rollout.target, self.started.elapsed())?;

@@ -279,7 +279,8 @@ async fn what_is_published_is_rolled_out_while_a_build_hangs() {
     // The kernel changes to one whose image is already published.
     live.fleet.change(|state| {
         state.node("n", K10);
-        state.snapshot.daemon_sets[0].node_selector = [(KERNEL_LABEL.to_owned(), K10.to_owned())].into();
+        state.snapshot.daemon_sets[0].placement.node_selector =
+            [(KERNEL_LABEL.to_owned(), K10.to_owned())].into();
     });
     let state = live.fleet.until(|state| state.writes.len() == 2).await;
     assert_eq!(state.image("a"), live.published(K10).await.unwrap());

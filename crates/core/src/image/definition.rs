@@ -130,6 +130,7 @@ pub struct DriverImageSpec {
     #[serde(default)]
     pub on_conflict: OnConflict,
     /// Rollout targets, which are rewritten when a kernel changes.
+    #[serde(deserialize_with = "super::rollout::rollouts")]
     pub rollout: Vec<RolloutSpec>,
 }
 
@@ -337,7 +338,7 @@ impl NodeSelector {
 }
 
 /// Whether `labels` include all wanted labels.
-pub(super) fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<LabelKey, LabelValue>) -> bool {
+pub(crate) fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<LabelKey, LabelValue>) -> bool {
     wanted.iter().all(|(key, value)| labels.get(key.as_str()).is_some_and(|found| *value == found.as_str()))
 }
 

@@ -17,6 +17,7 @@ mod version;
 
 pub use build::BuildSpec;
 pub use chain::{Chains, connected, cycle, edges};
+pub(crate) use definition::has_labels;
 pub use definition::{
     CheckSpec, DRIVER_ENTRYPOINTS, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict,
     Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,

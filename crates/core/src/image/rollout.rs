@@ -1,9 +1,12 @@
 //! Pure: rollout targets and strategies of an image.
 
+mod entry;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumDiscriminants, IntoStaticStr};
 
+pub(super) use self::entry::rollouts;
 use super::UpgradeSpec;
 use crate::definition::{
     ParseError, Period,
@@ -27,7 +30,7 @@ use crate::definition::{
     doc = "Strategy for rewriting a rollout target."
 )]
 // The enum defines the schema. `RolloutForm` exists for better error messages.
-#[schemars(!try_from, deny_unknown_fields)]
+#[schemars(!try_from, deny_unknown_fields, transform = entry::with_containers)]
 pub enum RolloutSpec {
     /// A DaemonSet in the cluster whose nodes share one kernel.
     Image {
@@ -289,13 +292,14 @@ impl RolloutSpec {
 
 /// [`RolloutSpec`] as written in the file. Serde's internally tagged enums lose the position of an error.
 #[serde_with::skip_serializing_none]
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RolloutForm {
     strategy: Strategy,
     namespace: Option<DnsLabel>,
     daemon_set: Option<DnsName>,
     container: Option<DnsLabel>,
+    containers: Option<Vec<DnsLabel>>,
     path: Option<LocalPath>,
     repository: Option<GitAddress>,
     branch: Option<GitBranch>,

@@ -11,7 +11,8 @@ use super::{
 use crate::image::{Definitions, Period, RolloutSpec};
 
 /// Returns the time until the next deadline of any rollout: the deadline of its pods, the end of the time for which
-/// they must stay ready, or the grace time of a kernel that no node runs. `None` where no deadline lies ahead.
+/// they must stay ready, the grace time of a kernel that no node runs, or the time after which the site ignores a node that is
+/// not ready. `None` where no deadline lies ahead.
 ///
 /// Pods that become ready change the cluster and trigger a reconcile. Pods that never become ready do not, so their
 /// deadline needs a timer.
@@ -21,6 +22,9 @@ pub fn next_deadline(
     now: Timestamp,
 ) -> Option<Duration> {
     let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
+    let limits = || definitions.site.ignore_nodes.iter().filter_map(|rule| rule.not_ready_for);
+    let dead = snapshot.nodes.iter().filter(|node| node.not_ready).filter_map(|node| node.not_ready_since);
+    let ignored = dead.flat_map(|since| limits().filter_map(move |limit| after(since, limit)));
     let upgrades = specs.clone().any(|spec| spec.upgrade().is_some()).then(|| next_upgrade(snapshot));
     specs
         .flat_map(|spec| {
@@ -28,6 +32,7 @@ pub fn next_deadline(
                 move |found: &&DaemonSetFacts| spec.daemon_set().is_some_and(|wanted| found.is_named(wanted));
             snapshot.daemon_sets.iter().filter(is_named).flat_map(move |found| ends(spec, found, snapshot))
         })
+        .chain(ignored)
         .filter_map(|end| {
             // Add a second, so that the deadline has certainly passed at the next reconcile.
             let left = Duration::try_from(end.duration_since(now)).ok()?;

@@ -7,9 +7,9 @@ use std::{
 
 use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, CowArc, DaemonSetChange,
-    DaemonSetFacts, HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests,
-    NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, PendingLookups,
-    Plan, PlanInputs, PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange,
+    DaemonSetFacts, HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeFacts,
+    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, PendingLookups, Placement, Plan,
+    PlanInputs, PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange,
     ResourceFacts, SkipReason, TrackedKernel, UpdateStrategy, plan,
 };
 use crate::{
@@ -358,8 +358,10 @@ pub(super) fn daemon_set(name: &str) -> DaemonSetFacts {
             image: "registry.test/old:1".to_owned(),
             fixed: None,
         }],
-        node_selector: [("pci".to_owned(), "yes".to_owned())].into(),
-        affinity: NodeAffinity::Any,
+        placement: Placement {
+            node_selector: [("pci".to_owned(), "yes".to_owned())].into(),
+            ..Placement::default()
+        },
         owner: None,
         live: None,
     }

@@ -24,6 +24,12 @@ pub(super) fn is_upgrading(state: &str) -> bool {
     !matches!(state, "" | "upgrade-done" | "upgrade-failed")
 }
 
+/// Whether the operator has begun the upgrade. `upgrade-required` is only a place in its queue, which a node may keep
+/// indefinitely (`nvidia.com/...-driver-upgrade.skip`, or a removed operator).
+pub(super) fn is_in_progress(state: &str) -> bool {
+    is_upgrading(state) && state != "upgrade-required"
+}
+
 /// Returns the label and state of the operator's driver upgrade that a node is in.
 pub(super) fn operators_upgrade(labels: &BTreeMap<String, String>) -> Option<(&'static str, &str)> {
     let mut states =
@@ -31,12 +37,11 @@ pub(super) fn operators_upgrade(labels: &BTreeMap<String, String>) -> Option<(&'
     states.find(|(_, state)| is_upgrading(state))
 }
 
-/// Returns the label and state where the operator has begun the upgrade. `upgrade-required` is only a place in its
-/// queue, which a node may keep indefinitely (`nvidia.com/...-driver-upgrade.skip`, or a removed operator).
+/// Returns the label and state where the operator has begun the upgrade.
 pub(super) fn operator_upgrade_in_progress(
     labels: &BTreeMap<String, String>,
 ) -> Option<(&'static str, &str)> {
-    operators_upgrade(labels).filter(|(_, state)| *state != "upgrade-required")
+    operators_upgrade(labels).filter(|(_, state)| is_in_progress(state))
 }
 
 /// Annotation in which a node, or the automation that upgrades it, names the kernel to boot next.

@@ -70,7 +70,9 @@ pub(super) fn matrix(inputs: &PlanInputs<'_>, chains: &Chains) -> Matrix {
 
     let mut matrix = Matrix { own_drivers: own_drivers(images, &groups), ..Matrix::default() };
     for group in &groups {
-        if let Err(why) = &group.target {
+        if let Err(why) = &group.target
+            && group.sample.ignored_by.is_none()
+        {
             let skipped = |node: &&NodeFacts| SkippedNode { node: node.name.clone(), why: why.clone() };
             matrix.left_alone.extend(group.nodes.iter().map(skipped));
         }

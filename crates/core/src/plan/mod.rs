@@ -29,6 +29,7 @@ mod node_kernel_limiter;
 mod node_write_limiter;
 mod outcome;
 mod planner;
+mod reach;
 mod readiness;
 mod reasons;
 pub mod retry;
@@ -88,8 +89,9 @@ pub use node_kernel_limiter::NodeKernelLimiter;
 pub use node_write_limiter::{DueNodeWrites, NodeWriteLimiter};
 pub use outcome::{Outcome, Phase, PlannedCell};
 pub use planner::{Plan, plan};
+pub use reach::{Exclusion, NodeReach, Placement, ReachingObject, Taint, Toleration};
 pub use readiness::{Blocker, BootReadiness, NextKernel, PlannedNode, Readiness, RequiredImage};
-pub use reasons::{BuildReason, HoldReason};
+pub use reasons::{BuildReason, HoldReason, NotReadyNode};
 pub use rewrite_rate_limiter::RewriteRateLimiter;
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,

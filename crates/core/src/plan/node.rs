@@ -58,6 +58,9 @@ pub enum NodeReason {
     /// Two nodes of the snapshot have this name.
     #[error("two nodes have this name")]
     DefinedTwice,
+    /// The site ignores the node.
+    #[error("ignoreNodes[{rule}] in site.yaml ignores it")]
+    Ignored { rule: usize },
     /// The node named more kernels than one node may, and no trusted node runs its kernel.
     #[error(
         "it named more than {most} kernels within {within}, and no other node runs its current one: it is \
@@ -74,9 +77,14 @@ pub enum NodeReason {
 }
 
 impl NodeReason {
-    /// Whether the node's claim is rejected. No rollout waits for such a node.
+    /// Whether the node's claim is rejected.
     pub fn is_rejected_claim(&self) -> bool {
         matches!(self, Self::TooManyNamed { .. } | Self::TooManyKernels { .. })
+    }
+
+    /// Whether no rollout waits for the node.
+    pub fn holds_nothing(&self) -> bool {
+        self.is_rejected_claim() || matches!(self, Self::Ignored { .. })
     }
 
     /// Returns a command that repairs the node or shows details; empty where the message already says what to do.
@@ -99,7 +107,10 @@ impl NodeReason {
                 format!("kubectl label --overwrite node {node} {ARCH_LABEL}={}", shell_word(architecture))
             }
             Self::Malformed { .. } => format!("kubectl get node {node} -o yaml"),
-            Self::DefinedTwice | Self::TooManyNamed { .. } | Self::TooManyKernels { .. } => String::new(),
+            Self::DefinedTwice
+            | Self::Ignored { .. }
+            | Self::TooManyNamed { .. }
+            | Self::TooManyKernels { .. } => String::new(),
         }
     }
 }
@@ -115,6 +126,9 @@ impl From<ExceededLimit> for NodeReason {
 
 /// Returns the kernel target that a node runs.
 pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
+    if let Some(rule) = node.ignored_by {
+        return Err(NodeReason::Ignored { rule });
+    }
     // Only a hand-written manifest can lack these fields; a kubelet always sets both.
     for (value, field) in [(&node.kernel_version, "kernelVersion"), (&node.architecture, "architecture")] {
         if value.is_empty() {
@@ -182,7 +196,7 @@ fn shortened(value: &str) -> String {
     value.chars().take(80).collect()
 }
 
-/// Nodes with equal values in every label of interest.
+/// Nodes with equal taints, and equal values in every label of interest.
 pub(super) struct NodeGroup<'a> {
     /// One of the nodes. Its facts hold for all of them, except for the name.
     pub(super) sample: &'a NodeFacts,
@@ -204,7 +218,7 @@ pub(super) fn group_nodes<'a>(
     let defined_twice: BTreeSet<&str> = again.collect();
     let mut places: HashMap<Vec<Option<&str>>, usize> = HashMap::new();
     let mut groups: Vec<NodeGroup<'a>> = Vec::new();
-    let mut key = Vec::with_capacity(labels.len() + 4);
+    let mut key = Vec::with_capacity(labels.len() + 8);
     for node in nodes.iter().map(|node| &**node) {
         let twice = defined_twice.contains(node.name.as_str());
         key.clear();
@@ -215,7 +229,10 @@ pub(super) fn group_nodes<'a>(
             ExceededLimit::PerNode { .. } => "named too many",
             ExceededLimit::Distinct(_) => "one too many",
         }));
+        key.push(node.ignored_by.map(|_| "ignored"));
         key.extend(labels.iter().map(|label| node.labels.get(*label).map(String::as_str)));
+        let taints = node.taints.iter().flat_map(|taint| [&taint.key, &taint.value, &taint.effect]);
+        key.extend(taints.map(|text| Some(text.as_str())));
         let place = places.get(&key).copied().unwrap_or_else(|| {
             places.insert(key.clone(), groups.len());
             let target = if twice { Err(NodeReason::DefinedTwice) } else { node_target(node) };

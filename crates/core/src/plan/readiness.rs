@@ -145,7 +145,7 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: CellLookup<'_>) -> Vec<Plann
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
     let mut judged: HashMap<(KernelTarget, Vec<bool>, bool), Arc<NextKernel>> = HashMap::new();
     let mut planned = Vec::new();
-    for node in &inputs.snapshot.nodes {
+    for node in inputs.snapshot.nodes.iter().filter(|node| node.ignored_by.is_none()) {
         // Labels that are missing for a while, as when NFD restarts, do not invalidate a published image: keep the
         // marks.
         if node.annotations.contains_key(NEXT_KERNEL_ANNOTATION) && Platform::of(node).is_none() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{NodeReason, ObservedKind, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION};
+use super::{KERNEL_LABEL, NodeFacts, NodeReason, ObservedKind, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION};
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kmod::Verdict,
@@ -26,6 +26,29 @@ pub enum BuildReason {
     /// The last attempt failed with a transient error.
     #[error("tried at {at:.0} and failed for a transient reason: {detail}")]
     RetryAfterFailure { at: jiff::Timestamp, detail: String },
+}
+
+/// Node that is not ready and contributes to a hold.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, derive_more::Display)]
+#[display(
+    "node {node} is not ready{}; repair it, delete it, or let ignoreNodes in site.yaml ignore it (notReadyFor)",
+    since.map(|since| format!(" since {since:.0}")).unwrap_or_default()
+)]
+pub struct NotReadyNode {
+    /// Name of the node.
+    pub node: String,
+    /// Time since which the node is not ready, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<jiff::Timestamp>,
+}
+
+impl NotReadyNode {
+    /// Returns the node that has not been ready for the longest time.
+    pub(super) fn first<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>) -> Option<Self> {
+        let not_ready = nodes.into_iter().filter(|node| node.not_ready);
+        let first = not_ready.min_by_key(|node| (node.not_ready_since, &node.name))?;
+        Some(Self { node: first.name.clone(), since: first.not_ready_since })
+    }
 }
 
 /// Reason for leaving an image field as it is.
@@ -64,12 +87,34 @@ pub enum HoldReason {
     #[error("it reaches no node")]
     NoNodes,
     /// The kernel of `count` reached nodes is unknown; `node` is the first of them.
-    #[error("kernel of node {node}{} unknown: {why}", and_more(*.count))]
-    UnknownNode { node: String, count: usize, why: NodeReason },
+    #[error("kernel of node {node}{} unknown: {why}{}", and_more(*.count), also(.not_ready.as_ref()))]
+    UnknownNode {
+        node: String,
+        count: usize,
+        why: NodeReason,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        not_ready: Option<NotReadyNode>,
+    },
+    /// `count` nodes have no labels of NFD. Once they have, the rollout may reach them, and its image is not for their
+    /// kernel. `node` is the first of them.
+    #[error(
+        "node {node}{} has no label {KERNEL_LABEL} and runs {kernel}, which the image is not for: it may be reached again once Node Feature Discovery has labeled it; label it, or let ignoreNodes in site.yaml ignore it{}", and_more(*.count), also(.not_ready.as_ref())
+    )]
+    Unlabeled {
+        node: String,
+        count: usize,
+        kernel: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        not_ready: Option<NotReadyNode>,
+    },
     /// The reached nodes run different kernels, and one image is for one kernel. `kernels` has the number of nodes per
     /// kernel.
-    #[error("its nodes run different kernels: {}", joined(.kernels.iter().map(|(kernel, nodes)| format!("{kernel} on {nodes}"))))]
-    MixedKernels { kernels: BTreeMap<String, usize> },
+    #[error("its nodes run different kernels: {}{}", joined(.kernels.iter().map(|(kernel, nodes)| format!("{kernel} on {nodes}"))), also(.not_ready.as_ref()))]
+    MixedKernels {
+        kernels: BTreeMap<String, usize>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        not_ready: Option<NotReadyNode>,
+    },
     /// There will be no image for the kernel in this reconcile.
     #[error("no image for {kernel}: {detail}")]
     NoImage { kernel: String, detail: String },
@@ -175,6 +220,12 @@ pub enum HoldReason {
     /// The Git repository has the image, but the cluster does not have it yet.
     #[error("the repository has the image, but the cluster has not applied it yet: {found}")]
     NotSynced { found: String },
+    /// The live DaemonSet reaches other nodes than the one in the manifest. Each field names the nodes that only one of
+    /// them reaches.
+    #[error(
+        "the DaemonSet in the cluster does not reach the same nodes as its manifest, so the image for them is unknown: only the cluster's reaches {cluster}, only the manifest's reaches {manifest}; let the manifest select the nodes that the cluster's DaemonSet selects"
+    )]
+    ReachDiffers { cluster: String, manifest: String },
     /// A branch with the change waits for its pull request.
     #[error("branch {branch} has the change and waits to be merged")]
     Proposed { branch: String },
@@ -193,6 +244,7 @@ impl HoldReason {
                 | Self::Affinity { .. }
                 | Self::NoNodes
                 | Self::UnknownNode { .. }
+                | Self::Unlabeled { .. }
                 | Self::MixedKernels { .. }
                 | Self::NoImage { .. }
                 | Self::Deleting
@@ -206,6 +258,7 @@ impl HoldReason {
                 | Self::Disruption { .. }
                 | Self::NotPullable
                 | Self::NotSynced { .. }
+                | Self::ReachDiffers { .. }
                 | Self::Proposed { .. }
         )
     }
@@ -225,6 +278,11 @@ impl HoldReason {
     pub(super) fn is_absence(&self) -> bool {
         matches!(self, Self::NotFound | Self::NoResource)
     }
+}
+
+/// Returns the text about a node that is not ready, after another text.
+fn also(not_ready: Option<&NotReadyNode>) -> String {
+    not_ready.map(|node| format!("; {node}")).unwrap_or_default()
 }
 
 /// Joins the items with commas.

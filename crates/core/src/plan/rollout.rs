@@ -11,6 +11,7 @@ mod field;
 mod git;
 mod handover;
 mod image;
+mod merge;
 mod operator;
 mod past;
 mod pause;
@@ -27,7 +28,7 @@ mod watch;
 
 use std::collections::{BTreeSet, HashMap};
 
-use self::context::{Context, Decided, no_image};
+use self::context::{Context, Decided, Peer, no_image};
 pub use self::context::{PlannedRollout, RolloutDecision};
 pub use change::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, NodeCheck,
@@ -78,15 +79,28 @@ pub(super) fn rollouts(
             claims.entry(field).or_default().push(image);
         }
     }
+    let is_claimed_once = |target: &RolloutTarget| {
+        target.field().and_then(|field| claims.get(&field)).is_none_or(|images| images.len() == 1)
+    };
+    let mut peers: HashMap<(&str, &str), Vec<Peer<'_>>> = HashMap::new();
+    for (image, spec, target) in wanted.iter().filter(|(_, _, target)| is_claimed_once(target)) {
+        if let Some(daemon_set) = target.live_daemon_set() {
+            peers.entry(daemon_set).or_default().push(Peer { image, spec, target });
+        }
+    }
     let manifests = inputs.manifests.values().flatten();
     let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|found| &found.daemon_sets));
-    let labels = labels.flat_map(DaemonSetFacts::label_keys).chain(resource::label_keys(inputs));
+    let of_resources = resource::label_keys(inputs);
+    let labels = labels.flat_map(|found| found.placement.label_keys());
+    let labels = labels.chain(of_resources.iter().map(String::as_str));
     let groups = group_nodes(&inputs.snapshot.nodes, labels);
     let in_complete_chains = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
 
     let (mut contexts, mut planned, mut unions) = (Vec::new(), Vec::new(), Vec::new());
     for (image, spec, target) in &wanted {
-        let mut context = Context { inputs, cells, groups: &groups, image, spec };
+        let peers = target.live_daemon_set().and_then(|daemon_set| peers.get(&daemon_set));
+        let peers = peers.map(Vec::as_slice).unwrap_or_default();
+        let mut context = Context { inputs, cells, groups: &groups, image, spec, peers };
         let claimed = target.field().and_then(|field| claims.get(&field));
         let (mut decided, mut united) = match claimed.filter(|images| images.len() > 1) {
             Some(images) => {
@@ -119,14 +133,26 @@ pub(super) fn rollouts(
         contexts.push(context);
     }
     for (index, why) in chain_holds(&planned, chain_states) {
-        let (Some(rollout), Some(context)) = (planned.get_mut(index), contexts.get(index)) else { continue };
+        let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
         let cells = CellLookup { without: Some(context.image), ..in_complete_chains };
         // A strategy in the middle of its steps may have something to finish even without an image, so ask it first.
         let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
         let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
-        rollout.upgrade = planned_upgrade(context, &rollout.target, &decision);
-        (rollout.decision, rollout.changes) = (decision, changes);
+        let upgrade = planned_upgrade(context, &rollout.target, &decision);
+        let target = rollout.target.clone();
+        for (rollout, context) in planned.iter_mut().zip(&contexts) {
+            // Rollouts of several images to the copies of one DaemonSet are one decision.
+            let is_same = |other: &RolloutTarget| {
+                [&target, other].iter().all(|target| target.strategy == Strategy::PerKernel)
+                    && target.live_daemon_set() == other.live_daemon_set()
+            };
+            if rollout.target == target || is_same(&rollout.target) {
+                (rollout.decision, rollout.changes) = (decision.clone(), changes.clone());
+                rollout.upgrade = upgrade.clone().filter(|_| context.carries_upgrade(&rollout.target));
+            }
+        }
     }
+    merge::one_write_for_each_object(inputs.snapshot, &mut planned);
     (planned, unions)
 }
 
@@ -215,7 +241,9 @@ fn planned_upgrade(
     target: &RolloutTarget,
     decision: &RolloutDecision,
 ) -> Option<PlannedUpgrade> {
-    context.spec.upgrade()?;
+    if !context.carries_upgrade(target) {
+        return None;
+    }
     if unwritable_namespace(context).is_some() || upgrade::obstacle(context, target).is_some() {
         return None;
     }

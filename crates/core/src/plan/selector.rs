@@ -1,8 +1,9 @@
 //! Pure: which nodes a pod template's node affinity admits (Kubernetes API, `NodeSelectorTerm`).
 
-use std::collections::BTreeMap;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
-use serde::Serialize;
+use super::reach::LabelState;
 
 /// Required part of a pod's node affinity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,30 +18,40 @@ pub enum NodeAffinity {
 }
 
 /// One term: a node must satisfy all of its requirements. An empty term admits no node. Serialized in the API's format.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelectorTerm {
     /// `matchExpressions`, over labels.
-    #[serde(rename = "matchExpressions", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        rename = "matchExpressions",
+        default,
+        deserialize_with = "list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub expressions: Vec<Requirement>,
     /// `matchFields`; only `metadata.name` exists.
-    #[serde(rename = "matchFields", skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        rename = "matchFields",
+        default,
+        deserialize_with = "list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub fields: Vec<Requirement>,
 }
 
 /// One requirement of a term.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requirement {
     /// Key of the label, or name of the field.
     pub key: String,
     /// Comparison operator.
     pub operator: Operator,
     /// Values to compare with.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "list", skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<String>,
 }
 
 /// Comparison operator of a requirement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operator {
     /// The label has one of the values.
     In,
@@ -56,8 +67,18 @@ pub enum Operator {
     Lt,
 }
 
+/// Reads a list; a null list is empty.
+fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
 impl Requirement {
-    fn admits(&self, found: Option<&str>) -> bool {
+    fn admits(&self, found: LabelState<'_>) -> bool {
+        let found = match found {
+            LabelState::Unknown => return true,
+            LabelState::Present(value) => Some(value),
+            LabelState::Absent => None,
+        };
         let listed = |value: &str| self.values.iter().any(|v| v == value);
         match self.operator {
             Operator::In => found.is_some_and(listed),
@@ -76,31 +97,47 @@ impl Requirement {
 }
 
 impl SelectorTerm {
-    /// Whether the term admits a node; `None` for a field that farrier does not know.
-    fn admits(&self, name: &str, labels: &BTreeMap<String, String>) -> Option<bool> {
+    fn admits<'a>(&self, name: &'a str, label: impl Fn(&str) -> LabelState<'a>) -> bool {
         let Self { expressions, fields } = self;
-        if fields.iter().any(|field| field.key != "metadata.name") {
-            return None;
-        }
-        let empty = expressions.is_empty() && fields.is_empty();
-        Some(
-            !empty
-                && expressions.iter().all(|r| r.admits(labels.get(&r.key).map(String::as_str)))
-                && fields.iter().all(|r| r.admits(Some(name))),
-        )
+        let field = |key: &str| {
+            if key == "metadata.name" { LabelState::Present(name) } else { LabelState::Absent }
+        };
+        !(expressions.is_empty() && fields.is_empty())
+            && expressions.iter().all(|r| r.admits(label(&r.key)))
+            && fields.iter().all(|r| r.admits(field(&r.key)))
     }
 }
 
 impl NodeAffinity {
-    /// Whether the affinity admits a node of this name with these labels; `None` where the affinity is not understood.
-    pub fn admits(&self, name: &str, labels: &BTreeMap<String, String>) -> Option<bool> {
-        match self {
-            Self::Any => Some(true),
-            Self::Unsupported(_) => None,
-            Self::Terms(terms) => {
-                let answers: Option<Vec<bool>> = terms.iter().map(|term| term.admits(name, labels)).collect();
-                answers.map(|answers| answers.contains(&true))
+    /// Reads the required part of a node affinity in the API's format.
+    pub fn required(affinity: &Value) -> Self {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Required {
+            #[serde(default, deserialize_with = "list")]
+            node_selector_terms: Vec<SelectorTerm>,
+        }
+        let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"];
+        if required.is_null() {
+            return Self::Any;
+        }
+        match Required::deserialize(required) {
+            // The API server rejects an empty list, so the author's intent is unclear.
+            Ok(Required { node_selector_terms }) if node_selector_terms.is_empty() => {
+                Self::Unsupported("no nodeSelectorTerms".to_owned())
             }
+            Ok(Required { node_selector_terms }) => Self::Terms(node_selector_terms),
+            Err(error) => Self::Unsupported(error.to_string()),
+        }
+    }
+
+    /// Whether the affinity admits a node of this name and with these labels. An affinity that is not understood admits
+    /// no node.
+    pub(super) fn admits<'a>(&self, name: &'a str, label: impl Fn(&str) -> LabelState<'a>) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Unsupported(_) => false,
+            Self::Terms(terms) => terms.iter().any(|term| term.admits(name, &label)),
         }
     }
 
@@ -136,9 +173,12 @@ mod tests {
     }
 
     /// Whether the affinity admits node `n1`.
-    fn admits(affinity: &NodeAffinity) -> Option<bool> {
-        let labels = [("zone", "a"), ("cores", "16")].map(|(k, v)| (k.to_owned(), v.to_owned()));
-        affinity.admits("n1", &labels.into())
+    fn admits(affinity: &NodeAffinity) -> bool {
+        affinity.admits("n1", |key| match key {
+            "zone" => LabelState::Present("a"),
+            "cores" => LabelState::Present("16"),
+            _ => LabelState::Absent,
+        })
     }
 
     #[test]
@@ -159,7 +199,7 @@ mod tests {
         ];
         for (requirement, expected) in cases {
             let affinity = NodeAffinity::Terms(vec![term(vec![requirement.clone()])]);
-            assert_eq!(admits(&affinity), Some(expected), "{requirement:?}");
+            assert_eq!(admits(&affinity), expected, "{requirement:?}");
         }
     }
 
@@ -169,25 +209,43 @@ mod tests {
         let b = requirement("zone", Operator::In, &["b"]);
         let both = NodeAffinity::Terms(vec![term(vec![a.clone(), b.clone()])]);
         let either = NodeAffinity::Terms(vec![term(vec![b]), term(vec![a])]);
-        assert_eq!((admits(&both), admits(&either)), (Some(false), Some(true)));
+        assert_eq!((admits(&both), admits(&either)), (false, true));
     }
 
     #[test]
     fn empty_terms_admit_nothing() {
-        assert_eq!(admits(&NodeAffinity::Terms(Vec::new())), Some(false));
-        assert_eq!(admits(&NodeAffinity::Terms(vec![SelectorTerm::default()])), Some(false));
+        assert!(!admits(&NodeAffinity::Terms(Vec::new())));
+        assert!(!admits(&NodeAffinity::Terms(vec![SelectorTerm::default()])));
     }
 
     #[test]
-    fn fields_other_than_the_name_are_not_understood() {
-        let by_field = |key: &str| {
+    fn only_the_name_is_a_field() {
+        let by_field = |key: &str, operator| {
             NodeAffinity::Terms(vec![SelectorTerm {
                 expressions: Vec::new(),
-                fields: vec![requirement(key, Operator::In, &["n1"])],
+                fields: vec![requirement(key, operator, &["n1"])],
             }])
         };
-        assert_eq!(admits(&by_field("metadata.name")), Some(true));
-        assert_eq!(admits(&by_field("metadata.uid")), None);
-        assert_eq!(admits(&NodeAffinity::Unsupported("x".to_owned())), None);
+        assert!(admits(&by_field("metadata.name", Operator::In)));
+        assert!(!admits(&by_field("metadata.name", Operator::NotIn)));
+        assert!(!admits(&by_field("metadata.uid", Operator::In)));
+        assert!(admits(&by_field("metadata.uid", Operator::NotIn)));
+    }
+
+    #[test]
+    fn an_affinity_is_read_in_the_form_of_the_api() {
+        let affinity = |operator: &str| {
+            NodeAffinity::required(&serde_json::json!({
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                    {"matchExpressions": [{"key": "zone", "operator": operator, "values": ["a"]}]},
+                ]},
+            }))
+        };
+        assert!(admits(&affinity("In")));
+        let NodeAffinity::Unsupported(why) = affinity("Near") else { panic!("understood") };
+        assert!(why.contains("Near") && !admits(&affinity("Near")), "{why}");
+        assert_eq!(NodeAffinity::required(&Value::Null), NodeAffinity::Any);
+        let empty = serde_json::json!({"requiredDuringSchedulingIgnoredDuringExecution": {}});
+        assert!(matches!(NodeAffinity::required(&empty), NodeAffinity::Unsupported(_)));
     }
 }

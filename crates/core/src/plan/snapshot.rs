@@ -10,8 +10,9 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
-    JobState, ManifestLocation, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RejectedClaims, RolloutObject,
-    RolloutTarget, UPGRADE, WriteNamespaces, labels::HANDOVER_LABELS,
+    JobState, KERNEL_LABEL, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR, ReachingObject,
+    RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces, labels::HANDOVER_LABELS,
+    reach::operator_placement,
 };
 use crate::{
     image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy},
@@ -54,6 +55,14 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// Whether the condition `Ready` is present and not true.
     pub not_ready: bool,
+    /// Time since which the node is not ready.
+    pub not_ready_since: Option<Timestamp>,
+    /// `spec.taints`.
+    pub taints: Vec<Taint>,
+    /// `status.nodeInfo.operatingSystem`.
+    pub operating_system: String,
+    /// Index of the rule in `site.yaml` (`ignoreNodes`) that ignores the node.
+    pub ignored_by: Option<usize>,
     /// Whether the node has a label that describes its hardware ([`super::is_hardware_label`]), even if the snapshot
     /// does not keep that label.
     pub has_hardware_labels: bool,
@@ -144,10 +153,8 @@ pub struct DaemonSetFacts {
     pub name: String,
     /// Containers and init containers.
     pub containers: Vec<Container>,
-    /// `spec.template.spec.nodeSelector`.
-    pub node_selector: BTreeMap<String, String>,
-    /// The required part of `spec.template.spec.affinity.nodeAffinity`.
-    pub affinity: NodeAffinity,
+    /// Rules of `spec.template.spec` for the nodes of its pods.
+    pub placement: Placement,
     /// Controller that owns the DaemonSet, if any.
     pub owner: Option<Owner>,
     /// Facts from a live cluster; `None` in a directory of manifests.
@@ -302,20 +309,30 @@ fn is_written_here(label: &str) -> bool {
 }
 
 /// Facts about a node that decide which images may reach it.
-type NodeFingerprint<'a> = (Option<&'a str>, &'a str, &'a str, bool, Vec<(&'a str, &'a str)>);
+type NodeFingerprint<'a> =
+    (Option<&'a str>, &'a str, &'a str, (bool, Option<usize>), Vec<(&'a str, &'a str)>, Vec<&'a Taint>);
 
 impl NodeFacts {
     fn fingerprint(&self, by_name: bool) -> NodeFingerprint<'_> {
         let labels = self.labels.iter().filter(|(key, _)| !is_written_here(key));
         let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        let distrusted = self.rejected_claims.kernel.is_some();
-        (by_name.then_some(self.name.as_str()), &self.kernel_version, &self.architecture, distrusted, labels)
+        let uncounted = (self.rejected_claims.kernel.is_some(), self.ignored_by);
+        // Taints of a passing state of the node, such as a network outage, keep no pod away.
+        let taints = self.taints.iter().filter(|taint| !taint.is_always_tolerated()).collect();
+        let name = by_name.then_some(self.name.as_str());
+        (name, &self.kernel_version, &self.architecture, uncounted, labels, taints)
     }
 
-    /// Whether the node has the labels that the image asks for, and none that says that the node has its own driver.
+    /// Whether the node has no kernel label, so that NFD has not labeled it yet or has removed its labels.
+    pub fn is_unlabeled(&self) -> bool {
+        self.labels.get(KERNEL_LABEL).is_none_or(String::is_empty)
+    }
+
+    /// Whether the node has the labels that the image asks for, and none that says that the node has its own driver. An
+    /// ignored node is not selected.
     pub fn is_selected_by(&self, image: &DriverImage) -> bool {
         let nodes = &image.spec.nodes;
-        nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()
+        self.ignored_by.is_none() && nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()
     }
 }
 
@@ -335,22 +352,23 @@ impl ClusterSnapshot {
     /// selected by name. A rollout that was decided from this snapshot then reaches no kernel that it did not know.
     /// farrier's own labels are ignored, because they change during a rollout.
     pub fn covers_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
-        let by_name = self.daemon_sets.iter().any(|found| found.affinity.names_nodes());
+        let by_name = self.daemon_sets.iter().any(|found| found.placement.names_nodes());
         // Copies, operators' resources and manifests are not limited to the nodes of one DaemonSet.
         let one = match (target.strategy, &target.object) {
             (Strategy::Image | Strategy::Union, RolloutObject::DaemonSet(wanted)) => {
                 let mut planned = self.daemon_sets.iter().filter(|found| found.is_named(wanted));
                 let now = later.daemon_sets.iter().find(|found| found.is_named(wanted));
                 let (Some(planned), Some(now)) = (planned.next(), now) else { return false };
-                if planned.node_selector != now.node_selector || planned.affinity != now.affinity {
+                if planned.placement != now.placement {
                     return false;
                 }
-                Some(now)
+                Some(ReachingObject::daemon_set(now, later))
             }
             _ => None,
         };
-        let is_reached =
-            |node: &&CowArc<NodeFacts>| one.is_none_or(|found| found.reaches(node) != Some(false));
+        let is_reached = |node: &&CowArc<NodeFacts>| {
+            one.as_ref().is_none_or(|one| !matches!(one.reach(node), NodeReach::Excluded(_)))
+        };
         let known: HashSet<_> = self.nodes.iter().map(|node| node.fingerprint(by_name)).collect();
         later.nodes.iter().filter(is_reached).all(|node| known.contains(&node.fingerprint(by_name)))
     }
@@ -366,19 +384,6 @@ impl DaemonSetFacts {
     pub fn image_of(&self, container: &str) -> Option<&str> {
         self.containers.iter().find(|found| found.name == container).map(|found| found.image.as_str())
     }
-
-    /// Whether the DaemonSet's pods may run on this node. Taints are ignored: the answer is a superset of the nodes
-    /// that the pods run on, so that a rewrite is held too often rather than too rarely. `None` where the affinity is
-    /// not understood.
-    pub fn reaches(&self, node: &NodeFacts) -> Option<bool> {
-        let selected = self.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
-        self.affinity.admits(&node.name, &node.labels).map(|admitted| admitted && selected)
-    }
-
-    /// Returns the label keys that decide which nodes the DaemonSet reaches.
-    pub fn label_keys(&self) -> impl Iterator<Item = &str> {
-        self.node_selector.keys().map(String::as_str).chain(self.affinity.label_keys())
-    }
 }
 
 impl PodFacts {
@@ -390,24 +395,16 @@ impl PodFacts {
 }
 
 impl ResourceFacts {
-    /// Returns the `nodeSelector` of the resource, for the kinds that have one. Values that are not strings are
-    /// ignored, which makes the selection larger.
-    pub fn node_selector(&self) -> impl Iterator<Item = (&str, &str)> {
-        let selects = matches!(self.kind, OperatorResource::NicNodePolicy | OperatorResource::NvidiaDriver);
-        let selector = self.spec.get("nodeSelector").filter(|_| selects).and_then(|found| found.as_object());
-        selector.into_iter().flatten().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
-    }
-
-    /// Returns the label keys that decide which nodes the resource reaches.
-    pub fn label_keys(&self) -> impl Iterator<Item = &str> {
-        self.node_selector().map(|(key, _)| key)
+    /// Returns the rules of the DaemonSet that the operator creates.
+    pub fn placement(&self) -> Placement {
+        operator_placement(self.kind, &self.spec)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Operator, Requirement, SelectorTerm};
+    use crate::plan::{NodeAffinity, Operator, Requirement, SelectorTerm};
 
     fn node(name: &str, kernel: &str, label: (&str, &str)) -> CowArc<NodeFacts> {
         let labels = [(label.0.to_owned(), label.1.to_owned())].into();
@@ -431,8 +428,7 @@ mod tests {
             namespace: "drivers".to_owned(),
             name: "d".to_owned(),
             containers: Vec::new(),
-            node_selector: BTreeMap::new(),
-            affinity: NodeAffinity::Any,
+            placement: Placement::default(),
             owner: None,
             live: None,
         }
@@ -442,7 +438,8 @@ mod tests {
     fn a_node_that_the_rollout_does_not_reach_says_nothing() {
         let with = |nodes: &[CowArc<NodeFacts>], zone: &str| {
             let node_selector = [("zone".to_owned(), zone.to_owned())].into();
-            let daemon_sets = vec![DaemonSetFacts { node_selector, ..daemon_set() }];
+            let placement = Placement { node_selector, ..Placement::default() };
+            let daemon_sets = vec![DaemonSetFacts { placement, ..daemon_set() }];
             ClusterSnapshot { daemon_sets, ..of(nodes) }
         };
         let (x, y) = (node("a", "6.1", ("zone", "x")), node("b", "6.2", ("zone", "y")));
@@ -493,7 +490,8 @@ mod tests {
             values: vec!["a".to_owned()],
         };
         let terms = vec![SelectorTerm { expressions: Vec::new(), fields: vec![field] }];
-        planned.daemon_sets.push(DaemonSetFacts { affinity: NodeAffinity::Terms(terms), ..daemon_set() });
+        let placement = Placement { affinity: NodeAffinity::Terms(terms), ..Placement::default() };
+        planned.daemon_sets.push(DaemonSetFacts { placement, ..daemon_set() });
         assert!(!planned.covers_nodes_of(&other, &target("per-kernel")));
     }
 }

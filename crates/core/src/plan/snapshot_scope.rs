@@ -51,6 +51,8 @@ impl SnapshotScope {
             image_streams: streams.collect(),
             ..Self::default()
         };
+        let ignored = definitions.site.ignore_nodes.iter().flat_map(|rule| rule.labels.keys());
+        scope.labels.extend(ignored.map(ToString::to_string));
         for image in definitions.images.values() {
             scope.labels.extend(image.spec.nodes.keys().map(str::to_owned));
             for rollout in &image.spec.rollout {

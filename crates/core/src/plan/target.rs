@@ -89,6 +89,14 @@ impl RolloutTarget {
         Self { strategy: spec.strategy(), place: ManifestLocation::of(spec), object }
     }
 
+    /// Returns namespace and name of a DaemonSet in the cluster. Rollouts to the same one are written together.
+    pub fn live_daemon_set(&self) -> Option<(&str, &str)> {
+        match (&self.place, &self.object) {
+            (None, RolloutObject::DaemonSet(found)) => Some((&found.namespace, &found.daemon_set)),
+            _ => None,
+        }
+    }
+
     /// Returns the field that only one rollout may write, whatever its strategy.
     pub fn field(&self) -> Option<(Option<&ManifestLocation>, &RolloutObject)> {
         (self.object != RolloutObject::Nothing {}).then_some((self.place.as_ref(), &self.object))

@@ -89,6 +89,22 @@ pub struct DriverPod<'a> {
     pub is_current: bool,
 }
 
+impl<'a> DriverPod<'a> {
+    /// Examines containers of a pod, each with `is_current` for its image. `image` is that of the first outdated container, or
+    /// else of the first one.
+    pub(super) fn of<'c>(
+        pod: &'a PodFacts,
+        containers: impl IntoIterator<Item = &'c str>,
+        is_current: impl Fn(&str) -> bool,
+    ) -> Self {
+        let images = containers.into_iter().map(|name| pod.images.get(name).map_or("", String::as_str));
+        let images: Vec<&str> = images.collect();
+        let outdated = images.iter().find(|image| !is_current(image));
+        let image = outdated.or(images.first()).copied().unwrap_or_default();
+        Self { pod, image, is_current: outdated.is_none() }
+    }
+}
+
 /// State of a Job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum JobState {

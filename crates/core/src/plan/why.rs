@@ -4,8 +4,9 @@
 use serde::Serialize;
 
 use super::{
-    Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, Plan, PlannedCell, StatusEntry,
-    is_hardware_label, node_target, status_entries,
+    Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
+    ReachingObject, ResourceFacts, RolloutObject, RolloutTarget, StatusEntry, is_hardware_label, node_target,
+    status_entries,
     table::{decided, some_of, why_not},
 };
 use crate::{
@@ -70,6 +71,7 @@ impl Explain<'_> {
                 (Ok(why), Ok(target)) => {
                     chain.push(link(about, why));
                     chain.extend(self.outcome(&image.metadata.name, target));
+                    chain.extend(self.not_reached(node, &image.metadata.name));
                 }
                 (Ok(why), Err(_)) => chain.push(link(about, format!("{why}; for an unknown kernel"))),
             }
@@ -169,6 +171,35 @@ impl Explain<'_> {
             ));
         }
         links
+    }
+
+    /// Returns the rollouts of an image whose objects do not reach the node, with the reasons.
+    fn not_reached(&self, node: &NodeFacts, image: &ImageName) -> Vec<ExplanationStep> {
+        let snapshot = self.snapshot;
+        let says = |target: &RolloutTarget| {
+            let operators;
+            let object = match &target.object {
+                RolloutObject::DaemonSet(wanted) => {
+                    let found = snapshot.daemon_sets.iter().find(|found| found.is_named(wanted))?;
+                    ReachingObject::daemon_set(found, snapshot)
+                }
+                RolloutObject::Resource { resource, name } => {
+                    let is_named = |found: &&ResourceFacts| found.kind == *resource && found.name == *name;
+                    operators = snapshot.resources.iter().find(is_named)?.placement();
+                    ReachingObject::new(&operators, snapshot, [])
+                }
+                RolloutObject::Nothing {} => return None,
+            };
+            match object.reach(node) {
+                NodeReach::Reached => None,
+                NodeReach::Undetermined => Some("reaches the node once its labels are back".to_owned()),
+                NodeReach::Excluded(why) => Some(format!("does not reach the node: {why}")),
+            }
+        };
+        let rollouts = self.plan.rollouts.iter().filter(|rollout| rollout.image == *image);
+        rollouts
+            .filter_map(|rollout| Some(link(rollout.target.to_string(), says(&rollout.target)?)))
+            .collect()
     }
 
     /// Returns the state of the node's upgrades.

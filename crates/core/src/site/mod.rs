@@ -3,6 +3,7 @@
 
 mod builds;
 mod host;
+mod ignore_nodes;
 mod mirrors;
 mod network;
 mod policy;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use builds::{Builds, PodAdditions};
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
+pub use ignore_nodes::{IgnoreNodes, IgnoredTaint, TaintEffect, ignore_nodes};
 pub use mirrors::{Images, MirrorRule, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, Login, Proxy};
 pub use policy::{Policy, RequireSigned, Signatures, SiteCheck, UnprovenPolicy};
@@ -60,6 +62,7 @@ impl SiteSpec {
             policy: _,
             check: _,
             kernel_limits: _,
+            ignore_nodes: _,
             storage: _,
             builds: _,
             git,
@@ -123,6 +126,8 @@ pub struct SiteSpec {
     /// Limits on the kernels that nodes report.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kernel_limits: KernelLimits,
+    /// Nodes that farrier ignores: those that match one of these rules.
+    pub ignore_nodes: Vec<IgnoreNodes>,
     /// Limits on disk usage.
     #[serde(default, skip_serializing_if = "is_default")]
     pub storage: Storage,
@@ -146,6 +151,7 @@ impl SiteSpec {
             policy: _,
             check: _,
             kernel_limits: _,
+            ignore_nodes: _,
             storage: _,
             builds: _,
             git: _,

@@ -32,7 +32,7 @@ fn fleet() -> Arc<Fleet> {
         }
         let pool = ("pool".to_owned(), "c".to_owned());
         state.snapshot.nodes[2].labels.extend([pool.clone()]);
-        state.snapshot.daemon_sets[2].node_selector = [pool].into();
+        state.snapshot.daemon_sets[2].placement.node_selector = [pool].into();
         state.before = Some((3, |state| {
             state.snapshot.nodes[1].labels.insert("pool".to_owned(), "another".to_owned());
         }));
@@ -82,7 +82,7 @@ async fn a_rollout_that_is_planned_anew_holds_no_other_one() {
             state.daemon_set(daemon_set, "");
             let pool = ("pool".to_owned(), daemon_set.to_owned());
             state.snapshot.nodes[place].labels.extend([pool.clone()]);
-            state.snapshot.daemon_sets[place].node_selector = [pool].into();
+            state.snapshot.daemon_sets[place].placement.node_selector = [pool].into();
         }
         state.before = Some((2, |state| {
             state.snapshot.nodes[0].labels.insert("other".to_owned(), "yes".to_owned());

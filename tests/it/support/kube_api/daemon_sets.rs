@@ -112,6 +112,7 @@ impl State {
         let pod = &daemon_set["spec"]["template"]["spec"];
         self.list(&nodes, "")
             .filter(|node| selectors::node_allowed(pod, &node.name, &node.labels))
+            .filter(|node| selectors::taints_tolerated(pod, &node.value()["spec"]["taints"]))
             .map(|node| node.name.clone())
             .collect()
     }

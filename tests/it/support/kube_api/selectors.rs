@@ -155,6 +155,21 @@ pub fn node_allowed(pod: &Value, name: &str, labels: &Labels) -> bool {
     selected && terms.is_none_or(|terms| terms.iter().any(|term| node_term(term, name, labels)))
 }
 
+/// Returns whether the pods of a DaemonSet tolerate all taints that would keep them off a node.
+pub fn taints_tolerated(pod: &Value, taints: &Value) -> bool {
+    let tolerations = pod["tolerations"].as_array().cloned().unwrap_or_default();
+    let tolerated = |taint: &Value| {
+        let of_state = taint["key"].as_str().is_some_and(|key| key.starts_with("node.kubernetes.io/"));
+        of_state
+            || tolerations.iter().any(|toleration| {
+                let is = |field: &str| toleration[field].is_null() || toleration[field] == taint[field];
+                is("key") && is("effect") && (toleration["operator"] == "Exists" || is("value"))
+            })
+    };
+    let taints = taints.as_array().into_iter().flatten();
+    taints.into_iter().filter(|taint| taint["effect"] != "PreferNoSchedule").all(tolerated)
+}
+
 fn node_term(term: &Value, name: &str, labels: &Labels) -> bool {
     let of = |list: &str| term[list].as_array().cloned().unwrap_or_default();
     let (expressions, fields) = (of("matchExpressions"), of("matchFields"));

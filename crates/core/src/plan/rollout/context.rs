@@ -106,9 +106,31 @@ pub(super) struct Context<'a> {
     pub(super) image: &'a ImageName,
     /// Rollout section of the definition.
     pub(super) spec: &'a RolloutSpec,
+    /// All rollouts to the same DaemonSet of the cluster, including this one.
+    pub(super) peers: &'a [Peer<'a>],
+}
+
+/// Rollout to a DaemonSet that other rollouts may share.
+#[derive(Clone, Copy)]
+pub(super) struct Peer<'a> {
+    pub(super) image: &'a ImageName,
+    pub(super) spec: &'a RolloutSpec,
+    pub(super) target: &'a RolloutTarget,
 }
 
 impl<'a> Context<'a> {
+    /// Whether the rollout upgrades nodes: it is the first of its DaemonSet that asks for an upgrade.
+    pub(super) fn carries_upgrade(&self, target: &RolloutTarget) -> bool {
+        let mut orders = self.peers.iter().filter(|peer| peer.spec.upgrade().is_some());
+        orders.next().is_some_and(|first| first.target == target)
+    }
+
+    /// Returns the containers that an upgrade of the rollout's nodes brings up to date.
+    pub(super) fn upgraded(&self) -> impl Iterator<Item = &'a str> {
+        let orders = self.peers.iter().filter(|peer| peer.spec.upgrade().is_some());
+        orders.filter_map(|peer| Some(peer.spec.daemon_set()?.container.as_str()))
+    }
+
     /// Returns the image's cells for announced kernels that no node runs.
     pub(super) fn announced(&self) -> impl Iterator<Item = &'a PlannedCell> {
         self.cells.of(self.image).filter(|cell| cell.nodes == 0 && !cell.announced_by.is_empty())

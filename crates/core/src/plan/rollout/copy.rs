@@ -1,6 +1,6 @@
 //! Pure: the copy of a DaemonSet for one kernel: its name, labels, manifest and annotations.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ use crate::{
     image::InputHasher,
     kernel::{KernelLabel, KernelTarget},
     plan::{
-        ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet,
+        ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, Container, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet,
         OS_ID_LABEL, OS_VERSION_LABEL,
     },
 };
@@ -33,7 +33,7 @@ const MAX_NAME: usize = 63;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct CopyRecord {
-    /// Image of the copy.
+    /// Image of the copy, or its images ([`images_text`]).
     pub(super) image: String,
     /// Time at which the image was set.
     pub(super) at: Timestamp,
@@ -66,6 +66,25 @@ impl CopyRecord {
     }
 }
 
+/// Returns the text that names the images of containers: the image that all of them have, or else `container=image` for
+/// each, separated by spaces.
+pub(super) fn images_text(images: &BTreeMap<&str, String>) -> String {
+    let mut all = images.values();
+    match all.next() {
+        Some(first) if all.all(|image| image == first) => first.clone(),
+        _ => images.iter().map(|(name, image)| format!("{name}={image}")).collect::<Vec<_>>().join(" "),
+    }
+}
+
+/// Returns the image of a container in such a text.
+pub(super) fn image_in<'t>(text: &'t str, container: &str) -> Option<&'t str> {
+    if !text.contains('=') {
+        return Some(text);
+    }
+    let mut pairs = text.split(' ').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(name, _)| *name == container).map(|(_, image)| image)
+}
+
 /// Copy that exists in the cluster.
 #[derive(Clone, Debug)]
 pub(super) struct FoundCopy<'a> {
@@ -80,7 +99,7 @@ pub(super) struct FoundCopy<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct WantedCopy<'a> {
     pub(super) original: &'a DaemonSetFacts,
-    pub(super) container: &'a str,
+    pub(super) containers: &'a [&'a str],
     /// Handover label of the copy's nodes.
     pub(super) handover: &'a str,
     pub(super) name: &'a str,
@@ -135,10 +154,10 @@ pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts
         return None;
     }
     let target = KernelTarget {
-        os: facts.node_selector.get(OS_ID_LABEL)?.parse().ok()?,
-        os_version: facts.node_selector.get(OS_VERSION_LABEL)?.parse().ok()?,
+        os: facts.placement.node_selector.get(OS_ID_LABEL)?.parse().ok()?,
+        os_version: facts.placement.node_selector.get(OS_VERSION_LABEL)?.parse().ok()?,
         release: live.annotations.get(RELEASE)?.parse().ok()?,
-        arch: facts.node_selector.get(ARCH_LABEL)?.parse().ok()?,
+        arch: facts.placement.node_selector.get(ARCH_LABEL)?.parse().ok()?,
     };
     let record = live.annotations.get(ROLLOUT).and_then(|text| serde_json::from_str(text).ok());
     let unused_since = live.annotations.get(UNUSED_SINCE).and_then(|text| text.parse().ok());
@@ -174,7 +193,13 @@ pub(in crate::plan) fn copy_times<'a>(
 pub(super) fn gives_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
     let record = manifest["metadata"]["annotations"][ROLLOUT].as_str();
     let record: Option<CopyRecord> = record.and_then(|text| serde_json::from_str(text).ok());
-    record.is_some_and(|record| before.containers.iter().all(|found| found.image != record.image))
+    record.is_some_and(|record| {
+        let given = |found: &Container| {
+            image_in(&record.image, &found.name).is_some_and(|image| image == found.image)
+        };
+        let is_set = before.containers.iter().filter(|found| given(found)).count();
+        is_set == 0 || is_set < record.image.split(' ').count()
+    })
 }
 
 impl FoundCopy<'_> {
@@ -184,9 +209,13 @@ impl FoundCopy<'_> {
         owners.into_iter().flatten().any(|owner| owner["uid"] == original.version.uid.as_str())
     }
 
-    /// Returns the image of a container.
-    pub(super) fn image(&self, container: &str) -> Option<&str> {
-        self.facts.image_of(container)
+    /// Returns the image of these containers, or their images ([`images_text`]).
+    pub(super) fn image(&self, containers: &[&str]) -> Option<String> {
+        let mut images = BTreeMap::new();
+        for container in containers {
+            images.insert(*container, self.facts.image_of(container)?.to_owned());
+        }
+        Some(images_text(&images))
     }
 
     /// Whether the copy has all annotations of `manifest`, and thus its content.
@@ -200,7 +229,7 @@ impl FoundCopy<'_> {
 
 /// Returns the whole object to apply; `None` where the original is malformed.
 pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
-    let WantedCopy { original, container, handover, name, target, record, unused_since } = wanted;
+    let WantedCopy { original, containers, handover, name, target, record, unused_since } = wanted;
     let live = original.live.as_ref()?;
     let kernel = KernelLabel::of(&target.release)?;
     let marks = [(COPY_OF_LABEL, copy_of(original)), (COPY_KERNEL_LABEL, kernel.to_string())];
@@ -223,7 +252,9 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     template_meta.remove("creationTimestamp");
     put_all(entry(template_meta, "labels")?, &marks);
     let pod = entry(template, "spec")?;
-    set_image(pod, container, &record.image);
+    for container in *containers {
+        set_image(pod, container, image_in(&record.image, container)?);
+    }
     let selectors = [
         (KERNEL_LABEL, kernel.to_string()),
         (OS_ID_LABEL, target.os.to_string()),

@@ -11,28 +11,33 @@ use super::{
     daemon_set::{Named, named, original},
     field::{self, Field, Step},
     no_image,
-    reached::Reached,
+    reached::{Kernels, Reached, understood},
     record::FieldRecord,
     upgrade,
-    watch::{Limits, Progress, progress},
+    watch::{Limits, Progress, progress, runs},
 };
 use crate::{
     image::{ImageReference, RolloutSpec},
     kernel::KernelTarget,
     plan::{
-        Container, LiveDaemonSet, NodeAffinity, ObservedKind, PER_KERNEL_ANNOTATION, Published,
-        outcome::CellState,
+        Container, LiveDaemonSet, NodeAffinity, NodeFacts, NotReadyNode, ObservedKind, PER_KERNEL_ANNOTATION,
+        Published, ReachingObject, outcome::CellState,
     },
 };
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let Named { daemon_set, container: Container { name, .. } } = named(context.inputs, target)?;
-    let kernels = Reached::by(daemon_set, context.groups)?.known()?;
+    understood(&daemon_set.placement)?;
+    let object = ReachingObject::daemon_set(daemon_set, context.inputs.snapshot);
+    let kernels = Reached::by(&object, context.groups).known()?;
     let shared = common_tag(context, &kernels)?;
     let mut image = None;
-    for kernel in kernels.keys() {
+    for (kernel, nodes) in &kernels {
         match context.cells.state(context.image, kernel) {
-            CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
+            CellState::Absent(absence) => {
+                let dead = out_of_service([nodes]).map(|node| format!("; {node}")).unwrap_or_default();
+                return Err(no_image(kernel, absence.why + &dead));
+            }
             CellState::Building(cell) => {
                 return Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into());
             }
@@ -55,7 +60,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
 /// a single kernel.
 fn common_tag<'a>(
     context: &Context<'a>,
-    kernels: &BTreeMap<&'a KernelTarget, usize>,
+    kernels: &Kernels<'a>,
 ) -> Result<Option<&'a ImageReference>, HoldReason> {
     if kernels.len() < 2 {
         return Ok(None);
@@ -68,8 +73,15 @@ fn common_tag<'a>(
         return Ok(first);
     }
     Err(HoldReason::MixedKernels {
-        kernels: kernels.iter().map(|(kernel, nodes)| (kernel.to_string(), *nodes)).collect(),
+        kernels: kernels.iter().map(|(kernel, nodes)| (kernel.to_string(), nodes.len())).collect(),
+        not_ready: out_of_service(kernels.values()),
     })
+}
+
+/// Returns a node of a kernel whose nodes are all not ready. Each item has the nodes of one kernel.
+fn out_of_service<'a>(kernels: impl IntoIterator<Item = &'a Vec<&'a NodeFacts>>) -> Option<NotReadyNode> {
+    let dead = kernels.into_iter().filter(|nodes| nodes.iter().all(|node| node.not_ready));
+    NotReadyNode::first(dead.flatten().copied())
 }
 
 /// Sets one container of a DaemonSet to an image that may be rolled out. In a live cluster the record also decides
@@ -163,7 +175,7 @@ pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetC
         // The fence of a `per-kernel` rollout is also farrier's. An affinity that another writer removed is not named.
         affinity: live
             .filter(|live| live.annotations.contains_key(PER_KERNEL_ANNOTATION))
-            .map(|_| daemon_set.affinity.clone())
+            .map(|_| daemon_set.placement.affinity.clone())
             .filter(|affinity| *affinity != NodeAffinity::Any),
         annotations: live.map(|live| record.annotations(&live.annotations)).unwrap_or_default(),
         proof: Vec::new(),
@@ -187,7 +199,8 @@ fn how_pods_do(
             if snapshot.why_unseen(ObservedKind::Pods, &daemon_set.namespace).is_none() =>
         {
             let own = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
-            progress(own, container, image, record.at, Limits::of(watch, live), context.inputs.now)
+            let own = own.filter(|pod| runs(pod, container, image));
+            progress(own, record.at, Limits::of(watch, live), context.inputs.now)
         }
         _ => Progress::Waiting,
     }

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use self::{
-    fleet::{Fleet, Image},
+    fleet::{Fleet, Image, ReadyImage},
     record::next_record,
 };
 use super::{
@@ -28,10 +28,11 @@ use super::{
     copy::{CopyRecord, FoundCopy, WantedCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
     image::naming,
+    reached::unlabeled_node,
     record::PEACE,
 };
 use crate::{
-    image::{ImageReference, Period, RolloutSpec, Watch},
+    image::{Period, RolloutSpec, Watch},
     kernel::KernelTarget,
     plan::{NodeAffinity, ObservedKind, PER_KERNEL_ANNOTATION, PlannedUpgrade, table::some_of},
 };
@@ -54,23 +55,26 @@ impl Steps {
 
 /// Plans the upgrade of the rollout's nodes.
 pub(super) fn planned(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUpgrade> {
-    order::planned(context, &Fleet::observe(context, target).ok()?)
+    let fleet = Fleet::observe(context, target).ok()?;
+    order::planned(&fleet.parts[0].0, &fleet)
 }
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    let RolloutSpec::PerKernel { watch, retire_after, .. } = context.spec else {
-        return Err(HoldReason::NotFound);
-    };
     let fleet = Fleet::observe(context, target)?;
+    let context = &fleet.parts[0].0;
     let note = OriginalNote::read(fleet.original.live);
     if note.rolled_back.is_some() {
         let steps = back_to_the_original(&fleet.original, &note);
         return if steps.changes.is_empty() { Err(HoldReason::CopiesRolledBack) } else { Ok(done(steps)) };
     }
     if fleet.members.is_empty() && fleet.original.copies.is_empty() {
-        return Err(HoldReason::NoNodes);
+        let undetermined = fleet.undetermined.iter().copied();
+        return Err(unlabeled_node(undetermined).unwrap_or(HoldReason::NoNodes));
     }
-    let images = fleet.images(context);
+    let RolloutSpec::PerKernel { watch, retire_after, .. } = context.spec else {
+        return Err(HoldReason::NotFound);
+    };
+    let images = fleet.images();
     let mut steps = Steps::default();
     take_back(&fleet, &images, &mut steps);
     let upgrade = order::planned(context, &fleet);
@@ -106,7 +110,7 @@ pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
     let mut note = OriginalNote::read(original.live);
     if note.rolled_back.is_none() {
         note.rolled_back = Some(now);
-        return vec![original.write(original.facts.affinity.clone(), &note)];
+        return vec![original.write(original.facts.placement.affinity.clone(), &note)];
     }
     back_to_the_original(original, &note).changes
 }
@@ -180,7 +184,7 @@ fn bring_up_to_date(
         let image = images.get(kernel).and_then(Image::ready);
         let Some(record) = next_record(context, fleet, found, image, (watch, upgrade)) else { continue };
         let unused_since = match found {
-            Some(copy) if !fleet.is_used(context, kernel) => Some(copy.unused_since.unwrap_or(now)),
+            Some(copy) if !fleet.is_used(context.groups, kernel) => Some(copy.unused_since.unwrap_or(now)),
             _ => None,
         };
         if let Some(copy) = found
@@ -200,7 +204,7 @@ fn bring_up_to_date(
         };
         let wanted = WantedCopy {
             original: fleet.original.facts,
-            container: fleet.container,
+            containers: &fleet.containers,
             handover: &fleet.original.label,
             name: &name,
             target: kernel,
@@ -210,8 +214,8 @@ fn bring_up_to_date(
         let manifest = manifest(&wanted).ok_or_else(|| HoldReason::Unreadable {
             detail: format!("DaemonSet {} is not a valid DaemonSet", fleet.original.facts.name),
         })?;
-        let old_image = found.and_then(|copy| copy.image(fleet.container));
-        let same_image = old_image == Some(record.image.as_str());
+        let old_image = found.and_then(|copy| copy.image(&fleet.containers));
+        let same_image = old_image.as_ref() == Some(&record.image);
         if same_image && found.is_some_and(|copy| copy.is(&manifest)) {
             continue;
         }
@@ -225,8 +229,8 @@ fn bring_up_to_date(
         };
         // The previous image is not looked up, as with the other strategies: an image that may be gone is better than
         // one that does not start.
-        let is_new = |image: &&ImageReference| !same_image && image.to_string() == record.image;
-        let proof = image.filter(is_new).cloned().into_iter().collect();
+        let is_new = |image: &&ReadyImage| !same_image && image.text == record.image;
+        let proof = image.filter(is_new).map(|image| image.references.clone()).unwrap_or_default();
         let change = DaemonSetCopy {
             namespace: fleet.original.facts.namespace.clone(),
             name,
@@ -272,7 +276,7 @@ fn fence(
         }
     }
     note.fenced_at = Some(context.inputs.now);
-    let affinity = handover::fenced(&fleet.original.facts.affinity, &fleet.original.label);
+    let affinity = handover::fenced(&fleet.original.facts.placement.affinity, &fleet.original.label);
     let what = format!("keeps DaemonSet {} off nodes that have been handed over", fleet.original.facts.name);
     steps.add(fleet.original.write(affinity, &note), what);
     Ok(())

@@ -15,7 +15,7 @@ pub(super) fn decide(
     context: &Context<'_>,
     operator: Option<OperatorResource>,
 ) -> Result<Decided, HoldReason> {
-    let Context { inputs, cells, groups: _, image, spec: _ } = *context;
+    let Context { inputs, cells, image, .. } = *context;
     let all: Vec<&PlannedCell> = cells.of(image).collect();
     if all.is_empty() {
         return Err(HoldReason::NotFound);

@@ -2,49 +2,71 @@
 
 use std::collections::BTreeMap;
 
-use super::{DaemonSetFacts, HoldReason, NodeGroup};
+use super::{HoldReason, NodeGroup};
 use crate::{
     kernel::KernelTarget,
-    plan::{NodeAffinity, NodeFacts, NodeReason},
+    plan::{NodeAffinity, NodeFacts, NodeReason, NotReadyNode, Placement, ReachingObject, reach::Reach},
 };
 
-/// Kernels of the nodes that a rollout reaches.
+/// Nodes by kernel.
+pub(super) type Kernels<'a> = BTreeMap<&'a KernelTarget, Vec<&'a NodeFacts>>;
+
+/// Nodes that a rollout reaches.
 #[derive(Default)]
 pub(super) struct Reached<'a> {
-    /// Number of nodes by kernel.
-    pub(super) kernels: BTreeMap<&'a KernelTarget, usize>,
+    /// Nodes with a known kernel.
+    pub(super) kernels: Kernels<'a>,
     /// Nodes whose kernel is unknown.
     pub(super) unknown: Vec<(&'a NodeFacts, &'a NodeReason)>,
+    /// Unlabeled nodes that are reached once their labels are back.
+    pub(super) undetermined: Vec<&'a NodeFacts>,
 }
 
 impl<'a> Reached<'a> {
-    /// Returns the kernels of the nodes that a DaemonSet reaches.
-    pub(super) fn by(daemon_set: &DaemonSetFacts, groups: &'a [NodeGroup<'a>]) -> Result<Self, HoldReason> {
+    /// Returns the nodes that an object reaches.
+    pub(super) fn by(
+        object: &ReachingObject<'_>,
+        groups: impl IntoIterator<Item = &'a NodeGroup<'a>>,
+    ) -> Self {
         let mut found = Self::default();
         for group in groups {
-            found.add(group, reached(daemon_set, group)?);
+            let Reach { reached, undetermined } = object.reach_alike(&group.nodes);
+            found.undetermined.extend(undetermined);
+            match &group.target {
+                _ if reached.is_empty() => {}
+                // No rollout waits for a node whose kernel is rejected.
+                Err(why) if why.holds_nothing() => {}
+                Ok(kernel) => found.kernels.entry(kernel).or_default().extend(reached),
+                Err(why) => found.unknown.extend(reached.into_iter().map(|node| (node, why))),
+            }
         }
-        Ok(found)
+        found
     }
 
-    /// Adds reached nodes of a group.
-    pub(super) fn add(&mut self, group: &'a NodeGroup<'a>, nodes: Vec<&'a NodeFacts>) {
-        match &group.target {
-            _ if nodes.is_empty() => {}
-            // No rollout waits for a node whose kernel is rejected.
-            Err(why) if why.is_rejected_claim() => {}
-            Ok(kernel) => *self.kernels.entry(kernel).or_default() += nodes.len(),
-            Err(why) => self.unknown.extend(nodes.into_iter().map(|node| (node, why))),
+    /// Returns the kernels; there is at least one. Every reached node's kernel must be known, and images for these
+    /// kernels must fit every undetermined node.
+    pub(super) fn known(self) -> Result<Kernels<'a>, HoldReason> {
+        if let Some(why) = unknown_node(self.unknown.into_iter()) {
+            return Err(why);
         }
-    }
-
-    /// Returns the kernels; there is at least one. Every reached node's kernel must be known.
-    pub(super) fn known(self) -> Result<BTreeMap<&'a KernelTarget, usize>, HoldReason> {
-        match unknown_node(self.unknown.into_iter()) {
+        let fits = |node: &&NodeFacts| {
+            self.kernels.keys().any(|kernel| {
+                kernel.release.as_str() == node.kernel_version && kernel.arch.as_str() == node.architecture
+            })
+        };
+        match unlabeled_node(self.undetermined.into_iter().filter(|node| !fits(node))) {
             Some(why) => Err(why),
             None if self.kernels.is_empty() => Err(HoldReason::NoNodes),
             None => Ok(self.kernels),
         }
+    }
+}
+
+/// Returns the hold for placement rules that are not understood.
+pub(super) fn understood(placement: &Placement) -> Result<(), HoldReason> {
+    match &placement.affinity {
+        NodeAffinity::Unsupported(detail) => Err(HoldReason::Affinity { detail: detail.clone() }),
+        NodeAffinity::Any | NodeAffinity::Terms(_) => Ok(()),
     }
 }
 
@@ -53,33 +75,19 @@ pub(super) fn unknown_node<'a>(
     nodes: impl Iterator<Item = (&'a NodeFacts, &'a NodeReason)> + Clone,
 ) -> Option<HoldReason> {
     let count = nodes.clone().count();
+    let not_ready = NotReadyNode::first(nodes.clone().map(|(node, _)| node));
     let (node, why) = nodes.min_by_key(|(node, why)| (&node.name, *why))?;
-    Some(HoldReason::UnknownNode { node: node.name.clone(), count, why: why.clone() })
+    Some(HoldReason::UnknownNode { node: node.name.clone(), count, why: why.clone(), not_ready })
 }
 
-/// Returns the group's nodes that the DaemonSet reaches.
-pub(super) fn reached<'a>(
-    daemon_set: &DaemonSetFacts,
-    group: &NodeGroup<'a>,
-) -> Result<Vec<&'a NodeFacts>, HoldReason> {
-    let reaches = |node: &NodeFacts| daemon_set.reaches(node).ok_or_else(|| not_understood(daemon_set));
-    if !daemon_set.affinity.names_nodes() {
-        return Ok(if reaches(group.sample)? { group.nodes.clone() } else { Vec::new() });
-    }
-    let mut nodes = Vec::new();
-    for node in &group.nodes {
-        if reaches(node)? {
-            nodes.push(*node);
-        }
-    }
-    Ok(nodes)
-}
-
-/// Returns the hold for a DaemonSet whose reached nodes are unknown.
-fn not_understood(found: &DaemonSetFacts) -> HoldReason {
-    let detail = match &found.affinity {
-        NodeAffinity::Unsupported(detail) => detail.clone(),
-        NodeAffinity::Any | NodeAffinity::Terms(_) => "a field other than metadata.name".to_owned(),
-    };
-    HoldReason::Affinity { detail }
+/// Returns the hold that names the first of these unlabeled nodes and their number.
+pub(super) fn unlabeled_node<'a>(nodes: impl Iterator<Item = &'a NodeFacts>) -> Option<HoldReason> {
+    let nodes: Vec<&NodeFacts> = nodes.collect();
+    let first = nodes.iter().min_by_key(|node| &node.name)?;
+    Some(HoldReason::Unlabeled {
+        node: first.name.clone(),
+        count: nodes.len(),
+        kernel: first.kernel_version.chars().take(80).collect(),
+        not_ready: NotReadyNode::first(nodes.iter().copied()),
+    })
 }

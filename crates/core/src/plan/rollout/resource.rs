@@ -13,14 +13,16 @@ use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
     field::{self, Field, Step},
     no_image, operator,
-    reached::Reached,
+    reached::{Kernels, Reached, understood},
     record::FieldRecord,
     watch::Progress,
 };
 use crate::{
     image::{ImageReference, OperatorResource, RolloutSpec},
-    kernel::KernelTarget,
-    plan::{Cell, ObservedKind, ResourceFacts, labels::is_upgrading, outcome::CellState},
+    plan::{
+        Cell, NodeFacts, ObservedKind, Placement, ReachingObject, ResourceFacts, labels::is_in_progress,
+        outcome::CellState, reach::Reach,
+    },
 };
 
 /// Name under which a record keeps the fields of a resource.
@@ -38,15 +40,17 @@ enum DesiredField<'a> {
 }
 
 /// Returns the node labels that affect the resources that rollouts name.
-pub(super) fn label_keys<'a>(inputs: &PlanInputs<'a>) -> Vec<&'a str> {
-    let mut keys = Vec::new();
+pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
+    let mut keys: Vec<String> = Vec::new();
     for image in inputs.definitions().images.values() {
         for rollout in &image.spec.rollout {
             let RolloutSpec::CustomResource { resource, name } = rollout else { continue };
-            keys.extend(image.spec.nodes.keys());
-            keys.extend([operator::upgrade_label(*resource), resource.node_label().0]);
-            keys.extend(operator::switches(*resource).iter().map(|(key, _)| *key));
-            keys.extend(find(inputs, *resource, name).into_iter().flat_map(ResourceFacts::label_keys));
+            let own = [operator::upgrade_label(*resource), resource.node_label().0];
+            let switches = operator::switches(*resource).iter().map(|(key, _)| *key);
+            keys.extend(image.spec.nodes.keys().chain(own).chain(switches).map(str::to_owned));
+            if let Some(found) = find(inputs, *resource, name) {
+                keys.extend(found.placement().label_keys().map(str::to_owned));
+            }
         }
     }
     keys
@@ -70,17 +74,14 @@ pub(super) fn decide(
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
-    let reached: Vec<&NodeGroup<'_>> =
-        context.groups.iter().filter(|group| reaches(context, found, group)).collect();
-    let mut found_nodes = Reached::default();
-    for group in &reached {
-        found_nodes.add(group, group.nodes.clone());
-    }
-    match wish(context, kind, &found_nodes.known()?)? {
+    let placement = found.placement();
+    understood(&placement)?;
+    let by_kernel = reached(context, kind, &placement).known()?;
+    match wish(context, kind, &by_kernel)? {
         DesiredField::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
         DesiredField::Fields { fields, version, kernels, proof } => {
             let step = step(context, found, driver, &fields)?;
-            if let (Step::Set(_), Some(busy)) = (&step, upgrading(kind, &reached)) {
+            if let (Step::Set(_), Some(busy)) = (&step, upgrading(kind, &by_kernel)) {
                 return Err(busy);
             }
             let how =
@@ -121,24 +122,31 @@ pub(super) fn section(found: &ResourceFacts) -> Option<&Map<String, Value>> {
     section.and_then(Value::as_object)
 }
 
-/// Whether the operator may install the driver on the group's nodes: nodes that match the image, or that the operator
-/// selects itself. Affinities and taints are ignored. The answer is a superset, so that a rewrite is held too often
-/// rather than too rarely.
-fn reaches(context: &Context<'_>, found: &ResourceFacts, group: &NodeGroup<'_>) -> bool {
-    let labels = &group.sample.labels;
+/// Returns the nodes on which the operator may install the driver: nodes that match the image, or that the operator
+/// selects itself.
+fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placement) -> Reached<'a> {
     let image = context.inputs.definitions().images.get(context.image);
-    let for_image = image.is_some_and(|image| group.sample.is_selected_by(image));
-    let selected =
-        found.node_selector().all(|(key, value)| labels.get(key).is_some_and(|label| label == value));
-    let wanted = for_image || operator::finds(found.kind, labels);
-    selected && wanted && !operator::leaves_alone(found.kind, labels)
+    let is_wanted = |group: &&NodeGroup<'_>| {
+        let node = group.sample;
+        operator::finds(kind, &node.labels) || image.is_some_and(|image| node.is_selected_by(image))
+    };
+    let object = ReachingObject::new(placement, context.inputs.snapshot, []);
+    let groups = context.groups.iter().filter(|group| !operator::leaves_alone(kind, &group.sample.labels));
+    let (wanted, others): (Vec<_>, Vec<_>) = groups.partition(is_wanted);
+    let mut found = Reached::by(&object, wanted);
+    // The operator's own label is derived from NFD's.
+    for group in others.into_iter().filter(|group| group.sample.is_unlabeled()) {
+        let Reach { reached, undetermined } = object.reach_alike(&group.nodes);
+        found.undetermined.extend(reached.into_iter().chain(undetermined));
+    }
+    found
 }
 
 /// Returns the single version with which the operator finds a published, passing image for each of these kernels.
 fn wish<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
-    kernels: &BTreeMap<&KernelTarget, usize>,
+    kernels: &Kernels<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
     let mut found: Vec<(&Cell, Vec<(&str, &ImageReference)>)> = Vec::new();
     let mut proof = Vec::new();
@@ -211,18 +219,16 @@ pub(super) fn tag_form(kind: OperatorResource, cell: &Cell) -> HoldReason {
 }
 
 /// Returns the hold while the operator upgrades drivers: a rewrite makes it drain nodes one by one, and another rewrite
-/// halfway would start that over.
-fn upgrading(kind: OperatorResource, reached: &[&NodeGroup<'_>]) -> Option<HoldReason> {
+/// halfway would start that over. A node that is only requested to upgrade holds nothing.
+fn upgrading(kind: OperatorResource, kernels: &Kernels<'_>) -> Option<HoldReason> {
     let label = operator::upgrade_label(kind);
-    let state = |group: &&NodeGroup<'_>| group.sample.labels.get(label).cloned().unwrap_or_default();
-    let busy = reached.iter().filter(|group| is_upgrading(&state(group)));
-    let mut nodes: Vec<(&str, String)> = busy
-        .flat_map(|group| group.nodes.iter().map(move |node| (node.name.as_str(), state(group))))
-        .collect();
+    let state = |node: &NodeFacts| node.labels.get(label).filter(|state| is_in_progress(state)).cloned();
+    let nodes = kernels.values().flatten().filter_map(|node| Some((&node.name, state(node)?)));
+    let mut nodes: Vec<(&String, String)> = nodes.collect();
     nodes.sort();
     let count = nodes.len();
     let (node, state) = nodes.into_iter().next()?;
-    Some(HoldReason::UpgradeInProgress { node: node.to_owned(), state, count })
+    Some(HoldReason::UpgradeInProgress { node: node.clone(), state, count })
 }
 
 fn step(

@@ -6,9 +6,8 @@
 use super::{
     Change, Context, DaemonSetFacts, PodRestart,
     handover::{at_once, is_in_maintenance},
-    reached::reached,
 };
-use crate::plan::{LiveDaemonSet, PodFacts, UpdateStrategy};
+use crate::plan::{LiveDaemonSet, PodFacts, ReachingObject, UpdateStrategy, reach::Reach};
 
 /// Returns the pods to evict now.
 pub(super) fn restarts(
@@ -30,8 +29,9 @@ pub(super) fn restarts(
     let mut nodes = 0;
     let mut outdated: Vec<(&PodFacts, &str)> = Vec::new();
     let away = pods().filter(|pod| pod.deleting || !pod.ready).count();
+    let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
     for group in context.groups {
-        let Ok(reached) = reached(found, group) else { return Vec::new() };
+        let Reach { reached, .. } = object.reach_alike(&group.nodes);
         nodes += reached.len();
         let Ok(kernel) = &group.target else { continue };
         let (arch, kernel) = (kernel.arch, kernel.release.as_str());

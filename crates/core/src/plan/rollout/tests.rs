@@ -14,7 +14,7 @@ use super::{
 use crate::{
     image::{DaemonSetContainer, Version},
     kmod::Verdict,
-    plan::{CowArc, ManifestFacts, NodeAffinity, NodeFacts, Owner, Published},
+    plan::{CowArc, ManifestFacts, NodeAffinity, NodeFacts, NodeReach, Owner, Published},
 };
 
 /// Returns the reason of the one rollout's hold, after a change to a world in which it would be rewritten.
@@ -55,7 +55,10 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         hold(|w| own(w, "ClusterPolicy")),
         hold(|w| own(w, "NVIDIADriver")),
         hold(|w| own(w, "Widget")),
-        hold(|w| w.snapshot.daemon_sets[0].affinity = NodeAffinity::Unsupported("operator Near".to_owned())),
+        hold(|w| {
+            w.snapshot.daemon_sets[0].placement.affinity =
+                NodeAffinity::Unsupported("operator Near".to_owned());
+        }),
         hold(|w| w.snapshot.nodes.iter_mut().for_each(|n| drop(n.labels.remove("pci")))),
         hold(|w| drop(w.snapshot.nodes[1].labels.remove(KERNEL_LABEL))),
         hold(|w| w.snapshot.nodes[1] = node("n1", K48)),
@@ -106,7 +109,7 @@ fn nodes_outside_the_daemon_set_do_not_matter() {
         operator: Operator::In,
         values: vec!["n1".to_owned(), "n2".to_owned()],
     };
-    world.snapshot.daemon_sets[0].affinity =
+    world.snapshot.daemon_sets[0].placement.affinity =
         NodeAffinity::Terms(vec![SelectorTerm { expressions: Vec::new(), fields: vec![by_name] }]);
     let RolloutDecision::Rewrite { to, .. } = &world.plan().rollouts[0].decision else { panic!("held") };
     let plan = world.plan();
@@ -198,15 +201,15 @@ fn worlds() -> impl proptest::strategy::Strategy<Value = World> {
         };
         let term = |expressions, fields| NodeAffinity::Terms(vec![SelectorTerm { expressions, fields }]);
         match reach {
-            0 => daemon_set.affinity = term(vec![zone(Operator::In)], Vec::new()),
-            1 => daemon_set.affinity = term(vec![zone(Operator::DoesNotExist)], Vec::new()),
+            0 => daemon_set.placement.affinity = term(vec![zone(Operator::In)], Vec::new()),
+            1 => daemon_set.placement.affinity = term(vec![zone(Operator::DoesNotExist)], Vec::new()),
             2 => {
                 let name = "metadata.name".to_owned();
                 let values = vec!["n0".to_owned(), "n3".to_owned()];
                 let first = Requirement { key: name, operator: Operator::In, values };
-                daemon_set.affinity = term(Vec::new(), vec![first]);
+                daemon_set.placement.affinity = term(Vec::new(), vec![first]);
             }
-            3 => daemon_set.node_selector.clear(),
+            3 => daemon_set.placement.node_selector.clear(),
             _ => {}
         }
         world
@@ -223,8 +226,10 @@ proptest! {
         for rollout in &plan.rollouts {
             let RolloutDecision::Rewrite { to, .. } = &rollout.decision else { continue };
             let daemon_set = &world.snapshot.daemon_sets[0];
-            let reached: Vec<&CowArc<NodeFacts>> =
-                world.snapshot.nodes.iter().filter(|node| daemon_set.reaches(node) != Some(false)).collect();
+            let is_reached = |node: &&CowArc<NodeFacts>| {
+                !matches!(daemon_set.placement.reach(node, false), NodeReach::Excluded(_))
+            };
+            let reached: Vec<&CowArc<NodeFacts>> = world.snapshot.nodes.iter().filter(is_reached).collect();
             prop_assert!(!reached.is_empty());
             for node in reached {
                 let target = node_target(node).unwrap();

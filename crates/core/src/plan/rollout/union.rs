@@ -14,14 +14,14 @@ use super::{
     daemon_set::original,
     image::{naming, set_image},
     no_image,
-    reached::{Reached, unknown_node},
+    reached::{Reached, understood, unknown_node, unlabeled_node},
     restart::restarts,
 };
 use crate::{
     image::{Digest, ImageReference, Period, RolloutSpec},
     kernel::{Architecture, KernelRelease, KernelTarget},
     plan::{
-        ImageContents, LiveDaemonSet, NodeFacts, NodeReason, UpdateStrategy,
+        ImageContents, LiveDaemonSet, NodeFacts, NodeReason, ReachingObject, UpdateStrategy,
         guarantee::{RequiredKernels, admissible_image},
         node::NodeGroup,
         outcome::CellState,
@@ -119,9 +119,11 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     let (found, live, container) = original(context, target)?;
     let image = found.image_of(container);
     let current = image.and_then(|image| context.inputs.observed.contents.get(image));
-    let Reached { kernels: live_kernels, unknown } = Reached::by(found, context.groups)?;
+    understood(&found.placement)?;
+    let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
+    let Reached { kernels: live_kernels, unknown, undetermined } = Reached::by(&object, context.groups);
     if live_kernels.is_empty() && unknown.is_empty() {
-        return Err(HoldReason::NoNodes);
+        return Err(unlabeled_node(undetermined.into_iter()).unwrap_or(HoldReason::NoNodes));
     }
     let mut members = Members::default();
     let mut all: BTreeSet<&KernelTarget> = live_kernels.keys().copied().collect();
@@ -153,16 +155,18 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
             }
         }
     }
-    let is_harmed = |(node, _): &(&NodeFacts, &NodeReason)| {
-        let release = &node.kernel_version;
-        let is_served = match node.architecture.parse() {
-            Ok(arch) => members.has(arch, release) || spared(arch, release),
-            // No farrier image has modules for this node, neither the current nor the next one.
-            Err(_) => current.is_some(),
-        };
-        live.update == UpdateStrategy::RollingUpdate || !is_served
+    let is_served = |node: &NodeFacts| match node.architecture.parse() {
+        Ok(arch) => members.has(arch, &node.kernel_version) || spared(arch, &node.kernel_version),
+        // No farrier image has modules for this node, neither the current nor the next one.
+        Err(_) => current.is_some(),
     };
-    if let Some(why) = unknown_node(unknown.into_iter().filter(is_harmed)) {
+    let is_harmed = |(node, _): &(&NodeFacts, &NodeReason)| {
+        live.update == UpdateStrategy::RollingUpdate || !is_served(node)
+    };
+    let harmed = unknown_node(unknown.into_iter().filter(is_harmed));
+    if let Some(why) =
+        harmed.or_else(|| unlabeled_node(undetermined.into_iter().filter(|node| !is_served(node))))
+    {
         return Err(why);
     }
     // Prefer one rewrite to two, if no node is waiting for the first.
@@ -316,7 +320,7 @@ impl Members {
 /// Whether a node may run a kernel that its labels do not confirm: labels can be missing for a moment, while nodeInfo
 /// still names the kernel.
 fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
-    let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.is_rejected_claim());
+    let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.holds_nothing());
     groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     Context, DaemonSetFacts, HoldReason, Record, RecordState, RolloutTarget,
     daemon_set::original,
-    reached::reached,
     watch::{Limits, Progress, is_same_image},
 };
 use crate::{
@@ -13,8 +12,8 @@ use crate::{
     kernel::KernelTarget,
     plan::{
         Change, ClusterSnapshot, DriverPod, Holder, ImageContents, Instance, JOB_NAME, JobKind,
-        LiveDaemonSet, NodeFacts, ObservedKind, PlannedRollout, PlannedUpgrade, PodFacts, UpdateStrategy,
-        Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts, abandoned,
+        LiveDaemonSet, NodeFacts, ObservedKind, PlannedRollout, PlannedUpgrade, PodFacts, ReachingObject,
+        UpdateStrategy, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts, abandoned,
         labels::has_pause_annotation,
     },
 };
@@ -60,11 +59,19 @@ fn ordered(context: &Context<'_>, found: &DaemonSetFacts) -> Vec<ImageName> {
     let orders = |spec: &&RolloutSpec| {
         spec.upgrade().is_some() && spec.daemon_set().is_some_and(|wanted| found.is_named(wanted))
     };
-    let mut images = Vec::new();
+    let mut found: Vec<(&ImageName, &RolloutSpec)> = Vec::new();
     for (name, image) in &context.inputs.definitions().images {
-        images.extend(image.spec.rollout.iter().filter(orders).map(|_| name.clone()));
+        for spec in image.spec.rollout.iter().filter(orders) {
+            // Several containers with one image are upgraded together.
+            let is_same = |(other, known): &(&ImageName, &RolloutSpec)| {
+                *other == name && (known.strategy(), known.upgrade()) == (spec.strategy(), spec.upgrade())
+            };
+            if !found.iter().any(is_same) {
+                found.push((name, spec));
+            }
+        }
     }
-    images
+    found.into_iter().map(|(name, _)| name.clone()).collect()
 }
 
 /// Plans the upgrade of a DaemonSet whose nodes all get its current or next image. Nodes under way continue with the
@@ -80,9 +87,10 @@ fn plan_of(
     let has = found.image_of(container)?;
     let pods = pods_by_node(context.inputs.snapshot);
     let mut nodes = Vec::new();
+    let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
     for group in context.groups {
         let kernel = group.target.as_ref().ok();
-        for node in reached(found, group).ok()? {
+        for node in object.reach_alike(&group.nodes).reached {
             let next = next.filter(|_| UpgradeNote::under_way(node).is_none());
             let (target, new) = match next {
                 Some(next) => (next.image.as_str(), Some(&next.contents)),
@@ -93,9 +101,11 @@ fn plan_of(
                 None => is_put_back(live, container, target).then_some(true),
             };
             let driver = pods.get(&(live.version.uid.as_str(), node.name.as_str())).copied().map(|pod| {
-                let image = pod.images.get(container).map_or("", String::as_str);
-                let alike = kernel.is_some_and(|kernel| has_same(kernel, contents.get(image), new));
-                DriverPod { pod, image, is_current: is_same_image(image, target) || alike }
+                let is_current = |image: &str| {
+                    let alike = |kernel| has_same(kernel, contents.get(image), new);
+                    is_same_image(image, target) || kernel.is_some_and(alike)
+                };
+                DriverPod::of(pod, context.upgraded(), is_current)
             });
             let to_come = next.is_some();
             nodes.push(UpgradeNode { target, to_come, fits, ..UpgradeNode::of(node, driver) });

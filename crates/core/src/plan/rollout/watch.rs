@@ -27,13 +27,16 @@ pub(super) fn is_same_image(one: &str, other: &str) -> bool {
     one == other || digests.is_some_and(|((_, one), (_, other))| one == other)
 }
 
-/// Examines the pods in which `container` runs `image`, which was set at `since`. A pod that was created later has its
+/// Whether a container of the pod runs an image.
+pub(super) fn runs(pod: &PodFacts, container: &str, image: &str) -> bool {
+    pod.images.get(container).is_some_and(|found| is_same_image(found, image))
+}
+
+/// Examines the pods that run an image, which was set at `since`. A pod that was created later has its
 /// own deadline. A pod that is not bound to a node has none, because it waits for the cluster and not for the image. A
 /// pod that became ready within the deadline gets the time that it must stay ready.
 pub(super) fn progress<'a>(
     pods: impl IntoIterator<Item = &'a PodFacts>,
-    container: &str,
-    image: &str,
     since: Timestamp,
     Limits { deadline, stable_for }: Limits,
     now: Timestamp,
@@ -43,8 +46,7 @@ pub(super) fn progress<'a>(
     let mut late: Vec<&PodFacts> = Vec::new();
     let (mut ready, mut young) = (0, 0);
     for pod in pods {
-        let runs = pod.images.get(container).is_some_and(|found| is_same_image(found, image));
-        if !runs || pod.deleting || !pod.bound {
+        if pod.deleting || !pod.bound {
             continue;
         }
         // `None` sorts before every time. After a clock jumped back, the pod counts as young instead of late.
@@ -107,8 +109,7 @@ mod tests {
                 ..pod(&daemon_set, &format!("n{number}"), *ready)
             })
             .collect();
-        let image = &daemon_set.containers[0].image;
-        progress(&pods, "driver", image, second(1000), LIMITS, second(1000 + now))
+        progress(&pods, second(1000), LIMITS, second(1000 + now))
     }
 
     const LIMITS: Limits =
@@ -123,7 +124,7 @@ mod tests {
             stable_since: Some(second(since)),
             ..pod(&daemon_set, "n0", true)
         };
-        progress([&pod], "driver", &daemon_set.containers[0].image, second(0), LIMITS, second(now))
+        progress([&pod], second(0), LIMITS, second(now))
     }
 
     #[test]
@@ -154,8 +155,7 @@ mod tests {
                 stable_since: running.map(second),
                 ..pod(&daemon_set, "n0", running.is_some())
             };
-            let image = &daemon_set.containers[0].image;
-            let found = progress([&pod], "driver", image, second(0), limits, second(*now));
+            let found = progress([&pod], second(0), limits, second(*now));
             assert_ne!(found, Progress::Good, "at {now} s");
             found != Progress::Waiting
         });
@@ -212,7 +212,8 @@ mod tests {
             let mut pod = PodFacts { created: Some(Timestamp::UNIX_EPOCH), ..pod(&daemon_set, "n0", false) };
             change(&mut pod);
             let now = Timestamp::from_second(9999).unwrap();
-            progress([&pod], "driver", &image, Timestamp::UNIX_EPOCH, LIMITS, now)
+            let pods = [&pod].into_iter().filter(|pod| runs(pod, "driver", &image));
+            progress(pods, Timestamp::UNIX_EPOCH, LIMITS, now)
         };
         assert_eq!(late(|_| ()), failed_on("n0"));
         assert_eq!(late(|pod| pod.bound = false), Progress::Waiting);

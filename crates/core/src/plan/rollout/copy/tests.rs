@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::{Container, NodeAffinity, ObjectVersion, PodCount, UpdateStrategy};
+use crate::plan::{Container, ObjectVersion, Placement, PodCount, UpdateStrategy};
 
 fn original(name: &str, spec: &Value) -> DaemonSetFacts {
     let manifest = json!({
@@ -12,8 +12,7 @@ fn original(name: &str, spec: &Value) -> DaemonSetFacts {
         namespace: "kube-system".to_owned(),
         name: name.to_owned(),
         containers: vec![Container { name: "driver".to_owned(), image: "old:1".to_owned(), fixed: None }],
-        node_selector: std::collections::BTreeMap::new(),
-        affinity: NodeAffinity::Any,
+        placement: Placement::default(),
         owner: None,
         live: Some(LiveDaemonSet {
             version: ObjectVersion { uid: "u1".to_owned(), resource_version: "7".to_owned() },
@@ -41,7 +40,7 @@ fn target(release: &str) -> KernelTarget {
 fn made(original: &DaemonSetFacts) -> Option<Arc<Value>> {
     manifest(&WantedCopy {
         original,
-        container: "driver",
+        containers: &["driver"],
         handover: "farrier.dev/driver.00000000",
         name: "copy",
         target: &target("6.1.192-acme+"),

@@ -4,7 +4,7 @@ use crate::{
     kmod::Verdict,
     plan::{
         ManifestFacts,
-        fixtures::{K47, World, daemon_set},
+        fixtures::{K47, K48, World, daemon_set, live_daemon_set, node},
     },
 };
 
@@ -114,4 +114,25 @@ fn a_repository_that_cannot_be_read_is_said() {
     // The cluster's DaemonSets are no substitute for the repository.
     world.manifests.clear();
     assert!(held(&world).contains("was not read"));
+}
+
+/// An overlay changes which nodes the DaemonSet selects, so the kernels of the manifest's nodes are not those of the cluster's.
+#[test]
+fn the_reach_in_the_cluster_counts() {
+    let mut world = world(None, None);
+    world.snapshot.nodes.push(node("n1", K48));
+    world.publish(Verdict::Loads);
+    world.snapshot.nodes[1].labels.insert("pool".to_owned(), "b".to_owned());
+    let mut live = live_daemon_set("mft");
+    live.placement.node_selector = [("pool".to_owned(), "b".to_owned())].into();
+    world.snapshot.daemon_sets = vec![live];
+    world.snapshot.nodes[1].labels.remove("pci");
+    assert!(
+        held(&world).contains("only the cluster's reaches n1, only the manifest's reaches n0;"),
+        "{}",
+        held(&world)
+    );
+    // A DaemonSet that is not in the cluster yet has no other reach.
+    world.snapshot.daemon_sets.clear();
+    assert!(matches!(planned(&world).decision, RolloutDecision::Rewrite { .. }));
 }

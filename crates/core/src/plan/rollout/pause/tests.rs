@@ -96,7 +96,7 @@ fn what_was_taken_back_is_set_again_once_it_may_go_on() {
 fn what_has_been_rolled_out_by_kernel_can_be_paused_and_goes_on() {
     let fence = |world: &World| {
         let found = &world.snapshot.daemon_sets[0];
-        fenced(&found.affinity, &handover_label(&found.namespace, &found.name))
+        fenced(&found.placement.affinity, &handover_label(&found.namespace, &found.name))
     };
     for (note, affinity, paused) in [
         (r#"{"rolledBack": "2026-01-01T00:00:00Z"}"#, None, false),
@@ -106,7 +106,7 @@ fn what_has_been_rolled_out_by_kernel_can_be_paused_and_goes_on() {
         let mut world = world();
         let affinity = affinity.map(|()| fence(&world));
         let found = &mut world.snapshot.daemon_sets[0];
-        found.affinity = affinity.clone().unwrap_or(NodeAffinity::Any);
+        found.placement.affinity = affinity.clone().unwrap_or(NodeAffinity::Any);
         found.live.as_mut().unwrap().annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_owned());
         let changes = pause(&world.snapshot, DRIVER, paused).unwrap();
         let [Change::DaemonSet(change)] = &changes[..] else { panic!("{changes:?}") };

@@ -4,35 +4,44 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{
     super::{
-        copy::{CopyRecord, FoundCopy, named_by},
+        context::Peer,
+        copy::{CopyRecord, FoundCopy, image_in, images_text, named_by},
         daemon_set::original,
         handover::{HANDED_OVER, is_handed_over},
         no_image,
-        reached::reached,
+        reached::understood,
+        watch::is_same_image,
     },
     Context, HoldReason, Original, RolloutTarget,
 };
 use crate::{
-    image::ImageReference,
+    image::{ImageReference, Strategy},
     kernel::{KernelLabel, KernelTarget},
     plan::{
-        DaemonSetFacts, ImageContents, KERNEL_LABEL, NodeFacts, NodeReason, PodFacts, UpgradeNote,
-        node::NodeGroup, outcome::CellState,
+        DaemonSetFacts, ImageContents, KERNEL_LABEL, NodeFacts, NodeReach, NodeReason, PodFacts,
+        ReachingObject, UpgradeNote, node::NodeGroup, outcome::CellState,
     },
 };
 
 /// Image for one kernel.
 pub(super) enum Image {
     /// Published, with a passing check report.
-    Ready(ImageReference),
+    Ready(ReadyImage),
     /// Still to be built.
     Building(ImageReference),
     /// There will be no image.
     No(HoldReason),
 }
 
+/// Images of the containers for one kernel.
+pub(super) struct ReadyImage {
+    /// Text that names them ([`images_text`]).
+    pub(super) text: String,
+    pub(super) references: Vec<ImageReference>,
+}
+
 impl Image {
-    pub(super) fn ready(&self) -> Option<&ImageReference> {
+    pub(super) fn ready(&self) -> Option<&ReadyImage> {
         if let Self::Ready(image) = self { Some(image) } else { None }
     }
 }
@@ -47,10 +56,14 @@ pub(super) struct Member<'a> {
 /// State of the rollout.
 pub(super) struct Fleet<'a> {
     pub(super) original: Original<'a>,
-    pub(super) container: &'a str,
+    /// Rollouts to the copies, each with its container.
+    pub(super) parts: Vec<(Context<'a>, &'a str)>,
+    pub(super) containers: Vec<&'a str>,
     pub(super) members: Vec<Member<'a>>,
-    /// Contents of the original's image, where known.
-    contents: Option<&'a ImageContents>,
+    /// Unlabeled nodes that are reached once their labels are back.
+    pub(super) undetermined: Vec<&'a NodeFacts>,
+    /// Contents of the original's images, where known.
+    contents: Vec<&'a ImageContents>,
     pods: HashMap<&'a str, Vec<&'a PodFacts>>,
     /// Nodes with a ready pod of a copy.
     ready: HashSet<&'a str>,
@@ -64,19 +77,33 @@ impl<'a> Fleet<'a> {
     /// Collects the state that decides about the rollout.
     pub(super) fn observe(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Self, HoldReason> {
         let inputs = context.inputs;
-        let (facts, live, container) = original(context, target)?;
+        let (facts, live, _) = original(context, target)?;
+        let peers = context.peers.iter().filter(|peer| peer.target.strategy == Strategy::PerKernel);
+        let part = |Peer { image, spec, target }: &Peer<'a>| {
+            let (_, _, container) = original(context, target)?;
+            Ok((Context { image, spec, ..*context }, container))
+        };
+        let parts = peers.map(part).collect::<Result<Vec<_>, HoldReason>>()?;
+        if parts.is_empty() {
+            return Err(HoldReason::NotFound);
+        }
+        let containers: Vec<&str> = parts.iter().map(|(_, container)| *container).collect();
         let original = Original::observe(inputs.snapshot, facts, live);
-        let mut members = Vec::new();
+        understood(&original.base)?;
+        let (mut members, mut undetermined) = (Vec::new(), Vec::new());
         let is_believed =
-            |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::is_rejected_claim);
+            |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::holds_nothing);
+        let copies = original.copies.values().map(|copy| copy.live);
+        let uids = copies.chain([live]).map(|live| live.version.uid.as_str());
+        let object = ReachingObject::new(&original.base, inputs.snapshot, uids);
         for group in context.groups.iter().filter(is_believed) {
-            for node in reached(&original.base, group)? {
-                members.push(Member {
-                    node,
-                    target: &group.target,
-                    handed_over: is_handed_over(node, &original.label),
-                });
-            }
+            let reach = object.reach_alike(&group.nodes);
+            undetermined.extend(reach.undetermined);
+            members.extend(reach.reached.into_iter().map(|node| Member {
+                node,
+                target: &group.target,
+                handed_over: is_handed_over(node, &original.label),
+            }));
         }
         let mut pods: HashMap<&str, Vec<&PodFacts>> = HashMap::new();
         for pod in &inputs.snapshot.pods {
@@ -89,17 +116,29 @@ impl<'a> Fleet<'a> {
         let ready_before = ready_of(&live.version.uid);
         let own = pods.get(live.version.uid.as_str()).into_iter().flatten();
         let placed = own.filter(|pod| pod.bound && !pod.deleting).map(|pod| pod.node.as_str()).collect();
-        let contents = facts.image_of(container).and_then(|image| inputs.observed.contents.get(image));
-        Ok(Self { original, container, members, contents, pods, ready, ready_before, placed })
+        let images = containers.iter().filter_map(|container| facts.image_of(container));
+        let contents = images.filter_map(|image| inputs.observed.contents.get(image)).collect();
+        Ok(Self {
+            original,
+            parts,
+            containers,
+            members,
+            undetermined,
+            contents,
+            pods,
+            ready,
+            ready_before,
+            placed,
+        })
     }
 
     /// Returns the image of every kernel that a node runs or that was announced.
-    pub(super) fn images(&self, context: &Context<'_>) -> BTreeMap<KernelTarget, Image> {
+    pub(super) fn images(&self) -> BTreeMap<KernelTarget, Image> {
         let mut kernels: BTreeSet<&KernelTarget> =
             self.members.iter().filter_map(|member| member.target.as_ref().ok()).collect();
         let live = kernels.clone();
         // An announced kernel without an image is left out here; the plan's cells report it.
-        kernels.extend(announced(context));
+        kernels.extend(self.announced());
         let names: Vec<_> = kernels.iter().map(|kernel| (*kernel, named_by(kernel))).collect();
         names
             .iter()
@@ -110,7 +149,7 @@ impl<'a> Fleet<'a> {
                         kernel,
                         format!("label {KERNEL_LABEL} does not tell it from {}", other.release),
                     )),
-                    None => image_for(context, kernel),
+                    None => self.image_for(kernel),
                 };
                 ((*kernel).clone(), image)
             })
@@ -120,7 +159,7 @@ impl<'a> Fleet<'a> {
 
     /// Whether the original's image is known to have no modules for this kernel.
     pub(super) fn original_lacks(&self, kernel: &KernelTarget) -> bool {
-        self.contents.is_some_and(|contents| !contents.has(kernel.arch, kernel.release.as_str()))
+        self.contents.iter().any(|contents| !contents.has(kernel.arch, kernel.release.as_str()))
     }
 
     /// Whether nodes of this kernel can be handed over now.
@@ -135,12 +174,12 @@ impl<'a> Fleet<'a> {
     pub(super) fn would_take(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
         let mut node = node.clone();
         node.labels.insert(self.original.label.clone(), HANDED_OVER.to_owned());
-        copy.facts.reaches(&node) == Some(true)
+        copy.facts.placement.reach(&node, false) == NodeReach::Reached
     }
 
     /// Whether a node needs the kernel's copy, or may need it. A node of unknown kernel may need it if its nodeInfo or
     /// its kernel label names this kernel.
-    pub(super) fn is_used(&self, context: &Context<'_>, kernel: &KernelTarget) -> bool {
+    pub(super) fn is_used(&self, groups: &[NodeGroup<'_>], kernel: &KernelTarget) -> bool {
         let label = KernelLabel::of(&kernel.release);
         let may_run = |node: &NodeFacts| {
             node.kernel_version == kernel.release.as_str()
@@ -148,8 +187,44 @@ impl<'a> Fleet<'a> {
                     == label.as_ref().map(KernelLabel::as_str)
         };
         self.members.iter().any(|member| member.target.as_ref() == Ok(kernel))
-            || context.groups.iter().any(|group| group.target.is_err() && may_run(group.sample))
-            || announced(context).contains(kernel)
+            || groups.iter().any(|group| group.target.is_err() && may_run(group.sample))
+            || self.announced().contains(kernel)
+    }
+
+    /// Returns the announced kernels that no node of the images runs.
+    fn announced(&self) -> BTreeSet<&'a KernelTarget> {
+        let cells = self.parts.iter().flat_map(|(context, _)| context.announced());
+        cells.filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target).collect()
+    }
+
+    /// Returns the images for a kernel, once there is one for each container.
+    fn image_for(&self, kernel: &KernelTarget) -> Image {
+        let (mut images, mut references, mut building) = (BTreeMap::new(), Vec::new(), None);
+        for (context, container) in &self.parts {
+            match context.cells.state(context.image, kernel) {
+                CellState::Absent(absence) => return Image::No(no_image(kernel, absence.why)),
+                CellState::Building(cell) => building = building.or(Some(&cell.reference)),
+                CellState::Published(cell, published) => match context.admissible_image(cell, published) {
+                    Ok(image) => {
+                        images.insert(*container, image.to_string());
+                        references.push(image);
+                    }
+                    Err(why) => return Image::No(why),
+                },
+            }
+        }
+        match building {
+            Some(on) => Image::Building(on.clone()),
+            None => Image::Ready(ReadyImage { text: images_text(&images), references }),
+        }
+    }
+
+    /// Whether a pod's containers run these images.
+    pub(super) fn runs(&self, pod: &PodFacts, images: &str) -> bool {
+        self.containers.iter().all(|container| {
+            let found = pod.images.get(*container).zip(image_in(images, container));
+            found.is_some_and(|(found, image)| is_same_image(found, image))
+        })
     }
 
     pub(super) fn pods_of(&self, uid: &str) -> impl Iterator<Item = &'a PodFacts> {
@@ -165,8 +240,8 @@ impl<'a> Fleet<'a> {
     pub(super) fn has_failed(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
         let DaemonSetFacts { namespace, name, .. } = self.original.facts;
         let is_said = |note: UpgradeNote| {
-            let image = copy.image(self.container).unwrap_or_default();
-            note.rollout == format!("{namespace}/{name}") && note.is_failure_of(image)
+            let image = copy.image(&self.containers).unwrap_or_default();
+            note.rollout == format!("{namespace}/{name}") && note.is_failure_of(&image)
         };
         UpgradeNote::of(node).is_some_and(is_said)
     }
@@ -185,7 +260,9 @@ impl<'a> Fleet<'a> {
     /// without a pod of the original would not get one. A node that has just joined gets its pod of the original
     /// shortly.
     pub(super) fn can_get_pods(&self, node: &NodeFacts) -> bool {
-        !node.not_ready && self.placed.contains(node.name.as_str())
+        !node.not_ready
+            && self.placed.contains(node.name.as_str())
+            && self.original.base.reach(node, false) == NodeReach::Reached
     }
 
     /// Returns how many nodes of a kernel wait for their pod of the copy.
@@ -220,19 +297,4 @@ impl<'a> Fleet<'a> {
 
 fn ready_nodes<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> impl Iterator<Item = &'a str> {
     pods.filter(|pod| pod.ready && !pod.deleting).map(|pod| pod.node.as_str())
-}
-
-/// Returns the announced kernels that no node of the image runs.
-fn announced<'a>(context: &Context<'a>) -> BTreeSet<&'a KernelTarget> {
-    context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target).collect()
-}
-
-fn image_for(context: &Context<'_>, kernel: &KernelTarget) -> Image {
-    match context.cells.state(context.image, kernel) {
-        CellState::Absent(absence) => Image::No(no_image(kernel, absence.why)),
-        CellState::Building(cell) => Image::Building(cell.reference.clone()),
-        CellState::Published(cell, published) => {
-            context.admissible_image(cell, published).map_or_else(Image::No, Image::Ready)
-        }
-    }
 }

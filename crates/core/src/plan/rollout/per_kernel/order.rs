@@ -14,8 +14,8 @@ use crate::plan::{DriverPod, PlannedUpgrade, UpgradeNode};
 
 /// Plans the upgrade of the rollout's nodes. There is no upgrade before the original is fenced off handed-over nodes,
 /// nor after a person has rolled back the rollout.
-pub(super) fn planned(context: &Context<'_>, fleet: &Fleet<'_>) -> Option<PlannedUpgrade> {
-    let Fleet { original, container, members, .. } = fleet;
+pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<PlannedUpgrade> {
+    let Fleet { original, members, .. } = fleet;
     if !original.is_fenced() || OriginalNote::read(original.live).is_rolled_back() {
         return None;
     }
@@ -25,15 +25,17 @@ pub(super) fn planned(context: &Context<'_>, fleet: &Fleet<'_>) -> Option<Planne
         let kernel = member.target.as_ref().ok();
         let copy = kernel.and_then(|kernel| original.copies.get(kernel));
         let target = copy.filter(|copy| is_usable(fleet, copy, member));
-        let target = target.and_then(|copy| copy.image(container)).unwrap_or_default();
+        // Only rollouts of one image share an upgrade, so that its containers have the same image.
+        let image = |copy: &FoundCopy<'a>| copy.facts.image_of(fleet.containers.first()?);
+        let target = target.and_then(image).unwrap_or_default();
         let owner = if member.handed_over { copy.map(|copy| copy.live) } else { Some(original.live) };
         let pod = owner.and_then(|live| pods.get(&(live.version.uid.as_str(), member.node.name.as_str())));
         let driver = pod.copied().map(|pod| {
-            let image = pod.images.get(*container).map_or("", String::as_str);
-            let alike =
-                kernel.is_some_and(|kernel| has_same(kernel, contents.get(image), contents.get(target)));
-            let is_current = member.handed_over && (is_same_image(image, target) || alike);
-            DriverPod { pod, image, is_current }
+            let is_current = |image: &str| {
+                let alike = |kernel| has_same(kernel, contents.get(image), contents.get(target));
+                member.handed_over && (is_same_image(image, target) || kernel.is_some_and(alike))
+            };
+            DriverPod::of(pod, fleet.containers.iter().copied(), is_current)
         });
         UpgradeNode {
             target,

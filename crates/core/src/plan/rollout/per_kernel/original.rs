@@ -9,7 +9,7 @@ use super::super::{
 };
 use crate::{
     kernel::KernelTarget,
-    plan::{ClusterSnapshot, CowArc, LiveDaemonSet, NodeFacts},
+    plan::{ClusterSnapshot, CowArc, LiveDaemonSet, NodeFacts, Placement},
 };
 
 /// DaemonSet that the copies are made from.
@@ -18,8 +18,8 @@ pub(in super::super) struct Original<'a> {
     pub(super) live: &'a LiveDaemonSet,
     /// Key of the handover label.
     pub(super) label: String,
-    /// The DaemonSet without farrier's addition to its affinity.
-    pub(super) base: DaemonSetFacts,
+    /// Rules for its nodes, without farrier's addition to the affinity.
+    pub(super) base: Placement,
     pub(super) copies: BTreeMap<KernelTarget, FoundCopy<'a>>,
     nodes: &'a [CowArc<NodeFacts>],
 }
@@ -32,7 +32,8 @@ impl<'a> Original<'a> {
         live: &'a LiveDaemonSet,
     ) -> Self {
         let label = handover_label(&facts.namespace, &facts.name);
-        let base = DaemonSetFacts { affinity: without_fence(&facts.affinity, &label), ..facts.clone() };
+        let affinity = without_fence(&facts.placement.affinity, &label);
+        let base = Placement { affinity, ..facts.placement.clone() };
         let copies = snapshot.daemon_sets.iter().filter_map(|found| read_copy(facts, found));
         let copies = copies.map(|copy| (copy.target.clone(), copy)).collect();
         Self { facts, live, label, base, copies, nodes: &snapshot.nodes }
@@ -40,7 +41,7 @@ impl<'a> Original<'a> {
 
     /// Whether the DaemonSet keeps off handed-over nodes.
     pub(super) fn is_fenced(&self) -> bool {
-        is_fenced(&self.facts.affinity, &self.label)
+        is_fenced(&self.facts.placement.affinity, &self.label)
     }
 
     /// Returns the nodes with the handover label, whether or not the DaemonSet reaches them.

@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::{
         copy::{CopyRecord, FailedImage, FoundCopy},
-        watch::{Limits, Progress, is_same_image, progress},
+        watch::{Limits, Progress, progress},
     },
     Context, Fleet,
+    fleet::ReadyImage,
 };
 use crate::{
-    image::{ImageReference, OnFailure, Watch},
+    image::{OnFailure, Watch},
     plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PlannedNodeUpgrade, PlannedUpgrade, UpgradeStage},
 };
 
@@ -54,17 +55,17 @@ pub(super) fn next_record(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     found: Option<&FoundCopy<'_>>,
-    image: Option<&ImageReference>,
+    image: Option<&ReadyImage>,
     (watched, upgrade): (Watch, Option<&PlannedUpgrade>),
 ) -> Option<CopyRecord> {
     let now = context.inputs.now;
-    let wanted = image.map(ToString::to_string);
+    let wanted = image.map(|image| image.text.clone());
     let Some(copy) = found else {
         return wanted.map(|image| CopyRecord::new(image, None, now));
     };
     let mut record = match &copy.record {
         Some(record) => record.clone(),
-        None => CopyRecord::new(copy.image(fleet.container)?.to_owned(), None, now),
+        None => CopyRecord::new(copy.image(&fleet.containers)?, None, now),
     };
     if !record.good {
         watch(context, fleet, copy, &mut record, (watched, upgrade));
@@ -91,7 +92,6 @@ fn watch(
 ) {
     let (limits, now) = (Limits::of(watched, copy.live), context.inputs.now);
     let pods = || fleet.pods_of(&copy.live.version.uid);
-    let runs_it = |image: Option<&String>| image.is_some_and(|image| is_same_image(image, &record.image));
     let nodes = || upgrade.into_iter().flat_map(|plan| &plan.nodes);
     let turns = || nodes().filter(|turn| turn.to == record.image);
     // A failed image is no longer the target of any node. The note of the node on which it failed still names it.
@@ -102,9 +102,8 @@ fn watch(
     let is_over = context.spec.upgrade().is_none()
         || (upgrade.is_some() && turns().all(is_done) && !nodes().any(is_against));
     let failed = turns().find(|turn| turn.is_faulty()).map(failure);
-    let is_stable = pods().any(|pod| {
-        pod.is_stable(limits.stable_for, now) && !pod.deleting && runs_it(pod.images.get(fleet.container))
-    });
+    let is_stable = pods()
+        .any(|pod| pod.is_stable(limits.stable_for, now) && !pod.deleting && fleet.runs(pod, &record.image));
     if is_stable && is_over {
         record.good = true;
         record.failed = record.failed.take().filter(|failed| failed.image != record.image);
@@ -118,7 +117,8 @@ fn watch(
         |node: &str| turns().any(|turn| turn.node == node && turn.stage == UpgradeStage::UnderWay);
     let late = || {
         let pods = pods().filter(|pod| !is_in_turn(&pod.node));
-        late_pod(progress(pods, fleet.container, &record.image, record.at, limits, now), watched)
+        let pods = pods.filter(|pod| fleet.runs(pod, &record.image));
+        late_pod(progress(pods, record.at, limits, now), watched)
     };
     let why = match context.spec.upgrade().map(|spec| spec.on_failure) {
         Some(OnFailure::Stop) => None,

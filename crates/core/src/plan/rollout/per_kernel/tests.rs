@@ -1,5 +1,6 @@
 mod fence;
 mod in_order;
+mod shared;
 mod simulation;
 
 use std::collections::BTreeMap;

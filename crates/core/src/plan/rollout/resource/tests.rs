@@ -5,7 +5,7 @@ use super::*;
 use crate::{
     kmod::Verdict,
     plan::{
-        KERNEL_LABEL, Plan,
+        KERNEL_LABEL, Plan, Taint,
         fixtures::{K47, K48, World, name, node, resource},
         rollout::RecordState,
     },
@@ -183,7 +183,7 @@ fn every_reason_to_hold_says_what_is_the_matter() {
                 .insert("nvidia.com/ofed-driver-upgrade-state".to_owned(), "drain-required".to_owned());
         }),
         gpu(|w| {
-            for (node, state) in w.snapshot.nodes.iter_mut().zip(["upgrade-required", "cordon-required"]) {
+            for (node, state) in w.snapshot.nodes.iter_mut().zip(["drain-required", "cordon-required"]) {
                 node.labels.insert("nvidia.com/gpu-driver-upgrade-state".to_owned(), state.to_owned());
             }
         }),
@@ -193,7 +193,7 @@ fn every_reason_to_hold_says_what_is_the_matter() {
 
 #[test]
 fn an_upgrade_that_is_over_holds_nothing() {
-    for state in ["", "upgrade-done", "upgrade-failed"] {
+    for state in ["", "upgrade-done", "upgrade-failed", "upgrade-required"] {
         let mut world = network();
         label(&mut world, 0, "nvidia.com/ofed-driver-upgrade-state", state);
         label(&mut world, 1, "nvidia.com/gpu-driver-upgrade-state", "drain-required");
@@ -204,6 +204,52 @@ fn an_upgrade_that_is_over_holds_nothing() {
     reconcile(&mut world);
     label(&mut world, 0, "nvidia.com/ofed-driver-upgrade-state", "drain-required");
     assert!(matches!(decision(&world), RolloutDecision::Settled { .. }));
+}
+
+#[test]
+fn the_resources_tolerations_and_affinity_count() {
+    // The node runs a kernel that is not built yet.
+    let other = |kind, taint: &str, field: Option<(&str, Value)>| {
+        let mut world = world(kind);
+        let mut other = node("other", "6.1.0-99-amd64");
+        other.taints.extend((!taint.is_empty()).then(|| Taint {
+            key: taint.to_owned(),
+            value: String::new(),
+            effect: "NoSchedule".to_owned(),
+        }));
+        world.snapshot.nodes.push(other);
+        let mut spec = (*world.snapshot.resources[0].spec).clone();
+        if let Some((key, value)) = field {
+            spec[key] = value;
+        }
+        set_spec(&mut world, spec);
+        decision(&world)
+    };
+    let held = |decision: RolloutDecision| !matches!(decision, RolloutDecision::Steps { .. });
+    let nic = OperatorResource::NicClusterPolicy;
+    assert!(held(other(nic, "", None)));
+    assert!(!held(other(nic, "dedicated", None)), "the operator's pods do not tolerate the taint");
+    assert!(held(other(nic, "nvidia.com/gpu", None)), "they tolerate this one by default");
+    let tolerations = json!([{"key": "dedicated", "operator": "Exists"}]);
+    assert!(held(other(nic, "dedicated", Some(("tolerations", tolerations.clone())))));
+    assert!(held(other(OperatorResource::NvidiaDriver, "dedicated", Some(("tolerations", tolerations)))));
+    let term = |operator: &str| {
+        json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": [
+            {"key": "metadata.name", "operator": operator, "values": ["other"]}]}]}})
+    };
+    assert!(!held(other(nic, "", Some(("nodeAffinity", term("NotIn"))))));
+    assert!(held(other(nic, "", Some(("nodeAffinity", term("Near"))))), "an affinity that is not understood");
+}
+
+#[test]
+fn a_node_that_lost_its_labels_holds_a_resource() {
+    let mut world = network();
+    let mut lost = node("lost", "6.1.0-99-amd64");
+    lost.labels.clear();
+    world.snapshot.nodes.push(lost);
+    assert!(matches!(hold(&world), HoldReason::Unlabeled { .. }));
+    world.snapshot.nodes.last_mut().unwrap().kernel_version = K47.to_owned();
+    change(&world.plan());
 }
 
 #[test]

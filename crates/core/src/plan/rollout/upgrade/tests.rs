@@ -356,9 +356,13 @@ fn a_daemon_set_has_one_order() {
     let mut second = serde_json::to_value(&world.image("mft").spec.rollout[0]).unwrap();
     second["container"] = "other".into();
     world.image("mft").spec.rollout.push(serde_json::from_value(second.clone()).unwrap());
-    let planned = world.plan().rollouts;
-    assert_eq!(planned.len(), 2);
-    for rollout in planned {
+    let together = world.plan().rollouts;
+    let upgrades: Vec<bool> = together.iter().map(|rollout| rollout.upgrade.is_some()).collect();
+    assert_eq!(upgrades, [true, false], "containers with one image are upgraded together");
+    assert!(together.iter().all(|rollout| matches!(rollout.decision, RolloutDecision::Rewrite { .. })));
+    second["upgrade"]["drain"] = "node".into();
+    world.image("mft").spec.rollout[1] = serde_json::from_value(second.clone()).unwrap();
+    for rollout in world.plan().rollouts {
         let held = matches!(rollout.decision, RolloutDecision::Hold(HoldReason::OrderedTwice { .. }));
         assert!(held && rollout.upgrade.is_none(), "{:?}", rollout.decision);
     }

@@ -9,8 +9,8 @@ use crate::{
     kmod::Verdict,
     plan::{
         ARCH_LABEL, Change, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
-        ObjectVersion, PlannedRollout, PlannedUpgrade, PodCount, PodFacts, Requirement, SelectorTerm,
-        UpdateStrategy,
+        NodeReach, ObjectVersion, Placement, PlannedRollout, PlannedUpgrade, PodCount, PodFacts, Requirement,
+        SelectorTerm, UpdateStrategy,
         fixtures::{World, node},
     },
 };
@@ -175,7 +175,7 @@ impl Cluster {
     /// Returns the images of the DaemonSets that select a node.
     pub(super) fn selected(&self, node: &NodeFacts) -> Vec<String> {
         let sets = self.objects.values().map(facts);
-        sets.filter(|set| set.reaches(node) == Some(true))
+        sets.filter(|set| set.placement.reach(node, false) == NodeReach::Reached)
             .map(|set| set.containers[0].image.clone())
             .collect()
     }
@@ -240,16 +240,19 @@ impl Cluster {
         let sets: Vec<DaemonSetFacts> = self.objects.values().map(facts).collect();
         let mut pods = BTreeMap::new();
         for node in self.world.snapshot.nodes.iter().filter(|node| !self.tainted.contains(&node.name)) {
-            for set in sets.iter().filter(|set| set.reaches(node) == Some(true)) {
+            for set in sets.iter().filter(|set| set.placement.reach(node, false) == NodeReach::Reached) {
                 let LiveDaemonSet { version: ObjectVersion { uid, .. }, update, .. } =
                     set.live.as_ref().unwrap();
                 let key = (uid.clone(), node.name.clone());
                 let kept = self.pods.get(&key).filter(|_| *update == UpdateStrategy::OnDelete);
-                let image = kept.map_or(&set.containers[0].image, |kept| &kept.images["driver"]);
+                let own = || set.containers.iter().map(|found| (found.name.clone(), found.image.clone()));
+                let images = kept.map_or_else(|| own().collect(), |kept| kept.images.clone());
+                let has_modules = |image: &String| {
+                    self.modules.get(image).is_some_and(|kernels| kernels.contains(&node.kernel_version))
+                };
                 let works = !node.not_ready
-                    && !self.broken.contains(image)
-                    && self.modules.get(image).is_some_and(|kernels| kernels.contains(&node.kernel_version));
-                let old = self.pods.get(&key).filter(|old| old.images["driver"] == *image);
+                    && images.values().all(|image| !self.broken.contains(image) && has_modules(image));
+                let old = self.pods.get(&key).filter(|old| old.images == images);
                 let pod = PodFacts {
                     namespace: "kube-system".to_owned(),
                     name: format!("{}-{}", set.name, node.name),
@@ -260,10 +263,10 @@ impl Cluster {
                     daemon_set: uid.clone(),
                     node: node.name.clone(),
                     bound: true,
-                    images: [("driver".to_owned(), image.clone())].into(),
                     ready: works,
                     stable_since: works.then_some(jiff::Timestamp::MIN),
                     created: Some(old.and_then(|old| old.created).unwrap_or(self.world.now)),
+                    images,
                     deleting: false,
                     messages: if works { Vec::new() } else { vec!["driver: Error: exit code 1".to_owned()] },
                 };
@@ -302,33 +305,13 @@ fn facts(object: &Value) -> DaemonSetFacts {
     };
     let (metadata, pod) = (&object["metadata"], &object["spec"]["template"]["spec"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let terms = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
-    let requirement = |found: &Value| Requirement {
-        key: text(&found["key"]),
-        operator: found["operator"].as_str().unwrap().parse().unwrap(),
-        values: found["values"].as_array().into_iter().flatten().map(text).collect(),
-    };
-    let requirements = |found: &Value| -> Vec<Requirement> {
-        found.as_array().into_iter().flatten().map(requirement).collect()
-    };
-    let affinity = terms.as_array().map_or(NodeAffinity::Any, |terms| {
-        let term = |term: &Value| SelectorTerm {
-            expressions: requirements(&term["matchExpressions"]),
-            fields: requirements(&term["matchFields"]),
-        };
-        NodeAffinity::Terms(terms.iter().map(term).collect())
-    });
-    let container = &pod["containers"][0];
+    let container =
+        |found: &Value| Container { name: text(&found["name"]), image: text(&found["image"]), fixed: None };
     DaemonSetFacts {
         namespace: text(&metadata["namespace"]),
         name: text(&metadata["name"]),
-        containers: vec![Container {
-            name: text(&container["name"]),
-            image: text(&container["image"]),
-            fixed: None,
-        }],
-        node_selector: strings(&pod["nodeSelector"]),
-        affinity,
+        containers: pod["containers"].as_array().into_iter().flatten().map(container).collect(),
+        placement: Placement::of_pod(pod),
         owner: None,
         live: Some(LiveDaemonSet {
             version: ObjectVersion { uid: text(&metadata["uid"]), resource_version: String::new() },

@@ -1,0 +1,351 @@
+//! Pure: which nodes the pods of an object reach. Follows the DaemonSet controller (`NodeShouldRunDaemonPod`).
+//!
+//! A node without a kernel label is *unlabeled*: NFD removes all of its labels when it restarts, and adds them again. A rule
+//! that only fails for such labels leaves the node undetermined instead of excluding it.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{ClusterSnapshot, DaemonSetFacts, NodeAffinity, NodeFacts};
+use crate::image::OperatorResource;
+
+const NO_EXECUTE: &str = "NoExecute";
+const NO_SCHEDULE: &str = "NoSchedule";
+
+/// Taints that every pod of a DaemonSet tolerates (`AddOrUpdateDaemonPodTolerations`).
+const ALWAYS_TOLERATED: [(&str, &str); 6] = [
+    ("node.kubernetes.io/not-ready", NO_EXECUTE),
+    ("node.kubernetes.io/unreachable", NO_EXECUTE),
+    ("node.kubernetes.io/disk-pressure", NO_SCHEDULE),
+    ("node.kubernetes.io/memory-pressure", NO_SCHEDULE),
+    ("node.kubernetes.io/pid-pressure", NO_SCHEDULE),
+    ("node.kubernetes.io/unschedulable", NO_SCHEDULE),
+];
+
+/// Taint that pods in the node's network namespace tolerate in addition.
+const TOLERATED_ON_HOST_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", NO_SCHEDULE);
+
+/// Domains of labels that NFD writes, or that operators derive from NFD's labels.
+const NFD_DOMAINS: [&str; 6] = [
+    "feature.node.kubernetes.io",
+    "profile.node.kubernetes.io",
+    "nvidia.com",
+    "mellanox.com",
+    "amd.com",
+    "intel.com",
+];
+
+/// Taint of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Taint {
+    /// `key`.
+    pub key: String,
+    /// `value`; may be empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub value: String,
+    /// `effect`.
+    pub effect: String,
+}
+
+impl Taint {
+    /// Whether every pod of a DaemonSet tolerates the taint.
+    pub(super) fn is_always_tolerated(&self) -> bool {
+        ALWAYS_TOLERATED.contains(&(self.key.as_str(), self.effect.as_str()))
+    }
+}
+
+impl fmt::Display for Taint {
+    /// Formats the taint as `kubectl taint` does: `key=value:effect`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, value, effect } = self;
+        let equals = if value.is_empty() { "" } else { "=" };
+        write!(f, "{key}{equals}{value}:{effect}")
+    }
+}
+
+/// Toleration of a pod template. Empty fields have the API's defaults.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Toleration {
+    /// `key`; empty for every key.
+    pub key: String,
+    /// `operator`; empty for `Equal`.
+    pub operator: String,
+    /// `value`.
+    pub value: String,
+    /// `effect`; empty for every effect.
+    pub effect: String,
+}
+
+impl Toleration {
+    fn tolerates(&self, taint: &Taint) -> bool {
+        let Self { key, operator, value, effect } = self;
+        let applies = (key.is_empty() || *key == taint.key) && (effect.is_empty() || *effect == taint.effect);
+        let numbers = || Some((taint.value.parse::<i64>().ok()?, value.parse::<i64>().ok()?));
+        applies
+            && match operator.as_str() {
+                "" | "Equal" => *value == taint.value,
+                "Exists" => true,
+                "Lt" => numbers().is_some_and(|(found, bound)| found < bound),
+                "Gt" => numbers().is_some_and(|(found, bound)| found > bound),
+                _ => false,
+            }
+    }
+}
+
+/// Rules of a pod template that decide which nodes its pods run on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Placement {
+    /// `nodeName`.
+    pub node_name: Option<String>,
+    /// `nodeSelector`.
+    pub node_selector: BTreeMap<String, String>,
+    /// Required part of `affinity.nodeAffinity`.
+    pub affinity: NodeAffinity,
+    /// `tolerations`, without those that DaemonSet pods always have.
+    pub tolerations: Vec<Toleration>,
+    /// `hostNetwork`.
+    pub host_network: bool,
+}
+
+impl Placement {
+    /// Reads the rules from the `spec` of a pod template.
+    pub fn of_pod(spec: &Value) -> Self {
+        Self {
+            node_name: spec["nodeName"].as_str().filter(|name| !name.is_empty()).map(str::to_owned),
+            node_selector: strings(&spec["nodeSelector"]),
+            affinity: NodeAffinity::required(&spec["affinity"]["nodeAffinity"]),
+            tolerations: tolerations(&spec["tolerations"]),
+            host_network: spec["hostNetwork"] == true,
+        }
+    }
+
+    /// Returns the label keys that decide which nodes are reached.
+    pub fn label_keys(&self) -> impl Iterator<Item = &str> {
+        self.node_selector.keys().map(String::as_str).chain(self.affinity.label_keys())
+    }
+
+    /// Whether nodes are selected by name.
+    pub(super) fn names_nodes(&self) -> bool {
+        self.node_name.is_some() || self.affinity.names_nodes()
+    }
+
+    /// Decides about a node. `has_pod` says whether the node has a pod of the object.
+    pub fn reach<'a>(&'a self, node: &'a NodeFacts, has_pod: bool) -> NodeReach<'a> {
+        if let Some(rule) = node.ignored_by {
+            return NodeReach::Excluded(Exclusion::Ignored { rule });
+        }
+        if let Some(name) = self.node_name.as_deref().filter(|name| *name != node.name) {
+            return NodeReach::Excluded(Exclusion::NodeName { name });
+        }
+        let selector = |missing_counts: bool| {
+            self.node_selector.iter().find(|(key, value)| {
+                let found = node.labels.get(*key);
+                found != Some(value) && !(missing_counts && found.is_none() && is_of_nfd(key))
+            })
+        };
+        let admits = |missing_counts: bool| {
+            self.affinity.admits(&node.name, |key| match node.labels.get(key) {
+                Some(value) => LabelState::Present(value),
+                None if missing_counts && is_of_nfd(key) => LabelState::Unknown,
+                None => LabelState::Absent,
+            })
+        };
+        let (mismatch, is_admitted) = (selector(false), admits(false));
+        let mut is_undetermined = false;
+        if mismatch.is_some() || !is_admitted {
+            is_undetermined = node.is_unlabeled() && selector(true).is_none() && admits(true);
+            if !is_undetermined {
+                return NodeReach::Excluded(match mismatch {
+                    Some((key, value)) => Exclusion::NodeSelector { key, value },
+                    None => Exclusion::Affinity,
+                });
+            }
+        }
+        // A pod that is already there stays, unless a taint evicts it.
+        let mut untolerated = node.taints.iter().filter(|taint| !self.tolerates(taint));
+        let refused = untolerated.find(|taint| match taint.effect.as_str() {
+            NO_EXECUTE => true,
+            NO_SCHEDULE => !has_pod,
+            _ => false,
+        });
+        match refused {
+            Some(taint) => NodeReach::Excluded(Exclusion::Taint(taint)),
+            None if is_undetermined => NodeReach::Undetermined,
+            None => NodeReach::Reached,
+        }
+    }
+
+    fn tolerates(&self, taint: &Taint) -> bool {
+        taint.is_always_tolerated()
+            || (self.host_network && (taint.key.as_str(), taint.effect.as_str()) == TOLERATED_ON_HOST_NETWORK)
+            || self.tolerations.iter().any(|toleration| toleration.tolerates(taint))
+    }
+}
+
+/// Whether the pods of an object reach a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeReach<'a> {
+    /// The DaemonSet controller runs a pod on the node, or leaves an existing one there.
+    Reached,
+    /// No pod runs on the node, for the given reason.
+    Excluded(Exclusion<'a>),
+    /// The node is unlabeled, and is reached once its labels are back.
+    Undetermined,
+}
+
+/// Reason why the pods of an object do not reach a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages describe the fields")]
+pub enum Exclusion<'a> {
+    /// The site ignores the node.
+    #[error("ignoreNodes[{rule}] in site.yaml ignores it")]
+    Ignored { rule: usize },
+    /// The pod template names another node.
+    #[error("the pod template is for node {name}")]
+    NodeName { name: &'a str },
+    /// A label of the node selector is missing or has another value.
+    #[error("it does not have the label {key}={value} of the node selector")]
+    NodeSelector { key: &'a str, value: &'a str },
+    /// The required node affinity does not match.
+    #[error("the node affinity does not match it")]
+    Affinity,
+    /// The pods do not tolerate a taint.
+    #[error("its taint {0} is not tolerated")]
+    Taint(&'a Taint),
+}
+
+/// Label of a node, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LabelState<'a> {
+    /// Value of the label.
+    Present(&'a str),
+    /// The node does not have the label.
+    Absent,
+    /// The node lost the label, or does not have it yet. Every requirement may be met.
+    Unknown,
+}
+
+/// Whether NFD writes the label, or an operator derives it from NFD's labels.
+fn is_of_nfd(key: &str) -> bool {
+    let Some((domain, _)) = key.split_once('/') else { return false };
+    NFD_DOMAINS
+        .iter()
+        .any(|own| domain.strip_suffix(own).is_some_and(|sub| sub.is_empty() || sub.ends_with('.')))
+}
+
+/// Object whose pods run on nodes.
+#[derive(Clone, Debug)]
+pub struct ReachingObject<'a> {
+    placement: &'a Placement,
+    /// Names of the nodes that have a pod of the object.
+    with_pods: HashSet<&'a str>,
+}
+
+impl<'a> ReachingObject<'a> {
+    /// Creates an object whose pods are controlled by the DaemonSets with these UIDs.
+    pub(super) fn new(
+        placement: &'a Placement,
+        snapshot: &'a ClusterSnapshot,
+        daemon_sets: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let daemon_sets: HashSet<&str> = daemon_sets.into_iter().collect();
+        let pods = snapshot.pods.iter().filter(|pod| !daemon_sets.is_empty() && !pod.deleting);
+        let pods = pods.filter(|pod| daemon_sets.contains(pod.daemon_set.as_str()));
+        Self { placement, with_pods: pods.map(|pod| pod.node.as_str()).collect() }
+    }
+
+    /// Creates the object for a DaemonSet.
+    pub fn daemon_set(found: &'a DaemonSetFacts, snapshot: &'a ClusterSnapshot) -> Self {
+        let uid = found.live.as_ref().map(|live| live.version.uid.as_str());
+        Self::new(&found.placement, snapshot, uid)
+    }
+
+    /// Decides about a node.
+    pub fn reach<'n>(&'n self, node: &'n NodeFacts) -> NodeReach<'n> {
+        self.placement.reach(node, self.with_pods.contains(node.name.as_str()))
+    }
+
+    /// Decides about nodes that are equal except for their names.
+    pub(super) fn reach_alike<'n>(&self, nodes: &[&'n NodeFacts]) -> Reach<'n> {
+        let mut reach = Reach::default();
+        let Some(first) = nodes.first() else { return reach };
+        let is_by_name = self.placement.names_nodes() || !first.taints.is_empty();
+        let of_all = (!is_by_name).then(|| self.reach(first));
+        for node in nodes {
+            match of_all.unwrap_or_else(|| self.reach(node)) {
+                NodeReach::Reached => reach.reached.push(*node),
+                NodeReach::Undetermined => reach.undetermined.push(*node),
+                NodeReach::Excluded(_) => {}
+            }
+        }
+        reach
+    }
+}
+
+/// Nodes that the pods of an object reach, or may reach.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reach<'a> {
+    /// Reached nodes.
+    pub(super) reached: Vec<&'a NodeFacts>,
+    /// Unlabeled nodes that are reached once their labels are back.
+    pub(super) undetermined: Vec<&'a NodeFacts>,
+}
+
+/// Returns the strings of a JSON object. Values of other types are ignored, which makes a selection larger.
+fn strings(object: &Value) -> BTreeMap<String, String> {
+    let entries = object.as_object().into_iter().flatten();
+    entries.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
+}
+
+/// Returns the tolerations in a list; malformed ones are ignored.
+fn tolerations(list: &Value) -> Vec<Toleration> {
+    let items = list.as_array().into_iter().flatten();
+    items.filter_map(|item| Toleration::deserialize(item).ok()).collect()
+}
+
+/// Returns the rules of the DaemonSet that an operator creates from its resource.
+///
+/// Facts: Network Operator `manifests/state-ofed-driver/0050_ofed-driver-ds.yaml`; GPU Operator
+/// `manifests/state-driver/0500_daemonset.yaml` and `applyCommonDaemonsetConfig` in `controllers/object_controls.go`.
+pub(super) fn operator_placement(kind: OperatorResource, spec: &Value) -> Placement {
+    let on_gpu_nodes = Toleration {
+        key: "nvidia.com/gpu".to_owned(),
+        operator: "Exists".to_owned(),
+        effect: NO_SCHEDULE.to_owned(),
+        ..Toleration::default()
+    };
+    let of_network_operator = !kind.is_of_gpu_operator();
+    let mut own = match kind {
+        OperatorResource::ClusterPolicy => tolerations(&spec["daemonsets"]["tolerations"]),
+        _ => tolerations(&spec["tolerations"]),
+    };
+    // Only ClusterPolicy replaces the default.
+    if kind != OperatorResource::ClusterPolicy || own.is_empty() {
+        own.push(on_gpu_nodes);
+    }
+    Placement {
+        node_name: None,
+        node_selector: match kind {
+            OperatorResource::NicNodePolicy | OperatorResource::NvidiaDriver => {
+                strings(&spec["nodeSelector"])
+            }
+            OperatorResource::NicClusterPolicy | OperatorResource::ClusterPolicy => BTreeMap::new(),
+        },
+        affinity: if of_network_operator {
+            NodeAffinity::required(&spec["nodeAffinity"])
+        } else {
+            NodeAffinity::Any
+        },
+        tolerations: own,
+        host_network: of_network_operator,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! Pure: merges the changes of rollouts that name the same DaemonSet. One write sets all of its containers, so that its pods
+//! restart once, and no rollout takes another one for a foreign writer.
+
+use std::collections::BTreeMap;
+
+use super::{Change, DaemonSetChange, PlannedRollout, Record, RolloutDecision};
+use crate::plan::{ClusterSnapshot, LiveDaemonSet, PER_KERNEL_ANNOTATION, RECORD_ANNOTATION};
+
+/// Moves the changes of all rollouts to a DaemonSet to one of them: the first that sets an image or takes steps, or else the first
+/// that has changes.
+pub(super) fn one_write_for_each_object(snapshot: &ClusterSnapshot, planned: &mut [PlannedRollout]) {
+    let mut objects: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
+    for (place, rollout) in planned.iter().enumerate().filter(|(_, rollout)| !rollout.changes.is_empty()) {
+        if let Some((namespace, name)) = rollout.target.live_daemon_set() {
+            objects.entry((namespace.to_owned(), name.to_owned())).or_default().push(place);
+        }
+    }
+    for ((namespace, name), places) in objects.into_iter().filter(|(_, places)| places.len() > 1) {
+        let mut found = snapshot.daemon_sets.iter();
+        let found = found.find(|found| found.namespace == namespace && found.name == name);
+        let Some(live) = found.and_then(|found| found.live.as_ref()) else { continue };
+        let mut merged: Vec<Change> = Vec::new();
+        for place in &places {
+            let changes = std::mem::take(&mut planned[*place].changes);
+            let restarts = merged.iter().any(|change| matches!(change, Change::Restart(_)));
+            for change in changes {
+                add(live, &mut merged, change, restarts);
+            }
+        }
+        // A write that replaces the pods makes their restart unnecessary.
+        if merged.iter().any(|change| matches!(change, Change::DaemonSet(_))) {
+            merged.retain(|change| !matches!(change, Change::Restart(_)));
+        }
+        let writes = |place: &&usize| {
+            let decision = &planned[**place].decision;
+            matches!(decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. })
+        };
+        let first = places.iter().find(writes).unwrap_or(&places[0]);
+        planned[*first].changes = merged;
+    }
+}
+
+/// Adds a change of another rollout. Only one rollout restarts pods at a time, because each stays within the number of pods that
+/// may be unavailable.
+fn add(live: &LiveDaemonSet, merged: &mut Vec<Change>, change: Change, restarts: bool) {
+    let change = match change {
+        Change::Restart(_) if restarts => return,
+        Change::DaemonSet(change) => {
+            let same = merged.iter_mut().find_map(|other| match other {
+                Change::DaemonSet(other) => Some(other),
+                _ => None,
+            });
+            match same {
+                Some(other) => return join(live, other, change),
+                None => Change::DaemonSet(change),
+            }
+        }
+        other => other,
+    };
+    if !merged.contains(&change) {
+        merged.push(change);
+    }
+}
+
+/// Adds the fields of a change to another change of the same DaemonSet.
+fn join(live: &LiveDaemonSet, into: &mut DaemonSetChange, change: DaemonSetChange) {
+    let DaemonSetChange { expected, images, affinity, annotations, proof, .. } = change;
+    for (container, image) in images {
+        if expected.get(&container) != Some(&image) || !into.images.contains_key(&container) {
+            into.images.insert(container, image);
+        }
+    }
+    into.expected.extend(expected);
+    if annotations.get(PER_KERNEL_ANNOTATION) != live.annotations.get(PER_KERNEL_ANNOTATION) {
+        into.affinity = affinity;
+    }
+    into.proof.extend(proof);
+    // The later change wins where it differs from the cluster.
+    let before = Record::of(&live.annotations).unwrap_or_default();
+    let mut record = Record::of(&into.annotations).unwrap_or_default();
+    for (field, entry) in Record::of(&annotations).unwrap_or_default().0 {
+        if before.0.get(&field) != Some(&entry) {
+            record.0.insert(field, entry);
+        }
+    }
+    for key in live.annotations.keys().filter(|key| !annotations.contains_key(*key)) {
+        into.annotations.remove(key);
+    }
+    let changed = annotations.into_iter().filter(|(key, value)| live.annotations.get(key) != Some(value));
+    into.annotations.extend(changed.filter(|(key, _)| key != RECORD_ANNOTATION));
+    into.annotations = record.annotations(&into.annotations);
+}
+
+#[cfg(test)]
+mod tests;
