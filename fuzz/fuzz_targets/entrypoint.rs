@@ -7,13 +7,15 @@
 
 #[path = "../../crates/driver-entrypoint/src/blacklist.rs"]
 mod blacklist;
+#[path = "../../crates/driver-entrypoint/src/disruption.rs"]
+mod disruption;
 #[path = "../../crates/driver-entrypoint/src/error.rs"]
 mod error;
 #[path = "../../crates/driver-entrypoint/src/files.rs"]
 mod files;
 #[path = "../../crates/driver-entrypoint/src/firmware.rs"]
 mod firmware;
-#[path = "../../crates/driver-entrypoint/src/forecast.rs"]
+#[path = "../../crates/driver-entrypoint/src/forecast/mod.rs"]
 mod forecast;
 #[path = "../../crates/driver-entrypoint/src/isolated.rs"]
 mod isolated;
@@ -35,10 +37,14 @@ mod mounts;
 mod node;
 #[path = "../../crates/driver-entrypoint/src/personality/mod.rs"]
 mod personality;
-#[path = "../../crates/driver-entrypoint/src/routes.rs"]
+#[path = "../../crates/driver-entrypoint/src/pods.rs"]
+mod pods;
+#[path = "../../crates/driver-entrypoint/src/routes/mod.rs"]
 mod routes;
 #[path = "../../crates/driver-entrypoint/src/signals.rs"]
 mod signals;
+#[path = "../../crates/driver-entrypoint/src/storage.rs"]
+mod storage;
 #[path = "../../crates/driver-entrypoint/src/taken_out.rs"]
 mod taken_out;
 
@@ -91,7 +97,10 @@ fn texts(data: &[u8]) {
         "/proc/1/net/route",
         "/proc/1/net/ipv6_route",
         "/proc/1/net/tcp6",
+        "/host/etc/kubernetes/kubelet.conf",
+        "/proc/1/mountinfo",
         "/proc/modules",
+        "/proc/swaps",
         "/proc/self/mountinfo",
         "/proc/cmdline",
         "/etc/modprobe.d/a.conf",
@@ -117,6 +126,7 @@ fn texts(data: &[u8]) {
     let _ = parameters::check(&node, &parameters::FILES);
     let _ = sriov::State::kept(&node, "/run/kept").map(|state| state.summary());
     let _ = kmsg::message(data);
+    let _ = storage::uses(&node.paths);
     let _ = routes::Network::read(&node.paths).uses(&node.paths.at("/sys/class/net/eth0"));
 }
 

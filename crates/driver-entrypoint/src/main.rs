@@ -5,6 +5,7 @@
 
 mod blacklist;
 mod boot_check;
+mod disruption;
 mod error;
 mod files;
 mod firmware;
@@ -20,14 +21,17 @@ mod modules;
 mod mounts;
 mod node;
 mod personality;
+mod pods;
 mod routes;
 mod signals;
+mod storage;
 mod taken_out;
 #[cfg(test)]
 mod testing;
 
 use std::{env, path::Path, process::ExitCode};
 
+use disruption::Allowed;
 use driver_entrypoint::holders::DRIVER_POD;
 use personality::{
     generic, mofed,
@@ -76,13 +80,16 @@ fn run(words: &[&str]) -> ExitCode {
             Ok(settings) => personality::run(|node, signals| mofed::run(node, &settings, signals)),
             Err(message) => misused(&message),
         },
-        ["generic", ref rest @ ..] => match generic::Options::parse(rest) {
+        ["generic", ref rest @ ..] => match generic::Options::read(rest, variable) {
             Ok(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
             Err(message) => misused(&format!("{message}\n{}", generic::USAGE)),
         },
-        ["forecast", ref rest @ ..] => match forecast::Question::parse(rest, variable(DRIVER_POD)) {
-            Some(question) => personality::run(|node, _| forecast::run(node, &question)),
-            None => misused(forecast::USAGE),
+        ["forecast", ref rest @ ..] => match Allowed::read(variable) {
+            Ok(allowed) => match forecast::Question::parse(rest, variable(DRIVER_POD), allowed) {
+                Some(question) => personality::run(|node, _| forecast::run(node, &question)),
+                None => misused(forecast::USAGE),
+            },
+            Err(message) => misused(&message),
         },
         ["nvidia-driver", ref rest @ ..] => {
             nvidia::main(rest, variable).unwrap_or_else(|message| misused(&message))

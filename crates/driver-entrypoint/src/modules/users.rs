@@ -86,7 +86,7 @@ pub(crate) fn processes(paths: &Paths, devices: &[String]) -> Vec<User> {
 
 /// Parses the pod's UID from a process's cgroup: `kubepods-burstable-pod<uid>.slice`, where `_` replaces `-`, or
 /// `kubepods/burstable/pod<uid>`. The UID of a static pod is a hash.
-fn pod_of(process: &Path) -> Option<String> {
+pub(crate) fn pod_of(process: &Path) -> Option<String> {
     text(process.join("cgroup"))?.split(['/', '\n']).find_map(|part| {
         let (_, uid) = part.strip_suffix(".slice").unwrap_or(part).rsplit_once("pod")?;
         let is_plain = |byte: u8| byte.is_ascii_hexdigit() || matches!(byte, b'-' | b'_');

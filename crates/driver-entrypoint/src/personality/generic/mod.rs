@@ -57,6 +57,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -
                 node.log.step("the modules stay loaded (--keep)");
                 return Ok(());
             }
+            forecast::check(node, &options.modules, &options.allowed)?;
             container.stop(&options.modules, &loaded)
         }
         Err(error) => {
@@ -89,7 +90,7 @@ impl Container<'_> {
         if leaving.is_empty() {
             self.load(ending, loaded)?;
         } else {
-            forecast::announce(node, &leaving)?;
+            forecast::check(node, &leaving, &options.allowed)?;
             self.taken_out.add(&theirs)?;
             self.blacklist().write()?;
             let replaced = unload::unload_all(node, &leaving).and_then(|_| self.load(ending, loaded));

@@ -3,6 +3,7 @@
 use std::{fmt, path::Path};
 
 use crate::{
+    disruption::Allowed,
     error::Error,
     files,
     module_file::{ModuleFile, Origin, kernel_name},
@@ -41,6 +42,8 @@ pub(crate) struct Options {
     pub(super) then: Option<String>,
     /// Whether the modules stay loaded when the container ends.
     pub(super) keep: bool,
+    /// What the replacement of the host's modules, and the unload at the end, may take from the node.
+    pub(super) allowed: Allowed,
 }
 
 /// Condition that a path exists, or that the file's text equals `text`.
@@ -51,8 +54,16 @@ pub(super) struct Condition {
 }
 
 impl Options {
+    /// Reads the arguments and the environment. The error names the invalid argument or variable.
+    pub(crate) fn read(
+        arguments: &[&str],
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
+        Ok(Self { allowed: Allowed::read(variable)?, ..Self::parse(arguments)? })
+    }
+
     /// Parses the arguments. The error names the invalid argument.
-    pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
+    pub(super) fn parse(arguments: &[&str]) -> Result<Self, String> {
         let mut options = Self::default();
         let mut arguments = arguments.iter();
         while let Some(&argument) = arguments.next() {

@@ -327,6 +327,33 @@ fn firmware_is_there_while_the_container_runs() {
     assert_eq!(bench.text(SEARCH_PATH).as_deref(), Some("\0"));
 }
 
+/// An in-tree module or a module of the image whose interface carries the default route.
+#[test]
+fn the_uplink_is_not_taken_from_the_node() {
+    let bench = in_tree();
+    let driver = bench.at("/sys/class/net/acme0/device/driver");
+    fs::create_dir_all(&driver).unwrap();
+    std::os::unix::fs::symlink("/sys/module/acme", driver.join("module")).unwrap();
+    let route = "acme0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
+    let refused =
+        "refused, because the unload of the driver would disrupt interface acme0 (the node's default route)";
+    bench.file("/proc/1/net/route", route);
+    let error = live(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
+    assert_eq!(error.to_string(), refused);
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    is_as_before(&bench);
+
+    bench.file("/proc/1/net/route", "");
+    let error = live(&bench, &REPLACE, || bench.file("/proc/1/net/route", route)).unwrap_err();
+    assert_eq!(error.to_string(), refused);
+    assert_eq!(bench.loaded(), ["image-acme"], "the image's modules serve the node until it is drained");
+    assert_eq!(bench.text("/run/farrier/acme.ready"), None);
+
+    let allowed = Options::read(&REPLACE, |_| Some("uplink".to_owned())).unwrap();
+    run(&bench.node(), &allowed, &mut EndsWhenReady(&mut || {})).unwrap();
+    is_as_before(&bench);
+}
+
 /// A device that appears at the third poll.
 struct Appears<'a>(&'a Bench, u32);
 

@@ -133,7 +133,7 @@ impl Container<'_> {
         if settings.restore || !settings.expose_root {
             self.taken_out.check(&stack.loader.of_others(loaded, &leaving))?;
         }
-        forecast::announce(node, &leaving)?;
+        forecast::check(node, &leaving, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
         self.write_udev_rules()?;
@@ -161,7 +161,7 @@ impl Container<'_> {
 
     /// Replaces the image's drivers with the host's.
     fn restore_host(&self) -> Result<(), Error> {
-        let Self { node, stack, .. } = self;
+        let Self { node, settings, stack, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
         if stack.compare(&loaded)? != Comparison::Same {
             node.log.step("the loaded drivers are not from this image: they stay loaded");
@@ -170,7 +170,7 @@ impl Container<'_> {
         check_peer_memory(node)?;
         let leaving = stack.in_the_way(&loaded)?;
         self.taken_out.check(&leaving)?;
-        forecast::announce(node, &leaving)?;
+        forecast::check(node, &leaving, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(&loaded)?;
         node.log.step("restoring the host's drivers");

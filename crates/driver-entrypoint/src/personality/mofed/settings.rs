@@ -3,6 +3,7 @@
 
 use crate::{
     blacklist::Blacklist,
+    disruption::Allowed,
     modules::is_module_name,
     node::{Node, is_plain_path},
 };
@@ -32,6 +33,8 @@ pub(crate) struct Settings {
     pub(crate) unload_storage: bool,
     /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the same for [`third_party`](Self::third_party) modules.
     pub(crate) unload_third_party: bool,
+    /// `ALLOW_DISRUPTION`: what the replacement of the drivers may take from the node.
+    pub(crate) allowed: Allowed,
     /// `ENABLE_NFSRDMA`: also load `rpcrdma`.
     pub(crate) nfs_rdma: bool,
     /// `RESTORE_DRIVER_ON_POD_TERMINATION`: load the host's own drivers again when the container stops.
@@ -79,6 +82,7 @@ impl Settings {
                 ));
             }
         };
+        let allowed = Allowed::read(&environment)?;
         let non_blank = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
         let flag = |name: &str| match non_blank(name).as_deref().map(str::trim) {
             None | Some("0" | "f" | "F" | "false" | "False" | "FALSE") => Ok(false),
@@ -112,6 +116,7 @@ impl Settings {
         let ready = if expose_root { "/.driver-ready".to_owned() } else { format!("{mount}/.driver-ready") };
         Ok(Self {
             expose_root,
+            allowed,
             unload_storage: flag("UNLOAD_STORAGE_MODULES")?,
             unload_third_party: flag("UNLOAD_THIRD_PARTY_RDMA_MODULES")?,
             nfs_rdma: flag("ENABLE_NFSRDMA")?,

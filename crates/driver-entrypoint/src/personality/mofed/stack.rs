@@ -129,8 +129,13 @@ impl Stack<'_> {
         let auxiliary = self.settings.auxiliary.iter();
         for name in again.chain(auxiliary) {
             if self.index().of_image(name).is_some() {
-                // These modules are optional, so log a failure and continue.
-                self.node.log.warn_of(self.loader.load(name));
+                let loaded = self.loader.load(name);
+                // Others are optional, so log a failure and continue. Without its storage the node is not what it was.
+                if self.settings.storage.iter().any(|storage| kernel_name(storage) == *name) {
+                    loaded?;
+                } else {
+                    self.node.log.warn_of(loaded);
+                }
             } else if taken_out.contains(name) {
                 self.node.log.warn(format!(
                     "module {name} was loaded, and is not any more: this image does not have it, and the host's does not fit"

@@ -1,6 +1,7 @@
 //! Tests of the `mofed` personality on a test bench, from start to stop.
 
 mod network;
+mod safety;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::{
+    disruption::Allowed,
     error::Error,
     forecast,
     module_file::Origin,
@@ -126,7 +127,8 @@ fn explain(node: &Node<'_>, error: Error) -> Error {
 
 /// Unloads the driver completely or not at all: a user of any module keeps all modules loaded.
 pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
-    forecast::announce(node, &UNLOADED)?;
+    // A GPU has neither interfaces nor storage: the forecast only names its users.
+    forecast::announce(node, &UNLOADED, &Allowed::default())?;
     let mut looks = 1;
     let obstacles = loop {
         let obstacles = obstacles(node, &Loaded::read(&node.paths)?);

@@ -1,0 +1,81 @@
+//! Pure: what an unload of a driver would take from the node, and which of it the definition allows.
+
+use std::fmt;
+
+/// Environment variable with the allowed disruptions, separated by spaces or commas.
+pub(crate) const VARIABLE: &str = "ALLOW_DISRUPTION";
+
+/// Something on the node that stops working while a driver is not loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Disruption {
+    /// The default route, or the route to an API server.
+    Uplink,
+    /// A file system or swap space on the driver's devices, or reached through its interfaces.
+    Storage,
+    /// A network interface in another network namespace, such as a pod's.
+    Pods,
+}
+
+impl Disruption {
+    const ALL: [Self; 3] = [Self::Uplink, Self::Storage, Self::Pods];
+
+    /// Name in [`VARIABLE`].
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Uplink => "uplink",
+            Self::Storage => "storage",
+            Self::Pods => "pods",
+        }
+    }
+}
+
+/// The disruptions that the definition or the DaemonSet allows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Allowed(Vec<Disruption>);
+
+impl Allowed {
+    /// Reads [`VARIABLE`]; the error names the unknown word.
+    pub(crate) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let text = variable(VARIABLE).unwrap_or_default();
+        let words = text.split([' ', ',', '\n']).map(str::trim).filter(|word| !word.is_empty());
+        let parse = |word: &str| {
+            let found = Disruption::ALL.into_iter().find(|disruption| disruption.name() == word);
+            found.ok_or_else(|| format!("{VARIABLE} lists uplink, storage or pods, not {word}"))
+        };
+        words.map(parse).collect::<Result<_, _>>().map(Self)
+    }
+
+    pub(crate) fn contains(&self, disruption: Disruption) -> bool {
+        self.0.contains(&disruption)
+    }
+}
+
+/// A disruption that the unload of a module would cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Loss {
+    pub(crate) disruption: Disruption,
+    /// UID of the pod that loses it; `None` for the node.
+    pub(crate) pod: Option<String>,
+    pub(crate) what: String,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disruptions_are_allowed_by_name() {
+        let read = |text: &str| Allowed::read(|name| (name == VARIABLE).then(|| text.to_owned()));
+        assert_eq!(read(""), Ok(Allowed::default()));
+        let two = read(" uplink, pods\n").unwrap();
+        assert!(two.contains(Disruption::Uplink) && two.contains(Disruption::Pods));
+        assert!(!two.contains(Disruption::Storage));
+        assert_eq!(read("all").unwrap_err(), "ALLOW_DISRUPTION lists uplink, storage or pods, not all");
+    }
+}

@@ -1,0 +1,267 @@
+//! Forecast of an unload: what holds each module, which network interfaces go down with it, and what the node or a pod
+//! would lose.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use driver_entrypoint::holders::{Holder, to_text};
+
+use crate::{
+    disruption::{Allowed, Disruption, Loss, VARIABLE},
+    error::Error,
+    files,
+    modules::{is_module_name, loaded::Loaded, unload, users::module_of},
+    node::{Node, is_plain_path},
+    pods::PodInterfaces,
+    routes::{Network, Use},
+    storage::{self, StorageUse},
+};
+
+/// Usage text of `forecast`.
+pub(crate) const USAGE: &str = "\
+usage: driver-entrypoint forecast [--message PATH] MODULE...
+
+Forecasts the unload of these modules and of those that use them. Exit code 0: all can be unloaded; 1: at least one cannot,
+or its unload would disrupt the node. ALLOW_DISRUPTION (uplink, storage, pods) allows that, as in the driver's container.
+With hostPID and hostNetwork it sees the node's processes, mounts and routes; else those of its own container.
+Also writes their users to PATH (a container's /dev/termination-log), where farrier reads them. Processes of the pod
+FARRIER_DRIVER_POD, which is the driver's own, do not count.";
+
+/// Arguments of `forecast`.
+#[derive(Debug)]
+pub(crate) struct Question<'a> {
+    modules: &'a [&'a str],
+    /// File that the answer is written to, in addition to the log.
+    message: Option<&'a str>,
+    /// UID of the pod whose processes are ignored: the driver's own pod.
+    driver_pod: Option<String>,
+    /// Disruptions that the driver's container would accept.
+    allowed: Allowed,
+}
+
+impl<'a> Question<'a> {
+    /// Parses the arguments after `forecast`; `None` if they are invalid.
+    pub(crate) fn parse(
+        arguments: &'a [&'a str],
+        driver_pod: Option<String>,
+        allowed: Allowed,
+    ) -> Option<Self> {
+        let (message, modules) = match arguments {
+            ["--message", path, modules @ ..] => (Some(*path), modules),
+            modules => (None, modules),
+        };
+        let are_modules = !modules.is_empty() && modules.iter().all(|name| is_module_name(name));
+        let is_path = message.is_none_or(is_plain_path);
+        (are_modules && is_path).then_some(Self { modules, message, driver_pod, allowed })
+    }
+}
+
+/// Forecast for one module.
+#[derive(Debug)]
+pub(crate) struct UnloadForecast {
+    name: String,
+    /// Holders that prevent the unload.
+    held: Vec<Holder>,
+    /// What the node or a pod would lose, without the allowed losses.
+    losses: Vec<Loss>,
+    /// Network interfaces that go down with the module.
+    down: Vec<String>,
+}
+
+impl UnloadForecast {
+    /// Whether the unload would fail or be refused.
+    pub(crate) fn stays(&self) -> bool {
+        !self.held.is_empty() || !self.losses.is_empty()
+    }
+
+    /// Whether the unload fails or takes an interface down.
+    pub(crate) fn matters(&self) -> bool {
+        self.stays() || !self.down.is_empty()
+    }
+
+    /// Holders and losses, for farrier: it evicts the pods among them.
+    fn holders(&self) -> impl Iterator<Item = Holder> {
+        let lost =
+            self.losses.iter().map(|Loss { pod, what, .. }| Holder { pod: pod.clone(), what: what.clone() });
+        let all = self.held.iter().cloned().chain(lost);
+        all.map(|Holder { pod, what }| Holder { pod, what: format!("{}: {what}", self.name) })
+    }
+}
+
+impl fmt::Display for UnloadForecast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, held, losses, down } = self;
+        match (held.is_empty(), losses.is_empty(), down.is_empty()) {
+            (true, true, false) => {
+                write!(f, "module {name} can be unloaded, which takes down {}", down.join("; "))
+            }
+            (true, true, true) => write!(f, "module {name} can be unloaded"),
+            (true, false, _) => write!(f, "the unload of module {name} would disrupt {}", list(losses)),
+            (false, true, _) => {
+                let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
+                write!(f, "module {name} cannot be unloaded: {}", held.join("; "))
+            }
+            (false, false, _) => {
+                let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
+                write!(
+                    f,
+                    "module {name} cannot be unloaded: {}; and would disrupt {}",
+                    held.join("; "),
+                    list(losses)
+                )
+            }
+        }
+    }
+}
+
+fn list(losses: &[Loss]) -> String {
+    losses.iter().map(Loss::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Runs the `forecast` command: logs a line for each module.
+pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error> {
+    let Question { modules, message, driver_pod, allowed } = question;
+    let forecasts = forecast(node, modules, driver_pod.as_deref(), allowed)?;
+    if forecasts.is_empty() {
+        node.log.step("none of these modules is loaded");
+    }
+    for forecast in &forecasts {
+        node.log.step(forecast);
+    }
+    if let Some(path) = message {
+        let holders: Vec<Holder> = forecasts.iter().flat_map(UnloadForecast::holders).collect();
+        // The kubelet bind-mounts this file, so write it in place instead of renaming another file over it.
+        fs::write(node.paths.at(path), to_text(&holders)).map_err(Error::on("write", *path))?;
+    }
+    if forecasts.iter().any(|forecast| !forecast.held.is_empty()) {
+        return Err(Error::new(
+            "not all of these modules can be unloaded",
+            "stop the processes that use them, unmount their file systems, or drain the node",
+        ));
+    }
+    refuse_disruption(&forecasts)
+}
+
+/// Logs a forecast before modules are unloaded. Fails if the unload would disrupt more than is allowed.
+pub(crate) fn check(node: &Node<'_>, names: &[impl AsRef<str>], allowed: &Allowed) -> Result<(), Error> {
+    refuse_disruption(&announce(node, names, allowed)?)
+}
+
+/// Logs a forecast before modules are unloaded.
+pub(crate) fn announce(
+    node: &Node<'_>,
+    names: &[impl AsRef<str>],
+    allowed: &Allowed,
+) -> Result<Vec<UnloadForecast>, Error> {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    let forecasts = forecast(node, &names, None, allowed)?;
+    for forecast in forecasts.iter().filter(|forecast| forecast.matters()) {
+        node.log.step(format!("forecast: {forecast}"));
+    }
+    Ok(forecasts)
+}
+
+/// Fails if an unload would take something from the node or a pod that is not allowed.
+fn refuse_disruption(forecasts: &[UnloadForecast]) -> Result<(), Error> {
+    let losses: Vec<Loss> = forecasts.iter().flat_map(|forecast| forecast.losses.clone()).collect();
+    if losses.is_empty() {
+        return Ok(());
+    }
+    let mut names: Vec<Disruption> = losses.iter().map(|loss| loss.disruption).collect();
+    names.sort();
+    names.dedup();
+    let names: Vec<&str> = names.into_iter().map(Disruption::name).collect();
+    Err(Error::new(
+        format!("refused, because the unload of the driver would disrupt {}", list(&losses)),
+        format!(
+            "move the traffic, file systems or pods to other devices; or accept the disruption with {VARIABLE}={} in \
+             the definition's runtime.env or the DaemonSet",
+            names.join(",")
+        ),
+    ))
+}
+
+/// Forecasts the unload of these modules and of all modules that use them, in unload order. Ignores processes of the
+/// pod `without`, and what is allowed.
+fn forecast(
+    node: &Node<'_>,
+    names: &[&str],
+    without: Option<&str>,
+    allowed: &Allowed,
+) -> Result<Vec<UnloadForecast>, Error> {
+    let loaded = Loaded::read(&node.paths)?;
+    let (interfaces, storage) = (interfaces(node), storage::uses(&node.paths));
+    let (network, pods) = (Network::read(&node.paths), PodInterfaces::read(&node.paths));
+    let forecasts = loaded.with_holders(names).into_iter().map(|name| {
+        let down: Vec<InterfaceUse> = interfaces
+            .iter()
+            .filter(|(module, _)| *module == name)
+            .map(|(_, path)| InterfaceUse::of(&network, path))
+            .collect();
+        let mut losses: Vec<Loss> = down.iter().filter_map(InterfaceUse::loss).collect();
+        let is_lost = |found: &&StorageUse| {
+            let is_reached = |server| down.iter().any(|interface| network.carries(&interface.path, server));
+            found.modules.contains(&name) || found.servers.iter().copied().any(is_reached)
+        };
+        let lost = storage.iter().filter(is_lost).map(|found| found.what.clone());
+        losses.extend(lost.map(|what| Loss { disruption: Disruption::Storage, pod: None, what }));
+        let of_driver = |loss: &Loss| without.is_some() && loss.pod.as_deref() == without;
+        losses.extend(pods.losses(&node.paths, &name).into_iter().filter(|loss| !of_driver(loss)));
+        losses.retain(|loss| !allowed.contains(loss.disruption));
+        let mut held = Vec::new();
+        let users = [unload::in_use, unload::functions_in_use].map(|users| users(node, &loaded, &name));
+        for error in users.into_iter().flatten() {
+            let Error::InUse { by, references, .. } = error else { continue };
+            let others = by.iter().filter(|user| without.is_none() || user.pod.as_deref() != without);
+            held.extend(others.map(|user| Holder { pod: user.pod.clone(), what: format!("used by {user}") }));
+            if by.is_empty() && held.is_empty() && losses.is_empty() {
+                let user = storage.iter().find(|found| found.modules.contains(&name));
+                let user = user.map_or("an unknown user", |found| &found.what);
+                held.push(Holder { pod: None, what: format!("{references} reference(s) of {user}") });
+            }
+        }
+        UnloadForecast { name, held, losses, down: down.iter().map(InterfaceUse::to_string).collect() }
+    });
+    Ok(forecasts.collect())
+}
+
+/// A network interface of a driver, with the traffic that it carries.
+struct InterfaceUse {
+    path: PathBuf,
+    name: String,
+    uses: Vec<Use>,
+}
+
+impl InterfaceUse {
+    fn of(network: &Network, path: &Path) -> Self {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Self { path: path.to_owned(), name, uses: network.uses(path) }
+    }
+
+    /// What the node loses with the interface, if that cuts it off.
+    fn loss(&self) -> Option<Loss> {
+        let uplinks: Vec<&str> =
+            self.uses.iter().filter(|found| found.is_uplink).map(|found| found.what.as_str()).collect();
+        let what = format!("interface {} ({})", self.name, uplinks.join(", "));
+        (!uplinks.is_empty()).then_some(Loss { disruption: Disruption::Uplink, pod: None, what })
+    }
+}
+
+impl fmt::Display for InterfaceUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "interface {}", self.name)?;
+        let uses: Vec<&str> = self.uses.iter().map(|found| found.what.as_str()).collect();
+        if uses.is_empty() { Ok(()) } else { write!(f, " ({})", uses.join(", ")) }
+    }
+}
+
+/// Lists network interfaces, each with the module of its driver.
+fn interfaces(node: &Node<'_>) -> Vec<(String, PathBuf)> {
+    let devices = files::entries(node.paths.at("/sys/class/net")).into_iter();
+    devices.filter_map(|device| Some((module_of(&device.join("device"))?, device))).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! What a container of `mofed` must not take from the node.
+
+use std::{fs, os::unix::fs::symlink};
+
+use super::*;
+
+/// Gives `mlx5_core` the interface that carries the default route.
+fn uplink(bench: &Bench) {
+    let driver = bench.at("/sys/class/net/ens1/device/driver");
+    fs::create_dir_all(&driver).unwrap();
+    symlink("/sys/module/mlx5_core", driver.join("module")).unwrap();
+    bench.file("/proc/1/net/route", "head\nens1\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n");
+}
+
+const REFUSED: &str =
+    "refused, because the unload of the driver would disrupt interface ens1 (the node's default route)";
+
+#[test]
+fn the_uplink_is_not_taken_from_the_node() {
+    let bench = bench();
+    uplink(&bench);
+    let refusal = refusal(&bench, &[]);
+    assert!(refusal.starts_with(REFUSED), "{refusal}");
+    assert!(refusal.contains("ALLOW_DISRUPTION=uplink"), "{refusal}");
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    live(&bench, &settings(&[("ALLOW_DISRUPTION", "uplink")]), || assert_eq!(bench.loaded(), OURS)).unwrap();
+}
+
+/// The drivers stay as they are, and the next container of this image finds them.
+#[test]
+fn the_uplink_is_not_taken_at_a_stop_either() {
+    let bench = bench();
+    let restoring = settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]);
+    let error = live(&bench, &restoring, || uplink(&bench)).unwrap_err();
+    assert_eq!(error.to_string(), REFUSED);
+    assert_eq!(bench.loaded(), OURS);
+    assert_eq!(blacklists(&bench), Vec::<String>::new());
+    let allowed = [("RESTORE_DRIVER_ON_POD_TERMINATION", "true"), ("ALLOW_DISRUPTION", "uplink")];
+    live(&bench, &settings(&allowed), || {}).unwrap();
+    assert!(bench.loaded().contains(&"host-mlx5_core".to_owned()));
+}
+
+/// UNLOAD_STORAGE_MODULES allows the unload of storage modules, not the loss of mounted file systems.
+#[test]
+fn mounted_storage_needs_leave_of_its_own() {
+    let bench = bench();
+    bench.loaded_from_host(&["ib_srp"]);
+    let disk = bench.at("/sys/devices/pci0/infiniband_srp/host7/block/sdb");
+    fs::create_dir_all(&disk).unwrap();
+    fs::create_dir_all(bench.at("/sys/devices/pci0/driver")).unwrap();
+    symlink("/sys/module/mlx5_core", bench.at("/sys/devices/pci0/driver/module")).unwrap();
+    fs::create_dir_all(bench.at("/sys/dev/block")).unwrap();
+    symlink(&disk, bench.at("/sys/dev/block/8:16")).unwrap();
+    bench.file("/proc/1/mountinfo", "30 1 8:16 / /var/lib/kubelet rw - ext4 /dev/sdb rw\n");
+    let unload = ("UNLOAD_STORAGE_MODULES", "true");
+    let refusal = refusal(&bench, &[unload]);
+    assert!(refusal.contains("would disrupt the file system mounted at /var/lib/kubelet |"), "{refusal}");
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    live(&bench, &settings(&[unload, ("ALLOW_DISRUPTION", "storage")]), || {}).unwrap();
+}
+
+/// A storage module of the image that does not fit the host's modules, such as nvme_rdma and nvme_core.
+#[test]
+fn storage_that_the_image_cannot_serve_brings_the_hosts_drivers_back() {
+    let bench = bench();
+    bench.loaded_from_host(&["ib_srp"]);
+    let before = bench.loaded();
+    bench.kernel.refuses.borrow_mut().insert("ib_srp of the image".to_owned(), Errno::INVAL);
+    let refusal = refusal(&bench, &[("UNLOAD_STORAGE_MODULES", "true")]);
+    assert!(refusal.starts_with("load ib_srp from"), "{refusal}");
+    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    assert_eq!(after, before);
+}

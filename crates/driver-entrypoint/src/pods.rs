@@ -1,0 +1,205 @@
+//! Network interfaces of a driver in other network namespaces: those of pods that have a virtual function, or a macvlan,
+//! an ipvlan or a VLAN of one of the node's interfaces.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    disruption::{Disruption, Loss},
+    files::{entries, text},
+    modules::users::{module_of, pod_of},
+    node::Paths,
+};
+
+/// Types of interfaces that have another interface below them, as `DEVTYPE` in their `uevent`. A veth's peer is not below
+/// it.
+const STACKED: [&str; 3] = ["macvlan", "ipvlan", "vlan"];
+
+/// A network interface in another namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct PodInterface {
+    name: String,
+    pod: Option<String>,
+    /// Modules of the drivers below the interface.
+    modules: BTreeSet<String>,
+    /// Name of the device, such as a PCI address; empty for an interface on top of another.
+    device: String,
+}
+
+/// The interfaces in other namespaces. Only with `hostPID` their names and pods are known.
+pub(crate) struct PodInterfaces(Vec<PodInterface>);
+
+impl PodInterfaces {
+    /// Reads the interfaces of each process's network namespace, through the `/sys` that is mounted in its root.
+    pub(crate) fn read(paths: &Paths) -> Self {
+        let own = |process: &str| fs::read_link(paths.at(&format!("/proc/{process}/ns/net"))).ok();
+        let mut seen: BTreeSet<PathBuf> = ["1", "self"].into_iter().filter_map(own).collect();
+        let by_number = interfaces_by_number(paths);
+        let mut found = Vec::new();
+        for process in entries(paths.at("/proc")) {
+            let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
+            if !seen.insert(namespace) {
+                continue;
+            }
+            let pod = pod_of(&process);
+            for interface in entries(process.join("root/sys/class/net")) {
+                found.extend(PodInterface::read(&interface, pod.as_ref(), &by_number));
+            }
+        }
+        Self(found)
+    }
+
+    /// Lists what the unload of a module would take from pods.
+    pub(crate) fn losses(&self, paths: &Paths, module: &str) -> Vec<Loss> {
+        let loss = |pod: Option<String>, what: String| Loss { disruption: Disruption::Pods, pod, what };
+        let ours = self.0.iter().filter(|interface| interface.modules.contains(module));
+        let mut losses: Vec<Loss> = ours
+            .clone()
+            .map(|PodInterface { name, pod, device, .. }| {
+                let of = pod
+                    .as_ref()
+                    .map_or_else(|| "of another network namespace".to_owned(), |pod| format!("of pod {pod}"));
+                let at = if device.is_empty() { String::new() } else { format!(" ({device})") };
+                loss(pod.clone(), format!("interface {name}{at} {of}"))
+            })
+            .collect();
+        // The directory of a device's interfaces exists while it has one, and shows those of this namespace only.
+        for device in devices(paths, module) {
+            let interfaces = device.join("net");
+            let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let is_away = interfaces.is_dir() && entries(&interfaces).is_empty();
+            if is_away && !ours.clone().any(|interface| interface.device == name) {
+                losses.push(loss(None, format!("the interface of {name} in another network namespace")));
+            }
+        }
+        losses
+    }
+}
+
+impl PodInterface {
+    fn read(interface: &Path, pod: Option<&String>, by_number: &BTreeMap<String, PathBuf>) -> Option<Self> {
+        let name = interface.file_name()?.to_str()?.to_owned();
+        let (modules, device) = if let Some(module) = module_of(&interface.join("device")) {
+            let device = fs::read_link(interface.join("device")).ok();
+            let device = device.and_then(|device| Some(device.file_name()?.to_str()?.to_owned()));
+            ([module].into(), device.unwrap_or_default())
+        } else {
+            let uevent = text(interface.join("uevent")).unwrap_or_default();
+            let kind = uevent.lines().find_map(|line| line.strip_prefix("DEVTYPE="))?;
+            let below = STACKED.contains(&kind).then(|| text(interface.join("iflink")))??;
+            (modules_below(by_number.get(&below)?), String::new())
+        };
+        Some(Self { name, pod: pod.cloned(), modules, device })
+    }
+}
+
+/// The node's interfaces by their number (`ifindex`).
+fn interfaces_by_number(paths: &Paths) -> BTreeMap<String, PathBuf> {
+    let interfaces = entries(paths.at("/sys/class/net")).into_iter();
+    interfaces.filter_map(|interface| Some((text(interface.join("ifindex"))?, interface))).collect()
+}
+
+/// Modules of the drivers of an interface, or of those below it: a bond's slaves, a VLAN's interface.
+fn modules_below(interface: &Path) -> BTreeSet<String> {
+    let (mut modules, mut seen, mut next) = (BTreeSet::new(), BTreeSet::new(), vec![interface.to_owned()]);
+    while let Some(interface) = next.pop() {
+        if !seen.insert(interface.clone()) {
+            continue;
+        }
+        modules.extend(module_of(&interface.join("device")));
+        let names = entries(&interface).into_iter();
+        let lower =
+            names.filter_map(|link| Some(link.file_name()?.to_str()?.strip_prefix("lower_")?.to_owned()));
+        next.extend(lower.map(|name| interface.with_file_name(name)));
+    }
+    modules
+}
+
+/// Devices that are bound to a module's drivers.
+pub(crate) fn devices(paths: &Paths, module: &str) -> Vec<PathBuf> {
+    let drivers = entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter();
+    let entries = drivers.flat_map(entries).filter(|entry| entry.is_dir() && !entry.ends_with("module"));
+    entries.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::testing::Bench;
+
+    const POD: &str = "0f3a2b1c-0000-4000-8000-000000000001";
+
+    /// Creates a process in a network namespace, and an interface of that namespace.
+    fn process(bench: &Bench, id: u32, namespace: u32, interface: &str) -> String {
+        fs::create_dir_all(bench.at(&format!("/proc/{id}/ns"))).unwrap();
+        symlink(format!("net:[{namespace}]"), bench.at(&format!("/proc/{id}/ns/net"))).unwrap();
+        bench.file(&format!("/proc/{id}/cgroup"), &format!("0::/kubepods/besteffort/pod{POD}/1\n"));
+        let place = format!("/proc/{id}/root/sys/class/net/{interface}");
+        fs::create_dir_all(bench.at(&place)).unwrap();
+        place
+    }
+
+    /// Gives an interface a device, whose driver is the module.
+    fn driven(bench: &Bench, interface: &str, module: &str, device: &str) {
+        let driver = bench.at(&format!("/sys/devices/{device}/driver"));
+        fs::create_dir_all(&driver).unwrap();
+        symlink(format!("/sys/module/{module}"), driver.join("module")).unwrap();
+        fs::create_dir_all(bench.at(interface)).unwrap();
+        symlink(bench.at(&format!("/sys/devices/{device}")), bench.at(interface).join("device")).unwrap();
+    }
+
+    fn told(bench: &Bench) -> Vec<String> {
+        let paths = bench.node().paths;
+        let losses = PodInterfaces::read(&paths).losses(&paths, "mlx5_core");
+        losses.iter().map(|loss| format!("{:?}: {loss}", loss.pod.is_some())).collect()
+    }
+
+    #[test]
+    fn a_virtual_function_in_a_pod_is_seen_through_the_pods_sys() {
+        let bench = Bench::new();
+        process(&bench, 1, 10, "eth0");
+        process(&bench, 20, 10, "node-process");
+        let interface = process(&bench, 30, 11, "net1");
+        driven(&bench, &interface, "mlx5_core", "0000:08:00.2");
+        let interface = process(&bench, 31, 11, "again");
+        driven(&bench, &interface, "mlx5_core", "0000:08:00.3");
+        assert_eq!(told(&bench), [format!("true: interface net1 (0000:08:00.2) of pod {POD}")]);
+    }
+
+    #[test]
+    fn a_macvlan_in_a_pod_leads_to_the_interface_below_it() {
+        let bench = Bench::new();
+        process(&bench, 1, 10, "eth0");
+        driven(&bench, "/sys/class/net/eth0", "mlx5_core", "0000:08:00.0");
+        bench.file("/sys/class/net/eth0/ifindex", "3\n");
+        bench.file("/sys/class/net/bond0/ifindex", "5\n");
+        symlink("../eth0", bench.at("/sys/class/net/bond0/lower_eth0")).unwrap();
+        let interface = process(&bench, 30, 11, "net1");
+        bench.file(&format!("{interface}/uevent"), "DEVTYPE=macvlan\nINTERFACE=net1\nIFINDEX=7\n");
+        bench.file(&format!("{interface}/iflink"), "5\n");
+        // A veth's peer may have any number.
+        let veth = process(&bench, 40, 12, "eth0");
+        bench.file(&format!("{veth}/uevent"), "INTERFACE=eth0\nIFINDEX=2\n");
+        bench.file(&format!("{veth}/iflink"), "3\n");
+        assert_eq!(told(&bench), [format!("true: interface net1 of pod {POD}")]);
+    }
+
+    #[test]
+    fn an_interface_that_is_elsewhere_is_known_without_its_processes() {
+        let bench = Bench::new();
+        for (device, interface) in
+            [("0000:08:00.0", "net/ens1"), ("0000:08:00.2", "net"), ("0000:08:00.4", "")]
+        {
+            fs::create_dir_all(
+                bench.at(&format!("/sys/module/mlx5_core/drivers/pci:mlx5_core/{device}/{interface}")),
+            )
+            .unwrap();
+        }
+        assert_eq!(told(&bench), ["false: the interface of 0000:08:00.2 in another network namespace"]);
+    }
+}

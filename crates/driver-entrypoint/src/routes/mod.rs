@@ -1,0 +1,183 @@
+//! Traffic of a node's network interfaces: routes, and the connection to the API server.
+
+mod api_server;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    files::{entries, text},
+    node::Paths,
+};
+
+/// Kernel datapath of Open vSwitch. Its bridges, such as `br-ex`, are not linked with their ports in sysfs.
+const DATAPATH: &str = "ovs-system";
+
+/// Routes of a node, and its connections to API servers.
+pub(crate) struct Network {
+    routes: Vec<Route>,
+    servers: Vec<(IpAddr, u16)>,
+}
+
+/// A use of a network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Use {
+    pub(crate) what: String,
+    /// Whether the node is cut off without it.
+    pub(crate) is_uplink: bool,
+}
+
+struct Route {
+    interface: String,
+    network: IpAddr,
+    /// Prefix length in bits.
+    prefix: u32,
+    metric: u32,
+}
+
+impl Route {
+    fn leads_to(&self, address: IpAddr) -> bool {
+        let differ = match (self.network, address) {
+            (IpAddr::V4(network), IpAddr::V4(address)) => {
+                u128::from(network.to_bits() ^ address.to_bits()) << 96
+            }
+            (IpAddr::V6(network), IpAddr::V6(address)) => network.to_bits() ^ address.to_bits(),
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return false,
+        };
+        differ.leading_zeros() >= self.prefix
+    }
+}
+
+impl Network {
+    /// Reads the network state of process 1; with `hostPID` that is the node's.
+    pub(crate) fn read(paths: &Paths) -> Self {
+        let lines = |name: &str| {
+            let text = fs::read_to_string(paths.at(&format!("/proc/1/net/{name}"))).unwrap_or_default();
+            text.lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let mut routes: Vec<Route> = lines("route").iter().filter_map(|line| route(line)).collect();
+        routes.extend(lines("ipv6_route").iter().filter_map(|line| route_v6(line)));
+        let sockets: Vec<String> = ["tcp", "tcp6"].iter().flat_map(|name| lines(name)).collect();
+        Self { routes, servers: api_server::api_servers(paths, &sockets) }
+    }
+
+    /// Lists the uses of an interface, directly or through a bond, a VLAN or a bridge on top of it.
+    pub(crate) fn uses(&self, interface: &Path) -> Vec<Use> {
+        let names = self.on_top_of(interface);
+        let by = |name: &str| {
+            let is_itself = interface.file_name().is_some_and(|device| device == name);
+            if is_itself { String::new() } else { format!(" by {name}") }
+        };
+        let own = self.routes.iter().filter(|route| names.contains(&route.interface));
+        let mut uses = Vec::new();
+        if let Some(route) = own.clone().find(|route| self.is_default(route)) {
+            let what = format!("the node's default route{}", by(&route.interface));
+            uses.push(Use { what, is_uplink: true });
+        } else if let Some(route) = own.clone().next() {
+            uses.push(Use { what: format!("routes{}", by(&route.interface)), is_uplink: false });
+        }
+        let carried = |(address, _): &&(IpAddr, u16)| self.lead_to(&names, *address);
+        if let Some((address, port)) = self.servers.iter().find(carried) {
+            let server = std::net::SocketAddr::new(*address, *port);
+            let what = format!("the connection to the API server at {server}");
+            uses.push(Use { what, is_uplink: true });
+        }
+        uses
+    }
+
+    /// Whether an interface, or one on top of it, has the route to an address.
+    pub(crate) fn carries(&self, interface: &Path, address: IpAddr) -> bool {
+        self.lead_to(&self.on_top_of(interface), address)
+    }
+
+    /// Whether the kernel's choice among the routes to an address is by one of these interfaces.
+    fn lead_to(&self, names: &BTreeSet<String>, address: IpAddr) -> bool {
+        let routes = self.routes.iter().filter(|route| route.leads_to(address));
+        let best = routes.min_by_key(|route| (std::cmp::Reverse(route.prefix), route.metric));
+        best.is_some_and(|route| names.contains(&route.interface))
+    }
+
+    /// Whether the route is a default route, and none of the same generation has a lower metric.
+    fn is_default(&self, route: &Route) -> bool {
+        let same = self
+            .routes
+            .iter()
+            .filter(|other| other.prefix == 0 && other.network.is_ipv4() == route.network.is_ipv4());
+        route.prefix == 0 && same.map(|other| other.metric).min() == Some(route.metric)
+    }
+
+    /// Names of an interface and of those on top of it. On a port of Open vSwitch these are all interfaces with routes
+    /// that have nothing below them: bridges and internal ports have neither a device nor a link to the port.
+    fn on_top_of(&self, interface: &Path) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        stack_up(interface, &mut names);
+        if names.contains(DATAPATH) {
+            let of_routes = self.routes.iter().map(|route| route.interface.as_str());
+            let internal = of_routes.filter(|name| has_nothing_below(&interface.with_file_name(name)));
+            names.extend(internal.map(str::to_owned));
+        }
+        names
+    }
+}
+
+/// Whether an interface is neither a device's, nor on top of another, nor a tunnel to a program.
+fn has_nothing_below(interface: &Path) -> bool {
+    let is_lower = |link: &PathBuf| {
+        link.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("lower_"))
+    };
+    let is_peer = text(interface.join("iflink")) != text(interface.join("ifindex"));
+    let has_other = ["device", "tun_flags"].iter().any(|name| interface.join(name).exists());
+    !has_other && !is_peer && !entries(interface).iter().any(is_lower)
+}
+
+/// Collects the names of an interface and of all interfaces on top of it.
+fn stack_up(interface: &Path, names: &mut BTreeSet<String>) {
+    let Some(name) = interface.file_name().and_then(|name| name.to_str()) else { return };
+    if !names.insert(name.to_owned()) {
+        return;
+    }
+    for link in entries(interface) {
+        let upper =
+            link.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("upper_"));
+        if let Some(upper) = upper {
+            stack_up(&interface.with_file_name(upper), names);
+        }
+    }
+}
+
+/// Parses a line of `/proc/net/route`; addresses are hexadecimal, in the processor's byte order (proc_net(5)). Skips
+/// routes that reject packets.
+fn route(line: &str) -> Option<Route> {
+    const REJECT: u32 = 0x200;
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let address = |index: usize| word(fields.get(index)?).map(Ipv4Addr::from);
+    let prefix = address(7)?.to_bits().leading_ones();
+    let flags = u32::from_str_radix(fields.get(3)?, 16).ok()?;
+    let metric = fields.get(6)?.parse().ok()?;
+    let interface = (*fields.first()?).to_owned();
+    (flags & REJECT == 0).then_some(Route { interface, network: address(1)?.into(), prefix, metric })
+}
+
+/// Parses a line of `/proc/net/ipv6_route`: network, its length, source, its length, next hop, metric, counters, flags,
+/// interface (`net/ipv6/route.c`). Skips link-local and multicast routes, which every interface has, and the loopback
+/// interface.
+fn route_v6(line: &str) -> Option<Route> {
+    let fields: Vec<&str> = line.split_whitespace().collect();
+    let network = Ipv6Addr::from(u128::from_str_radix(fields.first()?, 16).ok()?);
+    let prefix = u32::from_str_radix(fields.get(1)?, 16).ok()?;
+    let metric = u32::from_str_radix(fields.get(5)?, 16).ok()?;
+    let interface = (*fields.get(9)?).to_owned();
+    let is_told = !network.is_unicast_link_local() && !network.is_multicast() && interface != "lo";
+    is_told.then_some(Route { interface, network: network.into(), prefix, metric })
+}
+
+fn word(hexadecimal: &str) -> Option<[u8; 4]> {
+    u32::from_str_radix(hexadecimal, 16).ok().map(u32::to_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! Storage that a driver carries: file systems and swap space on block devices, and file systems of the network.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    files::{entries, text},
+    modules::users::module_of,
+    node::Paths,
+};
+
+/// Maximum number of stacked block devices, such as LVM on multipath on RAID.
+const DEPTH: usize = 8;
+
+/// A use of storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct StorageUse {
+    /// Description, for example `the file system mounted at /var/lib/kubelet`.
+    pub(crate) what: String,
+    /// Modules of the drivers below the block device.
+    pub(crate) modules: BTreeSet<String>,
+    /// Addresses of the servers that the storage is reached at.
+    pub(crate) servers: Vec<IpAddr>,
+}
+
+/// Lists mounted file systems and swap space of process 1.
+pub(crate) fn uses(paths: &Paths) -> Vec<StorageUse> {
+    let mounts = fs::read_to_string(paths.at("/proc/1/mountinfo")).unwrap_or_default();
+    let swaps = fs::read_to_string(paths.at("/proc/swaps")).unwrap_or_default();
+    let mut uses: Vec<StorageUse> = mounts.lines().filter_map(|line| mount(paths, line)).collect();
+    uses.extend(swaps.lines().skip(1).filter_map(|line| {
+        let device = line.split_whitespace().next()?;
+        let name = device.strip_prefix("/dev/")?.rsplit('/').next()?;
+        let device_path = fs::canonicalize(paths.at(&format!("/sys/class/block/{name}"))).ok()?;
+        Some(on_device(&device_path, format!("swap space on {device}")))
+    }));
+    uses.retain(|found| !found.modules.is_empty() || !found.servers.is_empty());
+    uses
+}
+
+/// Parses a line of `mountinfo` (proc_pid_mountinfo(5)): id, parent, major:minor, root, place, options, optional fields,
+/// `-`, type, source, options of the file system.
+fn mount(paths: &Paths, line: &str) -> Option<StorageUse> {
+    let (fields, of_file_system) = line.split_once(" - ")?;
+    let mut fields = fields.split(' ').skip(2);
+    let (device, place) = (fields.next()?, fields.nth(1)?);
+    let what = format!("the file system mounted at {place}");
+    let mut of_file_system = of_file_system.split(' ');
+    if of_file_system.next()?.starts_with("nfs") {
+        // The client adds the server's address to the options.
+        let options = of_file_system.nth(1)?;
+        let servers = options.split(',').filter_map(|option| option.strip_prefix("addr=")?.parse().ok());
+        return Some(StorageUse { what, modules: BTreeSet::new(), servers: servers.collect() });
+    }
+    let device = fs::canonicalize(paths.at(&format!("/sys/dev/block/{device}"))).ok()?;
+    Some(on_device(&device, what))
+}
+
+fn on_device(device: &Path, what: String) -> StorageUse {
+    let mut found = StorageUse { what, modules: BTreeSet::new(), servers: Vec::new() };
+    add_device(device, DEPTH, &mut found);
+    found
+}
+
+/// Adds the drivers of a block device: those of all its ancestors, because a disk has a driver (`sd_mod`) and its
+/// adapter another. Devices without one are made of others: LVM, multipath and RAID have these in `slaves`, and an
+/// NVMe subsystem with native multipath has its controllers.
+fn add_device(device: &Path, depth: usize, found: &mut StorageUse) {
+    found.modules.extend(device.ancestors().filter_map(module_of));
+    for place in device.ancestors() {
+        if let Some(transport) = text(place.join("transport")).filter(|_| is_controller(place)) {
+            add_controller(place, &transport, found);
+        }
+        if depth == 0 {
+            continue;
+        }
+        let controllers = || entries(place).into_iter().filter(|path| is_controller(path));
+        let parts: Vec<PathBuf> = if place.join("subsysnqn").exists() {
+            controllers().collect()
+        } else {
+            entries(place.join("slaves"))
+        };
+        for part in parts.iter().filter_map(|part| fs::canonicalize(part).ok()) {
+            add_device(&part, depth - 1, found);
+        }
+    }
+}
+
+/// Whether the path is an NVMe controller, such as `nvme0`. Namespaces are `nvme0n1` or `nvme0c0n1`.
+fn is_controller(path: &Path) -> bool {
+    let number = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("nvme"));
+    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Adds an NVMe controller. Those over fabrics are devices without a driver: only their transport names the module.
+fn add_controller(controller: &Path, transport: &str, found: &mut StorageUse) {
+    if transport != "pcie" {
+        found.modules.insert(format!("nvme_{transport}"));
+    }
+    // For example: traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.7
+    let address = text(controller.join("address")).unwrap_or_default();
+    let servers =
+        address.split(',').filter_map(|field| field.strip_prefix("traddr=")?.parse::<IpAddr>().ok());
+    found.servers.extend(servers);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::testing::Bench;
+
+    /// Creates an NVMe subsystem with native multipath, and one controller over a fabric. As in Linux, the block device
+    /// is below the subsystem, which has no driver and no `slaves`.
+    fn subsystem(bench: &Bench, transport: &str, address: &str) {
+        let controller = "/sys/devices/virtual/nvme-fabrics/ctl/nvme0";
+        bench.file(&format!("{controller}/transport"), &format!("{transport}\n"));
+        bench.file(&format!("{controller}/address"), &format!("{address}\n"));
+        let top = "/sys/devices/virtual/nvme-subsystem/nvme-subsys0";
+        bench.file(&format!("{top}/subsysnqn"), "nqn.2026-11.example:disk\n");
+        bench.file(&format!("{top}/nvme0n1/size"), "8192\n");
+        symlink("../../nvme-fabrics/ctl/nvme0", bench.at(top).join("nvme0")).unwrap();
+        fs::create_dir_all(bench.at("/sys/dev/block")).unwrap();
+        symlink(format!("../../{}", &top[5..]) + "/nvme0n1", bench.at("/sys/dev/block/259:1")).unwrap();
+    }
+
+    #[test]
+    fn native_multipath_leads_to_the_transports_module_and_server() {
+        let bench = Bench::new();
+        subsystem(&bench, "rdma", "traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.7");
+        bench.file("/proc/1/mountinfo", "30 1 259:1 / /var/lib/kubelet rw - ext4 /dev/nvme0n1 rw\n");
+        let wanted = StorageUse {
+            what: "the file system mounted at /var/lib/kubelet".to_owned(),
+            modules: ["nvme_rdma".to_owned()].into(),
+            servers: vec![[10, 0, 0, 5].into()],
+        };
+        assert_eq!(uses(&bench.node().paths), [wanted]);
+    }
+
+    #[test]
+    fn a_disk_has_its_own_driver_and_its_adapters() {
+        let bench = Bench::new();
+        let adapter = "/sys/devices/pci0/0000:08:00.0";
+        let disk = format!("{adapter}/host7/target7:0:0/7:0:0:1");
+        for (device, module) in [(adapter, "mlx5_core"), (disk.as_str(), "sd_mod")] {
+            fs::create_dir_all(bench.at(device).join("driver")).unwrap();
+            symlink(format!("/sys/module/{module}"), bench.at(device).join("driver/module")).unwrap();
+        }
+        fs::create_dir_all(bench.at(&format!("{disk}/block/sdb"))).unwrap();
+        fs::create_dir_all(bench.at("/sys/class/block")).unwrap();
+        symlink(bench.at(&format!("{disk}/block/sdb")), bench.at("/sys/class/block/sdb")).unwrap();
+        bench.file("/proc/swaps", "Filename Type Size Used Priority\n/dev/sdb partition 1 0 -2\n");
+        let found = uses(&bench.node().paths);
+        assert_eq!(found[0].what, "swap space on /dev/sdb");
+        assert_eq!(found[0].modules.iter().collect::<Vec<_>>(), ["mlx5_core", "sd_mod"]);
+    }
+
+    #[test]
+    fn a_file_system_of_the_network_has_a_server() {
+        let bench = Bench::new();
+        bench.file(
+            "/proc/1/mountinfo",
+            "30 1 0:40 / / rw shared:1 - nfs4 10.0.0.5:/root rw,vers=4.2,addr=10.0.0.5,clientaddr=10.0.0.7\n\
+             31 1 0:5 / /dev rw - devtmpfs none rw\n",
+        );
+        let found = uses(&bench.node().paths);
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            (found[0].what.as_str(), &found[0].servers[..]),
+            ("the file system mounted at /", &[IpAddr::from([10, 0, 0, 5])][..])
+        );
+    }
+}
