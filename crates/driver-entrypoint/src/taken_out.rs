@@ -13,6 +13,8 @@ pub(crate) struct TakenOut<'a> {
     pub(crate) host: Loader<'a>,
     /// File with the saved names.
     pub(crate) file: String,
+    /// Whether the loader has the host's options, of its `modprobe.d`.
+    pub(crate) has_options: bool,
 }
 
 impl TakenOut<'_> {
@@ -52,6 +54,12 @@ impl TakenOut<'_> {
     /// Loads the modules that the host has, in reverse unload order. A failure does not stop the others; the first
     /// error is returned.
     pub(crate) fn load(&self, names: &[String]) -> Result<(), Error> {
+        if !self.has_options && !names.is_empty() {
+            self.host.node.log.warn(
+                "the host's /etc/modprobe.d is not visible: its modules are loaded without its options. Mount the \
+                 host's /etc at /host/etc, or set hostPID: true",
+            );
+        }
         let mut result = self.check(names);
         for name in names.iter().rev().filter(|name| self.host.index.has(name)) {
             if let Err(error) = self.host.load(name) {

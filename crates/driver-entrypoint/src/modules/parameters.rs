@@ -1,6 +1,7 @@
-//! Module parameters and soft dependencies: `/drivers/<module>.conf`, `modprobe.d` and the kernel's command line.
+//! Module parameters and soft dependencies: `/drivers/<module>.conf`, `modprobe.d` of the image or the host, and the
+//! kernel's command line.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::{
     files::{entries, text},
@@ -19,26 +20,51 @@ pub(crate) struct Parameters {
     soft: BTreeMap<String, SoftDependencies>,
 }
 
+/// Where the host's root is visible: where the manifest mounts its parts, and with `hostPID` as the root of process 1.
+const HOST_ROOTS: [&str; 2] = ["/host", "/proc/1/root"];
+
 impl Parameters {
+    /// Reads what the host itself loads its modules with: its `modprobe.d` and the kernel's command line. Also
+    /// returns whether the host's `/etc/modprobe.d` is visible.
+    pub(crate) fn of_host(paths: &Paths) -> (Self, bool) {
+        let is_hosts = |root: &&&str| {
+            let id = |path: &str| fs::metadata(paths.at(path)).map(|data| (data.dev(), data.ino())).ok();
+            // Without hostPID, process 1 is the container's own.
+            id(root) != id("/") && paths.at(root).join("etc/modprobe.d").is_dir()
+        };
+        let root = HOST_ROOTS.iter().find(is_hosts);
+        let mut parameters = Self::default();
+        if let Some(root) = root {
+            parameters.add_directories(paths, root);
+        }
+        parameters.add_command_line(&text(paths.at("/proc/cmdline")).unwrap_or_default());
+        (parameters, root.is_some())
+    }
+
     /// Reads the image's `modprobe.d`, then the kernel's command line, then `/drivers`, which the user mounts. The
     /// order sets the precedence, because the kernel takes the last value of a parameter.
     pub(crate) fn read(paths: &Paths) -> Self {
         let mut parameters = Self::default();
-        let mut files = BTreeMap::new();
-        for directory in MODPROBE_DIRECTORIES {
-            for (name, text) in conf_files(&paths.at(directory)) {
-                files.entry(name).or_insert(text);
-            }
-        }
-        for text in files.values() {
-            parameters.add_modprobe(text);
-        }
+        parameters.add_directories(paths, "");
         parameters.add_command_line(&text(paths.at("/proc/cmdline")).unwrap_or_default());
         for (name, text) in conf_files(&paths.at("/drivers")) {
             let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
             parameters.add(&name, &lines.collect::<Vec<_>>().join(" "));
         }
         parameters
+    }
+
+    /// Reads the files of the `modprobe.d` directories below a root.
+    fn add_directories(&mut self, paths: &Paths, root: &str) {
+        let mut files = BTreeMap::new();
+        for directory in MODPROBE_DIRECTORIES {
+            for (name, text) in conf_files(&paths.at(&format!("{root}{directory}"))) {
+                files.entry(name).or_insert(text);
+            }
+        }
+        for text in files.values() {
+            self.add_modprobe(text);
+        }
     }
 
     /// Appends parameters to a module's existing ones.
@@ -88,4 +114,29 @@ fn conf_files(directory: &Path) -> BTreeMap<String, String> {
         Some((name, text(path)?))
     });
     files.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn the_host_has_its_own_options() {
+        let bench = Bench::new();
+        bench.file("/etc/modprobe.d/image.conf", "options mlx5_core prof_sel=3\n");
+        bench.file("/drivers/mlx5_core.conf", "num_of_groups=4\n");
+        bench.file("/proc/cmdline", "quiet mlx5_core.debug_mask=1\n");
+        let of_host = || {
+            let (parameters, is_visible) = Parameters::of_host(&bench.node().paths);
+            (parameters.of("mlx5_core"), is_visible)
+        };
+        // Without hostPID, process 1 has the container's own root.
+        std::fs::create_dir_all(bench.at("/proc/1")).unwrap();
+        std::os::unix::fs::symlink(bench.at("/"), bench.at("/proc/1/root")).unwrap();
+        assert_eq!(of_host(), ("debug_mask=1".to_owned(), false));
+        bench.file("/host/etc/modprobe.d/site.conf", "options mlx5-core prof_sel=1\n");
+        bench.file("/host/usr/lib/modprobe.d/site.conf", "options mlx5-core prof_sel=2\n");
+        assert_eq!(of_host(), ("prof_sel=1 debug_mask=1".to_owned(), true));
+    }
 }

@@ -36,12 +36,14 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -
     files::clear_ready(node, &ready)?;
     let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
     let parameters = Parameters::read(&node.paths);
+    let (of_host, has_options) = Parameters::of_host(&node.paths);
     let container = Container {
         node,
         options,
         loader: Loader { node, index: &index, parameters: &parameters },
         taken_out: TakenOut {
-            host: Loader { node, index: &host, parameters: &parameters },
+            host: Loader { node, index: &host, parameters: &of_host },
+            has_options,
             file: options.file("replaced"),
         },
         firmware_path: options.file("firmware"),

@@ -354,6 +354,19 @@ fn the_uplink_is_not_taken_from_the_node() {
     is_as_before(&bench);
 }
 
+#[test]
+fn the_host_s_options_are_honored_or_missed() {
+    let bench = in_tree();
+    bench.file("/etc/modprobe.d/image.conf", "options acme mode=3\n");
+    live(&bench, &REPLACE, || assert!(bench.calls().contains(&"load acme of the image mode=3".to_owned())))
+        .unwrap();
+    assert!(bench.calls().contains(&"load acme of the host".to_owned()));
+    assert!(bench.log().contains("WARN  the host's /etc/modprobe.d is not visible"), "{}", bench.log());
+    bench.file("/proc/1/root/etc/modprobe.d/site.conf", "options acme mode=1\n");
+    live(&bench, &REPLACE, || {}).unwrap();
+    assert!(bench.calls().contains(&"load acme of the host mode=1".to_owned()));
+}
+
 /// A device that appears at the third poll.
 struct Appears<'a>(&'a Bench, u32);
 

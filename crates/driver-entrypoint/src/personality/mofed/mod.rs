@@ -33,12 +33,14 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     files::clear_ready(node, &settings.ready)?;
     let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
     let parameters = Parameters::read(&node.paths);
+    let (of_host, has_options) = Parameters::of_host(&node.paths);
     let container = Container {
         node,
         settings,
         stack: Stack { node, settings, loader: Loader { node, index: &index, parameters: &parameters } },
         taken_out: TakenOut {
-            host: Loader { node, index: &host, parameters: &parameters },
+            host: Loader { node, index: &host, parameters: &of_host },
+            has_options,
             file: settings.state_file("replaced"),
         },
     };

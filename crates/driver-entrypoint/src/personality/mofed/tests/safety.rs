@@ -71,3 +71,16 @@ fn storage_that_the_image_cannot_serve_brings_the_hosts_drivers_back() {
     let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
     assert_eq!(after, before);
 }
+
+#[test]
+fn the_hosts_drivers_come_back_with_the_hosts_options() {
+    let bench = bench();
+    bench.file("/etc/modprobe.d/image.conf", "options mlx5_core prof_sel=3\n");
+    bench.file("/host/etc/modprobe.d/site.conf", "options mlx5_core prof_sel=1\n");
+    live(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
+        assert!(bench.calls().contains(&"load mlx5_core of the image prof_sel=3".to_owned()));
+    })
+    .unwrap();
+    assert!(bench.calls().contains(&"load mlx5_core of the host prof_sel=1".to_owned()));
+    assert!(!bench.log().contains("without its options"), "{}", bench.log());
+}
