@@ -11,6 +11,8 @@ mod blacklist;
 mod disruption;
 #[path = "../../crates/driver-entrypoint/src/error.rs"]
 mod error;
+#[path = "../../crates/driver-entrypoint/src/failure.rs"]
+mod failure;
 #[path = "../../crates/driver-entrypoint/src/files.rs"]
 mod files;
 #[path = "../../crates/driver-entrypoint/src/firmware.rs"]

@@ -2,7 +2,7 @@
 //! outlives the node's boot: if a killed container left it behind for the next boot, the node would come up without
 //! network.
 
-use crate::{error::Error, files, node::Node};
+use crate::{files, node::Node};
 
 /// The host's `/run/modprobe.d`, where the manifest mounts it.
 const VOLATILE: &str = "/host/run/modprobe.d";
@@ -21,37 +21,41 @@ pub(crate) struct Blacklist<'a> {
 impl Blacklist<'_> {
     /// Writes the blacklist to the host's `/run/modprobe.d`. The operators' manifests mount the host's `/etc` but not
     /// that directory. With those manifests the blacklist is a symlink whose target is on the node's volume, so that a
-    /// leftover symlink dangles after a reboot.
-    pub(crate) fn write(&self) -> Result<(), Error> {
+    /// leftover symlink dangles after a reboot. A host whose directories are read-only gets none: the check after the
+    /// replacement finds modules that the host has loaded meanwhile.
+    pub(crate) fn write(&self) {
         let Self { node, link, .. } = self;
-        self.remove()?;
-        if node.paths.at(VOLATILE).is_dir() {
+        self.remove();
+        let written = if node.paths.at(VOLATILE).is_dir() {
             let file = self.volatile_file();
-            files::write(node, &file, &self.text())?;
-            node.log.step(format!("wrote {file}"));
+            files::write(node, &file, &self.text()).map(|()| format!("wrote {file}"))
         } else if let Some((link, contents)) = link {
-            files::write(node, contents, &self.text())?;
-            files::link(node, link, contents)?;
-            node.log.step(format!("linked {link} to {contents}"));
+            let written =
+                files::write(node, contents, &self.text()).and_then(|()| files::link(node, link, contents));
+            written.map(|()| format!("linked {link} to {contents}"))
         } else {
-            node.log.step(format!(
-                "{VOLATILE} is not mounted: udev may load the host's modules during the replacement"
-            ));
+            Ok(format!("{VOLATILE} is not mounted: udev may load the host's modules during the replacement"))
+        };
+        match written {
+            Ok(done) => node.log.step(done),
+            Err(error) => node.log.warn(format!(
+                "continuing without a blacklist, udev may load the host's modules during the replacement: {error}"
+            )),
         }
-        Ok(())
     }
 
     /// Removes the file and the symlink of [`write`](Self::write), including leftovers of a killed container of this or
     /// an earlier version.
-    pub(crate) fn remove(&self) -> Result<(), Error> {
+    pub(crate) fn remove(&self) {
         let volatile = self.volatile_file();
         let (link, contents) = self.link.as_ref().map(|(link, contents)| (*link, contents.as_str())).unzip();
         for path in [link, Some(volatile.as_str()), contents].into_iter().flatten() {
-            if files::remove(self.node, path)? {
-                self.node.log.step(format!("removed {path}"));
+            match files::remove(self.node, path) {
+                Ok(true) => self.node.log.step(format!("removed {path}")),
+                Ok(false) => {}
+                Err(error) => self.node.log.warn(error),
             }
         }
-        Ok(())
     }
 
     pub(crate) fn text(&self) -> String {

@@ -25,6 +25,8 @@ pub(crate) enum Error {
     InUse { name: String, references: usize, by: Vec<User> },
     /// An operation on a file, a directory or a mount failed.
     Io { action: &'static str, place: String, source: io::Error },
+    /// A signal ended the start.
+    Ended(&'static str),
     /// Any other error; the hint is empty where there is nothing to do.
     Other { message: String, hint: String },
 }
@@ -38,6 +40,11 @@ impl Error {
     pub(crate) fn on(action: &'static str, place: impl Into<String>) -> impl Fn(io::Error) -> Self {
         let place = place.into();
         move |source| Self::Io { action, place: place.clone(), source }
+    }
+
+    /// Whether the node may let the same step succeed later.
+    pub(crate) fn is_transient(&self) -> bool {
+        matches!(self, Self::Held { .. } | Self::InUse { .. } | Self::Ended(_))
     }
 
     /// The kernel refused to unload a module that has no known users.
@@ -61,6 +68,7 @@ impl Error {
                 }
                 _ => "check the image and the volumes of the pod",
             },
+            Self::Ended(_) => "",
             Self::Other { hint, .. } => hint,
         }
     }
@@ -85,6 +93,7 @@ impl fmt::Display for Error {
                 write!(f, "unload {name}: {references} reference(s) that no module holds, by {by}")
             }
             Self::Io { action, place, source } => write!(f, "{action} {place}: {source}"),
+            Self::Ended(signal) => write!(f, "received {signal} before the drivers were ready"),
             Self::Other { message, .. } => f.write_str(message),
         }
     }

@@ -7,6 +7,7 @@ mod blacklist;
 mod boot_check;
 mod disruption;
 mod error;
+mod failure;
 mod files;
 mod firmware;
 mod forecast;

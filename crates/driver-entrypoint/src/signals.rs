@@ -22,8 +22,7 @@ pub(crate) trait Ending {
     fn wait(&mut self) -> &'static str;
     /// Fails if a signal has arrived, to end a start between two steps.
     fn go_on(&mut self) -> Result<(), Error> {
-        let ended = |signal| Error::new(format!("received {signal} before the drivers were ready"), "");
-        self.asked().map_or(Ok(()), |signal| Err(ended(signal)))
+        self.asked().map_or(Ok(()), |signal| Err(Error::Ended(signal)))
     }
 }
 

@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::{
     blacklist::Blacklist,
     error::Error,
+    failure::{self, FailureRecord},
     files,
     firmware::Firmware,
     forecast,
@@ -87,22 +88,36 @@ impl Container<'_> {
             self.firmware().set_search_path(node)?;
         }
         // A killed container may have left the blacklist behind.
-        self.blacklist().remove()?;
+        self.blacklist().remove();
         let (leaving, theirs) = self.leaving()?;
         if leaving.is_empty() {
             self.load(ending, loaded)?;
-        } else {
-            forecast::check(node, &leaving, &options.allowed)?;
-            self.taken_out.add(&theirs)?;
-            self.blacklist().write()?;
-            let replaced = unload::unload_all(node, &leaving).and_then(|_| self.load(ending, loaded));
-            self.blacklist().remove()?;
-            replaced?;
+            return self.set_up(ending);
         }
-        if let Some(program) = &options.then {
+        let failure = self.failure()?;
+        failure.check()?;
+        forecast::check(node, &leaving, &options.allowed)?;
+        self.taken_out.add(&theirs)?;
+        self.blacklist().write();
+        let replaced = unload::unload_all(node, &leaving).and_then(|_| self.load(ending, loaded));
+        self.blacklist().remove();
+        let replaced = replaced.and_then(|()| self.set_up(ending));
+        failure.update(&replaced);
+        replaced
+    }
+
+    /// Runs the program of `--then`, and waits until the driver is ready.
+    fn set_up(&self, ending: &mut dyn Ending) -> Result<(), Error> {
+        if let Some(program) = &self.options.then {
             self.run_after(program, ending)?;
         }
-        self.wait(&options.ready_when, "get ready", ending)
+        self.wait(&self.options.ready_when, "get ready", ending)
+    }
+
+    fn failure(&self) -> Result<FailureRecord<'_>, Error> {
+        let Self { node, options, loader, .. } = self;
+        let image = failure::digest(loader, &self.of_image_that(|_| true), &format!("{options:?}"))?;
+        Ok(FailureRecord { node, file: options.file("failed"), image })
     }
 
     /// Unloads the requested modules in reverse order, then modules that were loaded as their dependencies and have no

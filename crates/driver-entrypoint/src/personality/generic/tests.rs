@@ -367,6 +367,23 @@ fn the_host_s_options_are_honored_or_missed() {
     assert!(bench.calls().contains(&"load acme of the host mode=1".to_owned()));
 }
 
+#[test]
+fn an_image_that_failed_is_not_tried_again_until_it_changes() {
+    let bench = in_tree();
+    let failing = [&REPLACE[..4], &["--then", "/absent", "acme"]].concat();
+    live(&bench, &failing, || panic!("must not become ready")).unwrap_err();
+    is_as_before(&bench);
+    bench.calls();
+    let error = live(&bench, &failing, || panic!("must not become ready")).unwrap_err().to_string();
+    assert!(
+        error.starts_with("this image's drivers failed on this node, and are not tried again: run /absent"),
+        "{error}"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    live(&bench, &REPLACE, || {}).unwrap();
+    is_as_before(&bench);
+}
+
 /// A device that appears at the third poll.
 struct Appears<'a>(&'a Bench, u32);
 

@@ -18,6 +18,7 @@ use stack::{Comparison, PEER_MEMORY, Stack};
 use crate::{
     blacklist::Blacklist,
     error::Error,
+    failure::{self, FailureRecord},
     files, forecast,
     lock::Lock,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
@@ -67,7 +68,7 @@ impl Container<'_> {
         node.log.step(format!("kernel {}: starting", node.kernel.release()));
         stack.check_image()?;
         // A killed container may have left the blacklist behind.
-        self.blacklist().remove()?;
+        self.blacklist().remove();
         let loaded = Loaded::read(&node.paths)?;
         let comparison = stack.compare(&loaded)?;
         let is_replaced = comparison != Comparison::Same;
@@ -114,7 +115,7 @@ impl Container<'_> {
         let Self { node, settings, .. } = self;
         files::clear_ready(node, &settings.ready)?;
         if settings.udev_rules {
-            files::remove(node, &settings.udev_file)?;
+            node.log.warn_of(files::remove(node, &settings.udev_file));
         }
         self.conceal()?;
         if settings.restore {
@@ -122,13 +123,19 @@ impl Container<'_> {
         } else {
             node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
         }
-        self.blacklist().remove()
+        self.blacklist().remove();
+        Ok(())
     }
 
     /// Replaces the loaded drivers with the image's. Checks as much as possible before any change, and undoes the
     /// change if it fails.
     fn replace(&self, loaded: &Loaded) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
+        let failure = self.failure()?;
+        // Without a driver, another try takes nothing from the node.
+        if loaded.contains("mlx5_core") {
+            failure.check()?;
+        }
         check_peer_memory(node)?;
         let leaving = stack.in_the_way(loaded)?;
         // The manifests of the first generation do not mount the host's modules.
@@ -138,13 +145,14 @@ impl Container<'_> {
         forecast::check(node, &leaving, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
-        self.write_udev_rules()?;
+        node.log.warn_of(self.write_udev_rules());
         let taken_out = self.taken_out.add(&leaving)?;
         files::write(node, &self.state_file("replacing"), "")?;
-        self.blacklist().write()?;
+        self.blacklist().write();
         let replaced = self.exchange(loaded, &leaving, &taken_out);
+        failure.update(&replaced);
         files::remove(node, &self.state_file("replacing"))?;
-        self.blacklist().remove()?;
+        self.blacklist().remove();
         replaced
     }
 
@@ -256,6 +264,11 @@ impl Container<'_> {
         }
         files::remove(self.node, &file)?;
         Ok(())
+    }
+
+    fn failure(&self) -> Result<FailureRecord<'_>, Error> {
+        let image = failure::digest(&self.stack.loader, &self.stack.own_modules()?, "")?;
+        Ok(FailureRecord { node: self.node, file: self.state_file("failed"), image })
     }
 
     fn state_file(&self, name: &str) -> String {

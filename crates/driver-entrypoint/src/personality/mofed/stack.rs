@@ -161,7 +161,7 @@ impl Stack<'_> {
     }
 
     /// Names the image's modules that make up the stack.
-    fn own_modules(&self) -> Result<BTreeSet<String>, Error> {
+    pub(super) fn own_modules(&self) -> Result<BTreeSet<String>, Error> {
         let mut names = BTreeSet::new();
         for wanted in self.wanted() {
             names.extend(self.loader.of_image(wanted)?);

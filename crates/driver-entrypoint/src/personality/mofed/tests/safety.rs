@@ -84,3 +84,52 @@ fn the_hosts_drivers_come_back_with_the_hosts_options() {
     assert!(bench.calls().contains(&"load mlx5_core of the host prof_sel=1".to_owned()));
     assert!(!bench.log().contains("without its options"), "{}", bench.log());
 }
+
+/// CrashLoopBackOff would take the interfaces down again and again.
+#[test]
+fn an_image_that_failed_is_not_tried_again_until_it_changes() {
+    let bench = bench();
+    bench.kernel.refuses.borrow_mut().insert("mlx_compat".to_owned(), Errno::NOEXEC);
+    refusal(&bench, &[]);
+    bench.calls();
+    let again = refusal(&bench, &[]);
+    assert!(
+        again.starts_with(
+            "this image's drivers failed on this node, and are not tried again: load mlx_compat"
+        ),
+        "{again}"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    bench.kernel.refuses.borrow_mut().clear();
+    assert!(refusal(&bench, &[]).starts_with("this image's drivers failed"));
+
+    // Another image, or other parameters, are tried.
+    bench.file("/drivers/mlx5_core.conf", "prof_sel=2\n");
+    live(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {}).unwrap();
+    fs::remove_file(bench.at("/drivers/mlx5_core.conf")).unwrap();
+    live(&bench, &settings(&[]), || {}).unwrap();
+}
+
+/// What others hold may be free at the next try.
+#[test]
+fn a_driver_in_use_is_tried_again() {
+    let bench = bench();
+    bench.kernel.users.borrow_mut().insert("ib_core".to_owned(), 1);
+    assert!(refusal(&bench, &[]).starts_with("unload ib_core: 1 reference(s)"));
+    bench.kernel.users.borrow_mut().clear();
+    live(&bench, &settings(&[]), || assert_eq!(bench.loaded(), OURS)).unwrap();
+}
+
+#[test]
+fn a_read_only_etc_ends_neither_a_start_nor_a_stop() {
+    let bench = bench();
+    // Nothing can be created below a file, and a directory is not removed like a file.
+    bench.file("/host/etc/modprobe.d", "");
+    fs::create_dir_all(bench.at("/host/etc/udev/rules.d/77-mlnx-net-names.rules/x")).unwrap();
+    let before = bench.loaded();
+    let environment = [("RESTORE_DRIVER_ON_POD_TERMINATION", "true"), ("CREATE_IFNAMES_UDEV", "true")];
+    live(&bench, &settings(&environment), || assert_eq!(bench.loaded(), OURS)).unwrap();
+    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    assert_eq!(after, before);
+    assert!(bench.log().contains("WARN  continuing without a blacklist"), "{}", bench.log());
+}

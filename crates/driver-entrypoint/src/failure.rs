@@ -1,0 +1,60 @@
+//! Record of a replacement of drivers that failed on this node. A container that is started again and again would
+//! otherwise take the node's interfaces down twice each time. The record is below `/run`, so a boot removes it.
+
+use sha2::{Digest as _, Sha256};
+
+use crate::{error::Error, files, modules::load::Loader, node::Node};
+
+pub(crate) struct FailureRecord<'a> {
+    pub(crate) node: &'a Node<'a>,
+    /// File with the digest of the image that failed, and the reason.
+    pub(crate) file: String,
+    /// Digest of this image's modules and their parameters.
+    pub(crate) image: String,
+}
+
+impl FailureRecord<'_> {
+    /// Fails if the replacement with this image has failed since the node's boot.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Self { node, file, image } = self;
+        let text = files::text(node.paths.at(file)).unwrap_or_default();
+        match text.split_once('\n') {
+            Some((failed, why)) if failed == image => Err(Error::new(
+                format!("this image's drivers failed on this node, and are not tried again: {why}"),
+                format!(
+                    "roll out another image, or change the parameters; a boot of the node allows another try, and so does \
+                     the removal of {file} on the node"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Records that the replacement failed, or removes the record. An error that other programs cause is not recorded:
+    /// the next try may succeed.
+    pub(crate) fn update(&self, replaced: &Result<(), Error>) {
+        let Self { node, file, image } = self;
+        match replaced {
+            Ok(()) => node.log.warn_of(files::remove(node, file)),
+            Err(error) if error.is_transient() => {}
+            Err(error) => node.log.warn_of(files::write(node, file, &format!("{image}\n{error}"))),
+        }
+    }
+}
+
+/// Digest of these modules of an image, with their parameters, and of the settings that `more` describes.
+pub(crate) fn digest<'a>(
+    loader: &Loader<'_>,
+    names: impl IntoIterator<Item = &'a String>,
+    more: &str,
+) -> Result<String, Error> {
+    let mut digest = Sha256::new();
+    for name in names {
+        let Some(file) = loader.index.of_image(name) else { continue };
+        let info = file.info()?;
+        let identity = info.identity().unwrap_or_default();
+        digest.update(format!("{name} {identity} {}\n", loader.parameters.of(name)));
+    }
+    digest.update(more);
+    Ok(hex::encode(digest.finalize()))
+}
