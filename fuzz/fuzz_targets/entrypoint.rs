@@ -7,6 +7,8 @@
 
 #[path = "../../crates/driver-entrypoint/src/blacklist.rs"]
 mod blacklist;
+#[path = "../../crates/driver-entrypoint/src/devices.rs"]
+mod devices;
 #[path = "../../crates/driver-entrypoint/src/disruption.rs"]
 mod disruption;
 #[path = "../../crates/driver-entrypoint/src/error.rs"]
@@ -29,6 +31,8 @@ mod kmsg;
 mod lock;
 #[path = "../../crates/driver-entrypoint/src/log.rs"]
 mod log;
+#[path = "../../crates/driver-entrypoint/src/logind.rs"]
+mod logind;
 #[path = "../../crates/driver-entrypoint/src/module_file.rs"]
 mod module_file;
 #[path = "../../crates/driver-entrypoint/src/modules/mod.rs"]
@@ -140,11 +144,16 @@ impl kernel::Kernel for Refuses {
         RELEASE.to_owned()
     }
 
-    fn load(&self, _: &ModuleFile, _: &str) -> Result<(), error::LoadRefusal> {
-        Err(error::LoadRefusal { errno: rustix::io::Errno::PERM, messages: Vec::new() })
+    fn load(
+        &self,
+        _: &ModuleFile,
+        _: &str,
+        _: kernel::Waiting<'_>,
+    ) -> Result<Vec<String>, error::LoadRefusal> {
+        Err(error::LoadRefusal { errno: rustix::io::Errno::PERM, locked_down: false, messages: Vec::new() })
     }
 
-    fn unload(&self, _: &str) -> Result<(), rustix::io::Errno> {
+    fn unload(&self, _: &str, _: kernel::Waiting<'_>) -> Result<(), rustix::io::Errno> {
         Err(rustix::io::Errno::PERM)
     }
 

@@ -10,6 +10,8 @@ use crate::modules::users::User;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoadRefusal {
     pub(crate) errno: Errno,
+    /// Whether the kernel is locked down: it then loads signed modules only.
+    pub(crate) locked_down: bool,
     /// Last lines of the kernel log during the load, oldest first.
     pub(crate) messages: Vec<String>,
 }
@@ -55,7 +57,7 @@ impl Error {
     /// Hint on how to fix the error; empty if there is none.
     pub(crate) fn hint(&self) -> &str {
         match self {
-            Self::Refused { refusal, .. } => remedy(refusal.errno),
+            Self::Refused { refusal, .. } => refusal.remedy(),
             Self::Held { .. } => "unload those modules first, or drain the node",
             Self::InUse { .. } => {
                 "stop the processes that use the devices (find them with lsof on the node), or drain the node; then restart the pod"
@@ -82,7 +84,7 @@ impl fmt::Display for Error {
                 if !parameters.is_empty() {
                     write!(f, " with \"{parameters}\"")?;
                 }
-                write!(f, ": {}{refusal}", meaning(refusal.errno))
+                write!(f, ": {}{refusal}", refusal.meaning())
             }
             Self::Held { name, by } => write!(f, "unload {name}: used by {}", by.join(", ")),
             Self::InUse { name, references, by } => {
@@ -95,6 +97,27 @@ impl fmt::Display for Error {
             Self::Io { action, place, source } => write!(f, "{action} {place}: {source}"),
             Self::Ended(signal) => write!(f, "received {signal} before the drivers were ready"),
             Self::Other { message, .. } => f.write_str(message),
+        }
+    }
+}
+
+impl LoadRefusal {
+    /// Lockdown answers `EPERM` where the enforcement of signatures answers `EKEYREJECTED`
+    /// (`kernel/module/signing.c`, `module_sig_check`).
+    fn meaning(&self) -> String {
+        match self.errno {
+            Errno::PERM if self.locked_down => format!(
+                "it is not signed with a key that this kernel trusts, and the kernel is locked down ({})",
+                self.errno
+            ),
+            errno => meaning(errno),
+        }
+    }
+
+    fn remedy(&self) -> &'static str {
+        match self.errno {
+            Errno::PERM if self.locked_down => remedy(Errno::KEYREJECTED),
+            errno => remedy(errno),
         }
     }
 }
@@ -114,12 +137,13 @@ fn meaning(errno: Errno) -> String {
         Errno::INVAL => "it was built against other symbol versions, or a parameter has no such value",
         Errno::NODEV | Errno::NXIO => "the hardware is absent, or does not answer",
         Errno::NOKEY => "it is not signed, and this kernel requires signatures (Secure Boot)",
-        Errno::KEYREJECTED | Errno::KEYEXPIRED | Errno::KEYREVOKED => {
-            "it is signed with a key that this kernel does not trust"
+        Errno::KEYREJECTED => {
+            "it is not signed with a key that this kernel trusts, and this kernel enforces signatures"
         }
+        Errno::KEYEXPIRED | Errno::KEYREVOKED => "it is signed with a key that has expired or was revoked",
         Errno::BADMSG => "its signature does not match it",
         Errno::PERM | Errno::ACCESS => {
-            "not allowed: the container is not privileged, or modules are locked on this node"
+            "not allowed: the container is not privileged, or the loading of modules is disabled on this node"
         }
         Errno::AGAIN => "in use",
         Errno::BUSY => "it is being loaded or unloaded by something else, or cannot be unloaded",
@@ -140,8 +164,33 @@ fn remedy(errno: Errno) -> &'static str {
             "sign the modules with a key that is enrolled on this node (mokutil --list-enrolled)"
         }
         Errno::PERM | Errno::ACCESS => {
-            "run the container privileged; check /proc/sys/kernel/modules_disabled"
+            "run the container privileged; check /proc/sys/kernel/modules_disabled and the node's security modules"
         }
         _ => "dmesg on the node has the kernel's messages",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(errno: Errno, locked_down: bool) -> (String, &'static str) {
+        let refusal = LoadRefusal { errno, locked_down, messages: Vec::new() };
+        (refusal.meaning(), refusal.remedy())
+    }
+
+    /// As `module_sig_check` of Linux answers for an unsigned module, or one with an unknown key.
+    #[test]
+    fn lockdown_and_enforced_signatures_have_texts_of_their_own() {
+        let trusted = "it is not signed with a key that this kernel trusts, and";
+        let (meaning, remedy) = refused(Errno::PERM, true);
+        assert!(meaning.starts_with(&format!("{trusted} the kernel is locked down (")), "{meaning}");
+        assert!(remedy.starts_with("sign the modules"), "{remedy}");
+        let (meaning, remedy) = refused(Errno::KEYREJECTED, false);
+        assert!(meaning.starts_with(&format!("{trusted} this kernel enforces signatures (")), "{meaning}");
+        assert!(remedy.starts_with("sign the modules"), "{remedy}");
+        let (meaning, remedy) = refused(Errno::PERM, false);
+        assert!(meaning.starts_with("not allowed: the container is not privileged"), "{meaning}");
+        assert!(remedy.starts_with("run the container privileged"), "{remedy}");
     }
 }

@@ -35,15 +35,24 @@ pub(crate) struct Firmware<'a> {
 }
 
 impl Firmware<'_> {
-    /// Makes the kernel search `host_path` for firmware, and logs that. A search path with another value is kept, as
-    /// the operators' images do. A search path that is already `host_path` was left by a killed container.
+    /// Makes the kernel search `host_path` for firmware, and logs that. Fails if another program has set the search path.
+    /// A search path that is already `host_path` was left by a killed container.
     pub(crate) fn set_search_path(self, node: &Node<'_>) -> Result<(), Error> {
         let Self { host_path, .. } = self;
         match search_path(node)?.as_deref() {
             None => node.log.warn("this kernel has no search path for firmware"),
-            Some(current) if !current.is_empty() && current != host_path => node.log.warn(format!(
-                "the kernel looks for firmware at {current}, which is kept: devices cannot load firmware from {host_path}"
-            )),
+            Some(current) if !current.is_empty() && current != host_path => {
+                return Err(Error::new(
+                    format!(
+                        "the kernel looks for firmware at {current}, which another program has set: devices could not load \
+                         firmware from {host_path}"
+                    ),
+                    format!(
+                        "remove the other setting (KMM: worker.setFirmwareClassPath; the kernel's command line: \
+                         firmware_class.path), or put the driver's firmware at {current} on the node"
+                    ),
+                ));
+            }
             Some(current) => {
                 if current.is_empty() {
                     write_search_path(node, host_path)?;
@@ -165,9 +174,9 @@ mod tests {
     fn the_search_path_of_another_program_is_left_alone() {
         let bench = Bench::new();
         bench.file(SEARCH_PATH, "/var/lib/firmware\n");
-        GSP.set_search_path(&bench.node()).unwrap();
-        let kept = "WARN  the kernel looks for firmware at /var/lib/firmware, which is kept";
-        assert!(bench.log().starts_with(kept), "{}", bench.log());
+        let error = GSP.set_search_path(&bench.node()).unwrap_err();
+        let kept = "the kernel looks for firmware at /var/lib/firmware, which another program has set";
+        assert!(error.to_string().starts_with(kept), "{error}");
         GSP.restore_search_path(&bench.node()).unwrap();
         assert_eq!(bench.text(SEARCH_PATH).unwrap(), "/var/lib/firmware\n");
     }

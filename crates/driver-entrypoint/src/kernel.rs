@@ -5,9 +5,11 @@ use std::{
     ffi::CString,
     fs::{self, File},
     io,
+    panic::resume_unwind,
     path::Path,
+    sync::mpsc::{self, RecvTimeoutError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -29,14 +31,25 @@ const COMPRESSED_FILE: i32 = 4;
 /// Maximum number of kernel log lines in an error.
 const MAX_MESSAGES: usize = 8;
 
+/// Interval of the reports while a call takes long.
+const BETWEEN_REPORTS: Duration = Duration::from_secs(10);
+
+/// Called again and again while a call takes long, with the time since its begin.
+pub(crate) type Waiting<'a> = &'a mut dyn FnMut(Duration);
+
 /// The kernel calls of this program that change state. Each call can be undone or repeated.
 pub(crate) trait Kernel {
     /// Returns the kernel release (`uname -r`).
     fn release(&self) -> String;
-    /// Loads a module from its file.
-    fn load(&self, file: &ModuleFile, parameters: &str) -> Result<(), LoadRefusal>;
+    /// Loads a module from its file. Returns the kernel's warnings and errors meanwhile.
+    fn load(
+        &self,
+        file: &ModuleFile,
+        parameters: &str,
+        waiting: Waiting<'_>,
+    ) -> Result<Vec<String>, LoadRefusal>;
     /// Unloads a module; fails with `EAGAIN` if the module is in use.
-    fn unload(&self, name: &str) -> Result<(), Errno>;
+    fn unload(&self, name: &str, waiting: Waiting<'_>) -> Result<(), Errno>;
     /// Bind-mounts recursively (`mount --rbind`).
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Unmounts lazily, including all mounts below (`umount --lazy`).
@@ -57,18 +70,26 @@ impl Kernel for Linux {
         uname().release().to_string_lossy().into_owned()
     }
 
-    fn load(&self, file: &ModuleFile, parameters: &str) -> Result<(), LoadRefusal> {
+    fn load(
+        &self,
+        file: &ModuleFile,
+        parameters: &str,
+        waiting: Waiting<'_>,
+    ) -> Result<Vec<String>, LoadRefusal> {
         let mut log = KernelLog::open().ok();
-        let loaded = insert(file, parameters);
-        loaded.map_err(|errno| {
-            let mut messages = log.as_mut().map(KernelLog::read).unwrap_or_default();
-            let last = messages.split_off(messages.len().saturating_sub(MAX_MESSAGES));
-            LoadRefusal { errno, messages: last }
-        })
+        let last =
+            |mut messages: Vec<String>| messages.split_off(messages.len().saturating_sub(MAX_MESSAGES));
+        match patiently(|| insert(file, parameters), waiting) {
+            Ok(()) => Ok(last(log.as_mut().map(KernelLog::read_warnings).unwrap_or_default())),
+            Err(errno) => {
+                let messages = last(log.as_mut().map(KernelLog::read).unwrap_or_default());
+                Err(LoadRefusal { errno, locked_down: false, messages })
+            }
+        }
     }
 
-    fn unload(&self, name: &str) -> Result<(), Errno> {
-        remove(name)
+    fn unload(&self, name: &str, waiting: Waiting<'_>) -> Result<(), Errno> {
+        patiently(|| remove(name), waiting)
     }
 
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -93,6 +114,24 @@ impl Kernel for Linux {
     fn pause(&self, time: Duration) {
         thread::sleep(time);
     }
+}
+
+/// Makes a call in another thread, and reports while it takes long: the kernel may wait for a device or a reference
+/// without end.
+fn patiently<T: Send>(call: impl FnOnce() -> T + Send, waiting: Waiting<'_>) -> T {
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let call = scope.spawn(move || {
+            let result = call();
+            drop(done);
+            result
+        });
+        let start = Instant::now();
+        while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(BETWEEN_REPORTS) {
+            waiting(start.elapsed());
+        }
+        call.join().unwrap_or_else(|panic| resume_unwind(panic))
+    })
 }
 
 /// Loads a module by file descriptor if the kernel can read that compression. Only then does the kernel know the file

@@ -25,13 +25,24 @@ impl KernelLog {
 
     /// Returns the messages since the last call, oldest first.
     pub(crate) fn read(&mut self) -> Vec<String> {
+        self.read_that(|_| true)
+    }
+
+    /// Returns the warnings and errors since the last call, oldest first.
+    pub(crate) fn read_warnings(&mut self) -> Vec<String> {
+        self.read_that(is_warning)
+    }
+
+    fn read_that(&mut self, holds: impl Fn(&[u8]) -> bool) -> Vec<String> {
         let mut messages = Vec::new();
         // One read returns one record; the longest has about 9 KiB (`PRINTK_MESSAGE_MAX`).
         let mut record = [0; 16 << 10];
         while messages.len() < MAX_MESSAGES {
             match self.0.read(&mut record) {
                 Ok(0) => break,
-                Ok(length) => messages.extend(record.get(..length).and_then(message)),
+                Ok(length) => {
+                    messages.extend(record.get(..length).filter(|record| holds(record)).and_then(message));
+                }
                 // EPIPE: older records were overwritten; the next read returns the oldest record left.
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) => {}
@@ -40,6 +51,14 @@ impl KernelLog {
         }
         messages
     }
+}
+
+/// Whether a record of the kernel is a warning or worse. The number before the first comma holds the level in its lower
+/// three bits (4 is a warning) and the facility above (0 is the kernel).
+fn is_warning(record: &[u8]) -> bool {
+    let number =
+        record.split(|&byte| byte == b',').next().and_then(|number| std::str::from_utf8(number).ok());
+    number.and_then(|number| number.parse::<u32>().ok()).is_some_and(|number| number <= 4)
 }
 
 /// Extracts the text of a record: from the first `;` to the end of that line, with `\xNN` escapes decoded.
@@ -64,6 +83,13 @@ pub(crate) fn message(record: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warnings_of_the_kernel_are_told_from_the_rest() {
+        let of = |record: &str| is_warning(record.as_bytes());
+        assert!(of("3,12,345,-;mlx5_core 0000:08:00.0: probe failed") && of("4,1,2,-;tainted"));
+        assert!(!of("6,12,345,-;info") && !of("12,1,2,-;a program's warning") && !of(";"));
+    }
 
     #[test]
     fn a_record_becomes_its_text() {

@@ -27,8 +27,11 @@ impl Lock {
         match flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let by = holder(node, &mut file);
+                let busy = in_transition(node);
                 return Err(Error::new(
-                    format!("the driver container is already running on this node: {path} is locked by {by}"),
+                    format!(
+                        "the driver container is already running on this node: {path} is locked by {by}{busy}"
+                    ),
                     "wait until the other pod has ended; the kubelet restarts this one",
                 ));
             }
@@ -53,6 +56,19 @@ fn holder(node: &Node<'_>, file: &mut File) -> String {
     }
 }
 
+/// Names modules that the kernel is loading or unloading, as `/proc/modules` shows them: a container that was killed
+/// meanwhile ends, and releases its lock, only after the kernel.
+fn in_transition(node: &Node<'_>) -> String {
+    let modules = files::text(node.paths.at("/proc/modules")).unwrap_or_default();
+    // Fields: name size references users state address.
+    let busy = modules.lines().filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (name, state) = (fields.first()?, fields.get(4)?);
+        (*state != "Live").then(|| format!("; module {name} is {}", state.to_lowercase()))
+    });
+    busy.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +88,9 @@ mod tests {
                  another container"
             )
         );
+        bench.file("/proc/modules", "ib_core 1 0 - Live 0x0\nmlx5_core 1 0 - Unloading 0x0\n");
+        let error = Lock::take(&node, "/run/x/.lock").unwrap_err().to_string();
+        assert!(error.ends_with("of another container; module mlx5_core is unloading"), "{error}");
         drop(lock);
         Lock::take(&node, "/run/x/.lock").unwrap();
     }

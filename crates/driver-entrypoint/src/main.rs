@@ -5,6 +5,7 @@
 
 mod blacklist;
 mod boot_check;
+mod devices;
 mod disruption;
 mod error;
 mod failure;
@@ -17,6 +18,7 @@ mod kernel;
 mod kmsg;
 mod lock;
 mod log;
+mod logind;
 mod module_file;
 mod modules;
 mod mounts;

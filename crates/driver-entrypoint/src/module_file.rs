@@ -112,6 +112,8 @@ pub(crate) struct ModuleInfo {
     pub(crate) source_version: String,
     /// The linker's build ID note; empty if the module was linked without one.
     pub(crate) build_id: Vec<u8>,
+    /// Patterns of the PCI devices that the module drives.
+    pub(crate) aliases: Vec<String>,
     /// Imported symbols with the versions that the module expects; empty if it was built without modversions.
     pub(crate) versions: Vec<(String, u32)>,
 }
@@ -162,6 +164,7 @@ impl ModuleInfo {
                     let names = value.split(',').filter(|name| !name.trim().is_empty());
                     info.depends.extend(names.map(kernel_name));
                 }
+                "alias" if value.starts_with("pci:") => info.aliases.push(value.to_owned()),
                 "softdep" => info.soft.add(value),
                 "srcversion" => value.trim().clone_into(&mut info.source_version),
                 _ => {}

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::{
     error::LoadRefusal,
-    kernel::Kernel,
+    kernel::{Kernel, Waiting},
     log::Log,
     module_file::{ModuleFile, Origin},
     modules::loaded::Loaded,
@@ -46,6 +46,10 @@ pub(crate) struct FakeKernel {
     pub(crate) refuses: RefCell<BTreeMap<String, Errno>>,
     /// How often loading a module fails with `EBUSY` before it succeeds.
     pub(crate) busy: RefCell<BTreeMap<String, u32>>,
+    /// How often loading or unloading a module is reported as slow.
+    pub(crate) slow: RefCell<BTreeMap<String, u64>>,
+    /// The kernel's warning while a module is loaded.
+    pub(crate) warnings: RefCell<BTreeMap<String, String>>,
     /// Modules without an exit function.
     pub(crate) permanent: RefCell<Vec<String>>,
     /// Called after a module is unloaded, with its name.
@@ -101,6 +105,8 @@ impl Bench {
             users: RefCell::default(),
             refuses: RefCell::default(),
             busy: RefCell::default(),
+            slow: RefCell::default(),
+            warnings: RefCell::default(),
             permanent: RefCell::default(),
             after_unload: RefCell::default(),
             at_pause: RefCell::default(),
@@ -195,7 +201,7 @@ impl Bench {
     /// Loads a module from a file, as another program would before the container.
     pub(crate) fn loaded_from(&self, path: &str) {
         let (_, file) = ModuleFile::of(&self.at(path), Origin::Host).unwrap();
-        self.kernel.load(&file, "").unwrap();
+        self.kernel.load(&file, "", &mut |_| {}).unwrap();
         self.calls();
     }
 
@@ -240,6 +246,11 @@ impl FakeKernel {
             None => {}
         }
         work();
+    }
+
+    fn take_time(&self, name: &str, waiting: Waiting<'_>) {
+        let reports = self.slow.borrow().get(name).copied().unwrap_or_default();
+        (1..=reports).for_each(|report| waiting(Duration::from_secs(10 * report)));
     }
 
     fn lines(&self) -> Vec<String> {
@@ -292,13 +303,22 @@ impl Kernel for FakeKernel {
         RELEASE.to_owned()
     }
 
-    fn load(&self, file: &ModuleFile, parameters: &str) -> Result<(), LoadRefusal> {
+    fn load(
+        &self,
+        file: &ModuleFile,
+        parameters: &str,
+        waiting: Waiting<'_>,
+    ) -> Result<Vec<String>, LoadRefusal> {
         let (name, _) = ModuleFile::of(&file.path, file.origin).unwrap();
+        let warnings = self.warnings.borrow().get(&name).cloned().into_iter().collect();
+        self.take_time(&name, waiting);
         let from = if self.paths.name(&file.path).starts_with("/host/") { "host" } else { "image" };
         let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
         let info = file.info().unwrap();
         let mut modules = self.modules();
-        let refuse = |errno, message: &str| Err(LoadRefusal { errno, messages: vec![message.to_owned()] });
+        let refuse = |errno, message: &str| {
+            Err(LoadRefusal { errno, locked_down: false, messages: vec![message.to_owned()] })
+        };
         let refuses = self.refuses.borrow();
         if let Some(errno) = refuses.get(&name).or_else(|| refuses.get(&format!("{name} of the {from}"))) {
             return refuse(*errno, &format!("{name}: no"));
@@ -322,10 +342,11 @@ impl Kernel for FakeKernel {
             modules.insert(name, info.depends);
             self.rewrite(&modules);
         });
-        Ok(())
+        Ok(warnings)
     }
 
-    fn unload(&self, name: &str) -> Result<(), Errno> {
+    fn unload(&self, name: &str, waiting: Waiting<'_>) -> Result<(), Errno> {
+        self.take_time(name, waiting);
         let mut modules = self.modules();
         if !modules.contains_key(name) {
             return Err(Errno::NOENT);

@@ -1,6 +1,6 @@
 //! Loads modules and their dependencies in order.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use rustix::io::Errno;
 
@@ -11,9 +11,11 @@ use super::{
     unload::{BETWEEN_TRIES, TRIES},
 };
 use crate::{
+    devices,
     error::Error,
+    files::text,
     module_file::{ModuleFile, Origin, REBUILD, kernel_name},
-    node::Node,
+    node::{Node, Paths},
 };
 
 /// Loads modules from an index, with their parameters.
@@ -30,6 +32,8 @@ pub(crate) struct Step {
     pub(crate) file: ModuleFile,
     /// Whether the module is a soft dependency. A failure to load it is only logged.
     pub(crate) optional: bool,
+    /// PCI devices that the module drives, as patterns.
+    pub(crate) aliases: Vec<String>,
 }
 
 impl Loader<'_> {
@@ -96,32 +100,63 @@ impl Loader<'_> {
         Ok(walk.steps)
     }
 
+    /// Warns of devices that the module should drive and does not: their probe failed, and the load succeeded all the
+    /// same. Probes may still be running for a moment.
+    fn report_unbound(&self, name: &str, aliases: &[String]) {
+        let Self { node, .. } = self;
+        let mut unbound = devices::unbound(&node.paths, aliases);
+        for _ in 1..TRIES {
+            if unbound.is_empty() {
+                return;
+            }
+            node.kernel.pause(BETWEEN_TRIES);
+            unbound = devices::unbound(&node.paths, aliases);
+        }
+        if !unbound.is_empty() {
+            let devices = unbound.join(", ");
+            node.log.warn(format!(
+                "module {name} is loaded, and drives not all of its devices: {devices} has no driver"
+            ));
+        }
+    }
+
     /// Loads one module. Returns whether this call loaded the module.
     ///
     /// - `EEXIST`: another process loaded the module first, which is not an error.
     /// - `EBUSY`: an attempt of another process has just failed. The call is retried.
     fn insert(&self, step: &Step) -> Result<bool, Error> {
-        let Step { name, file, optional } = step;
+        let Step { name, file, optional, aliases } = step;
         let parameters = self.parameters.of(name);
         let path = self.node.paths.name(&file.path);
         let origin = if file.origin == Origin::Host { " of the host" } else { "" };
-        let mut result = self.node.kernel.load(file, &parameters);
+        let mut waiting = |time: Duration| {
+            let seconds = time.as_secs();
+            self.node.log.warn(format!(
+                "still waiting for the kernel to load module {name} ({seconds} s): see dmesg on the node"
+            ));
+        };
+        let mut result = self.node.kernel.load(file, &parameters, &mut waiting);
         for _ in 1..TRIES {
             if !result.as_ref().is_err_and(|refusal| refusal.errno == Errno::BUSY) {
                 break;
             }
             self.node.kernel.pause(BETWEEN_TRIES);
-            result = self.node.kernel.load(file, &parameters);
+            result = self.node.kernel.load(file, &parameters, &mut waiting);
         }
         match result {
-            Ok(()) => {
+            Ok(warnings) => {
                 let options =
                     if parameters.is_empty() { String::new() } else { format!(" with \"{parameters}\"") };
                 self.node.log.step(format!("loaded module {name}{origin} ({path}){options}"));
+                for warning in warnings {
+                    self.node.log.warn(format!("kernel: {warning}"));
+                }
+                self.report_unbound(name, aliases);
                 Ok(true)
             }
             Err(refusal) if refusal.errno == Errno::EXIST => Ok(false),
-            Err(refusal) => {
+            Err(mut refusal) => {
+                refusal.locked_down = is_locked_down(&self.node.paths, &refusal.messages);
                 let error = Error::Refused { name: name.clone(), path, parameters, refusal };
                 if !optional {
                     return Err(error);
@@ -131,6 +166,14 @@ impl Loader<'_> {
             }
         }
     }
+}
+
+/// Whether the kernel is locked down, by its file or by what it said during the load.
+fn is_locked_down(paths: &Paths, messages: &[String]) -> bool {
+    // For example: none [integrity] confidentiality
+    let state = text(paths.at("/sys/kernel/security/lockdown"));
+    state.is_some_and(|state| state.contains('[') && !state.contains("[none]"))
+        || messages.iter().any(|message| message.starts_with("Lockdown: "))
 }
 
 /// Depth-first search through the dependencies of a module.
@@ -173,7 +216,8 @@ impl DependencyWalk<'_> {
         }
         self.path.pop();
         self.planned.insert(name.to_owned());
-        self.steps.push(Step { name: name.to_owned(), file: file.clone(), optional });
+        let aliases = info.aliases;
+        self.steps.push(Step { name: name.to_owned(), file: file.clone(), optional, aliases });
         for after in info.soft.after.iter().chain(&configured.after) {
             self.visit(after, Some(name), true)?;
         }
@@ -284,6 +328,67 @@ mod tests {
             error.starts_with("module gone, which d needs, is missing for kernel 6.1.0-56-amd64"),
             "{error}"
         );
+    }
+
+    /// A probe that fails does not fail the load of its driver.
+    #[test]
+    fn devices_without_a_driver_and_the_kernels_warnings_are_told() {
+        let bench = Bench::new();
+        let file = format!("/lib/modules/{RELEASE}/m.ko");
+        bench.file(&file, "");
+        std::fs::write(bench.at(&file), elf_module("alias=pci:v000015B3d00001013sv*sd*bc*sc*i*\0")).unwrap();
+        let device = |address: &str, id: &str, other: &str| {
+            let place = format!("/sys/bus/pci/devices/{address}");
+            bench.file(
+                &format!("{place}/modalias"),
+                &format!("pci:v000015B3d0000{id}sv000015B3sd00000050bc02sc00i00\n"),
+            );
+            bench.file(&format!("{place}/{other}"), "vfio-pci\n");
+        };
+        for (address, id, other) in [
+            ("0000:08:00.0", "1013", "enable"),
+            ("0000:08:00.1", "1013", "driver_override"),
+            ("0000:08:00.2", "1013", "physfn/enable"),
+            ("0000:09:00.0", "1015", "enable"),
+            ("0000:0a:00.0", "1013", "enable"),
+        ] {
+            device(address, id, other);
+        }
+        std::os::unix::fs::symlink("../../drivers/m", bench.at("/sys/bus/pci/devices/0000:0a:00.0/driver"))
+            .unwrap();
+        let warning = "m 0000:08:00.0: probe failed with error code -110";
+        bench.kernel.warnings.borrow_mut().insert("m".into(), warning.into());
+        bench.kernel.slow.borrow_mut().insert("m".into(), 2);
+        load(&bench, "m").unwrap();
+        let log = bench.log();
+        let lines: Vec<&str> = log.lines().filter(|line| line.starts_with("WARN")).collect();
+        assert_eq!(
+            lines,
+            [
+                "WARN  still waiting for the kernel to load module m (10 s): see dmesg on the node",
+                "WARN  still waiting for the kernel to load module m (20 s): see dmesg on the node",
+                &format!("WARN  kernel: {warning}"),
+                "WARN  module m is loaded, and drives not all of its devices: 0000:08:00.0 has no driver",
+            ]
+        );
+        assert!(bench.kernel.pauses.get() > 0, "probes may still be running");
+    }
+
+    #[test]
+    fn lockdown_is_known_by_its_file_or_by_the_kernels_words() {
+        let bench = Bench::new();
+        let is = |messages: &[String]| is_locked_down(&bench.node().paths, messages);
+        assert!(is(&["Lockdown: driver-entrypoi: unsigned module loading is restricted".to_owned()]));
+        for (state, wanted) in
+            [("[none] integrity confidentiality\n", false), ("none [integrity] confidentiality\n", true)]
+        {
+            bench.file("/sys/kernel/security/lockdown", state);
+            assert_eq!(is(&[]), wanted, "{state}");
+        }
+        bench.image_module("m", "");
+        bench.kernel.refuses.borrow_mut().insert("m".into(), Errno::PERM);
+        let error = load(&bench, "m").unwrap_err();
+        assert!(error.to_string().contains("and the kernel is locked down"), "{error}");
     }
 
     /// For any acyclic graph, each module is loaded once and after its dependencies.

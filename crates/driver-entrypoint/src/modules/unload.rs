@@ -16,15 +16,25 @@ pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
     let name = kernel_name(name);
     let mut tries = 1;
+    let mut waiting = |time: Duration| {
+        node.log.warn(format!(
+            "still waiting for the kernel to unload module {name} ({} s): see dmesg on the node. The kernel cannot be \
+             interrupted meanwhile",
+            time.as_secs()
+        ));
+    };
     loop {
         let loaded = Loaded::read(&node.paths)?;
         if !loaded.contains(&name) {
             return Ok(false);
         }
+        if tries == 1 {
+            node.log.step(format!("unloading module {name}"));
+        }
         if let Some(error) = functions_in_use(node, &loaded, &name) {
             return Err(error);
         }
-        match node.kernel.unload(&name) {
+        match node.kernel.unload(&name, &mut waiting) {
             Ok(()) => {
                 node.log.step(format!("unloaded module {name}"));
                 return Ok(true);
@@ -128,6 +138,21 @@ mod tests {
         assert_eq!(error.to_string(), "unload ib_core: used by ib_uverbs, mlx5_ib");
         assert_eq!(bench.kernel.pauses.get(), 0, "no retry while other modules use it");
         assert!(!unload(&bench.node(), "absent").unwrap());
+    }
+
+    #[test]
+    fn an_unload_is_told_before_it_begins_and_while_it_takes_long() {
+        let bench = bench();
+        bench.kernel.slow.borrow_mut().insert("mlx5_ib".into(), 1);
+        unload(&bench.node(), "mlx5_ib").unwrap();
+        let log = bench.log();
+        let lines: Vec<&str> = log.lines().collect();
+        assert_eq!(lines[0], "INFO  unloading module mlx5_ib");
+        assert!(
+            lines[1].starts_with("WARN  still waiting for the kernel to unload module mlx5_ib (10 s)"),
+            "{log}"
+        );
+        assert_eq!(lines[2], "INFO  unloaded module mlx5_ib");
     }
 
     #[test]

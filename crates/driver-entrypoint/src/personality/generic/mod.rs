@@ -13,12 +13,14 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::{
     blacklist::Blacklist,
+    devices,
     error::Error,
     failure::{self, FailureRecord},
     files,
     firmware::Firmware,
     forecast,
     lock::Lock,
+    logind,
     module_file::ModuleFile,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     node::Node,
@@ -60,6 +62,10 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -
                 node.log.step("the modules stay loaded (--keep)");
                 return Ok(());
             }
+            if logind::is_shutting_down(node) {
+                node.log.step("the node shuts down: the modules stay loaded");
+                return Ok(());
+            }
             forecast::check(node, &options.modules, &options.allowed)?;
             container.stop(&options.modules, &loaded)
         }
@@ -83,9 +89,9 @@ impl Container<'_> {
         let Self { node, options, .. } = self;
         self.wait(&options.wait_for, "load", ending)?;
         if options.firmware {
+            self.firmware().set_search_path(node)?;
             let files = self.firmware().provide(node)?;
             node.log.step(format!("firmware: {files} file(s) copied to {}", self.firmware_path));
-            self.firmware().set_search_path(node)?;
         }
         // A killed container may have left the blacklist behind.
         self.blacklist().remove();
@@ -99,7 +105,10 @@ impl Container<'_> {
         forecast::check(node, &leaving, &options.allowed)?;
         self.taken_out.add(&theirs)?;
         self.blacklist().write();
+        let driven: Vec<String> =
+            leaving.iter().flat_map(|name| devices::driven(&node.paths, name)).collect();
         let replaced = unload::unload_all(node, &leaving).and_then(|_| self.load(ending, loaded));
+        let replaced = replaced.and_then(|()| devices::check_bound(node, &driven));
         self.blacklist().remove();
         let replaced = replaced.and_then(|()| self.set_up(ending));
         failure.update(&replaced);

@@ -248,7 +248,7 @@ fn the_host_s_modules_are_not_forgotten_while_another_image_s_stay() {
     let bench = in_tree();
     bench.module("/old/acme.ko", "", "old-acme");
     live(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
-    bench.kernel.unload("acme").unwrap();
+    bench.kernel.unload("acme", &mut |_| {}).unwrap();
     bench.loaded_from("/old/acme.ko");
     bench.held("acme", 1);
     let error = live(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
@@ -381,6 +381,23 @@ fn an_image_that_failed_is_not_tried_again_until_it_changes() {
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
     live(&bench, &REPLACE, || {}).unwrap();
+    is_as_before(&bench);
+}
+
+#[test]
+fn firmware_of_another_program_s_search_path_is_refused_before_anything_is_touched() {
+    let bench = in_tree();
+    bench.file("/sys/module/firmware_class/parameters/path", "/var/lib/kmm\n");
+    bench.file("/lib/firmware/acme/card.fw", "firmware");
+    let words = [&["--firmware"], &REPLACE[..]].concat();
+    let error = live(&bench, &words, || panic!("must not become ready")).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("the kernel looks for firmware at /var/lib/kmm, which another program has set"),
+        "{error}"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
     is_as_before(&bench);
 }
 

@@ -17,10 +17,12 @@ use stack::{Comparison, PEER_MEMORY, Stack};
 
 use crate::{
     blacklist::Blacklist,
+    devices,
     error::Error,
     failure::{self, FailureRecord},
     files, forecast,
     lock::Lock,
+    logind,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     mounts,
     node::Node,
@@ -118,7 +120,10 @@ impl Container<'_> {
             node.log.warn_of(files::remove(node, &settings.udev_file));
         }
         self.conceal()?;
-        if settings.restore {
+        if settings.restore && logind::is_shutting_down(node) {
+            node.log
+                .step("the node shuts down: the drivers stay loaded, because pods still need the network");
+        } else if settings.restore {
             self.restore_host()?;
         } else {
             node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
@@ -159,8 +164,11 @@ impl Container<'_> {
     fn exchange(&self, loaded: &Loaded, leaving: &[String], taken_out: &[String]) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         stack.load_host_needs(loaded, leaving)?;
+        let driven: Vec<String> =
+            leaving.iter().flat_map(|name| devices::driven(&node.paths, name)).collect();
         let exchanged = unload::unload_all(node, leaving).and_then(|_| stack.load(taken_out));
         let exchanged = exchanged.and_then(|()| stack.check_loaded());
+        let exchanged = exchanged.and_then(|()| devices::check_bound(node, &driven));
         if exchanged.is_err() {
             node.log.warn("the drivers could not be replaced: restoring the host's");
             node.log.warn_of(self.put_back(taken_out));

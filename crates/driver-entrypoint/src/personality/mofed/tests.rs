@@ -319,7 +319,7 @@ fn drivers_that_something_else_loads_meanwhile_are_not_called_ready() {
     let (_, file) = ModuleFile::of(&path, Origin::Host).unwrap();
     bench.kernel.after_unload.replace(Some(Box::new(move |kernel, name| {
         if name == "mlx5_core" {
-            let _ = kernel.load(&file, "");
+            let _ = kernel.load(&file, "", &mut |_| {});
         }
     })));
     let refusal = refusal(&bench, &[]);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::{
+    devices::{self, Undriven},
     disruption::Allowed,
     error::Error,
     forecast,
@@ -76,6 +77,33 @@ pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     wanted(loader, drm).into_iter().try_for_each(|name| loader.plan(name, &staying).map(drop))
 }
 
+/// Other drivers of GPUs.
+const RIVALS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
+
+/// Checks, before the old driver is unloaded, that it leaves a GPU that no other driver holds.
+pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
+    let gpus = devices::gpus(&node.paths);
+    let held = |gpu: &Undriven| {
+        let driver =
+            gpu.driver.as_ref().filter(|driver| RIVALS.contains(&driver.replace('-', "_").as_str()))?;
+        Some(format!("{} is bound to {driver}", gpu.address))
+    };
+    let by_others: Vec<String> = gpus.iter().filter_map(held).collect();
+    if by_others.is_empty() {
+        return Ok(());
+    }
+    let found = by_others.join(", ");
+    if by_others.len() < gpus.len() {
+        node.log.warn(format!("this driver does not get all GPUs: {found}"));
+        return Ok(());
+    }
+    Err(Error::new(
+        format!("no GPU is left for this driver: {found}"),
+        "put that driver on the node's blacklist and reboot, or unbind it (echo ADDRESS > \
+         /sys/bus/pci/drivers/DRIVER/unbind), and start again",
+    ))
+}
+
 /// Loads the driver; modules that are already loaded are kept.
 pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let Loader { node, index, .. } = loader;
@@ -110,8 +138,7 @@ fn explain(node: &Node<'_>, error: Error) -> Error {
         other => return other,
     };
     let loaded = Loaded::read(&node.paths).unwrap_or_default();
-    let rivals = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
-    let rivals: Vec<&str> = rivals.into_iter().filter(|name| loaded.contains(name)).collect();
+    let rivals: Vec<&str> = RIVALS.into_iter().filter(|name| loaded.contains(name)).collect();
     let hint = if rivals.is_empty() {
         "check that the node has an NVIDIA GPU that this driver supports (lspci -d 10de:), and that its \
          firmware or the hypervisor exposes it; see dmesg for the kernel's messages"

@@ -43,6 +43,9 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
     driver::check(&loader, settings.drm)?;
     let is_same = has_same_configuration(node, &loader, settings)?;
+    if !is_same {
+        driver::check_gpus(node)?;
+    }
     state::set_not_ready(node)?;
     if is_same {
         node.log.step("the loaded driver already has this configuration: only user space is set up again");

@@ -3,6 +3,7 @@
 use std::{fs, os::unix::fs::symlink};
 
 use super::*;
+use crate::logind;
 
 /// Gives `mlx5_core` the interface that carries the default route.
 fn uplink(bench: &Bench) {
@@ -132,4 +133,41 @@ fn a_read_only_etc_ends_neither_a_start_nor_a_stop() {
     let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
     assert_eq!(after, before);
     assert!(bench.log().contains("WARN  continuing without a blacklist"), "{}", bench.log());
+}
+
+/// The kubelet ends pods in the order of their priority, and unmounts volumes of the network after this container.
+#[test]
+fn the_network_stays_while_the_node_shuts_down() {
+    let bench = bench();
+    let restoring = settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]);
+    live(&bench, &restoring, || logind::tests::bus(&bench, 2, b"\x01b\0\0\x01\0\0\0")).unwrap();
+    assert_eq!(bench.loaded(), OURS);
+    live(&bench, &restoring, || logind::tests::bus(&bench, 2, b"\x01b\0\0\0\0\0\0")).unwrap();
+    assert!(bench.loaded().contains(&"host-mlx5_core".to_owned()), "{}", bench.log());
+}
+
+/// A driver that loads while the probe of one of its devices fails.
+#[test]
+fn a_device_that_loses_its_driver_brings_the_hosts_drivers_back() {
+    let bench = bench();
+    let before = bench.loaded();
+    let device = "/sys/bus/pci/devices/0000:08:00.0";
+    bench.file(&format!("{device}/vendor"), "0x15b3\n");
+    fs::create_dir_all(bench.at("/sys/module/mlx5_core/drivers/pci:mlx5_core")).unwrap();
+    for (to, at) in [
+        (device, "/sys/module/mlx5_core/drivers/pci:mlx5_core/0000:08:00.0"),
+        ("/sys/bus", &format!("{device}/driver")),
+    ] {
+        symlink(bench.at(to), bench.at(at)).unwrap();
+    }
+    let driver = bench.at(&format!("{device}/driver"));
+    bench.kernel.after_unload.replace(Some(Box::new(move |_, name| {
+        if name == "mlx5_core" {
+            let _ = fs::remove_file(&driver);
+        }
+    })));
+    let refusal = refusal(&bench, &[]);
+    assert!(refusal.starts_with("no driver is bound to 0000:08:00.0, which had one before"), "{refusal}");
+    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    assert_eq!(after, before);
 }

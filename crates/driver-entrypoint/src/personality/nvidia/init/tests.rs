@@ -448,3 +448,28 @@ fn a_driver_of_the_hosts_is_unloaded_first() {
     assert_eq!(calls[..3], ["unload nvidia_drm", "unload nv_peer_mem", "unload nvidia"]);
     assert_eq!(calls[3..9], LOADS);
 }
+
+#[test]
+fn gpus_of_another_driver_are_found_before_the_old_driver_goes() {
+    let bench = bench();
+    start_and_kill(&bench, &digest("one"));
+    for (address, driver) in [("0000:0a:00.0", "nouveau"), ("0000:0b:00.0", "nouveau")] {
+        let place = format!("/sys/bus/pci/devices/{address}");
+        bench.file(&format!("{place}/vendor"), "0x10de\n");
+        bench.file(&format!("{place}/class"), "0x030200\n");
+        std::os::unix::fs::symlink(format!("../../drivers/{driver}"), bench.at(&format!("{place}/driver")))
+            .unwrap();
+    }
+    let start = || start_and_stop(&bench, &digest("two"));
+    let error = start().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no GPU is left for this driver: 0000:0a:00.0 is bound to nouveau, 0000:0b:00.0 is bound to nouveau"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    std::fs::remove_file(bench.at("/sys/bus/pci/devices/0000:0b:00.0/driver")).unwrap();
+    start().unwrap();
+    assert!(
+        bench.log().contains("WARN  this driver does not get all GPUs: 0000:0a:00.0 is bound to nouveau")
+    );
+}

@@ -1,0 +1,117 @@
+//! PCI devices and their drivers: those that a module should drive and does not, and those that lost their driver.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    error::Error,
+    files::{entries, text},
+    node::{Node, Paths},
+};
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+
+/// A device that a module knows, without a driver or with another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Undriven {
+    pub(crate) address: String,
+    /// Name of the other driver.
+    pub(crate) driver: Option<String>,
+}
+
+/// Devices of these aliases (`modules.alias`) that have no driver. Skips virtual functions and devices that are reserved
+/// for another driver: people leave these without one.
+pub(crate) fn unbound(paths: &Paths, aliases: &[String]) -> Vec<String> {
+    let is_reserved = |device: &PathBuf| {
+        let reserved = text(device.join("driver_override"));
+        device.join("physfn").exists() || reserved.is_some_and(|name| !matches!(name.as_str(), "" | "(null)"))
+    };
+    let devices = entries(paths.at(DEVICES)).into_iter().filter(|device| !is_reserved(device));
+    let devices = devices.filter(|device| driver(device).is_none() && is_known(device, aliases));
+    devices.filter_map(|device| name(&device)).collect()
+}
+
+/// Graphics processors of NVIDIA, with their drivers.
+pub(crate) fn gpus(paths: &Paths) -> Vec<Undriven> {
+    let is_gpu = |device: &PathBuf| {
+        let is =
+            |file: &str, start: &str| text(device.join(file)).is_some_and(|text| text.starts_with(start));
+        is("vendor", "0x10de") && is("class", "0x03")
+    };
+    let gpus = entries(paths.at(DEVICES)).into_iter().filter(is_gpu);
+    gpus.filter_map(|device| Some(Undriven { address: name(&device)?, driver: driver(&device) })).collect()
+}
+
+/// Addresses of the physical PCI devices that a module drives.
+pub(crate) fn driven(paths: &Paths, module: &str) -> Vec<String> {
+    let drivers = entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter();
+    let names = drivers.flat_map(entries).filter_map(|device| name(&device));
+    let is_physical = |name: &String| {
+        let device = paths.at(DEVICES).join(name);
+        device.is_dir() && !device.join("physfn").exists()
+    };
+    names.filter(is_physical).collect()
+}
+
+/// Fails if one of these devices, which had a driver, has none.
+pub(crate) fn check_bound(node: &Node<'_>, addresses: &[String]) -> Result<(), Error> {
+    let is_unbound = |address: &&String| {
+        let device = node.paths.at(DEVICES).join(address);
+        device.is_dir() && driver(&device).is_none()
+    };
+    let unbound: Vec<&str> = addresses.iter().filter(is_unbound).map(String::as_str).collect();
+    if unbound.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(
+        format!("no driver is bound to {}, which had one before the replacement", unbound.join(", ")),
+        "dmesg on the node has the driver's messages: its probe of the device failed, or it does not know the device",
+    ))
+}
+
+fn name(path: &Path) -> Option<String> {
+    Some(path.file_name()?.to_str()?.to_owned())
+}
+
+fn driver(device: &Path) -> Option<String> {
+    name(&fs::read_link(device.join("driver")).ok()?)
+}
+
+fn is_known(device: &Path, aliases: &[String]) -> bool {
+    text(device.join("modalias")).is_some_and(|device| aliases.iter().any(|alias| matches(alias, &device)))
+}
+
+/// Whether a text matches a pattern with `*`, the only wildcard in the aliases of PCI drivers.
+fn matches(pattern: &str, text: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(mut text) = text.strip_prefix(start) else { return false };
+    let (middle, end) = rest.rsplit_once('*').map_or(("", rest), |(middle, end)| (middle, end));
+    for part in middle.split('*').filter(|part| !part.is_empty()) {
+        let Some(at) = text.find(part) else { return false };
+        text = text.get(at + part.len()..).unwrap_or_default();
+    }
+    text.ends_with(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aliases_match_as_in_modprobe() {
+        let device = "pci:v000015B3d00001013sv000015B3sd00000050bc02sc00i00";
+        for (alias, wanted) in [
+            ("pci:v000015B3d00001013sv*sd*bc*sc*i*", true),
+            ("pci:v000015B3d00001015sv*sd*bc*sc*i*", false),
+            ("pci:v000010DEd*sv*sd*bc03sc*i*", false),
+            ("pci:v000015B3d*sv*sd*bc02sc*i*", true),
+            ("pci:v000015B3d*i01", false),
+            (device, true),
+            ("pci:v000015B3", false),
+        ] {
+            assert_eq!(matches(alias, device), wanted, "{alias}");
+        }
+    }
+}
