@@ -50,6 +50,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     if let Err(error) = container.start(ending) {
         // Exposed headers would belong to drivers that are not loaded.
         node.log.warn_of(container.conceal());
+        node.log.warn_of(container.repair());
         return Err(error);
     }
     let signal = ending.wait();
@@ -68,9 +69,9 @@ impl Container<'_> {
     fn start(&self, ending: &mut dyn Ending) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         node.log.step(format!("kernel {}: starting", node.kernel.release()));
-        stack.check_image()?;
         // A killed container may have left the blacklist behind.
         self.blacklist().remove();
+        stack.check_image()?;
         let loaded = Loaded::read(&node.paths)?;
         let comparison = stack.compare(&loaded)?;
         let is_replaced = comparison != Comparison::Same;
@@ -183,7 +184,7 @@ impl Container<'_> {
         let loaded = Loaded::read(&node.paths)?;
         if stack.compare(&loaded)? != Comparison::Same {
             node.log.step("the loaded drivers are not from this image: they stay loaded");
-            return Ok(());
+            return self.repair();
         }
         check_peer_memory(node)?;
         let leaving = stack.in_the_way(&loaded)?;
@@ -208,6 +209,29 @@ impl Container<'_> {
         self.restore_network(true)?;
         back?;
         files::remove(node, &self.state_file("replacing"))?;
+        self.taken_out.forget()
+    }
+
+    /// Loads the host's drivers if a container that was killed has left the node without any, and this one does not load
+    /// its own.
+    fn repair(&self) -> Result<(), Error> {
+        let (names, loaded) = (self.taken_out.names(), Loaded::read(&self.node.paths)?);
+        let is_lost = |name: &str| names.iter().any(|other| other == name) && !loaded.contains(name);
+        if !is_lost("mlx5_core") && !is_lost("ib_core") {
+            return Ok(());
+        }
+        self.node
+            .log
+            .warn("a container that ended half-way has left the node without drivers: restoring the host's");
+        self.blacklist().remove();
+        let is_images =
+            |name: &&String| loaded.contains(name) && !Loaded::is_of_kernel(&self.node.paths, name);
+        let of_image = loaded.with_holders(names.iter().filter(is_images));
+        self.node.log.warn_of(unload::unload_all(self.node, &of_image));
+        let back = self.taken_out.load(&names);
+        self.restore_network(true)?;
+        back?;
+        files::remove(self.node, &self.state_file("replacing"))?;
         self.taken_out.forget()
     }
 

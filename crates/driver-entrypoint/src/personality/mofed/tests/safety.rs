@@ -171,3 +171,26 @@ fn a_device_that_loses_its_driver_brings_the_hosts_drivers_back() {
     let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
     assert_eq!(after, before);
 }
+
+/// A node whose container was killed between two drivers, and which gets no other container that can start.
+#[test]
+fn a_container_that_cannot_start_repairs_what_a_killed_one_left() {
+    for at in 2..9 {
+        let bench = bench();
+        let before = bench.loaded();
+        bench.kernel.killed_at.set(Some((at, true)));
+        assert!(catch_unwind(AssertUnwindSafe(|| live(&bench, &settings(&[]), || {}))).is_err());
+        bench.kernel.killed_at.set(None);
+        let is_lost = !bench.loaded().iter().any(|name| name.ends_with("mlx5_core"));
+        // The next image was not built for this kernel.
+        fs::rename(bench.at("/lib/modules"), bench.at("/lib/other")).unwrap();
+        let refusal = refusal(&bench, &[]);
+        assert!(refusal.starts_with("module mlx5_core is missing for kernel"), "{refusal}");
+        let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+        if is_lost {
+            let after: Vec<String> = after.into_iter().filter(|name| name != "image-mlx_compat").collect();
+            assert_eq!(after, before, "{at}: {}", bench.log());
+        }
+        assert_eq!(blacklists(&bench), Vec::<String>::new());
+    }
+}
