@@ -56,7 +56,7 @@ impl TakenOut<'_> {
     pub(crate) fn load(&self, names: &[String]) -> Result<(), Error> {
         if !self.has_options && !names.is_empty() {
             self.host.node.log.warn(
-                "the host's /etc/modprobe.d is not visible: its modules are loaded without its options. Mount the \
+                "the host's /etc is not visible: its modules are loaded without its options. Mount the \
                  host's /etc at /host/etc, or set hostPID: true",
             );
         }

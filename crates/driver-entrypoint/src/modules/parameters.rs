@@ -25,12 +25,12 @@ const HOST_ROOTS: [&str; 2] = ["/host", "/proc/1/root"];
 
 impl Parameters {
     /// Reads what the host itself loads its modules with: its `modprobe.d` and the kernel's command line. Also
-    /// returns whether the host's `/etc/modprobe.d` is visible.
+    /// returns whether the host's `/etc` is visible.
     pub(crate) fn of_host(paths: &Paths) -> (Self, bool) {
         let is_hosts = |root: &&&str| {
             let id = |path: &str| fs::metadata(paths.at(path)).map(|data| (data.dev(), data.ino())).ok();
             // Without hostPID, process 1 is the container's own.
-            id(root) != id("/") && paths.at(root).join("etc/modprobe.d").is_dir()
+            id(root) != id("/") && paths.at(root).join("etc").is_dir()
         };
         let root = HOST_ROOTS.iter().find(is_hosts);
         let mut parameters = Self::default();

@@ -361,7 +361,7 @@ fn the_host_s_options_are_honored_or_missed() {
     live(&bench, &REPLACE, || assert!(bench.calls().contains(&"load acme of the image mode=3".to_owned())))
         .unwrap();
     assert!(bench.calls().contains(&"load acme of the host".to_owned()));
-    assert!(bench.log().contains("WARN  the host's /etc/modprobe.d is not visible"), "{}", bench.log());
+    assert!(bench.log().contains("WARN  the host's /etc is not visible"), "{}", bench.log());
     bench.file("/proc/1/root/etc/modprobe.d/site.conf", "options acme mode=1\n");
     live(&bench, &REPLACE, || {}).unwrap();
     assert!(bench.calls().contains(&"load acme of the host mode=1".to_owned()));

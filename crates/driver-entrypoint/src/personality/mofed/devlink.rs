@@ -1,7 +1,10 @@
 //! Adapter: devlink parameters and the switchdev mode of devices, which are lost when their driver is unloaded. Uses
 //! the `devlink` program (iproute2) of the image; without it no parameters are kept.
 
-use std::{path::PathBuf, process::Command};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use crate::{files::program, node::Node};
 
@@ -155,12 +158,16 @@ impl<'a> Devlink<'a> {
         done.is_ok()
     }
 
-    /// Runs the program; returns its standard output, or its error output if it failed.
     fn run(&self, words: &[&str]) -> Result<String, String> {
-        let output = Command::new(&self.program).args(words).output().map_err(|error| error.to_string())?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+        run(&self.program, words)
     }
+}
+
+/// Runs a program; returns its standard output, or its error output if it failed.
+pub(super) fn run(program: &Path, words: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(words).output().map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
 /// Parses `devlink dev param show`: a line with the device, one for each parameter with its name, and one for each mode

@@ -279,6 +279,10 @@ impl Container<'_> {
             return Ok(());
         }
         self.node.log.step(format!("saved {}", state.summary()));
+        let lost = State::lost(self.node);
+        if !lost.is_empty() {
+            self.node.log.warn(format!("lost with the driver, and not restored: {}", lost.join("; ")));
+        }
         state.keep(self.node, &file)
     }
 

@@ -3,6 +3,7 @@
 //! - devlink parameters
 //! - virtual functions, addresses, MTU, and whether interfaces are up
 //! - switchdev mode, with the representors' MTU and whether they are up
+//! - what is attached to the interface of a device, where no network manager restores it (see [`links`])
 //!
 //! Two settings cannot always be restored; the log then says so. The in-tree driver has no file for the addresses that a
 //! physical function assigns to its virtual functions; only OFED has one. Switchdev mode needs OFED's file or devlink.
@@ -14,6 +15,13 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
+
+mod links;
+mod lost;
+mod restore;
+
+use links::Link;
+use restore::Restoring;
 
 use super::devlink::{Devlink, Parameter, set_by_people};
 use crate::{
@@ -50,6 +58,7 @@ struct Physical {
     number: usize,
     functions: Vec<Virtual>,
     representors: Vec<Representor>,
+    links: Vec<Link>,
 }
 
 /// Network interface that represents a virtual function on the host's side of the switch.
@@ -70,6 +79,8 @@ struct Virtual {
     mtu: String,
     mac: String,
     guid: String,
+    /// Name of another driver, such as `vfio-pci`; `-` for none and for `mlx5_core`.
+    driver: String,
 }
 
 impl State {
@@ -96,6 +107,7 @@ impl State {
                 number,
                 functions: (0..number).filter_map(|index| virtual_function(&path, index)).collect(),
                 representors,
+                links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
             }
         };
         let physical = devices.iter().map(physical).collect();
@@ -118,6 +130,11 @@ impl State {
         format!("{devices} device(s), {functions} virtual function(s), {parameters} devlink parameter(s)")
     }
 
+    /// Lists settings of the devices that are lost with the driver.
+    pub(crate) fn lost(node: &Node<'_>) -> Vec<String> {
+        lost::list(node)
+    }
+
     /// Saves the state on the node, so that it survives if the container is killed while no driver is loaded.
     pub(crate) fn keep(&self, node: &Node<'_>, path: &str) -> Result<(), Error> {
         files::write(node, path, &self.to_text())
@@ -137,10 +154,12 @@ impl State {
     fn to_text(&self) -> String {
         let mut lines = vec![format!("load {}\n", self.load)];
         lines.extend(self.parameters.iter().map(Parameter::to_line));
-        for Physical { device, up, mtu, switchdev, number, functions, representors } in &self.physical {
+        for Physical { device, up, mtu, switchdev, number, functions, representors, links } in &self.physical
+        {
             lines.push(format!("physical {device} {up} {mtu} {switchdev} {number}\n"));
-            for Virtual { pci, up, mtu, mac, guid } in functions {
-                lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid}\n"));
+            lines.extend(links.iter().map(Link::to_line));
+            for Virtual { pci, up, mtu, mac, guid, driver } in functions {
+                lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid} {driver}\n"));
             }
             for Representor { port, up, mtu } in representors {
                 lines.push(format!("representor {port} {up} {mtu}\n"));
@@ -164,20 +183,24 @@ impl State {
                         number: number.parse().unwrap_or_default(),
                         functions: Vec::new(),
                         representors: Vec::new(),
+                        links: Vec::new(),
                     });
                 }
+                (["link", link @ ..], Some(physical)) => physical.links.extend(Link::of_fields(link)),
                 (["representor", port, up, mtu], Some(physical)) => physical.representors.push(Representor {
                     port: (*port).to_owned(),
                     up: *up == "true",
                     mtu: (*mtu).to_owned(),
                 }),
-                (["virtual", pci, up, mtu, mac, guid], Some(physical)) if is_pci(pci) => {
+                (["virtual", pci, up, mtu, mac, guid, driver @ ..], Some(physical)) if is_pci(pci) => {
                     physical.functions.push(Virtual {
                         pci: (*pci).to_owned(),
                         up: *up == "true",
                         mtu: (*mtu).to_owned(),
                         mac: (*mac).to_owned(),
                         guid: (*guid).to_owned(),
+                        // A container of an earlier version did not save it.
+                        driver: driver.first().map_or_else(none, |driver| (*driver).to_owned()),
                     });
                 }
                 (fields, _) => state.parameters.extend(Parameter::of_fields(fields)),
@@ -224,163 +247,6 @@ impl State {
             if let Some(interface) = restoring.interface(device) {
                 restoring.representors(&interface, representors);
             }
-        }
-    }
-}
-
-struct Restoring<'a> {
-    node: &'a Node<'a>,
-    looks: u32,
-    devlink: Option<Devlink<'a>>,
-}
-
-impl Restoring<'_> {
-    fn physical(&self, physical: &Physical) {
-        let Physical { device, switchdev, number, functions, .. } = physical;
-        let path = path_of(self.node, device);
-        let wanted = number.to_string();
-        // Virtual functions that were created in the meantime stay.
-        if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&wanted) {
-            self.set(&path.join("sriov_numvfs"), &wanted);
-        }
-        let mut addressed = true;
-        for (index, function) in functions.iter().enumerate() {
-            addressed &= self.address(&path, index, function);
-            self.bind(&function.pci, "unbind");
-            if !switchdev {
-                self.bind(&function.pci, "bind");
-            }
-        }
-        if !addressed {
-            self.node.log.warn(format!(
-                "{device}: this driver has no files for the addresses of virtual functions; they keep those that they have now"
-            ));
-        }
-        if *switchdev {
-            self.switchdev(physical);
-            for function in functions {
-                self.bind(&function.pci, "bind");
-            }
-        }
-        self.interfaces(physical);
-        self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
-    }
-
-    /// Restores MTU and up state of the interfaces of a device and of its virtual functions.
-    fn interfaces(&self, physical: &Physical) {
-        let Physical { device, up, mtu, functions, .. } = physical;
-        for function in functions.iter().filter(|function| function.mtu != "-") {
-            let Some(interface) = self.interface(&format!("pci/{}", function.pci)) else {
-                self.node.log.warn(format!("virtual function {} has no network interface", function.pci));
-                continue;
-            };
-            self.set(&interface.join("mtu"), &function.mtu);
-            self.bring_up(&interface, function.up);
-        }
-        if mtu == "-" {
-            return;
-        }
-        let Some(interface) = self.interface(device) else {
-            self.node
-                .log
-                .warn(format!("{device} has no network interface: its MTU and state are not restored"));
-            return;
-        };
-        self.set(&interface.join("mtu"), mtu);
-        self.bring_up(&interface, *up);
-    }
-
-    /// Writes OFED's files `sriov/<index>/{mac,node,port}`; returns whether all needed files exist.
-    fn address(&self, device: &Path, index: usize, function: &Virtual) -> bool {
-        let directory = device.join(format!("sriov/{index}"));
-        let guid = Some(function.guid.as_str())
-            .filter(|guid| *guid != "-" && !guid.chars().all(|c| "0:".contains(c)));
-        let mac = Some(function.mac.as_str()).filter(|mac| *mac != "-");
-        let values = [("mac", mac), ("node", guid), ("port", guid)];
-        let mut all = true;
-        for (file, value) in values {
-            let Some(value) = value else { continue };
-            let path = directory.join(file);
-            // The node and port GUIDs of an Ethernet device are not essential.
-            if path.exists() { self.set(&path, value) } else { all &= file != "mac" }
-        }
-        all
-    }
-
-    fn switchdev(&self, physical: &Physical) {
-        let Physical { device, mtu, .. } = physical;
-        let interface = if mtu == "-" { None } else { self.interface(device) };
-        let mode = interface.map(|interface| interface.join("compat/devlink/mode"));
-        if let Some(mode) = mode.filter(|mode| mode.exists()) {
-            self.set(&mode, "switchdev");
-        } else if !self.devlink.as_ref().is_some_and(|devlink| devlink.switchdev(device)) {
-            self.node.log.warn(format!(
-                "{device} was in switchdev mode, and is in legacy mode now: devlink dev eswitch set {device} mode switchdev"
-            ));
-        }
-    }
-
-    /// Restores the representors. They appear after the change to switchdev mode, one for each function.
-    fn representors(&self, interface: &Path, wanted: &[Representor]) {
-        let mut found = representors(self.node, interface);
-        for _ in 0..self.looks {
-            if found.len() >= wanted.len() && found.iter().all(|(path, _)| self.is_named(path)) {
-                break;
-            }
-            self.node.kernel.pause(LOOK);
-            found = representors(self.node, interface);
-        }
-        for Representor { port, up, mtu } in wanted {
-            match found.iter().find(|(_, found)| found.port == *port) {
-                Some((path, _)) => {
-                    self.set(&path.join("mtu"), mtu);
-                    self.bring_up(path, *up);
-                }
-                None => self.node.log.warn(format!("no interface appeared for {port}")),
-            }
-        }
-    }
-
-    fn bind(&self, pci: &str, file: &str) {
-        let bound = path_of(self.node, &format!("pci/{pci}")).join("driver");
-        let driver = target(&bound).unwrap_or_else(|| "mlx5_core".to_owned());
-        // A function that is bound to another driver, for example for a virtual machine, is left to that driver.
-        if driver == "mlx5_core" && (file == "bind" || bound.exists()) {
-            self.set(&self.node.paths.at(&format!("/sys/bus/pci/drivers/{driver}/{file}")), pci);
-        }
-    }
-
-    fn bring_up(&self, interface: &Path, up: bool) {
-        let flags = flags(interface);
-        let wanted = if up { flags | 1 } else { flags & !1 };
-        if wanted != flags {
-            self.set(&interface.join("flags"), &format!("{wanted:#x}"));
-        }
-    }
-
-    /// Whether udev has named the interface. Before Linux 6.2 an interface that is up cannot be renamed.
-    fn is_named(&self, interface: &Path) -> bool {
-        let at = |path: &str| self.node.paths.at(&format!("/run/udev/{path}"));
-        let data = text(interface.join("ifindex")).and_then(|number| text(at(&format!("data/n{number}"))));
-        data.is_some_and(|data| !data.contains("ID_RENAMING=1")) || !at("control").exists()
-    }
-
-    /// Waits until the interface of a device exists and udev has named it.
-    fn interface(&self, device: &str) -> Option<PathBuf> {
-        let device = path_of(self.node, device);
-        let look = |_| {
-            let found = uplink(&device).filter(|interface| self.is_named(interface));
-            if found.is_none() {
-                self.node.kernel.pause(LOOK);
-            }
-            found
-        };
-        (0..self.looks).find_map(look).or_else(|| uplink(&device))
-    }
-
-    fn set(&self, path: &Path, value: &str) {
-        if let Err(error) = fs::write(path, value) {
-            self.node.log.warn(format!("write {value} to {}: {error}", self.node.paths.name(path)));
         }
     }
 }
@@ -446,6 +312,7 @@ fn virtual_function(device: &Path, index: usize) -> Option<Virtual> {
         mtu: attribute("mtu"),
         mac: Some(attribute("address")).filter(|mac| mac.len() == 17).unwrap_or_else(none),
         guid: guid.map_or_else(none, |guid| colons(&guid)),
+        driver: target(&function.join("driver")).filter(|driver| driver != "mlx5_core").unwrap_or_else(none),
     })
 }
 

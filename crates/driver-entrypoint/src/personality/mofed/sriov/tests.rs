@@ -262,3 +262,127 @@ fn interfaces_are_set_up_when_udev_has_named_them() {
 fn text_of_another_form_is_left_out() {
     assert!(State::parse("physical pci/../../x true 1500 false 1\nphysical pci true 1500 false 1\nvirtual 0000:08:00.2 true 1 - -\n").is_empty());
 }
+
+/// An `ip` program whose node has these addresses and routes, and which records the changes that it is asked for.
+fn ip(bench: &Bench, addresses: &str, routes: &str) {
+    bench.file("/addresses", addresses);
+    bench.file("/routes", routes);
+    let [addresses, routes, asked] =
+        ["/addresses", "/routes", "/asked"].map(|path| bench.at(path).display().to_string());
+    bench.program(
+        "ip",
+        &format!(
+            "case \"$*\" in '-o address show dev enp8s0f0') cat {addresses} ;; '-4 route show dev enp8s0f0') cat {routes} ;; \
+             *show*) ;; *) echo \"$*\" >> {asked} ;; esac"
+        ),
+    );
+}
+
+const ADDRESSES: &str = "\
+2: enp8s0f0    inet 10.9.0.2/24 brd 10.9.0.255 scope global enp8s0f0\\       valid_lft forever preferred_lft forever
+2: enp8s0f0    inet 10.8.0.9/24 scope global dynamic enp8s0f0\\       valid_lft 300sec preferred_lft 300sec
+2: enp8s0f0    inet6 fe80::1/64 scope link \\       valid_lft forever preferred_lft forever
+";
+const ROUTES: &str = "\
+default via 10.9.0.1 proto static metric 100 linkdown
+10.8.0.0/24 proto dhcp scope link src 10.8.0.9
+10.9.0.0/24 proto kernel scope link src 10.9.0.2
+";
+
+#[test]
+fn what_no_network_manager_restores_is_restored() {
+    let bench = bench();
+    bench.file(&format!("{PF}/sriov/0/mac"), "");
+    ip(&bench, ADDRESSES, ROUTES);
+    bench.file("/sys/class/net/bond0/bonding/slaves", "enp8s0f0\n");
+    link(&bench, "/sys/class/net/bond0", &format!("{PF}/net/enp8s0f0/master"));
+    bench.file(
+        "/proc/1/net/vlan/config",
+        "VLAN Dev name | VLAN ID\nName-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\nenp8s0f0.7 | 7 | enp8s0f0\neth1.8 | 8 | eth1\n",
+    );
+    let state = saved(&bench);
+    let text = state.to_text();
+    assert_eq!(State::parse(&text), state, "{text}");
+    ip(&bench, "", "");
+    fs::remove_file(bench.at(&format!("{PF}/net/enp8s0f0/master"))).unwrap();
+    reload(&bench);
+    state.restore(&bench.node(), 1, "/run/fresh");
+    assert_eq!(bench.text("/sys/class/net/bond0/bonding/slaves").as_deref(), Some("+enp8s0f0"));
+    assert_eq!(
+        bench.text("/asked").unwrap(),
+        "link add link enp8s0f0 name enp8s0f0.7 type vlan id 7\nlink set enp8s0f0.7 up\n\
+         address replace 10.9.0.2/24 brd 10.9.0.255 dev enp8s0f0\n\
+         -4 route replace default via 10.9.0.1 proto static metric 100 dev enp8s0f0\n"
+    );
+    let log = bench.log();
+    assert!(log.contains("put enp8s0f0 back into bond0, which no network manager did"), "{log}");
+}
+
+#[test]
+fn what_a_network_manager_restores_is_left_to_it() {
+    let bench = bench();
+    bench.file(&format!("{PF}/sriov/0/mac"), "");
+    ip(&bench, ADDRESSES, ROUTES);
+    let state = saved(&bench);
+    reload(&bench);
+    // It adds the same addresses and routes, with a metric of its own.
+    ip(&bench, ADDRESSES, &ROUTES.replace("metric 100", "metric 5"));
+    state.restore(&bench.node(), 1, "/run/fresh");
+    assert_eq!(bench.text("/asked"), None, "{}", bench.log());
+}
+
+#[test]
+fn addresses_are_set_by_ip_where_the_driver_has_no_files() {
+    let bench = bench();
+    ip(&bench, "", "");
+    let state = saved(&bench);
+    reload(&bench);
+    state.restore(&bench.node(), 1, FRESH);
+    assert_eq!(bench.text("/asked").as_deref(), Some("link set dev enp8s0f0 vf 0 mac 02:00:00:00:00:02\n"));
+    assert!(!bench.log().contains("WARN"), "{}", bench.log());
+}
+
+#[test]
+fn a_function_for_virtual_machines_gets_its_driver_back() {
+    let bench = bench();
+    let driver = format!("{VF}/driver");
+    fs::remove_file(bench.at(&driver)).unwrap();
+    link(&bench, "/sys/bus/pci/drivers/vfio-pci", &driver);
+    let state = saved(&bench);
+    assert_eq!(State::parse(&state.to_text()), state);
+    // The kernel creates the functions again, and binds them to the driver of the device.
+    fs::remove_file(bench.at(&driver)).unwrap();
+    link(&bench, "/sys/bus/pci/drivers/mlx5_core", &driver);
+    bench.file(&format!("{VF}/driver_override"), "(null)\n");
+    bench.file("/sys/bus/pci/drivers_probe", "");
+    state.restore(&bench.node(), 1, FRESH);
+    assert_eq!(bench.text(&format!("{VF}/driver_override")).as_deref(), Some("vfio-pci"));
+    assert_eq!(bench.text("/sys/bus/pci/drivers_probe").as_deref(), Some("0000:08:00.2"));
+}
+
+#[test]
+fn what_is_lost_with_the_driver_is_named() {
+    let bench = bench();
+    assert_eq!(State::lost(&bench.node()), [""; 0]);
+    let functions = "3: enp8s0f0: <BROADCAST>\n    vf 0     link/ether 02:00:00:00:00:02 brd ff:ff:ff:ff:ff:ff, vlan 5, spoof checking off, trust off\n    \
+                     vf 1     link/ether 02:00:00:00:00:03 brd ff:ff:ff:ff:ff:ff, spoof checking off, link-state auto, trust off\n";
+    bench.program("ip", &format!("printf '%s' '{functions}'"));
+    fs::create_dir_all(bench.at("/sys/bus/auxiliary/devices/mlx5_core.sf.4")).unwrap();
+    fs::create_dir_all(bench.at("/sys/bus/auxiliary/devices/mlx5_core.eth.0")).unwrap();
+    fs::create_dir_all(bench.at("/sys/class/net/br0")).unwrap();
+    link(&bench, "/sys/class/net/br0", &format!("{PF}/net/enp8s0f0/master"));
+    for (name, file, text) in [("ib0", "mode", "connected\n"), ("ib0.8001", "parent", "ib0\n")] {
+        bench.file(&format!("/sys/class/net/{name}/type"), "32\n");
+        bench.file(&format!("/sys/class/net/{name}/{file}"), text);
+    }
+    assert_eq!(
+        State::lost(&bench.node()),
+        [
+            "1 sub-function(s)",
+            "connected mode of ib0",
+            "IPoIB interface ib0.8001",
+            "the place of enp8s0f0 in br0",
+            "VLAN, trust, rate or link state of virtual function 0 of pci/0000:08:00.0",
+        ]
+    );
+}
