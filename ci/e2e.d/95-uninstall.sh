@@ -10,7 +10,7 @@ definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: d
     "{strategy: custom-resource, resource: $kind, name: $resource}"
 add_node n1 "$kernel_a"
 for name in solo fleet whole; do add_daemonset "$name" "$registry/$driver:vendor" RollingUpdate; done
-make_resource "{nodeSelector: {$mark: 'true'}, ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0}}"
+make_resource "{tolerations: [{operator: Exists}], nodeSelector: {$mark: 'true'}, ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0}}"
 start_farrier one
 all_set() {
     [ "$(ds_image solo)" = "$image_a" ] && [[ "$(ds_image whole)" == *@sha256:* ]] && is repository "$registry" &&
