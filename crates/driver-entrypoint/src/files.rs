@@ -60,7 +60,12 @@ pub(crate) fn link(node: &Node<'_>, path: &str, target: &str) -> Result<(), Erro
 
 /// Removes a file. Returns whether the file existed.
 pub(crate) fn remove(node: &Node<'_>, path: &str) -> Result<bool, Error> {
-    let removed = if_there(fs::remove_file(node.paths.at(path))).map_err(Error::on("remove", path))?;
+    let at = node.paths.at(path);
+    // On a read-only file system, Linux refuses to remove even a file that does not exist.
+    if at.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(false);
+    }
+    let removed = if_there(fs::remove_file(at)).map_err(Error::on("remove", path))?;
     Ok(removed.is_some())
 }
 

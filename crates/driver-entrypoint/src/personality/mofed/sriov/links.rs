@@ -116,10 +116,15 @@ pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[Link], looks:
 }
 
 fn is_there(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> bool {
+    // The same address, or a route to the same network by the same gateway: the metric may be the manager's own.
     let is_in = |words: &str, all: &[String]| {
-        let first = words.split(' ').next().unwrap_or_default();
-        let via = words.split_once(" via ").and_then(|(_, rest)| rest.split(' ').next()).unwrap_or_default();
-        all.iter().any(|line| line.split(' ').next() == Some(first) && line.contains(via))
+        let first = words.split(' ').next();
+        let gateway = words.split_once("via ").and_then(|(_, rest)| rest.split(' ').next());
+        let has = |line: &String| {
+            line.split(' ').next() == first
+                && gateway.is_none_or(|gateway| line.split(' ').any(|word| word == gateway))
+        };
+        all.iter().any(has)
     };
     match link {
         Link::Bond(bond) => target(&interface.join("master")).as_ref() == Some(bond),
