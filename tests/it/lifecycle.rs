@@ -16,6 +16,7 @@ use crate::support::{
 mod eviction;
 mod gpu;
 mod network;
+mod safety;
 
 /// Time limit for a container to become ready in an emulated machine on a busy host.
 const LIMIT: Duration = Duration::from_mins(1);
