@@ -64,12 +64,12 @@ real_node_label() { k get node "$real_node" -o json | jq -er --arg key "$1" '.me
 # Publishes the test drivers for the real node's kernel, once for all scenarios. Nothing is compiled, so an empty header set
 # suffices.
 publish_test_drivers() {
-    local dir="$state/crasher" release version after
+    local dir="$state/crasher" definitions="$state/crasher/definitions" release version after
     [ ! -e "$dir/published" ] || return 0
-    mkdir -p "$dir/images" "$dir/kernels" "$dir/templates" "$dir/headers"
+    mkdir -p "$definitions/images" "$definitions/kernels" "$definitions/templates" "$definitions/headers"
     release="$(k get node "$real_node" -o jsonpath='{.status.nodeInfo.kernelVersion}')"
-    empty_headers "$release" "$dir/headers/$release.tar.xz"
-    cat > "$dir/kernels/00-real-node.yaml" <<YAML
+    empty_headers "$release" "$definitions/headers/$release.tar.xz"
+    cat > "$definitions/kernels/00-real-node.yaml" <<YAML
 apiVersion: farrier.dev/v1alpha1
 kind: KernelFamily
 metadata: {name: real-node}
@@ -78,7 +78,7 @@ spec:
   headers: {tarball: {path: "headers/{{release}}.tar.xz"}}
   toolchain: {bootstrap: {suite: bookworm, include: []}}
 YAML
-    cat > "$dir/templates/crasher.Dockerfile.hbs" <<'TEXT'
+    cat > "$definitions/templates/crasher.Dockerfile.hbs" <<'TEXT'
 FROM {{toolchain}} AS modules
 RUN mkdir -p /out/usr/share/crasher; echo "{{kernel.release}}" > /out/usr/share/crasher/kernel
 
@@ -87,7 +87,7 @@ COPY --from=modules /out /
 TEXT
     for version in works works-too crashes-after-0 crashes-after-60; do
         after="${version#crashes-after-}"
-        cat > "$dir/images/crasher.yaml" <<YAML
+        cat > "$definitions/images/crasher.yaml" <<YAML
 apiVersion: farrier.dev/v1alpha1
 kind: DriverImage
 metadata: {name: crasher}
@@ -108,16 +108,16 @@ spec:
 YAML
         "$farrier" build crasher --kernel "$release" --os "$(real_node_label "$nfd/system-os_release.ID")" \
             --os-version "$(real_node_label "$nfd/system-os_release.VERSION_ID")" \
-            --arch "$(real_node_label kubernetes.io/arch)" --definitions "$dir" --engine "$engine" --registry "$registry" \
+            --arch "$(real_node_label kubernetes.io/arch)" --definitions "$definitions" --engine "$engine" --registry "$registry" \
             --push -o json > "$dir/$version.json" || expect 0 "build an image for $real_node" false
-        cp "$dir/images/crasher.yaml" "$dir/$version.yaml"
+        cp "$definitions/images/crasher.yaml" "$dir/$version.yaml"
     done
     : > "$dir/published"
 }
 
 # test_driver_definition VERSION WATCH: defines a version of the test driver with these settings of its rollout.
 test_driver_definition() {
-    cp -r "$state/crasher/kernels" "$state/crasher/templates" "$state/crasher/headers" "$here/definitions/"
+    cp -r "$state/crasher/definitions/"{kernels,templates,headers} "$here/definitions/"
     {
         cat "$state/crasher/$1.yaml"
         echo "  rollout: [{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, $2}]"
