@@ -25,7 +25,7 @@ use crate::support::{
 const IMAGES: [&str; 6] = ["mofed", "nvidia-gpu", "nvidia-peermem", "nv-peer-mem", "nvidia-fs", "gdrdrv"];
 const OFED: &str = "25.10-1.2.8.0";
 /// Time limit for a container to become ready in an emulated machine on a busy host.
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -19,7 +19,7 @@ mod network;
 mod safety;
 
 /// Time limit for a container to become ready in an emulated machine on a busy host.
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// Creates a driver's image with these test modules in `updates`, which takes precedence over the host's modules.
 fn image_with(release: &KernelRelease, kernel: &KernelImage, modules: &[&str]) -> TempDir {
