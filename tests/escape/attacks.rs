@@ -217,7 +217,8 @@ async fn limits(player: &Player) -> Vec<Row> {
     let outcome = player.build(vec![run("attack disk 1000")], disk).await;
     rows.push(stopped(player, "disk", &outcome, "may write 64"));
     let inodes = Limits { inodes: Some(5_000), ..Limits::default() };
-    let outcome = player.build(vec![run("attack inodes 20000")], inodes).await;
+    let files = if is_small() { 8_000 } else { 20_000 };
+    let outcome = player.build(vec![run(&format!("attack inodes {files}"))], inodes).await;
     rows.push(stopped(player, "inodes", &outcome, "5000"));
     let processes = Limits { processes: Some(64), ..Limits::default() };
     let outcome = player.build(vec![run("attack forks 300")], processes).await;

@@ -27,11 +27,12 @@ const MEMORY: u32 = 2048;
 const PLAY: Duration = Duration::from_mins(15);
 
 /// Users and walls to play with.
-const PLAYS: [(User, Walls); 5] = [
+const PLAYS: [(User, Walls); 6] = [
     (User::Root, Walls::Both),
     (User::Ordinary, Walls::Both),
     (User::Root, Walls::OnlyA),
     (User::Ordinary, Walls::OnlyA),
+    (User::Root, Walls::LeakOfRoot),
     (User::Ordinary, Walls::LeakOfRoot),
 ];
 
