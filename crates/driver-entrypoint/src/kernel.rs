@@ -41,7 +41,7 @@ pub(crate) type Waiting<'a> = &'a mut dyn FnMut(Duration);
 pub(crate) trait Kernel {
     /// Returns the kernel release (`uname -r`).
     fn release(&self) -> String;
-    /// Loads a module from its file. Returns the kernel's warnings and errors meanwhile.
+    /// Loads a module from its file. Returns the warnings and errors that the kernel logged during the load.
     fn load(
         &self,
         file: &ModuleFile,
@@ -116,8 +116,8 @@ impl Kernel for Linux {
     }
 }
 
-/// Makes a call in another thread, and reports while it takes long: the kernel may wait for a device or a reference
-/// without end.
+/// Makes a call in another thread, and reports while it takes long: the kernel may wait forever for a device or a
+/// reference.
 fn patiently<T: Send>(call: impl FnOnce() -> T + Send, waiting: Waiting<'_>) -> T {
     let (done, is_done) = mpsc::channel::<()>();
     thread::scope(|scope| {

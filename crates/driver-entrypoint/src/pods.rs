@@ -66,7 +66,7 @@ impl PodInterfaces {
                 loss(pod.clone(), format!("interface {name}{at} {of}"))
             })
             .collect();
-        // The directory of a device's interfaces exists while it has one, and shows those of this namespace only.
+        // The directory of a device's interfaces exists while the device has any, and lists only those of this namespace.
         for device in devices(paths, module) {
             let interfaces = device.join("net");
             let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();

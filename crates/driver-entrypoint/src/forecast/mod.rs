@@ -64,7 +64,7 @@ pub(crate) struct UnloadForecast {
     name: String,
     /// Holders that prevent the unload.
     held: Vec<Holder>,
-    /// What the node or a pod would lose, without the allowed losses.
+    /// Losses of the node or of a pod that are not allowed.
     losses: Vec<Loss>,
     /// Network interfaces that go down with the module.
     down: Vec<String>,
@@ -240,7 +240,7 @@ impl InterfaceUse {
         Self { path: path.to_owned(), name, uses: network.uses(path) }
     }
 
-    /// What the node loses with the interface, if that cuts it off.
+    /// Returns the node's loss if the interface is its uplink.
     fn loss(&self) -> Option<Loss> {
         let uplinks: Vec<&str> =
             self.uses.iter().filter(|found| found.is_uplink).map(|found| found.what.as_str()).collect();

@@ -1,6 +1,5 @@
-//! What people attach to a device's interface, and what the interface loses with its driver: its place in a bond, VLANs,
-//! static addresses and routes. A network manager restores these on most nodes. What it has not restored after a while
-//! is restored here, with the `ip` program (iproute2) of the image. Addresses and routes of DHCP and router
+//! Settings that a device's interface loses with its driver: the membership of a bond, VLANs, static addresses and routes.
+//! On most nodes a network manager restores them. Settings that it has not restored after a while are restored here, with the `ip` program (iproute2) of the image. Addresses and routes of DHCP and router
 //! advertisements are left to their client.
 
 use std::{

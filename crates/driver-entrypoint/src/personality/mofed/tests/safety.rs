@@ -1,4 +1,4 @@
-//! What a container of `mofed` must not take from the node.
+//! A `mofed` container must not cut the node off.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -111,7 +111,7 @@ fn an_image_that_failed_is_not_tried_again_until_it_changes() {
     live(&bench, &settings(&[]), || {}).unwrap();
 }
 
-/// What others hold may be free at the next try.
+/// Another program may have released the module by the next try.
 #[test]
 fn a_driver_in_use_is_tried_again() {
     let bench = bench();
