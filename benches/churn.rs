@@ -10,7 +10,7 @@
 //! The API server is the tests' fake, or a real one if FARRIER_BENCH_KUBECONFIG names an administrator's kubeconfig.
 //! There the nodes (without kubelets) and the DaemonSets have unique names, and are deleted at the end, whatever
 //! happens.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::print_stderr)]
 
 #[path = "../tests/it/support/mod.rs"]
 mod support;

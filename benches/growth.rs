@@ -1,7 +1,7 @@
 //! Measures disk usage while 2,000 kernels pass through a cache. Each kernel leaves what a real one does, on a smaller
 //! scale, and a tenth of the kernels fill the quota. Prints lines of `<what> <number>`; `ci/bench` turns them into
 //! table rows.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::{
     fs,
@@ -10,11 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farrier::{
-    cache::{BLOBS, Cache, CacheError},
-    runtime::Metrics,
-};
+use farrier_controller::runtime::Metrics;
 use farrier_core::{image::Memory, site::Storage};
+use farrier_local::cache::{BLOBS, Cache, CacheError};
 
 const KERNELS: usize = 2_000;
 /// Number of files in a header set, of 4 KiB each.

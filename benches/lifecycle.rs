@@ -1,7 +1,7 @@
 //! Measures the time from the start of a driver container until it is ready, on a node in a virtual machine, compared
 //! with `modprobe` of the same modules there. Prints lines of `<what> <seconds>` by the node's clock; `ci/bench` turns
 //! them into table rows.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 #[path = "../tests/it/support/mod.rs"]
 mod support;

@@ -7,7 +7,7 @@
 //! Prints lines of `<what> <number>`; `ci/bench` turns them into table rows.
 //!
 //! The registry is real. The API server is the tests' fake, which sends pages and events like the real one.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 #[path = "../tests/it/support/mod.rs"]
 mod support;

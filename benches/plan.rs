@@ -1,6 +1,6 @@
 //! Measures the plan of a large fleet: 10,000 nodes, 40 kernels and 8 images, all of them published and rolled out with
 //! several strategies. Prints the milliseconds of each run, one per line; `ci/bench` turns them into table rows.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::{collections::BTreeMap, hint::black_box, time::Instant};
 

@@ -1,16 +1,14 @@
 //! Measures signing 40 modules of the size of OFED's, with a key of the size that a kernel build generates. Prints the
 //! milliseconds of each run, one per line; `ci/bench` turns them into table rows.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::{fs, path::Path, process::Command, time::Instant};
 
-use farrier::{
-    cluster::KubeOptions,
-    net::SecretReader,
-    payload::{self, ModuleSigning},
-    signing::ModuleSigner,
-};
 use farrier_core::site::{self, KeySource, Signed};
+use farrier_net::SecretReader;
+use farrier_payload as payload;
+use farrier_payload::ModuleSigning;
+use farrier_signing::ModuleSigner;
 use kmod::{SignatureHash, SigningRule};
 
 const MODULES: usize = 40;
@@ -38,7 +36,7 @@ fn main() {
     for _ in 0..RUNS {
         let start = Instant::now();
         // A build reads the key and the certificate each time.
-        let secrets = SecretReader::new(work.path().to_owned(), KubeOptions::default());
+        let secrets = SecretReader::new(work.path().to_owned(), None);
         let certificate = ModuleSigner::open(&spec, work.path(), secrets).unwrap();
         let signer = runtime.block_on(certificate.load()).unwrap();
         let rule = SigningRule { replace: true, previous: None };

@@ -1,5 +1,181 @@
-//! The `farrier` command.
+//! farrier builds, checks, publishes and rolls out driver-container images for the kernels that a Kubernetes fleet runs, or is
+//! about to run. This crate is the program: a file for each command, and the settings that join the other crates.
+#![forbid(unsafe_code)]
 
-fn main() -> std::process::ExitCode {
-    farrier::cli::main()
+mod args;
+mod build;
+mod bundle;
+mod check;
+mod collect_driver;
+mod command;
+mod completion;
+mod doctor;
+mod env_vars;
+mod error;
+mod gc;
+mod headers;
+mod init;
+mod logs;
+mod mirror;
+mod output;
+mod plan;
+mod plugin;
+mod prebuild;
+mod preflight;
+mod render;
+mod retry;
+mod rollback;
+mod run;
+mod schema;
+mod serve;
+mod session;
+mod settings;
+mod stop;
+mod ui;
+mod upgrade;
+mod verify;
+mod why;
+
+use std::process::ExitCode;
+
+use clap::{ArgMatches, FromArgMatches as _};
+
+use args::{Global, LogForm};
+use command::{Cli, Command};
+use error::{CliError, Exit, Result};
+use session::Session;
+use stop::Stop;
+
+/// Parses the command line, runs the command and returns the exit code.
+fn main() -> ExitCode {
+    // A provider can be installed once in a process; the error of a further call is ignored.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    match completion::answer() {
+        Ok(false) => {}
+        answered => return ended(answered.map(|_| Exit::Done).map_err(CliError::from)),
+    }
+    if let Err(error) = plugin::become_kubectl() {
+        return ended(Err(error));
+    }
+    let parsed = plugin::command().try_get_matches().and_then(|matches| {
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        cli.global.kube = cluster(&matches).and_then(session::kube_options).unwrap_or_default();
+        Ok(cli)
+    });
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version go to standard output with code 0, usage errors to standard error with code 2.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Wrong.into() } else { Exit::Done.into() };
+        }
+    };
+    output::look::set(&cli.global);
+    start_logs(&cli.global);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            output::message(&format!("error: start the runtime: {error}"));
+            return Exit::Failed.into();
+        }
+    };
+    let outcome = runtime.block_on(async {
+        let stop = Stop::default();
+        stop.on_signals(cli.global.log_format);
+        Box::pin(dispatch(cli, stop)).await
+    });
+    drop(runtime);
+    ended(outcome)
+}
+
+fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            output::message(&error.render());
+            error.exit().into()
+        }
+    }
+}
+
+/// Returns the value of `--cluster`, if the command has this option.
+fn cluster(matches: &ArgMatches) -> Option<&str> {
+    let (_, command) = matches.subcommand()?;
+    let own = command.try_get_one::<String>("cluster").ok().flatten();
+    own.map(String::as_str).or_else(|| cluster(command))
+}
+
+async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
+    let session = Session { global, stop };
+    // These commands handle cancellation themselves: they clean up or complete their work.
+    let cleans_up = matches!(
+        command,
+        Command::Build(_)
+            | Command::Prebuild(_)
+            | Command::Mirror(_)
+            | Command::Run(_)
+            | Command::Ui(_)
+            | Command::Gc(_)
+    );
+    let work = async {
+        match command {
+            Command::Plan(args) => plan::plan(&session, args).await,
+            Command::Status(args) => plan::status(&session, args).await,
+            Command::Ui(args) => ui::ui(&session, args).await,
+            Command::Why(args) => why::why(&session, args).await,
+            Command::Render(args) => render::render(&session, args).await,
+            Command::Headers(command) => headers::headers(&session, command).await,
+            Command::Build(args) => Box::pin(build::build(&session, args)).await,
+            Command::Logs(args) => logs::logs(&session, args).await,
+            Command::Prebuild(args) => Box::pin(prebuild::prebuild(&session, args)).await,
+            Command::Preflight(args) => preflight::preflight(&session, args).await,
+            Command::Retry(args) => retry::retry(&session, args).await,
+            Command::Mirror(args) => mirror::mirror(&session, args).await,
+            Command::Init(args) => init::init(&session, args).await,
+            Command::Doctor(args) => doctor::doctor(&session, args).await,
+            Command::Check(args) => check::check(&session, args).await,
+            Command::Verify(args) => verify::verify(&session, args).await,
+            Command::Bundle(command) => bundle::bundle(&session, command).await,
+            Command::Run(args) => run::run(&session, args).await,
+            Command::Rollback(args) => rollback::rollback(&session, args).await,
+            Command::Upgrade(command) => upgrade::upgrade(&session, command).await,
+            Command::Gc(args) => gc::gc(&session, args).await,
+            Command::Schema(args) => schema::schema(args.kind),
+            Command::Completions { shell } => {
+                output::result(&completion::script(shell)?)?;
+                Ok(Exit::Done)
+            }
+            Command::Man { directory } => {
+                fs_err::create_dir_all(&directory)?;
+                clap_mangen::generate_to(plugin::command(), directory)?;
+                Ok(Exit::Done)
+            }
+        }
+    };
+    if cleans_up {
+        return work.await;
+    }
+    tokio::select! {
+        // Poll the cancellation first, so that the work is dropped at once.
+        biased;
+        () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
+        done = work => done,
+    }
+}
+
+fn start_logs(global: &Global) {
+    let default = match global.verbose {
+        // kube's client logs every failed request as an error; farrier reports failures itself.
+        0 => "warn,kube_client=off,farrier=info",
+        1 => "info,farrier=debug",
+        _ => "debug,farrier=trace",
+    };
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).unwrap_or_else(|_| default.into());
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output::LogWriter::stderr);
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    match global.log_format {
+        LogForm::Text => lines.with_ansi(colours).with_target(false).init(),
+        LogForm::Json => lines.json().init(),
+    }
 }

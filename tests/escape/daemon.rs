@@ -3,7 +3,7 @@
 
 use std::{env, fs, process, sync::Arc};
 
-use farrier::engine::{BuildJob, BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, connect};
+use farrier_engines::{BuildJob, BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, connect};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

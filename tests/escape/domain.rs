@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use farrier::cache::Cache;
+use farrier_local::cache::Cache;
 use rustix::mount::{MountFlags, UnmountFlags};
 use tempfile::TempDir;
 use walkdir::WalkDir;

@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use farrier::engine::{BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, InPlace, Sandbox, connect};
+use farrier_engines::{BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, InPlace, Sandbox, connect};
 use runner::plan::{Action, Limits, Plan, Run, Source, Step};
 use tokio_util::sync::CancellationToken;
 use walkdir::WalkDir;
@@ -193,7 +193,7 @@ impl Player {
     }
 }
 
-fn describe(outcome: &Result<impl Debug, farrier::engine::EngineError>) -> String {
+fn describe(outcome: &Result<impl Debug, farrier_engines::EngineError>) -> String {
     match outcome {
         Ok(done) => format!("{done:?}"),
         Err(error) => format!("{error}: {error:?}"),

@@ -6,6 +6,8 @@ use std::{
     process::Command,
 };
 
+use farrier_core::kernel::KernelLabel;
+
 use crate::support::{
     netns::{LoopbackOnly, SealedRegistry},
     own_kernel::{OwnKernel, own_kernel},
@@ -13,7 +15,6 @@ use crate::support::{
     site::{Run, Site, read_all},
     virtual_machine::entrypoint,
 };
-use farrier_core::kernel::KernelLabel;
 
 const IMAGE: &str = "mstflint";
 const MODULE: &str = "mstflint_access";

@@ -2,11 +2,11 @@
 //! operation that resolves tags handles the index.
 use std::fs;
 
-use farrier::registry::{Registry, RegistryOptions, RemoteRegistry};
 use farrier_core::{
     facts::media_type,
     image::{ImageReference, Version},
 };
+use farrier_store::registry::{Registry, RegistryOptions, RemoteRegistry};
 use kmod::Verdict;
 use oci::{Descriptor, ImageIndex, ImageManifest, Platform};
 use serde_json::{Value, json};

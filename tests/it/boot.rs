@@ -7,12 +7,13 @@ use std::{
     time::Duration,
 };
 
+use farrier_bootcheck::{BootError, boot_check};
+use farrier_core::kernel::KernelRelease;
+
 use crate::support::{
     packages::{fixture_modules, header_tree, kernel_image, releases},
     virtual_machine::{boot, children, entrypoint, outcomes, request},
 };
-use farrier::boot::{BootError, boot_check};
-use farrier_core::kernel::KernelRelease;
 use kmod::{BootOutcome, Verdict};
 use tokio_util::sync::CancellationToken;
 

@@ -6,12 +6,13 @@ use std::{
     process::Command,
 };
 
+use farrier_core::{facts::ImageFacts, image::Digest};
+
 use crate::support::{
     kernels,
     published::{publish, publish_with},
     site::{FIRST_IMAGE, Run, Site, skopeo},
 };
-use farrier_core::{facts::ImageFacts, image::Digest};
 use kmod::Verdict;
 use serde_json::Value;
 

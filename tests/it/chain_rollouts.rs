@@ -1,5 +1,7 @@
 //! Coupled rollouts of a chain: when one rollout fails, the other images of the chain stay at their old version. The tests use
 //! the real program, a real registry and an API server, with images published beforehand.
+use farrier_core::{facts::ImageFacts, image::Digest};
+
 use crate::support::{
     kube_api::{
         ApiFailure, Requests,
@@ -8,7 +10,6 @@ use crate::support::{
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
     published::publish_with,
 };
-use farrier_core::{facts::ImageFacts, image::Digest};
 use kmod::Verdict;
 use serde_json::json;
 

@@ -2,17 +2,18 @@
 //! referrers, do not list them, or are layout directories.
 use std::{collections::BTreeMap, fs, process::Command, sync::Arc};
 
+use farrier_core::{
+    facts::{CheckReportDocument, media_type},
+    image::{Digest, Repository, Version},
+    kernel::Architecture,
+};
+use farrier_store::registry::{LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry};
+
 use crate::support::{
     fake_http::{Answer, FakeHttp, answer},
     kernels,
     registry_process::{RegistryProcess, Wants},
     site::{Site, skopeo},
-};
-use farrier::registry::{LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry};
-use farrier_core::{
-    facts::{CheckReportDocument, media_type},
-    image::{Digest, Repository, Version},
-    kernel::Architecture,
 };
 use kmod::{CheckReport, Verdict};
 use oci::{Artifact, Assembly, ImageIndex, ImageManifest, assemble, referrers_tag};

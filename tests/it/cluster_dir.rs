@@ -1,7 +1,7 @@
 //! A directory of manifests as users keep it, read as a cluster and rewritten in place.
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
-use farrier::cluster::{Cluster, ClusterError, Directory};
+use farrier_cluster::{Cluster, ClusterError, Directory};
 use farrier_core::plan::{ImageChange, NodeAffinity, NodeReach, ReachingObject, node_target};
 
 const NODES: &str = r#"# exported with kubectl get nodes -o yaml

@@ -1,14 +1,15 @@
 //! Images from other registries, copied below the prefix of the site's registry. Both registries are real.
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
-use crate::support::{
-    registry_process::{RegistryProcess, Wants},
-    site::Site,
-};
-use farrier::registry::{Registry as _, RegistryOptions, RemoteRegistry};
 use farrier_core::{
     facts::media_type,
     image::{Digest, Repository, Version},
+};
+use farrier_store::registry::{Registry as _, RegistryOptions, RemoteRegistry};
+
+use crate::support::{
+    registry_process::{RegistryProcess, Wants},
+    site::Site,
 };
 use serde_json::{Value, json};
 

@@ -20,7 +20,9 @@ fn rollout(strategy: &str, watch: &str, fate: Fate) -> Live {
     let mut live = Live::new([node("n0", KERNEL)], strategy);
     live.site.edit("images/driver.yaml", "container: driver}", &format!("container: driver, {watch}}}"));
     // farrier writes Events only when the custom resource exists.
-    live.api.install(Kind::defined_by(&serde_json::to_value(farrier::status::crd()).unwrap()).unwrap());
+    live.api.install(
+        Kind::defined_by(&serde_json::to_value(farrier_controller::status::crd()).unwrap()).unwrap(),
+    );
     live.publish();
     live.api.run_daemon_sets(
         true,

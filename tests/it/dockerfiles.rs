@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use farrier::engine::{ContextEntry, EngineChoice};
+use farrier_engines::{ContextEntry, EngineChoice};
 use walkdir::WalkDir;
 
 use crate::engine::Bench;

@@ -8,15 +8,13 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 
-use farrier::{
-    archive::UnpackError,
-    build::FileLog,
-    engine::{
-        BuildJob, BuildLog, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError,
-        InPlace, LOCAL_PREFIX, Owner, connect, connect_docker,
-    },
-};
+use farrier_builder::FileLog;
 use farrier_core::template::steps::{self, Base};
+use farrier_engines::{
+    BuildJob, BuildLog, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError, InPlace,
+    LOCAL_PREFIX, Owner, connect, connect_docker,
+};
+use farrier_local::archive::UnpackError;
 use runner::plan::{Limits, Plan};
 use tokio_util::sync::CancellationToken;
 

@@ -6,16 +6,14 @@ use std::{
     process::Command,
 };
 
-use farrier::{
-    boot::ENTRYPOINT,
-    cache::Cache,
-    definitions,
-    inputs::{FetchOptions, Fetcher, HeaderLookup, PackageRoot},
-};
 use farrier_core::kernel::{
     Architecture, HeaderSource, KernelFamily, KernelRelease, KernelTarget, Toolchain, debian_version,
     match_family,
 };
+use farrier_definitions as definitions;
+use farrier_inputs::{FetchOptions, Fetcher, HeaderLookup, PackageRoot};
+use farrier_local::cache::Cache;
+use farrier_payload::ENTRYPOINT;
 use serde_json::json;
 
 use crate::support::{

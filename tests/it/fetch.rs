@@ -8,14 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farrier::{
-    cache::Cache,
-    inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, HeaderSet},
-};
 use farrier_core::{
     image::{Digest, MinimalSpec, SourceSpec},
     kernel::{Architecture, HeaderSource, KernelTarget},
 };
+use farrier_inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, HeaderSet};
+use farrier_local::cache::Cache;
 use tempfile::TempDir;
 
 use crate::support::kept;

@@ -6,17 +6,18 @@ use std::{
     fs,
 };
 
+use farrier_core::{
+    facts::{CheckReportDocument, media_type},
+    image::{Digest, ImageReference, Repository, Version},
+    kernel::Architecture,
+};
+use farrier_store::registry::{Registry, RegistryOptions, RemoteRegistry};
+
 use crate::support::{
     kube_api::objects::{daemon_set, node},
     live::{DRIVER, Live, NAMESPACE},
     registry_process::Wants,
     site::{Run, Site, entries, skopeo},
-};
-use farrier::registry::{Registry, RegistryOptions, RemoteRegistry};
-use farrier_core::{
-    facts::{CheckReportDocument, media_type},
-    image::{Digest, ImageReference, Repository, Version},
-    kernel::Architecture,
 };
 use kmod::{CheckReport, Verdict};
 use oci::{self, Descriptor, ImageManifest};

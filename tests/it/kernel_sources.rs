@@ -6,6 +6,13 @@ use std::{
     process::Command,
 };
 
+use farrier_core::kernel::{Architecture, KernelFamily, KernelTarget, match_family};
+use farrier_inputs::{
+    FetchOptions, Fetcher, HeaderLookup, HeaderSet, KernelImage, KernelImageLookup, read_host,
+};
+use farrier_local::cache::Cache;
+use farrier_payload::{DecompressionBudget, read_module};
+
 use crate::support::{
     docker::docker,
     kernels::{self, shared_cache},
@@ -13,12 +20,6 @@ use crate::support::{
     registry_process::{RegistryProcess, Wants},
     site::skopeo,
 };
-use farrier::{
-    cache::Cache,
-    inputs::{FetchOptions, Fetcher, HeaderLookup, HeaderSet, KernelImage, KernelImageLookup, read_host},
-    payload::{DecompressionBudget, read_module},
-};
-use farrier_core::kernel::{Architecture, KernelFamily, KernelTarget, match_family};
 use kmod::{FactSource, Method, locate};
 
 /// A Debian 12 kernel, with everything that its built-in family finds.
@@ -30,7 +31,7 @@ struct Kernel {
 }
 
 fn families() -> (Vec<KernelFamily>, PathBuf) {
-    let definitions = farrier::definitions::load(None).unwrap();
+    let definitions = farrier_definitions::load(None).unwrap();
     (definitions.families, definitions.root)
 }
 

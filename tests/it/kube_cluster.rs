@@ -4,8 +4,7 @@ mod rights;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use crate::support::kube_api::{ApiFailure, FakeApi, Fate, Kind, Requests, objects};
-use farrier::cluster::{ApiError, Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions};
+use farrier_cluster::{ApiError, Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions};
 use farrier_core::{
     image::OperatorResource,
     plan::{
@@ -13,6 +12,8 @@ use farrier_core::{
         PodRestart, SnapshotScope,
     },
 };
+
+use crate::support::kube_api::{ApiFailure, FakeApi, Fate, Kind, Requests, objects};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

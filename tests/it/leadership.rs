@@ -1,14 +1,13 @@
 //! Leader election with leases at an API server: acquired, lost, released and taken over.
 use std::time::{Duration, Instant};
 
+use farrier_cluster::{Fence, KubeOptions};
+use farrier_controller::runtime::lease::{Leadership, LeaseOptions, LeaseTask, Timing, campaign};
+
 use crate::support::{
     kube_api::{ApiFailure, FakeApi, Kind, Requests, objects},
     live::Live,
     logs::Logs,
-};
-use farrier::{
-    cluster::{Fence, KubeOptions},
-    runtime::lease::{Leadership, LeaseOptions, LeaseTask, Timing, campaign},
 };
 
 /// Client-go's timing, scaled down to a tenth.
@@ -98,7 +97,9 @@ async fn a_standby_says_who_leads_and_once_for_each_leader() {
 #[test]
 fn a_named_farrier_has_a_lease_and_fields_of_its_own() {
     let mut live = Live::new([objects::node("n0", "6.1.0-901-amd64")], "image");
-    live.api.install(Kind::defined_by(&serde_json::to_value(farrier::status::crd()).unwrap()).unwrap());
+    live.api.install(
+        Kind::defined_by(&serde_json::to_value(farrier_controller::status::crd()).unwrap()).unwrap(),
+    );
     live.publish();
     live.start(&["--leader-elect", "--instance", "gpu"]);
     live.until("a DriverBuild", |live| !live.api.list("driverbuilds.farrier.dev").is_empty());
@@ -116,7 +117,7 @@ async fn a_server_that_comes_back_without_its_rights_is_one_line() {
     let directory = tempfile::tempdir().unwrap();
     let options =
         KubeOptions { kubeconfig: Some(api.kubeconfig(directory.path())), ..KubeOptions::default() };
-    let client = farrier::cluster::kube::client(&options).await.unwrap();
+    let client = farrier_cluster::kube::client(&options).await.unwrap();
     let options = LeaseOptions {
         namespace: "farrier".to_owned(),
         name: "farrier".to_owned(),

@@ -2,8 +2,8 @@
 //! their DaemonSets specify, and probes, terminates, kills and restarts them.
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
-use farrier::inputs::KernelImage;
 use farrier_core::kernel::KernelRelease;
+use farrier_inputs::KernelImage;
 use tempfile::TempDir;
 
 use crate::support::{

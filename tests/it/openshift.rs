@@ -7,14 +7,12 @@ use std::{
     process::Command,
 };
 
-use farrier::{
-    cache::Cache,
-    inputs::{FetchOptions, Fetcher, PackageRoot},
-};
 use farrier_core::{
     image::Digest,
     kernel::{Architecture, Toolchain},
 };
+use farrier_inputs::{FetchOptions, Fetcher, PackageRoot};
+use farrier_local::cache::Cache;
 use oci::{Layer, compress};
 use serde_json::json;
 
@@ -199,7 +197,7 @@ fn kernel_devel(kernel: &str, work: &Path) -> PathBuf {
 
 /// Pushes a toolkit with Debian 12's compiler and these kernels' headers.
 async fn push_toolkit(repository: &str, tag: &str, trees: &[(&str, &Path)]) -> Digest {
-    let definitions = farrier::definitions::load(None).unwrap();
+    let definitions = farrier_definitions::load(None).unwrap();
     let family =
         definitions.families.iter().find(|family| family.metadata.name.as_str() == "debian-12").unwrap();
     let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { panic!("no packages") };

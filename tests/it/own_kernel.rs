@@ -5,20 +5,18 @@ use std::{
     process::Command,
 };
 
+use farrier_bootcheck::{BootRequest, boot_check};
+use farrier_core::site::{KeySource, ModuleSigning, Signed};
+use farrier_net::SecretReader;
+use farrier_payload as payload;
+use farrier_signing::ModuleSigner;
+
 use crate::support::{
     own_kernel::{OwnKernel, own_kernel},
     packages::run,
     site::Site,
     virtual_machine::{boot, entrypoint, outcomes},
 };
-use farrier::{
-    boot::{BootRequest, boot_check},
-    cluster::KubeOptions,
-    net::SecretReader,
-    payload,
-    signing::ModuleSigner,
-};
-use farrier_core::site::{KeySource, ModuleSigning, Signed};
 use kmod::{BootOutcome, SignatureHash, SigningRule, Verdict};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -124,7 +122,7 @@ async fn the_kernels_tools_take_farriers_signature_for_their_own() {
         certificate: kernel.certificate().to_str().unwrap().parse().unwrap(),
         signed: Signed::Replace,
     };
-    let secrets = SecretReader::new(work.path().to_owned(), KubeOptions::default());
+    let secrets = SecretReader::new(work.path().to_owned(), None);
     let certificate = ModuleSigner::open(&spec, work.path(), secrets).unwrap();
     let signer = certificate.load().await.unwrap();
     let (hash, rule) = (SignatureHash::Sha256, SigningRule { replace: true, previous: None });

@@ -82,7 +82,7 @@ fn kubectl_finds_it_and_means_the_live_cluster() {
 #[test]
 fn kubectl_completes_names_of_the_live_cluster() {
     let live = Live::new([node("n0", KERNEL), node("n1", "6.1.0-902-amd64")], "image");
-    let definition = serde_json::to_value(farrier::status::crd()).unwrap();
+    let definition = serde_json::to_value(farrier_controller::status::crd()).unwrap();
     live.api.install(Kind::defined_by(&definition).unwrap());
     live.api.create(json!({
         "apiVersion": "farrier.dev/v1alpha1", "kind": "DriverBuild",

@@ -1,12 +1,12 @@
 //! Prebuilt modules with real components: an image in KMM's layout, and a Debian kernel package.
 use std::fs;
 
-use farrier::inputs::FetchError;
 use farrier_core::{
     facts::media_type,
     image::SourceSpec,
     kernel::{Architecture, KernelTarget},
 };
+use farrier_inputs::FetchError;
 use oci::client::chain as error_chain;
 use serde_json::{Value, json};
 

@@ -15,20 +15,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{
-    fake_http::{Answer, FakeHttp, answer},
-    registry_process::{PASSWORD, RegistryProcess, USER, Wants},
-};
-use farrier::{
-    net::{Net, NetOptions},
-    registry::{
-        CredentialFile, LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry, Retrying,
-        Upload, hint,
-    },
-};
 use farrier_core::{
     facts::media_type,
     image::{Digest, Repository, Version},
+};
+use farrier_net::{Net, NetOptions};
+use farrier_store::registry::{
+    CredentialFile, LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry, Retrying,
+    Upload, hint,
+};
+
+use crate::support::{
+    fake_http::{Answer, FakeHttp, answer},
+    registry_process::{PASSWORD, RegistryProcess, USER, Wants},
 };
 use oci::{Assembled, Assembly, Base, EntryKind, Layer, LayerWriter, assemble};
 use tokio_util::sync::CancellationToken;

@@ -2,14 +2,15 @@
 //! and with another cache. Another engine gives the same image and bill of materials.
 use std::collections::BTreeMap;
 
-use crate::support::{
-    kernels::{self, new_cache},
-    site::Site,
-};
-use farrier::inputs::{FetchOptions, Fetcher, PackageRoot};
 use farrier_core::{
     image::Digest,
     kernel::{Architecture, BootstrapSpec},
+};
+use farrier_inputs::{FetchOptions, Fetcher, PackageRoot};
+
+use crate::support::{
+    kernels::{self, new_cache},
+    site::Site,
 };
 
 /// Returns the digests of the image and of its referrers by kind.

@@ -7,12 +7,10 @@ use std::{
     time::Duration,
 };
 
-use farrier::{
-    cache::Cache,
-    inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, KernelImageLookup, Lookup},
-    net::{Net, NetOptions},
-};
 use farrier_core::kernel::{Architecture, HeaderSource, KernelFamily, KernelTarget};
+use farrier_inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, KernelImageLookup, Lookup};
+use farrier_local::cache::Cache;
+use farrier_net::{Net, NetOptions};
 use oci::client::chain as error_chain;
 use serde_json::{Value, json};
 

@@ -6,8 +6,8 @@ use std::{
     process::Command,
 };
 
-use farrier::inputs::{FetchError, PackageRoot};
 use farrier_core::kernel::{Architecture, Toolchain};
+use farrier_inputs::{FetchError, PackageRoot};
 use oci::client::chain as error_chain;
 use serde_json::json;
 

@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use farrier::engine::{
+use farrier_core::provenance::Confinement;
+use farrier_engines::{
     BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, InPlace, connect,
 };
-use farrier_core::provenance::Confinement;
 use runner::plan::{Action, Limits, Plan, Run, Source, Step};
 use tokio_util::sync::CancellationToken;
 

@@ -28,7 +28,7 @@ fn is_current(name: &str, kind: &str) {
 
 #[test]
 fn the_definition_of_driver_builds_is_current() {
-    is_current_file("deploy/crds/driverbuild.yaml", &farrier::status::crd_yaml().unwrap());
+    is_current_file("deploy/crds/driverbuild.yaml", &farrier_controller::status::crd_yaml().unwrap());
 }
 
 #[test]

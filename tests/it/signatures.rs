@@ -3,15 +3,18 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
 };
+
+use farrier_cluster::{KubeOptions, KubeSecrets};
+use farrier_core::site::{SecretKey, SecretSource};
+use farrier_net::SecretReader;
 
 use crate::support::{
     kernels,
     kube_api::{ApiFailure, FakeApi, Requests},
     site::Site,
 };
-use farrier::{cluster::KubeOptions, net::SecretReader};
-use farrier_core::site::{SecretKey, SecretSource};
 use serde_json::{Value, json};
 
 /// Creates a key pair in the definitions directory: `NAME.key` and `NAME.pem`.
@@ -333,7 +336,7 @@ async fn secrets_of_a_cluster() {
     let directory = tempfile::tempdir().unwrap();
     let kubeconfig = Some(api.kubeconfig(directory.path()));
     let options = KubeOptions { kubeconfig, context: Some("test".to_owned()), ..KubeOptions::default() };
-    let reader = SecretReader::new(PathBuf::new(), options);
+    let reader = SecretReader::new(PathBuf::new(), Some(Arc::new(KubeSecrets::new(options))));
     let source = |name: &str, key: &str| {
         let (namespace, name) = ("farrier".parse().unwrap(), name.parse().unwrap());
         SecretSource::Secret(SecretKey { namespace, name, key: key.to_owned() })

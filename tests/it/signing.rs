@@ -6,18 +6,17 @@ use std::{
     process::{Command, Stdio},
 };
 
+use farrier_core::site::{self, KeySource, Signed};
+use farrier_net::SecretReader;
+use farrier_payload as payload;
+use farrier_payload::ModuleSigning;
+use farrier_signing::{ModuleSigner, Signer, read_public_key};
+
 use crate::support::{
     kernels,
     packages::{run, unpacked},
     site::{Run, Site},
 };
-use farrier::{
-    cluster::KubeOptions,
-    net::SecretReader,
-    payload::{self, ModuleSigning},
-    signing::{ModuleSigner, Signer, read_public_key},
-};
-use farrier_core::site::{self, KeySource, Signed};
 use kmod::{SignatureHash, SigningRule, without_signature};
 
 const RSA: &str = "RSA -pkeyopt rsa_keygen_bits:2048";
@@ -44,7 +43,7 @@ fn sign(tree: &Path, directory: &Path, source: KeySource, certificate: &str, has
         certificate: certificate.parse().unwrap(),
         signed: Signed::Replace,
     };
-    let secrets = SecretReader::new(directory.to_owned(), KubeOptions::default());
+    let secrets = SecretReader::new(directory.to_owned(), None);
     let certificate = ModuleSigner::open(&spec, directory, secrets).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let signer = runtime.block_on(certificate.load()).unwrap();
@@ -205,7 +204,7 @@ fn a_key_in_a_security_module_signs_modules() {
     }
     // A locked token, and a token that signs with another key.
     let public = read_public_key(&token.path().join("ec.pub")).unwrap();
-    let secrets = SecretReader::new(token.path().to_owned(), KubeOptions::default());
+    let secrets = SecretReader::new(token.path().to_owned(), None);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let fails = |script: &str| {
         let command = token.command(script);

@@ -2,23 +2,22 @@
 
 use std::{fs, net::TcpListener as StdListener, path::Path, process::Command};
 
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, Repository, SourceSpec, Version},
+    site::SiteSpec,
+};
+use farrier_inputs::{FetchError, FetchOptions, Fetcher, PackageRoot};
+use farrier_local::cache::Cache;
+use farrier_net::{Net, NetError, NetOptions};
+use farrier_store::registry::{self, Registry, RegistryError, RegistryOptions, RemoteRegistry};
+
 use crate::support::{
     certificates::{Authority, LATER, PAST, tls},
     fake_http::{FakeHttp, answer},
     registry_process::{RegistryProcess, Wants},
     tls_archive::TlsArchive,
     tunnels::Tunnels,
-};
-use farrier::{
-    cache::Cache,
-    inputs::{FetchError, FetchOptions, Fetcher, PackageRoot},
-    net::{Net, NetError, NetOptions},
-    registry::{self, Registry, RegistryError, RegistryOptions, RemoteRegistry},
-};
-use farrier_core::{
-    facts::media_type,
-    image::{Digest, Repository, SourceSpec, Version},
-    site::SiteSpec,
 };
 use oci::client::chain as error_chain;
 use serde_json::json;

@@ -4,20 +4,21 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use crate::support::{
-    kube_api::{FakeApi, Kind, Requests},
-    logs::Logs,
-    published::publish_planned,
-    site::Site,
-};
-use farrier::{
-    cluster::Fence,
-    controller::live::{ReconcileView, StatusSink},
+use farrier_cluster::Fence;
+use farrier_controller::{
+    live::{ReconcileView, StatusSink},
     status::{KubeStatus, Place},
 };
 use farrier_core::plan::{
     Activity, AnnouncementReason, HoldReason, Outcome, Plan, PlannedCell, PlannedRollout, RolloutDecision,
     RolloutTarget, SkipReason, UnusedAnnouncement,
+};
+
+use crate::support::{
+    kube_api::{FakeApi, Kind, Requests},
+    logs::Logs,
+    published::publish_planned,
+    site::Site,
 };
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -26,7 +27,7 @@ const BUILDS: &str = "driverbuilds.farrier.dev";
 const EVENTS: &str = "events.events.k8s.io";
 
 fn with_driver_builds(api: &FakeApi) {
-    let definition = serde_json::to_value(farrier::status::crd()).unwrap();
+    let definition = serde_json::to_value(farrier_controller::status::crd()).unwrap();
     api.install(Kind::defined_by(&definition).unwrap());
 }
 

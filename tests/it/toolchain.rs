@@ -6,6 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use farrier_core::{
+    image::Digest,
+    kernel::{Architecture, BootstrapSpec, Toolchain},
+};
+use farrier_inputs::PackageRoot;
+use farrier_local::cache::Cache;
+
 use crate::{
     fetch::{fetcher, names, shared_cache},
     offline::MSTFLINT,
@@ -14,11 +21,6 @@ use crate::{
         kernels::{self, new_cache},
         site::Site,
     },
-};
-use farrier::{cache::Cache, inputs::PackageRoot};
-use farrier_core::{
-    image::Digest,
-    kernel::{Architecture, BootstrapSpec, Toolchain},
 };
 
 fn packages(include: &[&str]) -> BootstrapSpec {
@@ -170,7 +172,7 @@ async fn what_it_compiles_is_what_mmdebstrap_s_compiles() {
     }
     let assembled = payload(&site, &kernel);
 
-    let definitions = farrier::definitions::load(Some(&site.definitions())).unwrap();
+    let definitions = farrier_definitions::load(Some(&site.definitions())).unwrap();
     let family =
         definitions.families.iter().find(|found| found.metadata.name.as_str() == "debian-12").unwrap();
     let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { panic!("no bootstrap") };

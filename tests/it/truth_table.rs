@@ -8,15 +8,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::kernel::{Architecture, KernelRelease};
+use farrier_inputs::read_header_set;
+use farrier_payload::{DecompressionBudget, is_module_file, open_module, read_module};
+
 use crate::support::{
     packages::{fixture_modules, headers, kernel_image, releases},
     virtual_machine::{boot, request},
 };
-use farrier::{
-    inputs::read_header_set,
-    payload::{DecompressionBudget, is_module_file, open_module, read_module},
-};
-use farrier_core::kernel::{Architecture, KernelRelease};
 use futures::{StreamExt, stream};
 use kmod::{BootOutcome, CheckRequest, KernelFacts, Module, Verdict, check, module_name};
 

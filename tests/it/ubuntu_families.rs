@@ -3,13 +3,11 @@
 //! packages.
 use std::collections::BTreeSet;
 
-use farrier::{
-    cache::Cache,
-    definitions,
-    inputs::{FetchOptions, Fetcher, Lookup},
-    net::{Net, NetOptions},
-};
 use farrier_core::kernel::{Architecture, HeaderSource, KernelTarget, match_family};
+use farrier_definitions as definitions;
+use farrier_inputs::{FetchOptions, Fetcher, Lookup};
+use farrier_local::cache::Cache;
+use farrier_net::{Net, NetOptions};
 use oci::client::chain as error_chain;
 use serde_json::json;
 

@@ -5,13 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use farrier_core::image::{Digest, Repository};
+use farrier_store::registry::{Registry, RegistryError, RegistryOptions, RemoteRegistry, Upload};
+
 use crate::support::{
     cutting_proxy::{Cut, CuttingProxy},
     fake_http::{Answer, FakeHttp, Request, answer, breaks_after},
     registry_process::{RegistryProcess, Wants},
 };
-use farrier::registry::{Registry, RegistryError, RegistryOptions, RemoteRegistry, Upload};
-use farrier_core::image::{Digest, Repository};
 
 const MIB: usize = 1 << 20;
 

@@ -1,6 +1,7 @@
 //! OCI images: references, layers, configuration and manifest, from bytes to bytes. The feature `client` adds
 //! registries and layout directories.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod annotations;
 mod artifact;

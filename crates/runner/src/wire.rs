@@ -65,7 +65,6 @@ pub enum Message {
 
 /// Outcome of a build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum Outcome {
     /// All steps succeeded and `/out` was sent: size of the archive in bytes, and its SHA-256.
     Done { size: u64, sha256: [u8; 32] },

@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier::bundle::ContentKind;
+use farrier_bundle::ContentKind;
 use farrier_core::facts::media_type;
 use oci::{Descriptor, ImageIndex};
 

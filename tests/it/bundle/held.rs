@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use farrier::bundle::{self, Content, ContentKind, Taken};
+use farrier_bundle as bundle;
+use farrier_bundle::{Content, ContentKind, Taken};
 use farrier_core::{facts::media_type, image::Digest};
 use oci::{Descriptor, ImageIndex, ImageManifest};
 

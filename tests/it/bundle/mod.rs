@@ -11,19 +11,19 @@ use std::{
     sync::Arc,
 };
 
-use crate::support::registry_process::{RegistryProcess, Wants};
-use farrier::{
-    bundle::{
-        self, Bundle, BundleError, Content, ContentKind,
-        ContentKind::{Image, Mirror, Referrer, Signature},
-        Exported, Meter, Phase, Since, Taken, Target, Verified, Wanted,
-    },
-    registry::{Registry, RegistryLocation, RegistryOptions, connect},
+use farrier_bundle as bundle;
+use farrier_bundle::{
+    Bundle, BundleError, Content, ContentKind,
+    ContentKind::{Image, Mirror, Referrer, Signature},
+    Exported, Meter, Phase, Since, Taken, Target, Verified, Wanted,
 };
 use farrier_core::{
     facts::{CheckReportDocument, ImageFacts, media_type},
     image::{Digest, Tag, Version},
 };
+use farrier_store::registry::{Registry, RegistryLocation, RegistryOptions, connect};
+
+use crate::support::registry_process::{RegistryProcess, Wants};
 use oci::{Assembly, Descriptor, EntryKind, ImageIndex, LayerWriter, assemble};
 
 /// Drops the progress.

@@ -6,11 +6,9 @@ use std::{
     process::Command,
 };
 
-use farrier::{
-    inputs::read_header_set,
-    payload::{DecompressionBudget, read_modules},
-};
 use farrier_core::kernel::{Architecture, KernelRelease};
+use farrier_inputs::read_header_set;
+use farrier_payload::{DecompressionBudget, read_modules};
 use kmod::{CheckReport, CheckRequest, KernelFacts, Module, ModuleError, PayloadModule, check};
 
 pub use crate::support::packages::{image_package, run, unpacked, unpacked_with};

@@ -8,11 +8,9 @@ use std::{
     process::Command,
 };
 
-use farrier::{
-    inputs::read_header_set,
-    payload::{DecompressionBudget, read_modules},
-};
 use farrier_core::kernel::{Architecture, KernelRelease};
+use farrier_inputs::read_header_set;
+use farrier_payload::{DecompressionBudget, read_modules};
 use kmod::{BtfBase, CheckReport, CheckRequest, FactSource, Known, Module, Rule, Signature, Verdict, check};
 use object::{Object, ObjectSection};
 

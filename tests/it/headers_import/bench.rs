@@ -8,13 +8,13 @@ use std::{
     sync::Arc,
 };
 
-use farrier::{
-    cache::Cache,
-    inputs::{FetchError, FetchOptions, Fetcher, HeaderImport, ImportSource, ImportedHeaders},
-    registry::{self, RegistryLocation, RegistryOptions},
-    store::Store,
-};
 use farrier_core::kernel::{Architecture, HeaderSource, KernelTarget};
+use farrier_inputs::{FetchError, FetchOptions, Fetcher, HeaderImport, ImportSource, ImportedHeaders};
+use farrier_local::cache::Cache;
+use farrier_store::{
+    Store,
+    registry::{self, RegistryLocation, RegistryOptions},
+};
 use tempfile::TempDir;
 
 pub const RELEASE: &str = "6.1.192-ACME+";

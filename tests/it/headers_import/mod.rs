@@ -12,12 +12,12 @@ use std::{
 };
 
 use bench::{AARCH64, Bench, RELEASE, family, request, target};
-use farrier::{
-    inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, Outcome, TreeError},
-    registry::{self, RegistryLocation, RegistryOptions},
-    store::{InputKind, NewInput, Store, header_tag},
-};
 use farrier_core::{image::Digest, kernel::Architecture};
+use farrier_inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, Outcome, TreeError};
+use farrier_store::{
+    InputKind, NewInput, Store, header_tag,
+    registry::{self, RegistryLocation, RegistryOptions},
+};
 use oci::Descriptor;
 
 use crate::support::rpm_repository::pack;

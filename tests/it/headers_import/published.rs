@@ -12,16 +12,14 @@ use axum::{
     Router,
     http::{StatusCode, Uri},
 };
-use farrier::{
-    inputs::{Fetcher, HeaderIdentity, Lookup},
-    net::{Net, NetOptions},
-    registry::{Registry as _, RemoteRegistry},
-};
 use farrier_core::{
     facts::media_type,
     image::{Repository, Version},
     kernel::HeaderSource,
 };
+use farrier_inputs::{Fetcher, HeaderIdentity, Lookup};
+use farrier_net::{Net, NetOptions};
+use farrier_store::registry::{Registry as _, RemoteRegistry};
 use oci::{Assembly, Layer, assemble, compress};
 use serde_json::json;
 
@@ -101,7 +99,7 @@ async fn identity(fetcher: &Fetcher, bench: &Bench, source: &HeaderSource) -> He
 }
 
 #[track_caller]
-fn found(found: Result<HeaderLookup, FetchError>) -> Box<farrier::inputs::HeaderSet> {
+fn found(found: Result<HeaderLookup, FetchError>) -> Box<farrier_inputs::HeaderSet> {
     match found.map_err(|error| oci::client::chain(&error)) {
         Ok(Lookup::Found(set)) => set,
         Ok(Lookup::Missing { looked_for, .. }) => panic!("missing: {looked_for}"),

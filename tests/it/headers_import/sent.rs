@@ -2,12 +2,10 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use farrier::{
-    collected::{Key, Receiver, SendError, send},
-    net::Net,
-    runtime::{Health, HttpServer, Metrics},
-};
+use farrier_controller::runtime::{Health, HttpServer, Metrics};
 use farrier_core::{image::Digest, kernel::Architecture};
+use farrier_header_collection::{Key, Receiver, SendError, send};
+use farrier_net::Net;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
@@ -48,7 +46,7 @@ impl UploadBench {
     }
 
     /// Packs the node's headers and uploads them with this key, like the Job that collects headers.
-    async fn collect(&self, key: &str) -> Result<farrier::collected::Answer, SendError> {
+    async fn collect(&self, key: &str) -> Result<farrier_header_collection::Answer, SendError> {
         let node = self.bench.fetcher("node-cache");
         let (root, release) = (self.bench.path("node"), RELEASE.parse().unwrap());
         let packed = node.headers().pack(root, release, Architecture::Amd64).await.unwrap();
@@ -68,7 +66,7 @@ impl UploadBench {
         for (name, value) in headers {
             request.headers_mut().insert(http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
         }
-        let answer = Net::default().execute(request, &farrier::net::Asker::of("test")).await.unwrap();
+        let answer = Net::default().execute(request, &farrier_net::Asker::of("test")).await.unwrap();
         (answer.status().as_u16(), answer.text().await.unwrap())
     }
 

@@ -1,8 +1,9 @@
 //! farrier's permissions at an API server, and its name as a field manager.
 
+use farrier_core::image::RolloutSpec;
+
 use super::*;
 use crate::support::logs::Logs;
-use farrier_core::image::RolloutSpec;
 
 #[tokio::test]
 async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() {

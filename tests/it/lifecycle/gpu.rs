@@ -1,7 +1,7 @@
 //! The GPU driver's containers and the containers that depend on the driver.
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
-use farrier::inputs::KernelImage;
+use farrier_inputs::KernelImage;
 use tempfile::TempDir;
 
 use super::{LIMIT, MOFED, newest};

@@ -68,7 +68,7 @@ async fn a_token_server_that_the_site_names_gets_them() {
         let options =
             RegistryOptions { credentials: login(directory.path(), &fake.host, PASSWORD).into(), net };
         assert_eq!(
-            farrier::registry::Access::trusts_token_server(&options, &fake.host, &url),
+            farrier_store::registry::Access::trusts_token_server(&options, &fake.host, &url),
             trusted,
             "{host}"
         );

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use farrier::cache::Cache;
+use farrier_local::cache::Cache;
 
 use super::kept;
 

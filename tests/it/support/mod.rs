@@ -9,7 +9,7 @@ pub mod fake_http;
 pub mod kernels;
 pub mod kube_api;
 pub mod live;
-#[path = "../../../src/build/testing/logs.rs"]
+#[path = "../../../crates/adapters/builder/src/testing/logs.rs"]
 pub mod logs;
 pub mod netns;
 pub mod node_vm;

@@ -7,8 +7,8 @@ use std::{
     process::Command,
 };
 
-use farrier::inputs::KernelImage;
 use farrier_core::kernel::KernelRelease;
+use farrier_inputs::KernelImage;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 

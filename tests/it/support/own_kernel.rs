@@ -6,8 +6,8 @@ use std::{
     process::Command,
 };
 
-use farrier::inputs::KernelImage;
 use farrier_core::kernel::{Architecture, KernelRelease};
+use farrier_inputs::KernelImage;
 
 use super::{kept, packages::run};
 

@@ -9,8 +9,8 @@ use std::{
     time::UNIX_EPOCH,
 };
 
-use farrier::inputs::KernelImage;
 use farrier_core::{kernel::Architecture, kernel::KernelRelease};
+use farrier_inputs::KernelImage;
 
 use super::kept;
 

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use farrier::registry::{Registry, RegistryOptions, RemoteRegistry};
 use farrier_core::{
     facts::{ImageFacts, media_type},
     image::{ImageReference, Version},
 };
+use farrier_store::registry::{Registry, RegistryOptions, RemoteRegistry};
 use kmod::Verdict;
 use oci::{Assembly, EntryKind, LayerWriter, assemble};
 use serde_json::Value;

@@ -2,8 +2,8 @@
 
 use std::{fs::File, path::Path};
 
-use farrier::registry::{Registry as _, RegistryOptions, RemoteRegistry};
 use farrier_core::facts::media_type;
+use farrier_store::registry::{Registry as _, RegistryOptions, RemoteRegistry};
 use oci::{Assembly, EntryKind, LayerWriter, assemble};
 
 /// Pushes the busybox image to a loopback registry, and returns its reference by digest.

@@ -7,8 +7,9 @@ use std::{
     process::Command,
 };
 
-use farrier::boot::{BootRequest, ENTRYPOINT, boot_check};
+use farrier_bootcheck::{BootRequest, boot_check};
 use farrier_core::kernel::KernelRelease;
+use farrier_payload::ENTRYPOINT;
 use kmod::{BootOutcome, BootReport};
 use tokio_util::sync::CancellationToken;
 

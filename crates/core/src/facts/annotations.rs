@@ -152,7 +152,6 @@ image_facts! {
 
 /// Reason why facts cannot be read from a manifest.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum FactsError {
     /// The bytes are not an image manifest.
     #[error("read image facts")]

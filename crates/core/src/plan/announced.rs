@@ -22,7 +22,6 @@ const MAX_ANNOUNCED_BY_NODES: usize = 32;
 /// Origin of a kernel's announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "by")]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum AnnouncedBy {
     /// A file in `announced/`.
     #[display("configuration {name}")]
@@ -125,7 +124,6 @@ pub fn rpm_flavour(release: &KernelRelease) -> String {
 /// Reason for not using a node's announcement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum AnnouncementReason {
     /// The annotation is not a kernel release, or its release has no label.
     #[error("{detail}")]

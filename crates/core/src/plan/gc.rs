@@ -86,7 +86,6 @@ pub struct GcInputs<'a> {
 /// Reason for keeping an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "why")]
-#[expect(missing_docs, reason = "the variants' comments describe their fields")]
 pub enum KeepReason {
     /// farrier did not publish the image, or it is for no kernel.
     NotOurs,

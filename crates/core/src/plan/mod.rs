@@ -14,7 +14,7 @@ mod ci_matrix;
 mod deadline;
 mod decide;
 #[cfg(any(test, feature = "testing"))]
-#[allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used)]
+#[allow(dead_code, clippy::unwrap_used, clippy::expect_used)]
 mod fixtures;
 mod gc;
 mod guarantee;
@@ -45,7 +45,7 @@ mod status;
 mod table;
 mod target;
 #[cfg(any(test, feature = "testing"))]
-#[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+#[allow(clippy::unwrap_used, clippy::expect_used)]
 pub mod testing;
 mod unfinished;
 mod union;

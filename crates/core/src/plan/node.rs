@@ -19,7 +19,6 @@ use crate::{
 
 /// Limit in `site.yaml` that a node's kernels exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the variants' comments describe their fields")]
 pub enum ExceededLimit {
     /// The node named more kernels than one node may within this time.
     PerNode { most: u32, within: Period },
@@ -40,7 +39,6 @@ pub struct RejectedClaims {
 /// Reason why a node's kernel target is unknown. Such a node is skipped (guarantee 6).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum NodeReason {
     /// A label that Node Feature Discovery sets is missing.
     #[error("label {label} is missing")]

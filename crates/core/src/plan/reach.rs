@@ -201,7 +201,6 @@ pub enum NodeReach<'a> {
 
 /// Reason why the pods of an object do not reach a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum Exclusion<'a> {
     /// The site ignores the node.
     #[error("ignoreNodes[{rule}] in site.yaml ignores it")]

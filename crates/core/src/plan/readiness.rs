@@ -67,7 +67,6 @@ pub enum Blocker {
 /// State of one image that a node will need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "state")]
-#[expect(missing_docs, reason = "the variants' comments describe their fields")]
 pub enum Readiness {
     /// Published and accepted by the definition's check policy; with the check's verdict.
     Ready { verdict: Verdict },

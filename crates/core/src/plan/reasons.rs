@@ -14,7 +14,6 @@ use crate::{
 /// Reason for building an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum BuildReason {
     /// The registry does not have the tag.
     #[error("not in the registry")]
@@ -54,7 +53,6 @@ impl NotReadyNode {
 /// Reason for leaving an image field as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum HoldReason {
     /// The cluster or directory has no such DaemonSet.
     #[error("there is no such DaemonSet")]

@@ -9,7 +9,6 @@ use crate::image::{ImageName, ImageReference, InputHash};
 /// Reason for not building an image for a kernel target. A retry does not help with any of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum SkipReason {
     /// The image's `kernels` range does not include the kernel's version.
     #[error("the image is for kernels {range}")]
@@ -87,7 +86,6 @@ pub enum SkipReason {
 /// Reason why an image cannot be compiled against another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum NeedReason {
     /// No driver image has this name.
     #[error("there is no such driver image")]

@@ -9,7 +9,6 @@ use crate::image::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, 
 /// Object that a rollout rewrites.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(untagged, rename_all_fields = "camelCase")]
-#[expect(missing_docs, reason = "the variants' comments describe their fields")]
 pub enum RolloutObject {
     /// Container of a DaemonSet.
     DaemonSet(DaemonSetContainer),

@@ -134,7 +134,6 @@ impl HostPolicy {
 
 /// One entry of `noProxy`.
 #[derive(Clone, Debug, PartialEq, Eq, DeserializeFromStr, SerializeDisplay)]
-#[expect(missing_docs, reason = "the variants say what their fields are")]
 pub enum NoProxy {
     /// `*`: everything.
     All,

@@ -8,7 +8,7 @@ mod tree;
 
 use std::time::Duration;
 
-use farrier::inputs::KernelImage;
+use farrier_inputs::KernelImage;
 
 pub use daemon_set::ContainerSpec;
 pub use machine::Output;

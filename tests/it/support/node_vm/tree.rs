@@ -8,8 +8,8 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier::inputs::KernelImage;
 use farrier_core::image::DRIVER_ENTRYPOINTS;
+use farrier_inputs::KernelImage;
 use tempfile::TempDir;
 
 use super::super::packages::run;

@@ -20,7 +20,6 @@ use crate::{
 /// Decision about one rollout target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "decision")]
-#[expect(missing_docs, reason = "the variants' comments describe their fields")]
 pub enum RolloutDecision {
     /// The target's image is set, always by digest.
     Rewrite { from: String, to: ImageReference },

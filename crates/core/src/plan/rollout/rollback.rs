@@ -19,7 +19,6 @@ use crate::plan::{ClusterSnapshot, DaemonSetFacts, RECORD_ANNOTATION, ResourceFa
 /// Result of a rollback for one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome")]
-#[expect(missing_docs, reason = "the variants' comments describe their fields")]
 pub enum RollbackOutcome {
     /// The previous value (`to`) is restored.
     PutBack { from: String, to: String },

@@ -6,7 +6,6 @@ use serde::Serialize;
 /// Condition that a node waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-#[expect(missing_docs, reason = "the messages describe the fields")]
 pub enum UpgradeWait {
     /// Under way: pods must leave first.
     #[error("pods that must leave first: {count}")]

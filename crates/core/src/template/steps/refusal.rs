@@ -4,7 +4,6 @@ pub(super) use super::super::lexer::{Refusal, mistake};
 
 /// Reason why a Dockerfile cannot be read as steps. The caller adds the name of the Dockerfile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum StepsError {
     /// A syntax error in every engine. Lines count from 1.
     #[error("line {line}: {reason}")]

@@ -1,0 +1,370 @@
+//! Adapter: the base stage: prepares the toolchain and one kernel's headers for a compile. In place they are two trees
+//! of the cache. For a daemon they are an image, made once per content and kept in the engine.
+
+use std::{fmt::Write as _, path::PathBuf, sync::Arc};
+
+use farrier_core::{
+    image::{BuildSpec, ImageReference, Output, Repository},
+    kernel::{Compiler, CompilerKind, Toolchain},
+    site::HostPort,
+    template::steps::{self, Base, StepsError},
+};
+use farrier_engines::{
+    BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Kubernetes,
+    LOCAL_PREFIX, Sandbox,
+};
+use farrier_inputs::{HeaderSet, PackageRoot, find_build};
+use farrier_local::{blocking::blocking, cache::LockMode};
+use farrier_net::Asker;
+use farrier_store::registry;
+use oci::client::chain as error_chain;
+use parking_lot::Mutex;
+use runner::plan::{Action, Limits, Plan, Run, Step};
+
+use super::{cross, host_tools, job::Job, kept, verified_tree::verified_tree};
+use crate::{
+    images::{BaseImage, root_fs_layer, toolchain_tree},
+    parts::{FindingKind, Parts, Result, Stage, TargetError},
+};
+
+/// Prefix of the line in which the toolchain probe lists the compilers that it found.
+const PROBE_MARK: &str = "farrier: toolchain offers ";
+/// Minimum memory limit of a build, in bytes.
+pub(super) const MIN_MEMORY: u64 = 4 << 30;
+
+/// Limit on concurrent processes of a build: several for each processor of the largest machines.
+const MAX_PROCESSES: u64 = 8 << 10;
+/// Limit in bytes on what a build writes, the same as a pod's share of its node's disk (`JobSpec`).
+const MAX_DISK: u64 = 32 << 30;
+/// Limit on files, links and directories of a build: ten times the number in a compiled kernel source tree.
+const MAX_INODES: u64 = 2_000_000;
+
+/// The base of a compile, in the form that the engine needs.
+pub(super) enum PreparedBase {
+    /// An image in the daemon, under the name in the cell's Dockerfile.
+    Image(Arc<DockerEngine>),
+    /// Trees in the cache, for a sandbox.
+    InPlace(Arc<Sandbox>, InPlaceBase),
+    /// Trees in the cache for a pod, with the toolchain's image.
+    InCluster(Arc<Kubernetes>, InPlaceBase, BaseImage),
+}
+
+/// Trees, and the steps to run over them.
+pub(super) struct InPlaceBase {
+    /// Steps of the `modules` stage, after those that probe for the compiler and remove a `vmlinux`.
+    pub(super) steps: Vec<Step>,
+    /// Headers and toolchain, the uppermost first. A cross toolchain is above the headers, because its kbuild tools run
+    /// on this machine and the headers' tools do not.
+    pub(super) lowers: [PathBuf; 2],
+    /// Key of the headers' cache entry.
+    pub(super) headers: String,
+}
+
+impl InPlaceBase {
+    /// Returns the steps with their resource limits. The definition's `build.memory` only decides which builds may run
+    /// concurrently. Because that value is an estimate, the limit is twice as high.
+    pub(super) fn plan(&self, spec: BuildSpec) -> Plan {
+        let memory = spec.memory.bytes().saturating_mul(2).max(MIN_MEMORY);
+        let limits = Limits {
+            memory: Some(memory),
+            processes: Some(MAX_PROCESSES),
+            disk: Some(MAX_DISK),
+            inodes: Some(MAX_INODES),
+        };
+        Plan { steps: self.steps.clone(), limits }
+    }
+}
+
+/// Prepares the cell's base: the toolchain plus the header set.
+pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase> {
+    let engines = &job.parts.engine;
+    let docker = match (job.image.spec.output, engines.get().await) {
+        (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
+            let (tree, toolchain) = own_toolchain(job, headers).await?;
+            let base = Base::of(&job.cell.base_name, &toolchain.image.config);
+            let base =
+                in_place(job, headers, tree, &base).map_err(|refused| refused_template(job, &refused))?;
+            return Ok(PreparedBase::InCluster(cluster, base, toolchain));
+        }
+        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_sandbox(job, headers).await? {
+            Ok(base) => {
+                // Serialize the change of ownership: two builds would walk the same tree.
+                let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
+                let (owner, trees) = (sandbox.owner(), base.lowers.clone());
+                blocking(move || trees.iter().try_for_each(|tree| owner.own(tree))).await?;
+                return Ok(PreparedBase::InPlace(sandbox, base));
+            }
+            // Fall back to a daemon, if one is available, for templates that need one.
+            Err(refused @ StepsError::Unsupported { .. }) if engines.may_be_another() => {
+                engines.docker().await.map_err(|_| refused_template(job, &refused))?
+            }
+            Err(refused) => return Err(refused_template(job, &refused)),
+        },
+        (Output::Payload, Ok(Engine::Docker(docker))) => docker,
+        (Output::Payload, Err(error)) => return Err(error.into()),
+        (Output::Image, _) => engines.docker().await?,
+    };
+    confined_by_docker(job.parts.definitions.site.builds.landlock)?;
+    with_image(job, headers, &docker).await?;
+    Ok(PreparedBase::Image(docker))
+}
+
+/// Fails if the site requires Landlock, which farrier does not apply to a daemon's containers.
+fn confined_by_docker(least_landlock: u32) -> Result<()> {
+    if least_landlock == 0 {
+        return Ok(());
+    }
+    let message =
+        format!("the site requires Landlock ABI {least_landlock}, which Docker does not provide for builds");
+    let hint = "build with --engine sandbox or kubernetes, or lower builds.landlock in site.yaml";
+    Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
+}
+
+/// Returns the cell's toolchain as a tree and as an image, after checking that the headers' tools run in it.
+async fn own_toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, BaseImage)> {
+    job.stage(Stage::Toolchain);
+    let get = || toolchain_tree(job.parts, &job.toolchain, job.cell);
+    let (tree, image) = verified_tree(job.parts, get, |(tree, _)| Some(tree)).await?;
+    host_tools::check(job, headers, &tree).await?;
+    Ok((tree, image))
+}
+
+/// Returns the trees and steps of a build in a sandbox, with a cross toolchain if the kernel's architecture is foreign.
+async fn in_sandbox(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlaceBase, StepsError>> {
+    if !cross::is_foreign(job) {
+        let (tree, toolchain) = own_toolchain(job, headers).await?;
+        let base = Base::of(&job.cell.base_name, &toolchain.image.config);
+        return Ok(in_place(job, headers, tree, &base));
+    }
+    job.stage(Stage::Toolchain);
+    let (tree, base) = cross::toolchain(job, headers).await?;
+    Ok(in_place(job, headers, tree, &base).map(|mut made| {
+        made.lowers.reverse();
+        made
+    }))
+}
+
+/// Returns the trees and steps, or an error if the Dockerfile needs a feature that in-place builds do not support.
+fn in_place(
+    job: &Job<'_>,
+    headers: &HeaderSet,
+    toolchain: PathBuf,
+    base: &Base,
+) -> Result<InPlaceBase, StepsError> {
+    let recipe = steps::read(&job.cell.dockerfile, base)?;
+    recipe.notes.iter().for_each(|note| job.note(&note.to_string()));
+    let mut steps = recipe.steps;
+    let first = [headers.compiler.map(probe_step), btf_source(job, headers).map(without_btf_step)];
+    steps.splice(0..0, first.into_iter().flatten());
+    Ok(InPlaceBase { steps, lowers: [headers.root.clone(), toolchain], headers: headers.key.clone() })
+}
+
+fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {
+    let message = format!("template {}: {refused}", job.image.spec.template);
+    TargetError::finding(FindingKind::Compile, message, None)
+}
+
+/// Ensures that the engine has the base image of the cell's Dockerfile.
+async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<()> {
+    let Job { parts, cell, toolchain, .. } = job;
+    // Builds run concurrently and can share a base.
+    let key = cell.base_name.rsplit(':').next().unwrap_or_default();
+    let _lock = parts.cache.lock("base", key, LockMode::Exclusive).await?;
+    parts.cache.stamp("base", key)?;
+    if engine.has_image(&cell.base_name).await? {
+        return Ok(());
+    }
+    kept::make_room(parts, engine).await;
+    job.stage(Stage::Toolchain);
+    let toolchain = ensure_toolchain(job, engine, toolchain).await?;
+    job.stage(Stage::Base);
+    let log = Arc::new(ProbeLog::default());
+    let build = BuildJob {
+        id: format!("base-{}-{}", cell.input_hash.short(), std::process::id()),
+        dockerfile: base_dockerfile(&toolchain, headers.compiler, btf_source(job, headers)),
+        context: vec![ContextEntry { dest: "kernel".to_owned(), from: headers.root.clone() }],
+        log: Arc::clone(&log) as Arc<dyn BuildLog>,
+        cancel: parts.cancel.clone(),
+    };
+    match engine.build_image(&build, &cell.base_name).await {
+        Err(EngineError::Step(message)) => Err(match missing_compiler(job, headers, &log) {
+            Some(error) => error,
+            None => EngineError::Step(message).into(),
+        }),
+        other => Ok(other?),
+    }
+}
+
+/// Returns an error if the probe has found that the toolchain lacks the kernel's compiler.
+pub(super) fn missing_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<TargetError> {
+    let (wanted, offered) = headers.compiler.zip(log.offered())?;
+    let family = &job.family.metadata.name;
+    let message = format!(
+        "the kernel was built with {wanted}, which the toolchain of family {family} lacks; it offers {offered}"
+    );
+    let hint = format!(
+        "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"
+    );
+    Some(TargetError::finding(FindingKind::Compile, message, Some(hint)))
+}
+
+/// Ensures that the engine has the toolchain, and returns its name there.
+async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Toolchain) -> Result<String> {
+    let parts = job.parts;
+    let root = PackageRoot::of_toolchain(toolchain, &job.cell.target);
+    let Some(root) = root else {
+        // Use the digest from the input hash, even if the tag has moved since.
+        let reference: ImageReference = job.cell.toolchain.parse()?;
+        if engine.has_image(&reference.to_string()).await? {
+            return Ok(reference.to_string());
+        }
+        let copy = parts.nearest(reference.clone()).await?;
+        // No engine can pull from a layout directory.
+        let reference = if copy.repository.host().is_some() { copy } else { reference };
+        let pull = || pull(parts, engine, &reference);
+        return parts.retry("pull toolchain image", pull).await;
+    };
+    // Name the image by its content: an image named after the definition could come from anywhere.
+    let (digest, layer) = root_fs_layer(parts, &root, job.cell).await?;
+    let key = &digest.hex()[..24];
+    let name = format!("{LOCAL_PREFIX}toolchain:{key}");
+    let _lock = parts.cache.lock("toolchain", key, LockMode::Exclusive).await?;
+    parts.cache.stamp("toolchain", key)?;
+    if !engine.has_image(&name).await? {
+        let build = BuildJob {
+            id: format!("toolchain-{}", std::process::id()),
+            dockerfile: "FROM scratch\nADD rootfs.tar.gz /\n".to_owned(),
+            context: vec![ContextEntry { dest: "rootfs.tar.gz".to_owned(), from: layer }],
+            log: Arc::new(ProbeLog::default()),
+            cancel: parts.cancel.clone(),
+        };
+        engine.build_image(&build, &name).await?;
+    }
+    Ok(name)
+}
+
+/// Ensures that the engine has an image, from a mirror or its own registry, and returns its name there. The engine
+/// connects to the network directly, so its hosts are checked against the site's network policy first.
+async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String> {
+    let net = parts.fetcher.net();
+    let places = net.image_candidates(&image.repository);
+    let named = |place: &Repository| {
+        ImageReference { repository: place.clone(), version: image.version.clone() }.to_string()
+    };
+    for name in places.iter().map(named) {
+        if engine.has_image(&name).await? {
+            return Ok(name);
+        }
+    }
+    let mut outcome = Err(TargetError::no_such_image(image));
+    for place in &places {
+        let name = named(place);
+        outcome = pull_from(parts, engine, place, &name).await.map(|()| name);
+        match &outcome {
+            Ok(_) => break,
+            Err(error) if *place != image.repository => {
+                tracing::warn!(%image, mirror = %place, error = %error_chain(error), "the mirror cannot be used");
+            }
+            Err(_) => {}
+        }
+    }
+    outcome
+}
+
+async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, name: &str) -> Result<()> {
+    if let Some(host) = HostPort::of_registry(&place.normalised().0) {
+        let what = format!("pull of toolchain image {name}");
+        parts.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
+    }
+    let found = parts.credentials.password(place).await;
+    let credentials = found.map(|(username, password)| Credentials { username, password });
+    Ok(engine.pull(name, credentials.as_ref()).await?)
+}
+
+/// Returns a Dockerfile that adds a header set to a toolchain. The build fails at once if the toolchain lacks the
+/// kernel's compiler. Hours later, in the middle of a driver's build, the error would be hard to interpret.
+fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>, btf_source: Option<String>) -> String {
+    let mut text = format!("FROM {toolchain}\nCOPY kernel/ /\n");
+    if let Some(path) = btf_source {
+        let _ = writeln!(text, "RUN rm {path}");
+    }
+    if let Some(compiler) = compiler {
+        let _ = writeln!(text, "RUN {}", probe(compiler));
+    }
+    text
+}
+
+/// Returns the path of the headers' `vmlinux` if the build must not use it. kbuild generates BTF for modules from that
+/// file. Without the file it generates none, whatever the kernel's configuration says. With the file, but without
+/// pahole or debug information, no module compiles at all. Decision 23 says which modules get BTF.
+fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
+    let release = &job.cell.target.release;
+    let build = find_build(&headers.root, release).ok()?;
+    let is_there = !job.family.spec.btf && headers.root.join(build).join("vmlinux").is_file();
+    is_there.then(|| format!("/lib/modules/{release}/build/vmlinux"))
+}
+
+/// Step that hides that `vmlinux` from this build.
+fn without_btf_step(path: String) -> Step {
+    first_step("modules get no type information".to_owned(), ["/bin/rm".to_owned(), path].into())
+}
+
+/// The compiler probe as an in-place step.
+fn probe_step(compiler: Compiler) -> Step {
+    let argv = ["/bin/sh".to_owned(), "-c".to_owned(), probe(compiler)];
+    first_step(format!("is {compiler} in the toolchain?"), argv.into())
+}
+
+/// A step that runs before the template's steps.
+fn first_step(text: String, argv: Vec<String>) -> Step {
+    Step { line: 0, text, action: Action::Run(Run { argv, workdir: "/".to_owned(), ..Run::default() }) }
+}
+
+/// Returns a command that fails if the toolchain has no compiler of this major version, and prints those that it has.
+fn probe(Compiler { kind, major }: Compiler) -> String {
+    let name = match kind {
+        CompilerKind::Gcc => "gcc",
+        CompilerKind::Clang => "clang",
+    };
+    // Shell globbing finds gcc, gcc-12 and x86_64-linux-gnu-gcc-12 alike.
+    format!(
+        "found=; for cc in /usr/local/bin/{name} /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
+         [ -x \"$cc\" ] || continue; v=$(\"$cc\" -dumpversion) || continue; \
+         [ \"${{v%%.*}}\" = {major} ] && exit 0; \
+         case \"$found \" in *\" $v \"*) ;; *) found=\"$found $v\" ;; esac; done; \
+         echo \"{PROBE_MARK}${{found:+{name}}}${{found:-no {name}}}\"; exit 86"
+    )
+}
+
+/// Records what the compiler probe printed.
+#[derive(Default)]
+pub(super) struct ProbeLog(Mutex<Option<String>>);
+
+impl ProbeLog {
+    fn offered(&self) -> Option<String> {
+        self.0.lock().clone()
+    }
+}
+
+impl BuildLog for ProbeLog {
+    fn line(&self, line: &str) {
+        // The echoed instruction contains the mark too, but not at the start of the line.
+        if let Some(offered) = line.strip_prefix(PROBE_MARK) {
+            *self.0.lock() = Some(offered.to_owned());
+        }
+        tracing::debug!(line, "toolchain");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_build_has_limits_also_where_its_definition_sets_none() {
+        let base = InPlaceBase { steps: Vec::new(), lowers: Default::default(), headers: String::new() };
+        let Limits { memory, processes, disk, inodes } = base.plan(BuildSpec::default()).limits;
+        assert!(memory.is_some_and(|bytes| (MIN_MEMORY..64 << 30).contains(&bytes)), "{memory:?}");
+        assert_eq!([processes, disk, inodes], [Some(8 << 10), Some(32 << 30), Some(2_000_000)]);
+    }
+}

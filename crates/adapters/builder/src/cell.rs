@@ -1,0 +1,115 @@
+//! Adapter: plans the cell of one image and one kernel that a command names.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farrier_core::{
+    image::{Chains, Definitions, DriverImage, ImageName},
+    kernel::KernelTarget,
+    plan::{self, Cell, CellInputs, Resolved, SkipReason},
+    template::Templates,
+};
+
+use crate::{
+    images::{look_at_root_fs, look_at_sources},
+    parts::{Parts, Result, TargetError, image_location},
+    resolve::resolve,
+};
+
+/// Returns the cell of one image for one kernel. Its needs must be published.
+pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell> {
+    let images = in_build_order(&parts.definitions, find(&parts.definitions, name)?);
+    let resolved = resolved(parts, &images, target).await;
+    let location = image_location(parts.needs_from.as_ref().map_or(&parts.location, |from| &from.location));
+    let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
+    let subject = || format!("{name} for {target}");
+    for image in images {
+        let inputs = CellInputs {
+            definitions: &parts.definitions,
+            resolved: &resolved,
+            published: &published,
+            location: &location,
+        };
+        match plan::cell_for(&inputs, &mut templates, image, target) {
+            Ok(cell) if image.metadata.name == *name => return Ok(cell),
+            Ok(needed) => {
+                if let Some(found) = parts.look_up(&needed.reference).await? {
+                    published.insert(needed.reference, found);
+                }
+            }
+            Err(reason) if image.metadata.name == *name => {
+                return Err(not_planned(subject(), reason, &resolved));
+            }
+            // The image that needs this one reports the reason.
+            Err(_) => {}
+        }
+    }
+    Err(TargetError::definition_gone(&subject()))
+}
+
+/// Returns the Dockerfile of one image for one kernel. Needs may be unpublished.
+pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<String> {
+    let image = find(&parts.definitions, name)?;
+    let resolved = resolved(parts, &[image], target).await;
+    let (location, published) = (image_location(&parts.location), BTreeMap::new());
+    let inputs = CellInputs {
+        definitions: &parts.definitions,
+        resolved: &resolved,
+        published: &published,
+        location: &location,
+    };
+    plan::dockerfile_for(&inputs, image, target)
+        .map_err(|reason| not_planned(format!("{name} for {target}"), reason, &resolved))
+}
+
+/// Error for a cell that cannot be built. If an external system was unreachable, the command is not at fault.
+fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> TargetError {
+    if resolved.unreachable && !reason.is_not_applicable() {
+        TargetError::Unresolved(subject, reason)
+    } else {
+        TargetError::Skipped(subject, reason)
+    }
+}
+
+async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
+    let targets = BTreeSet::from([target.clone()]);
+    let mut resolved = resolve(parts, images, &targets).await;
+    look_at_sources(parts, images, &targets, &mut resolved).await;
+    look_at_root_fs(parts, images, &targets, &mut resolved).await;
+    resolved
+}
+
+pub(super) fn find<'a>(definitions: &'a Definitions, name: &ImageName) -> Result<&'a DriverImage> {
+    definitions.images.get(name).ok_or_else(|| TargetError::no_image(name, definitions.images.keys()))
+}
+
+/// Returns the images that an image needs, directly or indirectly, in build order, followed by the image itself.
+pub(super) fn in_build_order<'a>(
+    definitions: &'a Definitions,
+    image: &'a DriverImage,
+) -> Vec<&'a DriverImage> {
+    let mut images = vec![image];
+    add_needs(definitions, &mut images);
+    let chains = Chains::of(&definitions.images);
+    let place = |image: &&DriverImage| chains.order().iter().position(|name| *name == image.metadata.name);
+    images.sort_by_key(place);
+    images.retain(|needed| needed.metadata.name != image.metadata.name);
+    images.push(image);
+    images
+}
+
+/// Adds the images that the given ones need, directly or indirectly.
+pub fn add_needs<'a>(definitions: &'a Definitions, images: &mut Vec<&'a DriverImage>) {
+    let mut next = 0;
+    while let Some(image) = images.get(next) {
+        next += 1;
+        let needs = image.spec.needs.iter().filter_map(|need| definitions.images.get(need.image()?));
+        let new: Vec<&DriverImage> = needs
+            .filter(|need| images.iter().all(|image| image.metadata.name != need.metadata.name))
+            .collect();
+        images.extend(new);
+    }
+}
+
+#[cfg(test)]
+#[path = "stored_inputs_tests.rs"]
+mod tests;

@@ -1,0 +1,199 @@
+//! Adapter: the check stage: predicts what the kernel's module loader says about a payload, and applies the
+//! definition's policy. Modules are signed between the static check and the boot check.
+
+use std::sync::Arc;
+
+use farrier_core::{
+    facts::ModuleSignerFact,
+    image::{UnknownPolicy, checked::texts},
+    site::UnprovenPolicy,
+};
+use farrier_inputs::KernelImageLookup;
+use farrier_local::blocking::blocking;
+use farrier_payload as payload;
+use kmod::{self, BootReport, CheckReport, CheckRequest, ExtraKernelFacts, KernelFacts, Verdict};
+
+use super::{
+    job::{CheckedPayload, CompileInputs, Job, Payload},
+    sign::{self, Signing},
+};
+use crate::parts::{BootCheck, Finding, FindingKind, Result, Stage, TargetError};
+
+/// Fails fast if the definition asks for a boot check that this farrier cannot run.
+pub(super) async fn ensure_boot_check_is_possible(job: &Job<'_>) -> Result<()> {
+    if !job.image.spec.check.boot {
+        return Ok(());
+    }
+    if let Some(checker) = &job.parts.boot_checker {
+        return checker.ensure_can_boot(job.cell.target.arch).await;
+    }
+    let name = &job.image.metadata.name;
+    Err(TargetError::unmet(
+        format!(
+            "image {name} asks for a boot check (check.boot: true), but this farrier cannot boot kernels"
+        ),
+        "remove check.boot, or run a farrier that can boot kernels",
+    ))
+}
+
+/// Checks a payload against its kernel's header set, signs its modules if the site signs modules, and boots them if the
+/// definition asks for it. `previous` is the signer of a reused payload.
+pub(super) async fn check(
+    job: &Job<'_>,
+    compile_inputs: &CompileInputs,
+    payload: Payload,
+    previous: Option<&ModuleSignerFact>,
+) -> Result<CheckedPayload> {
+    job.stage(Stage::Check);
+    let signing = sign::signing(job, &compile_inputs.headers, previous).await?;
+    let report = static_check(job, compile_inputs, signing.as_ref(), &payload).await?;
+    accept(job, &report)?;
+    sign::sign(job, signing, &payload).await?;
+    let report = boot(job, compile_inputs, &payload, report).await?;
+    accept(job, &report)?;
+    Ok(CheckedPayload::of(payload, &compile_inputs.headers, report))
+}
+
+/// Checks modules with the given facts about the kernel. If the verdict is unknown, fetches the kernel's own image, if
+/// there is one, and checks again. The image is a download of 70 MB, so it is fetched only when needed.
+pub async fn check_with_kernel_image<E, F: Future<Output = Result<CheckReport, E>>>(
+    mut facts: KernelFacts,
+    check: impl Fn(KernelFacts) -> F,
+    kernel_image_facts: impl Future<Output = Result<Option<ExtraKernelFacts>, E>>,
+) -> Result<CheckReport, E> {
+    let report = check(facts.clone()).await?;
+    if report.verdict != Verdict::Unknown {
+        return Ok(report);
+    }
+    match kernel_image_facts.await? {
+        Some(beyond_headers) => {
+            facts.beyond_headers = beyond_headers;
+            check(facts).await
+        }
+        None => Ok(report),
+    }
+}
+
+/// Checks the payload against the headers and the kernel image. Modules that are about to be signed count as signed.
+pub(super) async fn static_check(
+    job: &Job<'_>,
+    compile_inputs: &CompileInputs,
+    signing: Option<&Signing>,
+    payload: &Payload,
+) -> Result<CheckReport> {
+    let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
+    let mut modules = blocking(move || payload::read_modules(&tree, &budget)).await?;
+    let signing_key_id = signing.map(|signing| signing.mark_as_signed(&mut modules));
+    let modules = Arc::new(modules);
+    let check = |mut facts: KernelFacts| {
+        facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
+        let modules = Arc::clone(&modules);
+        let (required, needs) = (texts(&job.image.spec.modules), compile_inputs.needed.tables.clone());
+        let is_denied = denies_unproven(job);
+        blocking(move || {
+            let report = kmod::check(&CheckRequest {
+                kernel: &facts,
+                needs: &needs,
+                modules: &modules,
+                required: &required,
+                // Firmware is not checked here: the base image or the node may provide it.
+                files: None,
+            });
+            Ok(if is_denied { report.deny_unproven() } else { report })
+        })
+    };
+    check_with_kernel_image(compile_inputs.headers.facts.clone(), check, kernel_image_facts(job)).await
+}
+
+/// Returns facts from the kernel's own image, if the family names one.
+async fn kernel_image_facts(job: &Job<'_>) -> Result<Option<ExtraKernelFacts>> {
+    let Job { parts, cell, family, .. } = job;
+    if family.spec.kernel_image.is_none() {
+        return Ok(None);
+    }
+    let fetch = || parts.fetcher.kernel_images().find(family, &cell.target);
+    match parts.retry("fetch kernel image", fetch).await? {
+        KernelImageLookup::Found(kernel) => Ok(Some(parts.fetcher.kernel_images().facts(&kernel).await?)),
+        KernelImageLookup::Missing { .. } => Ok(None),
+    }
+}
+
+/// Adds the result of a boot check, if the definition asks for one.
+pub(super) async fn boot(
+    job: &Job<'_>,
+    compile_inputs: &CompileInputs,
+    payload: &Payload,
+    report: CheckReport,
+) -> Result<CheckReport> {
+    let Some(checker) = job.parts.boot_checker.as_ref().filter(|_| job.image.spec.check.boot) else {
+        return Ok(report);
+    };
+    job.stage(Stage::Boot);
+    let indices = report.load_order_indices().into_iter();
+    let in_load_order = indices.filter_map(|index| report.modules.get(index));
+    let check = BootCheck {
+        target: &job.cell.target,
+        family: job.family,
+        payload: &payload.tree,
+        modules: in_load_order.map(|module| module.path.clone()).collect(),
+        needed: &compile_inputs.needed.modules,
+        decompression: Arc::clone(&payload.decompression),
+    };
+    // Dropping the future stops the virtual machine.
+    tokio::select! {
+        biased;
+        () = job.parts.cancel.cancelled() => Err(TargetError::Canceled),
+        booted = checker.boot_check(&check) => Ok(report.with_boot(booted?)),
+    }
+}
+
+/// Whether the site denies modules that nothing proves to fit the kernel.
+fn denies_unproven(job: &Job<'_>) -> bool {
+    job.parts.definitions.site.check.unproven == UnprovenPolicy::Deny
+}
+
+/// Fails if a payload with this report must not be published.
+fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
+    let unknown = job.image.spec.check.unknown;
+    let is_denied = denies_unproven(job) && report.unproven() > 0;
+    let boot_failure = report.boot.as_ref().and_then(BootReport::failure);
+    let (kind, message, hint) = match (report.verdict, boot_failure) {
+        (Verdict::Loads, _) => return Ok(()),
+        (Verdict::Unknown, _) if is_denied => (
+            FindingKind::Unknown,
+            format!("nothing proves that the modules fit, and check.unproven of site.yaml is deny: {}", report.summary()),
+            format!(
+                "to prove it: {}; or accept such modules with check: {{unproven: allow}} in site.yaml",
+                report.remedies(Verdict::Unknown).join("; ")
+            ),
+        ),
+        (Verdict::Unknown, _) if unknown == UnknownPolicy::Allow => return Ok(()),
+        (Verdict::Unknown, _) => (
+            FindingKind::Unknown,
+            format!(
+                "the check cannot tell whether the modules load, and check.unknown is deny: {}",
+                report.summary()
+            ),
+            format!(
+                "to settle it: {}; or accept the verdict with check.unknown: allow",
+                report.remedies(Verdict::Unknown).join("; ")
+            ),
+        ),
+        (Verdict::Refused, Some(failure)) => (
+            FindingKind::BootRefused,
+            format!("the boot check failed: {failure}"),
+            "the kernel itself refuses the modules: see its messages above; farrier does not retry until an input changes".to_owned(),
+        ),
+        (Verdict::Refused, None) => (
+            FindingKind::Refused,
+            format!("check refused the modules: {}", report.summary()),
+            "the modules do not fit this kernel: see the report above".to_owned(),
+        ),
+    };
+    let detail = report.to_string().lines().map(str::to_owned).collect();
+    Err(Finding { kind, message, detail, hint: Some(hint) }.into())
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

@@ -1,0 +1,362 @@
+//! Adapter: the compile stage: assembles the build context (sources, patches, needs), runs the `modules` stage, and
+//! collects its payload.
+
+use std::{
+    path::{Path, PathBuf},
+    pin::pin,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+use farrier_core::{
+    image::{BuildSpec, Digest, Output, Period},
+    provenance::Confinement,
+};
+use farrier_definitions::read_patch;
+use farrier_engines::{BuildJob, BuildLog, ContextEntry, EngineError, InPlace};
+use farrier_local::blocking::blocking;
+use farrier_payload as payload;
+use farrier_payload::DecompressionBudget;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    FileLog,
+    base::{InPlaceBase, MIN_MEMORY, PreparedBase, ProbeLog, missing_compiler},
+    job::{CompileInputs, Job, Payload, ensure_planned},
+    logs::log_path,
+    pod,
+};
+use crate::{
+    images::fetch_source,
+    parts::{Finding, FindingKind, Result, Stage, TargetError},
+};
+
+/// Runs the engine and returns the payload that it produced.
+pub(super) async fn compile(
+    job: &Job<'_>,
+    base: &PreparedBase,
+    compile_inputs: &CompileInputs,
+) -> Result<Payload> {
+    let Job { parts, cell, image, .. } = job;
+    let work = parts.cache.scratch()?;
+    let (mut context, sources) = context(job, work.path()).await?;
+    context.extend(compile_inputs.needed.context.iter().cloned());
+    let log_path = log_path(&parts.cache, cell)?;
+    let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
+    let probe = Arc::new(ProbeLog::default());
+    let probed = Arc::clone(&probe);
+    let live = move |line: &str| {
+        probed.line(line);
+        reporter.output(&subject, line);
+    };
+    let log = Arc::new(FileLog::create(&log_path, live)?);
+    let build = BuildJob {
+        id: job_id(job),
+        dockerfile: cell.dockerfile.clone(),
+        context,
+        log: Arc::clone(&log) as Arc<dyn BuildLog>,
+        cancel: parts.cancel.child_token(),
+    };
+    let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
+    fs_err::create_dir(&tree)?;
+    // The deadline applies to the steps only, because a build may wait for capacity in a cluster.
+    let begun = CancellationToken::new();
+    if !matches!(base, PreparedBase::InCluster(..)) {
+        job.stage(Stage::Compile);
+        begun.cancel();
+    }
+    let run = async {
+        match (base, image.spec.output) {
+            (PreparedBase::InPlace(sandbox, base), _) => {
+                let scratch = work.path().join("sandbox");
+                let least_landlock = parts.definitions.site.builds.landlock;
+                let build = in_place(base, build.clone(), scratch, (image.spec.build, least_landlock));
+                Ok(sandbox.compile(build, &tree).await?)
+            }
+            (PreparedBase::InCluster(cluster, base, toolchain), _) => {
+                Box::pin(pod::compile(job, (cluster, base, toolchain), build.clone(), &begun, &tree)).await
+            }
+            (PreparedBase::Image(engine), Output::Payload) => {
+                engine.build_payload(&build, &tree).await?;
+                Ok(Confinement::default())
+            }
+            (PreparedBase::Image(engine), Output::Image) => {
+                engine.build_archive(&build, &archive).await?;
+                Ok(Confinement::default())
+            }
+        }
+    };
+    let deadline = image.spec.build.deadline;
+    let started = OnceLock::new();
+    let outcome = within(deadline, (&begun, &started), &build.cancel, run).await;
+    let used = started.get().map(Instant::elapsed).unwrap_or_default();
+    let confinement = match outcome {
+        Some(Ok(confinement)) => confinement,
+        Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
+            let compiler = missing_compiler(job, &compile_inputs.headers, &probe);
+            return Err(compiler.unwrap_or_else(|| failed(&log, message, &log_path)));
+        }
+        Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
+            return Err(over_limit(&log, &message, &log_path).into());
+        }
+        Some(Err(TargetError::Engine(error @ EngineError::Tampered(_)))) => {
+            return Err(tampered(&log, &error, &log_path).into());
+        }
+        Some(Err(other)) => return Err(other),
+        None => return Err(deadline_exceeded(&log, deadline, &log_path).into()),
+    };
+    let made = match image.spec.output {
+        Output::Payload => None,
+        Output::Image => {
+            let (work, modules) = (work.path().to_owned(), tree.clone());
+            let import = move || {
+                payload::extract_modules(&archive, &modules)?;
+                payload::import_docker_archive(&archive, &work)
+            };
+            Some(blocking(import).await?)
+        }
+    };
+    let mut payload = Payload {
+        tree,
+        image: made,
+        sources,
+        toolchain: cell.toolchain.clone(),
+        exposed: None,
+        reused_from: None,
+        confinement,
+        decompression: Arc::new(DecompressionBudget::of_build(deadline, used)),
+        work,
+    };
+    payload.exposed = expose(job, &payload).await?;
+    Ok(payload)
+}
+
+fn in_place(
+    base: &InPlaceBase,
+    job: BuildJob,
+    scratch: PathBuf,
+    (spec, least_landlock): (BuildSpec, u32),
+) -> InPlace {
+    let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
+    InPlace {
+        plan: base.plan(spec),
+        lowers: base.lowers.to_vec(),
+        context,
+        scratch,
+        log,
+        least_landlock,
+        cancel,
+    }
+}
+
+/// Awaits the engine's run and cancels it after the deadline. Returns `None` if the deadline canceled the run. The
+/// deadline starts when `begun` is canceled, and `started` records that time.
+async fn within<T>(
+    deadline: Period,
+    (begun, started): (&CancellationToken, &OnceLock<Instant>),
+    cancel: &CancellationToken,
+    run: impl Future<Output = Result<T>>,
+) -> Option<Result<T>> {
+    let mut run = pin!(run);
+    let late = async {
+        begun.cancelled().await;
+        started.get_or_init(Instant::now);
+        sleep(deadline.duration()).await;
+    };
+    tokio::select! {
+        biased;
+        outcome = run.as_mut() => return Some(outcome),
+        () = late => {}
+    }
+    cancel.cancel();
+    Some(run.await).filter(|outcome| !matches!(outcome, Err(TargetError::Canceled)))
+}
+
+/// Error for a failed step of the Dockerfile.
+fn failed(log: &FileLog, message: String, log_path: &Path) -> TargetError {
+    let (diagnosis, tail) = log.finish();
+    let (message, detail) = match diagnosis {
+        Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
+        None => (message, tail),
+    };
+    let hint = format!(
+        "the full log is {}; farrier does not compile these inputs again until one of them changes (driver version, patch, \
+         template, kernel)",
+        log_path.display()
+    );
+    let message = format!("compile failed: {message}");
+    Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }.into()
+}
+
+/// Finding for a build that exceeded a resource limit.
+fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
+    let (_, detail) = log.finish();
+    let hint = format!(
+        "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that value, and \
+         at least {} GiB",
+        log_path.display(),
+        MIN_MEMORY >> 30
+    );
+    Finding {
+        kind: FindingKind::Compile,
+        message: format!("the build was stopped: {message}"),
+        detail,
+        hint: Some(hint),
+    }
+}
+
+/// Finding for a step that forged runner messages.
+fn tampered(log: &FileLog, error: &EngineError, log_path: &Path) -> Finding {
+    let (_, detail) = log.finish();
+    let hint = error.hint().unwrap_or_default();
+    let hint = Some(format!("{hint}: {}", log_path.display()));
+    Finding { kind: FindingKind::Tampered, message: error.to_string(), detail, hint }
+}
+
+/// Finding for a build that exceeded its deadline.
+fn deadline_exceeded(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
+    let (_, detail) = log.finish();
+    let message = format!("the build was stopped: it did not end within its deadline of {deadline}");
+    let hint = format!(
+        "the log is {}; if the build needs more time, raise build.deadline in the definition: farrier does not retry until the \
+         deadline or an input changes",
+        log_path.display()
+    );
+    Finding { kind: FindingKind::TooLong, message, detail, hint: Some(hint) }
+}
+
+/// Locates the payload's exposed headers, resolves their links, and returns their digest.
+async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>> {
+    let exposes = job.image.spec.exposes.clone();
+    if exposes.is_empty() || payload.image.is_some() {
+        return Ok(None);
+    }
+    let tree = payload.tree.clone();
+    let found = blocking(move || payload::expose(&tree, &exposes)).await?;
+    for path in found.without_tables() {
+        job.note(&format!("exposed /{} has no Module.symvers", path.display()));
+    }
+    Ok(Some(found.digest))
+}
+
+/// Builds the context from the sources and the applicable patches. Also returns the identity of each source.
+async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>)> {
+    let Job { parts, cell, image, .. } = job;
+    let (mut context, mut origins) = (Vec::new(), Vec::new());
+    if !image.spec.sources.is_empty() {
+        job.stage(Stage::Sources);
+    }
+    for source in &image.spec.sources {
+        let fetched = fetch_source(parts, source, &cell.target).await?;
+        let planned = cell.fetched.sources.get(source.name.as_str());
+        ensure_planned(planned == Some(&fetched.origin), format!("source {}", source.name))?;
+        if let Some(warning) = parts.fetcher.sources().archive_warning(source).await? {
+            job.note(&warning);
+        }
+        context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
+        origins.push(format!("{}: {}", source.name, fetched.origin));
+    }
+    for patch in &cell.patches {
+        let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
+        ensure_planned(Digest::of(&bytes).hex() == patch.sha256, format!("patch {}", patch.name))?;
+        let from = work.join(&patch.name);
+        fs_err::tokio::write(&from, bytes).await?;
+        // A fixed modification time keeps pod layers reproducible.
+        fs_err::File::options().write(true).open(&from)?.set_modified(SystemTime::UNIX_EPOCH)?;
+        context.push(ContextEntry { dest: format!("patches/{}", patch.name), from });
+    }
+    Ok((context, origins))
+}
+
+/// Returns an ID for the engine's resources, unique among all farrier processes of a machine.
+fn job_id(job: &Job<'_>) -> String {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let (image, hash) = (&job.cell.image, job.cell.input_hash.short());
+    format!("{image}-{hash}-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Build steps control their output, so a message about a full disk must not make a failure retryable.
+    #[test]
+    fn a_step_that_speaks_of_a_full_disk_has_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("build.log");
+        let outcome = |last: &str| {
+            let log = FileLog::create(&path, |_: &str| ()).unwrap();
+            log.line("  CC [M]  /build/acme.o");
+            log.line(last);
+            failed(&log, "RUN make: exit code 2".to_owned(), &path)
+        };
+        for said in [
+            "/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device",
+            "no space left on device",
+            "Disk quota exceeded",
+        ] {
+            let failed = outcome(said);
+            assert!(failed.is_permanent(), "{failed:?}");
+            let text = format!("{failed} {:?}", failed.hint());
+            assert!(!text.contains("the disk is full"), "{text}");
+        }
+        assert!(outcome("/build/acme.c:3:1: error: expected ';'").is_permanent());
+    }
+
+    /// An engine run that ends after some seconds, or on cancellation.
+    async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, TargetError> {
+        tokio::select! {
+            () = sleep(Duration::from_secs(seconds)) => Ok(seconds),
+            () = cancel.cancelled() => Err(TargetError::Canceled),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_is_stopped_at_its_deadline() {
+        let deadline = Period::seconds(60);
+        let (in_time, begun) = (CancellationToken::new(), CancellationToken::new());
+        let any = OnceLock::new();
+        begun.cancel();
+        assert!(matches!(within(deadline, (&begun, &any), &in_time, run(59, &in_time)).await, Some(Ok(59))));
+        assert!(!in_time.is_cancelled());
+        let late = CancellationToken::new();
+        assert!(within(deadline, (&begun, &any), &late, run(61, &late)).await.is_none());
+        // Canceling farrier cancels the run, which then does not count as late.
+        let stopped = CancellationToken::new();
+        let stop = async {
+            sleep(Duration::from_secs(5)).await;
+            stopped.cancel();
+        };
+        let (outcome, ()) = tokio::join!(within(deadline, (&begun, &any), &stopped, run(61, &stopped)), stop);
+        assert!(matches!(outcome, Some(Err(TargetError::Canceled))));
+        // The run succeeds while it is being canceled.
+        let ends = CancellationToken::new();
+        let started = OnceLock::new();
+        let outcome = within(deadline, (&begun, &started), &ends, async {
+            sleep(Duration::from_secs(61)).await;
+            Ok(())
+        });
+        assert!(matches!(outcome.await, Some(Ok(()))));
+        // The check gets the rest of the deadline.
+        assert_eq!(started.get().unwrap().elapsed(), Duration::from_secs(61));
+        // A run that waits for capacity has not begun.
+        let (waits, begun) = (CancellationToken::new(), CancellationToken::new());
+        let started = OnceLock::new();
+        let outcome = within(deadline, (&begun, &started), &waits, run(600, &waits)).await;
+        assert!(matches!(outcome, Some(Ok(600))) && started.get().is_none());
+    }
+}
+
+#[cfg(test)]
+#[path = "planned_inputs_tests.rs"]
+mod planned_inputs_tests;
+
+#[cfg(test)]
+#[path = "prebuilt_tests.rs"]
+mod prebuilt_tests;

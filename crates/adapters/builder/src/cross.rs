@@ -1,0 +1,64 @@
+//! Adapter: cross toolchains, which run on this machine and compile for a kernel of another architecture.
+
+use std::path::PathBuf;
+
+use farrier_core::{
+    kernel::{
+        Architecture, ELSEWHERE, FOREIGN_TOOLS, HeaderSource, NO_CROSS_COMPILERS, Toolchain, cross_toolchain,
+        not_compiled_here,
+    },
+    template::steps::Base,
+};
+use farrier_inputs::{HeaderSet, PackageRoot};
+use farrier_local::machine::native;
+
+use super::{job::Job, verified_tree::verified_tree};
+use crate::{
+    images::DEFAULT_PATH,
+    parts::{FindingKind, Result, TargetError},
+};
+
+/// Whether the cell's kernel has another architecture than this machine.
+pub(super) fn is_foreign(job: &Job<'_>) -> bool {
+    job.cell.target.arch != native()
+}
+
+/// Returns the toolchain as a tree, with the environment of its steps. The toolchain is bootstrapped on this machine
+/// from packages that apt has verified. It is neither published nor part of the input hash: the same compiler version
+/// produces the same modules on any machine.
+pub(super) async fn toolchain(job: &Job<'_>, headers: &HeaderSet) -> Result<(PathBuf, Base)> {
+    let (parts, target) = (job.parts, job.cell.target.arch);
+    let Toolchain::Bootstrap(own) = &job.toolchain else {
+        return Err(not_here(job, NO_CROSS_COMPILERS));
+    };
+    let suites = match &*job.family.spec.headers_for(&job.cell.target, &job.cell.system) {
+        HeaderSource::Apt(apt) => apt.suites.to_vec(),
+        _ => Vec::new(),
+    };
+    let Some(spec) = cross_toolchain(own, target, &headers.origin, &suites) else {
+        return Err(not_here(job, FOREIGN_TOOLS));
+    };
+    let root = PackageRoot::Toolchain(spec);
+    let bootstrap = || parts.fetcher.root_fs().bootstrap(&root, native());
+    let made = parts.retry("make a cross toolchain", bootstrap).await?;
+    let layers = vec![(made.digest, made.layer)];
+    let what = format!("cross toolchain for {target}");
+    let get = async || Ok(parts.fetcher.root_fs().tree(layers.clone(), what.clone()).await?);
+    let tree = verified_tree(parts, get, |tree| Some(tree)).await?;
+    let env = [("PATH", DEFAULT_PATH), ("ARCH", kbuild_name(target))];
+    let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    Ok((tree, Base { name: job.cell.base_name.clone(), env, ..Base::default() }))
+}
+
+/// kbuild's `ARCH` for the kernel's architecture, which drivers' makefiles also use. Unset, it defaults to `uname -m`.
+fn kbuild_name(arch: Architecture) -> &'static str {
+    match arch {
+        Architecture::Amd64 => "x86_64",
+        Architecture::Arm64 => "arm64",
+    }
+}
+
+fn not_here(job: &Job<'_>, why: &str) -> TargetError {
+    let message = not_compiled_here(job.cell.target.arch, native(), why);
+    TargetError::finding(FindingKind::Compile, message, Some(ELSEWHERE.to_owned()))
+}

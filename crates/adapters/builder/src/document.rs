@@ -1,0 +1,275 @@
+//! Adapter: the document stage: collects an image's inputs for its bill of materials and its provenance.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+
+use farrier_core::{
+    image::{Digest, RuntimeBase, SourceOrigin},
+    kernel::Architecture,
+    plan::{BUILD_FORMAT, FetchedInputs},
+    provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
+};
+use farrier_definitions::read_patch;
+use farrier_inputs::PackageRoot;
+use farrier_local::blocking::blocking;
+use kmod::CheckReport;
+use oci::Hashing;
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    assemble::Image,
+    job::{CheckedPayload, Job},
+};
+use crate::{
+    images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, published_root_fs},
+    parts::{Parts, Result, TargetError},
+};
+
+/// Kind of the cache records that list a layer's packages.
+const PACKAGES: &str = "packages";
+
+/// Creates the documents of an image.
+pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Image) -> Result<Documents> {
+    let Job { parts, cell, image, .. } = job;
+    let CheckedPayload { payload, headers, header_content, report } = checked;
+    let mut materials = sources(job).await?;
+    let recipe = Digest::of(cell.dockerfile.as_bytes());
+    materials.push(Material { digest: Some(recipe), ..Material::new(Role::Recipe, "Dockerfile") });
+    match &payload.reused_from {
+        None => {
+            materials.extend(headers.iter().map(|o| Material::of_origin(Role::Headers, o, "kernel headers")));
+            materials.extend(header_content.clone().map(|content| Material {
+                digest: Some(content),
+                ..Material::new(Role::Headers, "header set")
+            }));
+            materials.push(toolchain(job).await?);
+        }
+        // The provenance of that image names the headers and the toolchain that compiled it.
+        Some(from) => materials.push(Material {
+            version: Some(from.kernel.to_string()),
+            digest: Some(from.digest.clone()),
+            ..Material::new(Role::ReusedImage, cell.image.as_str())
+        }),
+    }
+    materials.extend(cell.needs.iter().map(|need| Material {
+        version: Some(need.version.clone()),
+        digest: Some(need.exposed.clone()),
+        ..Material::new(Role::Need, need.name.as_str())
+    }));
+    materials.extend(module_certificate(job, report));
+    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &made.base) {
+        materials.push(base_material(job, spec, base).await?);
+    }
+    if image.spec.holds_entrypoint() {
+        let digest = Some(parts.entrypoint.binary(cell.target.arch).await?.digest.clone());
+        let version = Some(FARRIER.to_owned());
+        let name = "driver-entrypoint";
+        materials.push(Material { version, digest, ..Material::new(Role::Entrypoint, name) });
+    }
+    let (tree, about) = (payload.tree.clone(), report.clone());
+    let modules = blocking(move || modules(&tree, &about)).await?;
+    let provenance = Provenance {
+        subject: Subject {
+            name: cell.image.to_string(),
+            version: cell.version.clone(),
+            digest: made.assembled.digest.clone(),
+            target: Some(cell.target.clone()),
+            architecture: cell.target.arch,
+            input_hash: cell.input_hash,
+        },
+        farrier: FARRIER.to_owned(),
+        build_format: BUILD_FORMAT.to_owned(),
+        materials,
+        modules,
+        confinement: payload.confinement.clone(),
+    };
+    let mut documents = Documents::of(&provenance, &made.assembled.manifest)?;
+    documents.claims.insert(0, Claim::of_report(&made.check_report.content)?);
+    documents.artifacts.insert(0, made.check_report.clone());
+    Ok(documents)
+}
+
+/// Returns the certificate whose key signed modules of the payload. Returns `None` if no module carries its signature,
+/// for example because the kernel does not verify signatures.
+fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
+    let signed_with = job.cell.signed_with.as_ref()?;
+    let certificate = job.parts.module_signer.as_ref()?.certificate();
+    let key_id = certificate.key_id.clone();
+    let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
+    signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
+    let name = certificate.issuer_name.as_deref().unwrap_or("module signing");
+    Some(Material {
+        version: Some(key_id),
+        digest: Some(signed_with.certificate.clone()),
+        ..Material::new(Role::ModuleCertificate, name)
+    })
+}
+
+/// Returns the sources and the applicable patches.
+async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
+    let Job { parts, cell, image, .. } = job;
+    let mut materials = Vec::new();
+    for source in &image.spec.sources {
+        // The compile stage has compared the fetched source with this identity.
+        let identity = cell.fetched.sources.get(source.name.as_str()).map_or("", String::as_str);
+        let mut material = match &source.from {
+            SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),
+            _ => Material::of_origin(Role::Source, identity, source.name.as_str()),
+        };
+        if let SourceOrigin::Url { url, .. } = &source.from {
+            material.uri = Some(url.to_string());
+        }
+        if material.version.is_none() {
+            material.version = Some(cell.version.clone());
+        }
+        materials.push(material);
+    }
+    for patch in &cell.patches {
+        let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
+        let digest = Some(Digest::of(&bytes));
+        materials.push(Material { digest, ..Material::new(Role::Patch, patch.name.clone()) });
+    }
+    Ok(materials)
+}
+
+async fn toolchain(job: &Job<'_>) -> Result<Material> {
+    let cell = job.cell;
+    let Some(root) = PackageRoot::of_toolchain(&job.toolchain, &cell.target) else {
+        // `cell.toolchain` is the image reference with its digest.
+        let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));
+        return Ok(Material {
+            digest: digest.parse().ok(),
+            uri: Some(format!("oci://{}", cell.toolchain)),
+            ..Material::new(Role::Toolchain, name)
+        });
+    };
+    let mut material = Material::new(Role::Toolchain, root.name(cell.target.arch));
+    let used = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN);
+    if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, &root, used).await? {
+        material.digest = Some(digest);
+        material.packages = packages;
+    }
+    // Record the toolchain that was used: the registry may hold another one by now.
+    if let Some(used) = used
+        && material.digest.as_ref() != Some(used)
+    {
+        material = Material { digest: Some(used.clone()), packages: Vec::new(), ..material };
+    }
+    Ok(material)
+}
+
+/// Returns the digest and packages of the toolchain. The published toolchain is used if it is as trusted as the one
+/// that was used, otherwise the cached one. Returns `None` if neither exists, because the engine may keep a toolchain
+/// longer than both. Nothing is fetched only for documentation.
+async fn toolchain_packages(
+    parts: &Parts,
+    arch: Architecture,
+    root: &PackageRoot,
+    used: Option<&Digest>,
+) -> Result<Option<(Digest, Vec<Package>)>> {
+    let found = published_root_fs(parts, root, arch).await?;
+    if let Some((reference, _)) = found.filter(|(_, unverified)| unverified.as_ref() == used) {
+        let base = base_image(parts, &reference, arch).await?;
+        let digest = base.image.layers.first().map(|layer| layer.digest.clone());
+        let packages = packages_of(parts, &base).await?;
+        return Ok(digest.map(|digest| (digest, packages)));
+    }
+    let Some(made) = parts.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
+    let packages = packages_in(parts, made.digest.hex(), vec![made.layer.clone()]).await?;
+    Ok(Some((made.digest, packages)))
+}
+
+async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
+    let parts = job.parts;
+    let digest = Some(base.image.digest.clone());
+    let packages = match spec {
+        RuntimeBase::Need(_) | RuntimeBase::Minimal(_) => Vec::new(),
+        _ => packages_of(parts, base).await?,
+    };
+    Ok(match spec {
+        RuntimeBase::Need(name) => Material { digest, ..Material::new(Role::Base, name.as_str()) },
+        RuntimeBase::Minimal(spec) => {
+            let arch = job.cell.target.arch;
+            let package = parts
+                .retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch))
+                .await?;
+            // The base holds only this package, whose digest says more than the digest of the image.
+            let material = Material::of_origin(Role::Base, &package, &spec.package);
+            // If only the registry vouches for the package, record the content's digest.
+            match job.cell.fetched.unverified.get(FetchedInputs::BASE) {
+                Some(content) => Material { digest: Some(content.clone()), ..material },
+                None => material,
+            }
+        }
+        RuntimeBase::Bootstrap(spec) => {
+            Material { digest, packages, ..Material::new(Role::Base, spec.suite.as_str()) }
+        }
+        // The installer is one of the sources.
+        RuntimeBase::Runfile(runfile) => {
+            let suite = runfile.spec().bootstrap.suite;
+            Material { digest, packages, ..Material::new(Role::Base, suite.as_str()) }
+        }
+        RuntimeBase::Image(name) => Material {
+            digest,
+            uri: Some(format!("oci://{}@{}", base.repository, base.image.digest)),
+            packages,
+            ..Material::new(Role::Base, name.as_str())
+        },
+    })
+}
+
+/// Returns the packages of a base image, from the cache if possible.
+async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>> {
+    let mut key = Sha256::new();
+    for layer in &base.image.layers {
+        key.update(layer.digest.as_str());
+    }
+    let key = match &base.image.layers[..] {
+        [only] => only.digest.hex().to_owned(),
+        _ => hex::encode(key.finalize()),
+    };
+    if let Some(known) = parts.cache.read_record(PACKAGES, &key)? {
+        return Ok(known);
+    }
+    packages_in(parts, &key, layer_files(parts, base).await?).await
+}
+
+/// Reads the packages from layer files, once per cache.
+async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<Vec<Package>> {
+    if let Some(known) = parts.cache.read_record(PACKAGES, key)? {
+        return Ok(known);
+    }
+    let packages = blocking(move || {
+        let mut reader = PackageReader::default();
+        for path in layers {
+            reader.layer(fs_err::File::open(&path)?)?;
+        }
+        Ok::<_, TargetError>(reader.finish())
+    })
+    .await?;
+    parts.cache.write_record(PACKAGES, key, &packages)?;
+    Ok(packages)
+}
+
+/// Returns the payload's modules, each with the digest of its file.
+fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>> {
+    let by_path: BTreeMap<&str, _> =
+        report.modules.iter().map(|module| (module.path.as_str(), module)).collect();
+    let mut files = Vec::new();
+    for module in by_path.values() {
+        let mut file = Hashing::new(fs_err::File::open(tree.join(&module.path))?);
+        io::copy(&mut file, &mut io::sink())?;
+        files.push(ModuleFile {
+            path: module.path.clone(),
+            name: module.name.clone(),
+            version: module.about.version.clone(),
+            licence: module.about.licence.clone(),
+            srcversion: module.about.srcversion.clone(),
+            digest: file.into_parts().1,
+        });
+    }
+    Ok(files)
+}

@@ -1,0 +1,181 @@
+//! Adapter: remembers failures and attempts. A permanent failure is recorded by input hash, so that the build is not
+//! retried until an input changes. A started attempt is recorded, so that a build that kills farrier is not restarted
+//! over and over. Both are kept in the cache, and losing them costs one more attempt.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use farrier_core::{
+    image::InputHash,
+    plan::{Activity, BuildActivity, Cell, Failure, Plan},
+};
+use farrier_local::{
+    cache::{Cache, CacheError},
+    run_notes::{Note, Notes},
+};
+use jiff::Timestamp;
+use oci::client::chain as error_chain;
+
+use super::pipeline::{BuildOptions, Built, build};
+use crate::{
+    images::{build_times, record_build},
+    parts::{Parts, Result, Stage},
+};
+
+const KIND: &str = "failures";
+
+/// Builds one cell or reuses a published payload, and records the attempt and its outcome.
+pub async fn attempt(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<Result<Built>, CacheError> {
+    // Cache entries that this build uses are released when it ends.
+    let parts = &parts.in_use();
+    parts.make_room().await;
+    let began = Instant::now();
+    if let Some(usual) = build_times(parts).await.usual(&cell.image, cell.target.arch) {
+        parts.reporter.usual(&cell.subject(), usual);
+    }
+    let attempts = Attempts::in_cache(&parts.cache);
+    let (outcome, note) = match attempts.begin(cell.input_hash) {
+        Ok(note) => (Box::pin(build(parts, cell, options)).await, Some(note)),
+        Err(error) => (Err(error.into()), None),
+    };
+    record_outcome(parts, cell, &outcome)?;
+    // The duration of a reuse would not predict the duration of a compilation.
+    if options.push && outcome.as_ref().is_ok_and(|built| built.reused_from.is_none()) {
+        record_build(parts, cell, began.elapsed()).await;
+    }
+    if let Some(note) = note {
+        attempts.end(cell.input_hash, note);
+    }
+    Ok(outcome)
+}
+
+/// Attempts at builds, each recorded at its start and removed once its outcome is recorded. The remaining attempts
+/// belong to killed farrier processes. The build itself may be the cause: a compiler that exhausts memory takes farrier
+/// down with it.
+pub struct Attempts(Notes);
+
+impl Attempts {
+    /// Attempts recorded in a cache.
+    pub fn in_cache(cache: &Cache) -> Self {
+        Self(Notes::in_directory(cache.root().join("attempts")))
+    }
+
+    /// Records the start of an attempt.
+    pub fn begin(&self, inputs: InputHash) -> std::io::Result<Note> {
+        self.0.begin(&format!("{inputs}.{:016x}", fastrand::u64(..)))
+    }
+
+    /// Removes an attempt that had an outcome, along with earlier attempts at the same inputs.
+    fn end(&self, inputs: InputHash, note: Note) {
+        note.forget();
+        self.forget(inputs);
+    }
+
+    /// Removes earlier attempts at these inputs.
+    fn forget(&self, inputs: InputHash) {
+        let same = |(run, _): &(String, Note)| inputs_of(run) == Some(inputs);
+        self.0.dead().into_iter().filter(same).for_each(|(_, note)| note.forget());
+    }
+
+    /// Returns the start times of running attempts, by inputs.
+    fn under_way(&self) -> BTreeMap<InputHash, Timestamp> {
+        let began = |(run, note): (String, fs_err::File)| {
+            let began = note.metadata().and_then(|note| note.modified()).ok()?;
+            Some((inputs_of(&run)?, began.try_into().ok()?))
+        };
+        self.0.living().into_iter().flatten().filter_map(began).collect()
+    }
+
+    /// Returns the number of attempts that ended without an outcome, by inputs.
+    pub fn without_outcome(&self) -> BTreeMap<InputHash, u32> {
+        let mut counts = BTreeMap::new();
+        for inputs in self.0.dead().iter().filter_map(|(run, _)| inputs_of(run)) {
+            *counts.entry(inputs).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// Returns the activity of a plan's builds for a process without a controller loop: which builds other processes of
+/// this machine run, and how long builds usually take.
+pub async fn builds_elsewhere(parts: &Parts, plan: &Plan) -> Activity {
+    let mut builds = plan.builds().peekable();
+    if builds.peek().is_none() {
+        return Activity::new();
+    }
+    let (living, times) = (Attempts::in_cache(&parts.cache).under_way(), build_times(parts).await);
+    let activity = |cell: &std::sync::Arc<Cell>| {
+        let began = living.get(&cell.input_hash).copied();
+        let usual = times.usual(&cell.image, cell.target.arch);
+        let stage = began.map(|_| Stage::Elsewhere);
+        let found = BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() };
+        ((cell.image.clone(), cell.target.clone()), found)
+    };
+    builds.map(activity).collect()
+}
+
+/// Parses the input hash of an attempt from the name of its note.
+fn inputs_of(run: &str) -> Option<InputHash> {
+    run.split_once('.')?.0.parse().ok()
+}
+
+/// Returns the recorded failures of the given inputs; `None` for inputs without one.
+pub fn known_failures(
+    cache: &Cache,
+    hashes: impl IntoIterator<Item = InputHash>,
+) -> Result<BTreeMap<InputHash, Option<Failure>>, CacheError> {
+    let look_up = |hash: InputHash| Ok((hash, cache.read_record(KIND, &hash.to_string())?));
+    hashes.into_iter().map(look_up).collect()
+}
+
+/// Removes the failure with these inputs, and the attempts that had no outcome.
+pub fn forget_failure(cache: &Cache, inputs: InputHash) -> Result<(), CacheError> {
+    Attempts::in_cache(cache).forget(inputs);
+    cache.remove_record(KIND, &inputs.to_string())
+}
+
+/// Records a permanent failure; removes the record after a success.
+pub(super) fn record_outcome(parts: &Parts, cell: &Cell, outcome: &Result<Built>) -> Result<(), CacheError> {
+    let key = cell.input_hash.to_string();
+    match outcome {
+        Ok(_) => parts.cache.remove_record(KIND, &key),
+        Err(error) if error.is_permanent() => {
+            let spec = parts.definitions.images.get(&cell.image).map(|image| &image.spec);
+            let failure = Failure {
+                at: jiff::Timestamp::now(),
+                message: error_chain(error),
+                permanent: true,
+                under: spec.filter(|_| error.is_of_policy()).map(|spec| spec.check),
+                under_site: error.is_of_policy().then_some(parts.definitions.site.check),
+                deadline: spec.filter(|_| error.is_of_deadline()).map(|spec| spec.build.deadline),
+            };
+            parts.cache.write_record(KIND, &key, &failure)
+        }
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_core::image::InputHasher;
+
+    use super::*;
+
+    #[test]
+    fn attempts_without_an_outcome_are_counted_until_there_is_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let attempts = Attempts::in_cache(&Cache::open(directory.path().to_owned()).unwrap());
+        let [inputs, others] = ["1", "2"].map(|format| InputHasher::new(format).finish());
+        assert!(attempts.without_outcome().is_empty());
+        for killed in [inputs, inputs, others] {
+            drop(attempts.begin(killed).unwrap());
+        }
+        let running = attempts.begin(inputs).unwrap();
+        assert_eq!(attempts.without_outcome(), [(inputs, 2), (others, 1)].into());
+        let began = attempts.under_way();
+        assert_eq!(began.keys().collect::<Vec<_>>(), [&inputs]);
+        assert!(Timestamp::now().duration_since(began[&inputs]).as_secs() < 60, "{began:?}");
+        attempts.end(inputs, running);
+        assert!(attempts.under_way().is_empty());
+        assert_eq!(attempts.without_outcome(), [(others, 1)].into());
+    }
+}

@@ -1,0 +1,39 @@
+//! Adapter: the headers stage: fetches the header set of the cell's kernel.
+
+use std::path::PathBuf;
+
+use farrier_core::plan::FetchedInputs;
+use farrier_inputs::{HeaderLookup, HeaderSet};
+
+use super::{
+    job::{Job, ensure_planned},
+    verified_tree::verified_tree,
+};
+use crate::parts::{Result, Stage, TargetError};
+
+/// Returns the header set, fetching it if the cache lacks it. Fails if another header set than the planned one is
+/// found, because a user may have imported one since.
+pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
+    job.stage(Stage::Headers);
+    let (parts, target) = (job.parts, &job.cell.target);
+    let source = job.family.spec.headers_for(target, &job.cell.system);
+    let look = || parts.fetcher.headers().find(&source, target);
+    let find = || parts.retry("fetch headers", look);
+    match verified_tree(parts, find, tree_of).await? {
+        HeaderLookup::Found(headers) => {
+            let planned = &job.cell.fetched;
+            let is_planned = headers.identity == planned.headers
+                && headers.unverified.as_ref() == planned.unverified.get(FetchedInputs::HEADERS);
+            ensure_planned(is_planned, "the kernel's headers")?;
+            Ok(*headers)
+        }
+        HeaderLookup::Missing { looked_for, hint } => Err(TargetError::headers_missing(&looked_for, hint)),
+    }
+}
+
+fn tree_of(found: &HeaderLookup) -> Option<&PathBuf> {
+    match found {
+        HeaderLookup::Found(headers) => Some(&headers.root),
+        HeaderLookup::Missing { .. } => None,
+    }
+}

@@ -1,0 +1,51 @@
+//! Adapter: looks up the contents of images that DaemonSets and pods currently name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farrier_core::{facts::ImageFacts, image::ImageReference, plan::ImageContents};
+use farrier_store::registry::StoredManifest;
+use futures::{StreamExt, stream};
+use oci::AnyManifest;
+
+use crate::parts::{AT_ONCE, Parts, TargetError, entries, image_location};
+
+/// Adds the contents of `images` to `known`, and drops entries for other images from it. Only images below farrier's
+/// own prefix are looked up, because farrier contacts no registry that the configuration does not name. Entries by
+/// digest are reused. An image whose lookup fails is missing from `known`; everything that depends on it waits.
+pub async fn contents(parts: &Parts, images: &BTreeSet<String>, known: &mut BTreeMap<String, ImageContents>) {
+    known.retain(|image, _| images.contains(image) && image.contains("@sha256:"));
+    let prefix = format!("{}/", image_location(&parts.location).prefix.trim_end_matches('/'));
+    let wanted = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
+    let found = stream::iter(wanted.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
+        .map(|(image, reference)| async move { Some((image.clone(), contents_of(parts, &reference).await?)) })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    known.extend(found.into_iter().flatten());
+}
+
+async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageContents> {
+    let ImageReference { repository, version } = reference;
+    let found = async {
+        let Some(stored) = parts.registry.manifest(repository, version).await? else { return Ok(None) };
+        let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) else {
+            return Ok(contents_of_one(&stored));
+        };
+        let entries = entries(parts.registry.as_ref(), repository, &index, &stored.bytes).await?;
+        let platforms: Option<BTreeMap<_, _>> =
+            entries.iter().map(|(arch, stored)| Some((*arch, contents_of_one(stored)?))).collect();
+        let platforms = platforms.filter(|platforms| !platforms.is_empty());
+        Ok::<_, TargetError>(
+            platforms.map(|platforms| ImageContents { platforms, ..ImageContents::default() }),
+        )
+    };
+    found.await.unwrap_or_else(|error| {
+        tracing::debug!(%reference, %error, "cannot look up an image in use");
+        None
+    })
+}
+
+fn contents_of_one(stored: &StoredManifest) -> Option<ImageContents> {
+    let facts = ImageFacts::from_manifest(&stored.bytes).ok()?;
+    Some(ImageContents::of(&facts, &stored.digest)).filter(|contents| !contents.kernels.is_empty())
+}

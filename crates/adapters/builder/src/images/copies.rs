@@ -1,0 +1,267 @@
+//! Adapter: copies images of other registries below the prefix of the destination registry.
+
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, ImageReference, Repository, Tag, Version},
+    provenance,
+};
+use farrier_store::registry::{Registry, join};
+use oci::{AnyManifest, Descriptor, client::chain as error_chain};
+
+use crate::parts::{Parts, Result, TargetError};
+
+/// A copy of an image in the destination registry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageCopy {
+    /// Reference of the copy, by tag.
+    pub reference: ImageReference,
+    /// Digest of the copy, which equals the original's.
+    pub digest: Digest,
+    /// Whether the image was copied by this call.
+    pub new: bool,
+}
+
+/// Copies an image with all its platforms, unless the copy is current. Always copies referrers and signatures, which
+/// may be newer than the image.
+pub async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
+    let wanted: ImageReference = text.parse()?;
+    let pinned = parts.resolve_reference(text).await?;
+    let Version::Digest(digest) = &pinned.version else {
+        return Err(TargetError::no_such_image(text));
+    };
+    let Some(place) = parts.place_of_copy(&wanted)? else {
+        return Ok(ImageCopy { digest: digest.clone(), reference: wanted, new: false });
+    };
+    let tag = copy_tag(&wanted)?;
+    let version = Version::Tag(tag);
+    let copy = ImageReference { repository: place.clone(), version: version.clone() };
+    let named = parts.registry.manifest(&place, &version).await?;
+    parts.may_write()?;
+    let new = named.is_none_or(|named| named.digest != *digest);
+    if new {
+        copy_manifest(parts, &pinned, &place, &version).await?;
+    }
+    copy_what_refers_to(parts, &pinned.repository, digest, &place).await?;
+    Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
+}
+
+/// Copies the referrers of an image, and the signatures and attestations that `cosign` stores under tags made from the
+/// image's digest. The image is complete without them: if their lookup fails, a note reports it.
+async fn copy_what_refers_to(
+    parts: &Parts,
+    from: &Repository,
+    image: &Digest,
+    place: &Repository,
+) -> Result<()> {
+    let source = parts.registry_of(from);
+    let listed = match source.referrers(from, image, None).await {
+        Ok(listed) => listed,
+        Err(error) => {
+            let text = format!("cannot copy signatures and documents: {}", error_chain(&error));
+            parts.reporter.note(&format!("{from}@{image}"), &text);
+            return Ok(());
+        }
+    };
+    let here = parts.registry.referrers(place, image, None).await?;
+    let versions = listed.into_iter().map(|listed| Version::Digest(listed.digest));
+    let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
+    for version in versions.chain(tags.map(Version::Tag)) {
+        if matches!(&version, Version::Digest(digest) if here.iter().any(|here| here.digest == *digest)) {
+            continue;
+        }
+        let Some(found) = source.manifest(from, &version).await? else { continue };
+        let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { continue };
+        let is_about = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
+        if version.digest().is_some() && !is_about {
+            continue;
+        }
+        for blob in std::iter::once(&manifest.config).chain(&manifest.layers) {
+            copy_blob(parts, source, from, place, blob).await?;
+        }
+        match &version {
+            Version::Digest(_) => {
+                parts.registry.push_referrer(place, &found.bytes).await?;
+            }
+            // Keep the site's own signatures. Content of any other form is replaced.
+            Version::Tag(tag) => {
+                let (kind, bytes) = (&*found.media_type, &found.bytes[..]);
+                if !join(parts.registry.as_ref(), place, tag, (kind, bytes)).await? {
+                    parts.registry.push_manifest(place, &version, kind, bytes).await?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies a manifest, after everything that the manifest names.
+async fn copy_manifest(
+    parts: &Parts,
+    from: &ImageReference,
+    place: &Repository,
+    version: &Version,
+) -> Result<()> {
+    let repository = &from.repository;
+    let found = parts.existing_manifest(from).await?;
+    match AnyManifest::parse(&found.bytes)? {
+        AnyManifest::Index(index) => {
+            for part in index.manifests {
+                let version = Version::Digest(part.digest);
+                let from = ImageReference { repository: repository.clone(), version: version.clone() };
+                Box::pin(copy_manifest(parts, &from, place, &version)).await?;
+            }
+        }
+        AnyManifest::Image(image) => {
+            for blob in std::iter::once(&image.config).chain(&image.layers) {
+                copy_blob(parts, parts.registry_of(repository), repository, place, blob).await?;
+            }
+        }
+    }
+    parts.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
+    Ok(())
+}
+
+async fn copy_blob(
+    parts: &Parts,
+    source: &dyn Registry,
+    from: &Repository,
+    place: &Repository,
+    blob: &Descriptor,
+) -> Result<()> {
+    let Descriptor { media_type, digest, size, .. } = blob;
+    // Non-distributable layers have their own URL; registries do not store them.
+    let is_layer = media_type.contains(".layer.") || media_type.contains(".rootfs.");
+    if is_layer && media_type::oci_layer(media_type).is_none() {
+        tracing::warn!(%from, %digest, media_type, "layer not copied: no registry has it");
+        return Ok(());
+    }
+    if parts.registry.has_blob(place, digest).await? {
+        return Ok(());
+    }
+    let scratch = parts.cache.scratch()?;
+    let file = scratch.path().join("blob");
+    source.fetch_blob(from, digest, *size, &file).await?;
+    parts.registry.push_blob(place, digest, &file).await?;
+    Ok(())
+}
+
+/// Tag of a copy: the original's tag, or for an original named by digest a tag made from the digest. A registry might
+/// delete an untagged copy as unused.
+pub fn copy_tag(reference: &ImageReference) -> Result<Tag> {
+    match &reference.version {
+        Version::Tag(tag) => Ok(tag.clone()),
+        Version::Digest(digest) => Ok(format!("digest-{}", digest.hex()).parse()?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use farrier_net::{Net, NetOptions};
+    use farrier_store::registry::{RegistryLocation, RegistryOptions, RemoteRegistry, connect};
+    use oci::{Artifact, ImageIndex, ImageManifest};
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::Bench;
+
+    /// Publishes an index with one image at another registry.
+    async fn publish(registry: &dyn Registry, repository: &Repository) -> Digest {
+        let (config, layer) = (b"{}".as_slice(), b"layer".as_slice());
+        let blob = |kind: &str, bytes: &[u8]| Descriptor::new(kind, Digest::of(bytes), bytes.len() as u64);
+        for bytes in [config, layer] {
+            registry.push_bytes(repository, bytes).await.unwrap();
+        }
+        let image = ImageManifest {
+            schema_version: 2,
+            media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+            artifact_type: None,
+            config: blob(media_type::OCI_CONFIG, config),
+            layers: vec![blob(media_type::OCI_LAYER, layer)],
+            subject: None,
+            annotations: BTreeMap::new(),
+        }
+        .to_bytes()
+        .unwrap();
+        let version = Version::Digest(Digest::of(&image));
+        registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, &image).await.unwrap();
+        let mut index = ImageIndex::empty();
+        index.manifests.push(blob(media_type::OCI_MANIFEST, &image));
+        let index = index.to_bytes().unwrap();
+        let version = Version::Tag("1".parse().unwrap());
+        registry.push_manifest(repository, &version, media_type::OCI_INDEX, &index).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_copy_stands_in_for_a_registry_that_is_not_there() {
+        let mut bench = Bench::new(&json!({}));
+        let other = tempfile::tempdir().unwrap();
+        let options = RegistryOptions::default();
+        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
+        bench.parts.remote = connect(&elsewhere, &options);
+        let (repository, text) = ("other.test:5000/base".parse().unwrap(), "other.test:5000/base:1");
+        let digest = publish(bench.parts.remote.as_ref(), &repository).await;
+        let remote = Arc::clone(&bench.parts.remote);
+        let subject = remote.manifest(&repository, &Version::Digest(digest.clone())).await.unwrap().unwrap();
+        let sign = async |text: &'static str| {
+            let kind = provenance::SIGSTORE_BUNDLE;
+            let artifact = Artifact::about(&subject.bytes, kind, text.into(), &[]).unwrap();
+            for bytes in [artifact.config, &artifact.content] {
+                remote.push_bytes(&repository, bytes).await.unwrap();
+            }
+            remote.push_referrer(&repository, &artifact.manifest).await.unwrap();
+            let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
+            let layer = Descriptor::of(provenance::SIMPLE_SIGNING, text.as_bytes());
+            let signed = provenance::layered(None, &[layer]).unwrap();
+            remote.push_bytes(&repository, &signed.config).await.unwrap();
+            remote
+                .push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &signed.manifest)
+                .await
+                .unwrap();
+        };
+        sign("a signature").await;
+
+        let copied = copy_image(&bench.parts, text).await.unwrap();
+        assert_eq!((&copied.digest, copied.new), (&digest, true));
+        assert_eq!(copied.reference.to_string(), "mirror/other.test-5000/base:1");
+        // A new signature appears at the source.
+        sign("another signature").await;
+        assert!(!copy_image(&bench.parts, text).await.unwrap().new);
+        let (place, here) = (copied.reference.repository, Arc::clone(&bench.parts.registry));
+        let listed = here.referrers(&place, &digest, Some(provenance::SIGSTORE_BUNDLE)).await.unwrap();
+        assert_eq!(listed.len(), 2);
+        let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
+        let signed = here.manifest(&place, &tag).await.unwrap().unwrap();
+        let signed = ImageManifest::parse(&signed.bytes).unwrap();
+        // The first signature stays, although the other registry no longer has it: it may be the site's own.
+        let layers: Vec<Digest> = signed.layers.into_iter().map(|layer| layer.digest).collect();
+        assert_eq!(layers, [Digest::of(b"a signature"), Digest::of(b"another signature")]);
+        assert!(here.has_blob(&place, &layers[1]).await.unwrap());
+
+        // The other registry disappears.
+        bench.parts.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
+        let offline = Net::new(NetOptions { offline: true, ..NetOptions::default() }).unwrap();
+        bench.parts.fetcher = bench.parts.fetcher.clone().with_net(offline);
+        let resolved = bench.parts.resolve_reference(text).await.unwrap();
+        assert_eq!(resolved.to_string(), format!("other.test:5000/base@{digest}"));
+        let nearest = bench.parts.nearest(resolved).await.unwrap();
+        assert_eq!(nearest.to_string(), format!("mirror/other.test-5000/base@{digest}"));
+        let AnyManifest::Index(index) = AnyManifest::parse(
+            &bench
+                .parts
+                .registry
+                .manifest(&nearest.repository, &nearest.version)
+                .await
+                .unwrap()
+                .unwrap()
+                .bytes,
+        )
+        .unwrap() else {
+            panic!("an index")
+        };
+        let part = Version::Digest(index.manifests[0].digest.clone());
+        assert!(bench.parts.registry.manifest(&nearest.repository, &part).await.unwrap().is_some());
+        assert!(bench.parts.registry.has_blob(&nearest.repository, &Digest::of(b"layer")).await.unwrap());
+    }
+}

@@ -1,0 +1,133 @@
+//! Adapter: documents about an image (check report, bill of materials, provenance). They are pushed as referrers before
+//! the image's tags, and looked up again later.
+
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{Digest, Version},
+    provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, Subject},
+};
+use oci::{Artifact, Descriptor, ImageError, ImageManifest};
+use serde_json::Value;
+
+use super::signatures::StoredImage;
+use crate::parts::Result;
+
+/// A kind of document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DocumentKind {
+    /// Name for messages.
+    pub name: &'static str,
+    /// Media type of the artifact and of its layer.
+    pub media_type: &'static str,
+    /// Predicate type in attestations.
+    pub(crate) predicate_type: &'static str,
+}
+
+/// Report of the check against the kernel's module loader.
+pub const CHECK_REPORT: DocumentKind = DocumentKind {
+    name: "check report",
+    media_type: media_type::CHECK_REPORT,
+    predicate_type: CHECK_REPORT_PREDICATE,
+};
+/// Components of the image.
+pub const BILL: DocumentKind = DocumentKind {
+    name: "bill of materials",
+    media_type: media_type::CYCLONEDX,
+    predicate_type: CYCLONEDX_PREDICATE,
+};
+/// Build inputs and steps.
+pub const PROVENANCE: DocumentKind =
+    DocumentKind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: SLSA_PREDICATE };
+
+/// A claim about an image that can be signed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    /// Predicate type of the claim.
+    pub(crate) predicate_type: &'static str,
+    /// Content of the claim.
+    pub predicate: Value,
+}
+
+impl Claim {
+    /// Claim with the content of a check report.
+    pub(crate) fn of_report(content: &[u8]) -> Result<Self> {
+        let predicate = parse_json(CHECK_REPORT.name, content)?;
+        Ok(Self { predicate_type: CHECK_REPORT_PREDICATE, predicate })
+    }
+}
+
+/// Bill of materials and provenance of an image, as artifacts and as claims.
+pub struct Documents {
+    /// Artifacts to push as referrers of the image.
+    pub artifacts: Vec<Artifact>,
+    /// Claims to sign, if the site signs images.
+    pub claims: Vec<Claim>,
+}
+
+impl Documents {
+    /// Creates the documents of the image with the manifest bytes `manifest`.
+    pub fn of(provenance: &Provenance, manifest: &[u8]) -> Result<Self> {
+        let Subject { name, digest, .. } = &provenance.subject;
+        let (bill, slsa) = (provenance::bill(provenance), provenance::slsa(provenance));
+        let statement = provenance::statement(name, digest, SLSA_PREDICATE, &slsa);
+        let note = [(annotations::PREDICATE_TYPE, SLSA_PREDICATE)];
+        let artifacts = vec![
+            Artifact::about(manifest, media_type::CYCLONEDX, bill.to_string().into_bytes(), &[])?,
+            Artifact::about(manifest, media_type::IN_TOTO, statement, &note)?,
+        ];
+        let claims = vec![
+            Claim { predicate_type: CYCLONEDX_PREDICATE, predicate: bill },
+            Claim { predicate_type: SLSA_PREDICATE, predicate: slsa },
+        ];
+        Ok(Self { artifacts, claims })
+    }
+}
+
+pub(super) fn parse_json(what: &'static str, content: &[u8]) -> Result<Value> {
+    Ok(serde_json::from_slice(content).map_err(|source| ImageError::Json(what, source))?)
+}
+
+impl StoredImage<'_> {
+    /// Pushes a document about the image, with its blobs. Returns the number of bytes sent.
+    pub(crate) async fn push_document(self, artifact: &Artifact) -> Result<u64> {
+        let registry = &self.parts.registry;
+        let mut sent = 0;
+        for bytes in [artifact.config, &artifact.content] {
+            sent += registry.push_bytes(self.repository, bytes).await?.bytes();
+        }
+        registry.push_referrer(self.repository, &artifact.manifest).await?;
+        Ok(sent)
+    }
+
+    /// Finds the document of one kind about the image, or `None`. Of several, returns the newest, as far as the
+    /// registry's order shows.
+    pub async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
+        let Self { parts, repository, digest } = self;
+        let registry = parts.registry_of(repository);
+        for referrer in registry.referrers(repository, digest, Some(kind.media_type)).await?.into_iter().rev()
+        {
+            if let Some(found) = self.read_document(&referrer.digest, kind).await? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads a listed document. `None` if the entry is stale or about another image: clients maintain these lists.
+    async fn read_document(self, digest: &Digest, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
+        let Self { parts, repository, digest: subject } = self;
+        let version = Version::Digest(digest.clone());
+        let Some(stored) = parts.registry_of(repository).manifest(repository, &version).await? else {
+            return Ok(None);
+        };
+        let manifest = ImageManifest::parse(&stored.bytes)?;
+        // Other tools store statements as referrers, too.
+        let claimed = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
+        let is_other = *kind == PROVENANCE && claimed != Some(kind.predicate_type);
+        let about = manifest.subject.as_ref().map(|subject| &subject.digest);
+        let is_it = |layer: &&Descriptor| layer.media_type == kind.media_type;
+        let layer = manifest.layers.iter().find(is_it);
+        let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
+        parts.small_blob(repository, layer, kind.name).await.map(Some)
+    }
+}

@@ -1,0 +1,136 @@
+//! Adapter: loads the keys that sign and verify images.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use farrier_core::{
+    provenance::{PublicKey, RequiredSigners},
+    site::ImageSigning,
+};
+use farrier_local::blocking::blocking;
+use farrier_signing as signing;
+use farrier_signing::{SignatureHash, Signer};
+
+use crate::parts::{FindingKind, Parts, Result, TargetError};
+
+/// A key that signs images, with its public key for verification.
+pub(super) struct ImageSigner {
+    signer: Arc<Signer>,
+    pub(super) public: PublicKey,
+}
+
+impl ImageSigner {
+    /// Loads the site's key; `None` if the site signs no images.
+    pub(super) async fn load(parts: &Parts) -> Result<Option<Self>> {
+        let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
+        let ImageSigning { key, passphrase, public_key, .. } = signing;
+        let path = public_key.as_ref().map(|path| parts.definitions.root.join(path));
+        let public = path.as_deref().map(signing::read_public_key).transpose()?;
+        let secrets = parts.fetcher.net().secrets();
+        let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), secrets).await?;
+        if let (Some(path), Some(public)) = (&path, &public) {
+            signer.must_match(public, path)?;
+        }
+        let public = PublicKey::from_info(signer.public_key().info())
+            .map_err(|source| TargetError::image_key("imageSigning", source))?;
+        Ok(Some(Self { signer: Arc::new(signer), public }))
+    }
+
+    /// Signs on a blocking thread: the signer may be an external program.
+    pub(super) async fn sign(&self, content: Vec<u8>) -> Result<Vec<u8>> {
+        let signer = Arc::clone(&self.signer);
+        Ok(blocking(move || signer.sign(SignatureHash::Sha256, &content)).await?)
+    }
+}
+
+/// Fails fast, before compilation, if the site signs images but its key is unusable.
+pub async fn can_sign_images(parts: &Parts) -> Result<()> {
+    ImageSigner::load(parts).await.map(drop)
+}
+
+/// Keys to verify an image with: `at_least` of the `named` keys, or else the policy's keys, or else the site's own key.
+pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize) -> Result<RequiredSigners> {
+    if !named.is_empty() {
+        let named = named.iter().map(|path| (path.display().to_string(), path.clone()));
+        return signers("--key", named.collect(), at_least).await;
+    }
+    if let Some(required) = required_signers(parts).await? {
+        return Ok(required);
+    }
+    own_key(parts).await?.ok_or_else(|| {
+        TargetError::finding(
+            FindingKind::Usage,
+            "no key to verify the image with".to_owned(),
+            Some(
+                "pass --key, or name keys in site.yaml (policy.requireSigned, imageSigning); \
+                 --insecure-no-signature checks only what everyone with push access can forge"
+                    .to_owned(),
+            ),
+        )
+    })
+}
+
+/// The site's public key. If a file provides it, the private key is not needed: the private key stays on the side of an
+/// air gap where images are signed.
+pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
+    let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
+    let public = match &signing.public_key {
+        Some(path) => Some(read_key(&parts.definitions.root.join(path)).await?),
+        None => ImageSigner::load(parts).await?.map(|signer| signer.public),
+    };
+    Ok(public.map(|key| RequiredSigners::one("imageSigning", key)))
+}
+
+/// Whether the site names any keys for images. The key files need not be readable here.
+pub(super) fn has_keys(parts: &Parts) -> bool {
+    let site = &parts.definitions.site;
+    site.image_signing.is_some() || !site.policy.require_signed.is_empty()
+}
+
+/// Keys that must have signed an image (`policy.requireSigned`); `None` if the policy requires none.
+pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSigners>> {
+    let wanted = &parts.definitions.site.policy.require_signed;
+    if wanted.is_empty() {
+        return Ok(None);
+    }
+    let root = &parts.definitions.root;
+    let named = wanted.keys().iter().map(|path| (path.display().to_string(), root.join(path)));
+    signers("policy.requireSigned", named.collect(), wanted.at_least()).await.map(Some)
+}
+
+/// Signs bytes other than an image with the site's key; `None` if the site signs no images.
+pub async fn sign_bytes(parts: &Parts, content: Vec<u8>) -> Result<Option<Vec<u8>>> {
+    let Some(signer) = ImageSigner::load(parts).await? else { return Ok(None) };
+    signer.sign(content).await.map(Some)
+}
+
+/// Reads public keys in PEM form.
+pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>> {
+    let mut keys = Vec::new();
+    for path in paths {
+        keys.push(read_key(path).await?);
+    }
+    Ok(keys)
+}
+
+pub(super) async fn signers(
+    what: &str,
+    named: Vec<(String, PathBuf)>,
+    at_least: usize,
+) -> Result<RequiredSigners> {
+    let mut keys = Vec::new();
+    for (name, path) in named {
+        keys.push((name, read_key(&path).await?));
+    }
+    RequiredSigners::new(keys, at_least).map_err(|error| {
+        let hint = "name more keys, or require fewer: a key that is named twice counts once";
+        TargetError::finding(FindingKind::Usage, format!("{what}: {error}"), Some(hint.to_owned()))
+    })
+}
+
+async fn read_key(path: &Path) -> Result<PublicKey> {
+    let text = fs_err::tokio::read_to_string(path).await?;
+    PublicKey::from_pem(&text).map_err(|source| TargetError::image_key(&path.display().to_string(), source))
+}

@@ -1,0 +1,40 @@
+//! Adapter: operations on images in a registry: sign, verify, copy, garbage-collect, combine several kernels in one
+//! image.
+
+mod contents;
+mod copies;
+mod documents;
+mod keys;
+mod record;
+mod root_fs;
+mod shared_tags;
+mod sign;
+mod signatures;
+mod sources;
+mod stored_inputs;
+mod union;
+mod verify;
+
+pub use contents::contents;
+pub use copies::{ImageCopy, copy_image, copy_tag};
+pub(crate) use documents::Claim;
+pub use documents::{BILL, CHECK_REPORT, Documents, PROVENANCE};
+pub use keys::{can_sign_images, read_keys, sign_bytes, verification_keys};
+pub(crate) use record::record_build;
+pub use record::{
+    LastRecord, REPOSITORY as RECORDS, add_to_record, build_times, day, read_record, record_kernels,
+};
+pub(crate) use root_fs::{
+    BaseImage, DEFAULT_PATH, base_image, layer_files, published_root_fs, runtime_base, toolchain_tree,
+};
+pub use root_fs::{base_root, root_fs_layer, root_fs_tag};
+pub(crate) use shared_tags::tag_beside_others;
+pub use signatures::{StoredImage, look_up_signatures};
+pub(crate) use sources::fetch_source;
+pub use sources::look_at_sources;
+pub use stored_inputs::{look_at_root_fs, store_of};
+pub use union::publish_union;
+pub use verify::{CheckResult, VerifyCheck, VerifyReport, verify};
+
+/// farrier's version, for the documents about images.
+pub(crate) const FARRIER: &str = env!("CARGO_PKG_VERSION");

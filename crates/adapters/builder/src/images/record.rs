@@ -1,0 +1,145 @@
+//! Adapter: records that farrier keeps in the registry: when each kernel was last seen, and how long builds took.
+//! Garbage collection decides from the first record, so it needs no state of this machine.
+//!
+//! Each record is one manifest under one tag of `kernels`, with the data in an annotation. Unlike an image's tag, the
+//! record's tag moves. Writers merge their entries with the existing ones, so their order does not matter.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use farrier_core::{
+    facts::{Record, annotations, media_type},
+    image::{Repository, Version},
+    plan::{BuildTimes, Cell, KernelKey, KernelRecord},
+};
+use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before};
+use jiff::{Timestamp, civil::Date, tz::TimeZone};
+use oci::{Descriptor, ImageManifest, client::chain as error_chain};
+
+use crate::parts::{Parts, Result, TargetError};
+
+/// Repository below the registry's prefix. Driver images cannot have this name.
+pub const REPOSITORY: &str = "kernels";
+/// Delay before a failed write is retried, so that a registry that rejects it is not asked on every reconcile.
+const PATIENCE: Duration = Duration::from_hours(1);
+/// Timeout for build times, which are optional.
+const SHORT: Duration = Duration::from_secs(5);
+
+/// The last write. The same kernels are recorded once a day.
+#[derive(Clone, Debug, Default)]
+pub struct LastRecord {
+    written: Option<(Date, BTreeSet<KernelKey>)>,
+    failed: Option<Instant>,
+}
+
+/// Day for the record: UTC, so that it is the same everywhere.
+pub fn day(now: Timestamp) -> Date {
+    now.to_zoned(TimeZone::UTC).date()
+}
+
+/// Records the kernels that run or are announced, at most once a day for each. A failed write is only logged: a kernel
+/// without a record counts as seen when garbage collection first notices it.
+pub async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &mut LastRecord) {
+    let today = day(Timestamp::now());
+    let known = |(day, known): &(Date, BTreeSet<KernelKey>)| *day == today && kernels.is_subset(known);
+    let tried = last.failed.is_some_and(|failed| failed.elapsed() < PATIENCE);
+    if kernels.is_empty() || tried || last.written.as_ref().is_some_and(known) {
+        return;
+    }
+    let seen = KernelRecord::default().with(&kernels, today);
+    match add_to_record(parts, &seen).await {
+        Ok(()) => *last = LastRecord { written: Some((today, kernels)), failed: None },
+        Err(TargetError::Canceled) => {}
+        Err(error) => {
+            last.failed = Some(Instant::now());
+            tracing::warn!(error = %error_chain(&error), "cannot record the kernels in use");
+        }
+    }
+}
+
+/// Records the duration of a build that compiled. Best effort: a failure costs only an estimate. For the same reason
+/// the build does not check whether another writer overwrote the entry.
+pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
+    let times = BuildTimes::of(&cell.image, cell.target.arch, Timestamp::now(), took);
+    let written = tokio::time::timeout(SHORT, write_to_record(parts, &times)).await;
+    if !matches!(written, Ok(Ok(_))) {
+        let error = written.ok().and_then(Result::err).map(|error| error_chain(&error));
+        tracing::debug!(error, "cannot record the duration of a build");
+    }
+}
+
+/// Recorded build times; empty if the registry does not answer in time.
+pub async fn build_times(parts: &Parts) -> BuildTimes {
+    let read = tokio::time::timeout(SHORT, read_record(parts)).await;
+    read.ok().and_then(Result::ok).unwrap_or_default()
+}
+
+/// Reads a record; empty if the registry has none.
+pub async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
+    let (repository, version) = place_of::<R>(parts)?;
+    let stored = parts.registry.manifest(&repository, &version).await?;
+    let Some(stored) = stored else { return Ok(R::default()) };
+    let unusable = |reason: String| {
+        TargetError::Registry(RegistryError::Protocol {
+            host: parts.registry.describe(),
+            action: format!("read the record in {repository}{version}"),
+            reason,
+        })
+    };
+    let manifest = ImageManifest::parse(&stored.bytes).map_err(|error| unusable(error.to_string()))?;
+    let text = manifest.annotations.get(R::NOTE);
+    let text = text.ok_or_else(|| unusable(format!("it has no annotation {}", R::NOTE)))?;
+    R::parse(text).map_err(unusable)
+}
+
+/// Adds entries to a record, and repeats until a read shows them: the protocol cannot make concurrent writers wait.
+pub async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
+    for attempt in 0..=MAX_TRIES {
+        pause_before(attempt).await;
+        if !write_to_record(parts, news).await? {
+            return Ok(());
+        }
+    }
+    let (repository, version) = place_of::<R>(parts)?;
+    Err(TargetError::Registry(RegistryError::Protocol {
+        host: parts.registry.describe(),
+        action: format!("write the record in {repository}{version}"),
+        reason: format!("other writers removed the added entries {MAX_TRIES} times"),
+    }))
+}
+
+/// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
+async fn write_to_record<R: Record>(parts: &Parts, news: &R) -> Result<bool> {
+    let known: R = read_record(parts).await?;
+    let all = known.joined(news);
+    if all == known {
+        return Ok(false);
+    }
+    parts.may_write()?;
+    let (repository, version) = place_of::<R>(parts)?;
+    parts.registry.push_bytes(&repository, oci::EMPTY).await?;
+    parts.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &manifest(&all)?).await?;
+    Ok(true)
+}
+
+fn place_of<R: Record>(parts: &Parts) -> Result<(Repository, Version)> {
+    let repository = parts.location.repository(REPOSITORY)?;
+    Ok((repository, Version::Tag(R::TAG.parse()?)))
+}
+
+fn manifest<R: Record>(record: &R) -> Result<Vec<u8>> {
+    let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
+    let notes = [
+        (annotations::CREATED, oci::CREATED.to_owned()),
+        (annotations::TITLE, R::TITLE.to_owned()),
+        (R::NOTE, record.to_text()),
+    ];
+    let manifest = ImageManifest {
+        artifact_type: Some(R::KIND.to_owned()),
+        annotations: notes.into_iter().map(|(key, note)| (key.to_owned(), note)).collect::<BTreeMap<_, _>>(),
+        ..ImageManifest::new(empty(), vec![empty()])
+    };
+    Ok(manifest.to_bytes()?)
+}

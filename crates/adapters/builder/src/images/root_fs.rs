@@ -1,0 +1,382 @@
+//! Adapter: root file systems made from packages, which the registry keeps as one-layer images, and the runtime bases
+//! of payloads.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{Digest, ImageReference, MinimalSpec, Repository, RuntimeBase, SourceSpec, Tag, Version},
+    kernel::{Architecture, Toolchain},
+    plan::{Cell, FetchedInputs},
+};
+use farrier_inputs::PackageRoot;
+use farrier_local::blocking::blocking;
+use farrier_payload as payload;
+use farrier_store::Standing;
+use oci::{Assembled, Assembly, Base, ImageError, ImageManifest, Layer};
+
+use super::{keys::has_keys, signatures::StoredImage};
+use crate::parts::{Parts, Result, TargetError};
+
+/// Repository of published root file systems, below the registry's prefix.
+const ROOT_FS: &str = "farrier-rootfs";
+/// Annotation on a root file system's manifest: whether `/lib` is a symbolic link. It saves reading the layers.
+const USR_MERGED: &str = "farrier.dev/usr-merged";
+/// Debian's default `PATH` in containers.
+pub(crate) const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The base image below a payload.
+#[derive(Debug)]
+pub(crate) struct BaseImage {
+    /// Configuration and layers.
+    pub image: Base,
+    /// Repository of its blobs.
+    pub repository: Repository,
+    /// Whether `/lib` is a symbolic link to `/usr/lib`.
+    pub usr_merged: bool,
+}
+
+/// Specification of a root file system.
+#[derive(Clone, Copy)]
+pub(super) enum RootFsSpec<'a> {
+    Packages(&'a PackageRoot),
+    Minimal(&'a MinimalSpec),
+}
+
+/// Repository name and tag of a published root file system.
+pub fn root_fs_tag(key: &str) -> Result<(&'static str, Tag)> {
+    Ok((ROOT_FS, key[..32].parse()?))
+}
+
+/// Runtime base of a cell, for a definition with these sources.
+pub(crate) async fn runtime_base(
+    parts: &Parts,
+    base: &RuntimeBase,
+    sources: &[SourceSpec],
+    cell: &Cell,
+) -> Result<BaseImage> {
+    let arch = cell.target.arch;
+    let reference = match base {
+        RuntimeBase::Need(name) => {
+            let need = cell.needs.iter().find(|need| need.name == *name);
+            let image = need.and_then(|need| need.image.clone());
+            image.ok_or_else(|| TargetError::no_such_image(name))?
+        }
+        RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_) => {
+            let root = base_root(parts, base, sources, &cell.version).await?;
+            let root = root.ok_or_else(|| TargetError::definition_gone(cell.image.as_str()))?;
+            planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
+        }
+        RuntimeBase::Minimal(spec) => {
+            planned(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
+        }
+        RuntimeBase::Image(text) => {
+            // Use the digest in the input hash: the tag may have moved.
+            let planned = cell.fetched.base.as_deref().unwrap_or(text);
+            parts.nearest(parts.resolve_reference(planned).await?).await?
+        }
+    };
+    base_image(parts, &reference, arch).await
+}
+
+/// Root file system of packages that serves as the base for a version of the driver; `None` for other bases.
+pub async fn base_root(
+    parts: &Parts,
+    base: &RuntimeBase,
+    sources: &[SourceSpec],
+    version: &str,
+) -> Result<Option<PackageRoot>> {
+    let look = || parts.fetcher.root_fs().of_base(base, sources, version);
+    parts.retry("look up runtime base", look).await
+}
+
+/// Layer of a cell's toolchain: its digest and its file. The root file system comes from the registry, or is created
+/// and published.
+pub async fn root_fs_layer(parts: &Parts, root: &PackageRoot, cell: &Cell) -> Result<(Digest, PathBuf)> {
+    let reference = planned(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
+    let base = base_image(parts, &reference, cell.target.arch).await?;
+    let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
+    Ok((layer.digest.clone(), parts.blob_file(&base.repository, layer).await?))
+}
+
+fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference> {
+    let (name, tag) = root_fs_tag(key)?;
+    Ok(ImageReference { repository: parts.location.repository(name)?, version: Version::Tag(tag) })
+}
+
+/// Key over the whole specification, and over the package that a minimal root file system is made from.
+async fn key_of(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture) -> Result<String> {
+    match spec {
+        RootFsSpec::Packages(root) => Ok(root.key(arch)),
+        RootFsSpec::Minimal(spec) => {
+            parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_key(spec, arch)).await
+        }
+    }
+}
+
+/// A root file system in the registry.
+struct Published {
+    /// Reference by digest.
+    reference: ImageReference,
+    /// Digest of the content, if neither a trusted key nor this machine vouches for it.
+    unverified: Option<Digest>,
+}
+
+/// Digest of the root file system that a build would take from the registry, if it is unverified: the site has no keys,
+/// and this machine did not create it.
+pub(super) async fn unverified_root_fs(
+    parts: &Parts,
+    spec: RootFsSpec<'_>,
+    arch: Architecture,
+) -> Result<Option<Digest>> {
+    let key = key_of(parts, spec, arch).await?;
+    if let Some(found) = published(parts, &key, arch).await? {
+        return Ok(found.unverified);
+    }
+    if parts.fetcher.root_fs().made_here(&key, arch)?.is_some() {
+        return Ok(None);
+    }
+    let stored = parts.fetcher.root_fs().in_store(&key).await?;
+    Ok(stored.filter(|stored| !stored.is_signed).map(|stored| stored.layer.digest))
+}
+
+/// Reference by digest of the image that a root file system of packages is published as. The second value is the digest
+/// of its content if the content is unverified.
+pub(crate) async fn published_root_fs(
+    parts: &Parts,
+    root: &PackageRoot,
+    arch: Architecture,
+) -> Result<Option<(ImageReference, Option<Digest>)>> {
+    let found = published(parts, &root.key(arch), arch).await?;
+    Ok(found.map(|found| (found.reference, found.unverified)))
+}
+
+/// Reason that this machine cannot create a root file system of packages; `None` if it can, or if the root file system
+/// already exists.
+pub(super) async fn unbuildable(
+    parts: &Parts,
+    root: &PackageRoot,
+    arch: Architecture,
+) -> Result<Option<TargetError>> {
+    let makes = parts.fetcher.root_fs();
+    let Some(why) = makes.can_make(root, arch).err().filter(|error| !error.is_transient()) else {
+        return Ok(None);
+    };
+    let key = root.key(arch);
+    let ImageReference { repository, version } = reference_of_key(parts, &key)?;
+    let is_there = makes.made_here(&key, arch)?.is_some()
+        || parts.registry.manifest(&repository, &version).await?.is_some()
+        || makes.in_store(&key).await?.is_some();
+    Ok((!is_there).then(|| why.into()))
+}
+
+/// Image that a root file system is published as.
+async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Option<Published>> {
+    let ImageReference { repository, version } = reference_of_key(parts, key)?;
+    let Some(found) = parts.registry.manifest(&repository, &version).await? else { return Ok(None) };
+    let stored = StoredImage { parts, repository: &repository, digest: &found.digest };
+    let standing = stored.standing().await?;
+    let unverified = if standing == Standing::Signed {
+        // Someone may have copied another signed image, with its signature, to this tag.
+        let identity = ImageManifest::parse(&found.bytes)?.annotations.remove(annotations::IDENTITY);
+        if identity.as_deref() != Some(key) {
+            let message = format!(
+                "{repository}:{version} is signed, but its annotations name another root file system"
+            );
+            return Err(TargetError::unmet(
+                message,
+                "delete the tag: farrier then builds and publishes the root file system again",
+            ));
+        }
+        None
+    } else {
+        let content = content(parts, &repository, &found.bytes, arch).await?;
+        let made = parts.fetcher.root_fs().made_here(key, arch)?.map(|made| made.digest);
+        Some(content).filter(|content| made.as_ref() != Some(content))
+    };
+    if unverified.is_some() && standing != Standing::NoKeys {
+        stored.ensure_trusted("root file system").await?;
+    }
+    let reference = ImageReference { repository, version: Version::Digest(found.digest) };
+    Ok(Some(Published { reference, unverified }))
+}
+
+/// Digest of a root file system's content: of the layer, if farrier would write the same image around it. Otherwise the
+/// digest of the manifest, because build steps and containers may read other fields of the manifest or the
+/// configuration.
+async fn content(
+    parts: &Parts,
+    repository: &Repository,
+    manifest: &[u8],
+    arch: Architecture,
+) -> Result<Digest> {
+    let parsed = ImageManifest::parse(manifest)?;
+    let config = parts.configuration(repository, &parsed.config).await?;
+    let image = Base::parse(manifest, &config, arch.as_str())?;
+    if let ([only], [diff_id]) = (&image.layers[..], &image.diff_ids[..])
+        && let Ok(diff_id) = diff_id.parse()
+    {
+        let media_type = media_type::OCI_LAYER_GZIP;
+        let layer = Layer { digest: only.digest.clone(), diff_id, size: only.size, media_type };
+        let ours = image_of(&layer, &parsed.annotations, arch)?;
+        if ours.manifest == manifest && ours.config == config {
+            return Ok(layer.digest);
+        }
+    }
+    Ok(image.digest)
+}
+
+/// Image around a root file system's only layer.
+fn image_of(
+    layer: &Layer,
+    annotations: &BTreeMap<String, String>,
+    arch: Architecture,
+) -> Result<Assembled, ImageError> {
+    oci::assemble(&Assembly {
+        base: None,
+        entrypoint_layer: None,
+        layers: std::slice::from_ref(layer),
+        entrypoint: &[],
+        env: &BTreeMap::from([("PATH".to_owned(), DEFAULT_PATH.to_owned())]),
+        labels: &BTreeMap::new(),
+        annotations,
+        architecture: arch.as_str(),
+    })
+}
+
+/// Ensures that the registry has a cell's root file system, and returns its reference by digest. Fails if the content
+/// differs from the content in the input hash: someone may have replaced it.
+async fn planned(
+    parts: &Parts,
+    spec: RootFsSpec<'_>,
+    cell: &Cell,
+    input: &'static str,
+) -> Result<ImageReference> {
+    let arch = cell.target.arch;
+    let key = key_of(parts, spec, arch).await?;
+    let found = match published(parts, &key, arch).await? {
+        Some(found) => found,
+        None => publish(parts, spec, arch, &key).await?,
+    };
+    if found.unverified.as_ref() != cell.fetched.unverified.get(input) {
+        return Err(TargetError::Outdated(format!("the {input} in the registry")));
+    }
+    Ok(found.reference)
+}
+
+async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &str) -> Result<Published> {
+    let action = "make root file system";
+    let (made, title) = match spec {
+        RootFsSpec::Packages(root) => {
+            let made = parts.retry(action, || parts.fetcher.root_fs().bootstrap(root, arch)).await?;
+            (made, format!("{} root file system", root.name(arch)))
+        }
+        RootFsSpec::Minimal(spec) => {
+            let made = parts.retry(action, || parts.fetcher.root_fs().minimal(spec, arch)).await?;
+            (made, format!("{} base", spec.package))
+        }
+    };
+    let file = made.layer.clone();
+    let usr_merged = blocking(move || payload::is_usr_merged(&[file])).await?;
+    let layer = Layer {
+        digest: made.digest,
+        diff_id: made.diff_id,
+        size: made.size,
+        media_type: media_type::OCI_LAYER_GZIP,
+    };
+    let notes = BTreeMap::from([
+        (annotations::TITLE.to_owned(), title.clone()),
+        (annotations::IDENTITY.to_owned(), key.to_owned()),
+        (USR_MERGED.to_owned(), usr_merged.to_string()),
+    ]);
+    let image = image_of(&layer, &notes, arch)?;
+    let (ImageReference { repository, version }, registry) = (reference_of_key(parts, key)?, &parts.registry);
+    registry.push_blob(&repository, &layer.digest, &made.layer).await?;
+    registry.push_bytes(&repository, &image.config).await?;
+    let by_digest = Version::Digest(image.digest.clone());
+    // Sign before the tag exists: everyone who finds the image by tag finds it signed.
+    for version in [&by_digest, &version] {
+        registry.push_manifest(&repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
+        StoredImage { parts, repository: &repository, digest: &image.digest }.sign(&title, &[]).await?;
+    }
+    // With keys, content from the store was verified by signature. Anything that is not from the store was created
+    // here.
+    let is_vouched_for = has_keys(parts) || parts.fetcher.root_fs().made_here(key, arch)?.is_some();
+    let reference = ImageReference { repository, version: by_digest };
+    Ok(Published { reference, unverified: Some(layer.digest).filter(|_| !is_vouched_for) })
+}
+
+/// Reads an image's manifest and configuration, and selects the architecture from an index.
+pub(crate) async fn base_image(
+    parts: &Parts,
+    reference: &ImageReference,
+    arch: Architecture,
+) -> Result<BaseImage> {
+    let (mut base, annotations) = read_image(parts, reference, arch).await?;
+    base.usr_merged = if let Some(value) = annotations.get(USR_MERGED) {
+        value == "true"
+    } else {
+        let layers = layer_files(parts, &base).await?;
+        blocking(move || payload::is_usr_merged(&layers)).await?
+    };
+    Ok(base)
+}
+
+/// Reads an image like [`base_image`], but not its layers, and returns the manifest's annotations with it.
+pub(super) async fn read_image(
+    parts: &Parts,
+    reference: &ImageReference,
+    arch: Architecture,
+) -> Result<(BaseImage, BTreeMap<String, String>)> {
+    let ImageReference { repository, version } = reference;
+    let stored = parts.registry_of(repository).image(repository, version, arch.as_str()).await?;
+    let stored = stored.ok_or_else(|| TargetError::no_such_image(reference))?;
+    let manifest = ImageManifest::parse(&stored.bytes)?;
+    let config = parts.configuration(repository, &manifest.config).await?;
+    let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
+    let base = BaseImage { image, repository: repository.clone(), usr_merged: false };
+    Ok((base, manifest.annotations))
+}
+
+/// A cell's toolchain as a tree in the cache, and its image. The image's configuration has the settings that a `FROM`
+/// inherits.
+pub(crate) async fn toolchain_tree(
+    parts: &Parts,
+    toolchain: &Toolchain,
+    cell: &Cell,
+) -> Result<(PathBuf, BaseImage)> {
+    let arch = cell.target.arch;
+    let reference = match PackageRoot::of_toolchain(toolchain, &cell.target) {
+        Some(root) => planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?,
+        // Contains the digest in the input hash: the tag may have moved.
+        None => parts.nearest(cell.toolchain.parse()?).await?,
+    };
+    image_tree(parts, &reference, arch, "toolchain").await
+}
+
+/// Unpacks an image into a tree in the cache.
+pub(super) async fn image_tree(
+    parts: &Parts,
+    reference: &ImageReference,
+    arch: Architecture,
+    what: &str,
+) -> Result<(PathBuf, BaseImage)> {
+    let (base, _) = read_image(parts, reference, arch).await?;
+    let files = layer_files(parts, &base).await?;
+    let layers = base.image.layers.iter().map(|layer| layer.digest.clone()).zip(files).collect();
+    let tree = parts.fetcher.root_fs().tree(layers, format!("{what} {reference}")).await?;
+    Ok((tree, base))
+}
+
+/// Files of a base's layers in the cache, lowest first.
+pub(crate) async fn layer_files(parts: &Parts, base: &BaseImage) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for layer in &base.image.layers {
+        files.push(parts.blob_file(&base.repository, layer).await?);
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+#[path = "root_fs_tests.rs"]
+mod tests;

@@ -1,0 +1,88 @@
+//! Adapter: tags that name an image for each architecture.
+
+use std::collections::BTreeMap;
+
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, ImageName, ImageReference, Version},
+    kernel::Architecture,
+    plan::Published,
+};
+use farrier_store::registry::{MAX_TRIES, StoredManifest, pause_before};
+use oci::{Descriptor, ImageIndex, Platform};
+
+use super::signatures::StoredImage;
+use crate::parts::{Parts, Result, TargetError};
+
+/// Points a tag at an image of `title`. If the tag already names images for other architectures, it gets an index of
+/// all of them. A different image for the same architecture is an error, unless the definition allows overwriting.
+///
+/// The protocol cannot make other writers wait. This function therefore checks that the tag finally contains the image.
+/// An image that a concurrent writer drops appears as a missing tag in the next plan.
+pub(crate) async fn tag_beside_others(
+    parts: &Parts,
+    title: &ImageName,
+    arch: Architecture,
+    reference: &ImageReference,
+    image: &StoredManifest,
+    overwrite: bool,
+) -> Result<()> {
+    let ImageReference { repository, version } = reference;
+    for attempt in 0..=MAX_TRIES {
+        let there = parts.look_up(reference).await?;
+        let held = there.as_ref().and_then(|there| there.for_architecture(arch));
+        match held {
+            Some(held) if held.digest == image.digest => return Ok(()),
+            Some(_) if !overwrite => return Err(TargetError::overtaken(reference)),
+            _ => {}
+        }
+        pause_before(attempt).await;
+        let mut others = there.map(|there| there.platforms).unwrap_or_default();
+        others.remove(&arch);
+        parts.may_write()?;
+        if others.is_empty() {
+            parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
+        } else {
+            push_index(parts, title, arch, reference, others, image).await?;
+        }
+    }
+    let message =
+        format!("{reference} lacks the image for {arch} after {MAX_TRIES} writes: other writers replace it");
+    Err(TargetError::unmet(message, "run again; existing content is kept"))
+}
+
+/// Pushes an index of an image and the images for other architectures under a tag. If the site signs images, the others
+/// must be signed as well: a signature of the index covers everything that the index references.
+async fn push_index(
+    parts: &Parts,
+    title: &ImageName,
+    arch: Architecture,
+    reference: &ImageReference,
+    others: BTreeMap<Architecture, Published>,
+    image: &StoredManifest,
+) -> Result<()> {
+    let ImageReference { repository, version } = reference;
+    let mut entries = BTreeMap::from([(arch, image.clone())]);
+    for (architecture, Published { digest, .. }) in others {
+        let what = format!("the image for {architecture} under {reference},");
+        StoredImage { parts, repository, digest: &digest }.ensure_trusted(&what).await?;
+        let version = Version::Digest(digest);
+        let other = ImageReference { repository: repository.clone(), version };
+        entries.insert(architecture, parts.existing_manifest(&other).await?);
+    }
+    let mut index = ImageIndex::empty();
+    index.manifests = entries
+        .iter()
+        .map(|(architecture, StoredManifest { media_type, bytes, .. })| Descriptor {
+            platform: Some(Platform::linux(architecture.as_str())),
+            ..Descriptor::of(media_type, bytes)
+        })
+        .collect();
+    let (bytes, kind) = (index.to_bytes()?, media_type::OCI_INDEX);
+    let digest = Digest::of(&bytes);
+    parts.registry.push_manifest(repository, &Version::Digest(digest.clone()), kind, &bytes).await?;
+    StoredImage { parts, repository, digest: &digest }.sign(title.as_str(), &[]).await?;
+    parts.may_write()?;
+    parts.registry.push_manifest(repository, version, kind, &bytes).await?;
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! Adapter: signs images and statements about them, in the forms that `cosign` looks for: tags (2.x) and bundles (3.x).
+
+use farrier_core::{
+    facts::media_type,
+    image::{ImageReference, Tag, Version},
+    provenance::{self, Envelope, SIGNED_PREDICATE, Statement},
+    site::Existing,
+};
+use farrier_store::registry::{MAX_TRIES, pause_before};
+use oci::{Descriptor, ImageError};
+use serde_json::json;
+
+use super::{
+    documents::{BILL, CHECK_REPORT, Claim, PROVENANCE, parse_json},
+    keys::{ImageSigner, own_key},
+    signatures::StoredImage,
+};
+use crate::parts::{Result, TargetError};
+
+impl StoredImage<'_> {
+    /// If the site signs images, signs the claims about the image, then the image, each in the forms of `cosign` 2 and
+    /// 3. Existing signatures by the same key are kept. Returns the number of bytes sent.
+    pub async fn sign(self, name: &str, claims: &[Claim]) -> Result<u64> {
+        let Self { parts, repository, digest } = self;
+        let Some(signer) = ImageSigner::load(parts).await? else { return Ok(0) };
+        let mut sent = self.attest(&signer, name, claims).await?;
+        if !self.is_tagged_by(&signer.public).await? {
+            let payload = provenance::simple_signing(repository.as_str(), digest);
+            let signature = signer.sign(payload.clone()).await?;
+            let layer = provenance::signature_layer(&payload, &signature);
+            sent += parts.registry.push_bytes(repository, &payload).await?.bytes();
+            sent += self.add_layers(provenance::signature_tag(digest), &[layer]).await?;
+        }
+        self.remember_signature(&signer.public)?;
+        Ok(sent)
+    }
+
+    /// Signs statements: each claim, under the tag and in a bundle, and the statement that the image is signed, in a
+    /// bundle.
+    async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {
+        let Self { parts, repository, digest } = self;
+        let reference =
+            ImageReference { repository: repository.clone(), version: Version::Digest(digest.clone()) };
+        let subject = parts.existing_manifest(&reference).await?.bytes;
+        let tagged = self.tagged_statements(&[&signer.public]).await?;
+        let bundled = self.bundled_statements(&[&signer.public]).await?;
+        let image_is_signed = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
+        let (mut sent, mut new) = (0, Vec::new());
+        for claim in claims.iter().chain([&image_is_signed]) {
+            let Claim { predicate_type, predicate } = claim;
+            let is_in = |known: &[Statement]| {
+                let is_it = |known: &Statement| {
+                    known.predicate_type == *predicate_type && known.predicate == *predicate
+                };
+                known.iter().any(is_it)
+            };
+            let (is_tagged, is_bundled) = (claim == &image_is_signed || is_in(&tagged), is_in(&bundled));
+            if is_tagged && is_bundled {
+                continue;
+            }
+            let payload = provenance::statement(name, digest, predicate_type, predicate);
+            let signature = signer.sign(provenance::pre_authentication(&payload)).await?;
+            let envelope = Envelope::write(&payload, &signature).map_err(|error| {
+                ImageError::Unusable("attestation", format!("of {repository}@{digest}: {error}"))
+            })?;
+            if !is_bundled {
+                let bundle = provenance::bundle(&subject, &envelope, &signer.public, predicate_type)?;
+                parts.may_write()?;
+                sent += self.push_document(&bundle).await?;
+            }
+            if !is_tagged {
+                sent += parts.registry.push_bytes(repository, &envelope).await?.bytes();
+                new.push(provenance::attestation_layer(&envelope, predicate_type));
+            }
+        }
+        if !new.is_empty() {
+            sent += self.add_layers(provenance::attestation_tag(digest), &new).await?;
+        }
+        Ok(sent)
+    }
+
+    /// Adds layers to a tag's manifest, and repeats until a read shows them. The protocol cannot make other writers
+    /// wait, and a writer that read the tag earlier may overwrite it without the layers.
+    async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64> {
+        let Self { parts, repository, .. } = self;
+        let Some(tag) = tag else { return Ok(0) };
+        let version = Version::Tag(tag.clone());
+        let mut sent = 0;
+        for attempt in 0..=MAX_TRIES {
+            let before = self.manifest_under(&tag).await?;
+            let held = before.as_ref().map(|manifest| manifest.layers.as_slice()).unwrap_or_default();
+            if layers.iter().all(|layer| held.contains(layer)) {
+                return Ok(sent);
+            }
+            pause_before(attempt).await;
+            let made = provenance::layered(before.as_ref(), layers)?;
+            sent += parts.registry.push_bytes(repository, &made.config).await?.bytes();
+            parts.may_write()?;
+            let kind = media_type::OCI_MANIFEST;
+            parts.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
+        }
+        let message = format!(
+            "{repository}:{tag} lacks the added entries after {MAX_TRIES} writes: other writers \
+                replace it"
+        );
+        Err(TargetError::unmet(message, "run again; existing content is kept"))
+    }
+
+    /// Signs the published image and its documents.
+    pub async fn sign_published(self, name: &str) -> Result<()> {
+        self.parts.may_write()?;
+        let mut claims = Vec::new();
+        for kind in [&CHECK_REPORT, &BILL, &PROVENANCE] {
+            let Some(found) = self.find_document(kind).await? else { continue };
+            let mut predicate = parse_json(kind.name, &found)?;
+            if *kind == PROVENANCE {
+                predicate = predicate["predicate"].take();
+            }
+            claims.push(Claim { predicate_type: kind.predicate_type, predicate });
+        }
+        self.sign(name, &claims).await.map(drop)
+    }
+
+    /// Signs an existing image, if the site signs images and this one is unsigned.
+    pub(crate) async fn ensure_signed(self, name: &str) -> Result<()> {
+        let Some(signing) = &self.parts.definitions.site.image_signing else { return Ok(()) };
+        let Some(own) = own_key(self.parts).await? else { return Ok(()) };
+        if signing.existing == Existing::Leave || self.must_be_signed(&own).await.is_ok() {
+            return Ok(());
+        }
+        self.sign_published(name).await
+    }
+}

@@ -1,0 +1,292 @@
+//! Adapter: finds signatures of images and of statements about them where `cosign` stores them: under tags made from
+//! the image's digest (2.x), and as bundles that refer to the image (3.x).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farrier_core::{
+    image::{Digest, ImageReference, Repository, Tag, Version},
+    plan::SignatureState,
+    provenance::{
+        self, DSSE, Envelope, FoundSignatures, ImageSignature, PublicKey, RequiredSigners, SIGNED_PREDICATE,
+        SIMPLE_SIGNING, Statement, Trust,
+    },
+};
+use farrier_store::Standing;
+use futures::{StreamExt as _, stream};
+use oci::{Descriptor, ImageManifest, client::chain as error_chain};
+
+use super::keys::{has_keys, own_key, required_signers};
+use crate::parts::{AT_ONCE, Parts, Result, TargetError};
+
+/// Cache records of verified signatures: a valid signature over a digest stays valid.
+const SIGNED: &str = "signed";
+/// Maximum number of layers of one tag, and of bundles of one image.
+const MAX_LAYERS: usize = 100;
+
+/// An image in a repository.
+#[derive(Clone, Copy)]
+pub struct StoredImage<'a> {
+    pub parts: &'a Parts,
+    pub repository: &'a Repository,
+    pub digest: &'a Digest,
+}
+
+/// Content, or the reason that it cannot be read.
+type Read<T> = Result<T, String>;
+
+impl StoredImage<'_> {
+    /// Verdict of the site's keys on the image.
+    pub async fn standing(self) -> Result<Standing> {
+        if !has_keys(self.parts) {
+            return Ok(Standing::NoKeys);
+        }
+        match self.trusted().await {
+            Ok(outcome) => Ok(outcome.map_or_else(Standing::Refused, |()| Standing::Signed)),
+            Err(error) if error.is_unreachable() => Err(error),
+            // If a key is unreadable here, the image counts as refused; publishing does not need the key.
+            Err(error) => Ok(Standing::Refused(error_chain(&error))),
+        }
+    }
+
+    /// Manifest of a tag with signatures or attestations. `None` also for other content, which is replaced.
+    pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>> {
+        let version = Version::Tag(tag.clone());
+        let stored = self.parts.registry_of(self.repository).manifest(self.repository, &version).await?;
+        Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
+    }
+
+    async fn read(self, layer: &Descriptor, what: &str) -> Result<Read<Vec<u8>>> {
+        let Self { parts, repository, digest } = self;
+        match parts.small_blob(repository, layer, what).await {
+            Ok(bytes) => Ok(Ok(bytes)),
+            Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
+                tracing::warn!(%repository, %digest, error = %error_chain(&error), "cannot read {what}");
+                Ok(Err(error_chain(&error)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Layers of one media type under a tag, with their content.
+    async fn layers_under(
+        self,
+        tag: Option<Tag>,
+        (media_type, what): (&str, &str),
+    ) -> Result<Vec<(Descriptor, Read<Vec<u8>>)>> {
+        let mut found = Vec::new();
+        let Some(tag) = tag else { return Ok(found) };
+        let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(found) };
+        let layers = manifest.layers.into_iter().filter(|layer| layer.media_type == media_type);
+        for layer in layers.take(MAX_LAYERS) {
+            let read = self.read(&layer, what).await?;
+            found.push((layer, read));
+        }
+        Ok(found)
+    }
+
+    /// Signatures under the image's signature tag.
+    async fn tagged_signatures(self) -> Result<Vec<Read<ImageSignature>>> {
+        let layers =
+            self.layers_under(provenance::signature_tag(self.digest), (SIMPLE_SIGNING, "signed payload"));
+        let signature = |(layer, read): (Descriptor, Read<Vec<u8>>)| {
+            let signature = provenance::layer_signature(&layer)?;
+            Some(read.map(|payload| ImageSignature::Simple { payload, signature }))
+        };
+        Ok(layers.await?.into_iter().filter_map(signature).collect())
+    }
+
+    /// Signed statements in bundles. With `predicate_type`, skips bundles that the list declares to have another type.
+    async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<Read<Envelope>>> {
+        let Self { parts, repository, digest } = self;
+        let registry = parts.registry_of(repository);
+        let mut found = Vec::new();
+        let listed = registry.referrers(repository, digest, None).await?;
+        let listed = listed.into_iter().filter(|listed| provenance::may_be_bundle(listed, predicate_type));
+        for listed in listed.take(MAX_LAYERS) {
+            // Clients maintain these lists: an entry may be stale or of another kind.
+            let stored = registry.manifest(repository, &Version::Digest(listed.digest)).await?;
+            let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
+            let Some(layer) = manifest.as_ref().and_then(|it| provenance::bundle_layer(it, digest)) else {
+                continue;
+            };
+            match self.read(layer, "signature bundle").await? {
+                // Bundles can contain other things than statements.
+                Ok(bytes) => found.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
+                Err(why) => found.push(Err(why)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether the signature tag has a signature by this key.
+    pub(super) async fn is_tagged_by(self, key: &PublicKey) -> Result<bool> {
+        let found = self.tagged_signatures().await?;
+        Ok(found.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
+    }
+
+    /// Looks for signatures by the keys, in both forms, until `enough` is satisfied.
+    pub(super) async fn look_for(
+        self,
+        keys: &[&PublicKey],
+        enough: &(dyn Fn(&FoundSignatures) -> bool + Sync),
+    ) -> Result<FoundSignatures> {
+        let mut found = FoundSignatures::default();
+        let take = |found: &mut FoundSignatures, all: Vec<Read<ImageSignature>>| {
+            for signature in all {
+                match signature {
+                    Ok(signature) => found.add(self.digest, &signature, keys.iter().copied()),
+                    Err(why) => found.add_unread(why),
+                }
+            }
+        };
+        take(&mut found, self.tagged_signatures().await?);
+        if !enough(&found) {
+            let bundled = self.bundled(Some(SIGNED_PREDICATE)).await?;
+            take(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
+        }
+        Ok(found)
+    }
+
+    /// Statements about the image under the attestation tag that one of the keys signed.
+    pub(super) async fn tagged_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
+        let tag = provenance::attestation_tag(self.digest);
+        let layers = self.layers_under(tag, (DSSE, "attestation")).await?;
+        let envelopes = layers.iter().filter_map(|(_, bytes)| Envelope::parse(bytes.as_ref().ok()?).ok());
+        Ok(self.signed_statements(envelopes, keys))
+    }
+
+    /// Statements about the image in bundles that one of the keys signed.
+    pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
+        let envelopes = self.bundled(None).await?;
+        Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
+    }
+
+    fn signed_statements(
+        self,
+        envelopes: impl Iterator<Item = Envelope>,
+        keys: &[&PublicKey],
+    ) -> Vec<Statement> {
+        let signed = envelopes.filter(|envelope| keys.iter().any(|key| envelope.is_signed_by(key)));
+        let statements = signed.filter_map(|envelope| Statement::parse(&envelope.payload).ok());
+        statements.filter(|statement| provenance::is_about(statement, self.digest)).collect()
+    }
+
+    /// Checks the image's signatures with `judge`. The inner error is the reason that they do not suffice. Verified
+    /// signatures are cached and not looked up again.
+    async fn must_satisfy<'k>(
+        self,
+        keys: impl Iterator<Item = &'k PublicKey>,
+        judge: &(dyn Fn(&FoundSignatures) -> Result<(), String> + Sync),
+    ) -> Result<Result<(), String>> {
+        let keys: Vec<&PublicKey> = keys.collect();
+        let mut known = FoundSignatures::default();
+        for key in &keys {
+            let record = self.parts.cache.read_record::<bool>(SIGNED, &self.record_key(key));
+            if record.is_ok_and(|found| found == Some(true)) {
+                known.add_signer(key);
+            }
+        }
+        if keys.is_empty() || judge(&known).is_ok() {
+            return Ok(judge(&known));
+        }
+        let mut found = self.look_for(&keys, &|found| judge(found).is_ok()).await?;
+        for key in found.signers() {
+            // Best effort: without the record the next check repeats the lookup.
+            let _ = self.remember_signature(key);
+        }
+        for key in known.signers() {
+            found.add_signer(key);
+        }
+        Ok(judge(&found))
+    }
+
+    /// Whether enough of the keys signed the image; the inner error is the reason that they did not.
+    pub(super) async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
+        self.must_satisfy(required.keys(), &|found| required.judge(found).accept()).await
+    }
+
+    /// Checks like [`Self::signed_by`], and treats a registry error as a refusal.
+    pub(super) async fn must_be_signed(self, required: &RequiredSigners) -> Result<(), String> {
+        reason(self.signed_by(required).await)
+    }
+
+    /// Whether builds may use the image ([`Trust`]). The inner error is the reason that they may not, for example a
+    /// registry error.
+    pub async fn trusted(self) -> Result<Result<(), String>> {
+        let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
+        let signs_modules = self.parts.module_signer.is_some();
+        let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
+        Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.judge(found)).await))
+    }
+
+    /// Fails if builds may not use the image. `what` describes the image in the message.
+    pub(crate) async fn ensure_trusted(self, what: &str) -> Result<()> {
+        let Self { repository, digest, .. } = self;
+        self.trusted().await?.map_err(|why| {
+            TargetError::unmet(
+                format!("{what} {repository}@{digest} is not signed with a key of this site: {why}"),
+                "if farrier published it, delete its tag: farrier then builds and publishes it again, \
+                 before the images that depend on it; if another team published it, name its key in \
+                 policy.requireSigned",
+            )
+        })
+    }
+
+    pub(super) fn remember_signature(self, key: &PublicKey) -> Result<()> {
+        Ok(self.parts.cache.write_record(SIGNED, &self.record_key(key), &true)?)
+    }
+
+    fn record_key(self, key: &PublicKey) -> String {
+        let Self { repository, digest, .. } = self;
+        Digest::of(format!("{repository}@{digest} {}", key.fingerprint()).as_bytes()).hex().to_owned()
+    }
+}
+
+fn reason(outcome: Result<Result<(), String>>) -> Result<(), String> {
+    outcome.unwrap_or_else(|error| Err(error_chain(&error)))
+}
+
+/// Looks up the signatures of images that `known` lacks.
+pub async fn look_up_signatures(
+    parts: &Parts,
+    images: &BTreeSet<ImageReference>,
+    known: &mut BTreeMap<Digest, SignatureState>,
+) {
+    let wanted: Vec<(Repository, Digest)> = images
+        .iter()
+        .filter_map(|reference| match &reference.version {
+            Version::Digest(digest) if !known.contains_key(digest) => {
+                Some((reference.repository.clone(), digest.clone()))
+            }
+            Version::Digest(_) | Version::Tag(_) => None,
+        })
+        .collect();
+    if wanted.is_empty() {
+        return;
+    }
+    // An unusable key counts as no signature; the attempt to sign reports the reason.
+    let own = own_key(parts).await;
+    let required = required_signers(parts).await.map_err(|error| error_chain(&error));
+    let found = stream::iter(wanted)
+        .map(|(repository, digest)| {
+            let (own, required) = (&own, &required);
+            async move {
+                let image = StoredImage { parts, repository: &repository, digest: &digest };
+                let ours = match own {
+                    Ok(Some(own)) => image.must_be_signed(own).await.is_ok(),
+                    Ok(None) => true,
+                    Err(_) => false,
+                };
+                let refused = match required {
+                    Ok(None) => None,
+                    Ok(Some(required)) => image.must_be_signed(required).await.err(),
+                    Err(error) => Some(error.clone()),
+                };
+                (digest, SignatureState { ours, refused })
+            }
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    known.extend(found);
+}

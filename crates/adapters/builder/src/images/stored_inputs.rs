@@ -1,0 +1,125 @@
+//! Adapter: connects the store to the site's keys, which sign stored inputs and verify them on use, as they do for
+//! images. Also finds unverified root file systems in the registry.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use async_trait::async_trait;
+use farrier_core::{
+    image::{Digest, DriverImage, Repository, RuntimeBase},
+    kernel::{Architecture, KernelTarget},
+    plan::{FetchedInputs, Resolved, RootFsKey, Unverified, toolchain_key},
+};
+use farrier_inputs::PackageRoot;
+use farrier_store::{
+    Standing, Store, Trust, TrustFault,
+    registry::{Registry, RegistryLocation, Retrying},
+};
+use oci::client::chain as error_chain;
+
+use super::{
+    root_fs::{RootFsSpec, base_root, unbuildable, unverified_root_fs},
+    signatures::StoredImage,
+};
+use crate::{
+    parts::{Parts, TargetError},
+    resolve::with_hint,
+};
+
+/// The store at `location`, with the keys of the site in `parts`.
+pub fn store_of(parts: &Parts, location: RegistryLocation, registry: Arc<dyn Registry>) -> Store {
+    let store = Store::new(location.clone(), Arc::clone(&registry));
+    let retrying = Arc::new(Retrying::new(registry, parts.cancel.clone()));
+    let parts = Parts { location, registry: retrying, ..parts.clone() };
+    store.trusting(Arc::new(SiteKeys { parts }))
+}
+
+/// [`Trust`] by the site's keys. The registry of `parts` is the one that holds the store.
+struct SiteKeys {
+    parts: Parts,
+}
+
+#[async_trait]
+impl Trust for SiteKeys {
+    async fn standing(&self, repository: &Repository, digest: &Digest) -> Result<Standing, TrustFault> {
+        let stored = StoredImage { parts: &self.parts, repository, digest };
+        stored.standing().await.map_err(|error| fault(&error))
+    }
+
+    async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault> {
+        let parts = &self.parts;
+        let signs = parts.definitions.site.image_signing.is_some();
+        StoredImage { parts, repository, digest }.sign(name, &[]).await.map_err(|error| fault(&error))?;
+        Ok(signs)
+    }
+}
+
+fn fault(error: &TargetError) -> TrustFault {
+    TrustFault { message: error_chain(error), hint: error.hint(), is_transient: error.is_transient() }
+}
+
+/// Looks up the registry's copies of the toolchains and runtime bases that farrier creates.
+pub async fn look_at_root_fs(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    for target in targets {
+        let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
+        for image in images {
+            let Ok(toolchain) = image.spec.toolchain(family) else { continue };
+            let root = PackageRoot::of_toolchain(&toolchain, target);
+            let Some(root) = root else { continue };
+            let key = toolchain_key(image, family, target, resolved.system(target));
+            let Some(Ok(identity)) = resolved.toolchains.get(&key) else { continue };
+            let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
+            look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+        }
+    }
+    let arches: BTreeSet<Architecture> = targets.iter().map(|target| target.arch).collect();
+    for image in images {
+        let Some(Ok(found)) = resolved.images.get(&image.metadata.name).cloned() else { continue };
+        let Some(identity) = found.base_identity else { continue };
+        for arch in &arches {
+            let key = (FetchedInputs::BASE, identity.clone(), *arch);
+            match &image.spec.runtime.base {
+                Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
+                    // A failing lookup was already reported with the image.
+                    let root = base_root(parts, base, &image.spec.sources, &found.version).await;
+                    if let Ok(Some(root)) = root {
+                        look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+                    }
+                }
+                Some(RuntimeBase::Minimal(base)) => {
+                    look_at(parts, RootFsSpec::Minimal(base), key, resolved).await;
+                }
+                None | Some(RuntimeBase::Need(_) | RuntimeBase::Image(_)) => {}
+            }
+        }
+    }
+}
+
+/// Looks up one root file system. A registry error is only logged, because the lookups of images report it.
+async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: &mut Resolved) {
+    if resolved.unverified_root_fs.contains_key(&key) {
+        return;
+    }
+    if let RootFsSpec::Packages(root) = spec
+        && let Ok(Some(why)) = unbuildable(parts, root, key.2).await
+    {
+        resolved.unbuildable_root_fs.insert(key.clone(), with_hint(&why));
+    }
+    let found = match unverified_root_fs(parts, spec, key.2).await {
+        Ok(found) => found.map(Unverified::Content),
+        Err(error) if error.is_unreachable() => {
+            resolved.unreachable = true;
+            tracing::warn!(
+                error = error_chain(&error),
+                "cannot look up the root file systems in the registry"
+            );
+            return;
+        }
+        Err(error) => Some(Unverified::Refused(with_hint(&error))),
+    };
+    resolved.unverified_root_fs.insert(key, found);
+}

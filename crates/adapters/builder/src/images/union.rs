@@ -1,0 +1,165 @@
+//! Adapter: publishes images with the payloads of several kernels. Only a configuration and a manifest are sent: the
+//! repository already has the layers from the member images.
+
+use farrier_core::{
+    facts::{UnionNotes, UnionPart, assemble_union, media_type},
+    image::{ImageReference, Repository, Version},
+    plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
+    provenance::{Confinement, Material, Provenance, Role, Subject},
+};
+use farrier_store::registry::StoredManifest;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use oci::{Assembled, ImageManifest};
+
+use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
+use crate::parts::{AT_ONCE, Parts, Result, TargetError};
+
+/// Ensures that the registry has a union image. Pushes the manifest under its digest first, then under its tag, which
+/// also names the images for other architectures.
+pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Published> {
+    if let Some(found) = parts.look_up_for(&union.reference, union.architecture).await? {
+        return if found.input_hash == Some(union.input_hash) {
+            Ok(found)
+        } else {
+            Err(TargetError::overtaken(&union.reference))
+        };
+    }
+    let repository = &union.reference.repository;
+    let members: Vec<UnionPart> = stream::iter(&union.members)
+        .map(|member| union_part(parts, repository, member))
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
+    let made = assemble_union(
+        &members,
+        &UnionNotes {
+            title: union.image.as_str(),
+            version: &union.version,
+            input_hash: union.input_hash,
+            architecture: union.architecture,
+        },
+    )?;
+    parts.may_write()?;
+    let (registry, kind) = (&parts.registry, media_type::OCI_MANIFEST);
+    registry.push_bytes(repository, &made.config).await?;
+    let by_digest = Version::Digest(made.digest.clone());
+    registry.push_manifest(repository, &by_digest, kind, &made.manifest).await?;
+    let documents = documents(union, &made)?;
+    let image = StoredImage { parts, repository, digest: &made.digest };
+    for artifact in &documents.artifacts {
+        image.push_document(artifact).await?;
+    }
+    image.sign(union.image.as_str(), &documents.claims).await?;
+    parts.may_write()?;
+    let manifest = StoredManifest { digest: made.digest, media_type: kind.to_owned(), bytes: made.manifest };
+    tag_beside_others(parts, &union.image, union.architecture, &union.reference, &manifest, false).await?;
+    let stored = parts.look_up_for(&union.reference, union.architecture).await?;
+    stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
+}
+
+/// Documents of a union image. The members' documents have the details.
+fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
+    let members = union.members.iter().map(|member| Material {
+        version: Some(member.kernel.to_string()),
+        digest: Some(member.digest.clone()),
+        ..Material::new(Role::Member, union.image.as_str())
+    });
+    let provenance = Provenance {
+        subject: Subject {
+            name: union.image.to_string(),
+            version: union.version.clone(),
+            digest: made.digest.clone(),
+            target: None,
+            architecture: union.architecture,
+            input_hash: union.input_hash,
+        },
+        farrier: super::FARRIER.to_owned(),
+        build_format: BUILD_FORMAT.to_owned(),
+        materials: members.collect(),
+        modules: Vec::new(),
+        confinement: Confinement::default(),
+    };
+    Documents::of(&provenance, &made.manifest)
+}
+
+/// Manifest and configuration of a member.
+async fn union_part(parts: &Parts, repository: &Repository, member: &UnionMember) -> Result<UnionPart> {
+    let UnionMember { kernel, digest } = member;
+    let image = StoredImage { parts, repository, digest };
+    image.ensure_trusted(&format!("the image for kernel {kernel},")).await?;
+    let version = Version::Digest(digest.clone());
+    let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
+    let config = parts.configuration(repository, &ImageManifest::parse(&stored.bytes)?.config).await?;
+    Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_core::{
+        image::InputHasher,
+        provenance::{PublicKey, RequiredSigners},
+        site::{Existing, ImageSigning, KeySource},
+    };
+    use farrier_signing::testing::{EC_256, OpensslDir};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        images::{CheckResult, verify},
+        testing::{Bench, K9, K10, module},
+    };
+
+    /// Publishes the images for two kernels, and returns their union.
+    async fn union(bench: &Bench) -> PlannedUnion {
+        let mut members = Vec::new();
+        for release in [K9, K10] {
+            let digest = bench.publish(release, &[&module()]).await.unwrap().digest;
+            members.push(UnionMember { kernel: release.parse().unwrap(), digest });
+        }
+        let repository = bench.cell(K9).await.reference.repository;
+        PlannedUnion {
+            image: "x".parse().unwrap(),
+            version: "1.0".to_owned(),
+            reference: ImageReference { repository, version: Version::Tag("1.0-union".parse().unwrap()) },
+            input_hash: InputHasher::new("test").finish(),
+            architecture: farrier_core::kernel::Architecture::Amd64,
+            members,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_image_for_several_kernels_is_signed_and_verified_with_its_members() {
+        let openssl_dir = OpensslDir::new();
+        openssl_dir.key(EC_256);
+        let mut bench = Bench::new(&json!({"tags": ["{{version}}-{{kernel_label}}"]}));
+        let signing = ImageSigning {
+            key: KeySource::File(openssl_dir.path("k.pem").to_str().unwrap().parse().unwrap()),
+            passphrase: None,
+            public_key: Some(openssl_dir.path("p.pem").to_str().unwrap().parse().unwrap()),
+            existing: Existing::Leave,
+            trust_registry_writers: false,
+        };
+        // A union of members that were published without the key is refused.
+        let strangers = union(&bench).await;
+        bench.parts.definitions.site.image_signing = Some(signing);
+        let error = publish_union(&bench.parts, &strangers).await.unwrap_err();
+        assert!(error.to_string().contains("is not signed with a key of this site"), "{error}");
+
+        bench.image().spec.version = serde_json::from_value(json!("1.1")).unwrap();
+        let union = union(&bench).await;
+        publish_union(&bench.parts, &union).await.unwrap();
+
+        let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
+        let ours = RequiredSigners::one("ours", PublicKey::from_pem(&pem).unwrap());
+        let report = verify(&bench.parts, &union.reference, Some(&ours), true).await.unwrap();
+        assert!(report.verified, "{:#?}", report.checks);
+        let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
+        assert_eq!(reports.result, CheckResult::Ok);
+
+        openssl_dir.key(EC_256);
+        let pem = std::fs::read_to_string(openssl_dir.path("p.pem")).unwrap();
+        let strangers = RequiredSigners::one("theirs", PublicKey::from_pem(&pem).unwrap());
+        let report = verify(&bench.parts, &union.reference, Some(&strangers), false).await.unwrap();
+        assert!(!report.verified, "{:#?}", report.checks);
+    }
+}

@@ -1,0 +1,49 @@
+//! Adapter: evicts toolchains and bases from an engine's images, least recently used first, above a quota.
+
+use std::time::SystemTime;
+
+use farrier_engines::{DockerEngine, KeptImage, LOCAL_PREFIX};
+use farrier_local::cache::{CacheError, Entry, LockMode, surplus};
+use oci::client::chain as error_chain;
+
+use crate::parts::{Parts, Result};
+
+/// Removes images above the site's quota. On failure only disk space is wasted.
+pub(super) async fn make_room(parts: &Parts, engine: &DockerEngine) {
+    if let Err(error) = remove_surplus(parts, engine).await {
+        tracing::warn!(error = %error_chain(&error), "the engine's unused images could not be removed");
+    }
+}
+
+async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<()> {
+    let most = parts.definitions.site.storage.engine_images.bytes();
+    let entry = |image: &KeptImage| entry(image, |kind, key| parts.cache.last_use(kind, key));
+    let images: Vec<Entry> = engine.kept().await?.iter().filter_map(entry).collect();
+    for Entry { name, bytes, used: _ } in surplus(images, most, &parts.cache.all_in_use()?) {
+        let Some((kind, key)) = name.split_once('/') else { continue };
+        // A build that needs the image holds this lock while it marks the image as in use.
+        let Some(_lock) = parts.cache.try_lock(kind, key, LockMode::Exclusive)? else { continue };
+        if parts.cache.all_in_use()?.contains(&name) {
+            continue;
+        }
+        engine.remove(&format!("{LOCAL_PREFIX}{kind}:{key}")).await?;
+        parts.cache.forget_stamp(kind, key)?;
+        tracing::info!(image = name, bytes, "removed the least recently used image from the engine");
+    }
+    Ok(())
+}
+
+/// Parses `localhost/farrier/KIND:KEY` into a cache entry with its last use on this machine. For an image that a
+/// farrier with another cache made, the creation time stands in for the last use.
+fn entry(
+    image: &KeptImage,
+    last_use: impl Fn(&str, &str) -> Result<Option<SystemTime>, CacheError>,
+) -> Option<Entry> {
+    let (kind, key) = image.name.strip_prefix(LOCAL_PREFIX)?.split_once(':')?;
+    let used = last_use(kind, key).ok().flatten();
+    Some(Entry { name: format!("{kind}/{key}"), bytes: image.bytes, used: used.unwrap_or(image.created) })
+}
+
+#[cfg(test)]
+#[path = "kept_tests.rs"]
+mod tests;

@@ -1,0 +1,43 @@
+//! Adapter: the build pipeline: builds one image for one kernel, from headers to a published digest. Each stage has a
+//! file.
+#![forbid(unsafe_code)]
+
+mod assemble;
+mod base;
+mod cell;
+mod check;
+mod compile;
+mod cross;
+pub mod diagnosis;
+mod document;
+mod failures;
+mod file_log;
+mod headers;
+mod host_tools;
+pub mod images;
+mod job;
+mod kept;
+mod logs;
+mod needs;
+pub mod parts;
+mod pipeline;
+mod pod;
+mod publish;
+pub mod resolve;
+mod reuse;
+mod sign;
+mod single;
+#[cfg(any(test, feature = "testing"))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc, clippy::new_without_default)]
+pub mod testing;
+mod verified_tree;
+
+pub use cell::add_needs;
+pub use cell::{cell, dockerfile};
+pub use check::check_with_kernel_image;
+pub use failures::{Attempts, attempt, builds_elsewhere, forget_failure, known_failures};
+pub use file_log::FileLog;
+pub use logs::{LogReader, LogTimes, log_of, logs_for};
+pub use pipeline::{BuildOptions, Built, build};
+pub use publish::add_tags;
+pub use single::{BuildOutcome, build_one};

@@ -1,0 +1,207 @@
+//! Adapter: build logs in the cache.
+
+use std::{
+    collections::HashMap,
+    fs::TryLockError,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use farrier_core::{
+    image::{ImageName, InputHash},
+    kernel::{KernelRelease, KernelTarget},
+    plan::Cell,
+};
+use farrier_local::{
+    cache::{Cache, CacheError},
+    files::if_there,
+};
+use fs_err::{self as fs, File};
+
+const KIND: &str = "logs";
+/// Number of digits of the input hash in a log's name.
+const DIGITS: usize = 12;
+
+/// Returns a log's file name, such as `gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log`. It includes the platform,
+/// because one release runs on several platforms.
+fn name(image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> String {
+    let KernelTarget { os, os_version, release, arch } = target;
+    format!("{image}-{release}-{}-{os}-{os_version}-{arch}.log", inputs.short())
+}
+
+/// Returns the path for a build's log, and protects it from eviction while the build runs.
+pub(super) fn log_path(cache: &Cache, cell: &Cell) -> Result<PathBuf, CacheError> {
+    let name = name(&cell.image, &cell.target, &cell.input_hash);
+    cache.hold(KIND, &name)?;
+    cache.place(KIND, &name)
+}
+
+/// Returns the log of the latest build of these inputs, if the cache has it.
+pub fn log_of(
+    cache: &Cache,
+    image: &ImageName,
+    target: &KernelTarget,
+    inputs: &InputHash,
+) -> Option<PathBuf> {
+    Some(cache.root().join(KIND).join(name(image, target, inputs))).filter(|path| path.is_file())
+}
+
+/// Last write time of each log, by file name. Empty if the cache cannot be read.
+pub struct LogTimes(HashMap<String, SystemTime>);
+
+impl LogTimes {
+    pub fn of(cache: &Cache) -> Self {
+        let entries = all(cache).unwrap_or_default().into_iter();
+        Self(entries.map(|(written, name)| (name, written)).collect())
+    }
+
+    pub fn get(&self, image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> Option<SystemTime> {
+        self.0.get(&name(image, target, inputs)).copied()
+    }
+}
+
+/// A log of an image for a kernel release.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FoundLog {
+    pub written: SystemTime,
+    /// Platform, such as `debian-12-amd64`.
+    pub platform: String,
+    pub path: PathBuf,
+}
+
+/// Returns the cached build logs of an image for a kernel release, the newest first.
+pub fn logs_for(
+    cache: &Cache,
+    image: &ImageName,
+    release: &KernelRelease,
+) -> Result<Vec<FoundLog>, CacheError> {
+    let start = format!("{image}-{release}-");
+    let platform_of = |name: &str| {
+        let (hash, platform) = name.strip_prefix(&start)?.strip_suffix(".log")?.split_once('-')?;
+        let is_hash = hash.len() == DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_hash.then(|| platform.to_owned())
+    };
+    let found = all(cache)?.into_iter().filter_map(|(written, name)| {
+        Some(FoundLog { written, platform: platform_of(&name)?, path: cache.root().join(KIND).join(name) })
+    });
+    let mut found: Vec<FoundLog> = found.collect();
+    found.sort_by(|a, b| b.cmp(a));
+    Ok(found)
+}
+
+fn all(cache: &Cache) -> io::Result<Vec<(SystemTime, String)>> {
+    let Some(entries) = if_there(fs::read_dir(cache.root().join(KIND)))? else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        // Skip an entry that was removed in the meantime.
+        let modified = entry.metadata().and_then(|metadata| metadata.modified());
+        found.extend(modified.ok().zip(entry.file_name().into_string().ok()));
+    }
+    Ok(found)
+}
+
+/// Reads a log that may still be growing.
+pub struct LogReader(File);
+
+impl LogReader {
+    /// Opens a log for reading from an offset in bytes.
+    pub fn open(path: &Path, from: u64) -> io::Result<Self> {
+        let mut log = File::open(path)?;
+        log.seek(SeekFrom::Start(from))?;
+        Ok(Self(log))
+    }
+
+    /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
+    /// lock.
+    pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
+        // Test the lock before reading. If a writer holds the lock, the next call reads later text; if none does, the
+        // log is complete.
+        let is_written = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
+        if !is_written {
+            self.0.unlock()?;
+        }
+        let mut text = Vec::new();
+        self.0.read_to_end(&mut text)?;
+        Ok((text, is_written))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use farrier_engines::BuildLog as _;
+
+    use super::*;
+    use crate::FileLog;
+
+    #[test]
+    fn logs_are_told_apart_by_platform_and_inputs() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path().to_owned()).unwrap();
+        let (image, release) = ("gpu".parse().unwrap(), "6.1.0-1-amd64".parse().unwrap());
+        let found = || -> Vec<String> {
+            let found = logs_for(&cache, &image, &release).unwrap().into_iter();
+            found.map(|log| format!("{} {}", log.platform, log.path.display())).collect()
+        };
+        assert!(found().is_empty());
+        let logs = directory.path().join(KIND);
+        fs::create_dir(&logs).unwrap();
+        assert!(found().is_empty());
+        let now = SystemTime::now();
+        for (age, name) in [
+            (3, "gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log"),
+            (2, "gpu-6.1.0-1-amd64-ba9876543210-opensuse-leap-15.6-arm64.log"),
+            (1, "gpu-6.1.0-1-amd64-rt-0123456789ab-debian-12-amd64.log"),
+            (1, "gpu-open-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log"),
+            (1, "gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.txt"),
+            (1, "gpu-6.1.0-1-amd64-0123456789ab.log"),
+        ] {
+            let file = File::create(logs.join(name)).unwrap();
+            file.set_modified(now - Duration::from_secs(age)).unwrap();
+        }
+        let at = |name: &str| logs.join(name).display().to_string();
+        let [newer, older] = [
+            "gpu-6.1.0-1-amd64-ba9876543210-opensuse-leap-15.6-arm64.log",
+            "gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log",
+        ];
+        let wanted =
+            [format!("opensuse-leap-15.6-arm64 {}", at(newer)), format!("debian-12-amd64 {}", at(older))];
+        assert_eq!(found(), wanted);
+
+        let inputs = |start: &str| format!("{start:0<64}").parse::<InputHash>().unwrap();
+        let target = |os: &str, version: &str| KernelTarget {
+            os: os.parse().unwrap(),
+            os_version: version.parse().unwrap(),
+            release: release.clone(),
+            arch: farrier_core::kernel::Architecture::Amd64,
+        };
+        let (debian, other) = (target("debian", "12"), target("debian", "13"));
+        let own = log_of(&cache, &image, &debian, &inputs("0123456789ab"));
+        assert_eq!(own.unwrap().display().to_string(), at(older));
+        assert_eq!(log_of(&cache, &image, &other, &inputs("0123456789ab")), None);
+        assert_eq!(log_of(&cache, &image, &debian, &inputs("ba9876543210")), None);
+        let times = LogTimes::of(&cache);
+        let written = times.get(&image, &debian, &inputs("0123456789ab"));
+        assert_eq!(written, Some(now - Duration::from_secs(3)));
+        assert_eq!(times.get(&image, &other, &inputs("0123456789ab")), None);
+    }
+
+    #[test]
+    fn a_log_is_read_while_it_is_written_and_its_end_is_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("build.log");
+        let log = FileLog::create(&path, |_| {}).unwrap();
+        let mut reader = LogReader::open(&path, 0).unwrap();
+        assert_eq!(reader.more().unwrap(), (vec![], true));
+        log.line("CC [M] a.o");
+        assert_eq!(reader.more().unwrap(), (b"CC [M] a.o\n".to_vec(), true));
+        assert_eq!(LogReader::open(&path, 7).unwrap().more().unwrap(), (b"a.o\n".to_vec(), true));
+        log.line("LD [M] a.ko");
+        drop(log);
+        assert_eq!(reader.more().unwrap(), (b"LD [M] a.ko\n".to_vec(), false));
+        assert_eq!(reader.more().unwrap(), (vec![], false));
+    }
+}

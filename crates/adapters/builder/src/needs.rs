@@ -1,0 +1,272 @@
+//! Adapter: the needs stage: fetches what an image is compiled against. Exposed trees of published images are fetched
+//! by digest and verified. Trees that the user provides hold, for example, the headers of a host's own driver.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Digest, ImageName, ImageReference, Need, Version},
+};
+use farrier_engines::ContextEntry;
+use farrier_inputs::{HostTree, HostTreeLookup};
+use farrier_local::blocking::blocking;
+use farrier_payload as payload;
+use farrier_payload::DecompressionBudget;
+use kmod::{NeededTable, SymbolTable, proprietary_modules};
+use oci::{ImageManifest, client::chain as error_chain};
+
+use super::{
+    cell::cell,
+    job::{Job, NeedInputs, ensure_planned},
+};
+use crate::{
+    images::StoredImage,
+    parts::{Parts, Result, Stage, TargetError},
+};
+
+/// Kinds of cache entries: exposed trees keyed by their digest, modules keyed by their image's digest.
+const EXPOSED: &str = "exposed";
+const MODULES: &str = "needed-modules";
+
+/// A published image whose exposed trees are needed.
+struct NeededImage {
+    name: ImageName,
+    image: ImageReference,
+    exposed: Digest,
+    /// Whether the image is compiled against, or only needed when the modules are loaded.
+    compiled_against: bool,
+}
+
+/// Error for a needed image that lacks the headers it claims to expose. The failure is not permanent: the needed image
+/// may be republished while the inputs of this build stay the same.
+fn missing_headers_error(image: &str, why: &str) -> TargetError {
+    TargetError::unmet(
+        format!("needed image {image} does not hold the headers that it claims to expose: {why}"),
+        "delete the needed image's tag: farrier then rebuilds and publishes it, and after it this image",
+    )
+}
+
+/// Error for a needed image that has disappeared since the build was planned.
+fn need_not_found(image: &ImageReference) -> TargetError {
+    TargetError::unmet(
+        format!("needed image {image} is no longer in the registry"),
+        "run again: farrier then builds and publishes it first",
+    )
+}
+
+/// Fetches what the cell needs, unless it is cached.
+pub(super) async fn fetch(job: &Job<'_>) -> Result<NeedInputs> {
+    let mut needed = NeedInputs::default();
+    if job.cell.needs.is_empty() {
+        return Ok(needed);
+    }
+    job.stage(Stage::Needs);
+    add_host_trees(job, &mut needed).await?;
+    let (mut tables, mut modules) = (Vec::new(), Vec::new());
+    let budget = DecompressionBudget::of_build(job.image.spec.build.deadline, Duration::ZERO);
+    let budget = Arc::new(budget);
+    for image in needed_images(job).await? {
+        let ImageReference { repository, version } = &image.image;
+        let Version::Digest(digest) = version else { return Err(need_not_found(&image.image)) };
+        // The build compiles the image's headers and the check relies on its symbols, so the image must be trusted.
+        StoredImage { parts: job.parts, repository, digest }.ensure_trusted("needed image").await?;
+        let tree = exposed_tree(job.parts, &image).await?;
+        let found = read_tables(&image, &tree).await?;
+        if found.is_empty() {
+            job.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
+        }
+        let boots = job.image.spec.check.boot;
+        if boots || !found.is_empty() {
+            let directory = modules_of(job, &image).await?;
+            if boots {
+                needed.modules.push(directory.clone());
+            }
+            let budget = Arc::clone(&budget);
+            modules.extend(blocking(move || payload::read_modules(&directory, &budget)).await?);
+        }
+        tables.extend(found);
+        if image.compiled_against {
+            needed.context.push(ContextEntry { dest: format!("needs/{}", image.name), from: tree });
+        }
+    }
+    // A module may inherit a taint from a module of another image.
+    let proprietary = proprietary_modules(&modules);
+    let known = |table| NeededTable { proprietary: Some(proprietary.clone()), ..table };
+    needed.tables.extend(tables.into_iter().map(known));
+    Ok(needed)
+}
+
+/// Adds the cell's host trees to the build context, and their symbols to the check.
+async fn add_host_trees(job: &Job<'_>, needed: &mut NeedInputs) -> Result<()> {
+    let Job { parts, cell, .. } = job;
+    for need in &job.image.spec.needs {
+        let Need::Tree { name, tree } = need else { continue };
+        let found = parts.fetcher.host_tree(tree, &cell.target).await?;
+        let HostTree { root, digest, symvers, origin } = match found {
+            HostTreeLookup::Found(found) => found,
+            HostTreeLookup::Missing { looked_for, hint } => {
+                return Err(TargetError::headers_missing(&looked_for, hint));
+            }
+        };
+        let planned = cell.needs.iter().find(|planned| planned.name == *name);
+        let is_same = planned.is_some_and(|planned| planned.exposed == digest);
+        ensure_planned(is_same, format!("the tree of need {name}, now {origin},"))?;
+        let mut texts = Vec::new();
+        for path in symvers {
+            let bytes = fs_err::tokio::read(root.join(&path)).await?;
+            texts.push((path, String::from_utf8_lossy(&bytes).into_owned()));
+        }
+        needed.tables.extend(parse_tables(name.as_str(), &origin, texts)?);
+        needed.context.push(ContextEntry { dest: format!("needs/{name}"), from: root });
+    }
+    Ok(())
+}
+
+/// Returns the images that the cell is compiled against, then their own needs, nearest first.
+async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>> {
+    let needs = &job.cell.needs;
+    let mut images: Vec<NeededImage> = needs
+        .iter()
+        .filter_map(|need| {
+            let (name, exposed) = (need.name.clone(), need.exposed.clone());
+            Some(NeededImage { name, image: need.image.clone()?, exposed, compiled_against: true })
+        })
+        .collect();
+    let mut known: BTreeSet<ImageName> = needs.iter().map(|need| need.name.clone()).collect();
+    let mut next = 0;
+    while let Some(image) = images.get(next) {
+        next += 1;
+        let definition = job.parts.definitions.images.get(&image.name);
+        let further = definition.into_iter().flat_map(|image| &image.spec.needs);
+        for name in further.filter_map(|need| need.image()) {
+            if known.insert(name.clone()) {
+                images.push(published_need(job, name).await?);
+            }
+        }
+    }
+    Ok(images)
+}
+
+/// Looks up an indirect need. It was published, because the image that needs it could be built.
+async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage> {
+    let needed = cell(job.parts, name, &job.cell.target).await?;
+    let mut image = needed.reference.clone();
+    let found = job.parts.look_up_for(&image, needed.target.arch).await?;
+    let found = found.filter(|found| found.is_of(&needed));
+    let found = found.ok_or_else(|| need_not_found(&image))?;
+    let exposed =
+        found.exposed.ok_or_else(|| missing_headers_error(&image.to_string(), "it exposes nothing"))?;
+    image.version = Version::Digest(found.digest);
+    Ok(NeededImage { name: name.clone(), image, exposed, compiled_against: false })
+}
+
+/// Returns the exposed trees of a published image, at their original paths below one directory.
+async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf> {
+    let key = image.exposed.hex();
+    parts.cache.get_or_make(EXPOSED, key, |place| fetch_exposed(parts, image, place)).await
+}
+
+async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<()> {
+    let NeededImage { name, image, exposed, compiled_against: _ } = needed;
+    let missing_headers_error = |why: String| missing_headers_error(&image.to_string(), &why);
+    let definition =
+        parts.definitions.images.get(name).ok_or_else(|| TargetError::definition_gone(name.as_str()))?;
+    let patterns = definition.spec.exposes.clone();
+    let manifest = needed_manifest(parts, image).await?;
+    let claimed = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;
+    if claimed.as_ref() != Some(exposed) {
+        let claimed =
+            claimed.map_or_else(|| "exposes nothing".to_owned(), |digest| format!("exposes {digest}"));
+        return Err(missing_headers_error(format!(
+            "expected {exposed}, but its annotations say that it {claimed}"
+        )));
+    }
+    let work = parts.cache.scratch()?;
+    let (blob, tree) = (work.path().join("layer"), work.path().join("tree"));
+    fetch_payload(parts, image, &manifest, &blob).await?;
+    fs_err::create_dir(&tree)?;
+    let unpacked = tree.clone();
+    let found = blocking(move || {
+        payload::unpack_exposed(&blob, &patterns, &unpacked).map_err(|error| error_chain(&error))?;
+        payload::read_exposed(&unpacked, &patterns).map_err(|error| error_chain(&error))
+    })
+    .await;
+    let found = found.map_err(missing_headers_error)?.digest;
+    if found != *exposed {
+        return Err(missing_headers_error(format!(
+            "its annotations say {exposed}, but its content is {found}"
+        )));
+    }
+    Ok(fs_err::rename(&tree, &place)?)
+}
+
+/// Returns the modules of a needed image for the cell's kernel.
+async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf> {
+    let Version::Digest(digest) = &needed.image.version else { return Err(need_not_found(&needed.image)) };
+    let release = job.cell.target.release.as_str();
+    let fetch = |place| fetch_modules(job.parts, &needed.image, release, place);
+    job.parts.cache.get_or_make(MODULES, digest.hex(), fetch).await
+}
+
+async fn fetch_modules(parts: &Parts, image: &ImageReference, release: &str, place: PathBuf) -> Result<()> {
+    let manifest = needed_manifest(parts, image).await?;
+    let work = parts.cache.scratch()?;
+    let blob = work.path().join("layer");
+    fetch_payload(parts, image, &manifest, &blob).await?;
+    let release = release.to_owned();
+    let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &place)).await;
+    unpacked.map_err(|error| missing_headers_error(&image.to_string(), &error_chain(&error)))
+}
+
+async fn needed_manifest(parts: &Parts, image: &ImageReference) -> Result<ImageManifest> {
+    let ImageReference { repository, version } = image;
+    let stored = parts.registry_of_needs(repository).manifest(repository, version).await?;
+    Ok(ImageManifest::parse(&stored.ok_or_else(|| need_not_found(image))?.bytes)?)
+}
+
+async fn fetch_payload(
+    parts: &Parts,
+    image: &ImageReference,
+    manifest: &ImageManifest,
+    to: &Path,
+) -> Result<()> {
+    let repository = &image.repository;
+    let layer = manifest
+        .payload_layer()
+        .ok_or_else(|| missing_headers_error(&image.to_string(), "it has no layers"))?;
+    Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
+}
+
+/// Reads the symbol tables of an exposed tree.
+async fn read_tables(needed: &NeededImage, tree: &Path) -> Result<Vec<NeededTable>> {
+    let (name, image, tree) = (needed.name.to_string(), needed.image.to_string(), tree.to_owned());
+    blocking(move || parse_tables(&name, &image, payload::read_symbol_tables(&tree)?)).await
+}
+
+/// Parses the symbol tables of one need. Errors name `from` as their origin.
+fn parse_tables(need: &str, from: &str, texts: Vec<(PathBuf, String)>) -> Result<Vec<NeededTable>> {
+    let read = |(path, text): (PathBuf, String)| match SymbolTable::parse(&text) {
+        // A host tree has headers but no modules, so its modules' licenses are unknown. They are assumed not to be
+        // proprietary.
+        Ok(symbols) => {
+            Ok(NeededTable { image: need.to_owned(), symbols, proprietary: Some(BTreeSet::new()) })
+        }
+        Err(error) => Err(missing_headers_error(
+            from,
+            &format!("its /{} is not a symbol table: {error}", path.display()),
+        )),
+    };
+    texts.into_iter().map(read).collect()
+}
+
+#[cfg(test)]
+#[path = "host_trees_tests.rs"]
+mod host_trees_tests;
+#[cfg(test)]
+#[path = "needs_tests.rs"]
+mod tests;

@@ -1,0 +1,322 @@
+//! Adapter: errors of building, checking, publishing and rolling out an image.
+
+use std::io;
+
+use farrier_cluster::ClusterError;
+use farrier_core::{
+    image::ReferenceError,
+    plan::{NeedReason, SkipReason},
+    provenance::KeyError,
+};
+use farrier_engines::EngineError;
+use farrier_inputs::FetchError;
+use farrier_local::cache::{CacheError, is_full_disk};
+use farrier_payload::PayloadError;
+use farrier_signing::SigningError;
+use farrier_store::registry::{self, RegistryError};
+
+use super::boot::BootCheckError;
+use oci::{ImageError, client::chain as error_chain};
+
+/// Kind of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FindingKind {
+    /// The driver does not compile against this kernel, or the toolchain lacks the kernel's compiler or a tool.
+    Compile,
+    /// The build exceeded its deadline.
+    TooLong,
+    /// A build step forged runner messages.
+    Tampered,
+    /// The kernel would refuse the modules.
+    Refused,
+    /// The check cannot tell whether the modules load, and the definition does not accept that.
+    Unknown,
+    /// In the boot check the kernel did not load the modules.
+    BootRefused,
+    /// The command or a definition is wrong.
+    Usage,
+    /// A registry, an image, a tree or a kernel does not meet a requirement.
+    Unmet,
+}
+
+/// A problem with the request itself, as opposed to a failure of an external system.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Finding {
+    /// Kind of the finding.
+    pub kind: FindingKind,
+    /// The problem.
+    pub message: String,
+    /// Details to show below the message, such as a report or the end of a log.
+    pub detail: Vec<String>,
+    /// Hint for the user.
+    pub hint: Option<String>,
+}
+
+/// Result of work on one image.
+pub type Result<T, E = TargetError> = std::result::Result<T, E>;
+
+/// Reason why an image was not built or published for a kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// A problem with the image, its definition or its inputs.
+    #[error(transparent)]
+    Finding(#[from] Finding),
+    /// The subject (`<image> for <target>`) has nothing to build, with the reason.
+    #[error("{0}: {1}")]
+    Skipped(String, SkipReason),
+    /// An external system did not respond, so it is unknown whether the subject can be built.
+    #[error("{0}: {1}")]
+    Unresolved(String, SkipReason),
+    /// A needed image cannot be built.
+    #[error("{image} is compiled against {need}, which cannot be built: {}", error_chain(error.as_ref()))]
+    Need {
+        /// The requested image.
+        image: String,
+        /// The image that it needs.
+        need: String,
+        /// The reason why the needed image cannot be built.
+        error: Box<TargetError>,
+    },
+    /// Nodes or rollout targets cannot be read or written.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// A boot check has no result.
+    #[error(transparent)]
+    Boot(#[from] BootCheckError),
+    /// A reference in a definition is invalid.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// An input cannot be fetched.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(EngineError),
+    /// The registry failed.
+    #[error(transparent)]
+    Registry(RegistryError),
+    /// The payload, its layer or the entrypoint binary is unusable.
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
+    /// The image is invalid or cannot be assembled.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The cache failed.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The key that signs modules or images cannot be used.
+    #[error(transparent)]
+    Signing(#[from] SigningError),
+    /// A file of a definition or of the cache cannot be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// An input changed after the build was planned.
+    #[error("{0} changed after the build was planned")]
+    Outdated(String),
+    /// The fence is closed, because another replica may be the writer by now. Holds the reason.
+    #[error("not written: {0}")]
+    Fenced(String),
+    /// Canceled by Ctrl-C or SIGTERM.
+    #[error("interrupted")]
+    Canceled,
+}
+
+impl From<RegistryError> for TargetError {
+    fn from(error: RegistryError) -> Self {
+        match error {
+            RegistryError::Canceled => Self::Canceled,
+            RegistryError::Image(error) => Self::Image(error),
+            error => Self::Registry(error),
+        }
+    }
+}
+
+impl From<EngineError> for TargetError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Canceled => Self::Canceled,
+            error => Self::Engine(error),
+        }
+    }
+}
+
+impl TargetError {
+    /// Creates a finding of this kind, with a hint.
+    pub fn finding(kind: FindingKind, message: String, hint: Option<String>) -> Self {
+        Finding { kind, message, detail: Vec::new(), hint }.into()
+    }
+
+    /// Creates a finding about an unmet requirement, with a hint.
+    pub(crate) fn unmet(message: String, hint: &str) -> Self {
+        Self::finding(FindingKind::Unmet, message, Some(hint.to_owned()))
+    }
+
+    /// Error for an image that does not exist.
+    pub(crate) fn no_such_image(reference: impl std::fmt::Display) -> Self {
+        Self::finding(FindingKind::Unmet, format!("base image {reference} does not exist"), None)
+    }
+
+    /// Error for a cell whose image or family is no longer defined.
+    pub fn definition_gone(subject: &str) -> Self {
+        Self::finding(FindingKind::Unmet, format!("{subject}: its definition is gone"), None)
+    }
+
+    /// Error for a kernel whose headers are in no suite and no directory.
+    pub fn headers_missing(looked_for: &str, hint: String) -> Self {
+        Self::finding(FindingKind::Unmet, format!("no headers for this kernel: {looked_for}"), Some(hint))
+    }
+
+    /// Error for an unusable public key for image signatures, from a file or a field of the site's definition.
+    pub(crate) fn image_key(from: &str, source: KeyError) -> Self {
+        let message = format!("use the public key of {from}: {}", error_chain(&source));
+        Self::finding(FindingKind::Usage, message, Some(source.hint().to_owned()))
+    }
+
+    /// Error for a tag that received other content during the build.
+    pub fn overtaken(tag: &farrier_core::image::ImageReference) -> Self {
+        let message =
+            format!("tag {tag} was published by another farrier during this build, with other inputs");
+        Self::unmet(message, "look at the other publisher's definitions, then run again")
+    }
+
+    /// Error for a name that matches no driver image.
+    pub fn no_image<'a>(
+        name: impl std::fmt::Display,
+        known: impl IntoIterator<Item = &'a farrier_core::image::ImageName>,
+    ) -> Self {
+        let known: Vec<String> = known.into_iter().map(ToString::to_string).collect();
+        let message = format!("no driver image is named {name}; known: {}", known.join(", "));
+        Self::finding(FindingKind::Usage, message, None)
+    }
+
+    /// Whether an external system had a fault that may pass within seconds, so that a retry is worthwhile.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Fetch(error) => error.is_transient(),
+            Self::Engine(error) => error.is_transient(),
+            Self::Registry(error) => error.is_transient(),
+            Self::Need { error, .. } => error.is_transient(),
+            _ => false,
+        }
+    }
+
+    /// Whether the same inputs would fail again, so that a retry is useless until an input changes.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Finding(Finding {
+                kind: FindingKind::Compile | FindingKind::Tampered | FindingKind::Refused,
+                ..
+            }) => true,
+            Self::Payload(error) => error.is_permanent(),
+            Self::Boot(error) => error.is_permanent,
+            _ => self.is_of_policy() || self.is_of_deadline(),
+        }
+    }
+
+    /// Whether the definition's check policy caused the failure. With a laxer policy the same inputs may succeed.
+    pub fn is_of_policy(&self) -> bool {
+        matches!(self, Self::Finding(Finding { kind: FindingKind::Unknown | FindingKind::BootRefused, .. }))
+    }
+
+    /// Whether the definition's deadline caused the failure. With more time the same inputs may succeed.
+    pub fn is_of_deadline(&self) -> bool {
+        match self {
+            Self::Finding(finding) => finding.kind == FindingKind::TooLong,
+            Self::Payload(error) => error.is_of_deadline(),
+            Self::Boot(error) => error.is_of_deadline,
+            _ => false,
+        }
+    }
+
+    /// Whether an external system was unreachable.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::Registry(error) => error.is_unreachable(),
+            Self::Engine(EngineError::Unavailable(_)) | Self::Unresolved(..) => true,
+            Self::Fetch(error) => error.is_transient(),
+            Self::Cluster(error) => error.is_unreachable(),
+            Self::Need { error, .. } => error.is_unreachable(),
+            _ => false,
+        }
+    }
+
+    /// Returns details to show below the message, such as a report or the end of a log.
+    pub fn detail(&self) -> Vec<String> {
+        match self {
+            Self::Finding(finding) => finding.detail.clone(),
+            Self::Need { error, .. } => error.detail(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the command or a definition is wrong, as opposed to an external system.
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Need { error, .. } => error.is_usage(),
+            Self::Finding(finding) => finding.kind == FindingKind::Usage,
+            Self::Cluster(error) => !error.is_unreachable(),
+            Self::Reference(_) | Self::Skipped(..) | Self::Signing(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns a hint for the user.
+    pub fn hint(&self) -> Option<String> {
+        self.own_hint().or_else(|| {
+            (!self.has_words_of_a_step() && is_full_disk(self))
+                .then(|| "the disk is full: free some space; no incomplete files were left".to_owned())
+        })
+    }
+
+    /// Whether the message holds text that a build step controls.
+    fn has_words_of_a_step(&self) -> bool {
+        matches!(self, Self::Finding(_) | Self::Engine(EngineError::Step(_) | EngineError::Limit(_)))
+    }
+
+    fn own_hint(&self) -> Option<String> {
+        match self {
+            Self::Finding(finding) => finding.hint.clone(),
+            Self::Skipped(_, SkipReason::Need { need, why: NeedReason::NotPublished { .. } }) => {
+                Some(format!(
+                    "build {need} with --push first, or pass --push: farrier then builds the needed images first"
+                ))
+            }
+            Self::Cluster(error) => error.hint(),
+            Self::Boot(error) => Some(error.hint.clone()),
+            Self::Signing(error) => error.hint(),
+            Self::Fetch(error) => error.hint(),
+            Self::Engine(error) => error.hint(),
+            Self::Registry(error) => registry::hint(error),
+            Self::Payload(error) => error.hint(),
+            Self::Need { error, .. } => error.hint(),
+            Self::Outdated(_) => Some(
+                "run again to plan with the current inputs; a running controller does so automatically"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_store::StoreError;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_known_through_errors_that_stand_for_their_cause() {
+        for error in [
+            TargetError::Io(io::Error::from_raw_os_error(28)),
+            TargetError::Payload(PayloadError::Io(io::Error::from_raw_os_error(28))),
+            TargetError::Cache(CacheError(io::Error::from_raw_os_error(122))),
+            TargetError::Fetch(FetchError::Store(StoreError::Pack(io::Error::from_raw_os_error(28)))),
+        ] {
+            assert!(error.hint().is_some_and(|hint| hint.contains("the disk is full")), "{error:?}");
+        }
+        assert_eq!(TargetError::Io(io::Error::from_raw_os_error(13)).hint(), None);
+        let step = EngineError::Step("RUN echo No space left on device: exit code 1".to_owned());
+        assert_eq!(TargetError::Engine(step).hint(), None);
+    }
+}

@@ -1,0 +1,17 @@
+//! Adapter: services shared by builds, image operations and the controller: definitions, cache, registries, engine,
+//! reporter.
+
+mod boot;
+mod error;
+mod lazy;
+mod report;
+mod retry;
+mod shared;
+
+pub use boot::{BootCheck, BootCheckError, BootChecker};
+pub use error::{Finding, FindingKind, Result, TargetError};
+pub use lazy::{LazyEngine, LazyEntrypoint};
+pub use report::{Reporter, Stage};
+pub use retry::with_retry;
+pub use shared::{AT_ONCE, entries, image_location};
+pub use shared::{BuildLimits, NeedsFrom, Parts};

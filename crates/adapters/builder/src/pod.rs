@@ -1,0 +1,439 @@
+//! Adapter: the compile stage in a cluster: publishes the root file system of a build as an image, whose pod compiles.
+//!
+//! The toolchain, the headers and each entry of the build context are separate layers, which builds share in the
+//! registry and on nodes. The top layer is specific to the build: it holds the runner, the plan and the ownership of
+//! directories.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use farrier_core::{
+    facts::media_type,
+    image::{ImageReference, Tag, Version},
+    kernel::KernelLabel,
+    provenance::Confinement,
+};
+use farrier_engines::{
+    BuildJob, ContextEntry, EngineError, InCluster, JobSpec, Kubernetes, Phase, USER, environment, write_tar,
+};
+use farrier_inputs::{RootFs, root_fs_layer};
+use farrier_local::{blocking::blocking, cache::LockMode};
+use farrier_payload::Entrypoint;
+use farrier_store::registry::RegistryLocation;
+use fs_err::{self as fs, File};
+use oci::{Assembly, Base, Layer, client::chain as error_chain};
+use runner::{
+    plan::{Action, Plan},
+    pod::{CONTEXT, OWN, PLAN, RUNNER},
+    wire::encode,
+};
+use serde_json::Value;
+use tar::{Builder, EntryType, Header};
+use tokio_util::sync::CancellationToken;
+use walkdir::WalkDir;
+
+use super::{base::InPlaceBase, job::Job};
+use crate::{
+    images::{BaseImage, layer_files},
+    parts::{FindingKind, Result, Stage, TargetError},
+};
+
+/// Repository of these images, below the registry's prefix.
+const REPOSITORY: &str = "builds";
+/// Fast compression: each image is pulled only a few times, so time matters more than size.
+const GZIP_LEVEL: u32 = 1;
+/// Kind of the cache entries that hold headers as layers.
+const HEADER_LAYERS: &str = "header-layers";
+/// Kind of the cache locks that serialize the push of a layer.
+const PUSHES: &str = "pushes";
+/// Directories that every build writes to.
+const WRITTEN: [&str; 2] = ["out", "tmp"];
+
+/// Runs the build in a pod and unpacks its payload into `tree`. Cancels `begun` once the pod runs.
+pub(super) async fn compile(
+    job: &Job<'_>,
+    (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
+    build: BuildJob,
+    begun: &CancellationToken,
+    tree: &Path,
+) -> Result<Confinement> {
+    let Job { parts, cell, image, .. } = job;
+    let spec = image.spec.build;
+    let mut plan = base.plan(spec);
+    for step in &mut plan.steps {
+        if let Action::Run(run) = &mut step.action {
+            run.env.push(environment(spec));
+        }
+    }
+    job.stage(Stage::Base);
+    let reference = publish(job, (cluster, base, toolchain), &build.context, &plan).await?;
+    job.stage(Stage::Waiting);
+    let (reporter, subject, log) = (Arc::clone(&parts.reporter), cell.subject(), Arc::clone(&build.log));
+    let phases = |phase: Phase<'_>| match phase {
+        Phase::Waiting(why) => log.line(&format!("The build waits for the cluster: {why}")),
+        Phase::Running => {
+            if !begun.is_cancelled() {
+                reporter.stage(&subject, Stage::Compile);
+                begun.cancel();
+            }
+        }
+    };
+    let limits = plan.limits;
+    // With leader election, another replica adopts the Job when this replica stops.
+    let detach = if parts.fence.is_some() { parts.cancel.clone() } else { CancellationToken::new() };
+    let in_cluster = InCluster {
+        job: JobSpec {
+            builds: &parts.definitions.site.builds,
+            instance: &parts.instance,
+            driver: &cell.image,
+            kernel: KernelLabel::of(&cell.target.release),
+            arch: cell.target.arch,
+            image: &reference,
+            build: spec,
+            limits,
+        },
+        least_landlock: parts.definitions.site.builds.landlock,
+        plan,
+        log: Arc::clone(&build.log),
+        phases: &phases,
+        cancel: build.cancel.clone(),
+        detach: detach.clone(),
+    };
+    let outcome = Box::pin(cluster.compile(in_cluster, tree)).await;
+    if !detach.is_cancelled() {
+        remove(job, &reference).await;
+    }
+    Ok(outcome?)
+}
+
+/// Publishes the image and returns its reference by digest.
+async fn publish(
+    job: &Job<'_>,
+    (cluster, base, toolchain): (&Kubernetes, &InPlaceBase, &BaseImage),
+    context: &[ContextEntry],
+    plan: &Plan,
+) -> Result<ImageReference> {
+    let Job { parts, cell, .. } = job;
+    let RegistryLocation::Remote { .. } = parts.location else {
+        let message = "builds in a cluster need a registry that its nodes can pull from";
+        let hint = "name one with --registry; for `farrier build`, also pass --push";
+        return Err(TargetError::finding(FindingKind::Usage, message.to_owned(), Some(hint.to_owned())));
+    };
+    let runner = cluster.runner(cell.target.arch);
+    let runner = blocking(move || Entrypoint::read(&runner)).await?;
+    runner.runs_on(cell.target.arch)?;
+    let headers = headers_layer(job, base).await?;
+    let (work, lowers, entries, plan) =
+        (parts.cache.scratch()?, base.lowers.clone(), context.to_vec(), plan.clone());
+    let write = move || {
+        let layers = write_layers(&lowers, &entries, &plan, runner.bytes(), work.path())?;
+        Ok::<_, EngineError>((layers, work))
+    };
+    let (mut layers, work) = blocking(write).await?;
+    layers.insert(0, headers);
+    let own: Vec<Layer> = layers.iter().map(|(layer, _)| layer.clone()).collect();
+    // The tag protects the image from garbage collection, and shows users which build owns it.
+    let tag: Tag = format!("{}-{}", cell.image, cell.declared_hash.short()).parse()?;
+    // Cells can have identical root file systems, and the first build to end deletes its image. The label gives each
+    // cell a distinct image. It is the same for every replica that builds the cell, so a replica finds a Job that
+    // another one created.
+    let labels = BTreeMap::from([("farrier.dev/build".to_owned(), tag.to_string())]);
+    let base = for_pod(&toolchain.image);
+    let image = oci::assemble(&Assembly {
+        base: Some(&base),
+        entrypoint_layer: None,
+        layers: &own,
+        entrypoint: &[RUNNER.to_owned(), "pod".to_owned()],
+        env: &BTreeMap::new(),
+        labels: &labels,
+        annotations: &BTreeMap::new(),
+        architecture: cell.target.arch.as_str(),
+    })?;
+    parts.may_write()?;
+    let (repository, registry) = (parts.location.repository(REPOSITORY)?, &parts.registry);
+    let from = Some(&toolchain.repository).filter(|from| parts.location.holds(from));
+    let below = toolchain.image.layers.iter().zip(layer_files(parts, toolchain).await?);
+    let below = below.map(|(layer, file)| (&layer.digest, file, from));
+    let own = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));
+    for (digest, file, from) in below.chain(own) {
+        if registry.has_blob(&repository, digest).await? {
+            continue;
+        }
+        // Concurrent builds share most layers. One build pushes each layer, and the others then find it in the
+        // registry.
+        let _sole = parts.cache.lock(PUSHES, digest.hex(), LockMode::Exclusive).await?;
+        let is_there = match from {
+            Some(from) => registry.mount_blob(&repository, digest, from).await?,
+            None => false,
+        };
+        if !is_there {
+            registry.push_blob(&repository, digest, &file).await?;
+        }
+    }
+    drop(work);
+    registry.push_bytes(&repository, &image.config).await?;
+    registry
+        .push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &image.manifest)
+        .await?;
+    Ok(ImageReference { repository, version: Version::Digest(image.digest) })
+}
+
+/// Returns the toolchain's image as the base of a pod. `runner follow` starts in the image's working directory, so that
+/// must be a directory that no step can replace. Volumes are removed, because a volume would hide the image's content.
+fn for_pod(base: &Base) -> Base {
+    let mut base = base.clone();
+    if let Some(Value::Object(config)) = base.config.get_mut("config") {
+        for name in ["User", "Volumes"] {
+            config.remove(name);
+        }
+        config.insert("WorkingDir".to_owned(), "/".into());
+    }
+    base
+}
+
+/// Deletes the image, if the registry supports deletion. Its layers stay useful to other builds.
+async fn remove(job: &Job<'_>, ImageReference { repository, version }: &ImageReference) {
+    if let Version::Digest(digest) = version
+        && let Err(error) = job.parts.registry.delete_manifest(repository, digest).await
+    {
+        tracing::debug!(%repository, %digest, error = %error_chain(&error), "the image of a build could not be deleted");
+    }
+}
+
+/// Returns the headers as a layer, which is made once per kernel.
+async fn headers_layer(job: &Job<'_>, base: &InPlaceBase) -> Result<(Layer, PathBuf)> {
+    let (cache, [headers, _]) = (&job.parts.cache, base.lowers.clone());
+    let make = |entry: PathBuf| {
+        blocking(move || {
+            let mut tops = Vec::new();
+            for top in fs::read_dir(&headers)? {
+                let top = top?;
+                tops.push(ContextEntry {
+                    dest: top.file_name().to_string_lossy().into_owned(),
+                    from: top.path(),
+                });
+            }
+            tops.sort_by(|a, b| a.dest.cmp(&b.dest));
+            let layer = write_layer(&entry.join(root_fs_layer::FILE), |out| write_tar(None, &tops, out))?;
+            root_fs_layer::record(&entry, &layer.digest, &layer.diff_id, layer.size)?;
+            Ok::<_, TargetError>(())
+        })
+    };
+    let entry = cache.get_or_make(HEADER_LAYERS, &base.headers, make).await?;
+    let RootFs { layer, digest, diff_id, size, arch: _ } = root_fs_layer::read(&entry, job.cell.target.arch)?;
+    Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, layer))
+}
+
+/// Writes the layers above toolchain and headers, the lowest first. Blocking.
+fn write_layers(
+    lowers: &[PathBuf; 2],
+    context: &[ContextEntry],
+    plan: &Plan,
+    runner: &[u8],
+    work: &Path,
+) -> Result<Vec<(Layer, PathBuf)>, EngineError> {
+    let mut layers = Vec::new();
+    for (number, entry) in context.iter().enumerate() {
+        let place = work.join(format!("context-{number}"));
+        layers.push((write_layer(&place, |out| write_context(entry, out))?, place));
+    }
+    let place = work.join("own");
+    layers.push((write_layer(&place, |out| Ok(write_own(lowers, plan, runner, out)?))?, place));
+    Ok(layers)
+}
+
+/// Writes a layer: the tar archive that `write` produces, compressed.
+fn write_layer(
+    place: &Path,
+    write: impl FnOnce(&mut io::BufWriter<File>) -> Result<(), EngineError>,
+) -> Result<Layer, EngineError> {
+    let tar = place.with_extension("tar");
+    let mut out = io::BufWriter::with_capacity(256 << 10, File::create_new(&tar)?);
+    write(&mut out)?;
+    out.flush()?;
+    let layer = oci::compress_at(GZIP_LEVEL, File::open(&tar)?, File::create_new(place)?)?;
+    fs::remove_file(&tar)?;
+    Ok(layer)
+}
+
+/// Writes an entry of the build context. Its parent directories are listed explicitly, owned by root: container
+/// runtimes differ in the mode that they give to unlisted directories.
+fn write_context(
+    ContextEntry { dest, from }: &ContextEntry,
+    out: &mut impl Write,
+) -> Result<(), EngineError> {
+    let dest = format!("{}/{dest}", CONTEXT.trim_start_matches('/'));
+    let mut above: Vec<&Path> = Path::new(&dest).ancestors().skip(1).collect();
+    // The empty path is the last ancestor.
+    above.pop();
+    for place in above.into_iter().rev() {
+        let mut header = header(EntryType::Directory, 0o755, 0);
+        header.set_path(place.join(""))?;
+        header.set_cksum();
+        out.write_all(header.as_bytes())?;
+    }
+    write_tar(None, &[ContextEntry { dest, from: from.clone() }], out)
+}
+
+/// Writes the top layer. It gives the build's user every existing directory and those that the plan names, so that
+/// steps can write where root could. Exceptions are `/`, whose owner no layer sets, and the runner's own directory.
+fn write_own(lowers: &[PathBuf; 2], plan: &Plan, runner: &[u8], out: impl Write) -> io::Result<()> {
+    let mut directories: BTreeMap<PathBuf, u32> = BTreeMap::new();
+    for lower in lowers {
+        for entry in WalkDir::new(lower).min_depth(1) {
+            let entry = entry?;
+            if entry.file_type().is_dir() {
+                let place = entry.path().strip_prefix(lower).map_err(io::Error::other)?.to_owned();
+                directories.entry(place).or_insert(entry.metadata()?.mode() & 0o1777);
+            }
+        }
+    }
+    let named = plan.steps.iter().filter_map(|step| match &step.action {
+        Action::Directory(path) => Some(path.as_str()),
+        Action::Copy { dest, .. } => Some(dest.trim_end_matches('/')),
+        Action::Run(_) => None,
+    });
+    // Use only the first path component: a copy's destination may be a file, in a directory that already exists.
+    let tops =
+        named.filter_map(|path| path.trim_start_matches('/').split('/').next()).filter(|top| !top.is_empty());
+    for top in tops.chain(WRITTEN) {
+        let is_there = lowers.iter().any(|lower| lower.join(top).symlink_metadata().is_ok());
+        if !is_there {
+            directories.insert(top.into(), 0o755);
+        }
+    }
+    let own = Path::new(OWN.trim_start_matches('/'));
+    directories.retain(|place, _| !place.starts_with(own));
+    let mut tar = Builder::new(out);
+    for (place, mode) in directories {
+        let mut header = header(EntryType::Directory, mode, USER);
+        tar.append_data(&mut header, place.join(""), io::empty())?;
+    }
+    for place in [OWN, CONTEXT] {
+        let place = Path::new(place.trim_start_matches('/')).join("");
+        tar.append_data(&mut header(EntryType::Directory, 0o755, 0), place, io::empty())?;
+    }
+    // A process whose executable its user cannot read is never dumpable. The kernel therefore denies steps, which run
+    // as the same user, access to the runner's memory and descriptors.
+    for (place, mode, bytes) in [(PLAN, 0o444, encode(plan)?.as_slice()), (RUNNER, 0o111, runner)] {
+        let mut header = header(EntryType::Regular, mode, 0);
+        header.set_size(bytes.len() as u64);
+        tar.append_data(&mut header, place.trim_start_matches('/'), bytes)?;
+    }
+    tar.into_inner()?.flush()
+}
+
+fn header(kind: EntryType, mode: u32, owner: u32) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_uid(owner.into());
+    header.set_gid(owner.into());
+    header.set_mtime(0);
+    header.set_size(0);
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::DirBuilder, os::unix::fs::DirBuilderExt as _};
+
+    use farrier_core::image::Digest;
+    use runner::plan::Step;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Path, owner and mode of each entry of an archive.
+    fn entries(archive: &[u8]) -> Vec<String> {
+        let mut archive = tar::Archive::new(archive);
+        let entries = archive.entries().unwrap().map(|entry| {
+            let entry = entry.unwrap();
+            let (path, header) = (entry.path().unwrap().display().to_string(), entry.header());
+            format!("{path} {} {:o}", header.uid().unwrap(), header.mode().unwrap() & 0o7777)
+        });
+        entries.collect()
+    }
+
+    #[test]
+    fn version_control_data_is_in_no_layer() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for directory in ["headers", "toolchain", "work", "source/sub/.git"] {
+            fs::create_dir_all(at(directory)).unwrap();
+        }
+        fs::write(at("source/.git"), "gitdir: elsewhere\n").unwrap();
+        fs::write(at("source/sub/.git/config"), "token").unwrap();
+        fs::write(at("source/sub/a.c"), "int x;\n").unwrap();
+        let context = [ContextEntry { dest: "sources/x".to_owned(), from: at("source") }];
+        let lowers = [at("headers"), at("toolchain")];
+        let layers = write_layers(&lowers, &context, &Plan::default(), b"runner", &at("work")).unwrap();
+        let layer = oci::LayerReader::new(File::open(&layers[0].1).unwrap()).unwrap();
+        let mut archive = tar::Archive::new(layer);
+        let entries = archive.entries().unwrap();
+        let places: Vec<_> =
+            entries.map(|entry| entry.unwrap().path().unwrap().display().to_string()).collect();
+        let below = CONTEXT.trim_start_matches('/');
+        let above = [".farrier/", ".farrier/context/", ".farrier/context/sources/"].map(str::to_owned);
+        let expected = ["", "/sub", "/sub/a.c"].map(|place| format!("{below}/sources/x{place}"));
+        assert_eq!(places, [above, expected].concat());
+    }
+
+    #[test]
+    fn the_build_owns_the_directories_and_nothing_of_the_runner() {
+        let dir = tempfile::tempdir().unwrap();
+        let [headers, toolchain] = ["headers", "toolchain"].map(|name| dir.path().join(name));
+        let make = |path: PathBuf| DirBuilder::new().recursive(true).mode(0o755).create(path).unwrap();
+        make(headers.join("usr/src/linux"));
+        make(toolchain.join("usr/bin"));
+        make(toolchain.join("tmp"));
+        fs::write(toolchain.join("usr/bin/make"), "").unwrap();
+        fs_err::os::unix::fs::symlink("usr/bin", toolchain.join("bin")).unwrap();
+        let copy = Action::Copy { sources: vec![], dest: "/build/".to_owned(), mode: None };
+        let step = |action| Step { line: 1, text: String::new(), action };
+        let work = Action::Directory("/bin/work".to_owned());
+        // Neither a toolchain nor a step gives the runner's directory to the build.
+        make(toolchain.join(".farrier/context"));
+        let runners = Action::Directory("/.farrier/work".to_owned());
+        let plan = Plan { steps: vec![step(copy), step(work), step(runners)], ..Plan::default() };
+        let mut bytes = Vec::new();
+        write_own(&[headers, toolchain], &plan, b"runner", &mut bytes).unwrap();
+        let entries = entries(&bytes);
+        let owned = ["build/", "out/", "tmp/", "usr/", "usr/bin/", "usr/src/", "usr/src/linux/"];
+        let owned = owned.map(|name| format!("{name} {USER} 755"));
+        // The runner's executable is not readable, so its process can be neither read nor traced.
+        let runners =
+            [".farrier/ 0 755", ".farrier/context/ 0 755", ".farrier/plan 0 444", ".farrier/runner 0 111"];
+        assert_eq!(entries, [owned.as_slice(), &runners.map(str::to_owned)].concat());
+    }
+
+    #[test]
+    fn directories_around_the_context_are_roots() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("hello")).unwrap();
+        let entry = ContextEntry { dest: "sources/hello".to_owned(), from: dir.path().join("hello") };
+        let mut bytes = Vec::new();
+        write_context(&entry, &mut bytes).unwrap();
+        let names = [".farrier/", ".farrier/context/", ".farrier/context/sources/"];
+        let names = names.map(|name| format!("{name} 0 755"));
+        assert_eq!(entries(&bytes)[..3], names);
+        assert!(entries(&bytes)[3].starts_with(".farrier/context/sources/hello"));
+    }
+
+    #[test]
+    fn the_pod_starts_in_the_root_and_has_no_volume() {
+        let config = json!({"config": {
+            "WorkingDir": "/build", "Volumes": {"/.farrier": {}}, "User": "me", "Env": ["PATH=/bin"],
+        }});
+        let Value::Object(config) = config else { panic!("not an object") };
+        let base = Base { digest: Digest::of(b""), layers: vec![], config, diff_ids: vec!["x".to_owned()] };
+        let base = for_pod(&base);
+        assert_eq!(Value::from(base.config), json!({"config": {"WorkingDir": "/", "Env": ["PATH=/bin"]}}));
+        assert_eq!(base.diff_ids, ["x"]);
+    }
+}

@@ -1,0 +1,135 @@
+//! Adapter: the publish stage: pushes an image, blobs first and tags last.
+
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, ImageReference, OnConflict, Repository, Version},
+    plan::Cell,
+};
+use farrier_store::registry::StoredManifest;
+use oci::{Descriptor, client::chain as error_chain};
+
+use super::{
+    assemble::Image,
+    cell::cell,
+    job::{Job, ensure_planned},
+};
+use crate::{
+    images::{BaseImage, Documents, StoredImage, tag_beside_others},
+    parts::{Parts, Result, Stage, TargetError},
+};
+
+/// Publishes once this process may write, so that a leader that temporarily cannot reach the API server loses no build.
+/// Fails if the inputs have changed since planning. Returns the number of bytes sent.
+pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64> {
+    job.stage(Stage::Publish);
+    loop {
+        job.parts.until_writable().await?;
+        ensure_current(job).await?;
+        match push(job, image, documents).await {
+            // Try again. Blobs that are already in the registry are not sent again.
+            Err(TargetError::Fenced(_)) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Fails if the cell would now be planned differently, because the next plan would find other inputs under its tags. If
+/// the inputs cannot be looked up, the build is treated as current.
+async fn ensure_current(job: &Job<'_>) -> Result<()> {
+    match cell(job.parts, &job.cell.image, &job.cell.target).await {
+        Ok(now) => now.changed_since(job.cell).map_or(Ok(()), |what| ensure_planned(false, what)),
+        Err(TargetError::Canceled) => Err(TargetError::Canceled),
+        Err(error) => {
+            let (subject, error) = (job.cell.subject(), error_chain(&error));
+            tracing::info!(subject, error, "inputs cannot be looked up again before publishing");
+            Ok(())
+        }
+    }
+}
+
+/// Pushes missing blobs, the manifest by digest, its documents and signatures, then the manifest under every tag. No
+/// tag ever exists without its report.
+async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64> {
+    let (parts, registry) = (job.parts, &job.parts.registry);
+    parts.may_write()?;
+    let repository = &job.cell.reference.repository;
+    let mut sent = 0;
+    if let Some(base) = &image.base {
+        for layer in &base.image.layers {
+            sent += push_base_layer(parts, repository, base, layer).await?;
+        }
+    }
+    for (file, layer) in &image.layers {
+        sent += registry.push_blob(repository, &layer.digest, file).await?.bytes();
+    }
+    let assembled = &image.assembled;
+    sent += registry.push_bytes(repository, &assembled.config).await?.bytes();
+    let stored = StoredManifest {
+        digest: assembled.digest.clone(),
+        media_type: media_type::OCI_MANIFEST.to_owned(),
+        bytes: assembled.manifest.clone(),
+    };
+    let by_digest = Version::Digest(stored.digest.clone());
+    registry.push_manifest(repository, &by_digest, &stored.media_type, &stored.bytes).await?;
+    let image = StoredImage { parts, repository, digest: &stored.digest };
+    for artifact in &documents.artifacts {
+        sent += image.push_document(artifact).await?;
+    }
+    sent += image.sign(job.cell.image.as_str(), &documents.claims).await?;
+    for reference in job.cell.references() {
+        tag(parts, job.cell, reference, &stored).await?;
+    }
+    Ok(sent)
+}
+
+/// Adds tags to a published image.
+pub async fn add_tags(
+    parts: &Parts,
+    cell: &Cell,
+    digest: &Digest,
+    references: &[ImageReference],
+) -> Result<()> {
+    let repository = &cell.reference.repository;
+    let version = Version::Digest(digest.clone());
+    let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
+    for reference in references {
+        tag(parts, cell, reference, &stored).await?;
+    }
+    Ok(())
+}
+
+/// Points a tag at an image. If architectures share tags, adds the image to the tag's index. A tag that has received
+/// other content for this architecture since planning is kept (guarantee 3), unless the definition allows overwriting.
+async fn tag(parts: &Parts, cell: &Cell, reference: &ImageReference, image: &StoredManifest) -> Result<()> {
+    let ImageReference { repository, version } = reference;
+    let (definition, arch) = (parts.definitions.images.get(&cell.image), cell.target.arch);
+    let overwrite = definition.is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
+    if !overwrite && let Some(found) = parts.look_up_for(reference, arch).await? {
+        let is_there = found.is_of(cell);
+        return if is_there { Ok(()) } else { Err(TargetError::overtaken(reference)) };
+    }
+    if parts.shares_tags(repository) {
+        return tag_beside_others(parts, &cell.image, arch, reference, image, overwrite).await;
+    }
+    // Check the fence again: pushing the layers may have taken minutes.
+    parts.may_write()?;
+    parts.registry.push_manifest(repository, version, &image.media_type, &image.bytes).await?;
+    Ok(())
+}
+
+/// Mounts or pushes one base layer, if the target repository lacks it.
+async fn push_base_layer(
+    parts: &Parts,
+    repository: &Repository,
+    base: &BaseImage,
+    layer: &Descriptor,
+) -> Result<u64> {
+    let registry = &parts.registry;
+    if registry.has_blob(repository, &layer.digest).await?
+        || registry.mount_blob(repository, &layer.digest, &base.repository).await?
+    {
+        return Ok(0);
+    }
+    let file = parts.blob_file(&base.repository, layer).await?;
+    Ok(registry.push_blob(repository, &layer.digest, &file).await?.bytes())
+}

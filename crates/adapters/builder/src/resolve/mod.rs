@@ -1,0 +1,255 @@
+//! Adapter: the lookups before a plan: resolves sources, patches, bases, headers and toolchains to their current identities.
+
+mod tracked;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt, stream};
+
+use farrier_core::{
+    image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
+    kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
+    plan::{Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
+};
+use farrier_definitions::read_patch;
+use farrier_inputs::{HeaderIdentity, HostTreeLookup, Lookup, PackageRoot};
+use oci::client::chain as error_chain;
+pub use tracked::tracked;
+
+use crate::parts::{AT_ONCE, FindingKind, Parts, Result, TargetError};
+
+/// Resolves the given images, and the families of the given targets.
+pub async fn resolve(parts: &Parts, images: &[&DriverImage], targets: &BTreeSet<KernelTarget>) -> Resolved {
+    let mut resolved = Resolved::default();
+    resolve_more(parts, images, targets, &mut resolved).await;
+    resolved
+}
+
+/// Resolves the given images and targets that are not in `resolved` yet.
+pub async fn resolve_more(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    let known = &resolved.images;
+    let all = images;
+    // Collected, because a closure held across an `await` would make the future not `Send`.
+    let images: Vec<_> = images
+        .iter()
+        .copied()
+        .filter(|image| !known.contains_key(&image.metadata.name))
+        .map(|image| async move { (image.metadata.name.clone(), resolve_image(parts, image).await) })
+        .collect();
+    for (name, outcome) in stream::iter(images).buffered(AT_ONCE).collect::<Vec<_>>().await {
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
+    }
+    resolve_trees(parts, all, targets, &mut resolved.trees).await;
+    let mut unknown_headers = Vec::new();
+    for target in targets {
+        let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        if !resolved.headers.contains_key(target) {
+            let source = family.spec.headers_for(target, resolved.system(target));
+            unknown_headers.push(async move {
+                let look = || parts.fetcher.headers().identity(&source, target);
+                (target.clone(), parts.retry("look up headers", look).await)
+            });
+        }
+    }
+    // Each lookup asks the store, so run them concurrently.
+    for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
+            match compiler {
+                Some(compiler) => drop(resolved.compilers.insert(target.clone(), *compiler)),
+                None => drop(resolved.compilers.remove(&target)),
+            }
+            resolved.without_headers.extend(missing.clone().map(|looked_for| (target.clone(), looked_for)));
+            let refused = refused.clone().map(Unverified::Refused);
+            let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
+            resolved.unverified_headers.extend(unverified.map(|found| (target.clone(), found)));
+        }
+        let outcome = outcome.map(|found| found.identity).map_err(|error| with_hint(&error));
+        resolved.headers.insert(target, outcome);
+    }
+    resolve_toolchains(parts, all, targets, resolved).await;
+    resolve_header_texts(parts, all, targets, resolved).await;
+}
+
+/// Resolves the toolchains, after the headers, which can determine them.
+async fn resolve_toolchains(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    for target in targets {
+        let Some(family) = resolved.family(&parts.definitions.families, target) else { continue };
+        let system = resolved.system(target).clone();
+        for image in images {
+            let key = toolchain_key(image, family, target, &system);
+            if !resolved.toolchains.contains_key(&key) {
+                let outcome = match image.spec.toolchain(family) {
+                    Ok(toolchain) => {
+                        let found = toolchain_identity(parts, &toolchain, family, (target, &system)).await;
+                        found.map_err(|error| {
+                            resolved.unreachable |= error.is_unreachable();
+                            with_hint(&error)
+                        })
+                    }
+                    Err(why) => Err(why),
+                };
+                resolved.toolchains.insert(key, outcome);
+            }
+        }
+    }
+}
+
+/// Reads the headers of kernels for which an image depends on their content. This fetches the headers.
+async fn resolve_header_texts(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    let mut asked = Vec::new();
+    for target in targets.iter().filter(|target| !resolved.without_headers.contains_key(*target)) {
+        let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        let is_new =
+            |text: &HeaderText| !resolved.header_texts.contains_key(&(target.clone(), text.to_string()));
+        let texts: Vec<HeaderText> =
+            images.iter().flat_map(|image| image.spec.asked_of_headers(target)).filter(is_new).collect();
+        if !texts.is_empty() {
+            let source = family.spec.headers_for(target, resolved.system(target));
+            asked.push(async move {
+                let look = || parts.fetcher.headers().say(&source, target, &texts);
+                let outcome = parts.retry("look into headers", look).await;
+                (target, texts, outcome)
+            });
+        }
+    }
+    for (target, texts, outcome) in stream::iter(asked).buffered(AT_ONCE).collect::<Vec<_>>().await {
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        let said: Vec<Result<bool, String>> = match outcome {
+            Ok(Lookup::Found(said)) => said.into_iter().map(Ok).collect(),
+            Ok(Lookup::Missing { looked_for, hint }) => {
+                vec![Err(format!("there is no {looked_for} ({hint})")); texts.len()]
+            }
+            Err(error) => vec![Err(with_hint(&error)); texts.len()],
+        };
+        let keys = texts.iter().map(|text| (target.clone(), text.to_string()));
+        resolved.header_texts.extend(keys.zip(said));
+    }
+}
+
+async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedImage> {
+    let spec = &image.spec;
+    let mut sources = BTreeMap::new();
+    let mut versions = BTreeMap::new();
+    // Sources that differ between kernels are looked up for each kernel.
+    for source in spec.sources.iter().filter(|source| !source.is_of_kernel()) {
+        let identity = parts.retry("look up source", || parts.fetcher.sources().identity(source)).await?;
+        if let Some(warning) = parts.fetcher.sources().warning(source).await? {
+            parts.reporter.note(image.metadata.name.as_str(), &warning);
+        }
+        versions.insert(source.name.as_str(), identity.version);
+        sources.insert(source.name.to_string(), identity.identity);
+    }
+    let version = match &spec.version {
+        VersionSpec::Literal(version) => version.to_string(),
+        VersionSpec::FromSource { source } => {
+            versions.remove(source.as_str()).flatten().ok_or_else(|| {
+                let name = &image.metadata.name;
+                let message =
+                    format!("image {name}: source {source} has no version; only apt sources have one");
+                TargetError::finding(FindingKind::Usage, message, None)
+            })?
+        }
+    };
+    let mut patches = BTreeMap::new();
+    for (index, patch) in spec.patches.iter().enumerate() {
+        let bytes = read_patch(&parts.definitions, &patch.path).await?;
+        patches.insert(index, Digest::of(&bytes).hex().to_owned());
+    }
+    let base_identity = match &spec.runtime.base {
+        // A base that is another image is hashed with the needs.
+        None | Some(RuntimeBase::Need(_)) => None,
+        Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
+            let look = || parts.fetcher.root_fs().of_base(base, &spec.sources, &version);
+            parts.retry("look up runtime base", look).await?.map(|root| root.identity())
+        }
+        Some(RuntimeBase::Minimal(base)) => {
+            Some(parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_identity(base)).await?)
+        }
+        Some(RuntimeBase::Image(reference)) => Some(parts.resolve_reference(reference).await?.to_string()),
+    };
+    let entrypoints =
+        if spec.holds_entrypoint() { parts.entrypoint.architectures().await? } else { BTreeSet::new() };
+    let signed_with = signed_with(parts, image);
+    Ok(ResolvedImage { version, sources, patches, base_identity, entrypoints, signed_with })
+}
+
+async fn toolchain_identity(
+    parts: &Parts,
+    toolchain: &Toolchain,
+    family: &KernelFamily,
+    (target, system): (&KernelTarget, &NodeSystem),
+) -> Result<String> {
+    if let Toolchain::Image(image) = toolchain {
+        let image = family.spec.image_for(image, target, system).map_err(|missing| {
+            TargetError::unmet(format!("there is no {missing}"), "name it in the kernel family")
+        })?;
+        return Ok(parts.resolve_reference(&image.to_string()).await?.to_string());
+    }
+    // Only the specification: the architecture is hashed with the target.
+    let root = PackageRoot::of_toolchain(toolchain, target);
+    root.map(|root| root.identity()).ok_or_else(|| {
+        let message = "the source of the toolchain's RPM packages is not defined".to_owned();
+        TargetError::unmet(message, "name `from` in the kernel family")
+    })
+}
+
+/// Returns the signer of an image's modules. An image that an engine makes whole (`output: image`) is not signed.
+fn signed_with(parts: &Parts, image: &DriverImage) -> Option<SignedWith> {
+    let modules = parts.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
+    Some(SignedWith { certificate: modules.fingerprint(), signed: modules.signed() })
+}
+
+/// Resolves the host trees of these images for these kernels. A missing or unfit tree is a reason not to build.
+pub(crate) async fn resolve_trees(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    trees: &mut BTreeMap<TreeKey, Result<Digest, String>>,
+) {
+    for image in images {
+        for need in &image.spec.needs {
+            for target in targets {
+                let key = (image.metadata.name.clone(), need.name().clone(), target.clone());
+                if let Need::Tree { tree, .. } = need
+                    && !trees.contains_key(&key)
+                {
+                    trees.insert(key, digest_of_tree(parts, tree, target).await);
+                }
+            }
+        }
+    }
+}
+
+async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget) -> Result<Digest, String> {
+    match parts.fetcher.host_tree(tree, target).await {
+        Ok(HostTreeLookup::Found(found)) => Ok(found.digest),
+        Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
+        Err(error) => {
+            let hint = error.hint().map(|hint| format!(": {hint}")).unwrap_or_default();
+            Err(format!("{}{hint}", error_chain(&error)))
+        }
+    }
+}
+
+/// Formats an error for the plan: what failed, why, and the remedy.
+pub fn with_hint(error: &TargetError) -> String {
+    let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    format!("{}{hint}", error_chain(error))
+}

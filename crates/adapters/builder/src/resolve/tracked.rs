@@ -1,0 +1,103 @@
+//! Adapter: finds the newest kernels of tracked families.
+
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use farrier_core::{
+    kernel::{
+        FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, debian_version,
+        rpm_version,
+    },
+    plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavour},
+};
+use farrier_inputs::Result;
+use oci::client::chain as error_chain;
+
+use crate::parts::Parts;
+
+/// Returns the newest kernels of the tracked suites and repositories, for platforms whose nodes need images. An unreadable suite
+/// or repository announces no kernels this time, so that it does not hold up running kernels.
+pub async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<TrackedKernel> {
+    let mut found = BTreeSet::new();
+    if parts.definitions.families.iter().all(|family| family.spec.track.is_none()) {
+        return found;
+    }
+    let platforms = called_for(&parts.definitions, snapshot);
+    for family in &parts.definitions.families {
+        let Some(track) = &family.spec.track else { continue };
+        for (platform, _) in platforms.iter().filter(|(_, images)| !images.is_empty()) {
+            if !family.spec.matches.may_match(&platform.os, &platform.os_version, platform.arch) {
+                continue;
+            }
+            let newest = match track {
+                KernelTrack::Apt(suites) => of_suites(parts, family, suites, platform).await,
+                KernelTrack::Rpm(packages) => of_repositories(parts, family, packages, platform).await,
+            };
+            match newest {
+                Ok(newest) => found.extend(newest),
+                Err(error) => {
+                    let (family, hint) = (&family.metadata.name, error.hint());
+                    tracing::warn!(%family, error = error_chain(&error), hint, "cannot look up the tracked kernels");
+                }
+            }
+        }
+    }
+    found
+}
+
+async fn of_suites(
+    parts: &Parts,
+    family: &KernelFamily,
+    suites: &TrackedSuites,
+    platform: &Platform,
+) -> Result<Vec<TrackedKernel>> {
+    let headers = parts.fetcher.headers();
+    let releases = headers.releases(&family.spec.headers, suites, platform.arch).await?;
+    let newest = |flavour| newest_of(parts, family, platform, flavour, &releases, debian_version::compare);
+    Ok(suites.flavours.iter().filter_map(|flavour| newest(flavour)).collect())
+}
+
+/// Returns the newest kernel of each flavor in each repository.
+async fn of_repositories(
+    parts: &Parts,
+    family: &KernelFamily,
+    packages: &FurtherRpmPackages,
+    platform: &Platform,
+) -> Result<Vec<TrackedKernel>> {
+    // Repositories depend on the platform only, so any release will do.
+    let Ok(any) = "any".parse() else { return Ok(Vec::new()) };
+    let headers = parts.fetcher.headers();
+    let releases = match headers.rpm_releases(&family.spec.headers, packages, &platform.with(any)).await? {
+        Ok(releases) => releases,
+        Err(missing) => {
+            let family = &family.metadata.name;
+            tracing::warn!(%family, "cannot track kernels: there is no {missing}");
+            return Ok(Vec::new());
+        }
+    };
+    let mut found = Vec::new();
+    for repository in releases {
+        let mut flavours: BTreeMap<String, Vec<KernelRelease>> = BTreeMap::new();
+        for release in repository {
+            flavours.entry(rpm_flavour(&release)).or_default().push(release);
+        }
+        found.extend(flavours.iter().filter_map(|(flavour, releases)| {
+            newest_of(parts, family, platform, flavour, releases, rpm_version::compare)
+        }));
+    }
+    Ok(found)
+}
+
+fn newest_of(
+    parts: &Parts,
+    family: &KernelFamily,
+    platform: &Platform,
+    flavour: &str,
+    releases: &[KernelRelease],
+    order: fn(&str, &str) -> Ordering,
+) -> Option<TrackedKernel> {
+    let name = &family.metadata.name;
+    newest(&parts.definitions, name, platform, flavour, releases.iter().cloned(), order)
+}

@@ -1,0 +1,275 @@
+//! Adapter: finds a published payload that makes a compilation unnecessary. There are two kinds:
+//!
+//! - this kernel's own payload with other signatures, after a key rotation or after signing was enabled
+//! - a payload that was built for another kernel
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use farrier_core::{
+    facts::{ImageFacts, ReusedFrom, annotations},
+    image::{Digest, Output, Reuse, Tag, Version},
+    kernel::KernelRelease,
+    plan::reuse::{by_numbers, can_re_sign, is_reusable, re_sign_candidate_tags, reuse_candidate_tags},
+    provenance::Confinement,
+};
+use farrier_local::{blocking::blocking, cache::Scratch};
+use farrier_payload as payload;
+use farrier_payload::{DecompressionBudget, PayloadError};
+use farrier_store::registry::RegistryError;
+use futures::{StreamExt as _, stream};
+use kmod::{BootReport, Verdict};
+use oci::{ImageManifest, client::chain as error_chain};
+
+use super::{
+    check,
+    job::{CheckedPayload, CompileInputs, Job, Payload},
+    sign,
+};
+use crate::{
+    images::StoredImage,
+    parts::{AT_ONCE, Result, Stage, TargetError},
+};
+
+/// Maximum number of tags to look up for one target.
+const MAX_LOOKUPS: usize = 64;
+/// Maximum number of tags to look up for re-signing. The lookups are sequential, the likeliest tag first.
+const MAX_RESIGN_LOOKUPS: usize = 32;
+/// Maximum number of payloads to fetch and check for one target. A payload may have hundreds of megabytes.
+const MAX_TRIES: usize = 3;
+
+/// A published image whose payload may be reused.
+struct ReuseCandidate {
+    digest: Digest,
+    facts: ImageFacts,
+    manifest: ImageManifest,
+}
+
+/// A checked payload, or the reason for not reusing one.
+type ReuseOutcome = Result<CheckedPayload, String>;
+
+/// Finds and checks a published payload. A missing payload or a registry failure is reported as a note and not as an
+/// error, because the build can compile the payload instead.
+pub(super) async fn find(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option<CheckedPayload>> {
+    match re_sign(job, compile_inputs).await? {
+        Some(checked) => Ok(Some(checked)),
+        None => reuse(job, compile_inputs).await,
+    }
+}
+
+/// Re-signs the cell's own payload, if it is published with other signatures or with none.
+async fn re_sign(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option<CheckedPayload>> {
+    if job.cell.unsigned_hash.is_none() {
+        return Ok(None);
+    }
+    let candidate = match find_re_sign_candidate(job).await {
+        Ok(Some(candidate)) => candidate,
+        Ok(None) => return Ok(None),
+        Err(error @ TargetError::Registry(_)) => {
+            tracing::info!(subject = job.cell.subject(), reason = error_chain(&error), "nothing to re-sign");
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    job.stage(Stage::Reuse);
+    let Some(unpacked) = candidate.unpack(job, |_| Ok(())).await? else { return Ok(None) };
+    let work = match unpacked {
+        Ok(work) => work,
+        Err(why) => {
+            job.note(&format!("{} is not re-signed: {}", candidate.digest, error_chain(&why)));
+            return Ok(None);
+        }
+    };
+    let payload = Payload {
+        exposed: candidate.facts.exposed_digest.clone(),
+        ..candidate.payload(job, work, job.cell.target.release.clone())
+    };
+    check::check(job, compile_inputs, payload, candidate.facts.module_signer.as_ref()).await.map(Some)
+}
+
+/// Returns the first trusted image that holds the payload.
+async fn find_re_sign_candidate(job: &Job<'_>) -> Result<Option<ReuseCandidate>> {
+    let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
+    for tag in re_sign_candidate_tags(job.cell, tags, MAX_RESIGN_LOOKUPS) {
+        if let Some(candidate) = look_up(job, tag).await?
+            && can_re_sign(job.cell, &candidate.facts)
+            && candidate.is_trusted(job).await?
+        {
+            return Ok(Some(candidate));
+        }
+    }
+    Ok(None)
+}
+
+/// Reuses another kernel's payload, if the definition allows reuse and a payload passes the checks.
+async fn reuse(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<Option<CheckedPayload>> {
+    let spec = &job.image.spec;
+    // Exposed headers depend on the kernel that they were made for, and on its configuration.
+    if spec.reuse == Reuse::Never || spec.output == Output::Image || !spec.exposes.is_empty() {
+        return Ok(None);
+    }
+    job.stage(Stage::Reuse);
+    let reason = match try_candidates(job, compile_inputs).await {
+        Ok(Ok(checked)) => return Ok(Some(checked)),
+        Ok(Err(reason)) => reason,
+        Err(error @ TargetError::Registry(_)) => error_chain(&error),
+        Err(error) => return Err(error),
+    };
+    job.note(&format!("nothing to reuse: {reason}"));
+    tracing::info!(subject = job.cell.subject(), %reason, "nothing to reuse");
+    Ok(None)
+}
+
+/// Tries the candidates one after the other, the newest kernel first, and each payload once. Signatures are looked up
+/// only for a candidate that is about to be tried. The returned reason is about the newest candidate.
+async fn try_candidates(job: &Job<'_>, compile_inputs: &CompileInputs) -> Result<ReuseOutcome> {
+    let (mut first_reason, mut tried) = (None, BTreeSet::new());
+    for (kernel, candidate) in reuse_candidates(job).await? {
+        // Annotations, such as the one that `origin` reads, count only for trusted images.
+        if tried.contains(candidate.origin()) || !candidate.is_trusted(job).await? {
+            continue;
+        }
+        match try_candidate(job, compile_inputs, &kernel, &candidate).await? {
+            Ok(checked) => return Ok(Ok(checked)),
+            Err(reason) => {
+                tracing::info!(subject = job.cell.subject(), %reason, "not reused");
+                first_reason.get_or_insert(reason);
+            }
+        }
+        tried.insert(candidate.origin().clone());
+        if tried.len() == MAX_TRIES {
+            break;
+        }
+    }
+    Ok(Err(first_reason
+        .unwrap_or_else(|| "no image of the same recipe is published for another kernel".to_owned())))
+}
+
+/// Returns the published images that qualify for reuse, the newest kernel first.
+async fn reuse_candidates(job: &Job<'_>) -> Result<Vec<(KernelRelease, ReuseCandidate)>> {
+    let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
+    let lookups = stream::iter(reuse_candidate_tags(job.cell, tags, MAX_LOOKUPS))
+        .map(|tag| look_up(job, tag))
+        .buffered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    let mut reuse_candidates = Vec::new();
+    for lookup in lookups {
+        if let Some(candidate) = lookup?
+            && is_reusable(job.cell, &candidate.facts)
+            && let Some(kernel) = candidate.facts.kernel_release.clone()
+        {
+            reuse_candidates.push((kernel, candidate));
+        }
+    }
+    reuse_candidates.sort_by(|(a, _), (b, _)| by_numbers(b.as_str(), a.as_str()));
+    Ok(reuse_candidates)
+}
+
+/// Fetches a candidate's payload, moves it to this kernel's directory, and checks it for this kernel.
+async fn try_candidate(
+    job: &Job<'_>,
+    compile_inputs: &CompileInputs,
+    kernel: &KernelRelease,
+    candidate: &ReuseCandidate,
+) -> Result<ReuseOutcome> {
+    let (from, to) = (kernel.clone(), job.cell.target.release.clone());
+    let kernel = || kernel.clone();
+    let unpacked = candidate.unpack(job, move |tree| payload::move_to_kernel(tree, &from, &to)).await?;
+    let work = match unpacked.unwrap_or_else(|| Err(PayloadError::NoModules(kernel()))) {
+        Ok(work) => work,
+        Err(why) => {
+            return Ok(Err(format!("the payload of {} cannot be used: {}", kernel(), error_chain(&why))));
+        }
+    };
+    let payload = candidate.payload(job, work, kernel());
+
+    let signing = sign::signing(job, &compile_inputs.headers, candidate.facts.module_signer.as_ref()).await?;
+    let report = check::static_check(job, compile_inputs, signing.as_ref(), &payload).await?;
+    if report.verdict != Verdict::Loads {
+        let (verdict, summary) = (report.verdict, report.summary());
+        return Ok(Err(format!("the payload of {}: the check says {verdict}: {summary}", kernel())));
+    }
+    sign::sign(job, signing, &payload).await?;
+    let report = check::boot(job, compile_inputs, &payload, report).await?;
+    if report.verdict != Verdict::Loads {
+        let summary = report.boot.as_ref().and_then(BootReport::failure);
+        let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
+        return Ok(Err(format!("the payload of {}: boot check: {summary}", kernel())));
+    }
+    Ok(Ok(CheckedPayload::of(payload, &compile_inputs.headers, report)))
+}
+
+/// Looks up a tag of the cell's repository. Returns `None` unless the tag is an image that farrier made.
+async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<ReuseCandidate>> {
+    let (repository, registry) = (&job.cell.reference.repository, &job.parts.registry);
+    let found = registry.image(repository, &Version::Tag(tag), job.cell.target.arch.as_str()).await;
+    let found = match found {
+        Err(RegistryError::Image(_)) => None,
+        found => found?,
+    };
+    Ok(found.and_then(|stored| {
+        let manifest = ImageManifest::parse(&stored.bytes).ok()?;
+        let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
+        Some(ReuseCandidate { digest: stored.digest, facts, manifest })
+    }))
+}
+
+impl ReuseCandidate {
+    /// Digest of the image that the payload was built for. Several kernels may share the payload.
+    fn origin(&self) -> &Digest {
+        self.facts.reused_from.as_ref().unwrap_or(&self.digest)
+    }
+
+    /// Whether the image is trusted, so that its payload may be reused and signed. The image's own annotations are no
+    /// evidence.
+    async fn is_trusted(&self, job: &Job<'_>) -> Result<bool> {
+        let (repository, digest) = (&job.cell.reference.repository, &self.digest);
+        let trusted = StoredImage { parts: job.parts, repository, digest }.trusted().await?;
+        if let Err(why) = &trusted {
+            job.note(&format!("the payload of {repository}@{digest} is not reused: {why}"));
+        }
+        Ok(trusted.is_ok())
+    }
+
+    /// Fetches the payload, unpacks it into directory `payload` of a scratch directory, and applies `transform` to that
+    /// directory. Returns `None` if the image has no payload.
+    async fn unpack(
+        &self,
+        job: &Job<'_>,
+        transform: impl FnOnce(&std::path::Path) -> Result<(), PayloadError> + Send + 'static,
+    ) -> Result<Option<Result<Scratch, PayloadError>>> {
+        let Some(layer) = self.manifest.payload_layer() else { return Ok(None) };
+        let work = job.parts.cache.scratch()?;
+        let (blob, tree) = (work.path().join("published"), work.path().join("payload"));
+        let repository = &job.cell.reference.repository;
+        job.parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+        fs_err::create_dir(&tree)?;
+        let unpacked =
+            blocking(move || payload::unpack_layer(&blob, &tree).and_then(|()| transform(&tree))).await;
+        Ok(Some(unpacked.map(|()| work)))
+    }
+
+    /// Returns the unpacked payload, which was built for `kernel`.
+    fn payload(&self, job: &Job<'_>, work: Scratch, kernel: KernelRelease) -> Payload {
+        let deadline = job.image.spec.build.deadline;
+        let sources = self.manifest.annotations.get(annotations::SOURCES);
+        Payload {
+            tree: work.path().join("payload"),
+            image: None,
+            sources: sources.cloned().into_iter().collect(),
+            toolchain: self.facts.toolchain.clone().unwrap_or_default(),
+            exposed: None,
+            reused_from: Some(ReusedFrom { kernel, digest: self.digest.clone() }),
+            confinement: Confinement::default(),
+            decompression: Arc::new(DecompressionBudget::of_build(deadline, Duration::ZERO)),
+            work,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "resign_tests.rs"]
+mod resign_tests;
+#[cfg(test)]
+#[path = "reuse_tests.rs"]
+mod tests;

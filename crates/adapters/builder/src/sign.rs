@@ -1,0 +1,98 @@
+//! Adapter: the sign stage: signs the modules of a payload between the static check and the boot check.
+
+use std::sync::Arc;
+
+use farrier_core::{facts::ModuleSignerFact, image::Output, plan::SignedWith, site::Signed};
+use farrier_inputs::HeaderSet;
+use farrier_local::blocking::blocking;
+use farrier_payload as payload;
+use farrier_signing::{ModuleSigner, Signer};
+use kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule};
+
+use super::job::{Job, Payload};
+use crate::parts::{Result, Stage, TargetError};
+
+/// Parameters for signing the modules of one payload.
+#[derive(Clone)]
+pub(super) struct Signing {
+    modules: Arc<ModuleSigner>,
+    signer: Arc<Signer>,
+    hash: SignatureHash,
+    rule: SigningRule,
+}
+
+/// Returns the signer of the image's modules, as recorded in the image's annotations.
+pub(super) fn module_signer(job: &Job<'_>) -> Option<ModuleSignerFact> {
+    let SignedWith { certificate, signed } = job.cell.signed_with.clone()?;
+    let key_id = job.parts.module_signer.as_ref()?.certificate().key_id.clone();
+    Some(ModuleSignerFact { signed, key_id, certificate })
+}
+
+/// Fails fast if the modules cannot be signed. Otherwise notes why they will not be signed, or a warning about the
+/// signing key.
+pub(super) async fn can_sign(job: &Job<'_>, headers: &HeaderSet) -> Result<()> {
+    let Some(modules) = &job.parts.module_signer else { return Ok(()) };
+    let signed = signing(job, headers, None).await?.is_some();
+    if job.image.spec.output == Output::Image {
+        job.note("its modules are not signed: the engine makes the whole image (output: image)");
+    } else if !signed {
+        job.note("its modules are not signed: the kernel has no CONFIG_MODULE_SIG and checks no signatures");
+    } else if let Some(warning) = modules.warning(jiff::Timestamp::now()) {
+        job.note(&format!("warning: {warning}"));
+    }
+    Ok(())
+}
+
+/// Returns how to sign the payload's modules for the cell's kernel, or `None` if they are not signed. `previous` is the
+/// signer of a reused payload.
+pub(super) async fn signing(
+    job: &Job<'_>,
+    headers: &HeaderSet,
+    previous: Option<&ModuleSignerFact>,
+) -> Result<Option<Signing>> {
+    let Some(modules) = &job.parts.module_signer else { return Ok(None) };
+    if job.image.spec.output == Output::Image {
+        return Ok(None);
+    }
+    let hash = SignatureHash::for_kernel(&headers.facts.config, modules.kind()).map_err(|source| {
+        TargetError::unmet(
+            format!("modules cannot be signed for kernel {}: {source}", job.cell.target.release),
+            "sign with an RSA key for a kernel with built-in SHA-256 or SHA-512, or remove moduleSigning from site.yaml",
+        )
+    })?;
+    let Some(hash) = hash else { return Ok(None) };
+    let signer = modules.load().await?;
+    let rule = SigningRule {
+        replace: modules.signed() == Signed::Replace,
+        previous: previous.map(|signer| signer.key_id.clone()),
+    };
+    Ok(Some(Signing { modules: Arc::clone(modules), signer, hash, rule }))
+}
+
+/// Signs a payload's modules in place.
+pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, payload: &Payload) -> Result<()> {
+    let Some(Signing { modules, signer, hash, rule }) = signing else { return Ok(()) };
+    job.stage(Stage::Sign);
+    let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
+    let signed = blocking(move || {
+        let how = payload::ModuleSigning { certificate: &modules, signer: &signer, hash, rule: &rule };
+        payload::sign_modules(&tree, &how, &budget)
+    })
+    .await?;
+    tracing::info!(subject = job.cell.subject(), modules = signed, "signed");
+    Ok(())
+}
+
+impl Signing {
+    /// Marks the modules as signed before they are. Returns the ID of the key, which the kernel trusts according to the
+    /// site's configuration.
+    pub(super) fn mark_as_signed(&self, modules: &mut [PayloadModule]) -> String {
+        let signer = kmod::signer(self.modules.certificate(), self.hash);
+        for module in modules.iter_mut().filter_map(|module| module.module.as_mut().ok()) {
+            if !self.rule.keeps(&module.signature) {
+                module.signature = Signature::By(signer.clone());
+            }
+        }
+        signer.key_id
+    }
+}

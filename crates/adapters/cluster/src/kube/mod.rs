@@ -1,0 +1,44 @@
+//! Adapter: a live Kubernetes cluster that farrier watches and writes to.
+//!
+//! kube's client finds the cluster (kubeconfig, `KUBECONFIG`, in-cluster files). It handles TLS with rustls and the roots of the
+//! kubeconfig or pod, client certificates, tokens, URLs and request bodies. A token file is read again every minute, and exec
+//! plug-ins run again before their token expires. Not enabled: proxies, the old cloud-specific auth providers, and the client's
+//! retries, which ignore the fence.
+//!
+//! kube-runtime's watcher handles pages, bookmarks, resumed watches, and new lists after `410 Gone`. Its reflector is not used,
+//! because it keeps whole objects of a single kind. This module differs in these points:
+//!
+//! - Objects are reduced to facts.
+//! - The node labels of interest depend on the existing DaemonSets.
+//! - A snapshot waits until all kinds have been listed.
+//! - A missing permission is reported by name.
+//! - A write is visible in the next snapshot at once, and older events do not undo it.
+
+mod bodies;
+mod call;
+mod connect;
+mod errors;
+mod facts;
+mod forms;
+mod image_streams;
+mod live;
+mod named;
+mod object;
+mod pods;
+mod rights;
+mod secrets;
+mod stats;
+mod store;
+mod target;
+mod watch;
+mod write;
+
+pub use self::{
+    connect::{KubeOptions, client},
+    errors::causes,
+    live::KubeCluster,
+    named::{Named, named},
+    rights::{AskedPatch, Person},
+    secrets::KubeSecrets,
+    stats::{KubeStats, is_starting},
+};

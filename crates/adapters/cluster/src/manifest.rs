@@ -1,0 +1,209 @@
+//! Pure: reads nodes and DaemonSets from the text of a manifest.
+
+use std::collections::BTreeMap;
+
+use farrier_core::plan::{Container, DaemonSetFacts, NodeFacts, Owner, Placement, Taint, is_hardware_label};
+use farrier_yaml::{Node, Scalar, Value, YamlError, documents};
+use granit_parser::ScalarStyle;
+
+/// Content of a manifest. Other kinds are ignored.
+#[derive(Debug, Default)]
+pub(super) struct Manifest {
+    pub(super) nodes: Vec<NodeFacts>,
+    pub(super) daemon_sets: Vec<DaemonSet>,
+}
+
+/// A DaemonSet and the positions of its containers' images.
+#[derive(Debug)]
+pub(super) struct DaemonSet {
+    pub(super) facts: DaemonSetFacts,
+    /// The image scalar of each of `facts.containers`, in the same order.
+    pub(super) images: Vec<Option<Scalar>>,
+}
+
+pub(super) fn read(text: &str) -> Result<Manifest, YamlError> {
+    let mut manifest = Manifest::default();
+    for document in documents(text)? {
+        object(&document, None, &mut manifest)?;
+    }
+    Ok(manifest)
+}
+
+/// Returns the nodes and DaemonSets in a text.
+pub fn nodes_and_daemon_sets(text: &str) -> Result<(Vec<NodeFacts>, Vec<DaemonSetFacts>), YamlError> {
+    let Manifest { nodes, daemon_sets } = read(text)?;
+    Ok((nodes, daemon_sets.into_iter().map(|found| found.facts).collect()))
+}
+
+/// Adds an object. Documents that are not Kubernetes objects (values files, empty documents) are ignored.
+fn object(place: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), YamlError> {
+    // An untyped list item has the kind in the name of its list.
+    let kind = match (place.get("kind"), kind_of_items) {
+        (Some(kind), _) if kind.scalar().is_some() => kind.string()?.to_owned(),
+        (None, Some(kind)) => kind.to_owned(),
+        _ => return Ok(()),
+    };
+    let version = match place.get("apiVersion") {
+        Some(version) if version.scalar().is_some() => version.string()?.to_owned(),
+        _ => String::new(),
+    };
+    let untyped = version.is_empty() && kind_of_items.is_some();
+    if let Some(item_kind) = kind.strip_suffix("List") {
+        let items = field(place, "items");
+        for item in items.iter().filter_map(Node::items).flatten() {
+            object(&item, Some(item_kind).filter(|kind| !kind.is_empty()), manifest)?;
+        }
+    } else if kind == "Node" && (version == "v1" || untyped) {
+        manifest.nodes.push(node(place)?);
+    } else if kind == "DaemonSet" && (version == "apps/v1" || untyped) {
+        manifest.daemon_sets.push(daemon_set(place)?);
+    }
+    Ok(())
+}
+
+fn node(place: &Node) -> Result<NodeFacts, YamlError> {
+    let metadata = required(place, "metadata")?;
+    let info = path(place, &["status", "nodeInfo"]);
+    let info = |key: &str| info.as_ref().map_or(Ok(String::new()), |info| text(info, key));
+    let labels = strings(&metadata, "labels")?;
+    Ok(NodeFacts {
+        name: required(&metadata, "name")?.string()?.to_owned(),
+        has_hardware_labels: labels.keys().any(|label| is_hardware_label(label)),
+        labels,
+        annotations: farrier_annotations(&metadata)?,
+        kernel_version: info("kernelVersion")?,
+        architecture: info("architecture")?,
+        os_image: info("osImage")?,
+        unschedulable: path(place, &["spec", "unschedulable"]).is_some_and(|value| value.is_true()),
+        operating_system: info("operatingSystem")?,
+        taints: taints(place)?,
+        ..NodeFacts::default()
+    })
+}
+
+fn taints(place: &Node) -> Result<Vec<Taint>, YamlError> {
+    let Some(spec) = field(place, "spec") else { return Ok(Vec::new()) };
+    let taint = |item: &Node| {
+        Ok(Taint { key: text(item, "key")?, value: text(item, "value")?, effect: text(item, "effect")? })
+    };
+    sequence(&spec, "taints")?.iter().map(taint).collect()
+}
+
+fn daemon_set(place: &Node) -> Result<DaemonSet, YamlError> {
+    let metadata = required(place, "metadata")?;
+    let pod = required(&required(&required(place, "spec")?, "template")?, "spec")?;
+    let namespace = text(&metadata, "namespace")?;
+    let mut containers = Vec::new();
+    let mut images = Vec::new();
+    for list in ["initContainers", "containers"] {
+        for item in sequence(&pod, list)? {
+            let image = field(&item, "image");
+            containers.push(Container {
+                name: required(&item, "name")?.string()?.to_owned(),
+                image: image.as_ref().map_or(Ok(""), Node::string)?.to_owned(),
+                fixed: why_fixed(image.as_ref()),
+            });
+            images.push(image.as_ref().and_then(Node::scalar).cloned());
+        }
+    }
+    let facts = DaemonSetFacts {
+        namespace: if namespace.is_empty() { "default".to_owned() } else { namespace },
+        name: required(&metadata, "name")?.string()?.to_owned(),
+        containers,
+        placement: placement(&pod)?,
+        owner: owner(&metadata)?,
+        live: None,
+    };
+    Ok(DaemonSet { facts, images })
+}
+
+/// Returns the annotations that farrier reads or writes.
+fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, YamlError> {
+    let mut annotations = strings(metadata, "annotations")?;
+    annotations.retain(|key, _| key.starts_with("farrier.dev/"));
+    Ok(annotations)
+}
+
+/// Reason why an image cannot be edited where it is written.
+fn why_fixed(image: Option<&Node>) -> Option<String> {
+    let Some(image) = image else { return Some("the container has no image field".to_owned()) };
+    let scalar = image.scalar()?;
+    let reason = if image.shared {
+        "the value is anchored, an alias or merged, so other fields may share it"
+    } else if matches!(scalar.style, ScalarStyle::Literal | ScalarStyle::Folded) {
+        "the value is a block scalar"
+    } else if !scalar.tag.is_empty() {
+        "the value has a tag"
+    } else {
+        return None;
+    };
+    Some(format!("{reason} (line {})", image.at.line))
+}
+
+fn owner(metadata: &Node) -> Result<Option<Owner>, YamlError> {
+    for reference in sequence(metadata, "ownerReferences")? {
+        if reference.get("controller").is_some_and(|controller| controller.is_true()) {
+            return Ok(Some(Owner { kind: text(&reference, "kind")?, name: text(&reference, "name")? }));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the rules for the nodes of a pod template's pods.
+fn placement(pod: &Node) -> Result<Placement, YamlError> {
+    let fields = ["nodeName", "affinity", "tolerations"];
+    let rules = fields.iter().filter_map(|key| Some(((*key).to_owned(), json(&field(pod, key)?))));
+    Ok(Placement {
+        node_selector: strings(pod, "nodeSelector")?,
+        host_network: field(pod, "hostNetwork").is_some_and(|value| value.is_true()),
+        ..Placement::of_pod(&rules.collect())
+    })
+}
+
+/// Returns a value as JSON. Scalars become strings.
+fn json(place: &Node) -> serde_json::Value {
+    match place.value() {
+        Value::Scalar(scalar) => scalar.text.clone().into(),
+        Value::List(items) => items.iter().map(json).collect(),
+        Value::Map(entries) => {
+            let entries = entries.iter().filter(|(_, value)| !value.is_null());
+            let entries = entries.filter_map(|(key, value)| Some((key.scalar()?.text.clone(), json(value))));
+            entries.collect::<serde_json::Map<_, _>>().into()
+        }
+        Value::Null | Value::Removed => serde_json::Value::Null,
+    }
+}
+
+/// Returns the value of a key, unless it is missing or null.
+fn field(place: &Node, key: &str) -> Option<Node> {
+    place.get(key).filter(|value| !value.is_null())
+}
+
+fn required(place: &Node, key: &str) -> Result<Node, YamlError> {
+    field(place, key).ok_or_else(|| place.error(format!("field {key:?} is missing")))
+}
+
+/// Follows a path of keys; `None` if a value is missing or null.
+fn path(place: &Node, keys: &[&str]) -> Option<Node> {
+    keys.iter().try_fold(place.clone(), |place, key| field(&place, key))
+}
+
+/// Returns a string; empty if missing.
+fn text(place: &Node, key: &str) -> Result<String, YamlError> {
+    field(place, key).map_or(Ok(String::new()), |value| value.string().map(str::to_owned))
+}
+
+/// Returns a list; empty if missing.
+fn sequence(place: &Node, key: &str) -> Result<Vec<Node>, YamlError> {
+    let Some(value) = field(place, key) else { return Ok(Vec::new()) };
+    let items = value.items().ok_or_else(|| value.error(format!("field {key:?} is not a list")))?;
+    Ok(items.collect())
+}
+
+/// Returns a mapping of strings; empty if missing.
+fn strings(place: &Node, key: &str) -> Result<BTreeMap<String, String>, YamlError> {
+    let Some(value) = field(place, key) else { return Ok(BTreeMap::new()) };
+    let entries =
+        value.entries().ok_or_else(|| value.error(format!("field {key:?} is not a mapping of strings")))?;
+    entries.iter().map(|(key, value)| Ok((key.string()?.to_owned(), value.string()?.to_owned()))).collect()
+}

@@ -1,0 +1,147 @@
+//! Adapter: a reconcile's writes to the cluster: the check before each change, node labels, and upgrade steps.
+
+use std::collections::BTreeSet;
+
+use farrier_builder::parts::{AT_ONCE, FindingKind, Parts, Result, TargetError};
+use farrier_cluster::Cluster;
+use farrier_core::plan::{Change, DueNodeWrites, NodeWriteLimiter, PlannedNode};
+use futures::{StreamExt, stream};
+use oci::client::chain as error_chain;
+use tokio::time::Instant;
+
+/// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
+/// plan has already decided, from the same digest, that the check passed for every node that the change reaches. The
+/// content of a digest cannot change.
+pub(super) async fn ensure_published(parts: &Parts, change: &Change) -> Result<()> {
+    for reference in change.proof() {
+        if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
+            let message = format!("{reference} is no longer in the registry");
+            return Err(TargetError::finding(FindingKind::Unmet, message, None));
+        }
+    }
+    Ok(())
+}
+
+/// Writes the next-kernel labels of nodes, and backs off where another writer reverts them.
+#[derive(Debug)]
+pub(super) struct NodeLabeler {
+    limiter: NodeWriteLimiter,
+    /// Reference point for the times in `limiter`.
+    started: Instant,
+    /// Whether the warning about another writer has been logged.
+    warned: bool,
+}
+
+impl NodeLabeler {
+    pub(super) fn new(started: Instant) -> Self {
+        Self { limiter: NodeWriteLimiter::default(), started, warned: false }
+    }
+
+    /// Returns the changes to write now, each with its node's index. Logs one warning when nodes are skipped because
+    /// another writer reverts their labels.
+    fn due(&mut self, nodes: &[PlannedNode]) -> Vec<(usize, Change)> {
+        let DueNodeWrites { write, contested } = self.limiter.due(nodes, self.started.elapsed());
+        if let Some(node) = contested.first().filter(|_| !self.warned) {
+            let hint = "give each farrier of the cluster its own name with --instance; farrier writes to the nodes again later";
+            let count = contested.len();
+            tracing::warn!(
+                node,
+                count,
+                hint,
+                "another writer reverts farrier's labels for the next kernel of nodes"
+            );
+        }
+        self.warned = !contested.is_empty();
+        write
+    }
+
+    fn note(&mut self, node: &str, change: Change) {
+        self.limiter.note(node, change, self.started.elapsed());
+    }
+}
+
+/// Writes the labels that tell nodes which kernel they may boot, where they are stale. Clears the change of each node
+/// that was written. Failures are logged once per distinct error and planned again by the next reconcile.
+pub(super) async fn label_nodes(
+    parts: &Parts,
+    cluster: &dyn Cluster,
+    nodes: &mut [PlannedNode],
+    labels: &mut NodeLabeler,
+) {
+    let outcomes = stream::iter(labels.due(nodes))
+        .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
+        .map(|(place, change)| async move { (place, cluster.apply(&change).await, change) })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    let mut faults = BTreeSet::new();
+    for (place, outcome, change) in outcomes {
+        match outcome {
+            Ok(()) => {
+                labels.note(&nodes[place].node, change);
+                nodes[place].change = None;
+            }
+            Err(error) => drop(faults.insert(error_chain(&error))),
+        }
+    }
+    for error in faults {
+        tracing::warn!(error, "the labels for the next kernel cannot be written to nodes");
+    }
+}
+
+/// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans it again.
+/// Returns the pods whose eviction was refused.
+pub(super) async fn apply_upgrade_steps(
+    parts: &Parts,
+    cluster: &dyn Cluster,
+    steps: Vec<Change>,
+) -> Vec<String> {
+    let outcomes = stream::iter(steps)
+        .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
+        .map(|step| async move { (cluster.apply(&step).await, step) })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    let mut refused = Vec::new();
+    for (outcome, step) in outcomes {
+        let object = step.object();
+        match outcome {
+            Ok(()) => tracing::info!(object, "upgrade step applied"),
+            Err(error) => match error.disruption() {
+                Some(detail) => {
+                    tracing::info!(object, detail, "a pod may not be evicted now");
+                    refused.push(object);
+                }
+                // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
+                None if error.is_conflict() => tracing::debug!(object, "upgrade step is stale"),
+                None => tracing::warn!(object, error = error_chain(&error), "upgrade step failed"),
+            },
+        }
+    }
+    refused
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_builder::testing::Logs;
+    use farrier_core::plan::testing::Fleet;
+
+    use super::*;
+
+    #[test]
+    fn another_writer_of_marks_is_said_once() {
+        let logs = Logs::start();
+        let mut fleet = Fleet::new(&["6.1.0-47-amd64"]);
+        fleet.node(0).labels.remove("pci");
+        fleet.announce(0, "6.1.0-48-amd64");
+        let nodes = fleet.plan().nodes;
+        let mut labels = NodeLabeler::new(Instant::now());
+        for _ in 0..9 {
+            for (place, change) in labels.due(&nodes) {
+                labels.note(&nodes[place].node, change);
+            }
+        }
+        let said = logs.with("another writer");
+        assert!(said.len() == 1 && said[0].contains("--instance"), "{said:?}");
+    }
+}

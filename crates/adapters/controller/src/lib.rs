@@ -1,0 +1,19 @@
+//! Adapter: the reconcile loop: observe, plan, build, check, assemble, publish, roll out, report.
+//!
+//! [`farrier_core::plan`] makes the decisions; this module carries them out.
+#![forbid(unsafe_code)]
+
+mod apply;
+mod broken_chains;
+pub mod live;
+mod observe;
+mod reconcile;
+mod reconcile_report;
+pub mod registry_alone;
+pub mod rollback;
+pub mod runtime;
+pub mod status;
+
+pub use observe::LookupCache;
+pub use reconcile::{Planned, observe_and_plan};
+pub use reconcile_report::{ReconcileReport, RolloutReport, TargetReport};

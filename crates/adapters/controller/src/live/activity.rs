@@ -1,0 +1,224 @@
+//! Adapter: current activity of the loop's builds, collected from their reporters.
+
+use std::{sync::Arc, time::Duration};
+
+use farrier_core::{
+    plan::{Activity, BuildActivity},
+    text::is_deceptive,
+};
+use jiff::Timestamp;
+
+use super::queue::CellKey;
+
+use farrier_builder::parts::{Reporter, Stage};
+use parking_lot::Mutex;
+/// Number of lines kept from the end of a build's output.
+const TAIL: usize = 20;
+/// Maximum length of such a line in characters, because it is stored in an API object.
+const LINE: usize = 300;
+
+/// Activity of all builds, shared between the loop, the builds and the status sinks.
+#[derive(Clone, Debug, Default)]
+pub struct SharedActivity(Arc<Mutex<Activity>>);
+
+impl From<Activity> for SharedActivity {
+    fn from(activity: Activity) -> Self {
+        Self(Arc::new(Mutex::new(activity)))
+    }
+}
+
+impl SharedActivity {
+    /// Returns a copy of the current activity.
+    pub fn snapshot(&self) -> Activity {
+        self.0.lock().clone()
+    }
+
+    fn with(&self, key: &CellKey, change: impl FnOnce(&mut BuildActivity)) {
+        change(self.0.lock().entry(key.clone()).or_default());
+    }
+
+    /// Drops the activity of every build for which `keep` returns false.
+    pub(super) fn retain(&self, keep: impl Fn(&CellKey) -> bool) {
+        self.0.lock().retain(|key, _| keep(key));
+    }
+
+    /// Marks a build as queued.
+    pub(super) fn queued(&self, key: &CellKey) {
+        self.with(key, |activity| {
+            if activity.stage != Some(Stage::Queued) {
+                activity.stage = Some(Stage::Queued);
+                activity.since = Some(Timestamp::now());
+            }
+        });
+    }
+
+    /// Marks a build as started.
+    pub(super) fn started(&self, key: &CellKey) {
+        self.with(key, |activity| {
+            activity.attempts = activity.attempts.saturating_add(1);
+            activity.next_retry = None;
+            activity.stage = Some(Stage::Starting);
+            activity.since = Some(Timestamp::now());
+            activity.began = activity.since;
+            activity.log_tail.clear();
+        });
+    }
+
+    /// Records the end of a build.
+    pub(super) fn ended(
+        &self,
+        key: &CellKey,
+        took: Duration,
+        error: Option<String>,
+        retry_in: Option<Duration>,
+    ) {
+        self.with(key, |activity| {
+            activity.stage = None;
+            (activity.since, activity.began) = (None, None);
+            activity.took = Some(took);
+            activity.error = error;
+            activity.next_retry = retry_in.and_then(from_now);
+        });
+    }
+
+    /// Records that a build is delayed, because earlier attempts ended with the death of their farrier process.
+    pub(super) fn deferred(&self, key: &CellKey, attempts: u32, error: String, wait: Duration) {
+        self.with(key, |activity| {
+            activity.attempts = attempts;
+            activity.error = Some(error);
+            activity.next_retry = from_now(wait);
+        });
+    }
+
+    /// Records that a build was stopped early, which does not count as an attempt.
+    pub(super) fn stopped(&self, key: &CellKey) {
+        self.with(key, |activity| {
+            activity.attempts = activity.attempts.saturating_sub(1);
+            activity.stage = None;
+            (activity.since, activity.began) = (None, None);
+        });
+    }
+
+    /// Resets a build whose inputs changed: the attempts with the new inputs start at zero.
+    pub(super) fn renewed(&self, key: &CellKey) {
+        self.0.lock().remove(key);
+    }
+}
+
+fn from_now(wait: Duration) -> Option<Timestamp> {
+    Timestamp::now().checked_add(jiff::SignedDuration::try_from(wait).ok()?).ok()
+}
+
+/// Records the progress of one build, and forwards it to the next reporter.
+pub(super) struct BuildReporter {
+    /// Key of the build's cell.
+    pub(super) key: CellKey,
+    /// Shared activity that the progress is recorded in.
+    pub(super) activity: SharedActivity,
+    /// The reporter to forward to.
+    pub(super) next: Arc<dyn Reporter>,
+    /// Whether to log stages. A single run shows them as progress instead.
+    pub(super) logs: bool,
+}
+
+impl Reporter for BuildReporter {
+    fn usual(&self, subject: &str, usual: Duration) {
+        self.activity.with(&self.key, |activity| activity.usual = Some(usual));
+        self.next.usual(subject, usual);
+    }
+
+    fn stage(&self, subject: &str, stage: Stage) {
+        self.activity.with(&self.key, |activity| {
+            activity.stage = Some(stage);
+            activity.since = Some(Timestamp::now());
+        });
+        if self.logs {
+            tracing::info!(stage = %stage, "build stage");
+        }
+        self.next.stage(subject, stage);
+    }
+
+    fn output(&self, subject: &str, line: &str) {
+        self.activity.with(&self.key, |activity| {
+            if activity.log_tail.len() >= TAIL {
+                activity.log_tail.remove(0);
+            }
+            let shown = |c: char| if is_deceptive(c) { ' ' } else { c };
+            activity.log_tail.push(line.chars().take(LINE).map(shown).collect());
+        });
+        self.next.output(subject, line);
+    }
+
+    fn note(&self, subject: &str, text: &str) {
+        self.next.note(subject, text);
+    }
+
+    fn finished(&self, subject: &str, outcome: &str) {
+        self.next.finished(subject, outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Silent;
+
+    impl Reporter for Silent {
+        fn stage(&self, _: &str, _: Stage) {}
+        fn output(&self, _: &str, _: &str) {}
+        fn note(&self, _: &str, _: &str) {}
+        fn finished(&self, _: &str, _: &str) {}
+    }
+
+    fn key() -> CellKey {
+        let target = farrier_core::kernel::KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0-47-amd64".parse().unwrap(),
+            arch: farrier_core::kernel::Architecture::Amd64,
+        };
+        ("mft".parse().unwrap(), target)
+    }
+
+    #[test]
+    fn a_build_is_followed_from_the_queue_to_its_end() {
+        let shared = SharedActivity::default();
+        let reporter =
+            BuildReporter { key: key(), activity: shared.clone(), next: Arc::new(Silent), logs: true };
+        let now = || shared.snapshot().remove(&key()).unwrap_or_default();
+        shared.queued(&key());
+        assert_eq!(now().stage, Some(Stage::Queued));
+        shared.started(&key());
+        reporter.usual("x", Duration::from_secs(74));
+        reporter.stage("x", Stage::Compile);
+        assert_eq!((now().stage, now().attempts), (Some(Stage::Compile), 1));
+        let time = now().time(now().began.unwrap() + Duration::from_mins(1)).unwrap();
+        assert_eq!(time.to_string(), "60 s of usually 74 s");
+        for n in 0..50 {
+            reporter.output("x", &format!("line {n}\u{1b}[0m{}", "y".repeat(1000)));
+        }
+        let tail = now().log_tail;
+        assert_eq!(tail.len(), 20);
+        assert!(tail[19].starts_with("line 49 [0my"), "{}", tail[19]);
+        assert!(tail.iter().all(|line| line.chars().count() <= LINE));
+
+        shared.ended(
+            &key(),
+            Duration::from_secs(3),
+            Some("no room".to_owned()),
+            Some(Duration::from_secs(9)),
+        );
+        let ended = now();
+        assert_eq!((ended.stage, ended.began, ended.error.as_deref()), (None, None, Some("no room")));
+        assert!(ended.next_retry.is_some());
+
+        // A stopped build is not an attempt, and a success clears the error.
+        shared.started(&key());
+        shared.stopped(&key());
+        assert_eq!(now().attempts, 1);
+        shared.started(&key());
+        shared.ended(&key(), Duration::from_secs(3), None, None);
+        assert_eq!((now().attempts, now().error, now().next_retry), (2, None, None));
+    }
+}

@@ -1,0 +1,455 @@
+//! Adapter: the controller's long-running loop: observe, plan, roll out, and build concurrently.
+//!
+//! One task observes, plans and rolls out. Builds run in separate tasks and never block it. A reconcile is triggered
+//! when the cluster, the definitions or the leadership change, when a build ends, and when a wait is over. A periodic
+//! resync finds images that the registry has lost. A single run ([`once`]) uses the same loop until nothing is left to
+//! do.
+
+mod activity;
+mod builds;
+pub mod once;
+mod queue;
+mod reconcile_timer;
+mod rollouts;
+mod states;
+mod view;
+mod wait_tracker;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+pub use activity::SharedActivity;
+use farrier_builder::{
+    images::LastRecord,
+    parts::{Parts, Result},
+};
+use farrier_cluster::Cluster;
+use farrier_core::{
+    kernel::KernelTarget,
+    plan::{
+        ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RewriteRateLimiter,
+        SnapshotScope, UnfinishedRollout, retry, unfinished_kernels, unfinished_rollouts,
+    },
+    site::ignore_nodes,
+};
+use oci::client::chain as error_chain;
+pub use view::{ReconcileView, StatusSink};
+
+use self::{
+    builds::{Builds, FinishedBuild},
+    queue::Queue,
+    reconcile_timer::ReconcileTimer,
+    states::{StateLog, log_while_waiting},
+    view::StatusWorker,
+    wait_tracker::WaitTracker,
+};
+use super::{
+    LookupCache, Planned, RolloutReport, TargetReport,
+    apply::{NodeLabeler, label_nodes},
+    reconcile::{add_missing_tags, plan_for, publish_planned_union, record_kernels_in_use, sign_planned},
+};
+use crate::runtime::{Configuration, Health, Metrics, ReconcileOutcomeLabel};
+
+/// Longest wait for a single event, so that a watchdog can tell waiting from hanging.
+const TURN: Duration = Duration::from_secs(10);
+/// Timeout for writing the last status on shutdown.
+const LAST_STATUS: Duration = Duration::from_secs(5);
+
+/// Dependencies of the loop, in addition to [`Parts`].
+pub struct LiveContext {
+    /// Resync interval: the next reconcile drops cached lookups. Also the longest time until a tag that the registry
+    /// has lost is noticed.
+    pub resync: Duration,
+    /// Source of nodes and rollout targets.
+    pub cluster: Arc<dyn Cluster>,
+    /// Definitions in use, and the error in those on disk. If the sender is dropped, the definitions never change.
+    pub configuration: watch::Receiver<Configuration>,
+    /// Whether this replica is the leader, to its own knowledge. A standby observes and plans, but neither builds nor
+    /// writes.
+    pub leads: watch::Receiver<bool>,
+    /// Sink that writes the leader's status.
+    pub status: Option<Arc<dyn StatusSink>>,
+    /// Sink that shows every reconcile, on a standby too.
+    pub page: Option<Arc<dyn StatusSink>>,
+    /// Notified on user actions that the next reconcile must observe.
+    pub asked: Arc<Notify>,
+    /// Prometheus metrics.
+    pub metrics: Arc<Metrics>,
+    /// Liveness and readiness.
+    pub health: Arc<Health>,
+}
+
+/// The controller's loop.
+pub struct Live {
+    parts: Parts,
+    context: LiveContext,
+    status: Option<StatusWorker>,
+    page: Option<StatusWorker>,
+    builds: Builds,
+    timer: ReconcileTimer,
+    lookup_cache: LookupCache,
+    remembered_since: Instant,
+    last_record: LastRecord,
+    kernels: WaitTracker<KernelTarget>,
+    rollouts: WaitTracker<UnfinishedRollout>,
+    states: StateLog,
+    node_kernel_limiter: NodeKernelLimiter,
+    labels: NodeLabeler,
+    /// Nodes that were recently handed over or uncordoned.
+    handovers: NodeWriteLimiter,
+    rewrite_rate_limiter: RewriteRateLimiter,
+    /// Earliest time of the next eviction after a refusal, by rollout target or by pod.
+    evictions: BTreeMap<String, Instant>,
+    /// Reference point for `rewrite_rate_limiter` and the handovers.
+    started: Instant,
+    /// Number of consecutive reconciles with a fault.
+    consecutive_failures: u32,
+}
+
+/// Waits for a change; forever if the sender is dropped.
+async fn changed<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+impl Live {
+    /// Creates a loop, which starts with [`Self::run`].
+    pub fn new(parts: Parts, context: LiveContext) -> Self {
+        let queue = Queue::new(parts.limits);
+        Self::with_queue(parts, context, queue)
+    }
+
+    fn with_queue(parts: Parts, mut context: LiveContext, queue: Queue) -> Self {
+        let builds = Builds::new(queue, parts.cancel.child_token());
+        let now = Instant::now();
+        Self {
+            parts,
+            status: context.status.take().map(StatusWorker::start),
+            page: context.page.take().map(StatusWorker::start),
+            context,
+            builds,
+            timer: ReconcileTimer::new(now),
+            lookup_cache: LookupCache::default(),
+            remembered_since: now,
+            last_record: LastRecord::default(),
+            kernels: WaitTracker::default(),
+            rollouts: WaitTracker::default(),
+            states: StateLog::default(),
+            node_kernel_limiter: NodeKernelLimiter::default(),
+            labels: NodeLabeler::new(now),
+            handovers: NodeWriteLimiter::default(),
+            rewrite_rate_limiter: RewriteRateLimiter::default(),
+            evictions: BTreeMap::new(),
+            started: now,
+            consecutive_failures: 0,
+        }
+    }
+
+    /// Runs until canceled. On cancellation it finishes the current rewrite, stops the builds, and writes nothing
+    /// further to the cluster except the last status.
+    pub async fn run(mut self) {
+        self.context.metrics.leader(*self.context.leads.borrow_and_update());
+        self.take_configuration();
+        while !self.parts.cancel.is_cancelled() {
+            self.context.health.beat();
+            self.turn().await;
+        }
+        self.builds.stop().await;
+        if let Some(status) = self.status.take() {
+            status.finish(LAST_STATUS).await;
+        }
+    }
+
+    /// Waits for the next event and handles it.
+    async fn turn(&mut self) {
+        let turn = Instant::now() + TURN;
+        let due = self.timer.due().map_or(turn, |due| due.min(turn));
+        // Once a change is pending, stop polling for changes: the cluster keeps reporting the change until a snapshot
+        // is taken.
+        let calm = !self.timer.is_changed();
+        tokio::select! {
+            biased;
+            () = self.parts.cancel.cancelled() => {}
+            () = changed(&mut self.context.leads) => self.take_leadership(),
+            () = changed(&mut self.context.configuration) => {
+                self.take_configuration();
+                self.timer.changed(Instant::now());
+            }
+            ended = self.builds.next_end() => {
+                self.note_build(&ended);
+                self.start_builds();
+                self.timer.changed(Instant::now());
+            }
+            () = self.context.asked.notified() => self.timer.changed(Instant::now()),
+            () = tokio::time::sleep_until(due) => self.run_due().await,
+            () = self.context.cluster.changed(), if calm => self.timer.changed(Instant::now()),
+        }
+    }
+
+    /// Starts builds whose wait is over, and reconciles if the scheduled time has come.
+    async fn run_due(&mut self) {
+        let now = Instant::now();
+        self.start_builds();
+        self.show_waits(now);
+        if self.timer.due().is_some_and(|due| due <= now) {
+            self.reconcile().await;
+        }
+    }
+
+    fn show_waits(&self, now: Instant) {
+        let kernels = self.kernels.since(now).map(|(target, since)| (target.to_string(), since));
+        self.context.metrics.kernels(kernels.collect());
+        let rollouts = self.rollouts.since(now);
+        let rollouts = rollouts.map(|(open, since)| (&*open.image, &*open.target, open.state, since));
+        self.context.metrics.rollouts(rollouts);
+    }
+
+    /// Reconciles once and schedules the next reconcile.
+    async fn reconcile(&mut self) {
+        let began = Instant::now();
+        self.timer.begin(began);
+        if began - self.remembered_since >= self.context.resync {
+            self.lookup_cache.renew();
+            self.remembered_since = began;
+        }
+        let outcome = self.reconcile_once().await;
+        if self.parts.cancel.is_cancelled() {
+            return;
+        }
+        let outcome = outcome.unwrap_or_else(|error| {
+            let (cluster, hint) = (self.context.cluster.describe(), error.hint());
+            tracing::warn!(error = error_chain(&error), cluster, hint, "reconcile failed");
+            ReconcileOutcomeLabel::Failed
+        });
+        tracing::debug!(took = ?began.elapsed(), ?outcome, "reconcile finished");
+        self.context.metrics.reconciled(outcome, began.elapsed());
+        let now = Instant::now();
+        self.timer.by(self.remembered_since.max(began) + self.context.resync);
+        if let Some(due) = self.lookup_cache.repositories_due() {
+            self.timer.by(due);
+        }
+        self.consecutive_failures = match outcome {
+            ReconcileOutcomeLabel::Done => 0,
+            ReconcileOutcomeLabel::Unreachable | ReconcileOutcomeLabel::Failed => {
+                self.consecutive_failures.saturating_add(1)
+            }
+        };
+        let next = now + retry::reconcile_delay(self.consecutive_failures, fastrand::f64());
+        match outcome {
+            ReconcileOutcomeLabel::Done => {}
+            ReconcileOutcomeLabel::Unreachable => self.timer.by(next),
+            ReconcileOutcomeLabel::Failed => self.timer.hold(next),
+        }
+    }
+
+    async fn reconcile_once(&mut self) -> Result<ReconcileOutcomeLabel> {
+        let Some(mut planned) = self.plan().await? else { return Ok(ReconcileOutcomeLabel::Done) };
+        let deadline =
+            farrier_core::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
+        let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
+        if self.may_act() {
+            rollouts = self.roll_out(&mut planned).await?;
+            targets = self.complete(&planned.plan).await;
+            targets.extend(self.publish_unions(&planned.plan).await);
+            self.upgrade(&planned).await;
+            self.label_nodes(&mut planned.plan).await;
+            self.builds.update(&planned.plan, &self.parts);
+            self.start_builds();
+            // Last, because nothing depends on the record.
+            record_kernels_in_use(&self.parts, &planned, &mut self.last_record).await;
+        }
+        let now = Instant::now();
+        self.kernels.update(unfinished_kernels(&planned.plan), now);
+        self.rollouts.update(unfinished_rollouts(&planned.plan), now);
+        self.context.metrics.plan(&planned.plan);
+        self.show_waits(now);
+        if let Some(wait) = deadline {
+            self.timer.by(now + wait);
+        }
+        let unreachable = planned.unreachable
+            || rollouts.iter().any(|report| report.error.is_some())
+            || targets.iter().any(|report| matches!(report, TargetReport::Failed { .. }));
+        // The leader logs state changes; a standby does not.
+        if self.may_act() {
+            self.states.log(&planned.plan, &self.builds.activity().snapshot());
+        }
+        self.show(planned, rollouts);
+        Ok(if unreachable { ReconcileOutcomeLabel::Unreachable } else { ReconcileOutcomeLabel::Done })
+    }
+
+    /// Observes and plans, retrying failed lookups. Returns `None` on cancellation.
+    async fn plan(&mut self) -> Result<Option<Planned>> {
+        self.lookup_cache.forget_faults();
+        let Some(snapshot) = self.snapshot().await? else { return Ok(None) };
+        self.context.health.set_ready();
+        let planned =
+            log_while_waiting(Box::pin(plan_for(&self.parts.in_use(), snapshot, &mut self.lookup_cache)))
+                .await?;
+        self.context.health.beat();
+        Ok(Some(planned))
+    }
+
+    /// Returns a snapshot of the cluster, with distrusted nodes marked, or `None` on cancellation. While an unreachable
+    /// cluster delays the snapshot, the loop keeps reporting liveness: a restart would not help.
+    async fn snapshot(&mut self) -> Result<Option<ClusterSnapshot>> {
+        let mut observed = self.context.cluster.snapshot();
+        let mut snapshot = loop {
+            tokio::select! {
+                biased;
+                () = self.parts.cancel.cancelled() => return Ok(None),
+                outcome = &mut observed => break outcome?,
+                () = tokio::time::sleep(TURN) => self.context.health.beat(),
+            }
+        };
+        ignore_nodes(&mut snapshot, &self.parts.definitions.site.ignore_nodes, Timestamp::now());
+        self.node_kernel_limiter.judge(&mut snapshot, &self.parts.definitions, self.started.elapsed());
+        Ok(Some(snapshot))
+    }
+
+    /// Whether this replica leads and its fence is open.
+    fn may_act(&self) -> bool {
+        *self.context.leads.borrow() && self.parts.may_write().is_ok()
+    }
+
+    /// Adds missing tags and signatures to published images.
+    async fn complete(&mut self, plan: &Plan) -> Vec<TargetReport> {
+        let mut reports = Vec::new();
+        // An index is signed together with its images.
+        for planned in &plan.signatures {
+            let report = sign_planned(&self.parts.in_use(), planned).await;
+            reports.push(self.logged(report));
+        }
+        for planned in &plan.cells {
+            let Outcome::UpToDate { cell, published, missing_tags, .. } = &planned.outcome else { continue };
+            if missing_tags.is_empty() {
+                continue;
+            }
+            let report = add_missing_tags(&self.parts.in_use(), cell, &published.digest, missing_tags).await;
+            self.lookup_cache.forget(cell.references());
+            reports.push(self.logged(report));
+        }
+        reports
+    }
+
+    /// Publishes union images.
+    async fn publish_unions(&mut self, plan: &Plan) -> Vec<TargetReport> {
+        let mut reports = Vec::new();
+        for union in &plan.unions {
+            let report = publish_planned_union(&self.parts.in_use(), union).await;
+            self.lookup_cache.forget([&union.reference]);
+            reports.push(self.logged(report));
+        }
+        reports
+    }
+
+    /// Logs the result of a signature, an added tag or a union image.
+    fn logged(&mut self, report: TargetReport) -> TargetReport {
+        self.context.health.beat();
+        if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
+            // Reconcile again, to look up the new image or signature and make the rollouts that waited for it.
+            self.timer.changed(Instant::now());
+        }
+        match &report {
+            _ if self.builds.is_single_run() => {}
+            TargetReport::Tagged { subject, references } => {
+                tracing::info!(subject, tags = references.len(), "tags added");
+            }
+            TargetReport::Failed { subject, error, .. } => {
+                tracing::warn!(subject, error, "tags, signature or union image not published");
+            }
+            TargetReport::Signed { subject, image } => tracing::info!(subject, image, "image signed"),
+            TargetReport::Built { subject, image, .. }
+            | TargetReport::Reused { subject, image, .. }
+            | TargetReport::United { subject, image, .. } => {
+                tracing::info!(subject, image, "union image published");
+            }
+        }
+        report
+    }
+
+    /// Records the end of a build.
+    fn note_build(&mut self, ended: &FinishedBuild) {
+        self.lookup_cache.forget_build(&ended.cell, ended.is_outdated());
+        if let Some(phase) = self.builds.note(ended, &self.context.metrics) {
+            self.states.note_end(&ended.cell, phase);
+        }
+    }
+
+    /// Labels nodes with the kernel that they may boot.
+    async fn label_nodes(&mut self, plan: &mut Plan) {
+        let cluster = self.context.cluster.as_ref();
+        label_nodes(&self.parts, cluster, &mut plan.nodes, &mut self.labels).await;
+    }
+
+    fn start_builds(&mut self) {
+        if self.may_act() && !self.parts.cancel.is_cancelled() {
+            self.builds.start(&self.parts);
+        }
+        self.context.metrics.queue(self.builds.running(), self.builds.waiting());
+        if let Some(due) = self.builds.next_due() {
+            self.timer.by(due);
+        }
+    }
+
+    /// Sends the view of a reconcile to the page, and to the status sink if this replica leads.
+    fn show(&self, Planned { plan, snapshot, .. }: Planned, rollouts: Vec<RolloutReport>) {
+        let cells = plan.cells.iter().filter(|planned| planned.outcome.cell().is_some());
+        let cells = cells.map(|planned| (planned.image.clone(), planned.target.clone())).collect();
+        self.builds.forget_others(&cells);
+        let status = self.status.as_ref().filter(|_| self.may_act());
+        if status.is_none() && self.page.is_none() {
+            return;
+        }
+        let Configuration { definitions, error } = self.context.configuration.borrow().clone();
+        let view = ReconcileView {
+            plan: Arc::new(plan),
+            snapshot: Arc::new(snapshot),
+            definitions,
+            activity: self.builds.activity().snapshot(),
+            live: self.builds.activity().clone(),
+            rollouts,
+            configuration_error: error,
+            now: Timestamp::now(),
+        };
+        for worker in self.page.iter().chain(status) {
+            worker.show(view.clone());
+        }
+    }
+
+    fn take_configuration(&mut self) {
+        let Configuration { definitions, error } = self.context.configuration.borrow_and_update().clone();
+        self.context.metrics.configuration(error.is_none());
+        if self.parts.definitions != *definitions {
+            self.parts.definitions = definitions.as_ref().clone();
+            self.context.cluster.set_snapshot_scope(&SnapshotScope::of(&self.parts.definitions));
+            self.context.metrics.certificates(self.parts.certificate_ends());
+            self.lookup_cache = LookupCache::default();
+            self.remembered_since = Instant::now();
+        }
+    }
+
+    /// Handles a change of leadership. A leader without access to the API server keeps its builds: they do not need the
+    /// API server, and are published once the lease is renewed.
+    fn take_leadership(&mut self) {
+        let leads = *self.context.leads.borrow_and_update();
+        self.context.metrics.leader(self.may_act());
+        if self.may_act() {
+            // Another replica may have published, rewritten and written status in between.
+            self.lookup_cache = LookupCache::default();
+            self.status.iter().for_each(StatusWorker::forget);
+            self.remembered_since = Instant::now();
+            self.timer.by(Instant::now());
+        } else if !leads {
+            self.builds.abandon();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! Adapter: a single run of the controller, which ends when nothing is left to do.
+
+use std::{sync::Arc, time::Duration};
+
+use farrier_builder::parts::{Parts, Result};
+use farrier_cluster::Cluster;
+use farrier_core::image::Chains;
+use tokio::sync::watch;
+
+use super::{
+    Live, LiveContext,
+    builds::{FinishedBuild, NO_BUILD_RESULT},
+    queue::Queue,
+};
+use crate::{
+    Planned, ReconcileReport, RolloutReport, TargetReport,
+    reconcile::{BuildFault, record_kernels_in_use},
+    runtime::{Configuration, Health, Metrics},
+};
+
+/// Runs the controller until nothing is left to do. Builds each cell at most once. The failure of one target does not stop
+/// the others.
+///
+/// Rollouts come last. They are planned again from the current registry and nodes (guarantee 1), because a build may have
+/// taken an hour.
+pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<ReconcileReport> {
+    let definitions = Arc::new(parts.definitions.clone());
+    let context = LiveContext {
+        resync: Duration::from_hours(1),
+        cluster,
+        configuration: watch::channel(Configuration { definitions, error: None }).1,
+        leads: watch::channel(true).1,
+        status: None,
+        page: None,
+        asked: Arc::default(),
+        metrics: Arc::new(Metrics::default()),
+        health: Arc::new(Health::default()),
+    };
+    let queue = Queue::once(parts.limits);
+    Box::pin(Live::with_queue(parts, context, queue).until_idle()).await
+}
+
+impl Live {
+    /// Builds, publishes and rolls out everything in the plan, and reports the outcome.
+    async fn until_idle(mut self) -> Result<ReconcileReport> {
+        let mut report = ReconcileReport::default();
+        let Some(mut planned) = self.plan().await? else { return Ok(report) };
+        report.targets = self.complete(&planned.plan).await;
+        self.build_all(&mut planned, &mut report).await?;
+        if !report.targets.is_empty() {
+            planned = self.plan_again(planned, &mut report).await?;
+        }
+        if !planned.plan.unions.is_empty() && !self.parts.cancel.is_cancelled() {
+            report.targets.extend(self.publish_unions(&planned.plan).await);
+            planned = self.plan_again(planned, &mut report).await?;
+        }
+        loop {
+            let rollouts = self.roll_out(&mut planned).await?;
+            let reported: Vec<_> =
+                report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
+            let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
+            report.rollouts.extend(rollouts.into_iter().filter(is_new));
+            if report.rollouts.len() >= planned.plan.rollouts.len() || self.parts.cancel.is_cancelled() {
+                break;
+            }
+            // Nodes have changed since the plan was made. Keep the reports of written rollouts, and plan the others again.
+            report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
+            planned = self.plan_again(planned, &mut report).await?;
+        }
+        self.upgrade(&planned).await;
+        self.label_nodes(&mut planned.plan).await;
+        record_kernels_in_use(&self.parts, &planned, &mut self.last_record).await;
+        report.unreachable |= planned.unreachable;
+        report.plan = planned.plan;
+        Ok(report)
+    }
+
+    /// Returns a plan for the current state, or `previous` if the run is canceled.
+    async fn plan_again(&mut self, previous: Planned, report: &mut ReconcileReport) -> Result<Planned> {
+        report.unreachable |= previous.unreachable;
+        Ok(self.plan().await?.unwrap_or(previous))
+    }
+
+    /// Runs the builds of a plan. Plans again whenever a finished image unblocks other builds.
+    ///
+    /// After an error of the run itself, no new builds start, but running builds are awaited: a dropped build would leave its
+    /// resources in the engine.
+    async fn build_all(&mut self, planned: &mut Planned, report: &mut ReconcileReport) -> Result<()> {
+        let chains = Chains::of(&self.parts.definitions.images);
+        let mut run_error = None;
+        self.builds.update(&planned.plan, &self.parts);
+        loop {
+            if run_error.is_none() {
+                self.start_builds();
+            }
+            if self.builds.running() == 0 {
+                return run_error.map_or(Ok(()), Err);
+            }
+            let finished = self.builds.next_end().await;
+            self.note_build(&finished);
+            let FinishedBuild { cell, end, .. } = finished;
+            let end = match end {
+                Some(Ok(end)) => end,
+                Some(Err(error)) => {
+                    run_error.get_or_insert(error);
+                    continue;
+                }
+                None => {
+                    let (subject, error) = (cell.subject(), NO_BUILD_RESULT.to_owned());
+                    report.targets.push(TargetReport::Failed {
+                        subject,
+                        error,
+                        hint: None,
+                        detail: Vec::new(),
+                    });
+                    continue;
+                }
+            };
+            report.unreachable |= end.fault == Some(BuildFault::Unreachable);
+            report.targets.push(end.report);
+            let is_needed = chains.dependents(&cell.image).next().is_some();
+            if end.fault.is_some() || !is_needed || self.parts.cancel.is_cancelled() {
+                continue;
+            }
+            match self.plan().await {
+                Ok(Some(replanned)) => {
+                    report.unreachable |= planned.unreachable;
+                    *planned = replanned;
+                    self.builds.update(&planned.plan, &self.parts);
+                }
+                Ok(None) => {}
+                Err(error) => drop(run_error.get_or_insert(error)),
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Adapter: makes the rollouts of a reconcile, and holds those that must wait, with the rest of their chains.
+
+use std::time::Duration;
+
+use farrier_builder::parts::{Result, TargetError};
+use farrier_core::plan::{
+    Change, ClusterSnapshot, HoldReason, ManifestLocation, PlannedRollout, PlannedUpgrade, RolloutDecision,
+    RolloutTarget, uncordoned,
+};
+use oci::client::chain as error_chain;
+use tokio::time::Instant;
+
+use super::Live;
+use crate::{
+    Planned, RolloutReport, apply::apply_upgrade_steps, broken_chains::BrokenChains, reconcile::roll_out,
+    runtime::RewriteOutcomeLabel,
+};
+
+/// Delay before retrying an eviction that a PodDisruptionBudget refused.
+const NEXT_EVICTION: Duration = Duration::from_secs(15);
+
+impl Live {
+    /// Makes the planned rollouts and updates the plan with the result. A rollout that would reach a node unknown to
+    /// the plan waits for the next plan, with the rest of its chain (guarantee 1). Other rollouts are not affected.
+    pub(super) async fn roll_out(&mut self, planned: &mut Planned) -> Result<Vec<RolloutReport>> {
+        let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
+        let mut broken = BrokenChains::of(&self.parts.definitions);
+        let seen = &planned.snapshot;
+        for rollout in &mut planned.plan.rollouts {
+            if self.parts.cancel.is_cancelled() {
+                break;
+            }
+            if let Some(why) = broken.hold(rollout) {
+                if !self.builds.is_single_run() {
+                    tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
+                }
+                broken.note(rollout, &why);
+                reports.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
+                continue;
+            }
+            if let Some(why) = broken.hold_of_write(rollout).or_else(|| self.hold_reason(rollout)) {
+                tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
+                if matches!(why, HoldReason::TooOften) {
+                    broken.deferred(rollout);
+                }
+                broken.held(rollout, &why);
+                rollout.hold(why);
+            }
+            if broken.is_deferred(rollout) {
+                broken.deferred(rollout);
+                continue;
+            }
+            let contested = self.handovers.hold_back(&mut rollout.changes, self.started.elapsed());
+            if let Some(node) = contested.first() {
+                let (count, target) = (contested.len(), &rollout.target);
+                let hint = "configure it to keep the labels farrier.dev/driver... of nodes; farrier writes them again later";
+                tracing::warn!(%target, node, count, hint, "another writer reverts the labels that assign nodes to DaemonSets");
+            }
+            if !rollout.changes.is_empty() && !self.is_still_valid(seen, &rollout.target).await? {
+                tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
+                broken.deferred(rollout);
+                continue;
+            }
+            // Only a write counts toward the rate limit.
+            if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) && !rollout.changes.is_empty() {
+                self.rewrite_rate_limiter.take(&rollout.target);
+            }
+            let error = roll_out(&self.parts, self.context.cluster.as_ref(), rollout).await.err();
+            self.context.health.beat();
+            if let Some(ManifestLocation::Git(place)) = &rollout.target.place
+                && !rollout.changes.is_empty()
+            {
+                self.lookup_cache.repositories.remove(place);
+                self.timer.changed(Instant::now());
+            }
+            if let Some(TargetError::Cluster(error)) = &error
+                && let Some(detail) = error.disruption()
+            {
+                self.evictions.insert(rollout.target.to_string(), Instant::now() + NEXT_EVICTION);
+                self.timer.by(Instant::now() + NEXT_EVICTION);
+                tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
+                let why = HoldReason::Disruption { detail: detail.to_owned() };
+                broken.held(rollout, &why);
+                rollout.hold(why);
+                reports.push(RolloutReport { planned: rollout.clone(), error: None });
+                continue;
+            }
+            let error = error.map(|error| error_chain(&error));
+            match &error {
+                Some(error) => broken.note(rollout, error),
+                None => self.handovers.note_made(&rollout.changes, self.started.elapsed()),
+            }
+            self.log(seen, rollout, error.as_deref());
+            let planned = rollout.clone();
+            if let (RolloutDecision::Rewrite { to, .. }, None) = (&planned.decision, &error) {
+                rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
+                rollout.changes.clear();
+            }
+            reports.push(RolloutReport { planned, error });
+        }
+        Ok(reports)
+    }
+
+    /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, or too many rewrites.
+    fn hold_reason(&mut self, rollout: &PlannedRollout) -> Option<HoldReason> {
+        let now = Instant::now();
+        self.evictions.retain(|_, next| now < *next);
+        if rollout.changes.iter().any(|change| matches!(change, Change::Restart(_)))
+            && let Some(next) = self.evictions.get(&rollout.target.to_string())
+        {
+            self.timer.by(*next);
+            let detail = "the last eviction was refused a moment ago".to_owned();
+            return Some(HoldReason::Disruption { detail });
+        }
+        if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) || rollout.changes.is_empty() {
+            return None;
+        }
+        let next = self.rewrite_rate_limiter.wait(&rollout.target, self.started.elapsed())?;
+        self.timer.by(self.started + next);
+        Some(HoldReason::TooOften)
+    }
+
+    /// Whether the plan covers every kind of node that the rollout reaches now. Taking a snapshot consumes the
+    /// cluster's change notification, so any difference schedules another reconcile.
+    async fn is_still_valid(&mut self, planned: &ClusterSnapshot, target: &RolloutTarget) -> Result<bool> {
+        let Some(now) = self.snapshot().await? else { return Ok(false) };
+        if now != *planned {
+            self.timer.changed(Instant::now());
+        }
+        Ok(planned.covers_nodes_of(&now, target))
+    }
+
+    /// Takes each node of an upgrade one step further, and uncordons nodes that no planned upgrade covers.
+    pub(super) async fn upgrade(&mut self, planned: &Planned) {
+        let now = Instant::now();
+        self.evictions.retain(|_, next| now < *next);
+        let rollouts = &planned.plan.rollouts;
+        let upgrades = rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
+        let is_due = |step: &&Change| !self.evictions.contains_key(&step.object());
+        let mut steps: Vec<Change> =
+            upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
+        steps.extend(uncordoned(&planned.snapshot, rollouts, &self.parts.instance));
+        let refused = apply_upgrade_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
+        self.evictions.extend(refused.into_iter().map(|pod| (pod, now + NEXT_EVICTION)));
+    }
+
+    /// Logs a rollout and counts it in the metrics. Changes that set no image are not counted.
+    fn log(&self, seen: &ClusterSnapshot, rollout: &PlannedRollout, error: Option<&str>) {
+        if self.builds.is_single_run() {
+            return;
+        }
+        let (image, target, changes) = (&rollout.image, &rollout.target, rollout.changes.len());
+        let sets_image = rollout.changes.iter().any(|change| change.sets_image(seen));
+        let outcome = match error {
+            None if sets_image => {
+                tracing::info!(%image, %target, changes, "rolled out");
+                RewriteOutcomeLabel::Made
+            }
+            None => return,
+            Some(error) => {
+                tracing::warn!(%image, %target, error, "rollout failed, planning it again");
+                RewriteOutcomeLabel::Failed
+            }
+        };
+        if sets_image {
+            self.context.metrics.rewrite(rollout.target.strategy, outcome);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Tests that waiting is not a failure: a chain whose nodes change during its rollout, a pod kept by a disruption
+//! budget, and a build that killed farrier.
+
+use farrier_builder::Attempts;
+use farrier_builder::testing::State;
+use farrier_core::plan::{HoldReason, RolloutDecision};
+use kmod::testing::ModuleFile;
+
+use super::{super::once::run_once, *};
+
+/// `y` and `z` are compiled against `x`. The three have the DaemonSets `b`, `c` and `a`. All images are published.
+async fn chain() -> Bench {
+    let mut bench = bench(&json!({"exposes": ["/usr/src/x"], "reuse": "never"}), &["a"]);
+    for (name, daemon_set) in [("y", "b"), ("z", "c")] {
+        bench.add(name, &json!({"modules": [name], "needs": ["x"], "rollout": [rollout(daemon_set)]}));
+    }
+    for release in [K9, K10] {
+        for (name, module) in [("x", "m"), ("y", "y"), ("z", "z")] {
+            let module = ModuleFile::named(module).needs("printk", 1);
+            bench.publish_of(name, release, &[&module]).await.unwrap();
+        }
+    }
+    bench
+}
+
+/// One node for each DaemonSet. Before the third snapshot, which is taken between the first and the second rollout of
+/// the chain, the label of one node changes: `b` reaches that node, and `c` does not.
+fn fleet() -> Arc<Fleet> {
+    Fleet::new(|state| {
+        for (node, daemon_set) in [("n", "a"), ("m", "b"), ("o", "c")] {
+            state.node(node, K9);
+            state.daemon_set(daemon_set, "");
+        }
+        let pool = ("pool".to_owned(), "c".to_owned());
+        state.snapshot.nodes[2].labels.extend([pool.clone()]);
+        state.snapshot.daemon_sets[2].placement.node_selector = [pool].into();
+        state.before = Some((3, |state| {
+            state.snapshot.nodes[1].labels.insert("pool".to_owned(), "another".to_owned());
+        }));
+    })
+}
+
+/// Names of the images, in the order of the writes.
+fn written(state: &State) -> Vec<&str> {
+    let repositories = state.writes.iter().map(|image| image.split_once('@').unwrap().0);
+    repositories.map(|repository| repository.rsplit('/').next().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_run_rolls_out_the_rest_of_a_chain_whose_nodes_change_meanwhile() {
+    let (bench, fleet) = (chain().await, fleet());
+    let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
+    assert!(!report.failed(), "{:#?}", report.rollouts);
+    let state = fleet.state();
+    assert_eq!(written(&state), ["x", "y", "z"], "in order, although nothing blocked the last one");
+    assert_eq!(
+        state.snapshots_taken, 6,
+        "two plans, one snapshot before each write, one before the rollout put off"
+    );
+    let made = report.rollouts.iter().map(|made| (made.planned.target.to_string(), made.error.clone()));
+    assert_eq!(made.collect::<BTreeMap<_, _>>().len(), 3, "{:#?}", report.rollouts);
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn the_loop_rolls_out_the_rest_of_a_chain_with_the_next_plan() {
+    let live = Running::start(chain().await, fleet(), true);
+    let began = Instant::now();
+    let state = live.fleet.until(|state| state.writes.len() == 3).await;
+    assert_eq!(written(&state), ["x", "y", "z"]);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    let figures = live.metrics.text().unwrap();
+    let none_failed = "farrier_rewrites_total{strategy=\"image\",outcome=\"failed\"} 0";
+    assert!(figures.contains(none_failed), "{figures}");
+    live.stop().await;
+}
+
+/// A node of the first target changes after the plan; the nodes of the second do not.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_rollout_that_is_planned_anew_holds_no_other_one() {
+    let fleet = Fleet::new(|state| {
+        for (place, (node, daemon_set)) in [("n", "a"), ("m", "b")].into_iter().enumerate() {
+            state.node(node, K9);
+            state.daemon_set(daemon_set, "");
+            let pool = ("pool".to_owned(), daemon_set.to_owned());
+            state.snapshot.nodes[place].labels.extend([pool.clone()]);
+            state.snapshot.daemon_sets[place].placement.node_selector = [pool].into();
+        }
+        state.before = Some((2, |state| {
+            state.snapshot.nodes[0].labels.insert("other".to_owned(), "yes".to_owned());
+        }));
+    });
+    let live = Running::start(published_bench().await, fleet, true);
+    let state = live.fleet.until(|state| !state.writes.is_empty()).await;
+    assert_eq!(state.image("a"), FIRST, "its plan is stale");
+    assert_eq!(
+        state.snapshots_taken, 3,
+        "the other plan is current: one snapshot for planning, and one before each write"
+    );
+    live.fleet.until(|state| state.image("a") == state.image("b")).await;
+    live.stop().await;
+}
+
+/// Another writer has used up the rewrite limit of the first target.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_target_that_is_rewritten_too_often_holds_the_rest_of_its_chain() {
+    let live = Running::start(chain().await, fleet(), true);
+    live.fleet.until(|state| state.writes.len() == 3).await;
+    for writes in 4..=6 {
+        live.fleet.change(|state| {
+            state.set_image("a", FIRST);
+            state.changed = true;
+        });
+        live.fleet.until(|state| state.writes.len() == writes).await;
+    }
+    live.fleet.change(|state| {
+        for node in &mut state.snapshot.nodes {
+            K10.clone_into(&mut node.kernel_version);
+            node.labels.insert(KERNEL_LABEL.to_owned(), K10.to_owned());
+        }
+        state.changed = true;
+    });
+    let held = Instant::now();
+    let state = live.fleet.until(|state| state.writes.len() == 9).await;
+    assert_eq!(written(&state), ["x", "y", "z", "x", "x", "x", "x", "y", "z"]);
+    assert!(held.elapsed() > Duration::from_secs(5), "{:?}", held.elapsed());
+    live.stop().await;
+}
+
+/// DaemonSet `a` has its image, with an outdated pod on node `n`; `b` is not rolled out yet.
+async fn outdated_pod(bench: &Bench) -> Arc<Fleet> {
+    let image = published(bench, K9).await.unwrap();
+    let before = published(bench, K10).await.unwrap();
+    Fleet::new(|state| {
+        state.node("n", K9);
+        for name in ["a", "b"] {
+            state.daemon_set(name, "");
+        }
+        state.set_image("a", &image);
+        state.pod("a", "n", &before);
+        let refusal = "Cannot evict pod as it would violate the pod's disruption budget.".to_owned();
+        state.refused.insert("a-n".to_owned(), ApiError::Disruption(refusal));
+    })
+}
+
+async fn published_bench() -> Bench {
+    let bench = bench(&json!({}), &["a", "b"]);
+    for release in [K9, K10] {
+        bench.publish(release, &[&module()]).await.unwrap();
+    }
+    bench
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_pod_that_a_budget_keeps_is_a_wait_for_a_run() {
+    let bench = published_bench().await;
+    let fleet = outdated_pod(&bench).await;
+    let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
+    assert!(!report.failed(), "{:#?}", report.rollouts);
+    let [kept, made] = report.rollouts.as_slice() else { panic!("{:#?}", report.rollouts) };
+    let RolloutDecision::Hold(HoldReason::Disruption { detail }) = &kept.planned.decision else {
+        panic!("{kept:#?}")
+    };
+    assert!(detail.contains("disruption budget"), "{detail}");
+    assert!(matches!(made.planned.decision, RolloutDecision::Rewrite { .. }), "{made:#?}");
+    assert_eq!((fleet.state().evictions.len(), fleet.state().writes.len()), (1, 1));
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_pod_that_a_budget_keeps_is_asked_for_now_and_then_and_holds_nothing_else() {
+    let bench = published_bench().await;
+    let fleet = outdated_pod(&bench).await;
+    let live = Running::start(bench, fleet, true);
+    let state = live.fleet.until(|state| state.writes.len() == 1).await;
+    assert_ne!(state.image("b"), FIRST);
+    // Each change triggers a reconcile, but not another eviction request.
+    for change in 0..10 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        live.fleet.change(|state| {
+            state.snapshot.nodes[0].labels.insert("churn".to_owned(), change.to_string());
+            state.changed = true;
+        });
+    }
+    let state = live.fleet.until(|state| state.evictions.len() == 3).await;
+    for pair in state.evictions.windows(2) {
+        let between = pair[1] - pair[0];
+        assert!((15..20).contains(&between.as_secs()), "{between:?}");
+    }
+    live.fleet.change(|state| state.refused.clear());
+    live.fleet.until(|state| state.snapshot.pods.is_empty()).await;
+    let figures = live.metrics.text().unwrap();
+    let none_failed = "farrier_rewrites_total{strategy=\"image\",outcome=\"failed\"} 0";
+    assert!(figures.contains(none_failed), "{figures}");
+    live.stop().await;
+}
+
+/// Two earlier farrier processes were killed while building, possibly by the build.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_build_that_killed_farrier_is_not_begun_again_at_once() {
+    let logs = Logs::start();
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let attempts = Attempts::in_cache(&bench.parts.cache);
+    for _ in 0..2 {
+        drop(attempts.begin(bench.cell(K10).await.input_hash).unwrap());
+    }
+    let began = Instant::now();
+    let live = Running::start(
+        bench,
+        Fleet::new(|state| {
+            state.node("n", K10);
+            state.daemon_set("a", "");
+        }),
+        true,
+    );
+    live.views.until(|activity, _| activity.values().any(|build| build.next_retry.is_some())).await;
+    let (activity, _) = live.views.last().unwrap();
+    let build = activity.values().next().unwrap();
+    assert_eq!(build.attempts, 2);
+    let said = logs.with("retrying");
+    assert!(said.len() == 1 && said[0].contains("the last 2 attempts ended without a result"), "{said:?}");
+
+    // The build is retried after a while. Its success clears the earlier attempts.
+    live.fleet.until(|state| state.writes.len() == 1).await;
+    assert!(began.elapsed() >= Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(attempts.without_outcome().is_empty());
+    live.stop().await;
+}

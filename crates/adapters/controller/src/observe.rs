@@ -1,0 +1,195 @@
+//! Adapter: answers the planner's lookups and caches the answers across reconciles.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use farrier_builder::{
+    images::look_up_signatures,
+    known_failures,
+    parts::{AT_ONCE, Parts, Result},
+    resolve::with_hint,
+};
+use farrier_core::{
+    image::{GitPlace, ImageReference},
+    kernel::{KernelTarget, NodeSystem, match_family},
+    plan::{
+        Cell, HeaderState, ManifestFacts, Observed, PendingLookups, Resolved, SignatureState, TreeKey,
+        Unverified,
+    },
+};
+use farrier_inputs::{FetchError, Lookup};
+use futures::{StreamExt, stream};
+use oci::client::chain as error_chain;
+use tokio::time::Instant;
+
+/// Lookup results kept from one reconcile to the next, so that a change in the cluster does not repeat recent lookups.
+/// Missing entries are looked up.
+#[derive(Clone, Debug, Default)]
+pub struct LookupCache {
+    pub(super) resolved: Resolved,
+    pub(super) observed: Observed,
+    /// Whether the registry was unreachable.
+    pub(super) unreachable: bool,
+    /// Contents of Git repositories, with the time of each lookup.
+    pub(super) repositories: BTreeMap<GitPlace, (Instant, Result<ManifestFacts, String>)>,
+    /// Prebuilt images that are absent or were rejected, with the time of the registry's answer.
+    refused_sources: BTreeMap<TreeKey, Instant>,
+}
+
+/// Interval between reads of a Git repository, which cannot notify farrier of changes.
+const REPOSITORIES_ASKED: Duration = Duration::from_secs(30);
+
+/// Interval between lookups of a prebuilt image that is absent or was rejected. Its registry belongs to a third party
+/// and may limit the request rate.
+const SOURCES_ASKED: Duration = Duration::from_mins(5);
+
+impl LookupCache {
+    /// Drops all cached lookups, except recent negative answers for prebuilt images. Called on each resync.
+    pub(super) fn renew(&mut self) {
+        let Self { resolved: Resolved { mut kernel_sources, .. }, refused_sources, .. } =
+            std::mem::take(self);
+        kernel_sources.retain(|key, _| refused_sources.contains_key(key));
+        self.resolved.kernel_sources = kernel_sources;
+        self.refused_sources = refused_sources;
+    }
+
+    /// Records prebuilt images that are absent or were rejected.
+    pub(super) fn note_refused(&mut self, sources: Vec<TreeKey>) {
+        self.refused_sources.extend(sources.into_iter().map(|source| (source, Instant::now())));
+    }
+
+    /// Drops failed lookups, so that the next plan retries them.
+    pub fn forget_faults(&mut self) {
+        let Self { resolved, observed, unreachable, repositories: _, refused_sources } = self;
+        let Resolved {
+            systems: _,
+            images,
+            toolchains,
+            headers,
+            compilers,
+            without_headers,
+            header_texts,
+            kernel_sources,
+            trees,
+            unverified_headers,
+            unverified_root_fs,
+            unbuildable_root_fs,
+            unreachable: unresolved,
+        } = resolved;
+        let refused = |found: &Unverified| matches!(found, Unverified::Refused(_));
+        images.retain(|_, outcome| outcome.is_ok());
+        toolchains.retain(|_, outcome| outcome.is_ok());
+        headers.retain(|target, outcome| {
+            outcome.is_ok() && !unverified_headers.get(target).is_some_and(refused)
+        });
+        unverified_headers.retain(|_, found| !refused(found));
+        headers.retain(|target, _| !without_headers.contains_key(target));
+        without_headers.clear();
+        compilers.retain(|target, _| headers.contains_key(target));
+        header_texts.retain(|_, outcome| outcome.is_ok());
+        refused_sources.retain(|_, asked| asked.elapsed() < SOURCES_ASKED);
+        kernel_sources.retain(|key, outcome| outcome.is_ok() || refused_sources.contains_key(key));
+        trees.retain(|_, outcome| outcome.is_ok());
+        unverified_root_fs.retain(|key, found| {
+            !found.as_ref().is_some_and(refused) && !unbuildable_root_fs.contains_key(key)
+        });
+        unbuildable_root_fs.clear();
+        observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
+        observed.headers.retain(|_, state| matches!(state, HeaderState::Available(_)));
+        observed.unreachable.clear();
+        (*unreachable, *unresolved) = (false, false);
+    }
+
+    /// Updates the node systems and drops lookups for targets whose system changed.
+    pub(super) fn set_systems(&mut self, systems: BTreeMap<KernelTarget, NodeSystem>) {
+        let Resolved { systems: known, headers, without_headers, header_texts, .. } = &mut self.resolved;
+        let is_same = |target: &KernelTarget| known.get(target) == systems.get(target);
+        headers.retain(|target, _| is_same(target));
+        without_headers.retain(|target, _| is_same(target));
+        header_texts.retain(|(target, _), _| is_same(target));
+        self.observed.headers.retain(|target, _| is_same(target));
+        *known = systems;
+    }
+
+    /// Drops what the registry said about a built cell's references, because the build may have published them. If the
+    /// build found a changed input, also drops all resolved inputs.
+    pub(super) fn forget_build(&mut self, cell: &Cell, outdated: bool) {
+        self.forget(cell.references());
+        self.observed.headers.remove(&cell.target);
+        if outdated {
+            self.resolved = Resolved::default();
+        }
+    }
+
+    /// Time of the next read of a Git repository.
+    pub(super) fn repositories_due(&self) -> Option<Instant> {
+        self.repositories.values().map(|(asked, _)| *asked + REPOSITORIES_ASKED).min()
+    }
+
+    /// Cached contents of a Git repository, if they are still fresh.
+    pub(super) fn repository(&self, place: &GitPlace) -> Option<&Result<ManifestFacts, String>> {
+        let (asked, found) = self.repositories.get(place)?;
+        (asked.elapsed() < REPOSITORIES_ASKED).then_some(found)
+    }
+
+    /// Drops cached registry lookups for these references.
+    pub fn forget<'a>(&mut self, references: impl IntoIterator<Item = &'a ImageReference>) {
+        for reference in references {
+            self.observed.published.remove(reference);
+            self.observed.absent.remove(reference);
+            self.observed.unreachable.remove(reference);
+        }
+    }
+}
+
+/// Performs the lookups that the planner requested.
+pub(super) async fn answer(
+    parts: &Parts,
+    lookups: PendingLookups,
+    lookup_cache: &mut LookupCache,
+) -> Result<()> {
+    let PendingLookups { images, signatures, failures, headers } = lookups;
+    let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
+    observed.failures.extend(known_failures(&parts.cache, failures)?);
+    let found = stream::iter(images)
+        .map(|reference| async move {
+            let published = parts.look_up(&reference).await;
+            (reference, published)
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    for (reference, outcome) in found {
+        match outcome {
+            Ok(None) => drop(observed.absent.insert(reference)),
+            Ok(Some(published)) => drop(observed.published.insert(reference, published)),
+            Err(error) => {
+                *unreachable |= error.is_unreachable();
+                observed.unreachable.insert(reference, with_hint(&error));
+            }
+        }
+    }
+    look_up_signatures(parts, &signatures, &mut observed.signatures).await;
+    let systems = headers.into_iter().map(|target| (resolved.system(&target).clone(), target));
+    let states = stream::iter(systems.collect::<Vec<_>>());
+    let states = states.map(|(system, target)| headers_of(parts, target, system)).buffer_unordered(AT_ONCE);
+    observed.headers.extend(states.collect::<Vec<_>>().await);
+    Ok(())
+}
+
+/// Looks up the state of a kernel's headers. A transient fault yields `Unknown`, which does not prevent a build.
+async fn headers_of(parts: &Parts, target: KernelTarget, system: NodeSystem) -> (KernelTarget, HeaderState) {
+    let Some(family) = match_family(&parts.definitions.families, &target) else {
+        return (target, HeaderState::Unknown);
+    };
+    let source = family.spec.headers_for(&target, &system);
+    let state = match parts.fetcher.headers().look(&source, &target).await {
+        Ok(Lookup::Found(compiler)) => HeaderState::Available(compiler),
+        Ok(Lookup::Missing { looked_for, hint: _ }) => HeaderState::Missing(looked_for),
+        Err(error) if error.is_transient() || matches!(error, FetchError::Interrupted) => {
+            tracing::warn!(%target, error = error_chain(&error), "cannot determine whether headers exist");
+            HeaderState::Unknown
+        }
+        Err(error) => HeaderState::Refused(with_hint(&error.into())),
+    };
+    (target, state)
+}

@@ -1,0 +1,340 @@
+//! Adapter: the steps of one reconcile: plan, build, sign, publish, roll out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::Duration,
+};
+
+use farrier_builder as build;
+use farrier_builder::{
+    BuildOptions, Built, add_needs,
+    images::{
+        LastRecord, StoredImage, contents, look_at_root_fs, look_at_sources, publish_union, record_kernels,
+    },
+    parts::{Finding, FindingKind, Parts, Result, TargetError, image_location},
+    resolve::{resolve_more, tracked, with_hint},
+};
+use farrier_cluster::{Cluster, Directory};
+use farrier_core::{
+    image::{DriverImage, GitPlace, Output, Version},
+    kernel::{Architecture, KernelTarget},
+    plan::{
+        self, Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestLocation,
+        Manifests, NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion,
+        RolloutTarget, git_commit, images_in_use, kernels_in_use, node_systems,
+    },
+    site::ignore_nodes,
+};
+use farrier_git as git;
+use farrier_local::machine::native;
+use kmod::{CheckReport, Verdict};
+use oci::client::chain as error_chain;
+use tokio::time::Instant;
+
+use super::{LookupCache, TargetReport, apply::ensure_published, observe::answer};
+
+/// A plan, together with the state it was computed from.
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// Whether an external system was unreachable during planning.
+    pub unreachable: bool,
+    pub(super) announced: Announcements,
+    /// Cluster snapshot that the plan was computed from.
+    pub snapshot: ClusterSnapshot,
+}
+
+/// Outcome of a build: its report, and the kind of fault if the build failed.
+pub(super) struct AttemptResult {
+    pub(super) report: TargetReport,
+    pub(super) fault: Option<BuildFault>,
+}
+
+/// Classes of build failure, which decide whether and when the build is retried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BuildFault {
+    /// A permanent failure: the same inputs fail again.
+    Permanent,
+    /// A build step forged runner messages. The same inputs would do so again.
+    Tampered,
+    /// An external system was unreachable.
+    Unreachable,
+    /// Transient fault: a retry may succeed.
+    Transient,
+    /// An input changed after planning, so the cell needs a new plan.
+    Outdated,
+    /// The build was canceled, or the fence closed.
+    Stopped,
+}
+
+impl BuildFault {
+    fn of(error: &TargetError) -> Self {
+        match error {
+            TargetError::Canceled | TargetError::Fenced(_) => Self::Stopped,
+            TargetError::Outdated(_) => Self::Outdated,
+            TargetError::Finding(Finding { kind: FindingKind::Tampered, .. }) => Self::Tampered,
+            error if error.is_permanent() => Self::Permanent,
+            error if error.is_unreachable() => Self::Unreachable,
+            _ => Self::Transient,
+        }
+    }
+}
+
+/// Observes and plans without changing anything.
+pub async fn observe_and_plan(parts: &Parts, cluster: &dyn Cluster) -> Result<Planned> {
+    let mut snapshot = cluster.snapshot().await?;
+    ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, jiff::Timestamp::now());
+    NodeKernelLimiter::default().judge(&mut snapshot, &parts.definitions, Duration::ZERO);
+    plan_for(parts, snapshot, &mut LookupCache::default()).await
+}
+
+/// Plans for a snapshot, looking up only what `lookup_cache` lacks.
+pub(super) async fn plan_for(
+    parts: &Parts,
+    snapshot: ClusterSnapshot,
+    lookup_cache: &mut LookupCache,
+) -> Result<Planned> {
+    let tracked = tracked(parts, &snapshot).await;
+    let announced = Announcements::of(&parts.definitions, &snapshot, tracked);
+    let systems = node_systems(&snapshot, &parts.definitions.families);
+    let targets: BTreeSet<KernelTarget> = systems.keys().chain(announced.targets()).cloned().collect();
+    lookup_cache.set_systems(systems);
+    let mut called_for: Vec<&DriverImage> = parts
+        .definitions
+        .images
+        .values()
+        .filter(|image| is_called_for(image, &snapshot) || announced.call_for(&image.metadata.name))
+        .collect();
+    add_needs(&parts.definitions, &mut called_for);
+    resolve_more(parts, &called_for, &targets, &mut lookup_cache.resolved).await;
+    let refused = look_at_sources(parts, &called_for, &targets, &mut lookup_cache.resolved).await;
+    lookup_cache.note_refused(refused);
+    look_at_root_fs(parts, &called_for, &targets, &mut lookup_cache.resolved).await;
+    let manifests = manifests(parts, lookup_cache).await;
+    // Do not reuse these lookups. Another process may have built an image or cleared a failure (`farrier retry`),
+    // and tags in use may have moved.
+    lookup_cache.observed.failures.clear();
+    contents(parts, &images_in_use(&snapshot, &parts.definitions), &mut lookup_cache.observed.contents).await;
+    let (location, now) = (image_location(&parts.location), jiff::Timestamp::now());
+    let (machine, has_daemon) = Box::pin(engines_for(parts, &called_for, &targets)).await;
+    let plan = loop {
+        let LookupCache { resolved, observed, .. } = &*lookup_cache;
+        let cells = CellInputs {
+            definitions: &parts.definitions,
+            resolved,
+            published: &observed.published,
+            location: &location,
+        };
+        let inputs = PlanInputs {
+            cells,
+            observed,
+            snapshot: &snapshot,
+            announced: &announced,
+            manifests: &manifests,
+            instance: &parts.instance,
+            machine,
+            has_daemon,
+            now,
+        };
+        match plan::plan(&inputs) {
+            Ok(plan) => break plan,
+            Err(lookups) => answer(parts, lookups, lookup_cache).await?,
+        }
+    };
+    let unreachable = lookup_cache.resolved.unreachable || lookup_cache.unreachable;
+    Ok(Planned { plan, unreachable, announced, snapshot })
+}
+
+/// Returns the engine's architecture if a target is foreign, and whether a daemon is available if an image has
+/// `output: image`. Otherwise the engine is not probed, because an engine that is not configured must first be
+/// detected.
+async fn engines_for(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+) -> (Option<Architecture>, bool) {
+    let is_foreign = targets.iter().any(|target| target.arch != native());
+    let machine = if is_foreign { parts.engine.machine().await } else { None };
+    let is_whole = images.iter().any(|image| image.spec.output == Output::Image);
+    (machine, is_whole && parts.engine.has_daemon().await)
+}
+
+/// Builds one cell and reports the outcome.
+pub(super) async fn build_planned(parts: &Parts, cell: &Cell) -> Result<AttemptResult> {
+    let subject = cell.subject();
+    match build::attempt(parts, cell, BuildOptions { push: true, compile: false }).await? {
+        Ok(built) => Ok(AttemptResult { report: published_report(parts, cell, built), fault: None }),
+        Err(error) => {
+            parts.reporter.finished(&subject, &format!("failed: {}", error_chain(&error)));
+            let report = TargetReport::failed(subject, &error);
+            Ok(AttemptResult { report, fault: Some(BuildFault::of(&error)) })
+        }
+    }
+}
+
+/// Reports a published image to the reporter and returns its target report.
+fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
+    let subject = cell.subject();
+    let pinned = |digest: &farrier_core::image::Digest| format!("{}@{digest}", cell.reference.repository);
+    let Built { digest, report, reused_from, pushed_bytes } = built;
+    let (image, verdict) = (pinned(&digest), report.verdict);
+    let warnings = match verdict {
+        Verdict::Unknown => vec![warning(&report)],
+        Verdict::Loads | Verdict::Refused => Vec::new(),
+    };
+    for warning in &warnings {
+        parts.reporter.note(&subject, &format!("warning: {warning}"));
+    }
+    let how = reused_from.as_ref().map(|from| format!(", reused from kernel {}", from.kernel));
+    let how = how.unwrap_or_default();
+    parts.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
+    match reused_from {
+        Some(from) => TargetReport::Reused {
+            subject,
+            image,
+            verdict,
+            kernel: from.kernel.to_string(),
+            from: pinned(&from.digest),
+            pushed_bytes,
+        },
+        None => TargetReport::Built { subject, image, verdict, warnings, pushed_bytes },
+    }
+}
+
+/// Records in the registry which kernels run or are announced.
+pub(super) async fn record_kernels_in_use(parts: &Parts, planned: &Planned, last: &mut LastRecord) {
+    let kernels = kernels_in_use(&planned.snapshot, &planned.announced);
+    record_kernels(parts, kernels, last).await;
+}
+
+/// Signs a published image that lacks a signature, along with its accompanying documents.
+pub(super) async fn sign_planned(parts: &Parts, planned: &PlannedSignature) -> TargetReport {
+    let PlannedSignature { image, reference } = planned;
+    let subject = format!("{image}, {reference}");
+    let signed = match &reference.version {
+        Version::Digest(digest) => {
+            let stored = StoredImage { parts, repository: &reference.repository, digest };
+            stored.sign_published(image.as_str()).await
+        }
+        Version::Tag(_) => Ok(()),
+    };
+    match signed {
+        Ok(()) => TargetReport::Signed { subject, image: reference.to_string() },
+        Err(error) => TargetReport::failed(subject, &error),
+    }
+}
+
+/// Publishes a union image from the payloads of several kernels.
+pub(super) async fn publish_planned_union(parts: &Parts, union: &PlannedUnion) -> TargetReport {
+    let kernels: Vec<String> = union.members.iter().map(|member| member.kernel.to_string()).collect();
+    let subject = format!("{} for {} kernels", union.image, kernels.len());
+    match publish_union(parts, union).await {
+        Ok(published) => {
+            let image = format!("{}@{}", union.reference.repository, published.digest);
+            TargetReport::United { subject, image, kernels }
+        }
+        Err(error) => TargetReport::failed(subject, &error),
+    }
+}
+
+pub(super) async fn add_missing_tags(
+    parts: &Parts,
+    cell: &Cell,
+    digest: &farrier_core::image::Digest,
+    references: &[farrier_core::image::ImageReference],
+) -> TargetReport {
+    let subject = cell.subject();
+    match build::add_tags(parts, cell, digest, references).await {
+        Ok(()) => {
+            TargetReport::Tagged { subject, references: references.iter().map(ToString::to_string).collect() }
+        }
+        Err(error) => TargetReport::failed(subject, &error),
+    }
+}
+
+/// Applies the changes of a rollout in order. On cancellation it stops between two changes.
+pub(super) async fn roll_out(parts: &Parts, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<()> {
+    for change in &rollout.changes {
+        if parts.cancel.is_cancelled() {
+            return Err(TargetError::Canceled);
+        }
+        ensure_published(parts, change).await?;
+        parts.may_write()?;
+        match &rollout.target.place {
+            Some(ManifestLocation::Local { path }) => {
+                Directory::open(&parts.definitions.root.join(path))?.apply(change).await?;
+            }
+            Some(ManifestLocation::Git(place)) => commit(parts, place, rollout, change).await?,
+            None => cluster.apply(change).await?,
+        }
+    }
+    Ok(())
+}
+
+/// Commits a change to a Git repository.
+async fn commit(parts: &Parts, place: &GitPlace, rollout: &PlannedRollout, change: &Change) -> Result<()> {
+    let image = parts.definitions.images.get(&rollout.image);
+    let mut specs = image.into_iter().flat_map(|image| &image.spec.rollout);
+    let spec = specs.find(|spec| RolloutTarget::of(spec) == rollout.target);
+    let commit = spec.and_then(|spec| git_commit(spec, rollout, change));
+    let commit = commit.ok_or_else(|| TargetError::definition_gone(&rollout.target.to_string()))?;
+    git::write(parts, place, change, &commit).await
+}
+
+/// Reads the manifests at the places that `file` and `git` rollouts name.
+async fn manifests(parts: &Parts, lookup_cache: &mut LookupCache) -> Manifests {
+    let mut places: BTreeMap<ManifestLocation, Vec<&str>> = BTreeMap::new();
+    for spec in parts.definitions.images.values().flat_map(|image| &image.spec.rollout) {
+        if let Some(place) = ManifestLocation::of(spec) {
+            places.entry(place).or_default().extend(spec.proposals());
+        }
+    }
+    let mut manifests = Manifests::new();
+    for (place, proposals) in places {
+        let facts = match &place {
+            ManifestLocation::Local { path } => read_manifests(parts, path).await,
+            ManifestLocation::Git(git) => read_repository(parts, git, &proposals, lookup_cache).await,
+        };
+        manifests.insert(place, facts);
+    }
+    manifests
+}
+
+async fn read_repository(
+    parts: &Parts,
+    place: &GitPlace,
+    proposals: &[&str],
+    lookup_cache: &mut LookupCache,
+) -> Result<ManifestFacts, String> {
+    if let Some(found) = lookup_cache.repository(place) {
+        return found.clone();
+    }
+    let found = git::read(parts, place, proposals).await.map_err(|error| with_hint(&error));
+    lookup_cache.repositories.insert(place.clone(), (Instant::now(), found.clone()));
+    found
+}
+
+async fn read_manifests(parts: &Parts, path: &Path) -> Result<ManifestFacts, String> {
+    let read = match Directory::open(&parts.definitions.root.join(path)) {
+        Ok(directory) => directory.snapshot().await,
+        Err(error) => Err(error),
+    };
+    let daemon_sets = read.map_err(|error| error_chain(&error))?.daemon_sets;
+    Ok(ManifestFacts { daemon_sets, ..ManifestFacts::default() })
+}
+
+/// Warning for a published payload whose check is inconclusive: what is unknown, and what would settle it.
+fn warning(report: &CheckReport) -> String {
+    let settle = report.remedies(Verdict::Unknown).join("; ");
+    format!("it is unknown whether the modules load: {} (to settle it: {settle})", report.summary())
+}
+
+/// Whether any node carries the labels that the image selects.
+fn is_called_for(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
+    snapshot.nodes.iter().any(|node| node.is_selected_by(image))
+}
+
+#[cfg(test)]
+#[path = "reconcile_tests.rs"]
+mod tests;

@@ -1,0 +1,103 @@
+//! Adapter: plans from a registry alone. The kernels are those for which the registry holds images.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farrier_builder::{
+    add_needs,
+    parts::{AT_ONCE, Parts, Result},
+};
+use farrier_cluster::{Cluster, ClusterError};
+use farrier_core::definition::{ApiVersion, Metadata, NonEmpty};
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Definitions, DriverImage, ImageName, Repository, Tag, Version},
+    kernel::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec, Architecture, KernelTarget},
+    plan::{Change, ClusterSnapshot},
+};
+use farrier_store::{is_referrer_or_signature, registry::RegistryError};
+use futures::{StreamExt as _, stream};
+use oci::ImageManifest;
+use strum::VariantArray as _;
+
+/// A cluster without nodes, which refuses every write.
+pub struct NoCluster;
+
+#[async_trait::async_trait]
+impl Cluster for NoCluster {
+    fn describe(&self) -> String {
+        "no cluster".to_owned()
+    }
+
+    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
+        Ok(ClusterSnapshot::default())
+    }
+
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
+        let object = change.object();
+        Err(ClusterError::Refused { object, reason: "there is no cluster".to_owned() })
+    }
+}
+
+/// Returns the definitions of the images that the registry holds, and of their needs. They have no rollouts, and
+/// announce the kernels of the registry's images.
+pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
+    let (mut published, mut kernels): (Vec<&DriverImage>, BTreeSet<KernelTarget>) = Default::default();
+    for (name, image) in &parts.definitions.images {
+        let repository = &parts.location.repository(name.as_str())?;
+        let tags =
+            parts.registry.tags(repository).await?.into_iter().filter(|tag| !is_referrer_or_signature(tag));
+        let found = stream::iter(tags).map(|tag| kernels_of(parts, repository, tag));
+        let found: Vec<_> = found.buffer_unordered(AT_ONCE).collect().await;
+        let found = found.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut found = found.into_iter().flatten().peekable();
+        if found.peek().is_some() {
+            published.push(image);
+        }
+        kernels.extend(found);
+    }
+    add_needs(&parts.definitions, &mut published);
+    let published: BTreeSet<ImageName> =
+        published.into_iter().map(|image| image.metadata.name.clone()).collect();
+    let mut definitions = parts.definitions.clone();
+    definitions.images.retain(|name, _| published.contains(name));
+    definitions.images.values_mut().for_each(|image| image.spec.rollout.clear());
+    if let (Some(kernels), Ok(name)) = (NonEmpty::new(kernels.into_iter().collect()), "registry".parse()) {
+        let announced = AnnouncedKernels {
+            api_version: ApiVersion::V1Alpha1,
+            kind: AnnouncedKernelsKind::AnnouncedKernels,
+            metadata: Metadata { name },
+            spec: AnnouncedKernelsSpec { kernels },
+        };
+        definitions.announced.insert(announced.metadata.name.clone(), announced);
+    }
+    Ok(definitions)
+}
+
+/// Returns the kernels of a tag's images: one per architecture for an index. Returns none for a union image, a foreign
+/// image, or one that cannot be parsed.
+async fn kernels_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<Vec<KernelTarget>> {
+    let (version, mut images) = (Version::Tag(tag), BTreeMap::new());
+    for arch in Architecture::VARIANTS {
+        match parts.registry.image(repository, &version, arch.as_str()).await {
+            Ok(found) => images.extend(found.map(|stored| (stored.digest, stored.bytes))),
+            Err(RegistryError::Image(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut kernels = Vec::new();
+    for bytes in images.into_values() {
+        kernels.extend(kernel_of(parts, repository, &bytes).await);
+    }
+    Ok(kernels)
+}
+
+async fn kernel_of(parts: &Parts, repository: &Repository, image: &[u8]) -> Option<KernelTarget> {
+    let manifest = ImageManifest::parse(image).ok()?;
+    let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
+    let (release, os) = facts.kernel_release.zip(facts.os)?;
+    let (os, os_version) = os.split_once(' ')?;
+    let (os, os_version) = (os.parse().ok()?, os_version.parse().ok()?);
+    let config = parts.small_blob(repository, &manifest.config, "the configuration of").await.ok()?;
+    let arch = oci::architecture_of(&config)?.parse().ok()?;
+    Some(KernelTarget { os, os_version, release, arch })
+}

@@ -1,0 +1,389 @@
+//! Adapter: leader election with a `coordination.k8s.io/v1` Lease, and the fence that blocks writes of every
+//! other replica.
+//!
+//! farrier implements the election itself, because the existing crates judge a lease by the wall clock of
+//! another machine. A clock jump there makes two leaders (decision 10).
+
+mod election;
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+};
+use kube::{Api, Client, api::PostParams};
+use parking_lot::Mutex;
+use tokio::{sync::watch, task::JoinHandle, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+pub use election::Timing;
+use election::{Election, Move, Record};
+use farrier_cluster::{
+    Fence,
+    kube::{causes, is_starting},
+};
+
+/// Name of the lease, and this process's identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseOptions {
+    /// The lease's namespace.
+    pub namespace: String,
+    /// The lease's name. Farriers with the same lease name never write at the same time.
+    pub name: String,
+    /// Identity of this process: differs from every other process, and also after a restart.
+    pub identity: String,
+    /// Timing of the lease.
+    pub timing: Timing,
+}
+
+/// Failure to read or write a lease.
+struct LeaseFault {
+    message: String,
+    /// The API server's status code, if it answered: 409 when another client wrote the lease in between.
+    code: Option<u16>,
+    /// Whether the cause is an API server that is still starting.
+    starting: bool,
+}
+
+/// A candidate's leadership, which is also the fence. Clones share one leadership.
+#[derive(Clone)]
+pub struct Leadership {
+    shared: Arc<Shared>,
+    leads: watch::Receiver<bool>,
+}
+
+struct Shared {
+    lease: String,
+    state: Mutex<Trust>,
+}
+
+/// End of the trust in the last renewal, by two clocks.
+///
+/// A clock jump does not affect the monotonic clock. The wall clock also advances while the machine is
+/// suspended. A jump of the wall clock closes the fence until the next renewal seconds later, and has no
+/// worse effect.
+#[derive(Clone, Copy, Debug, Default)]
+struct Trust {
+    until: Option<(Instant, SystemTime)>,
+    /// Whether this farrier still holds the lease but could not renew it.
+    cut_off: bool,
+    ever_led: bool,
+}
+
+impl Trust {
+    fn closed(&self, lease: &str, now: Instant, wall: SystemTime) -> Option<String> {
+        match self.until {
+            Some((until, wall_until)) if now < until && wall < wall_until => None,
+            Some(_) => Some(format!("lease {lease} could not be renewed in time")),
+            None if self.cut_off => Some(format!("lease {lease} could not be renewed")),
+            None if self.ever_led => Some(format!("lease {lease} was lost")),
+            None => Some(format!("lease {lease} is held by another farrier")),
+        }
+    }
+}
+
+impl Fence for Leadership {
+    fn closed(&self) -> Option<String> {
+        self.shared.state.lock().closed(&self.shared.lease, Instant::now(), SystemTime::now())
+    }
+}
+
+/// Background task that campaigns for the lease and renews it.
+pub struct LeaseTask {
+    release: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl LeaseTask {
+    /// Releases the lease, so that another farrier takes over at once. The caller must not write afterwards.
+    pub async fn release(self) {
+        self.release.cancel();
+        if let Err(error) = self.task.await {
+            tracing::warn!(%error, "the lease could not be released");
+        }
+    }
+}
+
+/// Starts to campaign for the lease.
+pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask) {
+    let (sender, leads) = watch::channel(false);
+    let lease = format!("{}/{}", options.namespace, options.name);
+    let shared = Arc::new(Shared { lease, state: Mutex::default() });
+    let release = CancellationToken::new();
+    let candidate = Candidate {
+        api: Api::namespaced(client, &options.namespace),
+        election: Election::new(options.identity.clone(), options.timing),
+        options,
+        shared: Arc::clone(&shared),
+        leads: sender,
+        held: None,
+        wall_until: SystemTime::UNIX_EPOCH,
+        reported: None,
+        leader: None,
+    };
+    let task = tokio::spawn(candidate.run(release.clone()));
+    (Leadership { shared, leads }, LeaseTask { release, task })
+}
+
+impl Leadership {
+    /// Watches whether this farrier is the leader as far as it knows. Also notifies when the fence opens or
+    /// closes.
+    ///
+    /// A leader that is cut off from the API server stays the leader behind a closed fence until it sees
+    /// another holder. No other leader is known then, and running work may still be of use.
+    pub fn watch(&self) -> watch::Receiver<bool> {
+        self.leads.clone()
+    }
+}
+
+struct Candidate {
+    api: Api<Lease>,
+    options: LeaseOptions,
+    election: Election,
+    shared: Arc<Shared>,
+    leads: watch::Sender<bool>,
+    /// The lease as this candidate last wrote it. It is renewed without another read.
+    held: Option<Lease>,
+    /// End of the trust in the last renewal, by the wall clock.
+    wall_until: SystemTime,
+    /// The last logged fault, so that an outage of minutes is logged once.
+    reported: Option<String>,
+    /// The leader that was last logged.
+    leader: Option<String>,
+}
+
+impl Candidate {
+    async fn run(mut self, release: CancellationToken) {
+        loop {
+            match self.look().await {
+                Ok(()) => self.reported = None,
+                Err(error) => self.report(error),
+            }
+            self.settle();
+            let next = Instant::now() + self.options.timing.retry;
+            // A leader that cannot renew must stop at its expiry, not at the next poll.
+            let expiry = self.election.leads_until(Instant::now()).unwrap_or(next).min(next);
+            for wake in [expiry, next] {
+                tokio::select! {
+                    () = release.cancelled() => return self.give_back().await,
+                    () = tokio::time::sleep_until(wake) => self.settle(),
+                }
+            }
+        }
+    }
+
+    /// Reads and updates the lease. After a conflict with another client it tries a second time, to learn at
+    /// once who holds the lease.
+    async fn look(&mut self) -> Result<(), LeaseFault> {
+        for _ in 0..2 {
+            match self.turn().await {
+                Err(LeaseFault { message, code: Some(409), .. }) => {
+                    tracing::debug!(message, "lease was written by another client");
+                }
+                outcome => return outcome,
+            }
+        }
+        Ok(())
+    }
+
+    /// Creates, takes over or renews the lease if the election says so.
+    async fn turn(&mut self) -> Result<(), LeaseFault> {
+        let lease = match self.held.take() {
+            Some(lease) => Some(lease),
+            None => self.request("read", self.api.get_opt(&self.options.name)).await?,
+        };
+        let record = lease.as_ref().map(record_of);
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let step = self.election.decide(record.as_ref(), now);
+        let (action, name) = match step {
+            Move::Wait => {
+                self.tell_leader(record.unwrap_or_default().holder);
+                return Ok(());
+            }
+            Move::Create => ("create", &self.options.name),
+            Move::Take => ("take over", &self.options.name),
+            Move::Renew => ("renew", &self.options.name),
+        };
+        let wanted = self.written(lease, &record.unwrap_or_default());
+        let written = if step == Move::Create {
+            self.request(action, self.api.create(&PostParams::default(), &wanted)).await?
+        } else {
+            self.request(action, self.api.replace(name, &PostParams::default(), &wanted)).await?
+        };
+        self.election.won(now);
+        self.wall_until = wall + self.options.timing.renew_deadline;
+        self.held = Some(written);
+        Ok(())
+    }
+
+    /// Returns the lease with this candidate as its holder.
+    fn written(&self, found: Option<Lease>, before: &Record) -> Lease {
+        let now = MicroTime(jiff::Timestamp::now());
+        let LeaseOptions { namespace, name, identity, timing } = &self.options;
+        let mut lease = found.unwrap_or_else(|| Lease {
+            metadata: ObjectMeta {
+                namespace: Some(namespace.clone()),
+                name: Some(name.clone()),
+                ..ObjectMeta::default()
+            },
+            ..Lease::default()
+        });
+        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+        if before.holder != *identity {
+            let made = spec.holder_identity.is_none() && spec.acquire_time.is_none();
+            spec.lease_transitions = Some(before.transitions.saturating_add(i32::from(!made)));
+            spec.acquire_time = Some(now.clone());
+        }
+        spec.holder_identity = Some(identity.clone());
+        spec.lease_duration_seconds = Some(i32::try_from(timing.lease.as_secs()).unwrap_or(i32::MAX));
+        spec.renew_time = Some(now);
+        lease
+    }
+
+    /// Updates the fence and notifies watchers.
+    fn settle(&mut self) {
+        let until = self.election.leads_until(Instant::now());
+        let (leads, writes) = (self.election.holds(), until.is_some());
+        let wrote = {
+            let mut trust = self.shared.state.lock();
+            let before = std::mem::replace(&mut trust.until, until.map(|until| (until, self.wall_until)));
+            trust.cut_off = leads && !writes;
+            trust.ever_led |= writes;
+            before.is_some()
+        };
+        let led = *self.leads.borrow();
+        if (led, wrote) == (leads, writes) {
+            return;
+        }
+        let (lease, identity) = (&self.shared.lease, &self.options.identity);
+        if writes {
+            self.leader = None;
+            tracing::info!(lease, identity, "became leader: this farrier builds and writes");
+        } else if leads {
+            tracing::warn!(lease, identity, "the lease could not be renewed: nothing is written until it is");
+        } else {
+            tracing::warn!(lease, identity, "lost leadership: nothing is written");
+        }
+        self.leads.send_replace(leads);
+    }
+
+    /// Logs the leader, once for each one: the log of a standby contains little else.
+    fn tell_leader(&mut self, holder: String) {
+        if self.leader.as_ref() == Some(&holder) {
+            return;
+        }
+        // The part before the last `_` is the name of the holder's machine; in a cluster, of its pod.
+        let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
+        let hint = format!("read the leader's log: kubectl -n {} logs {pod}", self.options.namespace);
+        tracing::info!(
+            lease = self.shared.lease,
+            leader = holder,
+            hint,
+            "standing by: another farrier leads"
+        );
+        self.leader = Some(holder);
+    }
+
+    async fn give_back(mut self) {
+        let mine = self.held.take();
+        self.election.lost();
+        self.settle();
+        let Some(mut lease) = mine else { return };
+        let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
+        spec.holder_identity = Some(String::new());
+        spec.lease_duration_seconds = Some(1);
+        spec.renew_time = Some(MicroTime(jiff::Timestamp::now()));
+        let parameters = PostParams::default();
+        let replace = self.api.replace(&self.options.name, &parameters, &lease);
+        match self.request("release", replace).await {
+            Ok(_) => tracing::info!(lease = self.shared.lease, "lease released"),
+            Err(error) => self.report(error),
+        }
+    }
+
+    /// Sends a request with a timeout that leaves time for another attempt before the renewal is overdue.
+    async fn request<T>(
+        &self,
+        action: &'static str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, LeaseFault> {
+        let action = format!("{action} lease {}", self.shared.lease);
+        let (now, half) = (Instant::now(), self.options.timing.renew_deadline / 2);
+        let waited = self.election.leads_until(now).map_or(half, |until| half.min(until - now));
+        match tokio::time::timeout(waited, request).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => {
+                let code = match &error {
+                    kube::Error::Api(status) => Some(status.code),
+                    _ => None,
+                };
+                let message = format!("{action}: {}", causes(&error));
+                Err(LeaseFault { message, code, starting: is_starting(&error) })
+            }
+            Err(_) => {
+                let message = format!("{action}: no answer within {} ms", waited.as_millis());
+                Err(LeaseFault { message, code: None, starting: false })
+            }
+        }
+    }
+
+    fn report(&mut self, fault: LeaseFault) {
+        let LeaseFault { message, code, starting } = fault;
+        if starting || self.reported.as_ref() == Some(&message) {
+            tracing::debug!(error = message, "lease");
+            return;
+        }
+        let hint = match code {
+            Some(403) => {
+                "add apiGroups [coordination.k8s.io], resources [leases], verbs [get, create, update] to farrier's Role"
+            }
+            Some(404) => "create the namespace, or choose another one with --lease-namespace",
+            _ => "farrier retries automatically",
+        };
+        tracing::warn!(error = message, hint, "lease");
+        self.reported = Some(message);
+    }
+}
+
+fn record_of(lease: &Lease) -> Record {
+    let spec = lease.spec.clone().unwrap_or_default();
+    Record {
+        holder: spec.holder_identity.unwrap_or_default(),
+        renewed: spec.renew_time.map(|time| time.0),
+        length: spec
+            .lease_duration_seconds
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .map(Duration::from_secs),
+        transitions: spec.lease_transitions.unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn both_clocks_must_trust_the_lease() {
+        let (now, wall) = (Instant::now(), SystemTime::now());
+        let trust = Trust { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
+        assert_eq!(trust.closed("f/f", now + s(9), wall + s(9)), None);
+        // The monotonic clock decides even if the wall clock was set back by a year.
+        let set_back = wall - s(31_000_000);
+        assert!(trust.closed("f/f", now + s(11), set_back).unwrap().contains("renewed in time"));
+        assert_eq!(trust.closed("f/f", now + s(9), set_back), None);
+        // The machine was suspended for an hour, and its monotonic clock stood still.
+        assert!(trust.closed("f/f", now + s(1), wall + s(3600)).is_some());
+        assert!(Trust::default().closed("f/f", now, wall).unwrap().contains("another farrier"));
+    }
+}
+
+#[cfg(test)]
+mod race_tests;

@@ -1,0 +1,330 @@
+//! Pure: derives Events from the differences between two consecutive reconciles.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farrier_core::{
+    image::OperatorResource,
+    plan::{
+        Change, HoldReason, NodeReason, Phase, PlannedRollout, RolloutDecision, RolloutObject, UpgradeNote,
+        UpgradeState, status_entries,
+    },
+};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{desired::printable, name_of};
+use crate::{RolloutReport, live::ReconcileView};
+
+/// Minimum time between two Events with the same reason about the same object. A node that flaps between two
+/// kernels gets one Event, not a hundred.
+const QUIET: SignedDuration = SignedDuration::from_mins(5);
+
+/// Maximum number of Events per reconcile. When a third of a fleet reboots at once, more Events do not help
+/// and load the API server.
+const MOST: usize = 50;
+
+/// Maximum length of a note, in bytes. The API allows 1024.
+const NOTE: usize = 1000;
+
+/// An Event's reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
+pub enum EventReason {
+    /// A rollout target was rewritten.
+    Rewritten,
+    /// A rollout target could not be rewritten.
+    RewriteFailed,
+    /// Another writer reverted a rewrite of a rollout target.
+    RolloutConflict,
+    /// The pods did not become ready, so farrier restored the previous image.
+    RolloutPutBack,
+    /// A rollout target is held, and a person has to resolve the reason.
+    RolloutHeld,
+    /// A build began.
+    BuildStarted,
+    /// A build failed.
+    BuildFailed,
+    /// A required image cannot be built, because its headers, compiler or source is missing.
+    NotBuildable,
+    /// An image was published.
+    Published,
+    /// A published image disappeared from the registry, or its inputs changed.
+    PublicationLost,
+    /// A node may boot its next kernel, because all images for that kernel are published.
+    ReadyForKernel,
+    /// A node may no longer boot the kernel that it was ready for.
+    NotReadyForKernel,
+    /// A node's labels and its nodeInfo contradict each other about the kernel or the architecture.
+    NodeWaits,
+    /// A node announces a kernel that farrier does not use.
+    AnnouncementNotUsed,
+    /// The upgrade of a node's driver is complete.
+    Upgraded,
+    /// A node could not be drained for its new driver, or the new driver does not work.
+    UpgradeFailed,
+    /// A node's kernel or announcement exceeds a limit of `kernelLimits`, so farrier ignores it.
+    NodeNotBelieved,
+}
+
+impl EventReason {
+    /// Returns the action that farrier did or tried, and whether the Event is a warning.
+    pub fn action(self) -> (&'static str, bool) {
+        match self {
+            Self::Rewritten => ("RollOut", false),
+            Self::RewriteFailed | Self::RolloutConflict | Self::RolloutPutBack | Self::RolloutHeld => {
+                ("RollOut", true)
+            }
+            Self::Upgraded => ("UpgradeNode", false),
+            Self::UpgradeFailed => ("UpgradeNode", true),
+            Self::BuildStarted => ("Build", false),
+            Self::BuildFailed | Self::NotBuildable => ("Build", true),
+            Self::Published => ("Publish", false),
+            Self::PublicationLost => ("Publish", true),
+            Self::ReadyForKernel => ("MarkNode", false),
+            Self::NotReadyForKernel => ("MarkNode", true),
+            Self::NodeWaits => ("Observe", false),
+            Self::AnnouncementNotUsed | Self::NodeNotBelieved => ("Observe", true),
+        }
+    }
+}
+
+/// The object that an Event is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
+pub enum Regarding {
+    /// A DriverBuild in farrier's namespace.
+    #[display("DriverBuild {_0}")]
+    DriverBuild(String),
+    /// A node.
+    #[display("node {_0}")]
+    Node(String),
+    /// A DaemonSet.
+    #[display("DaemonSet {namespace}/{name}")]
+    DaemonSet { namespace: String, name: String },
+    /// An operator's resource.
+    #[display("{resource} {name}")]
+    Resource { resource: OperatorResource, name: String },
+}
+
+/// An Event to write.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StatusEvent {
+    /// The reason. Reasons are ordered by importance.
+    pub reason: EventReason,
+    /// The object.
+    pub regarding: Regarding,
+    /// Human-readable text.
+    pub note: String,
+}
+
+/// State after the last reconcile and the Events written recently. New Events are derived from the difference
+/// to this history.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventHistory {
+    /// Phase, digest and attempts of each DriverBuild.
+    builds: BTreeMap<String, (Phase, Option<String>, u32)>,
+    /// Current states of nodes that an Event reports, by reason: the kernel that the node is ready for, a
+    /// contradiction, an unused announcement, or the end of an upgrade.
+    nodes: BTreeMap<(EventReason, String), String>,
+    /// Rollout targets that are held, with the reason.
+    held: BTreeMap<Regarding, (EventReason, String)>,
+    /// Time of the last Event for each object and reason.
+    last: BTreeMap<(Regarding, EventReason), Timestamp>,
+}
+
+/// Returns the new Events of a view, the number of Events beyond the limit, and the new history. The first
+/// view after a start only reports rewrites of that reconcile, because there is no earlier state to compare
+/// with.
+pub fn events(
+    before: Option<&EventHistory>,
+    view: &ReconcileView,
+) -> (Vec<StatusEvent>, usize, EventHistory) {
+    let mut told = EventHistory {
+        last: before.map(|told| told.last.clone()).unwrap_or_default(),
+        ..EventHistory::default()
+    };
+    told.last.retain(|_, at| (view.now.duration_since(*at)).abs() < QUIET);
+    let mut found = BTreeSet::new();
+    rewrites(view, &mut found);
+    states(view, &mut told);
+    if let Some(before) = before {
+        of_builds(before, &told, view, &mut found);
+        of_nodes(before, &told, &mut found);
+        let held = told.held.iter().filter(|(regarding, held)| before.held.get(*regarding) != Some(*held));
+        found.extend(held.map(|(regarding, (reason, note))| event(*reason, regarding.clone(), note)));
+    }
+    let last = &told.last;
+    let fresh = |event: &StatusEvent| !last.contains_key(&(event.regarding.clone(), event.reason));
+    let mut found: Vec<StatusEvent> = found.into_iter().filter(fresh).collect();
+    let more = found.len().saturating_sub(MOST);
+    found.truncate(MOST);
+    for event in &found {
+        told.last.insert((event.regarding.clone(), event.reason), view.now);
+    }
+    (found, more, told)
+}
+
+fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
+    // A non-ASCII character may take four bytes.
+    let most = if note.is_ascii() { NOTE } else { NOTE / 4 };
+    StatusEvent { reason, regarding, note: printable(note, most) }
+}
+
+/// Collects Events for the rewrites of rollout targets.
+fn rewrites(view: &ReconcileView, found: &mut BTreeSet<StatusEvent>) {
+    // The changes of a rollout may be part of another rollout's write.
+    let changes = |report: &&RolloutReport| {
+        !report.planned.changes.is_empty()
+            || matches!(report.planned.decision, RolloutDecision::Rewrite { .. })
+    };
+    for report in view.rollouts.iter().filter(changes) {
+        let Some(regarding) = target(&report.planned) else { continue };
+        let image = &report.planned.image;
+        let (reason, what) = match (&report.error, &report.planned.decision) {
+            (Some(error), _) => (EventReason::RewriteFailed, error.clone()),
+            (None, RolloutDecision::Rewrite { from, to }) => {
+                (EventReason::Rewritten, format!("{from} -> {to}"))
+            }
+            (None, RolloutDecision::Steps { now }) => (EventReason::Rewritten, now.join("; ")),
+            (None, _) => {
+                let objects: BTreeSet<String> = report.planned.changes.iter().map(Change::object).collect();
+                let objects: Vec<String> = objects.into_iter().collect();
+                (EventReason::Rewritten, format!("changed {}", objects.join(", ")))
+            }
+        };
+        found.insert(event(reason, regarding, &format!("{image}: {what}")));
+    }
+}
+
+/// Records the current state.
+fn states(view: &ReconcileView, told: &mut EventHistory) {
+    for entry in status_entries(&view.plan, &view.activity) {
+        let digest = entry.row.digest.as_ref().map(ToString::to_string);
+        let attempts = entry.activity.map_or(0, |activity| activity.attempts);
+        told.builds.insert(name_of(entry.image, entry.target), (entry.row.phase, digest, attempts));
+    }
+    for node in &view.plan.nodes {
+        if let (Some(next), true) = (&node.next, node.ready) {
+            told.nodes.insert((EventReason::ReadyForKernel, node.node.clone()), next.kernel.to_string());
+        }
+    }
+    for left in &view.plan.left_alone {
+        let contradicts = matches!(
+            left.why,
+            NodeReason::KernelLabelDiffers { .. } | NodeReason::ArchitectureLabelDiffers { .. }
+        );
+        let rejected = left.why.is_rejected_claim().then_some(EventReason::NodeNotBelieved);
+        if let Some(reason) = rejected.or(contradicts.then_some(EventReason::NodeWaits)) {
+            told.nodes.insert((reason, left.node.clone()), left.why.to_string());
+        }
+    }
+    for unused in &view.plan.unused_announcements {
+        told.nodes.insert((EventReason::AnnouncementNotUsed, unused.node.clone()), unused.why.to_string());
+    }
+    for upgrade in view.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
+        for (node, note) in upgrade.nodes.iter().filter_map(|turn| Some((&turn.node, turn.note.as_ref()?))) {
+            let UpgradeNote { rollout, state, to, why, .. } = note;
+            let reason = match state {
+                UpgradeState::Uncordoned => EventReason::Upgraded,
+                UpgradeState::NotDrained | UpgradeState::Failed => EventReason::UpgradeFailed,
+                _ => continue,
+            };
+            let why = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+            told.nodes.insert((reason, node.clone()), format!("{rollout}, {to}{why}"));
+        }
+    }
+    for rollout in &view.plan.rollouts {
+        let RolloutDecision::Hold(why) = &rollout.decision else { continue };
+        // The rollouts of a rebooting fleet are held all the time; the Events of its nodes report the cause.
+        if matches!(why, HoldReason::UnknownNode { .. } | HoldReason::Unlabeled { .. } | HoldReason::NoNodes)
+        {
+            continue;
+        }
+        if let Some(regarding) = target(rollout) {
+            told.held.insert(regarding, (held(why), format!("{}: {why}", rollout.image)));
+        }
+    }
+}
+
+/// Returns the reason of the Event for a hold.
+fn held(why: &HoldReason) -> EventReason {
+    match why {
+        HoldReason::ChangedBack { .. } | HoldReason::FenceUndone { .. } => EventReason::RolloutConflict,
+        HoldReason::RolloutFailed { .. } | HoldReason::CopyFailed { .. } => EventReason::RolloutPutBack,
+        _ => EventReason::RolloutHeld,
+    }
+}
+
+fn of_builds(
+    before: &EventHistory,
+    now: &EventHistory,
+    view: &ReconcileView,
+    found: &mut BTreeSet<StatusEvent>,
+) {
+    for entry in status_entries(&view.plan, &view.activity) {
+        let name = name_of(entry.image, entry.target);
+        let Some((phase, digest, attempts)) = now.builds.get(&name) else { continue };
+        let (was, known, tried) = before.builds.get(&name).cloned().unwrap_or((Phase::Missing, None, 0));
+        let about = Regarding::DriverBuild(name);
+        let failed = |phase| matches!(phase, Phase::Failed | Phase::Retrying);
+        // A definition that does not cover a kernel is not reported.
+        let reason = match *phase {
+            Phase::Published if was != Phase::Published || known != *digest => EventReason::Published,
+            Phase::Building if was != Phase::Building => EventReason::BuildStarted,
+            phase if failed(phase) && (!failed(was) || *attempts != tried) => EventReason::BuildFailed,
+            Phase::Missing | Phase::Queued if was == Phase::Published => EventReason::PublicationLost,
+            Phase::Skipped if was != Phase::Skipped && entry.outcome.is_unbuildable() => {
+                EventReason::NotBuildable
+            }
+            _ => continue,
+        };
+        let row = &entry.row;
+        let note = match (reason, &row.digest) {
+            (EventReason::Published, Some(digest)) => format!("{} is {digest}", row.reference),
+            (EventReason::PublicationLost, _) => {
+                format!("{} is no longer in the registry, or its inputs changed", row.reference)
+            }
+            _ => format!("{} for {}: {}", row.image, row.kernel, row.reason),
+        };
+        found.insert(event(reason, about, &note));
+    }
+}
+
+fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<StatusEvent>) {
+    let mut tell = |reason, node: &String, note: &str| {
+        found.insert(event(reason, Regarding::Node(node.clone()), note));
+    };
+    for (key, what) in now.nodes.iter().filter(|(key, what)| before.nodes.get(*key) != Some(*what)) {
+        let (reason, node) = key;
+        match reason {
+            EventReason::ReadyForKernel => {
+                tell(*reason, node, &format!("every image that the node needs for {what} is published"));
+            }
+            EventReason::NodeWaits => tell(*reason, node, &format!("left alone until they agree: {what}")),
+            _ => tell(*reason, node, what),
+        }
+    }
+    for (key, kernel) in before.nodes.iter().filter(|(key, _)| !now.nodes.contains_key(*key)) {
+        if let (EventReason::ReadyForKernel, node) = key {
+            let note = "an image that the node needs for";
+            let note = format!(
+                "{note} {kernel} is missing, no image is called for, or the kernel is no longer announced"
+            );
+            tell(EventReason::NotReadyForKernel, node, &note);
+        }
+    }
+}
+
+/// Returns the cluster object that a rollout writes. Files and tags have no Events.
+fn target(rollout: &PlannedRollout) -> Option<Regarding> {
+    match (&rollout.target.place, &rollout.target.object) {
+        (Some(_), _) | (None, RolloutObject::Nothing {}) => None,
+        (None, RolloutObject::DaemonSet(found)) => Some(Regarding::DaemonSet {
+            namespace: found.namespace.to_string(),
+            name: found.daemon_set.to_string(),
+        }),
+        (None, RolloutObject::Resource { resource, name }) => {
+            Some(Regarding::Resource { resource: *resource, name: name.clone() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,338 @@
+//! Adapter: writes DriverBuilds and Events to the API server.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use farrier_cluster::{Fence, kube::is_starting};
+use futures::{StreamExt, stream};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
+};
+use oci::client::chain as error_chain;
+use serde_json::json;
+use tokio::sync::Mutex;
+
+use super::{DriverBuild, EventHistory, History, Regarding, StatusEvent, desired, events, writes};
+use crate::live::{ReconcileView, StatusSink};
+
+/// Maximum number of concurrent requests.
+const AT_ONCE: usize = 8;
+
+/// Resync interval: objects are listed again to detect changes and deletions by other clients.
+const LIST_AGAIN: SignedDuration = SignedDuration::from_hours(1);
+
+/// Time before a failed list is retried.
+const LIST_AFTER_FAULT: SignedDuration = SignedDuration::from_mins(5);
+
+/// Maximum number of faults that are remembered as logged. Their texts come from the API server.
+const MOST_LOGGED: usize = 200;
+
+/// Page size of a list.
+const PAGE: u32 = 500;
+
+/// Destination of the status, and the identity of its writer.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The namespace of the DriverBuilds.
+    pub namespace: String,
+    /// Field manager of server-side apply and reporter of Events: `farrier`, or `farrier-NAME`.
+    pub manager: String,
+    /// Name of this replica: the pod's name.
+    pub instance: String,
+}
+
+/// Writes DriverBuilds and Events. A failed write is logged once and retried by the next reconcile; it never
+/// fails a reconcile.
+pub struct KubeStatus {
+    client: Client,
+    place: Place,
+    fence: Option<Arc<dyn Fence>>,
+    state: Mutex<State>,
+    /// Whether `state` is stale and must be reset.
+    outdated: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// Objects as last seen in or written to the API server.
+    known: BTreeMap<String, DriverBuild>,
+    /// Time of the next list; `None` before the first one.
+    list_at: Option<Timestamp>,
+    /// Whether the last list succeeded.
+    listed: bool,
+    history: History,
+    told: Option<EventHistory>,
+    /// Faults that were logged already.
+    logged: BTreeSet<String>,
+}
+
+impl KubeStatus {
+    /// Makes a sink that writes to `place` while `fence` is open.
+    pub fn new(client: Client, place: Place, fence: Option<Arc<dyn Fence>>) -> Self {
+        Self { client, place, fence, state: Mutex::default(), outdated: AtomicBool::default() }
+    }
+
+    fn builds(&self) -> Api<DriverBuild> {
+        Api::namespaced(self.client.clone(), &self.place.namespace)
+    }
+
+    fn may_write(&self) -> bool {
+        self.fence.as_ref().is_none_or(|fence| fence.closed().is_none())
+    }
+
+    /// Lists the objects if the resync interval has passed. Returns whether the objects are known.
+    async fn list(&self, state: &mut State, now: Timestamp) -> bool {
+        if state.list_at.is_some_and(|at| now < at && at.duration_since(now) <= LIST_AGAIN) {
+            return state.listed;
+        }
+        let mut known = BTreeMap::new();
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            match self.builds().list(&params).await {
+                Ok(page) => {
+                    known.extend(page.items.into_iter().map(|object| (object.name_any(), object)));
+                    match page.metadata.continue_.filter(|next| !next.is_empty()) {
+                        Some(next) => params = params.continue_token(&next),
+                        None => break,
+                    }
+                }
+                Err(error) => {
+                    log(state, "list DriverBuilds", &error);
+                    if !is_starting(&error) {
+                        (state.list_at, state.listed) = (Some(now + LIST_AFTER_FAULT), false);
+                    }
+                    return false;
+                }
+            }
+        }
+        (state.known, state.list_at, state.listed) = (known, Some(now + LIST_AGAIN), true);
+        state.logged.clear();
+        true
+    }
+
+    async fn write_builds(&self, state: &mut State, view: &ReconcileView) {
+        let ReconcileView { plan, activity, configuration_error, now, .. } = view;
+        let desired = desired(plan, activity, configuration_error.as_deref(), &state.known, *now);
+        let names: BTreeSet<&str> =
+            desired.iter().filter_map(|object| object.metadata.name.as_deref()).collect();
+        let gone = state.history.gone(state.known.keys(), &names, *now);
+        let super::Writes { objects, statuses, deletions } = writes(&desired, &state.known, &gone);
+        let objects = objects.into_iter().map(|object| (object, true));
+        let todo: Vec<_> = objects.chain(statuses.into_iter().map(|object| (object, false))).collect();
+        let outcomes = stream::iter(todo)
+            .map(|(object, whole)| async move { (object.name_any(), self.write(&object, whole).await) })
+            .buffer_unordered(AT_ONCE)
+            .collect::<Vec<_>>()
+            .await;
+        for (name, outcome) in outcomes {
+            match outcome {
+                Ok(Some(written)) => drop(state.known.insert(name, written)),
+                Ok(None) => {}
+                Err(error) => {
+                    // Another client deleted the object: the next reconcile creates it again.
+                    if is_code(&error, 404) {
+                        state.known.remove(&name);
+                    }
+                    log(state, "write DriverBuilds", &error);
+                }
+            }
+        }
+        for name in deletions {
+            let Some(object) = state.known.get(&name).filter(|_| self.may_write()) else { continue };
+            let uid = object.metadata.uid.clone();
+            let preconditions = Some(Preconditions { uid, resource_version: None });
+            let params = DeleteParams { preconditions, ..DeleteParams::default() };
+            match self.builds().delete(&name, &params).await {
+                Ok(_) => drop(state.known.remove(&name)),
+                Err(error) if is_code(&error, 404) || is_code(&error, 409) => drop(state.known.remove(&name)),
+                Err(error) => log(state, "delete DriverBuilds", &error),
+            }
+        }
+    }
+
+    /// Writes one object and then its status, or the status alone. Returns `None` if the fence is closed.
+    async fn write(&self, object: &DriverBuild, whole: bool) -> Result<Option<DriverBuild>, kube::Error> {
+        let params = PatchParams::apply(&self.place.manager).force();
+        let name = object.name_any();
+        let about = |metadata: serde_json::Value| {
+            json!({
+                "apiVersion": DriverBuild::api_version(&()), "kind": DriverBuild::kind(&()), "metadata": metadata,
+            })
+        };
+        if whole {
+            if !self.may_write() {
+                return Ok(None);
+            }
+            let mut body = about(json!({"name": name, "labels": object.metadata.labels}));
+            body["spec"] = json!(object.spec);
+            self.builds().patch(&name, &params, &Patch::Apply(body)).await?;
+        }
+        if !self.may_write() {
+            return Ok(None);
+        }
+        let mut body = about(json!({"name": name}));
+        body["status"] = json!(object.status);
+        self.builds().patch_status(&name, &params, &Patch::Apply(body)).await.map(Some)
+    }
+
+    async fn write_events(&self, state: &mut State, view: &ReconcileView) {
+        let (found, more, told) = events(state.told.as_ref(), view);
+        state.told = Some(told);
+        if more > 0 {
+            tracing::info!(more, "one reconcile had more changes than farrier writes events for");
+        }
+        for event in found {
+            if !self.may_write() {
+                return;
+            }
+            if let Err(error) = self.publish(state, &event, view.now).await {
+                log(state, "create Events", &error);
+            }
+        }
+    }
+
+    async fn publish(&self, state: &State, event: &StatusEvent, now: Timestamp) -> Result<(), kube::Error> {
+        let regarding = self.reference(state, &event.regarding).await;
+        let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        let object: String = regarding.name.iter().flat_map(|name| name.chars()).take(200).collect();
+        let (action, is_warning) = event.reason.action();
+        let kind = if is_warning { "Warning" } else { "Normal" };
+        let body = Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{object}.{}", unique(event, now))),
+                namespace: Some(namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            action: Some(action.to_owned()),
+            event_time: Some(MicroTime(now)),
+            note: Some(event.note.clone()),
+            reason: Some(event.reason.to_string()),
+            regarding: Some(regarding),
+            reporting_controller: Some(self.place.manager.clone()),
+            reporting_instance: Some(self.place.instance.chars().take(128).collect()),
+            type_: Some(kind.to_owned()),
+            ..Event::default()
+        };
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        match events.create(&PostParams::default(), &body).await {
+            // A conflict means that an earlier request created this Event but its answer was lost.
+            Err(error) if !is_code(&error, 409) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns a reference to the object with its uid, by which `kubectl describe` finds the Events.
+    async fn reference(&self, state: &State, regarding: &Regarding) -> ObjectReference {
+        let of = |api_version: &str, kind: &str, namespace: Option<&str>, name: &str, uid: Option<String>| {
+            ObjectReference {
+                api_version: Some(api_version.to_owned()),
+                kind: Some(kind.to_owned()),
+                namespace: namespace.map(str::to_owned),
+                name: Some(name.to_owned()),
+                uid,
+                ..ObjectReference::default()
+            }
+        };
+        match regarding {
+            Regarding::DriverBuild(name) => {
+                let uid = state.known.get(name).and_then(|object| object.metadata.uid.clone());
+                let (version, kind) = (DriverBuild::api_version(&()), DriverBuild::kind(&()));
+                of(&version, &kind, Some(&self.place.namespace), name, uid)
+            }
+            // As the kubelet does: the name is the uid. For nodes, kubectl queries both.
+            Regarding::Node(name) => of("v1", "Node", None, name, Some(name.clone())),
+            Regarding::DaemonSet { namespace, name } => {
+                let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+                let found = api.get_metadata(name).await;
+                let uid = found.ok().and_then(|object| object.metadata.uid);
+                of("apps/v1", "DaemonSet", Some(namespace), name, uid)
+            }
+            Regarding::Resource { resource, name } => {
+                let version = format!("{}/{}", resource.group(), resource.version());
+                of(&version, resource.kind(), None, name, None)
+            }
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl StatusSink for KubeStatus {
+    async fn reconciled(&self, view: &ReconcileView) {
+        if !self.may_write() {
+            return;
+        }
+        let mut state = self.state.lock().await;
+        if self.outdated.swap(false, Ordering::SeqCst) {
+            *state = State::default();
+        }
+        if self.list(&mut state, view.now).await {
+            self.write_builds(&mut state, view).await;
+        }
+        self.write_events(&mut state, view).await;
+    }
+
+    /// Takes effect with the next reconcile, because one may be running.
+    fn forget(&self) {
+        self.outdated.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Returns a unique suffix for an Event's name: the time as in client-go, plus the reason.
+fn unique(event: &StatusEvent, now: Timestamp) -> String {
+    format!("{:x}{:02x}", now.as_nanosecond(), event.reason as u8)
+}
+
+fn is_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// Returns the namespace whose absence made a request fail.
+fn missing_namespace(error: &kube::Error) -> Option<&str> {
+    let kube::Error::Api(status) = error else { return None };
+    let about = status.details.as_ref().filter(|about| status.code == 404 && about.kind == "namespaces")?;
+    Some(&about.name)
+}
+
+/// Logs a fault once, with a hint.
+fn log(state: &mut State, action: &str, error: &kube::Error) {
+    if state.logged.len() >= MOST_LOGGED {
+        state.logged.clear();
+    }
+    let words = error_chain(error);
+    if is_starting(error) {
+        tracing::debug!(action, error = words, "status write postponed");
+        return;
+    }
+    if let Some(namespace) = missing_namespace(error) {
+        if state.logged.insert(format!("namespace {namespace}")) {
+            let hint = "create it, or correct the reference to it: the `rollout` of an image, or farrier's own namespace; until \
+                        then nothing is rolled out there";
+            tracing::warn!(namespace, hint, "there is no such namespace");
+        }
+        return;
+    }
+    let (key, hint) = match error {
+        kube::Error::Api(status) if status.code == 403 => (
+            format!("{action} 403"),
+            "the ClusterRole or Role lacks this rule; apply the RBAC manifests that come with farrier",
+        ),
+        kube::Error::Api(status) if status.code == 404 && action == "list DriverBuilds" => {
+            (format!("{action} 404"), "install the definition: farrier schema crd | kubectl apply -f -")
+        }
+        _ => (format!("{action} {words}"), "farrier retries automatically"),
+    };
+    if state.logged.insert(key) {
+        tracing::warn!(action, error = words, hint, "status cannot be written");
+    }
+}

@@ -1,0 +1,279 @@
+//! Adapter: loads definitions: the built-in ones, overlaid with the user's directory.
+#![forbid(unsafe_code)]
+
+mod builtin;
+mod error;
+mod files;
+mod needs;
+mod site;
+mod validate;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use error::Report;
+pub use error::{DefinitionError, DefinitionErrors};
+use farrier_core::{
+    image::{Definitions, DriverImage},
+    kernel::{AnnouncedKernels, KernelFamily},
+    site::Site,
+};
+use farrier_local::blocking::blocking;
+use farrier_yaml as yaml;
+use farrier_yaml::{Node, YamlError};
+
+/// Size limit of a definition file. The built-in ones have about 1 KiB.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Size limit of a patch.
+const MAX_PATCH: u64 = 64 << 20;
+
+/// Maximum number of values in one file, including values reached through aliases. A definition has about fifty.
+const MAX_VALUES: usize = 20_000;
+
+/// A text and its name in messages.
+#[derive(Clone, Debug)]
+struct File {
+    name: String,
+    text: String,
+}
+
+/// Loads the built-in definitions and overlays the ones in `dir`. Every mistake is reported, not only the first.
+///
+/// - Families: the directory's families come first, in file-name order, then the built-in ones that the directory does not
+///   replace by file name.
+/// - Templates: the directory's templates replace built-in ones of the same name.
+/// - Images: only the directory's images if it has an `images/`, else the built-in ones.
+/// - Announced kernels: only the directory's.
+pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
+    let mut errors = Vec::new();
+    if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
+        let message = "there is no such directory".to_owned();
+        return Err(DefinitionErrors(vec![DefinitionError::of_file(&dir.display().to_string(), message)]));
+    }
+    if let Some(dir) = dir {
+        misplaced(dir, &mut errors);
+    }
+    let mut read = |name: &str, extensions: &[&str]| match dir {
+        Some(dir) => directory(dir, name, extensions, &mut errors),
+        None => None,
+    };
+    let own_images = read("images", &["yaml", "yml"]);
+    let own_families = read("kernels", &["yaml", "yml"]).unwrap_or_default();
+    let own_templates = read("templates", &["hbs"]).unwrap_or_default();
+    let announced = read("announced", &["yaml", "yml"]).unwrap_or_default();
+
+    let mut site = dir.and_then(|dir| one_file(dir, SITE, &mut errors));
+    if let (Some(dir), None) = (dir, &site) {
+        site = one_file(dir, MOUNTED_SITE, &mut errors);
+    }
+
+    let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
+    let replaced = |file: &File| own_families.iter().any(|own| own.name == file.name);
+    let shipped = builtin::files(builtin::KERNELS, "kernels").into_iter().filter(|file| !replaced(file));
+    let families: Vec<File> = own_families.iter().cloned().chain(shipped).collect();
+
+    let mut definitions =
+        Definitions { root: dir.map_or_else(PathBuf::new, Path::to_path_buf), ..Definitions::default() };
+    for file in builtin::files(builtin::TEMPLATES, "templates").into_iter().chain(own_templates) {
+        match template_name(&file.name) {
+            Some(name) => {
+                errors.extend(validate::template(&file, name));
+                definitions.templates.insert(name.to_owned(), file.text);
+            }
+            None => errors.push(DefinitionError::of_file(&file.name, NOT_A_TEMPLATE.to_owned())),
+        }
+    }
+    let patches = builtin::files(builtin::PATCHES, "patches").into_iter();
+    definitions.patches = patches.map(|file| (PathBuf::from(file.name), file.text)).collect();
+    let templates_are_sound = errors.is_empty();
+    let mut names = validate::Names::default();
+    for file in &families {
+        for (family, document) in parse::<KernelFamily>(file, &mut errors) {
+            let mut report = Report { file, document: &document, errors: &mut errors };
+            names.claim(&mut report, "kernel family", &family.metadata.name);
+            validate::family(&mut report, &family);
+            definitions.families.push(KernelFamily { file: file.name.clone(), ..family });
+        }
+    }
+    let mut read = Vec::new();
+    let mut all_have_form = true;
+    for file in &images {
+        let before = errors.len();
+        let parsed = parse::<DriverImage>(file, &mut errors);
+        all_have_form &= errors.len() == before;
+        for (image, document) in parsed {
+            let mut report = Report { file, document: &document, errors: &mut errors };
+            names.claim(&mut report, "driver image", &image.metadata.name);
+            validate::image(&mut report, &image, &definitions.templates);
+            if templates_are_sound {
+                errors.extend(validate::rendering(&image, &definitions.templates));
+            }
+            definitions.images.insert(image.metadata.name.clone(), image.clone());
+            read.push(needs::Read { file, document, image });
+        }
+    }
+    // Skip this check if an image could not be read, so that it is not reported as missing.
+    if all_have_form {
+        needs::among(&read, &definitions, &mut errors);
+    }
+    for file in &announced {
+        for (kernels, document) in parse::<AnnouncedKernels>(file, &mut errors) {
+            let mut report = Report { file, document: &document, errors: &mut errors };
+            names.claim(&mut report, "list of announced kernels", &kernels.metadata.name);
+            definitions.announced.insert(kernels.metadata.name.clone(), kernels);
+        }
+    }
+    if let Some(file) = &site {
+        let mut documents = parse::<Site>(file, &mut errors).into_iter();
+        if let Some((site, document)) = documents.next() {
+            let mut report = Report { file, document: &document, errors: &mut errors };
+            site::network(&mut report, &site.spec);
+            site::signing(&mut report, &site.spec);
+            definitions.site = site.spec;
+        }
+        if documents.next().is_some() {
+            errors.push(DefinitionError::of_file(&file.name, "holds more than one document".to_owned()));
+        }
+    }
+    if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
+}
+
+/// Returns the file of a built-in image.
+pub fn shipped_image(name: &str) -> Option<&'static str> {
+    builtin::IMAGES.get_file(format!("{name}.yaml"))?.contents_utf8()
+}
+
+/// Reads a patch from the definitions directory, or the built-in one if the directory has none.
+pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Vec<u8>> {
+    let (root, own) = (definitions.root.clone(), path.to_owned());
+    let found = blocking(move || {
+        let found = files::read(&root, &own, MAX_PATCH);
+        found.map_err(|error| io::Error::new(error.kind(), format!("read {}: {error}", own.display())))
+    });
+    if let Some(found) = found.await? {
+        return Ok(found);
+    }
+    let shipped = definitions.patches.get(path).map(|shipped| shipped.clone().into_bytes());
+    shipped.ok_or_else(|| {
+        let message = format!("there is no {} in the definitions", path.display());
+        io::Error::new(io::ErrorKind::NotFound, message)
+    })
+}
+
+/// File with the settings of the whole site.
+const SITE: &str = "site.yaml";
+/// Path of that file in a pod, where a ConfigMap is mounted as a separate directory.
+const MOUNTED_SITE: &str = "site/site.yaml";
+
+const NOT_A_TEMPLATE: &str = "is not a template: its name must be <name>.Dockerfile.hbs";
+
+/// Returns the template's name: `kbuild` for `templates/kbuild.Dockerfile.hbs`.
+fn template_name(file: &str) -> Option<&str> {
+    file.strip_prefix("templates/")?.strip_suffix(".Dockerfile.hbs")
+}
+
+/// Reads the files of one directory in file-name order; `None` if the directory does not exist.
+fn directory(
+    root: &Path,
+    name: &str,
+    extensions: &[&str],
+    errors: &mut Vec<DefinitionError>,
+) -> Option<Vec<File>> {
+    match names_in(&root.join(name), extensions) {
+        Ok(names) => {
+            let files = names.iter().filter_map(|file| one_file(root, &format!("{name}/{file}"), errors));
+            Some(files.collect())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
+            None
+        }
+    }
+}
+
+/// Returns the sorted names with one of the extensions. Hidden files are skipped.
+fn names_in(directory: &Path, extensions: &[&str]) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let Ok(name) = entry?.file_name().into_string() else { continue };
+        let extension = Path::new(&name).extension().and_then(|extension| extension.to_str());
+        if !name.starts_with('.') && extension.is_some_and(|extension| extensions.contains(&extension)) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Reports definitions outside the directories that farrier reads. Without an error, farrier would silently use the built-in
+/// ones.
+fn misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
+    for name in names_in(root, &["yaml", "yml"]).unwrap_or_default() {
+        // An unreadable file is not a definition.
+        let Ok(Some(text)) = text_of(root, &name) else { continue };
+        if name != SITE && text.lines().any(|line| line.starts_with("apiVersion: farrier.dev/")) {
+            let message = "is not read here: driver images belong in images/, kernel families in kernels/, announced kernels in \
+                           announced/, and settings in site.yaml";
+            errors.push(DefinitionError::of_file(&name, message.to_owned()));
+        }
+    }
+}
+
+/// Reads one file; `None` if it does not exist or cannot be read. The latter is reported.
+fn one_file(root: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Option<File> {
+    match text_of(root, name) {
+        Ok(found) => found.map(|text| File { name: name.to_owned(), text }),
+        Err(error) => {
+            errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
+            None
+        }
+    }
+}
+
+fn text_of(root: &Path, name: &str) -> io::Result<Option<String>> {
+    let Some(bytes) = files::read(root, Path::new(name), MAX_FILE)? else { return Ok(None) };
+    let text = String::from_utf8(bytes).map_err(|error| {
+        io::Error::new(io::ErrorKind::InvalidData, format!("it is not valid UTF-8: {}", error.utf8_error()))
+    })?;
+    Ok(Some(text))
+}
+
+/// Parses the documents of one file. Returns the valid definitions with their trees, and reports the other documents.
+fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionError>) -> Vec<(T, Node)> {
+    let mut definitions = Vec::new();
+    let mut mistakes = Vec::new();
+    match yaml::documents(&file.text).and_then(bounded) {
+        Ok(documents) => {
+            for document in documents {
+                match yaml::decode(&document) {
+                    Ok(definition) => definitions.push((definition, document)),
+                    Err(found) => mistakes.extend(found),
+                }
+            }
+        }
+        Err(mistake) => mistakes.push(mistake),
+    }
+    errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
+    definitions
+}
+
+/// Limits the number of values. Aliases can expand a small file to a huge tree, and farrier traverses all of it.
+fn bounded(documents: Vec<Node>) -> Result<Vec<Node>, YamlError> {
+    let mut left = MAX_VALUES;
+    for document in &documents {
+        let message = || format!("there are more than {MAX_VALUES} values after alias expansion");
+        left = left.checked_sub(document.size()).ok_or_else(|| document.error(message()))?;
+    }
+    Ok(documents)
+}
+
+#[cfg(test)]
+mod shipped_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Adapter: validates definitions beyond single values: existing and unique names, and references between fields.
+
+use std::collections::BTreeMap;
+
+use farrier_core::{
+    image::{
+        DriverImage, ImageName, Output, Reuse, RunfileSpec, RuntimeBase, SourceOrigin, SourceSpec,
+        VersionSpec,
+    },
+    kernel::{Architecture, KernelFamily, KernelImageSource, KernelTarget, KernelTrack, Toolchain},
+    template,
+};
+use farrier_store as store;
+use farrier_yaml::{Position, YamlError};
+
+use super::{DefinitionError, File, error::Report, needs};
+
+/// Reports mistakes in an image.
+pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BTreeMap<String, String>) {
+    let spec = &image.spec;
+    if store::is_reserved(image.metadata.name.as_str()) {
+        let message = format!(
+            "{:?} is reserved for one of farrier's repositories: choose another name",
+            image.metadata.name.as_str()
+        );
+        report.wrong(&["metadata", "name"], message);
+    }
+    if !templates.contains_key(spec.template.as_str()) {
+        let known: Vec<&str> = templates.keys().map(String::as_str).collect();
+        let message = format!("there is no template {:?}; known: {}", spec.template, known.join(", "));
+        report.wrong(&["spec", "template"], message);
+    }
+    if let VersionSpec::FromSource { source } = &spec.version {
+        let is_apt = |s: &SourceSpec| {
+            s.name.as_str() == source && matches!(s.from, SourceOrigin::Apt(_)) && !s.is_of_kernel()
+        };
+        if !spec.sources.iter().any(is_apt) {
+            let message = format!(
+                "there is no `apt` source {source:?} that is the same for all kernels to take the version from"
+            );
+            report.wrong(&["spec", "version", "source"], message);
+        }
+    }
+    for (index, source) in spec.sources.iter().enumerate() {
+        if spec.sources[..index].iter().any(|earlier| earlier.name == source.name) {
+            let message = format!("source {:?} is already listed", source.name.as_str());
+            report.wrong(&["spec", "sources", &index.to_string(), "name"], message);
+        }
+        if matches!(source.from, SourceOrigin::Image(_))
+            && (source.unpack.is_some() || source.subdir.is_some())
+        {
+            let message = "for a source from an image, `from.image.path` selects the part to use";
+            report.wrong(&["spec", "sources", &index.to_string()], message);
+        }
+    }
+    if let Some(RuntimeBase::Runfile(runfile)) = &spec.runtime.base {
+        let RunfileSpec { source, archives, .. } = runfile.spec();
+        for name in [source].into_iter().chain(archives) {
+            if spec.sources.iter().all(|known| known.name != name || known.is_of_kernel()) {
+                let message =
+                    format!("{:?} is not among `sources` that are the same for all kernels", name.as_str());
+                report.wrong(&["spec", "runtime", "base", "runfile"], message);
+            }
+        }
+    }
+    for (index, module) in spec.modules.iter().enumerate() {
+        if spec.modules[..index].contains(module) {
+            report.wrong(
+                &["spec", "modules", &index.to_string()],
+                format!("module {module:?} is already listed"),
+            );
+        }
+    }
+    if let Some(index) = spec.build_packages.iter().position(|package| package.contains("{{")) {
+        report.wrong(&["spec", "buildPackages", &index.to_string()], NO_VERSION);
+    }
+    if spec.output == Output::Image && spec.reuse == Reuse::Compatible {
+        let message = "an image that the engine makes (output: image) has its kernel's name in its layers; only a payload can be reused";
+        report.wrong(&["spec", "reuse"], message);
+    }
+    for (index, patch) in spec.patches.iter().enumerate() {
+        if patch.path.file_name().is_none() {
+            let message = format!("{:?} has no file name", patch.path.display().to_string());
+            report.wrong(&["spec", "patches", &index.to_string(), "path"], message);
+        }
+    }
+    needs::own(report, image);
+}
+
+/// Images share toolchains, whatever their versions.
+const NO_VERSION: &str = "a toolchain has no driver version to substitute for {{version}}";
+
+/// Reports mistakes in a family.
+pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
+    if let Toolchain::Bootstrap(spec) = &family.spec.toolchain
+        && let Some(index) = spec.package_of_a_driver()
+    {
+        let path = ["spec", "toolchain", "bootstrap", "include", &index.to_string()];
+        report.wrong(&path, NO_VERSION);
+    }
+    let headers = family.spec.headers.rpm_archive();
+    let image = match &family.spec.kernel_image {
+        Some(KernelImageSource::Rpm(packages)) => Some((packages.archive(headers), "kernelImage")),
+        _ => None,
+    };
+    let track = match &family.spec.track {
+        Some(KernelTrack::Rpm(packages)) => Some((packages.archive(headers), "track")),
+        _ => None,
+    };
+    let toolchain = match &family.spec.toolchain {
+        Toolchain::Rpm(packages) => Some((packages.archive(headers), "toolchain")),
+        _ => None,
+    };
+    for (archive, field) in image.into_iter().chain(track).chain(toolchain) {
+        if archive.is_none() {
+            report.wrong(
+                &["spec", field, "rpm"],
+                "the headers are not RPM packages: set `from` to the location of these packages",
+            );
+        }
+    }
+}
+
+/// Reports a template that is not valid Handlebars.
+pub(super) fn template(file: &File, name: &str) -> Option<DefinitionError> {
+    let error = template::parse(name, &file.text).err()?;
+    Some(in_template(file, error.line, error.reason))
+}
+
+/// Creates the mistake. `line` is 0 if unknown.
+fn in_template(file: &File, line: usize, message: String) -> DefinitionError {
+    if line == 0 {
+        return DefinitionError::of_file(&file.name, message);
+    }
+    DefinitionError::at(file, YamlError { at: Position { line, column: 1 }, message })
+}
+
+/// Reports a template with a variable that the image does not define, by rendering the template for an ordinary kernel.
+pub(super) fn rendering(
+    image: &DriverImage,
+    templates: &BTreeMap<String, String>,
+) -> Option<DefinitionError> {
+    let spec = &image.spec;
+    let text = templates.get(spec.template.as_str())?;
+    let target = KernelTarget {
+        os: "debian".parse().ok()?,
+        os_version: "12".parse().ok()?,
+        release: "6.1.0-1-amd64".parse().ok()?,
+        arch: Architecture::Amd64,
+    };
+    let name = image.metadata.name.as_str();
+    let mut context = image.template_context("toolchain", "1.0", &target);
+    context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
+    let error = template::render(&spec.template, text, &context).err()?;
+    let file = File { name: format!("templates/{}.Dockerfile.hbs", spec.template), text: text.clone() };
+    Some(in_template(&file, error.line, format!("{} for driver image {name:?}", error.reason)))
+}
+
+/// The names in use, with the file that defines each.
+#[derive(Default)]
+pub(super) struct Names(BTreeMap<(&'static str, ImageName), String>);
+
+impl Names {
+    /// Adds a name, or reports the file that already defines it.
+    pub fn claim(&mut self, report: &mut Report<'_>, kind: &'static str, name: &ImageName) {
+        if let Some(first) = self.0.insert((kind, name.clone()), report.file.name.clone()) {
+            let message = format!("{kind} {:?} is already defined in {first}", name.as_str());
+            report.wrong(&["metadata", "name"], message);
+        }
+    }
+}

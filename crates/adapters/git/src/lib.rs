@@ -1,0 +1,291 @@
+//! Adapter: reads and changes manifests in Git repositories with the git program.
+//!
+//! The cache holds each repository as a shallow bare clone. Every use checks out the rollout's path into a
+//! temporary working tree. Hooks and the Git configuration of this machine and its users are ignored.
+#![forbid(unsafe_code)]
+
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use farrier_builder::parts::{Parts, Result};
+use farrier_cluster::{Cluster, Directory};
+use farrier_core::{
+    image::GitPlace,
+    plan::{Candidates, Change, GitCommit, ManifestFacts},
+    shell::shell_word,
+};
+use farrier_inputs::{FetchError, process};
+use farrier_local::cache::{CacheLock, LockMode, Scratch};
+use farrier_net::{GitReach, Secret, git_reach};
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
+use tokio::process::Command;
+use url::Url;
+use zeroize::Zeroizing;
+
+/// Cache entry kind of the repositories.
+const KIND: &str = "git";
+/// Lock files that a killed git leaves behind. The next git call would fail on them.
+const LEFT: [&str; 3] = ["shallow.lock", "packed-refs.lock", "refs/farrier/tip.lock"];
+/// Timeout of one git command, so that a server that does not answer cannot delay a reconcile for longer.
+const TIME: Duration = Duration::from_mins(2);
+/// Attempts to commit and push. Each attempt after the first follows a push that failed because the branch
+/// moved.
+const TRIES: u32 = 5;
+
+/// Reads the DaemonSets at a place, and the names of the branches that begin with one of `proposals`.
+pub async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
+    let repository = Repository::open(parts, place).await?;
+    repository.fetch().await?;
+    let daemon_sets = repository.check_out().await?.snapshot().await?.daemon_sets;
+    Ok(ManifestFacts { daemon_sets, proposals: repository.branches(proposals).await? })
+}
+
+/// Returns which of `images` the manifests at a place mention.
+pub async fn mentions(parts: &Parts, place: &GitPlace, images: &Candidates) -> Result<BTreeSet<String>> {
+    let repository = Repository::open(parts, place).await?;
+    repository.fetch().await?;
+    Ok(repository.check_out().await?.mentions(images).await?)
+}
+
+/// Commits a change on top of the branch's current tip and pushes the commit without force. Does nothing when
+/// the branch already contains the change.
+pub async fn write(parts: &Parts, place: &GitPlace, change: &Change, commit: &GitCommit) -> Result<()> {
+    let repository = Repository::open(parts, place).await?;
+    for _ in 0..TRIES {
+        let tip = repository.fetch().await?;
+        repository.check_out().await?.apply(change).await?;
+        let Some(made) = repository.commit(&tip, &commit.message).await? else { return Ok(()) };
+        parts.may_write()?;
+        if repository.push(&made, &commit.branch).await? {
+            return Ok(());
+        }
+    }
+    let message = format!(
+        "push to {}, branch {}: the branch moved during {TRIES} attempts",
+        place.repository, commit.branch
+    );
+    Err(FetchError::Program {
+        action: message,
+        message: "other writers push to it".to_owned(),
+        transient: true,
+    }
+    .into())
+}
+
+/// A cached repository, locked for exclusive use.
+struct Repository<'a> {
+    parts: &'a Parts,
+    place: &'a GitPlace,
+    directory: PathBuf,
+    /// Holds the working tree, the index and the keys of this use.
+    scratch: Scratch,
+    environment: Vec<(String, Zeroizing<String>)>,
+    _lock: CacheLock,
+}
+
+impl<'a> Repository<'a> {
+    async fn open(parts: &'a Parts, place: &'a GitPlace) -> Result<Self> {
+        let address: &str = &place.repository;
+        let url = Url::parse(address).map_err(|error| FetchError::Program {
+            action: format!("parse repository address {address}"),
+            message: error.to_string(),
+            transient: false,
+        })?;
+        let reach = git_reach(parts.fetcher.net(), &url).await.map_err(FetchError::from)?;
+        let key = hex::encode(&Sha256::digest(address)[..16]);
+        let lock = parts.cache.lock(KIND, &key, LockMode::Exclusive).await?;
+        let (directory, scratch) = (parts.cache.place(KIND, &key)?, parts.cache.scratch()?);
+        let environment = environment(&reach, scratch.path())?;
+        let repository = Self { parts, place, directory, scratch, environment, _lock: lock };
+        if !repository.directory.join("HEAD").exists() {
+            fs::create_dir_all(&repository.directory)?;
+            repository.run(&["init", "--quiet", "--bare", "."], "prepare").await?;
+        }
+        for left in LEFT.map(|name| repository.directory.join(name)).iter().filter(|left| left.exists()) {
+            fs::remove_file(left)?;
+        }
+        parts.cache.hold(KIND, &key)?;
+        Ok(repository)
+    }
+
+    /// Fetches the tip of the branch and returns its commit.
+    async fn fetch(&self) -> Result<String> {
+        let branch = format!("+refs/heads/{}:refs/farrier/tip", self.place.branch);
+        let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
+        let arguments: Vec<&str> = arguments.into_iter().chain([&*self.place.repository, &branch]).collect();
+        self.run(&arguments, "fetch").await?;
+        Ok(self.run(&["rev-parse", "refs/farrier/tip"], "read").await?.trim().to_owned())
+    }
+
+    /// Checks out the rollout's path of the last fetched commit.
+    async fn check_out(&self) -> Result<Directory> {
+        let tree = self.tree();
+        self.parts.cache.quarantine().remove(&tree)?;
+        fs::create_dir(&tree)?;
+        self.run(&["read-tree", "refs/farrier/tip"], "read").await?;
+        let path = self.path();
+        self.run(&["checkout", "--quiet", "--force", "refs/farrier/tip", "--", path], "check out").await?;
+        Ok(Directory::open(&tree.join(path))?)
+    }
+
+    /// Commits the working tree on top of `tip`. Returns `None` when there is nothing to commit.
+    async fn commit(&self, tip: &str, message: &str) -> Result<Option<String>> {
+        self.run(&["add", "--update", "--", self.path()], "commit").await?;
+        let tree = self.run(&["write-tree"], "commit").await?;
+        let before = self.run(&["rev-parse", &format!("{tip}^{{tree}}")], "commit").await?;
+        if tree == before {
+            return Ok(None);
+        }
+        let mut arguments = vec!["commit-tree", "-p", tip, "-m", message, tree.trim()];
+        let key = self.scratch.path().join("signing-key");
+        let setting = format!("user.signingKey={}", key.display());
+        if let Some(source) = self.site_commits().and_then(|commits| commits.signing_key.as_ref()) {
+            let secret = self.parts.fetcher.net().secrets().read(source).await;
+            let secret = secret.map_err(|source| {
+                let what = format!("sign a commit to {}", self.place.repository);
+                FetchError::from(farrier_net::NetError::Secret(what, source))
+            })?;
+            write_key(&key, &secret)?;
+            arguments.insert(1, "-S");
+            arguments.splice(0..0, ["-c", "gpg.format=ssh", "-c", &setting]);
+        }
+        Ok(Some(self.run(&arguments, "commit").await?.trim().to_owned()))
+    }
+
+    /// Pushes a commit. Returns `false` when the branch has moved.
+    async fn push(&self, commit: &str, branch: &str) -> Result<bool> {
+        let to = format!("{commit}:refs/heads/{branch}");
+        let command = self.command(&["push", "--porcelain", "--", &self.place.repository, &to]);
+        let output = self.limited(process::output(command, "git"), "push").await?;
+        if output.status.success() {
+            return Ok(true);
+        }
+        // git itself prints `[rejected]` for a tip that it has not fetched; `[remote rejected]` comes from
+        // the server.
+        let said = output.stdout.lines().find(|line| line.starts_with('!')).unwrap_or_default();
+        let moved =
+            ["[rejected]", "cannot lock ref", "failed to update ref"].iter().any(|sign| said.contains(sign));
+        if moved {
+            return Ok(false);
+        }
+        let reason = said.split('\t').next_back().unwrap_or_default();
+        Err(process::failure(self.action("push"), &format!("{}\n{reason}", output.stderr)).into())
+    }
+
+    async fn branches(&self, prefixes: &[&str]) -> Result<BTreeSet<String>> {
+        if prefixes.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let patterns: Vec<String> = prefixes.iter().map(|prefix| format!("refs/heads/{prefix}*")).collect();
+        let arguments = ["ls-remote", "--", &self.place.repository].into_iter();
+        let arguments: Vec<&str> = arguments.chain(patterns.iter().map(String::as_str)).collect();
+        let listed = self.run(&arguments, "list branches").await?;
+        let name = |line: &str| Some(line.split_once("\trefs/heads/")?.1.to_owned());
+        Ok(listed.lines().filter_map(name).collect())
+    }
+
+    fn tree(&self) -> PathBuf {
+        self.scratch.path().join("tree")
+    }
+
+    fn path(&self) -> &str {
+        self.place.path.as_deref().unwrap_or(".")
+    }
+
+    fn site_commits(&self) -> Option<&farrier_core::site::GitCommits> {
+        self.parts.definitions.site.git.as_ref()
+    }
+
+    fn action(&self, what: &str) -> String {
+        format!("{what} {}", self.place)
+    }
+
+    async fn run(&self, arguments: &[&str], what: &str) -> Result<String> {
+        let run = process::run(self.command(arguments), "git", || self.action(what));
+        Ok(self.limited(run, what).await?.stdout)
+    }
+
+    async fn limited<T>(
+        &self,
+        work: impl Future<Output = Result<T, FetchError>>,
+        what: &str,
+    ) -> Result<T, FetchError> {
+        tokio::time::timeout(TIME, work).await.unwrap_or_else(|_| {
+            let message = format!("no result within {} minutes", TIME.as_secs() / 60);
+            Err(FetchError::Program { action: self.action(what), message, transient: true })
+        })
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = process::command("git");
+        process::without_proxies(&mut command);
+        let (name, email) = match self.site_commits() {
+            Some(commits) => (commits.name.as_str(), commits.email.as_str()),
+            None => ("farrier", "farrier@localhost"),
+        };
+        for who in ["AUTHOR", "COMMITTER"] {
+            command.env(format!("GIT_{who}_NAME"), name).env(format!("GIT_{who}_EMAIL"), email);
+        }
+        command.envs(self.environment.iter().map(|(name, value)| (name, value.as_str())));
+        command.env("GIT_DIR", &self.directory).env("GIT_INDEX_FILE", self.scratch.path().join("index"));
+        command.args(arguments).current_dir(&self.directory);
+        if self.tree().exists() {
+            command.env("GIT_WORK_TREE", self.tree()).current_dir(self.tree());
+        }
+        command
+    }
+}
+
+/// Environment of git: ignores this machine's configuration, disables prompts, and sets what the repository
+/// needs for access.
+fn environment(reach: &GitReach, scratch: &Path) -> Result<Vec<(String, Zeroizing<String>)>> {
+    let GitReach { settings, ssh_key, known_hosts } = reach;
+    let mut environment: Vec<(String, Zeroizing<String>)> = [
+        ("GIT_CONFIG_NOSYSTEM", "1"),
+        ("GIT_CONFIG_GLOBAL", "/dev/null"),
+        ("GIT_TERMINAL_PROMPT", "0"),
+        ("GIT_ALLOW_PROTOCOL", "https:http:ssh:file"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned().into()))
+    .into();
+    let fixed =
+        [("core.hooksPath", "/dev/null"), ("gc.auto", "0"), ("safe.directory", "*"), ("core.fsync", "none")];
+    let fixed = fixed.map(|(name, value)| (name, Zeroizing::new(value.to_owned())));
+    let all: Vec<_> = fixed.iter().chain(settings).collect();
+    environment.push(("GIT_CONFIG_COUNT".to_owned(), all.len().to_string().into()));
+    for (number, (name, value)) in all.into_iter().enumerate() {
+        environment.push((format!("GIT_CONFIG_KEY_{number}"), (*name).to_owned().into()));
+        environment.push((format!("GIT_CONFIG_VALUE_{number}"), value.clone()));
+    }
+    let mut ssh = "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=20".to_owned();
+    if let Some(key) = ssh_key {
+        let file = scratch.join("ssh-key");
+        write_key(&file, key)?;
+        let _ = write!(ssh, " -o IdentitiesOnly=yes -i {}", shell_word(&file.to_string_lossy()));
+    }
+    if let Some(file) = known_hosts {
+        let _ = write!(
+            ssh,
+            " -o UserKnownHostsFile={} -o GlobalKnownHostsFile=/dev/null",
+            shell_word(&file.to_string_lossy())
+        );
+    }
+    environment.push(("GIT_SSH_COMMAND".to_owned(), ssh.into()));
+    Ok(environment)
+}
+
+/// Writes a key that only this user can read: OpenSSH refuses keys with wider permissions.
+fn write_key(file: &Path, key: &Secret) -> Result<()> {
+    let write = || {
+        fs::write(file, "")?;
+        fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))?;
+        fs::write(file, key.as_bytes())
+    };
+    Ok(write()?)
+}

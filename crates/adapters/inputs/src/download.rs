@@ -1,0 +1,207 @@
+//! Adapter: downloads over HTTP, verified as they arrive.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use farrier_core::image::checked::Download;
+use farrier_net::{Asker, Net, NetError};
+use farrier_store::registry::{Pace, Pacer, Room, TooSlow};
+use fs_err::tokio::File;
+use oci::client::chain as error_chain;
+use reqwest::Method;
+use tokio::io::AsyncWriteExt;
+use url::Url;
+
+use super::{FetchError, Fetcher, Result, checksum::Checksum, files};
+
+/// Maximum size of a download in bytes. The largest driver source has a tenth of it.
+pub(super) const MOST: u64 = 8 << 30;
+/// Kind of the cache entries that hold downloads.
+pub(super) const DOWNLOADS: &str = "downloads";
+
+/// Downloads a file from its address or a mirror, into the cache under its SHA-256 (64 lower-case hexadecimal digits). `what`
+/// names the download in messages.
+pub(super) async fn download(fetcher: &Fetcher, what: &str, url: &Download, sha256: &str) -> Result<PathBuf> {
+    let (places, checksum) = (fetcher.net.url_candidates(&parse(url)?), Checksum::sha256(sha256));
+    fetch(fetcher, what, &name_of(url)?, &places, &checksum).await
+}
+
+/// Downloads a file from one of these addresses, into the cache under its checksum.
+pub(super) async fn fetch_from(
+    fetcher: &Fetcher,
+    what: &str,
+    places: &[Url],
+    checksum: &Checksum,
+) -> Result<PathBuf> {
+    let name = places.first().map_or_else(|| "download".to_owned(), plain_name);
+    fetch(fetcher, what, &name, places, checksum).await
+}
+
+async fn fetch(
+    fetcher: &Fetcher,
+    what: &str,
+    name: &str,
+    places: &[Url],
+    checksum: &Checksum,
+) -> Result<PathBuf> {
+    let make = |dir: PathBuf| async move {
+        any_of(&fetcher.net, what, places, Some(checksum), MOST, &dir.join(name)).await.map(drop)
+    };
+    let place = fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), make).await?;
+    // The same content from another address may be stored under another name.
+    let mut names = files::names_in(&place)?.into_iter();
+    Ok(place.join(names.next().unwrap_or_else(|| name.into())))
+}
+
+/// Returns the file name of a download. The name matters if the file is not an archive: the source is then a tree with that one
+/// file.
+pub(super) fn name_of(url: &Download) -> Result<String> {
+    Ok(plain_name(&parse(url)?))
+}
+
+/// Returns the last path segment of an address, restricted to plain characters.
+pub(super) fn plain_name(url: &Url) -> String {
+    let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
+    let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
+    let name: String = last.chars().filter(plain).take(200).collect();
+    if name.trim_matches('.').is_empty() { "download".to_owned() } else { name }
+}
+
+/// Downloads a file from the first working place and returns its checksum.
+pub(super) async fn any_of(
+    net: &Net,
+    what: &str,
+    places: &[Url],
+    wanted: Option<&Checksum>,
+    most: u64,
+    path: &Path,
+) -> Result<Checksum> {
+    let mut outcome = Err(FetchError::Status(what.to_owned(), 404));
+    for place in places {
+        outcome = transfer(net, what, place, wanted, most, path.to_owned()).await;
+        match &outcome {
+            Ok(_) => break,
+            // An error of this machine, not of the place.
+            Err(FetchError::Io(error)) if error.kind() != io::ErrorKind::FileTooLarge => break,
+            Err(error) if places.last() != Some(place) => {
+                tracing::warn!(mirror = %place, error = %error_chain(error), "mirror failed, trying the next source");
+            }
+            Err(_) => {}
+        }
+    }
+    outcome
+}
+
+/// Downloads at most `most` bytes from an address to a file, and returns their checksum.
+pub(super) async fn transfer(
+    net: &Net,
+    what: &str,
+    url: &Url,
+    wanted: Option<&Checksum>,
+    most: u64,
+    path: PathBuf,
+) -> Result<Checksum> {
+    let shown = url.to_string();
+    let broken = |source: reqwest::Error| FetchError::Transfer(shown.clone(), Box::new(source.without_url()));
+    let too_slow = |slow: TooSlow| {
+        let error = io::Error::new(io::ErrorKind::TimedOut, slow);
+        FetchError::Transfer(shown.clone(), Box::new(error))
+    };
+    let pace = Pace::default();
+    let request = Net::request(Method::GET, url.clone());
+    let asker = Asker::of(what);
+    let answer = Pacer::new(pace).wait(net.execute(request, &asker)).await.map_err(too_slow)?;
+    let mut response = answer.map_err(|error| match error {
+        NetError::Http(_, source) => broken(source),
+        other => FetchError::Net(other),
+    })?;
+    if !response.status().is_success() {
+        return Err(FetchError::Status(shown, response.status().as_u16()));
+    }
+    let announced = response.content_length();
+    let mut room = Room::for_download(path.parent().unwrap_or(&path), announced, most)?;
+    let mut file = File::create(&path).await?;
+    let hasher = wanted.map_or_else(|| Checksum::sha256("").hasher(), Checksum::hasher);
+    let (mut hasher, mut got, mut fault) = (hasher, 0, None);
+    let mut pacer = Pacer::new(pace);
+    loop {
+        match pacer.wait(response.chunk()).await.map_err(too_slow)? {
+            Ok(Some(chunk)) => {
+                pacer.moved(chunk.len() as u64);
+                hasher.update(&chunk);
+                got += chunk.len() as u64;
+                room.take(chunk.len() as u64)?;
+                file.write_all(&chunk).await?;
+            }
+            Ok(None) => break,
+            Err(error) => {
+                fault = Some(error);
+                break;
+            }
+        }
+    }
+    match (announced, fault) {
+        (Some(announced), _) if got < announced => {
+            return Err(FetchError::Truncated { url: shown, got, wanted: announced });
+        }
+        (_, Some(error)) => return Err(broken(error)),
+        _ => {}
+    }
+    // The last write may still be in progress, and may fail on a full disk.
+    file.flush().await?;
+    let found = hasher.finish();
+    match wanted {
+        Some(wanted) if found != *wanted => {
+            let (found, wanted) = (found.to_string(), wanted.to_string());
+            Err(FetchError::Checksum { what: shown, found, wanted })
+        }
+        _ => Ok(found),
+    }
+}
+
+/// Parses the address of a source in a definition.
+pub(super) fn parse(text: &str) -> Result<Url> {
+    Url::parse(text).map_err(|_| FetchError::value("the address of a source", text, "it is not an address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    /// A server that sends one byte every five seconds, forever, does not block the download forever.
+    #[tokio::test(start_paused = true)]
+    async fn a_download_that_crawls_is_given_up() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/x.tgz", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            // A response before the request is not valid HTTP.
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n").await.unwrap();
+            while stream.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+            }
+        });
+        let (directory, url) = (tempfile::tempdir().unwrap(), url.parse().unwrap());
+        let to = directory.path().join("x");
+        let error = transfer(&Net::default(), "x", &url, None, MOST, to).await.unwrap_err();
+        assert!(error.is_transient(), "{error:?}");
+        let said = error_chain(&error);
+        assert!(said.ends_with("fewer than 262144 bytes moved in 60 seconds"), "{said}");
+    }
+
+    #[test]
+    fn addresses() {
+        let address = "https://host.test/x.tgz";
+        assert_eq!(parse(address).unwrap().as_str(), address);
+        for text in
+            ["", "file:///etc/passwd", "host.test/x", "ftp://host.test/x", "https://me:pw@host.test/x"]
+        {
+            assert!(text.parse::<Download>().is_err(), "{text:?}");
+        }
+    }
+}

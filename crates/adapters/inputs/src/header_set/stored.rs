@@ -1,0 +1,360 @@
+//! Adapter: finds imported header sets, in the store first and then in the cache, and stores them there.
+//!
+//! Imported header sets take precedence over a family's own source. The store is asked each time: other farriers must count a new
+//! import in their input hashes at once.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use farrier_core::{
+    facts::annotations,
+    image::{Digest, Tag},
+    kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
+};
+use farrier_local::archive::{self, Limits, Stoppable};
+use farrier_store::{InputKind, StoreError, StoredInput, header_tag};
+use fs_err::File;
+use kmod::{KernelFacts, SymbolTable};
+use oci::{Hashing, LayerReader, client::chain as error_chain};
+use serde::{Deserialize, Serialize};
+
+use super::{HeaderIdentity, HeaderLookup, HeaderSet, Headers, KIND, verify};
+use crate::{
+    FetchError, Lookup, Result, TREE, digest,
+    kernel_packages::Found,
+    stored::{Input, StoredUnder},
+};
+
+/// Limits for imports: several times a kernel's whole source tree.
+pub(super) const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, depth: 64 };
+
+/// Format version; change it when the same set is laid out differently in the cache.
+const FORMAT: &str = "brought-1";
+/// Kind of the records of imports on this machine.
+const IMPORTED: &str = "imported-headers";
+/// Maximum length of an origin or identity read from the store.
+const MAX_VALUE: usize = 4096;
+
+/// An imported header set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Imported {
+    pub release: String,
+    pub arch: Architecture,
+    /// Digest of the uncompressed layer.
+    pub content: String,
+    /// Contribution to input hashes; `None` if the release says everything.
+    pub identity: Option<String>,
+    pub origin: Vec<String>,
+    /// Compiler that built the kernel (`gcc 12`), as the set states.
+    #[serde(default)]
+    pub compiler: Option<String>,
+    /// Whether the set was made on this machine or signed by a trusted key. Unsigned registry content is untrusted.
+    #[serde(skip, default = "made_here")]
+    pub is_known: bool,
+}
+
+fn made_here() -> bool {
+    true
+}
+
+impl Imported {
+    /// Parses an artifact's annotations, which are untrusted input.
+    pub(super) fn of_stored(
+        stored: &StoredInput,
+        release: &KernelRelease,
+        arch: Architecture,
+    ) -> Result<Self> {
+        let note = |key: &str| stored.annotations.get(key).map(String::as_str);
+        let wrong = |key: &str| {
+            let value = note(key).unwrap_or_default().chars().take(80).filter(|c| !c.is_control());
+            let (place, value) = (stored.repository.to_string(), value.collect::<String>());
+            unfit(&place, &format!("its annotation {key} holds {value:?}"))
+        };
+        for (key, wanted) in
+            [(annotations::KERNEL_RELEASE, release.as_str()), (annotations::ARCHITECTURE, arch.as_str())]
+        {
+            if note(key) != Some(wanted) {
+                return Err(wrong(key));
+            }
+        }
+        let text = |key: &str| match note(key) {
+            Some(_) => plain(stored, key).map(Some).ok_or_else(|| wrong(key)),
+            None => Ok(None),
+        };
+        let content = note(annotations::HEADERS_CONTENT).and_then(|text| text.parse::<Digest>().ok());
+        Ok(Self {
+            release: release.to_string(),
+            arch,
+            content: content.ok_or_else(|| wrong(annotations::HEADERS_CONTENT))?.to_string(),
+            identity: text(annotations::HEADERS_IDENTITY)?,
+            origin: parts(&text(annotations::HEADERS)?.unwrap_or_default()),
+            compiler: plain(stored, annotations::COMPILER),
+            is_known: stored.is_signed,
+        })
+    }
+
+    /// Returns the content digest if the annotations are unverified. An identity equal to the content digest needs no further
+    /// proof.
+    pub(super) fn unverified(&self) -> Option<Digest> {
+        let content: Digest = self.content.parse().ok()?;
+        (!self.is_known && self.identity.as_deref() != Some(content.hex())).then_some(content)
+    }
+
+    /// Returns the annotations of the artifact in the store.
+    pub(super) fn annotations(&self, facts: &KernelFacts) -> [(&'static str, Option<String>); 8] {
+        let symbols =
+            facts.symbols.as_ref().map_or_else(|| "none".to_owned(), |table| table.len().to_string());
+        let Self { release, arch, content, identity, origin, compiler, is_known: _ } = self;
+        [
+            (annotations::TITLE, Some(title_of(release, *arch))),
+            (annotations::KERNEL_RELEASE, Some(release.clone())),
+            (annotations::ARCHITECTURE, Some(arch.to_string())),
+            (annotations::COMPILER, compiler.clone()),
+            (annotations::EXPORTED_SYMBOLS, Some(symbols)),
+            (annotations::HEADERS_CONTENT, Some(content.clone())),
+            (annotations::HEADERS_IDENTITY, identity.clone()),
+            (annotations::HEADERS, Some(origin.join(", "))),
+        ]
+    }
+
+    /// Returns the record of the entry in the cache.
+    pub(super) fn found(&self) -> Found {
+        let key = digest::of_parts([FORMAT, &self.release, self.arch.as_str(), &self.content]);
+        Found { release: self.release.clone(), arch: Some(self.arch), key, origin: self.origin.clone() }
+    }
+}
+
+/// Returns the display name of a header set.
+fn title_of(release: &str, arch: Architecture) -> String {
+    format!("headers of {release} ({arch})")
+}
+
+/// Creates an error about an unusable header set in the store.
+fn unfit(place: &str, reason: &str) -> FetchError {
+    FetchError::StoredHeaders {
+        message: format!("use the headers in {place}: {reason}"),
+        hint: format!("import the headers again with --replace, or delete {place}"),
+    }
+}
+
+/// Returns an annotation if it is short enough and printable.
+fn plain(stored: &StoredInput, key: &str) -> Option<String> {
+    let text = stored.annotations.get(key)?;
+    (text.len() <= MAX_VALUE && !text.chars().any(char::is_control)).then(|| text.clone())
+}
+
+/// Returns the compiler that built the kernel of a stored set, as its annotation states.
+pub(super) fn compiler_of(stored: &StoredInput) -> Option<Compiler> {
+    Compiler::named(&plain(stored, annotations::COMPILER)?)
+}
+
+fn parts(origin: &str) -> Vec<String> {
+    origin.split(", ").filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+/// Returns repository and tag, for messages.
+pub(super) fn place_of(stored: &StoredInput, tag: &Tag) -> String {
+    format!("{}:{tag}", stored.repository)
+}
+
+/// A header set in the cache, or one in the store as described by its annotations.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ListedHeaders {
+    /// Kernel release.
+    pub release: String,
+    /// Architecture.
+    pub arch: String,
+    /// The kernel's compiler.
+    pub compiler: Option<String>,
+    /// Number of symbols in `Module.symvers`; `None` without that file.
+    pub exported_symbols: Option<usize>,
+    /// Location: `cache` or `registry`.
+    pub place: &'static str,
+    /// Path of the tree, or repository and tag.
+    #[serde(rename = "path")]
+    pub reference: String,
+    /// Digest of the manifest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// Origin of the set.
+    pub origin: Vec<String>,
+}
+
+impl From<&HeaderSet> for ListedHeaders {
+    fn from(headers: &HeaderSet) -> Self {
+        Self {
+            release: headers.facts.release.to_string(),
+            arch: headers.facts.arch.to_string(),
+            compiler: headers.compiler.map(|compiler| compiler.to_string()),
+            exported_symbols: headers.facts.symbols.as_ref().map(SymbolTable::len),
+            place: "cache",
+            reference: headers.root.display().to_string(),
+            digest: None,
+            origin: headers.origin.clone(),
+        }
+    }
+}
+
+impl Headers<'_> {
+    /// Returns the stored header set of a kernel.
+    pub async fn in_store(self, release: &KernelRelease, arch: Architecture) -> Result<Option<StoredInput>> {
+        self.0.stored(InputKind::Headers, &header_tag(release, arch)?).await
+    }
+
+    /// Lists all stored header sets, by tag.
+    pub async fn list_store(self) -> Result<Vec<ListedHeaders>> {
+        let Some(store) = self.0.store() else { return Ok(Vec::new()) };
+        let mut listed = Vec::new();
+        for tag in store.tags(InputKind::Headers).await? {
+            // The artifact may have been deleted since the listing.
+            let Some(stored) = store.find(InputKind::Headers, &tag).await? else { continue };
+            let note = |key: &str| plain(&stored, key);
+            listed.push(ListedHeaders {
+                release: note(annotations::KERNEL_RELEASE).unwrap_or_else(|| "unknown".to_owned()),
+                arch: note(annotations::ARCHITECTURE).unwrap_or_else(|| "unknown".to_owned()),
+                compiler: note(annotations::COMPILER),
+                exported_symbols: note(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
+                place: "registry",
+                reference: place_of(&stored, &tag),
+                digest: Some(stored.digest.clone()),
+                origin: parts(&note(annotations::HEADERS).unwrap_or_default()),
+            });
+        }
+        Ok(listed)
+    }
+
+    /// Puts the header set of a kernel into the store, unless one for its release is there. A set from packages has no identity
+    /// beyond its release.
+    pub async fn keep(self, source: &HeaderSource, target: &KernelTarget) -> Result<Lookup<StoredUnder>> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
+        let input = Input { kind: InputKind::Headers, what, tag, declared: None };
+        if let Some(stored) = self.0.kept(&input).await? {
+            return Ok(Lookup::Found(self.0.name(input, stored, false).await?));
+        }
+        let HeaderSet { root: tree, facts, compiler, origin, identity, .. } =
+            match self.find_here(source, target).await? {
+                Lookup::Found(found) => *found,
+                Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
+            };
+        let packed = self.0.pack(tree).await?;
+        let set = Imported {
+            release: release.to_string(),
+            arch: *arch,
+            content: packed.layer.diff_id.to_string(),
+            identity,
+            origin,
+            compiler: compiler.map(|compiler| compiler.to_string()),
+            is_known: true,
+        };
+        let packed = packed.with_notes(set.annotations(&facts));
+        Ok(Lookup::Found(self.0.put(input, packed).await?))
+    }
+
+    /// Returns the identity of a refused header set, as its annotations state it: images built with it stay up to date.
+    pub(super) async fn refused(self, target: &KernelTarget, error: &StoreError) -> Result<HeaderIdentity> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+        let refused = Some(format!("{}{hint}", error_chain(error)));
+        let found = self.0.required_store()?.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
+        let said = found.and_then(|stored| Imported::of_stored(&stored, release, *arch).ok());
+        let compiler = said.as_ref().and_then(|set| Compiler::named(set.compiler.as_deref()?));
+        let identity = said.and_then(|set| set.identity);
+        Ok(HeaderIdentity { identity, compiler, refused, ..HeaderIdentity::default() })
+    }
+
+    /// Returns the imported set of this kernel, if any. The store takes precedence, so that all farriers that publish to one
+    /// registry build with the same headers.
+    pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<Imported>> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        match self.in_store(release, *arch).await? {
+            Some(stored) => Imported::of_stored(&stored, release, *arch).map(Some),
+            None => self.imported_here(release, *arch),
+        }
+    }
+
+    /// Returns the import made on this machine, if it is still in the cache.
+    pub(super) fn imported_here(
+        self,
+        release: &KernelRelease,
+        arch: Architecture,
+    ) -> Result<Option<Imported>> {
+        let key = local_key(release.as_str(), arch);
+        let Some(found) = self.0.cache.read_record::<Imported>(IMPORTED, &key)? else { return Ok(None) };
+        Ok(self.0.cache.get(KIND, &found.found().key)?.map(|_| found))
+    }
+
+    /// Records an imported set for lookups on this machine.
+    pub(super) fn remember(self, imported: &Imported) -> Result<()> {
+        let Imported { release, arch, .. } = imported;
+        Ok(self.0.cache.write_record(IMPORTED, &local_key(release, *arch), imported)?)
+    }
+
+    /// Returns the set's tree in the cache; `make` creates it if it is missing.
+    pub(super) async fn keep_tree<F, M>(self, imported: &Imported, make: F) -> Result<PathBuf>
+    where
+        F: FnOnce(PathBuf) -> M,
+        M: Future<Output = Result<()>>,
+    {
+        let found = imported.found();
+        let place = self.0.cache.get_or_make(KIND, &found.key, make).await?;
+        self.0.cache.write_record(KIND, &found.key, &found)?;
+        Ok(place.join(TREE))
+    }
+
+    /// Loads an imported set, fetching it from the store if the cache does not have it.
+    pub(super) async fn load_imported(
+        self,
+        imported: &Imported,
+        target: &KernelTarget,
+    ) -> Result<HeaderLookup> {
+        self.keep_tree(imported, |directory| self.fetch_tree(imported, target, directory)).await?;
+        let (content, unverified) = (imported.content.parse().ok(), imported.unverified());
+        let found = self.load(imported.found(), imported.identity.clone(), target).await?;
+        Ok(found.map(|set| Box::new(HeaderSet { content, unverified, ..*set })))
+    }
+
+    async fn fetch_tree(self, imported: &Imported, target: &KernelTarget, directory: PathBuf) -> Result<()> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        let stored = self.in_store(release, *arch).await?.filter(|stored| {
+            let there = Imported::of_stored(stored, release, *arch);
+            there.is_ok_and(|there| there.content == imported.content)
+        });
+        let Some(stored) = stored else {
+            return Err(FetchError::StoredHeaders {
+                message: format!(
+                    "fetch the {} from the store: they no longer exist",
+                    title_of(release.as_str(), *arch)
+                ),
+                hint: "import them again, or run farrier again to look for them elsewhere".to_owned(),
+            });
+        };
+        let what = place_of(&stored, &header_tag(release, *arch)?);
+        let (target, content) = (target.clone(), imported.content.clone());
+        let unpack = move |stop: &AtomicBool, layer: &Path, tree: &Path| {
+            unpack_content(layer, tree, &content, &what, stop)?;
+            verify(tree, &target)
+        };
+        self.0.take_layer(&stored, directory, unpack).await
+    }
+}
+
+/// Unpacks a layer and verifies its content digest against the annotation.
+fn unpack_content(layer: &Path, root: &Path, content: &str, what: &str, stop: &AtomicBool) -> Result<()> {
+    let inner = Stoppable { inner: LayerReader::new(File::open(layer)?)?, stop };
+    let mut tar = Hashing::new(inner);
+    archive::unpack_tar(&mut tar, root, &LIMITS)
+        .map_err(|source| FetchError::Unpack(what.to_owned(), source))?;
+    let (_, found, _) = tar.into_parts();
+    if found.as_str() == content {
+        return Ok(());
+    }
+    Err(unfit(what, &format!("their content is {found}, its annotation says {content}")))
+}
+
+fn local_key(release: &str, arch: Architecture) -> String {
+    digest::of_parts([release, arch.as_str()])
+}

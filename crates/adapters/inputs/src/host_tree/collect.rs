@@ -1,0 +1,137 @@
+//! Adapter: collects the headers that a host's own driver exposes into one archive, as a need for compiling other drivers.
+
+use std::{
+    collections::BTreeSet,
+    path::{Component, Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use farrier_core::{image::Digest, kernel::KernelRelease};
+use farrier_local::{archive::links, blocking::stoppable, files::without_version_control};
+use farrier_payload as payload;
+use fs_err::os::unix::fs::symlink;
+
+use super::verify;
+use crate::{
+    FetchError, Result,
+    files::{check_not_canceled, copy_file, exists, make_directory},
+};
+
+/// Parameters of a collection.
+#[derive(Clone, Debug)]
+pub struct Collection {
+    /// Mount point of the host's file system.
+    pub root: PathBuf,
+    /// The kernel that the headers are for.
+    pub release: KernelRelease,
+    /// Files and directories, as paths on the host.
+    pub paths: Vec<PathBuf>,
+}
+
+/// A finished archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Collected {
+    /// Digest of the archive. The same content gives the same digest, whatever the time and host of the collection.
+    pub digest: Digest,
+    /// Size in bytes.
+    pub size: u64,
+    /// Symbol tables in the archive.
+    pub symvers: Vec<PathBuf>,
+    /// Omitted links, which lead nowhere on the host.
+    pub left_out: Vec<PathBuf>,
+}
+
+/// Writes a `.tar.gz` archive atomically. Links become relative.
+///
+/// # Errors
+/// A path does not exist or leads elsewhere, there is no `Module.symvers`, or the headers were built for another kernel.
+pub async fn collect(collection: Collection, out: PathBuf) -> Result<Collected> {
+    stoppable(move |stop| {
+        let directory = out.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let stage = tempfile::Builder::new().prefix(".farrier-collect.").tempdir_in(directory)?;
+        let left_out = stage_all(&collection, stage.path(), stop)?;
+        let symvers = verify(stage.path(), &collection.release, &collection.root.display().to_string())?;
+        let layer = payload::write_payload_layer(stage.path(), false, &out)?.layer;
+        Ok(Collected { digest: layer.digest, size: layer.size, symvers, left_out })
+    })
+    .await
+}
+
+/// Copies all named paths below `stage`.
+fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result<Vec<PathBuf>> {
+    let Collection { root, release: _, paths } = collection;
+    let named = paths.iter().map(|path| plain(path)).collect::<Result<BTreeSet<PathBuf>, _>>()?;
+    let mut left_out = Vec::new();
+    for path in &named {
+        let from = root.join(path);
+        if !exists(&from) {
+            let (path, root) = (on_host(path), root.display());
+            return Err(FetchError::unusable(
+                format!("collect {path}: there is no such file or directory below {root}"),
+                "install the driver's development files on the host, or check where it is mounted (--root)",
+            ));
+        }
+        for parent in path.ancestors().skip(1).collect::<Vec<_>>().into_iter().rev() {
+            make_directory(&stage.join(parent))?;
+        }
+        let walk = walkdir::WalkDir::new(&from).follow_root_links(false).sort_by_file_name();
+        for entry in without_version_control(walk) {
+            let entry = entry?;
+            check_not_canceled(stop)?;
+            let relative = entry.path().strip_prefix(root).unwrap_or(entry.path()).to_owned();
+            let (kind, to) = (entry.file_type(), stage.join(&relative));
+            if kind.is_dir() {
+                make_directory(&to)?;
+            } else if kind.is_file() {
+                copy_file(entry.path(), &to)?;
+            } else if !kind.is_symlink() {
+                return Err(FetchError::unusable(
+                    format!("collect {}: it is neither a file, a directory nor a link", on_host(&relative)),
+                    "name only directories with headers",
+                ));
+            } else if !exists(&to) {
+                match relative_target(root, &named, &relative)? {
+                    Some(target) => symlink(target, &to)?,
+                    None => left_out.push(Path::new("/").join(&relative)),
+                }
+            }
+        }
+    }
+    Ok(left_out)
+}
+
+/// Converts a path on the host to one relative to its root.
+fn plain(path: &Path) -> Result<PathBuf> {
+    let inner = path.strip_prefix("/").unwrap_or(path);
+    let is_plain = inner.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if is_plain && inner.file_name().is_some() {
+        return Ok(inner.components().filter(|part| matches!(part, Component::Normal(_))).collect());
+    }
+    Err(FetchError::unusable(
+        format!("collect {}: it is not a plain path on the host", path.display()),
+        "name absolute paths without `..`, such as /usr/src/ofa_kernel",
+    ))
+}
+
+fn on_host(path: &Path) -> String {
+    Path::new("/").join(path).display().to_string()
+}
+
+/// Returns a relative target for a link, directly to the final file or directory. Returns `None` for a dangling or circular link.
+/// Chains pass through `/etc/alternatives`, which is not collected.
+fn relative_target(root: &Path, named: &BTreeSet<PathBuf>, link: &Path) -> Result<Option<PathBuf>> {
+    // Resolve links as if the root were `/`: a link of the host must not lead into the collecting pod.
+    let Ok(Some(target)) = links::resolve(root, link) else { return Ok(None) };
+    if !named.iter().any(|named| target.starts_with(named)) {
+        let (link, target) = (on_host(link), on_host(&target));
+        return Err(FetchError::unusable(
+            format!("collect {link}: it is a link to {target}, which was not named"),
+            format!("name {target} as well"),
+        ));
+    }
+    Ok(Some(links::relative(link.parent().unwrap_or(Path::new("")), &target)))
+}
+
+#[cfg(test)]
+#[path = "collect_tests.rs"]
+mod tests;

@@ -1,0 +1,354 @@
+//! Adapter: finds a kernel's packages (headers or image) and unpacks them in the cache.
+
+use std::path::{Path, PathBuf};
+
+use farrier_core::{
+    image::checked::RpmAlternatives,
+    kernel::{AptSuites, Architecture, KernelTarget, RpmArchive},
+};
+use farrier_local::blocking::stoppable;
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    FetchError, Fetcher, Lookup, Result, TREE,
+    apt::{self, AptArchive, Packages, control::PackageRecord},
+    digest,
+    rpm::{self, Listed, Repositories, package::names_for},
+    unpack, with_release,
+};
+
+/// Parameters of a search for packages.
+pub(super) struct Search<'a> {
+    pub fetcher: &'a Fetcher,
+    pub target: &'a KernelTarget,
+    /// Kind of the cache entries and records.
+    pub kind: &'static str,
+    /// Format version; change it when the same packages are laid out differently.
+    pub format: &'static str,
+    pub from: Place<'a>,
+    /// Whether to add dependencies from the same source package.
+    pub with_dependencies: bool,
+    /// Remedy if the packages are missing.
+    pub hint: &'static str,
+}
+
+/// Location and names of packages. The first existing package of each group is wanted.
+pub(super) enum Place<'a> {
+    /// Suites. `{{release}}` is replaced by the kernel release.
+    Apt(&'a AptSuites, Vec<Vec<String>>),
+    /// Repositories, whose key files are below the definitions directory. The packages themselves state their kernel.
+    Rpm(&'a RpmArchive, &'a [RpmAlternatives]),
+}
+
+/// An archive of packages in one format. Each archive chooses and downloads only packages in its format.
+trait Archive: Sync {
+    type Package: Sync;
+
+    /// Searches the packages of one kernel, with their dependencies if requested.
+    fn search(
+        &self,
+        search: &Search<'_>,
+        with_dependencies: bool,
+    ) -> impl Future<Output = Result<Packages<Self::Package>>> + Send;
+
+    fn identity(package: &Self::Package) -> String;
+
+    fn fetch(&self, packages: &[Self::Package]) -> impl Future<Output = Result<Vec<PathBuf>>> + Send;
+
+    /// Refreshes the package lists unless they are recent; returns whether they were refreshed.
+    fn update(&self) -> impl Future<Output = Result<bool>> + Send;
+}
+
+/// Record of a search result. It is valid while the tree is in the cache: a kernel release's packages do not change their
+/// meaning, and the input hash should not change from day to day.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Found {
+    /// Empty, like `arch`, in records of farrier versions that did not list their header sets.
+    #[serde(default)]
+    pub release: String,
+    pub arch: Option<Architecture>,
+    /// Key of the cache entry.
+    pub key: String,
+    pub origin: Vec<String>,
+}
+
+impl Found {
+    /// Creates the record for a tree made from this content for a kernel.
+    pub fn new(format: &str, target: &KernelTarget, content: &[String], origin: Vec<String>) -> Self {
+        let key = key(format, target, content.iter());
+        Self { release: target.release.to_string(), arch: Some(target.arch), key, origin }
+    }
+}
+
+fn key<'a>(format: &'a str, target: &'a KernelTarget, parts: impl Iterator<Item = &'a String>) -> String {
+    let head = [format, target.release.as_str(), target.arch.as_str()];
+    digest::of_parts(head.into_iter().chain(parts.map(String::as_str)))
+}
+
+impl Search<'_> {
+    /// Returns an earlier search result while its tree is in the cache.
+    pub fn known(&self) -> Result<Option<Found>> {
+        let cache = &self.fetcher.cache;
+        let Some(found) = cache.read_record::<Found>(self.kind, &self.key())? else { return Ok(None) };
+        Ok(cache.get(self.kind, &found.key)?.map(|_| found))
+    }
+
+    /// Whether the archive has the packages. Fetches nothing but its lists.
+    pub async fn is_there<T: Default>(&self) -> Result<Lookup<T>> {
+        let Self { fetcher, target, .. } = *self;
+        match &self.from {
+            Place::Apt(suites, _) => {
+                let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
+                Box::pin(self.is_in(&archive)).await
+            }
+            Place::Rpm(archive, groups) => match self.repositories(archive, groups)? {
+                Ok(archive) => Box::pin(self.is_in(&archive)).await,
+                Err(lacking) => Ok(self.lookup(lacking)),
+            },
+        }
+    }
+
+    async fn is_in<T: Default>(&self, archive: &impl Archive) -> Result<Lookup<T>> {
+        Ok(match Box::pin(archive.search(self, false)).await? {
+            Packages::Found(_) => Lookup::Found(T::default()),
+            Packages::Missing(names) => self.missing(&names),
+        })
+    }
+
+    /// Returns the packages' tree, from the cache or from the archive. `finish` processes the unpacked tree before it becomes an
+    /// entry.
+    pub async fn run(
+        &self,
+        finish: impl FnOnce(&Path) -> Result<()> + Send + 'static,
+    ) -> Result<Lookup<Found>> {
+        let Self { fetcher, target, .. } = *self;
+        if let Some(found) = self.known()? {
+            return Ok(Lookup::Found(found));
+        }
+        let found = match &self.from {
+            Place::Apt(suites, _) => {
+                let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
+                Box::pin(self.take(&archive, finish)).await?
+            }
+            Place::Rpm(archive, groups) => match self.repositories(archive, groups)? {
+                Ok(archive) => Box::pin(self.take(&archive, finish)).await?,
+                Err(lacking) => self.lookup(lacking),
+            },
+        };
+        if let Lookup::Found(found) = &found {
+            fetcher.cache.write_record(self.kind, &self.key(), found)?;
+        }
+        Ok(found)
+    }
+
+    /// Fetches the packages' tree from an archive, unless the cache has a tree of the same packages.
+    async fn take<A: Archive>(
+        &self,
+        archive: &A,
+        finish: impl FnOnce(&Path) -> Result<()> + Send + 'static,
+    ) -> Result<Lookup<Found>> {
+        let cache = &self.fetcher.cache;
+        let mut renewed = false;
+        loop {
+            let packages = match Box::pin(archive.search(self, self.with_dependencies)).await? {
+                Packages::Found(packages) => packages,
+                Packages::Missing(names) => return Ok(self.missing(&names)),
+            };
+            let origin: Vec<String> = packages.iter().map(A::identity).collect();
+            let found = Found::new(self.format, self.target, &origin.clone(), origin);
+            if cache.get(self.kind, &found.key)?.is_some() {
+                return Ok(Lookup::Found(found));
+            }
+            let files = match Box::pin(archive.fetch(&packages)).await {
+                Ok(files) => files,
+                // A retry does not change the signature.
+                Err(error @ FetchError::Signature { .. }) => return Err(error),
+                // A mirror drops a package when a newer one replaces it, so the lists may be outdated.
+                Err(_) if !renewed && archive.update().await? => {
+                    renewed = true;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let names = found.origin.clone();
+            let make = |dir: PathBuf| {
+                stoppable(move |stop| {
+                    let root = dir.join(TREE);
+                    fs::create_dir(&root)?;
+                    for (file, name) in files.iter().zip(&names) {
+                        let name = name.split(' ').next().unwrap_or_default();
+                        unpack(stop, file, &root, &format!("package {name}"))?;
+                    }
+                    finish(&root)
+                })
+            };
+            cache.get_or_make(self.kind, &found.key, make).await?;
+            return Ok(Lookup::Found(found));
+        }
+    }
+
+    fn repositories(
+        &self,
+        archive: &RpmArchive,
+        groups: &[RpmAlternatives],
+    ) -> Result<Result<Repositories, String>> {
+        Repositories::open(
+            self.fetcher,
+            archive,
+            (&self.target.repository_version(), self.target.arch),
+            groups,
+        )
+    }
+
+    /// Returns the finding that packages are missing.
+    pub fn missing<T>(&self, names: &str) -> Lookup<T> {
+        let arch = self.target.arch;
+        self.lookup(match &self.from {
+            Place::Apt(suites, _) => format!("package {names} ({arch}) in {}", suites.suites.join(", ")),
+            Place::Rpm(..) => format!("package {names} ({arch}) for this kernel in the repositories"),
+        })
+    }
+
+    fn lookup<T>(&self, looked_for: String) -> Lookup<T> {
+        Lookup::Missing { looked_for, hint: self.hint.to_owned() }
+    }
+
+    /// Returns the packages' names, by group.
+    pub fn names(&self) -> Vec<Vec<String>> {
+        let of_release = |name: &String| with_release(name, self.target);
+        let release = self.target.release.as_str();
+        match &self.from {
+            Place::Apt(_, groups) => {
+                groups.iter().map(|group| group.iter().map(of_release).collect()).collect()
+            }
+            Place::Rpm(_, groups) => groups.iter().map(|group| names_for(group, release)).collect(),
+        }
+    }
+
+    fn key(&self) -> String {
+        let parts = match &self.from {
+            Place::Apt(suites, _) => apt::key_parts(suites),
+            Place::Rpm(archive, ..) => {
+                rpm::key_parts(archive, (&self.target.repository_version(), self.target.arch))
+            }
+        };
+        let groups: Vec<String> = self.names().iter().map(|group| group.join(" | ")).collect();
+        key(self.format, self.target, groups.iter().chain(&parts))
+    }
+}
+
+impl Archive for AptArchive {
+    type Package = PackageRecord;
+
+    async fn search(&self, search: &Search<'_>, with_dependencies: bool) -> Result<Packages> {
+        let groups = search.names();
+        if with_dependencies { self.closure(&groups).await } else { self.choose(&groups, None).await }
+    }
+
+    fn identity(package: &PackageRecord) -> String {
+        package.identity()
+    }
+
+    async fn fetch(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>> {
+        self.download(packages).await
+    }
+
+    async fn update(&self) -> Result<bool> {
+        self.renew().await
+    }
+}
+
+impl Archive for Repositories {
+    type Package = Listed;
+
+    // The dependencies flag is ignored: the definition names each of a kernel's RPM packages.
+    async fn search(&self, search: &Search<'_>, _: bool) -> Result<Packages<Listed>> {
+        self.choose(&search.names(), &search.target.release).await
+    }
+
+    fn identity(listed: &Listed) -> String {
+        listed.package.identity()
+    }
+
+    async fn fetch(&self, packages: &[Listed]) -> Result<Vec<PathBuf>> {
+        self.download(packages).await
+    }
+
+    async fn update(&self) -> Result<bool> {
+        self.renew().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use farrier_local::cache::Cache;
+
+    use super::*;
+    use crate::FetchOptions;
+
+    /// An archive that lists a package but fails to fetch its file; counts the fetches.
+    #[derive(Default)]
+    struct Broken(AtomicUsize);
+
+    impl Archive for Broken {
+        type Package = ();
+
+        async fn search(&self, _: &Search<'_>, _: bool) -> Result<Packages<()>> {
+            Ok(Packages::Found(vec![()]))
+        }
+
+        fn identity((): &()) -> String {
+            "linux-image=6.1 sha256:1f".to_owned()
+        }
+
+        async fn fetch(&self, _: &[()]) -> Result<Vec<PathBuf>> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Err(FetchError::Interrupted)
+        }
+
+        // As if the attempt took so long that the lists are outdated again.
+        async fn update(&self) -> Result<bool> {
+            Ok(true)
+        }
+    }
+
+    #[tokio::test]
+    async fn packages_are_asked_for_twice_at_most() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path().to_owned()).unwrap();
+        let fetcher = Fetcher::new(cache, FetchOptions::default());
+        let target = KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0-47-amd64".parse().unwrap(),
+            arch: Architecture::Amd64,
+        };
+        let suites = AptSuites::default();
+        let search = Search {
+            fetcher: &fetcher,
+            target: &target,
+            kind: "headers",
+            format: "1",
+            from: Place::Apt(&suites, Vec::new()),
+            with_dependencies: false,
+            hint: "",
+        };
+        let archive = Broken::default();
+        let outcome = search.take(&archive, |_| Ok(())).await;
+        assert!(matches!(outcome, Err(FetchError::Interrupted)), "{outcome:?}");
+        assert_eq!(archive.0.into_inner(), 2);
+    }
+
+    #[test]
+    fn what_an_older_farrier_found_counts() {
+        let found: Found = serde_json::from_str(r#"{"key": "1f", "origin": ["linux-image=6.1"]}"#).unwrap();
+        assert_eq!(
+            (found.key.as_str(), found.origin.as_slice()),
+            ("1f", &["linux-image=6.1".to_owned()][..])
+        );
+        assert_eq!((found.release.as_str(), found.arch), ("", None), "older records have no release");
+    }
+}

@@ -1,0 +1,223 @@
+//! Adapter: child processes that end with the future that waits for them.
+
+use std::{
+    io,
+    process::{ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use farrier_local::cache::says_full_disk;
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::{Child, Command},
+};
+
+use super::{FetchError, Result};
+
+/// Fixed search path for the programs of a Debian system. As root, `dpkg` needs the `sbin` directories, which a service's search
+/// path often lacks.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A program in a separate process group. Dropping this value ends the whole group.
+pub(super) struct Running {
+    pub(super) child: Child,
+    grace: Duration,
+}
+
+/// Exit status and output of a program.
+pub struct Output {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Creates a command with a fixed search path and locale, and an empty standard input.
+pub fn command(program: &'static str) -> Command {
+    let mut command = Command::new(program);
+    command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Removes the proxy variables from a command's environment: its configuration contains everything it needs.
+pub fn without_proxies(command: &mut Command) {
+    for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
+        command.env_remove(name).env_remove(name.to_ascii_uppercase());
+    }
+}
+
+/// Starts a command. If dropped while running, the program has `grace` to clean up after a SIGTERM.
+pub(super) fn start(mut command: Command, program: &'static str, grace: Duration) -> Result<Running> {
+    let child = command
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|source| FetchError::Start(program, source))?;
+    Ok(Running { child, grace })
+}
+
+/// Runs a command until it exits, whatever its exit status.
+pub async fn output(command: Command, program: &'static str) -> Result<Output> {
+    let mut running = start(command, program, Duration::ZERO)?;
+    let failed = |source| FetchError::Start(program, source);
+    let (out, err) = (running.child.stdout.take(), running.child.stderr.take());
+    let (stdout, stderr) = tokio::try_join!(read_text(out), read_text(err)).map_err(failed)?;
+    let status = running.child.wait().await.map_err(failed)?;
+    Ok(Output { status, stdout, stderr })
+}
+
+/// Runs a command and returns an error if it fails. `action` describes the program's task in that error.
+pub async fn run(command: Command, program: &'static str, action: impl FnOnce() -> String) -> Result<Output> {
+    let output = output(command, program).await?;
+    if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
+}
+
+/// Reads a program's output until it closes the pipe.
+pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    if let Some(mut pipe) = pipe {
+        pipe.read_to_end(&mut bytes).await?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // No id means that the program has exited and was waited for.
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok());
+        let Some(group) = id.and_then(Pid::from_raw) else { return };
+        if !self.grace.is_zero() && kill_process_group(group, Signal::TERM).is_ok() {
+            // Blocks on purpose, and only during cancellation: the caller then removes the program's working directory, which
+            // must not happen while the program still writes there.
+            let deadline = Instant::now() + self.grace;
+            while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        // Kill the rest of the group; an empty group is not an error.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+/// Creates an error from a failed program's standard error.
+pub fn failure(action: String, stderr: &str) -> FetchError {
+    FetchError::Program { action, message: last_words(stderr), transient: may_pass(stderr) }
+}
+
+/// Returns the lines of a program's standard error that report the failure, at most five.
+fn last_words(stderr: &str) -> String {
+    // tar names the full disk on a separate line, before mmdebstrap's own errors.
+    if let Some(line) = stderr.lines().find(|line| says_full_disk(line)) {
+        return line.trim_start_matches("E: ").trim().chars().take(2000).collect();
+    }
+    let mut lines: Vec<&str> = stderr.lines().filter(|line| line.starts_with("E: ")).collect();
+    if lines.is_empty() {
+        lines = stderr.lines().filter(|line| !line.trim().is_empty()).collect();
+    }
+    let from = lines.len().saturating_sub(5);
+    let text = lines[from..].iter().map(|line| line.trim_start_matches("E: ").trim()).collect::<Vec<_>>();
+    text.join("; ").chars().take(2000).collect()
+}
+
+/// Whether a failure of apt or mmdebstrap is transient. It is not if the output says that an archive answered but lacks or does
+/// not sign the request, or that the disk is full.
+fn may_pass(stderr: &str) -> bool {
+    const NETWORK: [&str; 8] = [
+        "Could not resolve",
+        "Could not connect",
+        "Unable to connect",
+        "Temporary failure",
+        "timed out",
+        "Connection failed",
+        "Hash Sum mismatch",
+        "unexpected size",
+    ];
+    const FINAL: [&str; 11] = [
+        "does not have a Release file",
+        "no longer has a Release file",
+        " is expired (invalid since",
+        "NO_PUBKEY",
+        "is not signed",
+        "EXPKEYSIG",
+        "BADSIG",
+        "Unable to locate package",
+        "Unable to correct problems",
+        "404  Not Found",
+        "' was not found",
+    ];
+    let says = |signs: &[&str]| signs.iter().any(|sign| stderr.contains(sign));
+    says(&NETWORK) || !(says(&FINAL) || says_full_disk(stderr))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn output_and_status() {
+        let mut sh = command("sh");
+        sh.args(["-c", "echo out; echo 'E: bad' >&2; exit 3"]);
+        let output = output(sh, "sh").await.unwrap();
+        assert_eq!((output.stdout.as_str(), output.status.code()), ("out\n", Some(3)));
+        assert_eq!(last_words(&output.stderr), "bad");
+    }
+
+    #[tokio::test]
+    async fn an_absent_program_is_named() {
+        let error = output(command("no-such-program"), "no-such-program").await.err().unwrap();
+        assert_eq!(error.to_string(), "start no-such-program");
+        assert_eq!(error.hint().unwrap(), "install no-such-program, or put it in the search path");
+    }
+
+    #[tokio::test]
+    async fn dropping_ends_the_whole_group() {
+        for grace in [Duration::ZERO, Duration::from_secs(5)] {
+            let mut sh = command("sh");
+            // The grandchild keeps the pipe open as long as it lives.
+            sh.args(["-c", "sleep 1000 & echo started; wait"]);
+            let mut running = start(sh, "sh", grace).unwrap();
+            let mut pipe = running.child.stdout.take().unwrap();
+            let mut text = [0; 8];
+            pipe.read_exact(&mut text).await.unwrap();
+            drop(running);
+            assert_eq!(pipe.read_to_end(&mut Vec::new()).await.unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn what_may_pass() {
+        assert!(may_pass("E: Failed to fetch x  Could not resolve 'x'"));
+        assert!(may_pass("E: something new"));
+        assert!(!may_pass("E: The repository 'x' does not have a Release file."));
+        assert!(!may_pass("W: GPG error: NO_PUBKEY 1234"));
+        let expired = "E: Release file for http://a.test/InRelease is expired (invalid since 16d 4h). Updates for this \
+                       repository will not be applied.";
+        assert!(!may_pass(expired));
+        assert!(failure("fetch".to_owned(), expired).hint().unwrap().contains("check-valid-until=no"));
+    }
+
+    #[test]
+    fn words_are_bounded() {
+        let many = "E: line\n".repeat(1000);
+        assert_eq!(last_words(&many), ["line"; 5].join("; "));
+        assert_eq!(last_words("\nfirst\n\nlast\n"), "first; last");
+    }
+
+    #[test]
+    fn a_full_disk_is_named_and_does_not_pass() {
+        let said = "tar: ./usr/bin/gcc-12: Cannot write: No space left on device\n\
+                    tar: Exiting with failure status due to previous errors\n\
+                    E: tar --extract failed: 512\n\
+                    E: mmdebstrap failed to run\n";
+        assert_eq!(last_words(said), "tar: ./usr/bin/gcc-12: Cannot write: No space left on device");
+        assert!(!may_pass(said));
+        // apt checks the free space before it writes.
+        let said = "E: You don't have enough free space in /var/cache/apt/archives/.\n";
+        assert!(!may_pass(said));
+        assert_eq!(
+            failure("make the toolchain".to_owned(), said).hint().unwrap(),
+            farrier_local::cache::FULL_DISK
+        );
+    }
+}

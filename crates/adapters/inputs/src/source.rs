@@ -1,0 +1,494 @@
+//! Adapter: sources of driver images: packages, downloads, files and directories.
+
+use std::{
+    ffi::OsStr,
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use farrier_core::{
+    facts::annotations,
+    image::{
+        AptSource, SourceOrigin, SourceSpec,
+        checked::{Download, InnerPattern, fits},
+        is_version_control,
+    },
+    kernel::Architecture,
+};
+use farrier_local::{archive::Format, blocking::stoppable, machine::native, tree_removal::remove_tree};
+use farrier_store::{InputKind, StoredInput, key_tag};
+use fs_err as fs;
+
+use super::{
+    CARRY, FetchError, Fetcher, Result, TREE,
+    apt::{
+        package::{self, Package},
+        version,
+    },
+    digest,
+    download::{download, name_of},
+    files::{copy_file, listing, names_in},
+    rpm,
+    stored::{Input, Packed, StoredUnder, content_key, source_tag},
+    suspects, unpack,
+};
+
+/// Kind of the cache entries.
+const PLACE: &str = "sources";
+
+/// A fetched source, unpacked in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchedSource {
+    /// The tree that becomes `sources/<name>/`.
+    pub root: PathBuf,
+    /// Identity for provenance, such as `package=version sha256:...`.
+    pub origin: String,
+}
+
+/// Identity of a source, known without fetching all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceIdentity {
+    /// Contribution to the input hash: the content's digest, and `unpack` and `subdir` of the definition.
+    pub identity: String,
+    /// Upstream part of the package's version, for `apt` sources.
+    pub version: Option<String>,
+}
+
+impl SourceIdentity {
+    /// Returns the identity of another part of the same original.
+    pub(super) fn of_another_part(&self, spec: &SourceSpec, other: &SourceSpec) -> String {
+        let original = self.identity.strip_suffix(&parts_of(spec)).unwrap_or(&self.identity);
+        format!("{original}{}", parts_of(other))
+    }
+}
+
+/// Access to the sources of driver images.
+#[derive(Clone, Copy)]
+pub struct Sources<'a>(pub(super) &'a Fetcher);
+
+/// Content of a source, before it is fetched.
+enum Content {
+    Package(Package),
+    Rpm(Box<rpm::source::Found>),
+    Download { url: Download, sha256: String },
+    Local { path: PathBuf, sha256: String, is_dir: bool },
+}
+
+impl Sources<'_> {
+    /// Returns the current identity of the source. Downloads no source.
+    pub async fn identity(self, spec: &SourceSpec) -> Result<SourceIdentity> {
+        if let Some(stored) = self.in_place_of(spec).await? {
+            let identity = stored_identity(spec, &stored)?;
+            let version = stored.annotations.get(annotations::VERSION).cloned();
+            return Ok(SourceIdentity { identity, version });
+        }
+        let content = self.content(&spec.from).await?;
+        let version = match &content {
+            Content::Package(package) => Some(version::upstream(&package.version).to_owned()),
+            _ => None,
+        };
+        Ok(SourceIdentity { identity: identity(spec, &content), version })
+    }
+
+    /// Fetches and unpacks the source.
+    pub async fn fetch(self, spec: &SourceSpec) -> Result<FetchedSource> {
+        let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir }) = (self, spec);
+        if let Some(stored) = self.in_place_of(spec).await? {
+            let origin = stored_identity(spec, &stored)?;
+            let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
+            let place = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &origin)?, make).await?;
+            return Ok(FetchedSource { root: place.join(TREE), origin });
+        }
+        let content = self.content(from).await?;
+        let origin = identity(spec, &content);
+        if let (Content::Local { path, is_dir: true, .. }, None) = (&content, unpack) {
+            // Use the user's own tree in place: builds only read it.
+            let (path, subdir) = (path.clone(), subdir.clone());
+            let root = stoppable(move |_| pick(&path, subdir.as_ref())).await?;
+            return Ok(FetchedSource { root, origin });
+        }
+        let key = content_key(&origin);
+        // A source on this machine is not fetched from the store.
+        let is_here = matches!(content, Content::Local { .. });
+        let make = |dir| async {
+            // The digest is known, so no signature is needed.
+            if let (false, Some(store)) = (is_here, fetcher.store())
+                && let Some(stored) = store.find(InputKind::Source, &key_tag(&key)?).await?
+            {
+                return self.lay_out_stored(spec, &stored, &origin, dir).await;
+            }
+            let archive = match &content {
+                Content::Local { sha256, is_dir: false, .. } => Some(sha256.clone()),
+                _ => None,
+            };
+            let original = self.original(spec, content).await?;
+            let suspects = self.lay_out(spec, original, dir, archive.is_some()).await?;
+            if let Some(sha256) = archive {
+                self.0.cache.write_record(suspects::RECORDS, &sha256, &suspects)?;
+            }
+            Ok(())
+        };
+        let root = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &origin)?, make).await?.join(TREE);
+        Ok(FetchedSource { root, origin })
+    }
+
+    /// Puts the source into the store, unless it is there.
+    pub async fn keep(self, spec: &SourceSpec) -> Result<StoredUnder> {
+        let SourceIdentity { identity, version } = self.identity(spec).await?;
+        let input = Input {
+            kind: InputKind::Source,
+            what: format!("source {} ({identity})", spec.name),
+            tag: key_tag(&content_key(&identity))?,
+            declared: Some(source_tag(spec)?),
+        };
+        let content = async {
+            let original = self.original(spec, self.content(&spec.from).await?).await?;
+            let packed = if original.is_dir() {
+                self.0.pack(original).await?
+            } else {
+                let (sha256, size) =
+                    (self.0.digest_of(&original).await?.digest, fs::metadata(&original)?.len());
+                Packed::original(original, &sha256, size)?
+            };
+            let notes = [
+                (annotations::TITLE, Some(spec.name.to_string())),
+                (annotations::IDENTITY, Some(identity)),
+                (annotations::VERSION, version),
+            ];
+            Ok(packed.with_notes(notes))
+        };
+        Box::pin(self.0.keep(input, content)).await
+    }
+
+    /// Returns the stored source for a definition that is not looked up upstream: one whose path does not exist at this site, one
+    /// with fixed content, or, with `--offline`, any package.
+    async fn in_place_of(self, spec: &SourceSpec) -> Result<Option<StoredInput>> {
+        let (kind, tag) = (InputKind::Source, source_tag(spec)?);
+        match &spec.from {
+            SourceOrigin::Path { path, .. } if !self.0.root.join(path).exists() => {
+                self.0.stored(kind, &tag).await
+            }
+            SourceOrigin::Apt(source) if package::asks_store(self.0, source, arch_of(source))? => {
+                self.0.stored_package(kind, &tag).await
+            }
+            SourceOrigin::Rpm(_) if self.0.is_offline() => self.0.stored_package(kind, &tag).await,
+            // The digest identifies a download, whatever its address.
+            SourceOrigin::Url { .. }
+            | SourceOrigin::Path { .. }
+            | SourceOrigin::Apt(_)
+            | SourceOrigin::Rpm(_)
+            | SourceOrigin::Image(_) => Ok(None),
+        }
+    }
+
+    /// Returns the publisher's original: the file or directory whose digest is in the identity.
+    async fn original(self, spec: &SourceSpec, content: Content) -> Result<PathBuf> {
+        match content {
+            Content::Package(found) => {
+                let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
+                package::file(self.0, source, &found, arch_of(source)).await
+            }
+            Content::Rpm(found) => self.0.explain_if_offline(
+                Box::pin(found.file()).await,
+                || format!("source {}", spec.name),
+                CARRY,
+            ),
+            Content::Download { url, sha256 } => {
+                let what = format!("source {}", spec.name);
+                let downloaded = download(self.0, &what, &url, &sha256).await;
+                self.0.explain_if_offline(downloaded, || format!("{what} ({url})"), CARRY)
+            }
+            Content::Local { path, .. } => Ok(path),
+        }
+    }
+
+    /// Makes the source's tree in `dir`. If `suspects` is set, returns files of the original that look like credentials.
+    async fn lay_out(
+        self,
+        spec: &SourceSpec,
+        original: PathBuf,
+        dir: PathBuf,
+        suspects: bool,
+    ) -> Result<Vec<String>> {
+        let (name, inner, subdir) = (file_name(&spec.from)?, spec.unpack.clone(), spec.subdir.clone());
+        let work = move |stop: &AtomicBool| {
+            let base = whole(stop, (&original, &name), &dir)?;
+            let suspects = if suspects { suspects::of_tree(&base, stop)? } else { Vec::new() };
+            lay_out(stop, base, &dir, inner.as_ref(), subdir.as_ref())?;
+            Ok(suspects)
+        };
+        stoppable(work).await
+    }
+
+    /// Makes the source's tree from the store. Only the digest counts, and it must match the identity: tag and annotations are
+    /// untrusted registry content.
+    async fn lay_out_stored(
+        self,
+        spec: &SourceSpec,
+        stored: &StoredInput,
+        identity: &str,
+        dir: PathBuf,
+    ) -> Result<()> {
+        let wanted = OriginalDigest::in_identity(identity);
+        let other = |found: &str| stored.is_not(&format!("it holds {found}, and {identity} is wanted"));
+        let work = self.0.cache.scratch()?;
+        let original = match wanted {
+            Some(OriginalDigest::File(sha256)) => {
+                if stored.layer.digest.hex() != sha256 {
+                    return Err(other(&format!("{}", stored.layer.digest)).into());
+                }
+                let file = work.path().join(file_name(&spec.from)?);
+                self.0.required_store()?.fetch(stored, &file).await?;
+                file
+            }
+            Some(OriginalDigest::Tree(sha256)) => {
+                self.0.take_tree(stored, work.path().to_owned()).await?;
+                let tree = work.path().join(TREE);
+                let path = tree.clone();
+                let found = stoppable(move |stop| {
+                    Ok::<_, FetchError>((suspects::version_control_in(&path)?, digest::of_tree(&path, stop)?))
+                });
+                let (unverified, found) = found.await?;
+                // No digest covers version-control data, and a definition may name an archive in it.
+                if let Some(place) = unverified {
+                    let place = place.display();
+                    return Err(other(&format!(
+                        "version-control data ({place}), which `farrier mirror` no longer stores"
+                    ))
+                    .into());
+                }
+                if found != sha256 {
+                    return Err(other(&format!("a tree with the digest sha256:{found}")).into());
+                }
+                tree
+            }
+            None => return Err(other("something without a digest").into()),
+        };
+        self.lay_out(spec, original, dir, false).await.map(drop)
+    }
+
+    async fn content(self, from: &SourceOrigin) -> Result<Content> {
+        match from {
+            SourceOrigin::Apt(source) => {
+                Ok(Content::Package(package::find(self.0, source, arch_of(source)).await?))
+            }
+            SourceOrigin::Rpm(source) => {
+                let found = Box::pin(rpm::source::Found::find(self.0, source)).await;
+                let found =
+                    self.0.explain_if_offline(found, || format!("package {}", &*source.package), CARRY)?;
+                Ok(Content::Rpm(Box::new(found)))
+            }
+            // Images are excluded: each kernel has its own, and their layers are fetched like any image's.
+            SourceOrigin::Image(source) => Err(FetchError::value(
+                "a source that is the same for all kernels",
+                &source.reference,
+                "it is an image",
+            )),
+            SourceOrigin::Url { url, sha256 } => {
+                Ok(Content::Download { url: url.clone(), sha256: sha256.to_ascii_lowercase() })
+            }
+            SourceOrigin::Path { path, sha256: wanted } => {
+                if path.iter().any(is_version_control) {
+                    let path = path.to_string_lossy();
+                    return Err(FetchError::value("the path of a source", &path, NO_SOURCE));
+                }
+                let path = self.0.root.join(path);
+                let known = self.0.digest_of(&path).await?;
+                match wanted {
+                    Some(wanted) if known.is_dir => {
+                        Err(FetchError::value("the sha256 of a directory", wanted, "only files have one"))
+                    }
+                    Some(wanted) if wanted.to_ascii_lowercase() != known.digest => {
+                        Err(FetchError::Checksum {
+                            what: path.display().to_string(),
+                            found: format!("sha256:{}", known.digest),
+                            wanted: format!("sha256:{}", wanted.to_ascii_lowercase()),
+                        })
+                    }
+                    _ => Ok(Content::Local { path, sha256: known.digest, is_dir: known.is_dir }),
+                }
+            }
+        }
+    }
+}
+
+/// Digest of a source's original: 64 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OriginalDigest<'a> {
+    /// Digest of a file's bytes.
+    File(&'a str),
+    /// Digest of a directory's files.
+    Tree(&'a str),
+}
+
+impl<'a> OriginalDigest<'a> {
+    /// Parses the output of [`identity`]: `sha256:...`, `tree sha256:...` or `package=version sha256:...`, and suffixes.
+    fn in_identity(identity: &'a str) -> Option<Self> {
+        let mut words = identity.split(' ');
+        let first = words.next()?;
+        let (is_tree, digest) = match first.strip_prefix("sha256:") {
+            Some(digest) => (false, digest),
+            None => (first == "tree", words.next()?.strip_prefix("sha256:")?),
+        };
+        Some(if is_tree { Self::Tree(digest) } else { Self::File(digest) })
+    }
+}
+
+/// Returns the name of a source's file, which is part of a tree with one file.
+fn file_name(from: &SourceOrigin) -> Result<String> {
+    let name = match from {
+        SourceOrigin::Url { url, .. } => return name_of(url),
+        SourceOrigin::Path { path, .. } => path.file_name().and_then(OsStr::to_str),
+        SourceOrigin::Apt(source) => Some(source.package.as_str()),
+        SourceOrigin::Rpm(_) | SourceOrigin::Image(_) => None,
+    };
+    Ok(name.unwrap_or("file").to_owned())
+}
+
+/// Returns the cache key of a source's tree. The key includes the file name, because a tree with one file contains that name.
+fn tree_key(spec: &SourceSpec, identity: &str) -> Result<String> {
+    Ok(content_key(&format!("{identity} file={}", file_name(&spec.from)?)))
+}
+
+/// Returns the architecture of a source's package.
+pub(super) fn arch_of(source: &AptSource) -> Architecture {
+    source.arch.unwrap_or_else(native)
+}
+
+fn identity(spec: &SourceSpec, content: &Content) -> String {
+    let original = match content {
+        Content::Package(package) => package.identity(),
+        Content::Rpm(found) => found.identity(),
+        Content::Local { path: _, sha256, is_dir: true } => format!("tree sha256:{sha256}"),
+        Content::Download { sha256, .. } | Content::Local { sha256, .. } => format!("sha256:{sha256}"),
+    };
+    original + &parts_of(spec)
+}
+
+/// Returns the suffix of the identity that names the used part of the original.
+fn parts_of(spec: &SourceSpec) -> String {
+    let SourceSpec { name: _, from: _, unpack, subdir } = spec;
+    let mut text = String::new();
+    for (name, value) in [("unpack", unpack), ("subdir", subdir)] {
+        if let Some(value) = value {
+            let _ = write!(text, " {name}={value}");
+        }
+    }
+    text
+}
+
+/// Returns the identity that a stored source claims, if the definition allows it.
+fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
+    let identity = stored.note(annotations::IDENTITY)?;
+    let original = identity.strip_suffix(&parts_of(spec));
+    let is_it = original.is_some_and(|original| match &spec.from {
+        SourceOrigin::Url { sha256, .. } | SourceOrigin::Path { sha256: Some(sha256), .. } => {
+            original == format!("sha256:{}", sha256.to_ascii_lowercase())
+        }
+        SourceOrigin::Path { sha256: None, .. } => true,
+        SourceOrigin::Apt(source) => match &source.version {
+            Some(version) => original.starts_with(&format!("{}={version} sha256:", source.package)),
+            None => original.starts_with(&format!("{}=", source.package)),
+        },
+        SourceOrigin::Rpm(source) => rpm::source::is_wanted(source, original),
+        SourceOrigin::Image(_) => false,
+    });
+    if is_it {
+        Ok(identity.to_owned())
+    } else {
+        Err(stored
+            .is_not(&format!("its identity is {identity:?}, which does not match the definition"))
+            .into())
+    }
+}
+
+/// Reason why version-control data is refused.
+const NO_SOURCE: &str = "version-control data is not a source";
+
+/// Returns the whole original as a tree: a directory in place, anything else in `dir/raw`. `name` is the file's name in the
+/// definition.
+fn whole(stop: &AtomicBool, (from, name): (&Path, &str), dir: &Path) -> Result<PathBuf> {
+    if from.is_dir() {
+        return Ok(from.to_owned());
+    }
+    let raw = dir.join("raw");
+    fs::create_dir(&raw)?;
+    if Format::of(from)?.is_some() {
+        unpack(stop, from, &raw, &from.display().to_string())?;
+    } else {
+        // A file that is not an archive becomes a tree with one file.
+        copy_file(from, &raw.join(name))?;
+    }
+    Ok(raw)
+}
+
+/// Makes `dir/tree` from the used part of the original.
+fn lay_out(
+    stop: &AtomicBool,
+    base: PathBuf,
+    dir: &Path,
+    inner: Option<&InnerPattern>,
+    subdir: Option<&InnerPattern>,
+) -> Result<()> {
+    let base = match inner {
+        None => base,
+        Some(inner) => {
+            let archive = only_match(&base, inner, "file", Path::is_file)?;
+            let unpacked = dir.join("inner");
+            fs::create_dir(&unpacked)?;
+            unpack(stop, &archive, &unpacked, inner)?;
+            unpacked
+        }
+    };
+    let (chosen, tree) = (pick(&base, subdir)?, dir.join(TREE));
+    fs::rename(&chosen, &tree)?;
+    for rest in [dir.join("raw"), dir.join("inner")].iter().filter(|rest| rest.exists()) {
+        remove_tree(rest)?;
+    }
+    Ok(())
+}
+
+/// Returns the directory named by `subdir`, a relative path whose last component may contain one `*`.
+fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf> {
+    match subdir {
+        None => Ok(base.to_owned()),
+        Some(subdir) => only_match(base, subdir, "directory", Path::is_dir),
+    }
+}
+
+/// Returns the only match of a relative path whose last component may contain one `*`.
+fn only_match(base: &Path, path: &InnerPattern, kind: &str, is_kind: fn(&Path) -> bool) -> Result<PathBuf> {
+    let pattern = Path::new(path.as_str());
+    let parent = base.join(pattern.parent().unwrap_or(Path::new("")));
+    let last = pattern.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    if !contains(base, &parent) || !parent.is_dir() {
+        return Err(absent(path, base)?);
+    }
+    let names = names_in(&parent)?;
+    let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| fits(last, name)));
+    let mut found =
+        matching.map(|name| parent.join(name)).filter(|path| contains(base, path) && is_kind(path));
+    match (found.next(), found.next()) {
+        (Some(only), None) => Ok(only),
+        (None, _) => Err(absent(path, &parent)?),
+        (Some(_), Some(_)) => {
+            let among = listing(&names);
+            Err(FetchError::Layout(format!("one {kind} {path:?} in the source: several match among {among}")))
+        }
+    }
+}
+
+fn absent(wanted: &str, dir: &Path) -> Result<FetchError> {
+    Ok(FetchError::Layout(format!("{wanted:?} in the source: there is {}", listing(&names_in(dir)?))))
+}
+
+/// Whether a path, with links resolved, is inside the directory and not part of its version-control data.
+fn contains(base: &Path, path: &Path) -> bool {
+    let (Ok(base), Ok(path)) = (fs::canonicalize(base), fs::canonicalize(path)) else { return false };
+    path.strip_prefix(&base).is_ok_and(|below| !below.iter().any(is_version_control))
+}
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

@@ -1,0 +1,122 @@
+//! Adapter: finds files of a source that look like credentials, and version-control data that cannot be omitted.
+
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use farrier_core::image::{SourceEntry, SourceOrigin, SourceSpec, is_version_control};
+use farrier_local::{archive::Format, blocking::stoppable};
+use fs_err::File;
+
+use super::{Result, Sources, files, unpack};
+
+/// Kind of the cache's records of archives' suspects.
+pub(super) const RECORDS: &str = "source-suspects";
+/// Maximum number of files that a warning names.
+const MOST_NAMED: usize = 20;
+
+impl Sources<'_> {
+    /// Returns a warning about credentials in a local directory or file. Archives are not opened.
+    pub async fn warning(self, spec: &SourceSpec) -> Result<Option<String>> {
+        let Some(path) = self.local(spec) else { return Ok(None) };
+        let known = self.0.digest_of(&path).await?;
+        Ok(warning(
+            spec,
+            &known.credentials,
+            "remove them: builds can read them, and registries that store the source contain them",
+        ))
+    }
+
+    /// Returns a warning about credentials or version-control data in a local archive. The archive is stored unchanged, because
+    /// it is verified by its digest.
+    pub async fn archive_warning(self, spec: &SourceSpec) -> Result<Option<String>> {
+        let Some(path) = self.local(spec).filter(|path| path.is_file()) else { return Ok(None) };
+        if Format::of(&path)?.is_none() {
+            return Ok(None);
+        }
+        let sha256 = self.0.digest_of(&path).await?.digest;
+        let suspects: Vec<String> = if let Some(known) = self.0.cache.read_record(RECORDS, &sha256)? {
+            known
+        } else {
+            let scratch = self.0.cache.scratch()?;
+            let work = scratch.path().to_owned();
+            let suspects = stoppable(move |stop| {
+                unpack(stop, &path, &work, &path.display().to_string())?;
+                of_tree(&work, stop)
+            });
+            let suspects = suspects.await?;
+            self.0.cache.write_record(RECORDS, &sha256, &suspects)?;
+            suspects
+        };
+        Ok(warning(spec, &suspects, "pack the archive without them: registries store it unchanged"))
+    }
+
+    /// Returns the path of a local source, if it exists.
+    fn local(self, spec: &SourceSpec) -> Option<PathBuf> {
+        let SourceOrigin::Path { path, .. } = &spec.from else { return None };
+        Some(self.0.root.join(path)).filter(|path| path.exists())
+    }
+}
+
+/// Returns the warning about a source's suspects, if there are any.
+fn warning(spec: &SourceSpec, suspects: &[String], advice: &str) -> Option<String> {
+    if suspects.is_empty() {
+        return None;
+    }
+    let named = suspects.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = match suspects.len().saturating_sub(MOST_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "warning: source {} has files that look like credentials: {named}{more} ({advice})",
+        spec.name
+    ))
+}
+
+/// Returns the first version-control data in a tree, relative to it.
+pub(super) fn version_control_in(tree: &Path) -> Result<Option<PathBuf>> {
+    for entry in walkdir::WalkDir::new(tree).min_depth(1).sort_by_file_name() {
+        let entry = entry?;
+        if is_version_control(entry.file_name()) {
+            return Ok(Some(entry.path().strip_prefix(tree).unwrap_or(entry.path()).to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+/// Returns descriptions of a tree's files that look like credentials, and of its version-control data.
+pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let mut walk = walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter();
+    while let Some(entry) = walk.next() {
+        let entry = entry?;
+        files::check_not_canceled(stop)?;
+        let below = entry.path().strip_prefix(root).unwrap_or(entry.path());
+        let kind = entry.file_type();
+        if SourceEntry::of(below, &[]) == SourceEntry::VersionControl {
+            found.push(format!("{} (version-control data)", below.display()));
+            if kind.is_dir() {
+                walk.skip_current_dir();
+            }
+        } else if kind.is_file() {
+            found.extend(credentials_in(below, entry.path())?);
+        }
+    }
+    Ok(found)
+}
+
+/// Describes a file that looks like credentials: its path in the source, and its probable content.
+pub(super) fn credentials_in(below: &Path, place: &Path) -> Result<Option<String>> {
+    let mut content = Vec::new();
+    let file = File::open(place)?;
+    if file.metadata()?.len() <= SourceEntry::LARGEST {
+        file.take(SourceEntry::LARGEST).read_to_end(&mut content)?;
+    }
+    Ok(match SourceEntry::of(below, &content) {
+        SourceEntry::Credentials(what) => Some(format!("{} ({what})", below.display())),
+        SourceEntry::VersionControl | SourceEntry::Source => None,
+    })
+}

@@ -1,0 +1,470 @@
+//! Adapter: unpacks untrusted archives. Entries cannot escape the destination directory, and limits bound what an archive may
+//! contain.
+
+pub mod links;
+mod makeself;
+mod tree;
+
+#[cfg(test)]
+mod image_tests;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use fs_err::File;
+use oci::{Extensions, LayerReader, MAX_NAME, NameError, Names, Whiteout};
+use tar::EntryType;
+use tree::Tree;
+pub use tree::UnpackMode;
+
+/// Limits on the content of an archive.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Maximum number of entries.
+    pub entries: u64,
+    /// Maximum total size of all files, unpacked, in bytes.
+    pub bytes: u64,
+    /// Maximum number of path components of an entry.
+    pub depth: usize,
+}
+
+impl Default for Limits {
+    /// 500,000 entries, 16 GiB, 64 levels: several times the largest driver tree.
+    fn default() -> Self {
+        Self { entries: 500_000, bytes: 16 << 30, depth: 64 }
+    }
+}
+
+/// Result of unpacking.
+pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
+
+/// Reason why an archive was not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// The path leaves the destination, is absolute, or contains `..`.
+    #[error("entry {0:?} is outside the archive's root")]
+    Outside(String),
+    /// The path leads through a symbolic link of the same archive.
+    #[error("entry {0:?} would be written through a symbolic link")]
+    ThroughLink(String),
+    /// The entry is a device, socket or FIFO.
+    #[error("entry {0:?} is a {1}, which sources and payloads cannot contain")]
+    Kind(String, &'static str),
+    /// The archive exceeds a limit.
+    #[error("archive contains more than {0}")]
+    Limit(String),
+    /// The archive is truncated or damaged.
+    #[error("archive is damaged or truncated")]
+    Damaged(#[source] io::Error),
+    /// The archive is shorter than its header states.
+    #[error("archive is truncated: the header states {stated} bytes, the file has {found}")]
+    Truncated { stated: u64, found: u64 },
+    /// A checksum differs from the one in the archive's header.
+    #[error("archive is damaged or truncated: its {kind} is {found}, its header states {stated}")]
+    Sum { kind: &'static str, found: String, stated: String },
+    /// farrier does not unpack this form of archive.
+    #[error("archive cannot be unpacked: {0}")]
+    Unsupported(&'static str),
+    /// The program that extracts the tar cannot be run.
+    #[error("start {0}")]
+    Start(&'static str, #[source] io::Error),
+    /// The archive cannot be opened, or one of its files cannot be written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Options for unpacking an archive.
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
+    /// Limits on the content.
+    pub limits: Limits,
+    /// Filter by entry name. Skipped entries count only toward [`PASSED_OVER`] times [`Limits::bytes`].
+    pub wanted: &'a dyn Fn(&Path) -> bool,
+    /// Treatment of files that already exist in the destination.
+    pub manner: UnpackMode,
+    /// Cancels the work: unpacking fails soon after this becomes true.
+    pub stop: &'a AtomicBool,
+}
+
+impl Default for Options<'_> {
+    /// Unpacks everything, within the default limits.
+    fn default() -> Self {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        Self { limits: Limits::default(), wanted: &|_| true, manner: UnpackMode::Alone, stop: &NEVER }
+    }
+}
+
+/// Archive formats that [`unpack_file`] supports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// An uncompressed tar.
+    Tar,
+    /// A gzip-compressed tar of one or more members.
+    Gzip,
+    /// An xz-compressed tar.
+    Xz,
+    /// A Zstandard-compressed tar.
+    Zstd,
+    /// A Debian binary package; its files are unpacked.
+    Deb,
+    /// A binary or source RPM package; its files are unpacked.
+    Rpm,
+    /// A self-extracting archive made by `makeself` (`.run`); the tar after its script is unpacked.
+    Makeself,
+}
+
+impl Format {
+    /// Number of bytes needed to detect a format. In NVIDIA's installers the word `Makeself` is about 700 bytes from the start.
+    const START: usize = 4096;
+
+    /// Detects the format from a file's first bytes: 4 KiB, or all of a shorter file.
+    pub fn detect(start: &[u8]) -> Option<Self> {
+        const MAGIC: [(&[u8], Format); 5] = [
+            (b"\x1f\x8b", Format::Gzip),
+            (b"\xfd7zXZ\0", Format::Xz),
+            (b"\x28\xb5\x2f\xfd", Format::Zstd),
+            (b"!<arch>\n", Format::Deb),
+            (b"\xed\xab\xee\xdb", Format::Rpm),
+        ];
+        let compressed = MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, format)| *format);
+        if makeself::is_one(start.get(..Self::START).unwrap_or(start)) {
+            return Some(Self::Makeself);
+        }
+        // POSIX and GNU tar both write this magic at offset 257 of an entry's header.
+        compressed.or_else(|| (start.get(257..262)? == b"ustar").then_some(Self::Tar))
+    }
+
+    /// Detects the format of a file; returns `None` if the file is not an archive.
+    pub fn of(path: &Path) -> io::Result<Option<Self>> {
+        let mut start = Vec::with_capacity(Self::START);
+        File::open(path)?.take(Self::START as u64).read_to_end(&mut start)?;
+        Ok(Self::detect(&start))
+    }
+}
+
+/// Unpacks an uncompressed tar stream into the existing directory `dest`.
+///
+/// Accepts regular files, directories, hard links and symbolic links. Modes are kept without set-id bits, modification times are
+/// kept, owners are not. A symbolic link may point anywhere, but nothing is ever written through one. On an error, entries
+/// unpacked so far remain: pass a directory that the caller discards on failure.
+pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<()> {
+    unpack_stream(reader, dest, &Options { limits: *limits, ..Options::default() })
+}
+
+/// Unpacks an uncompressed tar stream with the given options; see [`unpack_tar`].
+pub fn unpack_stream(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<()> {
+    unpack_counted(reader, dest, options).map(drop)
+}
+
+/// Unpacks a stream and returns the remaining limits.
+fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<Limits> {
+    let Options { limits, wanted, manner, stop: _ } = options;
+    let mut archive = tar::Archive::new(Counted { inner: reader, bytes: 0 });
+    let mut tree = Tree::new(dest, limits.depth, *manner);
+    let mut extensions = Extensions::default();
+    let (mut entries, mut bytes, mut end) = (0, 0, 0);
+    // Raw mode, because the crate reads long names into memory without a limit.
+    for entry in archive.entries().map_err(UnpackError::Damaged)?.raw(true) {
+        let mut entry = entry.map_err(UnpackError::Damaged)?;
+        end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
+        entries += 1;
+        if entries > limits.entries {
+            return Err(UnpackError::Limit(format!("{} entries", limits.entries)));
+        }
+        if extensions.absorb(&mut entry)? {
+            continue;
+        }
+        if end > limits.bytes.saturating_mul(PASSED_OVER) {
+            return Err(UnpackError::Limit(format!(
+                "{} bytes, including skipped content",
+                limits.bytes.saturating_mul(PASSED_OVER)
+            )));
+        }
+        let names = std::mem::take(&mut extensions).names(&entry)?;
+        if !wanted(Path::new(&names.path)) {
+            continue;
+        }
+        if entry.header().entry_type().is_file() {
+            bytes = within(limits, bytes, entry.size())?;
+        }
+        let again = unpack_entry(&mut tree, &names, &mut entry)?;
+        bytes = within(limits, bytes, again)?;
+    }
+    if !extensions.is_empty() {
+        return Err(truncated());
+    }
+    let mut stream = archive.into_inner();
+    // The crate takes an end of file between two entries for the end of the archive. A complete archive continues with a block of
+    // zeros.
+    if stream.bytes < end.saturating_add(BLOCK) {
+        return Err(truncated());
+    }
+    // Read to the end: the checksums of a compressed stream come last, and a program that writes into a pipe must be able to
+    // finish.
+    let rest = io::copy(&mut stream.by_ref().take(limits.bytes), &mut io::sink());
+    if rest.map_err(UnpackError::Damaged)? >= limits.bytes {
+        return Err(too_big(limits));
+    }
+    Ok(Limits { entries: limits.entries - entries, bytes: limits.bytes - bytes, ..*limits })
+}
+
+/// Adds `more` to `bytes`, or fails if the sum exceeds the limit.
+fn within(limits: &Limits, bytes: u64, more: u64) -> Result<u64> {
+    bytes.checked_add(more).filter(|sum| *sum <= limits.bytes).ok_or_else(|| too_big(limits))
+}
+
+/// Unpacks one entry. For a hard link, returns the size of the linked file: programs that read the tree read these bytes again.
+fn unpack_entry(tree: &mut Tree<'_>, names: &Names, entry: &mut tar::Entry<'_, impl Read>) -> Result<u64> {
+    let mode = entry.header().mode().map_err(UnpackError::Damaged)?;
+    if tree.manner() == UnpackMode::Layer
+        && let Some(whiteout) = Path::new(&names.path).file_name().and_then(Whiteout::of)
+    {
+        tree.white_out(&names.path, whiteout)?;
+        return Ok(0);
+    }
+    match entry.header().entry_type() {
+        // Before POSIX, a directory was a regular file whose name ends in a slash.
+        EntryType::Regular if names.path.as_encoded_bytes().ends_with(b"/") => {
+            tree.directory(&names.path, mode)?;
+        }
+        EntryType::Regular | EntryType::Continuous => {
+            let (size, modified) = (entry.size(), entry.header().mtime().unwrap_or(0));
+            tree.file(&names.path, mode, modified, entry, size)?;
+        }
+        EntryType::Directory => tree.directory(&names.path, mode)?,
+        EntryType::Symlink => tree.symlink(&names.path, &names.link)?,
+        EntryType::Link => {
+            let again = tree.hard_link(&names.path, &names.link)?;
+            // Packages and layers contain many hard links. Their unpacked trees are neither packed nor sent as they are.
+            return Ok(if tree.manner() == UnpackMode::Alone { again } else { 0 });
+        }
+        EntryType::Char | EntryType::Block | EntryType::Fifo if tree.manner() == UnpackMode::Layer => {
+            tree.leave_out(&names.path)?;
+        }
+        other => {
+            return Err(UnpackError::Kind(names.path.to_string_lossy().into_owned(), kind(other)));
+        }
+    }
+    Ok(0)
+}
+
+/// Unpacks a file in one of the supported [formats](Format), detected from its first bytes. Entries are treated as in
+/// [`unpack_tar`].
+pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result<()> {
+    let file = || File::open(archive).map(|inner| Stoppable { inner, stop: options.stop });
+    match Format::of(archive)? {
+        Some(Format::Deb) => {
+            let mut command = Command::new("dpkg-deb");
+            command.arg("--fsys-tarfile").arg(archive).stdin(Stdio::null());
+            unpack_output(command, "dpkg-deb", dest, options)
+        }
+        Some(Format::Rpm) => {
+            // rpm2archive reads every form of package and compression, and only converts one archive into another. libarchive's
+            // bsdtar writes empty files for hard-linked names: RPM stores their content with the last name.
+            let mut command = Command::new("rpm2archive");
+            let (package, _) = File::open(archive)?.into_parts();
+            // Keeps RPM from reading the user's configuration.
+            command.args(["--nocompression", "-"]).stdin(package).env("HOME", "/");
+            unpack_output(command, "rpm2archive", dest, options)
+        }
+        Some(Format::Makeself) => unpack_makeself(file()?, dest, options),
+        Some(format) => unpack_compressed(format, file()?, dest, options),
+        None => Err(UnpackError::Damaged(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "it is not a tar, gzip, xz, zstd, makeself, Debian or RPM archive",
+        ))),
+    }
+}
+
+/// Unpacks an image layer (uncompressed, gzip or Zstandard) in the way of [`unpack_file`].
+pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<()> {
+    let tar = LayerReader::new(File::open(layer)?).map_err(UnpackError::Damaged)?;
+    unpack_stream(tar, dest, options)
+}
+
+/// Unpacks an image's layers into a root file system, lowest layer first, within one shared limit. All files are owned by the
+/// caller; set-id bits and devices are omitted.
+pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> Result<()> {
+    let mut options = Options { manner: UnpackMode::Layer, ..*options };
+    for layer in layers {
+        let file = Stoppable { inner: File::open(layer)?, stop: options.stop };
+        let tar = LayerReader::new(file).map_err(UnpackError::Damaged)?;
+        options.limits = unpack_counted(tar, dest, &options)?;
+    }
+    Ok(())
+}
+
+/// Unpacks a tar, compressed or not.
+fn unpack_compressed(format: Format, file: impl Read, dest: &Path, options: &Options<'_>) -> Result<()> {
+    unpack_stream(decoder(format, file)?, dest, options)
+}
+
+/// Returns a reader of a file's content, decompressed if the file is in gzip, xz or Zstandard.
+pub fn decompressed<'a>(path: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>> {
+    let file = Stoppable { inner: File::open(path)?, stop };
+    let format = Format::of(path)?.filter(|format| [Format::Gzip, Format::Xz, Format::Zstd].contains(format));
+    let decoder = decoder(format.unwrap_or(Format::Tar), file)?;
+    Ok(Box::new(BufReader::with_capacity(64 << 10, decoder)))
+}
+
+fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a>> {
+    let file = BufReader::with_capacity(128 << 10, file);
+    Ok(match format {
+        Format::Tar => Box::new(file),
+        Format::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
+        Format::Xz => {
+            let stream =
+                liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)
+                    .map_err(|e| UnpackError::Damaged(e.into()))?;
+            Box::new(liblzma::bufread::XzDecoder::new_stream(file, stream))
+        }
+        Format::Zstd => Box::new(zstd::Decoder::with_buffer(file).map_err(UnpackError::Damaged)?),
+        Format::Deb | Format::Rpm | Format::Makeself => {
+            return Err(UnpackError::Unsupported("it is a package inside another archive"));
+        }
+    })
+}
+
+/// Unpacks the tar after a makeself script, once its size and checksums match the script's header.
+fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options<'_>) -> Result<()> {
+    let mut start = Vec::new();
+    file.by_ref().take(makeself::LONGEST as u64).read_to_end(&mut start).map_err(UnpackError::Damaged)?;
+    let header = makeself::Header::parse(&start).map_err(|error| match error {
+        makeself::Unreadable::Short => truncated(),
+        makeself::Unreadable::NoSkip => UnpackError::Unsupported(
+            "the header of the self-extracting archive does not state its own length",
+        ),
+        makeself::Unreadable::Form => UnpackError::Unsupported(
+            "the content after the header of the self-extracting archive is not a tar archive, plain or \
+             compressed with gzip, xz or zstd",
+        ),
+    })?;
+    drop(start);
+    let offset = header.offset as u64;
+    let length = file.inner.metadata().map_err(UnpackError::Damaged)?.len();
+    let found = length.saturating_sub(offset);
+    if let Some(stated) = header.stated.size.filter(|stated| *stated > found) {
+        return Err(UnpackError::Truncated { stated, found });
+    }
+    let archive = header.stated.size.unwrap_or(found);
+    file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
+    let (mut sums, mut buffer) = (header.sums(), vec![0; 256 << 10]);
+    let mut part = file.by_ref().take(archive);
+    loop {
+        match part.read(&mut buffer).map_err(UnpackError::Damaged)? {
+            0 => break,
+            count => sums.update(buffer.get(..count).unwrap_or_default()),
+        }
+    }
+    sums.verify().map_err(|makeself::Differs { kind, stated, found }| UnpackError::Sum {
+        kind,
+        found,
+        stated,
+    })?;
+    file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
+    unpack_compressed(header.format, file.take(archive), dest, options)
+}
+
+/// Unpacks the tar that a program writes to its standard output.
+fn unpack_output(
+    mut command: Command,
+    program: &'static str,
+    dest: &Path,
+    options: &Options<'_>,
+) -> Result<()> {
+    let failed = |source| UnpackError::Start(program, source);
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(failed)?;
+    let result = match child.stdout.take() {
+        Some(inner) => {
+            let output = BufReader::new(Stoppable { inner, stop: options.stop });
+            unpack_stream(output, dest, options)
+        }
+        None => Err(failed(io::ErrorKind::BrokenPipe.into())),
+    };
+    if result.is_err() {
+        // The program may be waiting for a reader. A program that has already exited is not an error.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(failed)?;
+    result?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(UnpackError::Damaged(io::Error::other(format!("{program} ended with {status}"))))
+    }
+}
+
+/// Size limit of an archive including the skipped entries, in multiples of [`Limits::bytes`].
+pub const PASSED_OVER: u64 = 8;
+
+/// Size of a tar block in bytes.
+const BLOCK: u64 = 512;
+
+/// Twice the memory that `xz -9` needs; source archives do not need more.
+const XZ_MEMORY: u64 = 128 << 20;
+
+fn too_big(limits: &Limits) -> UnpackError {
+    UnpackError::Limit(format!("{} bytes", limits.bytes))
+}
+
+impl From<NameError> for UnpackError {
+    fn from(error: NameError) -> Self {
+        match error {
+            NameError::TooLong => Self::Limit(format!("{MAX_NAME} bytes in an entry's name")),
+            NameError::Sparse(name) => Self::Kind(name, "sparse file"),
+            NameError::Damaged(error) => Self::Damaged(error),
+        }
+    }
+}
+
+/// Returns the name of an unsupported entry type.
+fn kind(entry_type: EntryType) -> &'static str {
+    match entry_type {
+        EntryType::Block | EntryType::Char => "device",
+        EntryType::Fifo => "FIFO",
+        EntryType::GNUSparse => "sparse file",
+        _ => "special entry",
+    }
+}
+
+fn truncated() -> UnpackError {
+    UnpackError::Damaged(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// A reader that counts the bytes read.
+struct Counted<R> {
+    inner: R,
+    bytes: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.bytes += count as u64;
+        Ok(count)
+    }
+}
+
+/// A reader that fails once its flag is true.
+pub struct Stoppable<'a, R> {
+    /// The underlying reader.
+    pub inner: R,
+    /// The stop flag.
+    pub stop: &'a AtomicBool,
+}
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(io::Error::other("stopped"));
+        }
+        self.inner.read(buffer)
+    }
+}

@@ -1,0 +1,58 @@
+//! Adapter: file-system helpers that several modules share.
+
+use std::{
+    fs::Permissions,
+    io::{self, Read as _},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+};
+
+use farrier_core::image::is_version_control;
+use fs_err::{self as fs, File, os::unix::fs::OpenOptionsExt as _};
+use rustix::fs::OFlags;
+use walkdir::{DirEntry, WalkDir};
+
+/// Walks a source tree and skips version-control directories. The root is visited whatever its name is.
+pub fn without_version_control(walk: WalkDir) -> impl Iterator<Item = Result<DirEntry, walkdir::Error>> {
+    walk.into_iter().filter_entry(|entry| entry.depth() == 0 || !is_version_control(entry.file_name()))
+}
+
+/// Maps a missing file to `None`.
+pub fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the first `limit` bytes of a regular file, or `None` when the file does not exist. Any other file
+/// type is an error. The open does not block, so a FIFO cannot hang it.
+pub fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    let mut options = File::options();
+    options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let Some(file) = if_there(options.open(path))? else { return Ok(None) };
+    if !file.metadata()?.is_file() {
+        let message = format!("read {}: it is not a regular file", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Creates a directory and its parents, and removes every permission of the group and of others.
+///
+/// A directory that another user owns keeps its mode: it is a volume whose owner granted access to this user.
+pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
+    fs::create_dir_all(path)?;
+    let mode = fs::metadata(path)?.permissions().mode();
+    // No permission bit of the group or of others is set.
+    if mode.trailing_zeros() >= 6 {
+        return Ok(());
+    }
+    match fs::set_permissions(path, Permissions::from_mode(0o700)) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        set => set,
+    }
+}

@@ -1,0 +1,118 @@
+//! Adapter: on-disk notes about runs that may be killed before they report an outcome: builds, and an
+//! engine's objects for a build.
+//!
+//! A note is written before its run begins and removed when the run's outcome is known and everything of the
+//! run is cleaned up. The note stays locked while the run lives. So an unlocked note belongs to a run whose
+//! farrier was killed, or whose engine died before the cleanup.
+
+use std::{
+    fs::TryLockError,
+    io::{Read as _, Write as _},
+    path::PathBuf,
+};
+
+use fs_err::{self as fs, File};
+use tempfile::NamedTempFile;
+
+/// A directory of notes.
+#[derive(Clone, Debug)]
+pub struct Notes(PathBuf);
+
+/// The note of one run, locked while this value exists.
+#[derive(Debug)]
+pub struct Note {
+    path: PathBuf,
+    locked: File,
+}
+
+impl Notes {
+    /// Uses the notes in a directory. The first note creates the directory.
+    pub fn in_directory(directory: PathBuf) -> Self {
+        Self(directory)
+    }
+
+    /// Writes the note of a run that is about to begin.
+    pub fn begin(&self, run: &str) -> std::io::Result<Note> {
+        fs::create_dir_all(&self.0)?;
+        // The note gets its name only once it is locked. Otherwise another farrier could take the run for a
+        // dead one.
+        let new = NamedTempFile::with_prefix_in(".new-", &self.0)?;
+        new.as_file().lock()?;
+        let path = self.0.join(run);
+        let lock = File::from_parts(new.persist(&path)?, &path);
+        Ok(Note { path, locked: lock })
+    }
+
+    /// Returns the live runs in no particular order, each with its open note. The open file stays readable
+    /// even if the note is removed.
+    pub fn living(&self) -> std::io::Result<impl Iterator<Item = (String, File)>> {
+        let living = |entry: fs::DirEntry| {
+            let (run, file) = (entry.file_name().into_string().ok()?, File::open(entry.path()).ok()?);
+            // A note that is gone or unlocked belongs to a run that has ended.
+            matches!(file.try_lock(), Err(TryLockError::WouldBlock)).then_some((run, file))
+        };
+        Ok(fs::read_dir(&self.0)?.flatten().filter(is_note).filter_map(living))
+    }
+
+    /// Returns the text that each live run has written to its note.
+    pub fn said(&self) -> std::io::Result<Vec<String>> {
+        let read = |(_, mut file): (String, File)| {
+            let mut text = String::new();
+            file.read_to_string(&mut text).map(|_| text)
+        };
+        self.living()?.map(read).collect()
+    }
+
+    /// Returns the runs that ended without removing their notes. The caller takes over each note and its
+    /// lock.
+    pub fn dead(&self) -> Vec<(String, Note)> {
+        let Ok(entries) = fs::read_dir(&self.0) else { return Vec::new() };
+        let dead = entries.flatten().filter(is_note).filter_map(|entry| {
+            let (path, run) = (entry.path(), entry.file_name().into_string().ok()?);
+            let lock = File::open(&path).ok()?;
+            lock.try_lock().ok()?;
+            Some((run, Note { path, locked: lock }))
+        });
+        dead.collect()
+    }
+}
+
+/// Names that begin with a dot are notes that are still being created.
+fn is_note(entry: &fs::DirEntry) -> bool {
+    !entry.file_name().as_encoded_bytes().starts_with(b".")
+}
+
+impl Note {
+    /// Appends a line to the note.
+    pub fn say(&mut self, line: &str) -> std::io::Result<()> {
+        self.locked.write_all(format!("{line}\n").as_bytes())
+    }
+
+    /// Removes the note, once the run's outcome is known and everything of the run is cleaned up.
+    pub fn forget(self) {
+        if let Err(error) = fs::remove_file(&self.path) {
+            tracing::debug!(path = %self.path.display(), %error, "a run's note could not be removed; farrier reads it again later");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_runs_that_are_over_are_dead() {
+        let directory = tempfile::tempdir().unwrap();
+        let notes = Notes::in_directory(directory.path().join("notes"));
+        assert!(notes.dead().is_empty());
+        let alive = notes.begin("alive").unwrap();
+        assert_eq!(notes.living().unwrap().map(|(run, _)| run).collect::<Vec<_>>(), ["alive"]);
+        drop(notes.begin("dead").unwrap());
+        notes.begin("done").unwrap().forget();
+        let (name, note) = notes.dead().pop().unwrap();
+        assert_eq!((name.as_str(), notes.dead().len()), ("dead", 0), "only one caller takes over a note");
+        note.forget();
+        drop(alive);
+        assert_eq!(notes.dead().len(), 1);
+    }
+}

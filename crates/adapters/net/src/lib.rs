@@ -1,0 +1,246 @@
+//! Adapter: network access: permitted hosts, proxies, certificates and secrets.
+//!
+//! Every HTTP request goes through [`Net::execute`], which enforces `--offline` before the first request and before
+//! each redirect. Programs that access the network themselves (apt, mmdebstrap, git, engines) are checked with
+//! [`Net::permit`] before they start. The API server comes from `--cluster`, and is accessed as the kubeconfig says.
+
+#![forbid(unsafe_code)]
+
+mod apt;
+mod client;
+mod error;
+mod git;
+mod secrets;
+mod tls;
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use derive_more::Display;
+use jiff::Timestamp;
+use parking_lot::RwLock;
+use reqwest::Client;
+use tokio::sync::OnceCell;
+use url::Url;
+
+pub use apt::AptReach;
+pub use error::{NetError, connection_hint};
+use farrier_core::{
+    image::Repository,
+    site::{self, Host, HostPolicy, HostPort, MirrorRule, Prefix, Proxy, ProxyUrl, SiteSpec},
+};
+pub use git::{GitReach, git_reach};
+pub use secrets::{ClusterSecretError, ClusterSecrets, Secret, SecretError, SecretReader};
+/// Network options of this machine and site.
+#[derive(Clone, Default, derive_more::Debug)]
+pub struct NetOptions {
+    /// Mirrors, proxies and hosts of the site.
+    pub site: SiteSpec,
+    /// Base of relative paths: the definitions directory.
+    pub root: PathBuf,
+    /// Certificates (PEM) trusted for every host, in addition to the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Hosts (`host` or `host:port`) that may be accessed over plain HTTP, in addition to loopback and the site's
+    /// hosts.
+    pub insecure: Vec<String>,
+    /// Proxies from the environment, which apply if the site names none.
+    pub environment: Proxy,
+    /// Whether only named hosts may be accessed (`--offline`).
+    pub offline: bool,
+    /// Cluster that holds Secrets, if there is one.
+    #[debug(skip)]
+    pub cluster: Option<Arc<dyn ClusterSecrets>>,
+}
+
+/// Purpose of an access to a host, and the origin of its address.
+#[derive(Clone, Copy, Debug, Display)]
+#[display("{what}{}", sent_by.map(|host| format!(" (redirected by {host})")).unwrap_or_default())]
+pub struct Asker<'a> {
+    /// Purpose: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
+    pub what: &'a str,
+    /// Host that named the address; `None` if a definition or the command line named it.
+    pub sent_by: Option<&'a str>,
+}
+
+impl<'a> Asker<'a> {
+    /// Access to an address from a definition or the command line.
+    pub fn of(what: &'a str) -> Self {
+        Self { what, sent_by: None }
+    }
+}
+
+/// HTTP clients, created on first use.
+#[derive(Default)]
+struct Clients {
+    general: OnceCell<Client>,
+    /// One client for each of the site's hosts.
+    hosts: Vec<OnceCell<Client>>,
+}
+
+/// Access to the network. A clone shares connections and named hosts. By default all hosts are permitted, directly and
+/// with the system's certificates.
+#[derive(Clone, Default)]
+pub struct Net(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    mirrors: Vec<MirrorRule>,
+    hosts: Vec<Host>,
+    insecure: Vec<HostPort>,
+    proxy: Proxy,
+    /// Whether `proxy` comes from the environment. Such a proxy is not a named host for `--offline`.
+    environment: bool,
+    site_proxy: bool,
+    policy: RwLock<HostPolicy>,
+    secrets: SecretReader,
+    root: PathBuf,
+    clients: Clients,
+    trusted: tls::Trusted,
+}
+
+impl Net {
+    /// Reads the certificates in the options; contacts no host.
+    pub fn new(options: NetOptions) -> Result<Self, NetError> {
+        let NetOptions { site, root, ca_file, insecure, environment, offline, cluster } = options;
+        let SiteSpec { mirrors, proxy, hosts, .. } = site;
+        let mut policy = if offline { HostPolicy::only_named() } else { HostPolicy::default() };
+        let places = mirrors.iter().flat_map(|rule| &rule.to).filter_map(host_of_prefix);
+        let of_hosts = hosts.iter().flat_map(|host| std::iter::once(&host.host).chain(&host.token_servers));
+        for named in of_hosts.cloned().chain(places) {
+            policy.name(named);
+        }
+        for address in proxy.iter().flat_map(|proxy| [&proxy.http, &proxy.https]).flatten() {
+            address.host().into_iter().for_each(|host| policy.name(host));
+        }
+        let mut plain = Vec::new();
+        for text in &insecure {
+            let host = text.parse().map_err(|error: site::ParseError| {
+                NetError::Options("--insecure-registry".to_owned(), error.to_string())
+            })?;
+            plain.push(host);
+        }
+        plain.extend(hosts.iter().filter(|host| host.plain_http).map(|host| host.host.clone()));
+        let trusted = tls::Trusted::read(ca_file.as_deref(), &hosts, &root)?;
+        Ok(Self(Arc::new(Inner {
+            clients: Clients { hosts: hosts.iter().map(|_| OnceCell::new()).collect(), ..Clients::default() },
+            environment: proxy.is_none() && environment != Proxy::default(),
+            site_proxy: proxy.is_some(),
+            proxy: proxy.unwrap_or(environment),
+            policy: RwLock::new(policy),
+            secrets: SecretReader::new(root.clone(), cluster),
+            insecure: plain,
+            mirrors,
+            hosts,
+            root,
+            trusted,
+        })))
+    }
+
+    /// Reader for this site's secrets.
+    pub fn secrets(&self) -> &SecretReader {
+        &self.0.secrets
+    }
+
+    /// Whether only named hosts may be accessed.
+    pub fn is_offline(&self) -> bool {
+        self.0.policy.read().is_offline()
+    }
+
+    /// Adds a host from the command line (`--registry`) to the named hosts, which `--offline` permits.
+    pub fn name_host(&self, host: HostPort) {
+        self.0.policy.write().name(host);
+    }
+
+    /// Checks that a host may be accessed. `asker` describes the access, for the error.
+    pub fn permit(&self, host: &HostPort, asker: &Asker<'_>) -> Result<(), NetError> {
+        if self.allows(host) {
+            return Ok(());
+        }
+        Err(NetError::Offline { who: asker.to_string(), host: host.to_string() })
+    }
+
+    pub fn allows(&self, host: &HostPort) -> bool {
+        self.0.policy.read().allows(host)
+    }
+
+    /// Expiry of the certificates that were read at startup: the earliest in a client certificate's chain, the latest
+    /// among the roots of a file.
+    pub fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
+        self.0.trusted.ends(&self.0.hosts)
+    }
+
+    /// Whether this host may be accessed without TLS.
+    pub fn allows_plain(&self, host: &HostPort) -> bool {
+        host.is_loopback() || self.0.insecure.iter().any(|known| known.covers(host))
+    }
+
+    /// Whether the site trusts a token server with the credentials of a registry.
+    pub fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool {
+        let (Some(registry), Some(server)) = (HostPort::of_registry(authority), HostPort::of_url(realm))
+        else {
+            return false;
+        };
+        let of_registry = self.0.hosts.iter().filter(|entry| entry.host.covers(&registry));
+        of_registry.flat_map(|entry| &entry.token_servers).any(|trusted| trusted.covers(&server))
+    }
+
+    /// Whether the site configures certificates for this host. Such a host speaks TLS, and is never accessed without
+    /// it.
+    pub fn wants_tls(&self, host: &HostPort) -> bool {
+        self.host_entry(host).is_some_and(|(_, entry)| {
+            !entry.plain_http && (entry.ca_file.is_some() || entry.client_certificate.is_some())
+        })
+    }
+
+    /// Repositories to look for an image in, in order. Offline, excludes the image's own repository, unless its host is
+    /// named. If it is the only candidate, it stays, so that the error names it.
+    pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {
+        let candidates = site::image_candidates(&self.0.mirrors, repository);
+        self.without_forbidden(candidates, |candidate| HostPort::of_registry(&candidate.normalised().0))
+    }
+
+    /// Addresses to look for a file at, by the rules of [`Self::image_candidates`].
+    pub fn url_candidates(&self, url: &Url) -> Vec<Url> {
+        self.without_forbidden(site::url_candidates(&self.0.mirrors, url), HostPort::of_url)
+    }
+
+    fn without_forbidden<T>(&self, mut candidates: Vec<T>, host: impl Fn(&T) -> Option<HostPort>) -> Vec<T> {
+        let forbidden = candidates.last().and_then(host).is_some_and(|host| !self.allows(&host));
+        if forbidden && candidates.len() > 1 {
+            candidates.pop();
+        }
+        candidates
+    }
+
+    /// Most specific entry for a host, and its index.
+    fn host_entry(&self, host: &HostPort) -> Option<(usize, &Host)> {
+        let covering = self.0.hosts.iter().enumerate().filter(|(_, entry)| entry.host.covers(host));
+        // Of equally specific entries the first wins; `max_by_key` returns the last, hence `rev`.
+        covering.rev().max_by_key(|(_, entry)| entry.host.port().is_some())
+    }
+
+    /// Proxy for an address, and whether it comes from the environment.
+    fn proxy(&self, url: &Url) -> Option<(&ProxyUrl, bool)> {
+        self.0.proxy.for_url(url).map(|proxy| (proxy, self.0.environment))
+    }
+}
+
+fn host_of_prefix(prefix: &Prefix) -> Option<HostPort> {
+    match prefix {
+        Prefix::Image(images) => images.host().parse().ok(),
+        Prefix::Address(url) => HostPort::of_url(url),
+    }
+}
+
+impl fmt::Debug for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { mirrors, hosts, proxy, .. } = self.0.as_ref();
+        f.debug_struct("Net")
+            .field("mirrors", mirrors)
+            .field("hosts", hosts)
+            .field("proxy", proxy)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

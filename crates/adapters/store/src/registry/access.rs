@@ -1,0 +1,174 @@
+//! Adapter: gives the registry client network access and credentials, and provides hints for its errors.
+
+use std::{error::Error, io, sync::Arc};
+
+use farrier_core::{image::Repository, site::HostPort};
+use farrier_net::{Asker, Net, NetError, connection_hint};
+use url::Url;
+
+use super::keyring::Keyring;
+use ::oci::client::{
+    Access, ConnectionProblem, Credential, LayoutRegistry, Registry, RegistryError, RegistryLocation,
+    RemoteRegistry, connection_problem,
+};
+
+/// Options for access to registries.
+#[derive(Clone, Debug, Default)]
+pub struct RegistryOptions {
+    /// Credentials.
+    pub credentials: Keyring,
+    /// Network access.
+    pub net: Net,
+}
+
+/// Creates a client for a location from the command line; contacts no host. A remote client serves all hosts, because a
+/// [`Repository`] includes its host. Repositories that are not below the location are also read from the site's
+/// mirrors.
+pub fn connect(location: &RegistryLocation, options: &RegistryOptions) -> Arc<dyn Registry> {
+    match location {
+        RegistryLocation::Remote { host, .. } => {
+            if let Ok(host) = host.parse() {
+                options.net.name_host(host);
+            }
+            Arc::new(
+                RemoteRegistry::new(location.to_string(), options).publishing_below(location.to_string()),
+            )
+        }
+        RegistryLocation::Layout(path) => Arc::new(LayoutRegistry::new(path.clone())),
+    }
+}
+
+#[async_trait::async_trait]
+impl Access for RegistryOptions {
+    async fn execute(
+        &self,
+        request: reqwest::Request,
+        action: &str,
+        host: &str,
+        sent_by: Option<&str>,
+    ) -> Result<reqwest::Response, RegistryError> {
+        let sent = self.net.execute(request, &Asker { what: action, sent_by }).await;
+        sent.map_err(|error| match error {
+            NetError::Http(_, source) => RegistryError::unreachable(host, action, source),
+            NetError::Options(what, reason) => RegistryError::Options(what, reason),
+            error @ NetError::Redirect(_) => RegistryError::protocol(host, action, error.to_string()),
+            error @ (NetError::Offline { .. } | NetError::Secret(..)) => not_sent(error),
+        })
+    }
+
+    fn may_be_plain(&self, authority: &str) -> bool {
+        let host = authority.parse::<HostPort>();
+        host.is_ok_and(|host| self.net.allows_plain(&host) && !self.net.wants_tls(&host))
+    }
+
+    fn allows_plain(&self, url: &Url) -> bool {
+        HostPort::of_url(url).is_some_and(|host| self.net.allows_plain(&host))
+    }
+
+    fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool {
+        self.net.trusts_token_server(authority, realm)
+    }
+
+    fn candidates(&self, repository: &Repository) -> Vec<Repository> {
+        self.net.image_candidates(repository)
+    }
+
+    async fn credential(&self, host: &str, path: &str) -> Result<Option<Credential>, String> {
+        self.credentials.find(host, path).await
+    }
+
+    fn credentials_from(&self) -> String {
+        self.credentials.describe()
+    }
+}
+
+/// Wraps an error that prevented a request from being sent.
+pub fn not_sent(error: NetError) -> RegistryError {
+    RegistryError::NotSent { transient: error.is_transient(), source: Box::new(error) }
+}
+
+/// Whether `--offline` forbade access to the host.
+pub fn is_forbidden(error: &RegistryError) -> bool {
+    matches!(net_error(error), Some(NetError::Offline { .. }))
+}
+
+fn net_error(error: &RegistryError) -> Option<&NetError> {
+    match error {
+        RegistryError::NotSent { source, .. } => {
+            let source: &(dyn Error + 'static) = source.as_ref();
+            source.downcast_ref()
+        }
+        _ => None,
+    }
+}
+
+/// Suggested remedy, if one is known.
+pub fn hint(error: &RegistryError) -> Option<String> {
+    match error {
+        RegistryError::Unreachable { host, source, .. } => {
+            let problem = connection_problem(source.as_ref());
+            Some(match problem {
+                ConnectionProblem::NotTls => format!(
+                    "plain HTTP is only used for loopback; pass --insecure-registry {host} to allow it"
+                ),
+                problem => connection_hint(problem, host).unwrap_or_else(|| {
+                    format!("check that the registry is running and that {host} is its address")
+                }),
+            })
+        }
+        RegistryError::Denied { host, .. } => Some(format!(
+            "run `docker login {host}` as a user with this permission, or check the name of the repository"
+        )),
+        RegistryError::TokenServer { host, realm, .. } => {
+            let server = realm.split_once("://").map_or(realm.as_str(), |(_, server)| server);
+            Some(format!(
+                "if this is the token server of {host}, add `{{host: {host:?}, tokenServers: [{server:?}]}}` to `hosts` in site.yaml; \
+                 otherwise someone may have tampered with the responses of {host}"
+            ))
+        }
+        RegistryError::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
+            Some("free some space; no partial files were left".to_owned())
+        }
+        RegistryError::NoDeletion { host, .. } => Some(format!(
+            "allow deletion at {host}: for docker-registry (distribution), set \
+             REGISTRY_STORAGE_DELETE_ENABLED=true or `storage: {{delete: {{enabled: true}}}}`; for others, \
+             see their documentation"
+        )),
+        RegistryError::Digest { .. } => {
+            Some("the registry, or a proxy in front of it, returns altered or mixed-up content".to_owned())
+        }
+        RegistryError::Server { host, .. } => {
+            Some(format!("check the log of the registry at {host}; several retries failed"))
+        }
+        error => net_error(error).and_then(NetError::hint),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unreachable(source: impl Error + Send + Sync + 'static) -> RegistryError {
+        let (host, action) = ("r.example:5000".to_owned(), "list tags of drivers/x".to_owned());
+        RegistryError::Unreachable { host, action, source: Box::new(source) }
+    }
+
+    #[test]
+    fn problems_are_found_inside_wrapped_errors() {
+        let wrap = |error: rustls::Error| unreachable(io::Error::other(io::Error::other(error)));
+        let unknown_issuer = wrap(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer));
+        assert!(!unknown_issuer.is_transient());
+        insta::assert_snapshot!(
+            hint(&unknown_issuer).unwrap(),
+            @"if your own authority issued the certificate of r.example:5000, set --ca-file, or `caFile` of the host in site.yaml"
+        );
+        let plain = wrap(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType));
+        insta::assert_snapshot!(
+            hint(&plain).unwrap(),
+            @"plain HTTP is only used for loopback; pass --insecure-registry r.example:5000 to allow it"
+        );
+        let refused = unreachable(io::Error::from(io::ErrorKind::ConnectionRefused));
+        assert!(refused.is_transient());
+        insta::assert_snapshot!(refused, @"reach r.example:5000 to list tags of drivers/x");
+    }
+}

@@ -1,0 +1,280 @@
+//! Adapter: credentials for registries, from site.yaml and from Docker's configuration file.
+
+use std::{io::ErrorKind, path::PathBuf, sync::Arc};
+
+use ::oci::{
+    client::{Credential, chain, excerpt},
+    is_docker_hub,
+};
+use docker_credential::{CredentialRetrievalError, DockerCredential};
+use farrier_core::{
+    image::Repository,
+    site::{Credentials, Prefix},
+};
+use farrier_local::blocking::blocking;
+use farrier_net::SecretReader;
+use serde_json::Value;
+
+/// Key of a Secret of type `kubernetes.io/dockerconfigjson`.
+const PULL_SECRET_KEY: &str = ".dockerconfigjson";
+
+/// Credentials from all sources. The most specific entry wins. Of equally specific ones, the first wins, and Docker's
+/// file comes last. They are read for each use, so that a changed Secret takes effect.
+#[derive(Clone, Debug, Default)]
+pub struct Keyring {
+    site: Arc<[Credentials]>,
+    secrets: SecretReader,
+    docker: CredentialFile,
+}
+
+/// A credential, and the specificity of its entry.
+type Found = Option<(usize, Credential)>;
+
+impl From<CredentialFile> for Keyring {
+    fn from(docker: CredentialFile) -> Self {
+        Self { docker, ..Self::default() }
+    }
+}
+
+impl Keyring {
+    /// Combines the site's credentials with Docker's file.
+    pub fn new(site: Vec<Credentials>, secrets: SecretReader, docker: CredentialFile) -> Self {
+        Self { site: site.into(), secrets, docker }
+    }
+
+    /// User name and password for a repository, for an engine that pulls images itself. `None` if there is no
+    /// credential, or only a token, which engines do not accept.
+    pub async fn password(&self, repository: &Repository) -> Option<(String, String)> {
+        let (host, path) = repository.normalised();
+        match self.find(&host, &path).await {
+            Ok(Some(Credential::Password { user, password })) => Some((user, password)),
+            Ok(Some(Credential::IdentityToken(_)) | None) => None,
+            Err(reason) => {
+                tracing::warn!(host, reason, "cannot use the credentials; pulling without credentials");
+                None
+            }
+        }
+    }
+
+    /// Description for messages.
+    pub(super) fn describe(&self) -> String {
+        if self.site.is_empty() {
+            self.docker.describe()
+        } else {
+            format!("site.yaml or {}", self.docker.describe())
+        }
+    }
+
+    /// Credential for a repository, if there is one. The error explains why an existing credential is unusable.
+    pub(super) async fn find(&self, host: &str, path: &str) -> Result<Option<Credential>, String> {
+        let mut best: Found = None;
+        for credentials in self.site.iter() {
+            best = more_specific(best, self.look_in(credentials, host, path).await?);
+        }
+        let (docker, for_host, for_path) = (self.docker.clone(), host.to_owned(), path.to_owned());
+        let last = blocking(move || docker.find(&for_host, &for_path)).await?;
+        Ok(more_specific(best, last).map(|(_, credential)| credential))
+    }
+
+    async fn look_in(&self, credentials: &Credentials, host: &str, path: &str) -> Result<Found, String> {
+        let (what, text) = match credentials {
+            Credentials::Basic { registry, user, password } => {
+                let Prefix::Image(images) = registry else { return Ok(None) };
+                let Some(specific) = images.covers(host, path) else { return Ok(None) };
+                let what = format!("the password of {user} for {registry}");
+                let secret = self.secrets.read(password).await.map_err(|error| chain(&error))?;
+                let password = secret.text(&what).map_err(|error| chain(&error))?.to_owned();
+                return Ok(Some((specific, Credential::Password { user: user.clone(), password })));
+            }
+            Credentials::DockerConfig(file) => {
+                (file.display().to_string(), self.secrets.read_file(file).await)
+            }
+            Credentials::PullSecret(name) => {
+                let what = format!("Secret {name}");
+                let found = self.secrets.read_all(name).await.map_err(|error| chain(&error))?;
+                let Some(text) = found.get(PULL_SECRET_KEY) else {
+                    return Err(format!("{what} has no key {PULL_SECRET_KEY}: it is not a pull secret"));
+                };
+                (what, Ok(text.clone()))
+            }
+        };
+        let text = text.map_err(|error| chain(&error))?;
+        let (host, path) = (host.to_owned(), path.to_owned());
+        blocking(move || find_in(text.as_bytes(), &what, &host, &path)).await
+    }
+}
+
+fn more_specific(earlier: Found, later: Found) -> Found {
+    match (earlier, later) {
+        (Some(earlier), Some(later)) if later.0 > earlier.0 => Some(later),
+        (earlier, later) => earlier.or(later),
+    }
+}
+
+/// Docker Hub's key in `auths` and for credential helpers.
+const HUB_KEY: &str = "https://index.docker.io/v1/";
+
+/// A credentials file such as `~/.docker/config.json` or `${XDG_RUNTIME_DIR}/containers/auth.json`.
+#[derive(Clone, Debug, Default)]
+pub struct CredentialFile(Option<PathBuf>);
+
+impl CredentialFile {
+    /// Uses the file at `path`, which need not exist. Without a path, all requests are anonymous.
+    pub fn new(path: Option<PathBuf>) -> Self {
+        Self(path)
+    }
+
+    /// Description for messages.
+    pub(super) fn describe(&self) -> String {
+        self.0.as_ref().map_or_else(|| "any credentials file".to_owned(), |path| path.display().to_string())
+    }
+
+    /// Credential for a repository and the specificity of its entry, if there is one. The error explains why an
+    /// existing credential is unusable. Blocks: it may run a credential helper.
+    pub(super) fn find(&self, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
+        let Some(file) = &self.0 else { return Ok(None) };
+        match std::fs::read(file) {
+            Ok(text) => find_in(&text, &file.display().to_string(), host, path),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(format!("{} cannot be read: {error}", file.display())),
+        }
+    }
+}
+
+/// Looks up a credential like [`CredentialFile::find`] in a file's text. `file` is its name for messages.
+fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
+    let config: Value =
+        serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
+    let key = key_for(&config, host, path);
+    // Docker Hub's key is a URL.
+    let specific = if key == HUB_KEY { host.len() } else { key.len() };
+    match docker_credential::get_credential_from_reader(text, &key) {
+        Ok(DockerCredential::UsernamePassword(user, password)) => {
+            Ok(Some((specific, Credential::Password { user, password })))
+        }
+        Ok(DockerCredential::IdentityToken(token)) => Ok(Some((specific, Credential::IdentityToken(token)))),
+        Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
+        // Message of docker-credential-helpers; docker also compares this text.
+        Err(CredentialRetrievalError::HelperFailure { stdout, .. })
+            if stdout.contains("credentials not found") =>
+        {
+            Ok(None)
+        }
+        Err(CredentialRetrievalError::HelperFailure { helper, stderr, stdout }) => {
+            let words = excerpt(format!("{stderr} {stdout}").as_bytes());
+            Err(format!("{helper} failed: {words}"))
+        }
+        Err(error) => Err(format!("the entry {key:?} of {file}: {error}")),
+    }
+}
+
+/// Most specific key in the file: keys of Podman's file may include a part of the repository's path.
+fn key_for(config: &Value, host: &str, path: &str) -> String {
+    if is_docker_hub(host) {
+        return HUB_KEY.to_owned();
+    }
+    let has = |key: &str| ["auths", "credHelpers"].iter().any(|map| config[map].get(key).is_some());
+    let mut candidate = format!("{host}/{path}");
+    while candidate.len() > host.len() {
+        if has(&candidate) {
+            return candidate;
+        }
+        candidate.truncate(candidate.rfind('/').unwrap_or(0));
+    }
+    host.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    // base64 of "docker:d".
+    const CONFIG: &str =
+        r#"{"auths": {"r.example": {"auth": "ZG9ja2VyOmQ="}, "r.example/a/b": {"auth": "ZG9ja2VyOmQ="}}}"#;
+
+    async fn user(site: &str, dir: &Path, host: &str, path: &str) -> Result<Option<String>, String> {
+        let site: Vec<Credentials> = serde_json::from_str(site).unwrap();
+        let secrets = SecretReader::new(dir.to_owned(), None);
+        let docker = CredentialFile::new(Some(dir.join("config.json")));
+        Ok(Keyring::new(site, secrets, docker).find(host, path).await?.map(|found| match found {
+            Credential::Password { user, password } => format!("{user}:{password}"),
+            Credential::IdentityToken(token) => token,
+        }))
+    }
+
+    #[tokio::test]
+    async fn the_most_specific_one_counts_and_of_equals_the_first() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("config.json"), CONFIG).unwrap();
+        std::fs::write(dir.path().join("password"), "p\n").unwrap();
+        // base64 of "site:s".
+        std::fs::write(dir.path().join("auth.json"), r#"{"auths": {"r.example": {"auth": "c2l0ZTpz"}}}"#)
+            .unwrap();
+        let site = r#"[
+            {"dockerConfig": "auth.json"},
+            {"basic": {"registry": "r.example", "user": "late", "password": {"file": "password"}}},
+            {"basic": {"registry": "r.example/a", "user": "basic", "password": {"file": "password"}}},
+            {"basic": {"registry": "docker.io", "user": "hub", "password": {"file": "password"}}}
+        ]"#;
+        for (host, path, wanted) in [
+            ("r.example", "x", Some("site:s")),
+            ("r.example", "a/x", Some("basic:p")),
+            ("r.example", "a/b/x", Some("docker:d")),
+            ("index.docker.io", "library/x", Some("hub:p")),
+            ("other.example", "x", None),
+        ] {
+            let found = user(site, dir.path(), host, path).await.unwrap();
+            assert_eq!(found.as_deref(), wanted, "{host}/{path}");
+        }
+        let absent = r#"[{"basic": {"registry": "r.example", "user": "u", "password": {"file": "absent"}}}]"#;
+        let error = user(absent, dir.path(), "r.example", "x").await.unwrap_err();
+        assert!(error.contains("absent: No such file"), "{error}");
+        // Credentials that do not apply are not read.
+        assert_eq!(user(absent, dir.path(), "other.example", "x").await.unwrap(), None);
+    }
+
+    fn entry(config: &str, host: &str, path: &str) -> Result<Option<(String, String)>, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config.json");
+        std::fs::write(&file, config).unwrap();
+        let found = CredentialFile::new(Some(file)).find(host, path)?;
+        Ok(found.map(|(_, credential)| match credential {
+            Credential::Password { user, password } => (user, password),
+            Credential::IdentityToken(token) => ("<token>".to_owned(), token),
+        }))
+    }
+
+    fn pair(user: &str, password: &str) -> (String, String) {
+        (user.to_owned(), password.to_owned())
+    }
+
+    // base64 of "u:p:w" and "n:q".
+    const ENTRIES: &str = r#"{"auths": {
+        "r.example:5000": {"auth": "dTpwOnc="},
+        "r.example:5000/drivers": {"auth": "bjpx"},
+        "https://index.docker.io/v1/": {"username": "hub", "password": "x"},
+        "t.example": {"auth": "", "identitytoken": "refresh"}
+    }}"#;
+
+    #[test]
+    fn the_most_specific_entry_counts() {
+        assert_eq!(entry(ENTRIES, "r.example:5000", "other/x").unwrap(), Some(pair("u", "p:w")));
+        assert_eq!(entry(ENTRIES, "r.example:5000", "drivers/x").unwrap(), Some(pair("n", "q")));
+        assert_eq!(entry(ENTRIES, "r.example:5000", "drivers2").unwrap(), Some(pair("u", "p:w")));
+        assert_eq!(entry(ENTRIES, "docker.io", "library/debian").unwrap(), Some(pair("hub", "x")));
+        assert_eq!(entry(ENTRIES, "t.example", "x").unwrap(), Some(pair("<token>", "refresh")));
+        assert_eq!(entry(ENTRIES, "r.example", "x").unwrap(), None);
+    }
+
+    #[test]
+    fn absent_and_damaged_files() {
+        assert!(CredentialFile::new(None).find("h", "x").unwrap().is_none());
+        let absent = CredentialFile::new(Some(PathBuf::from("/nonexistent/config.json")));
+        assert!(absent.find("h", "x").unwrap().is_none());
+        assert!(entry("{", "h", "x").unwrap_err().contains("is not valid"));
+        assert!(entry(r#"{"auths":{"h":{"auth":"%%"}}}"#, "h", "x").unwrap_err().contains(r#"entry "h""#));
+        assert!(entry(r#"{"credsStore":"farrier-no-such-helper"}"#, "h", "x").is_err());
+    }
+}

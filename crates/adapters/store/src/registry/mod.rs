@@ -1,0 +1,18 @@
+//! Adapter: access to registries: address, network and credentials. The client is [`oci::client`].
+
+mod access;
+mod keyring;
+mod signatures;
+
+pub use ::oci::client::{
+    Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, LayoutRegistry,
+    LocationError, MAX_TRIES, Pace, Pacer, Registry, RegistryError, RegistryLocation, RemoteRegistry,
+    Retrying, Room, StoredManifest, TooSlow, Upload, connection_problem, excerpt, free_space, pause_before,
+    retry_delay,
+};
+
+pub use self::signatures::{Joined, is_joined, join};
+pub use self::{
+    access::{RegistryOptions, connect, hint, is_forbidden, not_sent},
+    keyring::{CredentialFile, Keyring},
+};

@@ -1,0 +1,76 @@
+//! Adapter: `cosign` tags with signatures and attestations. Every signer adds layers to the same tag, so a copied
+//! manifest is merged with the existing one.
+
+use farrier_core::{
+    facts::media_type,
+    image::{Repository, Tag, Version},
+    provenance::{self, Layered},
+};
+use oci::ImageManifest;
+
+use super::{MAX_TRIES, Registry, RegistryError, pause_before};
+
+/// Result of merging a new manifest into a tag.
+pub enum Joined {
+    /// No change: the tag already has all its layers.
+    Whole,
+    /// The tag gets the new manifest, which includes all existing layers.
+    New,
+    /// The tag gets the layers of both.
+    Both(Layered),
+    /// The manifests cannot be merged.
+    Foreign,
+}
+
+/// Whether layers are added to this tag.
+pub fn is_joined(tag: &Tag) -> bool {
+    provenance::is_cosign_tag(tag) && [".sig", ".att"].iter().any(|end| tag.as_str().ends_with(end))
+}
+
+impl Joined {
+    /// Merges the bytes of the tag's manifest and of the new one.
+    pub fn of(held: &[u8], new: &[u8]) -> Self {
+        let (Ok(before), Ok(after)) = (ImageManifest::parse(held), ImageManifest::parse(new)) else {
+            return Self::Foreign;
+        };
+        let has = |one: &ImageManifest, other: &ImageManifest| {
+            other.layers.iter().all(|layer| one.layers.contains(layer))
+        };
+        if has(&before, &after) {
+            Self::Whole
+        } else if has(&after, &before) {
+            Self::New
+        } else {
+            provenance::layered(Some(&before), &after.layers).map_or(Self::Foreign, Self::Both)
+        }
+    }
+}
+
+/// Merges a manifest, whose blobs are already in the repository, into a tag, and repeats until a read shows its layers:
+/// a concurrent writer may drop them. Returns `false` if the tag holds content that cannot be merged; that content
+/// stays.
+pub async fn join(
+    registry: &dyn Registry,
+    repository: &Repository,
+    tag: &Tag,
+    (media_type, new): (&str, &[u8]),
+) -> Result<bool, RegistryError> {
+    let version = Version::Tag(tag.clone());
+    for attempt in 0..=MAX_TRIES {
+        let held = registry.manifest(repository, &version).await?;
+        let joined = held.map_or(Joined::New, |held| Joined::of(&held.bytes, new));
+        let (kind, bytes) = match &joined {
+            Joined::Whole => return Ok(true),
+            Joined::Foreign => return Ok(false),
+            Joined::New => (media_type, new),
+            Joined::Both(Layered { config, manifest }) => {
+                registry.push_bytes(repository, config).await?;
+                (media_type::OCI_MANIFEST, &manifest[..])
+            }
+        };
+        pause_before(attempt).await;
+        registry.push_manifest(repository, &version, kind, bytes).await?;
+    }
+    let reason = format!("other writers removed the added entries {MAX_TRIES} times");
+    Err(RegistryError::protocol(registry.describe(), format!("add signatures to {repository}:{tag}"), reason))
+}

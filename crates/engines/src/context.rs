@@ -1,0 +1,205 @@
+//! Adapter: writes the build context as a tar stream.
+
+use std::{
+    fs::Metadata,
+    io::{self, Read as _, Write},
+    path::{Component, Path, PathBuf},
+};
+
+use farrier_local::files::without_version_control;
+use fs_err as fs;
+use tar::{Builder, EntryType, Header, HeaderMode};
+use walkdir::WalkDir;
+
+use super::{ContextEntry, Result};
+
+/// Name of the Dockerfile in the context, which no other entry may have.
+pub(super) const DOCKERFILE: &str = ".farrier.Dockerfile";
+
+/// A file, directory or link of the context.
+struct Found {
+    /// Its path in the context.
+    dest: PathBuf,
+    /// Its path on this machine.
+    from: PathBuf,
+    metadata: Metadata,
+}
+
+/// File with the paths that a builder excludes from the context: this file and the Dockerfile, which only the builder reads.
+const IGNORED: &str = ".dockerignore";
+
+/// Writes the context as tar while walking it: entries sorted by name, owned by root, with their modes. Files keep their
+/// modification times. Directories and links get the epoch, because their times depend on the machine that unpacked them. A
+/// builder gets the Dockerfile too; in-place engines have already parsed it.
+pub fn write_tar(dockerfile: Option<&str>, entries: &[ContextEntry], out: &mut impl Write) -> Result<()> {
+    let mut tar = Builder::new(out);
+    let ignored = format!("{DOCKERFILE}\n{IGNORED}\n");
+    let own = dockerfile.map(|text| [(DOCKERFILE, text), (IGNORED, ignored.as_str())]);
+    for (name, text) in own.into_iter().flatten() {
+        let mut header = Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_size(text.len() as u64);
+        tar.append_data(&mut header, name, text.as_bytes())?;
+    }
+    for entry in entries {
+        walk(entry, |found| append(&mut tar, found))?;
+    }
+    Ok(tar.finish()?)
+}
+
+fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
+    let Found { dest, from, metadata } = found;
+    let mut header = Header::new_gnu();
+    header.set_metadata_in_mode(metadata, HeaderMode::Complete);
+    header.set_uid(0);
+    header.set_gid(0);
+    if !metadata.is_file() {
+        header.set_mtime(0);
+    }
+    if metadata.is_symlink() {
+        header.set_size(0);
+        header.set_entry_type(EntryType::Symlink);
+        let target = fs::read_link(from)?;
+        tar.append_link(&mut header, dest, &target)
+    } else if metadata.is_dir() {
+        header.set_size(0);
+        tar.append_data(&mut header, dest, io::empty())
+    } else {
+        // The size in the header is exact: a file that shrinks or grows during the read would shift everything after it.
+        let mut exact = fs::File::open(from)?.take(metadata.len());
+        tar.append_data(&mut header, dest, &mut exact)?;
+        if exact.limit() > 0 {
+            let reason = format!("{} became shorter while it was read", from.display());
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
+        }
+        Ok(())
+    }
+}
+
+/// Visits an entry and everything below it except version-control data: directories before their content, names in order.
+fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -> Result<()> {
+    let dest = checked(&entry.dest)?;
+    for item in without_version_control(WalkDir::new(&entry.from).sort_by_file_name()) {
+        let item = item.map_err(io::Error::from)?;
+        // The entry itself may be a link, which is followed; links below it stay links.
+        let metadata = match item.depth() {
+            0 => fs::metadata(item.path()),
+            _ => fs::symlink_metadata(item.path()),
+        }?;
+        if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {
+            let path = item.path().display();
+            let reason = format!("{path} is neither file, directory nor symbolic link");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason).into());
+        }
+        let below = item.path().strip_prefix(&entry.from).map_err(io::Error::other)?;
+        let (dest, from) = if item.depth() == 0 {
+            (dest.to_owned(), fs::canonicalize(item.path())?)
+        } else {
+            (dest.join(below), item.path().to_owned())
+        };
+        visit(&Found { dest, from, metadata })?;
+    }
+    Ok(())
+}
+
+/// Checks that the destination of an entry is relative and inside the context.
+fn checked(dest: &str) -> Result<&Path> {
+    let path = Path::new(dest);
+    let inside = path.components().all(|part| matches!(part, Component::Normal(_)));
+    if dest.is_empty() || [DOCKERFILE, IGNORED].contains(&dest) || !inside {
+        let reason = format!("{dest} is not a place inside the build context");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason).into());
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, fs::Permissions, os::unix::fs::PermissionsExt};
+
+    use fs_err::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn tree() -> (tempfile::TempDir, Vec<ContextEntry>) {
+        let dir = tempfile::tempdir().unwrap();
+        let src = dir.path().join("src");
+        fs::create_dir_all(src.join("sub")).unwrap();
+        fs::write(src.join("sub/run.sh"), "#!/bin/sh\n").unwrap();
+        fs::set_permissions(src.join("sub/run.sh"), Permissions::from_mode(0o755)).unwrap();
+        fs::write(src.join("n".repeat(180)), "long").unwrap();
+        symlink("/etc/passwd", src.join("link")).unwrap();
+        symlink(&src, dir.path().join("entry")).unwrap();
+        let entries = vec![
+            ContextEntry { dest: "sources/x".into(), from: dir.path().join("entry") },
+            ContextEntry { dest: "patches/1.patch".into(), from: src.join("sub/run.sh") },
+        ];
+        (dir, entries)
+    }
+
+    fn tar_of(entries: &[ContextEntry]) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_tar(Some("FROM scratch\n"), entries, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn tar_holds_everything_as_root_and_in_order() {
+        let (_dir, entries) = tree();
+        let bytes = tar_of(&entries);
+        assert_eq!(bytes, tar_of(&entries));
+        let mut found = BTreeMap::new();
+        let mut archive = tar::Archive::new(bytes.as_slice());
+        for entry in archive.entries().unwrap() {
+            let entry = entry.unwrap();
+            let header = entry.header();
+            assert_eq!((header.uid().unwrap(), header.gid().unwrap()), (0, 0));
+            let path = entry.path().unwrap().into_owned();
+            found.insert(path, (header.entry_type(), header.mode().unwrap() & 0o777));
+        }
+        assert_eq!(found[Path::new("sources/x")].0, EntryType::Directory);
+        assert_eq!(found[Path::new("sources/x/link")].0, EntryType::Symlink);
+        assert_eq!(found[Path::new("sources/x/sub/run.sh")], (EntryType::Regular, 0o755));
+        assert!(found.contains_key(&Path::new("sources/x").join("n".repeat(180))));
+        assert!(
+            found.contains_key(Path::new("patches/1.patch")) && found.contains_key(Path::new(DOCKERFILE))
+        );
+    }
+
+    #[test]
+    fn version_control_data_is_not_sent() {
+        let (dir, entries) = tree();
+        for path in ["src/.git/config", "src/sub/.svn/wc.db"] {
+            fs::create_dir_all(dir.path().join(path).parent().unwrap()).unwrap();
+            fs::write(dir.path().join(path), "token").unwrap();
+        }
+        fs::write(dir.path().join("src/sub/.git"), "gitdir: elsewhere\n").unwrap();
+        fs::write(dir.path().join("src/.gitignore"), "*.o\n").unwrap();
+        let bytes = tar_of(&entries);
+        let mut archive = tar::Archive::new(bytes.as_slice());
+        let places: Vec<_> =
+            archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().into_owned()).collect();
+        assert!(places.contains(&PathBuf::from("sources/x/.gitignore")));
+        let is_data = |place: &&PathBuf| place.iter().any(|name| name == ".git" || name == ".svn");
+        assert_eq!(places.iter().find(is_data), None);
+    }
+
+    #[test]
+    fn places_outside_the_context_are_refused() {
+        for dest in ["", "/etc", "../x", "a/../../b", DOCKERFILE, IGNORED] {
+            assert!(checked(dest).is_err(), "{dest}");
+        }
+        assert!(checked("kernel/usr/src").is_ok());
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap();
+        let entries = [ContextEntry { dest: "x".into(), from: dir.path().to_owned() }];
+        assert!(write_tar(None, &entries, &mut Vec::new()).is_err());
+    }
+}

@@ -1,0 +1,381 @@
+//! Adapter: the `docker` engine, which uses the classic builder behind Docker's or Podman's socket.
+
+mod output;
+mod sweep;
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    path::Path,
+    pin::pin,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use bollard::{
+    API_DEFAULT_VERSION, Docker,
+    auth::DockerCredentials,
+    errors::Error,
+    models::ContainerCreateBody,
+    query_parameters::{
+        BuildImageOptions, CreateContainerOptions, CreateImageOptions, DownloadFromContainerOptions,
+        TagImageOptions,
+    },
+};
+use farrier_core::image::Digest;
+use farrier_local::run_notes::{Note, Notes};
+use futures::StreamExt;
+use oci::client::chain as error_chain;
+use tokio_util::sync::CancellationToken;
+
+use self::output::Output;
+use super::{
+    BuildJob, Credentials, EngineError, EngineKind, Result, bridge,
+    context::{self, DOCKERFILE},
+    dockerfile,
+};
+
+/// Label with the job's ID on everything that a build creates.
+const BUILD_LABEL: &str = "farrier.dev/build";
+/// Label on everything that one run creates, by which the cleanup finds it. Unlike a job's ID, it is unique.
+const RUN_LABEL: &str = "farrier.dev/run";
+/// Label of kept images.
+const CACHE_LABEL: &str = "farrier.dev/cache";
+
+/// Timeout for the first contact with a daemon.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout of short calls. Removal of a large image takes the daemon seconds, or minutes on a busy disk.
+const CALL_TIMEOUT: Duration = Duration::from_mins(10);
+/// Timeout until the first response of a build, a pull or an export. It includes the upload of the context.
+const STREAM_TIMEOUT: Duration = Duration::from_hours(24);
+/// Time that a canceled build has to stop gracefully before its connection is cut.
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
+
+/// Engine that runs Dockerfiles in a daemon; `RUN` has no network.
+pub struct DockerEngine {
+    /// Client for short calls.
+    client: Docker,
+    /// Client for builds and other long responses.
+    streaming: Docker,
+    description: String,
+    /// Notes about runs that may have left something; `None` if nothing is built.
+    notes: Option<Notes>,
+}
+
+/// Identity of one run in the engine.
+struct Run {
+    id: String,
+    nonce: String,
+    /// Whether the builder was disconnected before it finished; it may still create one more container or image.
+    unobserved: AtomicBool,
+    note: Option<Note>,
+}
+
+impl Run {
+    fn new(id: &str) -> Self {
+        // The standard library seeds its hasher keys from the system's randomness.
+        let nonce = format!("{id}-{:016x}", RandomState::new().hash_one(std::process::id()));
+        Self { id: id.to_owned(), nonce, unobserved: AtomicBool::new(false), note: None }
+    }
+
+    /// A run of an ended process, whose builder was not seen to finish.
+    fn dead(nonce: String, note: Note) -> Self {
+        Self { id: nonce.clone(), nonce, unobserved: AtomicBool::new(true), note: Some(note) }
+    }
+}
+
+impl DockerEngine {
+    /// Connects and negotiates the API version. `address` is `unix://PATH` or `tcp://HOST:PORT`. `notes` is the directory
+    /// for notes about what runs may leave behind.
+    pub(super) async fn connect(address: &str, notes: Option<&Path>) -> Result<Self, String> {
+        let seconds = CONNECT_TIMEOUT.as_secs();
+        let client = if address.starts_with("tcp://") || address.starts_with("http://") {
+            Docker::connect_with_http(address, seconds, API_DEFAULT_VERSION)
+        } else if let Some(path) = address.strip_prefix("unix://") {
+            Docker::connect_with_unix(path, seconds, API_DEFAULT_VERSION)
+        } else {
+            return Err("only unix:// and tcp:// addresses are supported".to_owned());
+        };
+        let answer = |error: Error| match error {
+            Error::SocketNotFoundError(_) => "no such socket".to_owned(),
+            error => root_cause(&error),
+        };
+        let client = client.map_err(answer)?.negotiate_version().await.map_err(answer)?;
+        let version = client.version().await.map_err(answer)?;
+        let is_podman = version.components.iter().flatten().any(|part| part.name.contains("Podman"));
+        let name = if is_podman { "podman" } else { "docker" };
+        Ok(Self {
+            description: format!("{name} {} at {address}", version.version.unwrap_or_default()),
+            streaming: client.clone().with_timeout(STREAM_TIMEOUT),
+            client: client.with_timeout(CALL_TIMEOUT),
+            notes: notes.map(|directory| notes_of(directory, address)),
+        })
+    }
+
+    /// Begins a run. First removes what dead runs have left, because the daemon is now reachable (again).
+    async fn begin(&self, id: &str) -> Result<Run> {
+        let mut run = Run::new(id);
+        if let Some(notes) = &self.notes {
+            for (nonce, note) in notes.dead() {
+                self.clean(Run::dead(nonce, note)).await;
+            }
+            run.note = Some(notes.begin(&run.nonce)?);
+        }
+        Ok(run)
+    }
+
+    /// Runs the Dockerfile up to the stage `target` (or all of it when empty) and returns the image ID.
+    async fn build(
+        &self,
+        run: &Run,
+        job: &BuildJob,
+        target: &str,
+        labels: &[(&str, &str)],
+    ) -> Result<String> {
+        let mut labels = labels.to_vec();
+        labels.extend([(BUILD_LABEL, run.id.as_str()), (RUN_LABEL, run.nonce.as_str())]);
+        let text = dockerfile::label_stages(&job.dockerfile, &labels);
+        let entries = job.context.clone();
+        let (body, writer) =
+            bridge::stream_from_writer(move |out| context::write_tar(Some(&text), &entries, out));
+        // No cache: otherwise a changed input could be combined with an unchanged step. No pull: base images are present.
+        let options = BuildImageOptions {
+            dockerfile: DOCKERFILE.to_owned(),
+            target: target.to_owned(),
+            networkmode: Some("none".to_owned()),
+            nocache: true,
+            rm: true,
+            forcerm: true,
+            ..BuildImageOptions::default()
+        };
+        let mut output = Output::new(job.log.as_ref());
+        let mut stream =
+            pin!(self.streaming.build_image(options, None, Some(bollard::body_try_stream(body))));
+        let built = loop {
+            tokio::select! {
+                biased;
+                () = job.cancel.cancelled() => {
+                    self.stop(run, stream.as_mut()).await;
+                    break Err(EngineError::Canceled);
+                }
+                item = stream.next() => match item {
+                    Some(Ok(info)) => output.take(info),
+                    Some(Err(error)) => break Err(output.failure(error)),
+                    None => break output.image(),
+                }
+            }
+        };
+        if built.as_ref().is_err_and(EngineError::is_transient) {
+            run.unobserved.store(true, Ordering::Relaxed);
+        }
+        // If the context could not be read, that error is the cause of the daemon's and explains more.
+        match writer.await {
+            Ok(Err(error)) if built.is_err() && !job.cancel.is_cancelled() && !is_send_failure(&error) => {
+                Err(error)
+            }
+            _ => built,
+        }
+    }
+
+    /// Stops a build gracefully: removes its step's container, so that the step fails and the builder finishes while its
+    /// response is still read. Only a builder that does not stop is disconnected, because it would continue unobserved up to
+    /// the next boundary between steps.
+    async fn stop<S: futures::Stream + Unpin>(&self, run: &Run, mut stream: S) {
+        let deadline = tokio::time::Instant::now() + CANCEL_GRACE;
+        loop {
+            if let Err(error) = self.remove_containers(run).await {
+                tracing::debug!(error = %error_chain(&error), "cannot remove containers of a cancelled build yet");
+            }
+            let pause = (tokio::time::Instant::now() + Duration::from_millis(100)).min(deadline);
+            match tokio::time::timeout_at(pause, async { while stream.next().await.is_some() {} }).await {
+                Ok(()) => return,
+                Err(_) if tokio::time::Instant::now() >= deadline => {
+                    run.unobserved.store(true, Ordering::Relaxed);
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
+        let image = self.build(run, job, "modules", &[]).await?;
+        // Never started: only a container gives access to an image's files.
+        let body = ContainerCreateBody {
+            image: Some(image),
+            cmd: Some(vec!["/none".to_owned()]),
+            labels: Some(HashMap::from([(RUN_LABEL.to_owned(), run.nonce.clone())])),
+            network_disabled: Some(true),
+            ..ContainerCreateBody::default()
+        };
+        let container = self
+            .client
+            .create_container(None::<CreateContainerOptions>, body)
+            .await
+            .map_err(fault("open the modules stage"))?;
+        let options = DownloadFromContainerOptions { path: "/out".to_owned() };
+        let stream = self.streaming.download_from_container(&container.id, Some(options));
+        bridge::unpack_out(stream, dest, &job.cancel, |error| match error {
+            Error::DockerResponseServerError { status_code: 404, .. } => EngineError::no_out(),
+            error => fault("read the payload")(error),
+        })
+        .await
+    }
+
+    async fn archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
+        let image = self.build(run, job, "", &[]).await?;
+        bridge::save(self.streaming.export_image(&image), dest, &job.cancel, fault("export the image")).await
+    }
+
+    async fn named(&self, run: &Run, job: &BuildJob, name: &str) -> Result<()> {
+        let image = self.build(run, job, "", &[(CACHE_LABEL, "base")]).await?;
+        let (repo, tag) = split_tag(name);
+        let options =
+            TagImageOptions { repo: Some(repo.to_owned()), tag: Some(tag.unwrap_or("latest").to_owned()) };
+        self.client.tag_image(&image, Some(options)).await.map_err(fault("tag the image"))
+    }
+
+    /// Removes what a run left, except for an image that it named. A failure only logs a warning, because the run's own
+    /// outcome matters more. The next run tries again.
+    async fn clean(&self, run: Run) {
+        match self.sweep(&run).await {
+            Ok(()) => run.note.into_iter().for_each(Note::forget),
+            Err(error) => {
+                tracing::warn!(build = %run.id, error = %error_chain(&error), "something of this build is left in the engine until the next one begins");
+            }
+        }
+    }
+}
+
+/// Operations for other modules.
+impl DockerEngine {
+    /// One line for people: the engine, its version and its address.
+    pub fn describe(&self) -> &str {
+        &self.description
+    }
+
+    /// Whether a local image of this name exists.
+    pub async fn has_image(&self, name: &str) -> Result<bool> {
+        match self.client.inspect_image(name).await {
+            Ok(_) => Ok(true),
+            Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(false),
+            Err(error) => Err(fault("look for an image")(error)),
+        }
+    }
+
+    /// Writes a local image to `dest` as a `docker save` archive. Returns `false` if no image has this name.
+    pub async fn export_image(&self, name: &str, dest: &Path, cancel: &CancellationToken) -> Result<bool> {
+        // By its ID: a name without a tag selects every tag.
+        let id = match self.client.inspect_image(name).await {
+            Ok(image) => image.id.unwrap_or_else(|| name.to_owned()),
+            Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok(false),
+            Err(error) => return Err(fault("look for an image")(error)),
+        };
+        bridge::save(self.streaming.export_image(&id), dest, cancel, fault("export the image")).await?;
+        Ok(true)
+    }
+
+    /// Pulls an image from its registry into the engine.
+    pub async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<()> {
+        // Without a tag the daemon would pull every tag.
+        let from = match split_tag(reference) {
+            (_, Some(_)) => reference.to_owned(),
+            (repo, None) if repo.contains('@') => reference.to_owned(),
+            (repo, None) => format!("{repo}:latest"),
+        };
+        let options = CreateImageOptions { from_image: Some(from), ..CreateImageOptions::default() };
+        let credentials = credentials.map(|Credentials { username, password }| DockerCredentials {
+            username: Some(username.clone()),
+            password: Some(password.clone()),
+            ..DockerCredentials::default()
+        });
+        let mut stream = pin!(self.streaming.create_image(Some(options), None, credentials));
+        while let Some(step) = stream.next().await {
+            step.map_err(|error| EngineError::from_pull(EngineKind::Docker, reference, error_chain(&error)))?;
+        }
+        Ok(())
+    }
+
+    /// Runs the Dockerfile and keeps its final image under a local name, labeled `farrier.dev/cache=base`.
+    pub async fn build_image(&self, job: &BuildJob, name: &str) -> Result<()> {
+        let run = self.begin(&job.id).await?;
+        let named = self.named(&run, job, name).await;
+        self.clean(run).await;
+        named
+    }
+
+    /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into the empty directory `dest`, and leaves nothing in the
+    /// engine.
+    pub async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<()> {
+        let run = self.begin(&job.id).await?;
+        let result = self.payload(&run, job, dest).await;
+        self.clean(run).await;
+        result
+    }
+
+    /// Runs the whole Dockerfile, writes its final image to `dest` as a `docker save` archive, and leaves nothing in the
+    /// engine.
+    pub async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<()> {
+        let run = self.begin(&job.id).await?;
+        let result = self.archive(&run, job, dest).await;
+        self.clean(run).await;
+        result
+    }
+}
+
+/// Notes for the daemon at an address, in a subdirectory of the directory for all daemons.
+fn notes_of(directory: &Path, address: &str) -> Notes {
+    Notes::in_directory(directory.join(&Digest::of(address.as_bytes()).hex()[..16]))
+}
+
+/// Converts an error of the daemon.
+fn fault(action: &'static str) -> impl Fn(Error) -> EngineError {
+    move |error| EngineError::engine(EngineKind::Docker, action, error)
+}
+
+/// Message of the innermost cause; the HTTP client's outer messages only name its own layers.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
+}
+
+/// Whether the writer of the context failed only because the daemon disconnected.
+fn is_send_failure(error: &EngineError) -> bool {
+    matches!(error, EngineError::Io(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// Splits an image's name from its tag, which follows a colon after the last slash.
+fn split_tag(name: &str) -> (&str, Option<&str>) {
+    let start = name.rfind('/').map_or(0, |slash| slash + 1);
+    match name[start..].split_once(':') {
+        Some((last, tag)) if !last.contains('@') => (&name[..start + last.len()], Some(tag)),
+        _ => (name, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_told_from_ports_and_digests() {
+        assert_eq!(split_tag("localhost:5000/a/b"), ("localhost:5000/a/b", None));
+        assert_eq!(split_tag("localhost:5000/a/b:1"), ("localhost:5000/a/b", Some("1")));
+        assert_eq!(split_tag("b:1"), ("b", Some("1")));
+        assert_eq!(split_tag("r/b@sha256:00"), ("r/b@sha256:00", None));
+    }
+
+    #[test]
+    fn runs_of_one_job_differ() {
+        let (a, b) = (Run::new("job"), Run::new("job"));
+        assert_ne!(a.nonce, b.nonce);
+        assert!(a.nonce.starts_with("job-"));
+    }
+}
+
+#[cfg(test)]
+#[path = "dead_runs_tests.rs"]
+mod dead_runs_tests;

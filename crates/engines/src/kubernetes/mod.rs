@@ -1,0 +1,202 @@
+//! Adapter: the `kubernetes` engine. Each build is a Job whose pod's image is the complete rootfs of the build. No image
+//! builder runs in a container, and no step has permissions, secrets or a network.
+//!
+//! The runner's messages, including the result, come back through the API server (`follow`): the pod never opens a
+//! connection. Another farrier that builds the same inputs, such as a new leader, finds the Job by its name and takes it
+//! over.
+
+mod follow;
+mod job;
+mod pod;
+mod wait;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::api::batch::v1::Job;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, PostParams},
+};
+use runner::plan::Plan;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use farrier_cluster::{
+    KubeOptions,
+    kube::{causes, client},
+};
+use farrier_core::{kernel::Architecture, provenance::Confinement};
+use farrier_local::machine::program_for;
+pub use job::{JobSpec, USER, environment};
+
+use self::{follow::Follower, wait::Wait};
+use super::{BuildLog, EngineError, EngineKind, Result, runner_session::RunnerSession};
+
+/// Pause between two checks of a Job that is being deleted, and between two attempts of a call.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Maximum attempts of a call that fails transiently.
+const TRIES: u32 = 30;
+
+/// Mechanism that enforces each limit of a pod.
+const LIMITS: [(&str, &str); 3] = [
+    ("memory", "the container's limit, and the runner's own measurement"),
+    ("processes", "a resource limit, and the kubelet's of the pod"),
+    ("disk", "the container's ephemeral-storage limit"),
+];
+
+/// Engine that builds in a cluster.
+pub struct Kubernetes {
+    client: Client,
+    runner: PathBuf,
+}
+
+/// Phase of a build in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase<'a> {
+    /// Waiting for resources or for the image; the reason.
+    Waiting(&'a str),
+    /// Running.
+    Running,
+}
+
+/// The created or existing Job.
+struct Started {
+    name: String,
+    uid: String,
+}
+
+impl Started {
+    fn of(job: &Job) -> Self {
+        let metadata = &job.metadata;
+        Self {
+            name: metadata.name.clone().unwrap_or_default(),
+            uid: metadata.uid.clone().unwrap_or_default(),
+        }
+    }
+}
+
+/// A build in a pod of the cluster.
+pub struct InCluster<'a> {
+    /// Inputs of its Job.
+    pub job: JobSpec<'a>,
+    /// Lowest Landlock ABI that the site accepts.
+    pub least_landlock: u32,
+    /// Steps and limits, as stored in the image.
+    pub plan: Plan,
+    /// Receives the output.
+    pub log: Arc<dyn BuildLog>,
+    /// Receives the phase of the build.
+    pub phases: &'a (dyn Fn(Phase) + Send + Sync),
+    /// Cancels the build.
+    pub cancel: CancellationToken,
+    /// If canceled in addition to `cancel`, the Job keeps running and a successor takes it over.
+    pub detach: CancellationToken,
+}
+
+impl Kubernetes {
+    /// Connects to the cluster that the options select.
+    pub(super) async fn connect(runner: PathBuf, options: &KubeOptions) -> Result<Self, String> {
+        let client = client(options).await.map_err(|error| oci::client::chain(&error))?;
+        Ok(Self { client, runner })
+    }
+
+    /// Path of the runner for pods of an architecture: a separate file next to this machine's runner.
+    pub fn runner(&self, arch: Architecture) -> PathBuf {
+        program_for(&self.runner, arch)
+    }
+
+    /// Runs the build, unpacks `/out` into the empty directory `dest`, and deletes the Job. Returns the confinement of the
+    /// build.
+    pub async fn compile(&self, build: InCluster<'_>, dest: &Path) -> Result<Confinement> {
+        let InCluster { job, least_landlock, plan, log, phases, cancel, detach } = build;
+        let namespace = job.builds.namespace();
+        let jobs: Api<Job> = Api::namespaced(self.client.clone(), namespace);
+        let name = job::name(job.driver, job.image);
+        let started = cancel.run_until_cancelled(Box::pin(self.start(&jobs, &name, &job))).await;
+        let started = started.unwrap_or(Err(EngineError::Canceled))?;
+        let wait = Wait::new(self, namespace, started, phases);
+        let mut follower = Follower::new(self, namespace, wait);
+        let session = RunnerSession {
+            engine: EngineKind::Kubernetes,
+            plan: &plan,
+            log: log.as_ref(),
+            least_landlock,
+            cancel: &cancel,
+        };
+        let outcome = session.run(&mut follower, dest).await;
+        if !detach.is_cancelled() {
+            delete(&jobs, &name).await;
+        }
+        outcome.map(|confined| Confinement { limits: LIMITS.into(), ..confined })
+    }
+
+    /// Creates the Job, or takes over an existing one of another farrier or of this one before a restart. A finished Job is
+    /// deleted and created again, because its result is lost.
+    async fn start(&self, jobs: &Api<Job>, name: &str, spec: &JobSpec<'_>) -> Result<Started> {
+        let manifest = job::manifest(spec).map_err(|error| fault("write a Job", error))?;
+        for attempt in 1..=TRIES {
+            let (action, error) = match jobs.create(&PostParams::default(), &manifest).await {
+                Ok(made) => return Ok(Started::of(&made)),
+                Err(kube::Error::Api(status)) if status.code == 409 => match jobs.get_opt(name).await {
+                    // The name alone proves nothing: only a Job with the same rootfs produces the same result.
+                    Ok(Some(found)) if is_over(&found) || job::image(&found) != job::image(&manifest) => {
+                        delete(jobs, name).await;
+                        continue;
+                    }
+                    Ok(Some(found)) if found.metadata.deletion_timestamp.is_none() => {
+                        tracing::info!(job = name, "takes over a build that runs");
+                        return Ok(Started::of(&found));
+                    }
+                    Ok(_) => {
+                        sleep(PAUSE).await;
+                        continue;
+                    }
+                    Err(error) => ("look at a Job", error),
+                },
+                Err(error) => ("make a Job", error),
+            };
+            if let kube::Error::Api(status) = &error
+                && matches!(status.code, 400..=499)
+                && status.code != 429
+            {
+                return Err(EngineError::Pod {
+                    message: format!("the cluster refuses Job {}/{name}: {}", spec.builds.namespace(), status.message),
+                    hint: "deploy/ has the namespace of builds with farrier's rights in it; spec.builds.namespace in site.yaml names it"
+                        .to_owned(),
+                    may_pass: false,
+                });
+            }
+            if attempt == TRIES {
+                return Err(fault(action, causes(&error)));
+            }
+            sleep(PAUSE).await;
+        }
+        Err(fault("make a Job", "the one before it is still being deleted"))
+    }
+}
+
+fn is_over(job: &Job) -> bool {
+    let conditions = job.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|found| matches!(found.type_.as_str(), "Complete" | "Failed") && found.status == "True")
+}
+
+/// Deletes a Job and its pod. If that fails, the cluster deletes them when the Job's TTL expires.
+async fn delete(jobs: &Api<Job>, name: &str) {
+    match jobs.delete(name, &DeleteParams::background()).await {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        Err(error) => {
+            tracing::warn!(job = name, error = causes(&error), "the Job of a build was not deleted");
+        }
+    }
+}
+
+fn fault(action: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> EngineError {
+    EngineError::engine(EngineKind::Kubernetes, action, source)
+}

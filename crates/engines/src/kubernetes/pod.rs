@@ -1,0 +1,247 @@
+//! Pure: derives the state of a build's pod from its status and Events.
+
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod, PodCondition, PodStatus};
+
+use super::job::CONTAINER;
+use crate::EngineError;
+
+/// State of a build's pod.
+#[derive(Debug)]
+pub enum Standing {
+    /// Not running yet; the cluster's explanation.
+    Waiting(String),
+    /// The node cannot pull the image and retries.
+    WithoutImage(String),
+    /// Running: the runner can be reached.
+    Running,
+    /// Ended, by itself or from outside.
+    Ended(EngineError),
+}
+
+/// Kind of a pod's end without a result from the runner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// A retry would fail the same way.
+    Final,
+    /// A retry may succeed on another node or at another time.
+    Passing,
+}
+
+/// Reasons for removing a pod that did nothing wrong
+/// (<https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions>, and the kubelet's own).
+const DISRUPTIONS: [&str; 9] = [
+    "DeletionByPodGC",
+    "DeletionByTaintManager",
+    "EvictionByEvictionAPI",
+    "Evicted",
+    "NodeAffinity",
+    "NodeLost",
+    "NodeShutdown",
+    "Preempting",
+    "PreemptionByScheduler",
+];
+
+/// Returns the state of a pod.
+pub fn standing(pod: &Pod) -> Standing {
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let Some(status) = &pod.status else { return Standing::Waiting("it is not scheduled yet".to_owned()) };
+    let disrupted = condition(status, "DisruptionTarget").filter(|condition| condition.status == "True");
+    if let Some(PodCondition { reason, message, .. }) = disrupted {
+        return ended(End::Passing, name, reason.as_deref(), message.as_deref());
+    }
+    if pod.metadata.deletion_timestamp.is_some() {
+        return ended(End::Passing, name, None, Some("it was deleted"));
+    }
+    match status.phase.as_deref() {
+        Some("Failed" | "Succeeded") => finished(name, status),
+        Some("Running") => match container(status) {
+            Some(end) => of_container(name, end),
+            None => Standing::Running,
+        },
+        _ => waiting(name, status),
+    }
+}
+
+/// Returns the state of a Job without a pod, from its Events. An exceeded quota makes the Job wait. Any other refusal is
+/// permanent.
+pub fn without_pod(job: &str, events: &[Event]) -> Standing {
+    let refusal = events.iter().rev().find(|event| event.reason.as_deref() == Some("FailedCreate"));
+    // The text before it contains the name of a pod, which differs on each try.
+    let message = refusal.and_then(|event| event.message.as_deref());
+    let message = message.map(|message| message.split_once("is forbidden: ").map_or(message, |(_, why)| why));
+    match message {
+        None => Standing::Waiting("its Job has no pod yet".to_owned()),
+        Some(message) if message.contains("exceeded quota") => Standing::Waiting(message.to_owned()),
+        Some(message) => Standing::Ended(EngineError::Pod {
+            message: format!("the cluster refuses pods of Job {job}: {message}"),
+            hint: "the namespace of builds must admit pods that keep to Pod Security Standards `restricted`; the cluster's own policies \
+                   may ask for more: spec.builds in site.yaml can add labels and fields"
+                .to_owned(),
+            may_pass: false,
+        }),
+    }
+}
+
+/// Returns the state of a Job whose Job object or pod was deleted from outside.
+pub fn gone(job: &str, what: &str) -> Standing {
+    ended(End::Passing, &format!("of Job {job}"), None, Some(what))
+}
+
+fn condition<'a>(status: &'a PodStatus, kind: &str) -> Option<&'a PodCondition> {
+    status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
+}
+
+fn container(status: &PodStatus) -> Option<&ContainerStateTerminated> {
+    let found = status.container_statuses.iter().flatten().find(|found| found.name == CONTAINER);
+    found?.state.as_ref()?.terminated.as_ref()
+}
+
+fn waiting(name: &str, status: &PodStatus) -> Standing {
+    let scheduled = condition(status, "PodScheduled").filter(|condition| condition.status == "False");
+    if let Some(PodCondition { message: Some(message), .. }) = scheduled {
+        return Standing::Waiting(message.clone());
+    }
+    let found = status.container_statuses.iter().flatten().find(|found| found.name == CONTAINER);
+    let state = found.and_then(|found| found.state.as_ref()?.waiting.as_ref());
+    let (reason, message) = match state {
+        None => return Standing::Waiting("it is not scheduled yet".to_owned()),
+        Some(state) => {
+            (state.reason.as_deref().unwrap_or_default(), state.message.as_deref().unwrap_or_default())
+        }
+    };
+    match reason {
+        // Permanent refusals: the kubelet retries in all other cases.
+        "InvalidImageName" | "ErrImageNeverPull" | "CreateContainerConfigError" => {
+            ended(End::Final, name, Some(reason), Some(message))
+        }
+        "ErrImagePull" | "ImagePullBackOff" => Standing::WithoutImage(message.to_owned()),
+        "ContainerCreating" => Standing::Waiting("its node pulls the image".to_owned()),
+        _ => Standing::Waiting(format!("{reason}: {message}")),
+    }
+}
+
+fn finished(name: &str, status: &PodStatus) -> Standing {
+    let reason = status.reason.as_deref();
+    match (reason, container(status)) {
+        (Some("DeadlineExceeded"), _) => {
+            Standing::Ended(EngineError::Limit(format!("pod {name} did not end within its deadline")))
+        }
+        (Some(reason), _) if DISRUPTIONS.contains(&reason) => {
+            ended(End::Passing, name, Some(reason), status.message.as_deref())
+        }
+        (_, Some(end)) => of_container(name, end),
+        (reason, None) => ended(End::Passing, name, reason, status.message.as_deref()),
+    }
+}
+
+fn of_container(name: &str, end: &ContainerStateTerminated) -> Standing {
+    match end.reason.as_deref() {
+        Some("OOMKilled") => Standing::Ended(EngineError::Limit(format!(
+            "pod {name} used more memory than it may (OOMKilled)"
+        ))),
+        // The runner is missing or belongs to another architecture.
+        Some(reason @ ("ContainerCannotRun" | "StartError")) => {
+            ended(End::Final, name, Some(reason), end.message.as_deref())
+        }
+        reason => {
+            let message = end.message.clone().unwrap_or_else(|| format!("exit code {}", end.exit_code));
+            ended(End::Passing, name, reason, Some(&message))
+        }
+    }
+}
+
+fn ended(end: End, name: &str, reason: Option<&str>, message: Option<&str>) -> Standing {
+    let words: Vec<&str> =
+        [reason, message].into_iter().flatten().filter(|words| !words.is_empty()).collect();
+    let may_pass = end == End::Passing;
+    let hint = if may_pass { "farrier tries again by itself" } else { "`kubectl describe pod` says more" };
+    Standing::Ended(EngineError::Pod {
+        message: format!("pod {name} ended without a result: {}", words.join(": ")),
+        hint: hint.to_owned(),
+        may_pass,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn told(status: &Value) -> String {
+        let pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap();
+        match standing(&pod) {
+            Standing::Waiting(why) => format!("waits: {why}"),
+            Standing::WithoutImage(why) => format!("has no image: {why}"),
+            Standing::Running => "runs".to_owned(),
+            Standing::Ended(error) => {
+                format!("{}: {error}", if error.is_transient() { "again" } else { "never again" })
+            }
+        }
+    }
+
+    fn state(phase: &str, state: &Value) -> Value {
+        json!({"phase": phase, "containerStatuses": [{
+            "name": "build", "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+        }]})
+    }
+
+    #[test]
+    fn whatever_ends_or_holds_a_pod_is_told_in_words() {
+        let unschedulable = json!({"phase": "Pending", "conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+            "message": "0/3 nodes are available: 3 Insufficient memory.",
+        }]});
+        let evicted = json!({"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."});
+        let lost = json!({"phase": "Running", "conditions": [{
+            "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager",
+            "message": "Taint manager: deleting due to NoExecute taint",
+        }]});
+        let late = json!({"phase": "Failed", "reason": "DeadlineExceeded"});
+        let pull = state("Pending", &json!({"waiting": {"reason": "ErrImagePull", "message": "not found"}}));
+        let creating = state("Pending", &json!({"waiting": {"reason": "ContainerCreating"}}));
+        let memory = json!({"terminated": {"reason": "OOMKilled", "exitCode": 137}});
+        let code = json!({"terminated": {"reason": "Error", "exitCode": 1}});
+        let start =
+            json!({"terminated": {"reason": "StartError", "exitCode": 128, "message": "exec format error"}});
+        let all = [
+            json!({"phase": "Pending"}),
+            unschedulable,
+            creating,
+            pull,
+            state("Running", &json!({"running": {}})),
+            evicted,
+            lost,
+            late,
+            state("Failed", &memory),
+            state("Running", &memory),
+            state("Failed", &code),
+            state("Failed", &start),
+        ];
+        insta::assert_snapshot!(all.each_ref().map(told).join("\n"));
+    }
+
+    #[test]
+    fn a_quota_makes_wait_and_a_policy_refuses() {
+        let event = |message: &str| {
+            let event = json!({
+                "metadata": {}, "involvedObject": {}, "reason": "FailedCreate", "type": "Warning", "message": message,
+            });
+            serde_json::from_value::<Event>(event).unwrap()
+        };
+        let quota =
+            "Error creating: pods \"j-x\" is forbidden: exceeded quota: builds, requested: limits.memory=4Gi";
+        let policy =
+            "Error creating: pods \"j-x\" is forbidden: ValidatingAdmissionPolicy 'ours' denied request: no";
+        assert!(matches!(without_pod("j", &[]), Standing::Waiting(_)));
+        assert!(matches!(without_pod("j", &[event(quota)]), Standing::Waiting(why) if quota.ends_with(&why)));
+        let Standing::Ended(error) = without_pod("j", &[event(quota), event(policy)]) else {
+            panic!("it waits")
+        };
+        assert_eq!(
+            error.to_string(),
+            "the cluster refuses pods of Job j: ValidatingAdmissionPolicy 'ours' denied request: no"
+        );
+        assert!(!error.is_transient() && error.hint().is_some());
+    }
+}

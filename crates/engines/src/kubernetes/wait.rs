@@ -1,0 +1,157 @@
+//! Adapter: waits until the pod of a build runs, and reports what it waits for.
+
+use std::{pin::pin, time::Duration};
+
+use futures::StreamExt as _;
+use k8s_openapi::api::{
+    batch::v1::Job,
+    core::v1::{Event, Pod},
+};
+use kube::{
+    Api, ResourceExt as _,
+    api::ListParams,
+    runtime::{WatchStreamExt as _, watcher},
+};
+use tokio::time::Instant;
+
+use super::{
+    Kubernetes, Phase, Started, is_over,
+    pod::{Standing, gone, standing, without_pod},
+};
+use crate::{EngineError, Result};
+
+/// Interval of the checks whether the Job still exists and, if it has no pod, why.
+const LOOKS: Duration = Duration::from_secs(3);
+
+/// How long a node may retry to pull the image, because the registry or the network may be down.
+const PULLS: Duration = Duration::from_mins(5);
+
+/// Waits for one Job's pod.
+pub(super) struct Wait<'a> {
+    jobs: Api<Job>,
+    pods: Api<Pod>,
+    events: Api<Event>,
+    job: Started,
+    phases: &'a (dyn Fn(Phase) + Send + Sync),
+    /// Last reported reason.
+    reported: Option<String>,
+}
+
+impl<'a> Wait<'a> {
+    pub(super) fn new(
+        engine: &Kubernetes,
+        namespace: &str,
+        job: Started,
+        phases: &'a (dyn Fn(Phase) + Send + Sync),
+    ) -> Self {
+        let client = || engine.client.clone();
+        Self {
+            jobs: Api::namespaced(client(), namespace),
+            pods: Api::namespaced(client(), namespace),
+            events: Api::namespaced(client(), namespace),
+            job,
+            phases,
+            reported: None,
+        }
+    }
+
+    /// Waits for a running pod and returns its name.
+    pub(super) async fn until_running(&mut self) -> Result<String> {
+        // Selected by the Job's UID: pods of an earlier Job of the same name may still exist.
+        let label = format!("batch.kubernetes.io/controller-uid={}", self.job.uid);
+        let of_job = watcher::Config::default().labels(&label);
+        let mut pods = pin!(watcher(self.pods.clone(), of_job).default_backoff().applied_objects());
+        let mut has_pod = false;
+        let mut without_image: Option<(String, Instant)> = None;
+        loop {
+            let look = tokio::time::sleep(LOOKS);
+            let (name, standing) = tokio::select! {
+                pod = pods.next() => match pod {
+                    Some(Ok(pod)) => {
+                        has_pod = true;
+                        (pod.name_any(), standing(&pod))
+                    }
+                    Some(Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 403 => {
+                        (String::new(), Standing::Ended(missing_right(&status.message)))
+                    }
+                    // The watcher restarts by itself.
+                    Some(Err(error)) => {
+                        tracing::debug!(job = self.job.name, %error, "pods of a build cannot be watched");
+                        continue;
+                    }
+                    None => continue,
+                },
+                () = look => match self.look(has_pod).await {
+                    Some(standing) => (String::new(), standing),
+                    None => match &without_image {
+                        Some((why, since)) if since.elapsed() > PULLS => {
+                            (String::new(), Standing::Ended(unpulled(&self.job.name, why)))
+                        }
+                        _ => continue,
+                    },
+                },
+            };
+            without_image = match &standing {
+                Standing::WithoutImage(why) => {
+                    let since = without_image.map_or_else(Instant::now, |(_, since)| since);
+                    Some((why.clone(), since))
+                }
+                _ => None,
+            };
+            match standing {
+                Standing::Running => {
+                    (self.phases)(Phase::Running);
+                    return Ok(name);
+                }
+                Standing::Ended(error) => return Err(error),
+                Standing::Waiting(why) => self.tell(why),
+                Standing::WithoutImage(why) => self.tell(format!("its node cannot pull the image: {why}")),
+            }
+        }
+    }
+
+    /// Returns the state of the build if the watch on its pods cannot show it.
+    async fn look(&self, has_pod: bool) -> Option<Standing> {
+        let Started { name, uid } = &self.job;
+        match self.jobs.get_opt(name).await {
+            Ok(found) if found.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
+                return Some(gone(name, "its Job was deleted"));
+            }
+            Ok(Some(found)) if !has_pod && is_over(&found) => return Some(gone(name, "it was deleted")),
+            // The Job's Events explain why it has no pod. After a failed request the state is unknown.
+            Ok(_) if !has_pod => {}
+            Ok(_) | Err(_) => return None,
+        }
+        let about = format!("involvedObject.kind=Job,involvedObject.name={name}");
+        let events = self.events.list(&ListParams::default().fields(&about)).await.ok()?;
+        let of_job = |event: &Event| event.involved_object.uid.as_ref().is_none_or(|about| about == uid);
+        let events: Vec<Event> = events.items.into_iter().filter(of_job).collect();
+        Some(without_pod(name, &events))
+    }
+
+    fn tell(&mut self, why: String) {
+        if self.reported.as_ref() != Some(&why) {
+            (self.phases)(Phase::Waiting(&why));
+            self.reported = Some(why);
+        }
+    }
+}
+
+/// Error for a missing permission in the namespace of builds.
+pub(super) fn missing_right(what: &str) -> EngineError {
+    EngineError::Pod {
+        message: format!("the cluster does not let farrier see to the pod of a build: {what}"),
+        hint: "deploy/ has the Role for the namespace of builds".to_owned(),
+        may_pass: false,
+    }
+}
+
+fn unpulled(job: &str, why: &str) -> EngineError {
+    EngineError::Pod {
+        message: format!("the node of Job {job} cannot pull the build's image: {why}"),
+        hint: "nodes must reach and trust the registry that --registry names; where it asks for a password, spec.builds.pod.imagePullSecrets \
+               in site.yaml names a Secret of the namespace of builds"
+            .to_owned(),
+        may_pass: true,
+    }
+}

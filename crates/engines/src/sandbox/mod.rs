@@ -1,0 +1,267 @@
+//! Adapter: the `sandbox` engine. It runs steps in place, in Linux namespaces on this machine, over trees in the cache. It
+//! needs neither a daemon nor root: steps run as farrier's user or, if that is root, as a user that owns nothing else.
+//!
+//! `farrier-runner` (`crates/runner`) creates the sandbox and runs the steps. This module is the other end of its pipes.
+
+mod cgroup;
+mod channel;
+mod owner;
+
+use std::{
+    env, io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+};
+
+use fs_err as fs;
+use runner::{
+    plan::{Action, Limits, Plan, Step},
+    wire,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
+
+use farrier_core::provenance::Confinement;
+use farrier_local::tree_removal::remove_tree;
+pub use owner::Owner;
+
+use self::cgroup::{Group, Subtree};
+use super::{BuildLog, ContextEntry, EngineError, EngineKind, Result, runner_session::RunnerSession};
+
+/// File name of the runner, which is installed next to farrier's own program.
+pub const RUNNER: &str = "farrier-runner";
+
+/// Engine that builds in namespaces on this machine.
+#[derive(Debug)]
+pub struct Sandbox {
+    runner: PathBuf,
+    owner: Owner,
+    /// Parent of the control groups of builds, if a subtree is delegated.
+    subtree: Option<Subtree>,
+    confinement: Confinement,
+}
+
+/// An in-place build.
+pub struct InPlace {
+    /// Steps and limits.
+    pub plan: Plan,
+    /// Lower directories of the overlay, the uppermost first. [`Owner::own`] must have set their ownership.
+    pub lowers: Vec<PathBuf>,
+    /// The build context.
+    pub context: Vec<ContextEntry>,
+    /// Directory for everything that the build writes; it must not exist yet. It is not removed after the build: the caller
+    /// removes it together with its parent.
+    pub scratch: PathBuf,
+    /// Receives the output.
+    pub log: Arc<dyn BuildLog>,
+    /// Lowest Landlock ABI that the site accepts.
+    pub least_landlock: u32,
+    /// Cancels the build.
+    pub cancel: CancellationToken,
+}
+
+impl Sandbox {
+    /// Finds the runner, and checks that it can create a sandbox below `scratch` on this machine. The error describes the
+    /// obstacle.
+    pub(super) async fn connect(runner: Option<&Path>, scratch: Option<&Path>) -> Result<Self, String> {
+        let owner = Owner::of_this_process();
+        let mut sandbox = Self {
+            runner: find_runner(runner)?,
+            owner: owner.with_mapped_trees().unwrap_or(owner),
+            subtree: Subtree::find(),
+            confinement: Confinement::default(),
+        };
+        let mut tried = sandbox.try_out(scratch).await;
+        if tried.is_err() && sandbox.owner != owner {
+            // Older kernels and some file systems do not support idmapped mounts.
+            sandbox.owner = owner;
+            tried = sandbox.try_out(scratch).await;
+        }
+        sandbox.confinement = tried.map_err(|error| match error {
+            EngineError::Engine { action, source, .. } => blame(&format!("{action}: {source}")),
+            error => error.to_string(),
+        })?;
+        Ok(sandbox)
+    }
+
+    /// Returns the confinement of builds on this machine.
+    pub fn confinement(&self) -> &Confinement {
+        &self.confinement
+    }
+
+    /// Returns the ownership of the files that a sandbox reads and writes.
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// Runs a trial build that creates an empty `/out`.
+    async fn try_out(&self, scratch: Option<&Path>) -> Result<Confinement> {
+        let place = scratch.map_or_else(env::temp_dir, Path::to_owned);
+        fs::create_dir_all(&place)?;
+        let place = tempfile::Builder::new().prefix(".sandbox-").tempdir_in(place)?;
+        let lower = place.path().join("lower");
+        fs::create_dir(&lower)?;
+        self.owner.own(&lower)?;
+        let action = Action::Directory("/out".to_owned());
+        let step = Step { line: 0, text: "WORKDIR /out".to_owned(), action };
+        let build = InPlace {
+            plan: Plan { steps: vec![step], limits: Limits::default() },
+            lowers: vec![lower],
+            context: Vec::new(),
+            scratch: place.path().join("scratch"),
+            log: Arc::new(Silent),
+            least_landlock: 0,
+            cancel: CancellationToken::new(),
+        };
+        let dest = place.path().join("payload");
+        fs::create_dir(&dest)?;
+        let outcome = self.compile(build, &dest).await;
+        remove_tree(&place.keep())?;
+        outcome
+    }
+
+    /// Runs the steps, unpacks `/out` into the empty directory `dest`, and ends all processes of the sandbox. Returns the
+    /// confinement of the build.
+    pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Confinement> {
+        let InPlace { plan, lowers, context, scratch, log, least_landlock, cancel } = build;
+        fs::create_dir(&scratch)?;
+        self.owner.hand_over(&scratch)?;
+        let group = self.subtree.as_ref().map(|subtree| subtree.group(plan.limits)).transpose();
+        let group = group.map_err(|source| fault("make a control group", source))?;
+        let mut child = Command::new(&self.runner)
+            .arg("sandbox")
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|source| fault("start", source))?;
+        let place = wire::Sandbox {
+            lowers: texts(&lowers)?,
+            scratch: text(&scratch)?,
+            maps_owners: self.owner.maps_trees(),
+        };
+        let (stdin, stdout) = pipes(&mut child)?;
+        let id = child.id().ok_or_else(|| fault("start", io::ErrorKind::NotFound))?;
+        let session = RunnerSession {
+            engine: EngineKind::Sandbox,
+            plan: &plan,
+            log: log.as_ref(),
+            least_landlock,
+            cancel: &cancel,
+        };
+        let outcome = async {
+            // The runner waits for its first message, so no process has run outside of the group.
+            if let Some(group) = &group {
+                group.add(id).map_err(|source| fault("use a control group", source))?;
+            }
+            let inputs = (&plan, context.as_slice());
+            let mut talk =
+                channel::SandboxChannel::begin((self.owner, id), &place, inputs, (stdin, stdout)).await?;
+            session.run(&mut talk, dest).await
+        };
+        let outcome = outcome.await;
+        end(&mut child, id).await;
+        let confined = match group.as_ref().and_then(Group::exceeded) {
+            Some(why) if !matches!(outcome, Ok(_) | Err(EngineError::Canceled)) => {
+                Err(EngineError::Limit(why))
+            }
+            _ => outcome,
+        };
+        confined.map(|confined| Confinement { limits: limits(group.is_some()).into(), ..confined })
+    }
+}
+
+/// Mechanism that enforces each limit of a build.
+fn limits(has_group: bool) -> [(&'static str, &'static str); 3] {
+    let [memory, processes] = if has_group {
+        ["cgroup v2", "cgroup v2"]
+    } else {
+        ["measured four times a second, without the kernel's own memory", "a resource limit"]
+    };
+    [("memory", memory), ("processes", processes), ("disk", "measured four times a second, per build")]
+}
+
+/// Kills the sandbox. The end of process 1 kills all processes in the sandbox, and its parent waits for that. So nothing is
+/// written any more when this function returns.
+async fn end(child: &mut Child, id: u32) {
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    let init = children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?));
+    let ended = init.is_some_and(|init| kill_process(init, Signal::KILL).is_ok());
+    if !ended {
+        let _ = child.start_kill();
+    }
+    let _ = child.wait().await;
+}
+
+/// Log of the trial build.
+struct Silent;
+
+impl BuildLog for Silent {
+    fn line(&self, line: &str) {
+        tracing::debug!(line, "sandbox");
+    }
+}
+
+/// Returns the given runner, or the one next to farrier's own program.
+pub(super) fn find_runner(given: Option<&Path>) -> Result<PathBuf, String> {
+    let runner = match given {
+        Some(runner) => runner.to_owned(),
+        None => beside().ok_or("farrier's own program cannot be found")?,
+    };
+    if runner.is_file() {
+        return Ok(runner);
+    }
+    Err(format!(
+        "there is no {}: put farrier-runner beside farrier, or name it with FARRIER_RUNNER",
+        runner.display()
+    ))
+}
+
+fn beside() -> Option<PathBuf> {
+    let directory = env::current_exe().ok()?.parent()?.to_owned();
+    // Test programs of cargo are one directory deeper.
+    let places = [directory.join(RUNNER), directory.parent()?.join(RUNNER)];
+    let [first, _] = &places;
+    let first = first.clone();
+    Some(places.into_iter().find(|place| place.is_file()).unwrap_or(first))
+}
+
+/// Adds a remedy to the kernel's error message, if the cause is known.
+fn blame(words: &str) -> String {
+    let remedy = if words.contains("namespaces") || words.contains("uid_map") {
+        "; allow user namespaces: on Ubuntu 24.04 an AppArmor profile with `userns` for farrier-runner, elsewhere \
+         user.max_user_namespaces above 0, in a container a runtime that does not filter unshare"
+    } else if words.contains("/proc") {
+        "; in a container it wants an unmasked /proc (systempaths=unconfined)"
+    } else if words.contains("overlay") {
+        "; the cache directory (--cache-dir) must be on a file system that an overlay can write to, such as ext4, xfs or tmpfs, \
+         and the kernel be 5.11 or newer"
+    } else {
+        ""
+    };
+    format!("{words}{remedy}")
+}
+
+fn pipes(child: &mut Child) -> Result<(tokio::process::ChildStdin, tokio::process::ChildStdout)> {
+    child.stdin.take().zip(child.stdout.take()).ok_or_else(|| fault("start", io::ErrorKind::BrokenPipe))
+}
+
+fn texts(paths: &[PathBuf]) -> Result<Vec<String>> {
+    paths.iter().map(|path| text(path)).collect()
+}
+
+fn text(path: &Path) -> Result<String> {
+    let unreadable = || {
+        let reason = format!("{} is no UTF-8", path.display());
+        EngineError::Io(io::Error::new(io::ErrorKind::InvalidInput, reason))
+    };
+    path.to_str().map(str::to_owned).ok_or_else(unreadable)
+}
+
+fn fault(action: &str, source: impl Into<io::Error>) -> EngineError {
+    EngineError::engine(EngineKind::Sandbox, action, source.into())
+}

@@ -1,0 +1,223 @@
+//! Adapter: boots a kernel in a throwaway virtual machine and loads modules in it.
+//!
+//! The machine has no network and no disk. Its initramfs holds `driver-entrypoint` as init, the modules, the in-tree
+//! modules that they need, and a work list. The machine reports the results over a serial port.
+#![forbid(unsafe_code)]
+
+mod checker;
+mod classify;
+mod console;
+mod error;
+mod in_tree;
+mod initramfs;
+mod kvm;
+mod protocol;
+mod qemu;
+mod request;
+mod steps;
+
+use std::{
+    env,
+    io::{self, BufWriter, Read, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use driver_entrypoint::{
+    report::Key,
+    work::{KEY_PATH, WORK_PATH, Work},
+};
+use fs_err::File;
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+pub use checker::QemuBoot;
+pub use error::{BootError, Result};
+use farrier_core::kernel::Architecture;
+use kmod::{BootReport, ModuleBoot};
+pub use qemu::find_emulator;
+pub use request::{BootLimits, BootRequest};
+
+use farrier_local::blocking::blocking;
+use farrier_payload::{Entrypoint, PayloadError, find_entrypoint};
+use initramfs::Initramfs;
+use qemu::{Accelerator, Machine, Run};
+use steps::PlannedStep;
+
+/// Returns the static binary for an architecture, after checking that it can run there as init of a virtual machine.
+pub async fn find_init(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
+    let path = find_entrypoint(given, arch).map_err(BootError::NoEntrypoint)?;
+    blocking(move || {
+        let runs = Entrypoint::read(&path).and_then(|entrypoint| entrypoint.runs_on(arch));
+        runs.map(|()| path).map_err(BootError::Entrypoint)
+    })
+    .await
+}
+
+/// Boots the kernel, loads the modules and reports the outcome of each. Once the function returns or is dropped, no
+/// process and no file remains, whatever the result.
+pub async fn boot_check(request: &BootRequest, cancel: &CancellationToken) -> Result<BootReport> {
+    tokio::select! {
+        () = cancel.cancelled() => Err(BootError::Canceled),
+        report = uncancelled(request) => report,
+    }
+}
+
+async fn uncancelled(request: &BootRequest) -> Result<BootReport> {
+    let preparation = request.clone();
+    let prepared = blocking(move || prepare(&preparation)).await?;
+    let machine = Machine {
+        kernel: &request.kernel,
+        initramfs: &prepared.initramfs,
+        emulator: request.emulator.as_deref(),
+        memory: prepared.memory,
+        limits: &request.limits,
+        key: prepared.key,
+    };
+    let begun = Instant::now();
+    let (accelerator, run) = start(&machine, request.memory.as_deref()).await?;
+    let elapsed = begun.elapsed();
+    report(request, &prepared.steps, accelerator, &run, elapsed)
+}
+
+/// Runs the machine with KVM if that works, otherwise with software emulation.
+async fn start(machine: &Machine<'_>, memory: Option<&Path>) -> Result<(Accelerator, Run)> {
+    if kvm::may_work(machine.kernel.arch, memory) {
+        match machine.run(Accelerator::Kvm).await {
+            Ok(run) if run.transcript.kernel().is_some() => return Ok((Accelerator::Kvm, run)),
+            Err(error @ (BootError::NoEmulator { .. } | BootError::Start(..))) => return Err(error),
+            Ok(_) | Err(_) => kvm::remember_that_it_fails(memory),
+        }
+    }
+    Ok((Accelerator::Tcg, machine.run(Accelerator::Tcg).await?))
+}
+
+fn report(
+    request: &BootRequest,
+    steps: &[PlannedStep],
+    accelerator: Accelerator,
+    run: &Run,
+    elapsed: Duration,
+) -> Result<BootReport> {
+    let wanted = &request.kernel.release;
+    let Some(kernel) = run.transcript.kernel() else {
+        return Err(BootError::NotStarted(wanted.to_string(), run.console.last_lines()));
+    };
+    if kernel != wanted.as_str() {
+        return Err(BootError::OtherKernel { wanted: wanted.to_string(), found: kernel.to_owned() });
+    }
+    let outcomes = classify::classify(steps, run)?;
+    let mut modules: Vec<(usize, ModuleBoot)> = steps
+        .iter()
+        .zip(outcomes)
+        .filter_map(|(step, outcome)| {
+            let index = step.payload?;
+            let path = request.modules.get(index)?.clone();
+            Some((index, ModuleBoot { path, name: step.name.clone(), outcome }))
+        })
+        .collect();
+    modules.sort_by_key(|(index, _)| *index);
+    Ok(BootReport {
+        kernel: kernel.to_owned(),
+        accelerator: accelerator.to_string(),
+        milliseconds: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+        modules: modules.into_iter().map(|(_, module)| module).collect(),
+    })
+}
+
+struct Prepared {
+    /// Deleted on drop.
+    _dir: TempDir,
+    initramfs: PathBuf,
+    memory: u32,
+    steps: Vec<PlannedStep>,
+    key: Key,
+}
+
+fn prepare(request: &BootRequest) -> Result<Prepared> {
+    let steps = steps::plan(request)?;
+    let place = request.directory.clone().unwrap_or_else(env::temp_dir);
+    let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&place)?;
+    let path = dir.path().join("initramfs");
+    let key = key()?;
+    write_initramfs(request, &steps, key, BufWriter::new(File::create(&path)?))?;
+    let memory = memory(fs_err::metadata(&path)?.len(), request.limits.memory)?;
+    Ok(Prepared { _dir: dir, initramfs: path, memory, steps, key })
+}
+
+fn key() -> io::Result<Key> {
+    let mut key = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut key)?;
+    Ok(Key(key))
+}
+
+/// Returns the memory to give the machine, in MiB: enough for a kernel and three copies of the initramfs. Two copies
+/// exist while the initramfs is unpacked, and a third while its modules are loaded.
+fn memory(initramfs: u64, limit: u32) -> Result<u32> {
+    /// Debian's kernel with all its drivers boots in less than half of this.
+    const KERNEL: u64 = 384;
+    let needed = KERNEL + 3 * (initramfs >> 20);
+    u32::try_from(needed)
+        .ok()
+        .filter(|&needed| needed <= limit)
+        .ok_or(BootError::Memory { needed, limit: u64::from(limit) })
+}
+
+fn write_initramfs(request: &BootRequest, steps: &[PlannedStep], key: Key, out: impl Write) -> Result<()> {
+    let mut initramfs = Initramfs::new(out);
+    for directory in ["dev", "proc", "sys", "farrier", "modules"] {
+        initramfs.directory(directory)?;
+    }
+    initramfs.console()?;
+    let entrypoint = &request.entrypoint;
+    let mut init = File::open(entrypoint)
+        .map_err(|_| BootError::NoEntrypoint(PayloadError::NoEntrypoint(entrypoint.clone())))?;
+    let size = init.metadata()?.len();
+    initramfs.file("init", 0o755, size, &mut init)?;
+    let work = Work {
+        report: qemu::report_device(request.kernel.arch).to_owned(),
+        alone: request.tried_alone,
+        steps: steps.iter().map(PlannedStep::work).collect(),
+    };
+    for (path, bytes) in [(WORK_PATH, work.encode()), (KEY_PATH, key.to_text().into_bytes())] {
+        initramfs.bytes(path.trim_start_matches('/'), 0o400, &bytes)?;
+    }
+    for step in steps {
+        let mut file = in_tree::open(&step.source, &request.decompression)?;
+        let size = file.metadata()?.len();
+        initramfs.file(step.path.trim_start_matches('/'), 0o400, size, &mut file)?;
+    }
+    Ok(initramfs.finish()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_payload::{ENTRYPOINT, elf_program};
+
+    use super::*;
+
+    #[test]
+    fn memory_follows_the_initramfs_up_to_the_limit() {
+        assert_eq!(memory(1 << 20, 1024).unwrap(), 387);
+        assert_eq!(memory(200 << 20, 1024).unwrap(), 984);
+        let error = memory(260 << 20, 1024).unwrap_err();
+        assert!(error.to_string().contains("1164 MiB"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_entrypoint_of_another_architecture_is_no_init() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(ENTRYPOINT);
+        fs_err::write(&path, elf_program(62, 1)).unwrap();
+        let found = |arch| find_init(Some(&path), arch);
+        assert_eq!(found(Architecture::Amd64).await.unwrap(), path);
+        let error = found(Architecture::Arm64).await.unwrap_err();
+        let said = oci::client::chain(&error);
+        assert!(said.starts_with("start driver-entrypoint in a virtual machine: use "), "{said}");
+        assert!(said.ends_with("it is for amd64, not for arm64"), "{said}");
+        assert!(error.hint().contains("driver-entrypoint-ARCHITECTURE"), "{}", error.hint());
+        let other = directory.path().join("driver-entrypoint-arm64");
+        fs_err::write(&other, elf_program(183, 1)).unwrap();
+        assert_eq!(found(Architecture::Arm64).await.unwrap(), other);
+    }
+}

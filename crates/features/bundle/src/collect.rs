@@ -1,0 +1,181 @@
+//! Adapter: collects what a bundle will hold from a registry: all manifests, and the source of each blob.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Digest, Repository, Version},
+};
+use farrier_store::registry::{Registry, StoredManifest};
+use oci::{AnyManifest, Descriptor};
+
+use super::{
+    BundleError, Content, Result,
+    index::{Blob, BundleIndex, FORMAT, Listed},
+    since::Since,
+};
+
+/// Maximum nesting of indexes.
+const MAX_DEPTH: usize = 4;
+
+/// Content to put into a bundle, and its source.
+#[derive(Clone)]
+pub struct Wanted {
+    /// The content as listed in the bundle.
+    pub content: Content,
+    /// Source repository.
+    pub repository: Repository,
+    /// Registry of the source repository.
+    pub registry: Arc<dyn Registry>,
+}
+
+/// Index, manifests and blob sources of a bundle to write.
+pub struct Collection {
+    pub(super) index: BundleIndex,
+    pub(super) manifests: BTreeMap<Digest, Vec<u8>>,
+    pub(super) sources: BTreeMap<Digest, Source>,
+}
+
+/// Repository to fetch a blob from.
+#[derive(Clone)]
+pub(super) struct Source {
+    pub(super) registry: Arc<dyn Registry>,
+    pub(super) repository: Repository,
+}
+
+#[derive(Default)]
+struct Collector {
+    manifests: BTreeMap<Digest, StoredManifest>,
+    parsed: BTreeMap<Digest, AnyManifest>,
+    blobs: BTreeMap<Digest, Blob>,
+    sources: BTreeMap<Digest, Source>,
+}
+
+/// Looks up all contents. `from` describes their origin; `since` is the bundle that the site already has.
+pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Result<Collection> {
+    let mut collector = Collector::default();
+    let mut contents = BTreeMap::new();
+    for one in wanted {
+        let listed = collector.content(one).await?;
+        contents.insert(one.content.clone(), listed);
+    }
+    let Collector { manifests, parsed: _, mut blobs, sources } = collector;
+    if let Some(since) = since {
+        let known = since.index.known();
+        for blob in blobs.values_mut().filter(|blob| blob.manifest.is_none()) {
+            blob.base = known.get(&blob.digest).copied().cloned().unwrap_or_default();
+        }
+    }
+    let mut blobs: Vec<Blob> = blobs.into_values().collect();
+    // The sort is stable: manifests and other blobs stay sorted by digest.
+    blobs.sort_by_key(|blob| blob.manifest.is_none());
+    let index = BundleIndex {
+        format_version: FORMAT,
+        made_by: concat!("farrier ", env!("CARGO_PKG_VERSION")).to_owned(),
+        from: from.to_owned(),
+        base: since.map(Since::base),
+        contents: contents.into_values().collect(),
+        blobs,
+    };
+    if let Some(reason) = index.contradiction() {
+        return Err(BundleError::Nothing(reason));
+    }
+    let manifests = manifests.into_iter().map(|(digest, stored)| (digest, stored.bytes)).collect();
+    Ok(Collection { index, manifests, sources })
+}
+
+impl Collector {
+    async fn content(&mut self, wanted: &Wanted) -> Result<Listed> {
+        let Wanted { content, .. } = wanted;
+        let mut sizes = BTreeMap::new();
+        let mut waiting = vec![(content.digest.clone(), 0)];
+        while let Some((digest, depth)) = waiting.pop() {
+            self.manifest(wanted, &digest).await?;
+            let (Some(stored), Some(parsed)) = (self.manifests.get(&digest), self.parsed.get(&digest)) else {
+                continue;
+            };
+            sizes.insert(digest.clone(), stored.bytes.len() as u64);
+            for child in children(parsed) {
+                if depth < MAX_DEPTH && !sizes.contains_key(&child.digest) {
+                    waiting.push((child.digest.clone(), depth + 1));
+                }
+            }
+            for blob in blobs_of(parsed) {
+                sizes.insert(blob.digest.clone(), blob.size);
+            }
+        }
+        let (artifact_type, facts) = match self.parsed.get(&content.digest) {
+            Some(AnyManifest::Image(image)) => {
+                (image.artifact_type.clone(), ImageFacts::from_annotations(&image.annotations).ok())
+            }
+            _ => (None, None),
+        };
+        Ok(Listed {
+            content: content.clone(),
+            artifact_type,
+            kernel: facts.and_then(|facts| facts.kernel_release),
+            size: sizes.values().sum(),
+        })
+    }
+
+    /// Fetches a manifest unless it is known, and records the blobs that it names.
+    async fn manifest(&mut self, wanted: &Wanted, digest: &Digest) -> Result<()> {
+        let Wanted { content, repository, registry } = wanted;
+        let reference = || format!("{repository}@{digest}");
+        if !self.manifests.contains_key(digest) {
+            let version = Version::Digest(digest.clone());
+            let stored = registry.manifest(repository, &version).await?;
+            let stored = stored.ok_or_else(|| BundleError::Absent(reference()))?;
+            let parsed = AnyManifest::parse(&stored.bytes)
+                .map_err(|source| BundleError::Manifest(reference(), source))?;
+            self.note(digest, stored.bytes.len() as u64, Some(&stored.media_type), content);
+            self.manifests.insert(digest.clone(), stored);
+            self.parsed.insert(digest.clone(), parsed);
+        }
+        let Some(parsed) = self.parsed.get(digest) else { return Ok(()) };
+        let named: Vec<(Digest, u64)> =
+            blobs_of(parsed).map(|blob| (blob.digest.clone(), blob.size)).collect();
+        self.note(digest, 0, None, content);
+        for (digest, size) in named {
+            self.note(&digest, size, None, content);
+            let source = || Source { registry: Arc::clone(registry), repository: repository.clone() };
+            self.sources.entry(digest).or_insert_with(source);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, digest: &Digest, size: u64, manifest: Option<&str>, content: &Content) {
+        let blob = self.blobs.entry(digest.clone()).or_insert_with(|| Blob {
+            digest: digest.clone(),
+            size,
+            manifest: manifest.map(str::to_owned),
+            repositories: BTreeSet::new(),
+            base: BTreeSet::new(),
+        });
+        blob.repositories.insert(content.repository.clone());
+    }
+}
+
+/// Manifests that an index names.
+pub(super) fn children(manifest: &AnyManifest) -> &[Descriptor] {
+    match manifest {
+        AnyManifest::Image(_) => &[],
+        AnyManifest::Index(index) => &index.manifests,
+    }
+}
+
+/// Blobs that a manifest names. Excludes foreign layers, which no registry stores (image spec, `layer.md`,
+/// "Non-Distributable Layers").
+pub(super) fn blobs_of(manifest: &AnyManifest) -> impl Iterator<Item = &Descriptor> {
+    let (config, layers) = match manifest {
+        AnyManifest::Image(image) => (Some(&image.config), &image.layers[..]),
+        AnyManifest::Index(_) => (None, &[][..]),
+    };
+    let carried = |layer: &&Descriptor| {
+        !layer.media_type.contains(".nondistributable.") && !layer.media_type.contains(".foreign.")
+    };
+    config.into_iter().chain(layers.iter().filter(carried))
+}

@@ -1,0 +1,298 @@
+//! Pure: determines what a site needs for some images and kernels: build inputs and published content.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farrier_core::{
+    image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, Tag},
+    kernel::{KernelFamily, KernelTarget, match_family},
+};
+use farrier_local::machine::native;
+use farrier_store::{InputKind, registry::is_joined};
+use serde::{Deserialize, Serialize};
+
+/// Kind of a manifest in a bundle. The variants are in the order in which a site needs them: content comes before the
+/// content that refers to it.
+#[derive(Serialize, Deserialize, strum::Display)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ContentKind {
+    /// The definitions directory.
+    Definitions,
+    /// A kernel's header set.
+    Headers,
+    /// A source.
+    Source,
+    /// A root file system made from packages, either as an artifact of the store or as the image that serves as a base.
+    RootFs,
+    /// A copy of another registry's image.
+    Mirror,
+    /// farrier's own image.
+    Farrier,
+    /// A published driver image.
+    Image,
+    /// A referrer of an image: check report, bill of materials, provenance, signature bundle.
+    Referrer,
+    /// A signature or a signed statement under a tag made from the image's digest.
+    Signature,
+}
+
+impl From<InputKind> for ContentKind {
+    fn from(kind: InputKind) -> Self {
+        match kind {
+            InputKind::Headers => Self::Headers,
+            InputKind::Source => Self::Source,
+            InputKind::RootFs => Self::RootFs,
+            InputKind::Definitions => Self::Definitions,
+        }
+    }
+}
+
+/// A manifest in a bundle, with everything that it names: blobs, and the manifests of an index.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Content {
+    /// Kind of the manifest.
+    pub kind: ContentKind,
+    /// Repository below the registry's prefix: `mstflint`, `sources`, `mirror/docker.io/library/debian`.
+    pub repository: String,
+    /// Tag; `None` for content that is addressed by digest only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tag: Option<Tag>,
+    /// Digest of the manifest.
+    pub digest: Digest,
+}
+
+impl Content {
+    /// Whether the content is a driver image, which has referrers.
+    pub(super) fn is_image(&self) -> bool {
+        self.kind == ContentKind::Image
+    }
+
+    /// Whether its tag holds signatures, to which more can be added.
+    pub(super) fn is_joined(&self) -> bool {
+        self.kind == ContentKind::Signature && self.tag.as_ref().is_some_and(is_joined)
+    }
+
+    /// Whether its tag moves to newer content over time. The store has moving tags for definitions (`latest`), and for
+    /// sources and bases by their declaration (`declared-...`). All other tags never change.
+    pub fn has_moving_tag(&self) -> bool {
+        let tag = self.tag.as_ref().map_or("", Tag::as_str);
+        match self.kind {
+            ContentKind::Definitions => tag == "latest",
+            ContentKind::Source | ContentKind::RootFs => tag.starts_with("declared-"),
+            _ => false,
+        }
+    }
+}
+
+/// Build inputs of images for some kernels, before any lookup.
+#[derive(Clone, Debug, Default)]
+pub struct Needed<'a> {
+    /// The requested images and, recursively, their needs.
+    pub images: Vec<&'a DriverImage>,
+    /// Sources of the images.
+    pub sources: Vec<SourceSpec>,
+    /// Runtime bases of the images, except bases that are driver images.
+    pub bases: Vec<(&'a DriverImage, &'a RuntimeBase)>,
+    /// Kernels that match a kernel family, with the family.
+    pub kernels: Vec<(&'a KernelTarget, &'a KernelFamily)>,
+    /// Kernels that match no kernel family, so that the source of their headers is unknown.
+    pub unmatched_kernels: Vec<&'a KernelTarget>,
+}
+
+/// Determines what the images need for the kernels. Skips names without a definition.
+pub fn needed<'a>(
+    definitions: &'a Definitions,
+    images: &BTreeSet<ImageName>,
+    kernels: &'a BTreeSet<KernelTarget>,
+) -> Needed<'a> {
+    let mut all: BTreeMap<&ImageName, &DriverImage> = BTreeMap::new();
+    let mut waiting: Vec<&ImageName> = images.iter().collect();
+    while let Some(name) = waiting.pop() {
+        if let Some((name, image)) = definitions.images.get_key_value(name)
+            && all.insert(name, image).is_none()
+        {
+            waiting.extend(image.spec.needs.iter().filter_map(|need| need.image()));
+        }
+    }
+    let mut needed = Needed { images: all.into_values().collect(), ..Needed::default() };
+    for kernel in kernels {
+        let Some(family) = match_family(&definitions.families, kernel) else {
+            needed.unmatched_kernels.push(kernel);
+            continue;
+        };
+        needed.kernels.push((kernel, family));
+    }
+    for image in needed.images.clone() {
+        for source in &image.spec.sources {
+            // Prebuilt images are copied unchanged.
+            if matches!(source.from, SourceOrigin::Image(_)) {
+                continue;
+            }
+            // The plan takes the driver's version from the package for the machine's own architecture. A kernel for
+            // which the source has no package is reported in the plan.
+            let own = (!source.is_of_kernel()).then(|| source.for_architecture(native()));
+            let of_kernels = needed.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
+            let wanted: Vec<SourceSpec> = own.into_iter().chain(of_kernels).collect();
+            for source in wanted {
+                let same = |other: &SourceSpec| {
+                    let SourceSpec { name: _, from, unpack, subdir } = &source;
+                    (&other.from, &other.unpack, &other.subdir) == (from, unpack, subdir)
+                };
+                if !needed.sources.iter().any(same) {
+                    needed.sources.push(source);
+                }
+            }
+        }
+        match &image.spec.runtime.base {
+            None | Some(RuntimeBase::Need(_)) => {}
+            Some(base) => needed.bases.push((image, base)),
+        }
+    }
+    needed
+}
+
+impl<'a> Needed<'a> {
+    /// Kernels that the image is meant for: kernels with a family and in the image's range.
+    pub fn kernels_of(&self, image: &DriverImage) -> impl Iterator<Item = &'a KernelTarget> {
+        let kernels = self.kernels.iter().map(|(kernel, _)| *kernel);
+        kernels.filter(|kernel| image.spec.range_without(kernel).is_none())
+    }
+
+    /// Images of other registries that definitions name as runtime bases or prebuilt modules. Excludes images with
+    /// headers, because the store keeps header sets, and toolchains, because the headers select them.
+    pub fn foreign(&self) -> BTreeSet<String> {
+        let Self { images, sources: _, bases, kernels: _, unmatched_kernels: _ } = self;
+        let prebuilt = images.iter().flat_map(|image| {
+            let sources = image.spec.sources.iter().filter_map(|source| match &source.from {
+                SourceOrigin::Image(source) => Some(source),
+                _ => None,
+            });
+            sources
+                .flat_map(|source| self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok()))
+        });
+        let prebuilt = prebuilt.map(|(image, _)| image.to_string());
+        let bases = bases.iter().filter_map(|(_, base)| match base {
+            RuntimeBase::Image(reference) => Some(reference.to_string()),
+            _ => None,
+        });
+        bases.chain(prebuilt).collect()
+    }
+}
+
+/// Sorts contents in the order in which a site needs them, without duplicates.
+pub fn in_order(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
+    contents.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_core::kernel::Architecture;
+
+    use super::*;
+
+    fn definitions() -> Definitions {
+        let image = |name: &str, source: &str, needs: &str| -> DriverImage {
+            let text = format!(
+                r#"{{"apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage", "metadata": {{"name": "{name}"}},
+                "spec": {{"version": "1", "template": "kbuild", "modules": ["m"], "needs": [{needs}],
+                "sources": [{{"name": "s", "from": {{"path": {{"path": "{source}"}}}}}}],
+                "runtime": {{"base": {{"image": "debian:12"}}}}, "nodes": {{"matchLabels": {{"a": "b"}}}}, "rollout": []}}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let family: KernelFamily = serde_json::from_str(
+            r#"{"apiVersion": "farrier.dev/v1alpha1", "kind": "KernelFamily", "metadata": {"name": "f"},
+            "spec": {"match": {"os": ["debian"], "osVersion": "12"}, "headers": {"tarball": {"path": "x"}},
+            "toolchain": {"image": "debian:12"}}}"#,
+        )
+        .unwrap();
+        let images = [image("a", "one", ""), image("b", "one", "\"a\""), image("c", "two", "")];
+        Definitions {
+            images: images.into_iter().map(|image| (image.metadata.name.clone(), image)).collect(),
+            families: vec![family],
+            ..Definitions::default()
+        }
+    }
+
+    fn kernel(os: &str) -> KernelTarget {
+        KernelTarget {
+            os: os.parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0".parse().unwrap(),
+            arch: Architecture::Amd64,
+        }
+    }
+
+    #[test]
+    fn an_image_brings_what_it_needs_and_nothing_else() {
+        let definitions = definitions();
+        let kernels = BTreeSet::from([kernel("debian"), kernel("plan9")]);
+        let images = BTreeSet::from(["b".parse().unwrap()]);
+        let needed = needed(&definitions, &images, &kernels);
+        let names: Vec<_> = needed.images.iter().map(|image| image.metadata.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        // Two images share one source.
+        assert_eq!(needed.sources.len(), 1);
+        assert_eq!((needed.kernels.len(), needed.unmatched_kernels.len()), (1, 1));
+        assert_eq!(needed.foreign(), BTreeSet::from(["debian:12".to_owned()]));
+    }
+
+    #[test]
+    fn packages_and_images_with_modules_are_those_of_the_kernels() {
+        let mut definitions = definitions();
+        let name: ImageName = "c".parse().unwrap();
+        let sources: [SourceSpec; 3] = [
+            r#"{"name": "p", "from": {"apt": {"package": "modules-{{release}}", "suites": ["sid"]}}}"#,
+            r#"{"name": "d", "from": {"apt": {"package": "driver", "suites": ["sid"]}}}"#,
+            r#"{"name": "i", "from": {"image": {"reference": "r.test/acme:{{release}}"}}}"#,
+        ]
+        .map(|source| serde_json::from_str(source).unwrap());
+        definitions.images.get_mut(&name).unwrap().spec.sources = sources.to_vec();
+        let arm64 = KernelTarget { arch: Architecture::Arm64, ..kernel("debian") };
+        let kernels = BTreeSet::from([kernel("debian"), arm64, kernel("plan9")]);
+        let images = BTreeSet::from([name]);
+        let needed = needed(&definitions, &images, &kernels);
+        let packages = needed.sources.iter().map(|source| match &source.from {
+            SourceOrigin::Apt(package) => format!("{}:{}", package.package, package.arch.unwrap()),
+            other => panic!("{other:?}"),
+        });
+        let packages: Vec<String> = packages.collect();
+        assert_eq!(packages, ["modules-6.1.0:amd64", "modules-6.1.0:arm64", "driver:amd64", "driver:arm64"]);
+        assert_eq!(needed.foreign(), BTreeSet::from(["debian:12", "r.test/acme:6.1.0"].map(str::to_owned)));
+    }
+
+    #[test]
+    fn an_image_is_meant_for_the_kernels_in_its_range_that_have_a_family() {
+        let mut definitions = definitions();
+        let name: ImageName = "b".parse().unwrap();
+        definitions.images.get_mut(&name).unwrap().spec.kernels = Some(">=6.2".parse().unwrap());
+        let kernels = BTreeSet::from([kernel("debian"), kernel("plan9")]);
+        let images = BTreeSet::from([name]);
+        let needed = needed(&definitions, &images, &kernels);
+        let meant: Vec<usize> = needed.images.iter().map(|image| needed.kernels_of(image).count()).collect();
+        assert_eq!(meant, [1, 0]);
+    }
+
+    #[test]
+    fn contents_come_once_and_images_before_what_refers_to_them() {
+        let content = |kind, tag: Option<&str>| Content {
+            kind,
+            repository: "x".to_owned(),
+            tag: tag.map(|tag| tag.parse().unwrap()),
+            digest: Digest::of(b"x"),
+        };
+        let referrer = content(ContentKind::Referrer, None);
+        let (image, source) =
+            (content(ContentKind::Image, Some("1")), content(ContentKind::Source, Some("2")));
+        let list = in_order([referrer.clone(), image.clone(), image.clone(), source.clone()]);
+        assert_eq!(list, [source, image, referrer]);
+        let text = serde_json::to_string(&list).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<Content>>(&text).unwrap(), list);
+        assert!(
+            text.starts_with(r#"[{"kind":"source","repository":"x","tag":"2","digest":"sha256:"#),
+            "{text}"
+        );
+    }
+}

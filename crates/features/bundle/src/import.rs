@@ -1,0 +1,315 @@
+//! Adapter: imports a verified bundle into a registry. Pushes what the registry lacks, and never replaces the content
+//! of a fixed tag.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use farrier_core::image::{Digest, Repository, Version};
+use farrier_store::registry::{BlobContent, BlobSource, Joined, Registry, RegistryLocation, Upload, join};
+use futures::{StreamExt as _, TryStreamExt as _};
+use oci::AnyManifest;
+use serde::Serialize;
+
+use super::{
+    BundleError, Content, Meter, Phase, Result, Verified,
+    collect::{blobs_of, children},
+    index::Blob,
+    referrers::repository,
+    verify::Manifest,
+};
+
+/// Concurrent uploads: one blob is unpacked while another waits for the registry.
+const AT_ONCE: usize = 3;
+/// Maximum nesting of indexes.
+const MAX_DEPTH: usize = 4;
+
+/// Outcome of importing one content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome")]
+pub enum Taken {
+    /// The content was pushed.
+    Pushed,
+    /// The registry already had the content.
+    Present,
+    /// The tag held other content and was updated. It is a moving tag, or a tag with signatures, which now has the
+    /// signatures of both.
+    Moved {
+        /// Digest of the previous content.
+        #[serde(rename = "holds")]
+        held: Digest,
+    },
+    /// The tag holds other content, which stays.
+    Conflict {
+        /// Digest of the existing content.
+        holds: Digest,
+    },
+}
+
+/// Result of an import.
+#[derive(Clone, Debug)]
+pub struct Imported {
+    /// Outcome of each content, in the bundle's order.
+    pub contents: Vec<(Content, Taken)>,
+    /// Number of blob bytes sent.
+    pub sent: u64,
+    /// Number of blobs sent.
+    pub blobs: usize,
+}
+
+impl Imported {
+    /// Whether no tag had a conflict.
+    pub fn is_complete(&self) -> bool {
+        !self.contents.iter().any(|(_, taken)| matches!(taken, Taken::Conflict { .. }))
+    }
+}
+
+/// Destination of an import.
+pub struct Target {
+    /// Location, which determines the names of repositories.
+    pub location: RegistryLocation,
+    /// The registry at this location.
+    pub registry: Arc<dyn Registry>,
+}
+
+/// A blob and the repositories that must have it.
+struct Wanted<'a> {
+    blob: &'a Blob,
+    /// Names below the registry's prefix.
+    repositories: BTreeSet<&'a str>,
+}
+
+/// Imports the bundle. The import is idempotent: existing content is not sent again.
+pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> Result<Imported> {
+    let index = verified.bundle.index();
+    let mut contents = Vec::new();
+    for listed in &index.contents {
+        contents.push((listed.content.clone(), target.state(verified, &listed.content).await?));
+    }
+    let is_pending = |taken: &Taken| matches!(taken, Taken::Pushed | Taken::Moved { .. });
+    let pending: Vec<&Content> =
+        contents.iter().filter(|(_, taken)| is_pending(taken)).map(|(content, _)| content).collect();
+    let blobs = wanted_blobs(verified, &pending);
+    target.check_base(verified, &blobs).await?;
+
+    let carried = || blobs.iter().filter(|wanted| wanted.blob.is_carried());
+    meter.begin(Phase::Push, carried().map(|wanted| wanted.blob.size).sum());
+    // Collected first, because a stream that borrows from a closure's argument is not `Send` for all lifetimes.
+    let pushes: Vec<_> = blobs.iter().map(|wanted| target.push_blob(verified, wanted, meter)).collect();
+    let sent: Vec<u64> = futures::stream::iter(pushes).buffer_unordered(AT_ONCE).try_collect().await?;
+    // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
+    for (content, _) in contents.iter().filter(|(content, taken)| content.is_image() && is_pending(taken)) {
+        target.push_manifests(verified, content).await?;
+    }
+    // Push referrers before the tag of their image, so that a tag never exists without its report. Check the tags
+    // again, because the uploads may have taken hours.
+    for (content, taken) in contents.iter_mut().rev().filter(|(_, taken)| is_pending(taken)) {
+        *taken = target.state(verified, content).await?;
+        if is_pending(taken) && !target.push_content(verified, content, taken).await? {
+            *taken = target.state(verified, content).await?;
+        }
+    }
+    meter.end();
+    Ok(Imported { contents, sent: sent.iter().sum(), blobs: sent.iter().filter(|bytes| **bytes > 0).count() })
+}
+
+/// Blobs of these contents, each with the repositories that need it.
+fn wanted_blobs<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Wanted<'a>> {
+    let mut needed: BTreeMap<&Digest, BTreeSet<&str>> = BTreeMap::new();
+    for content in contents {
+        for digest in manifests_of(verified, &content.digest) {
+            let Some(manifest) = verified.manifests.get(digest) else { continue };
+            for blob in blobs_of(&manifest.parsed) {
+                needed.entry(&blob.digest).or_default().insert(&content.repository);
+            }
+        }
+    }
+    let with_repositories =
+        |blob: &'a Blob| Some(Wanted { blob, repositories: needed.remove(&blob.digest)? });
+    verified
+        .bundle
+        .index()
+        .blobs
+        .iter()
+        .filter(|blob| blob.manifest.is_none())
+        .filter_map(with_repositories)
+        .collect()
+}
+
+/// A manifest and the manifests below it; children come before their parents.
+fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Digest> {
+    let mut order = Vec::new();
+    let mut level = vec![digest];
+    for _ in 0..=MAX_DEPTH {
+        let below: Vec<&Digest> = level
+            .iter()
+            .filter_map(|digest| verified.manifests.get(digest))
+            .flat_map(|manifest| children(&manifest.parsed))
+            .map(|child| &child.digest)
+            .collect();
+        order.extend(level);
+        level = below;
+    }
+    order.reverse();
+    order
+}
+
+impl Target {
+    fn repository(&self, name: &str) -> Result<Repository> {
+        repository(&self.location, name)
+    }
+
+    /// Determines the action for one content. Existing content under its tag is complete, because registries enforce
+    /// that.
+    async fn state(&self, verified: &Verified, content: &Content) -> Result<Taken> {
+        let Content { repository, tag, digest, .. } = content;
+        // For an untagged referrer, the push checks whether the registry lists it.
+        let Some(tag) = tag else { return Ok(Taken::Pushed) };
+        let found = self.registry.manifest(&self.repository(repository)?, &Version::Tag(tag.clone())).await?;
+        let Some(found) = found else { return Ok(Taken::Pushed) };
+        if found.digest == *digest {
+            return Ok(Taken::Present);
+        }
+        if content.has_moving_tag() {
+            return Ok(Taken::Moved { held: found.digest });
+        }
+        let new = verified.manifests.get(digest).filter(|_| content.is_joined());
+        Ok(match new.map_or(Joined::Foreign, |new| Joined::of(&found.bytes, &new.bytes)) {
+            Joined::Whole => Taken::Present,
+            Joined::New | Joined::Both(_) => Taken::Moved { held: found.digest },
+            Joined::Foreign => Taken::Conflict { holds: found.digest },
+        })
+    }
+
+    /// Checks that the registry has the blobs that the bundle omits because its base has them.
+    async fn check_base(&self, verified: &Verified, blobs: &[Wanted<'_>]) -> Result<()> {
+        let mut missing = Vec::new();
+        for Wanted { blob, repositories } in blobs.iter().filter(|wanted| !wanted.blob.is_carried()) {
+            let places = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
+            if self.find(&blob.digest, places).await?.is_none() {
+                missing.push(&blob.digest);
+            }
+        }
+        let (Some(first), Some(base)) = (missing.first(), &verified.bundle.index().base) else {
+            return Ok(());
+        };
+        Err(BundleError::BaseMissing {
+            count: missing.len(),
+            first: (*first).clone(),
+            registry: self.location.to_string(),
+            base: base.id.clone(),
+            from: base.from.clone(),
+        })
+    }
+
+    /// First of the repositories that has the blob.
+    async fn find<'a>(
+        &self,
+        digest: &Digest,
+        places: impl Iterator<Item = &'a str>,
+    ) -> Result<Option<Repository>> {
+        for place in places {
+            let repository = self.repository(place)?;
+            if self.registry.has_blob(&repository, digest).await? {
+                return Ok(Some(repository));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ensures that every repository has the blob. Returns the number of bytes sent.
+    async fn push_blob(&self, verified: &Verified, wanted: &Wanted<'_>, meter: &dyn Meter) -> Result<u64> {
+        let Wanted { blob, repositories } = wanted;
+        let places = repositories.iter().copied().chain(blob.base.iter().map(String::as_str));
+        let mut holder = self.find(&blob.digest, places).await?;
+        let mut sent = 0;
+        for name in repositories {
+            let repository = self.repository(name)?;
+            if holder.as_ref() == Some(&repository)
+                || self.registry.has_blob(&repository, &blob.digest).await?
+            {
+                holder.get_or_insert(repository);
+                continue;
+            }
+            if let Some(from) = &holder
+                && self.registry.mount_blob(&repository, &blob.digest, from).await?
+            {
+                continue;
+            }
+            let upload = match (verified.frames.get(&blob.digest), &holder) {
+                (Some(frame), _) => {
+                    let source: Arc<dyn BlobSource> = Arc::new(verified.bundle.source(*frame, blob));
+                    self.registry.push(&repository, &blob.digest, BlobContent::Source(&source)).await?
+                }
+                (None, Some(from)) => self.copy_blob(&blob.digest, blob.size, from, &repository).await?,
+                (None, None) => return Err(BundleError::Absent(format!("blob {}", blob.digest))),
+            };
+            sent += upload.bytes();
+            holder.get_or_insert(repository);
+        }
+        if blob.is_carried() {
+            meter.advance(blob.size);
+        }
+        Ok(sent)
+    }
+
+    /// Copies a blob between repositories, for registries that do not mount blobs.
+    async fn copy_blob(
+        &self,
+        digest: &Digest,
+        size: u64,
+        from: &Repository,
+        to: &Repository,
+    ) -> Result<Upload> {
+        let directory = tempfile::tempdir()?;
+        let file = directory.path().join("blob");
+        self.registry.fetch_blob(from, digest, size, &file).await?;
+        Ok(self.registry.push_blob(to, digest, &file).await?)
+    }
+
+    /// Pushes the manifests, then the tag; the manifests of images were pushed before. Returns `false` if the tag keeps
+    /// its content.
+    async fn push_content(&self, verified: &Verified, content: &Content, taken: &Taken) -> Result<bool> {
+        let Content { kind: _, repository, tag, digest } = content;
+        if let (Taken::Moved { .. }, true, Some(tag), Some(new)) =
+            (taken, content.is_joined(), tag, verified.manifests.get(digest))
+        {
+            let repository = self.repository(repository)?;
+            let new = (&*new.media_type, &new.bytes[..]);
+            return Ok(join(self.registry.as_ref(), &repository, tag, new).await?);
+        }
+        if !content.is_image() {
+            self.push_manifests(verified, content).await?;
+        }
+        self.push_tag(verified, content).await?;
+        Ok(true)
+    }
+
+    /// Pushes the manifests by digest.
+    async fn push_manifests(&self, verified: &Verified, content: &Content) -> Result<()> {
+        let repository = self.repository(&content.repository)?;
+        for digest in manifests_of(verified, &content.digest) {
+            let Some(Manifest { bytes, media_type, parsed }) = verified.manifests.get(digest) else {
+                continue;
+            };
+            if matches!(parsed, AnyManifest::Image(image) if image.subject.is_some()) {
+                self.registry.push_referrer(&repository, bytes).await?;
+            } else {
+                let version = Version::Digest(digest.clone());
+                self.registry.push_manifest(&repository, &version, media_type, bytes).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pushes the tag of the content, if it has one.
+    async fn push_tag(&self, verified: &Verified, content: &Content) -> Result<()> {
+        let Content { kind: _, repository, tag, digest } = content;
+        let (Some(tag), Some(manifest)) = (tag, verified.manifests.get(digest)) else { return Ok(()) };
+        let Manifest { bytes, media_type, parsed: _ } = manifest;
+        let version = Version::Tag(tag.clone());
+        self.registry.push_manifest(&self.repository(repository)?, &version, media_type, bytes).await?;
+        Ok(())
+    }
+}

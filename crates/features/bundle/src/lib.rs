@@ -1,0 +1,48 @@
+//! Adapter: bundles, which carry images and their inputs to an air-gapped site: an OCI layout in a tar, compressed with
+//! zstd, in one file.
+//!
+//! The file is a sequence of zstd frames, one for each entry of the tar: `oci-layout`, `index.json`,
+//! `farrier-bundle.json`, the manifests, the other blobs, the tar's end. The last frame is a skippable one that
+//! contains the lengths of all frames. `zstd -dc | tar -x` therefore unpacks a layout, and farrier reads each blob
+//! without the others.
+//!
+//! The index and the blobs determine every byte. The index contains the blobs' digests, and the end of the file
+//! contains the index's digest.
+#![forbid(unsafe_code)]
+
+mod collect;
+pub mod contents;
+mod definitions;
+mod entry;
+mod error;
+mod export;
+mod frame;
+mod import;
+mod index;
+mod meter;
+mod mirror;
+mod read;
+mod referrers;
+mod review;
+mod signature;
+mod since;
+mod trailer;
+mod verify;
+mod write;
+
+pub use collect::{Collection, Wanted, collect};
+pub use contents::{Content, ContentKind, Needed, needed};
+pub use definitions::write_definitions;
+pub use error::{BundleError, Result};
+pub use export::{Exported, export};
+pub use import::{Imported, Taken, Target, import};
+pub use index::{Base, Blob, BundleIndex, FORMAT, Listed};
+pub use meter::{Meter, Phase};
+pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inputs, mirror_inputs};
+pub use read::Bundle;
+pub use referrers::with_referrers;
+pub use since::Since;
+pub use verify::Verified;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,406 @@
+//! Adapter: mirrors the inputs of images into the store of the destination registry, and lists everything that a site
+//! needs to build and run them.
+
+use std::{borrow::Cow, collections::BTreeSet};
+
+use farrier_builder::{
+    images::{ImageCopy, base_root, copy_image, copy_tag, root_fs_tag},
+    parts::{Parts, Result, TargetError},
+    resolve::resolve,
+};
+use farrier_core::{
+    image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
+    kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
+    plan::Resolved,
+};
+use farrier_inputs as inputs;
+use farrier_inputs::{FetchError, Lookup, PackageRoot, StoredUnder};
+use farrier_store as store;
+use farrier_store::{InputKind, StoredInput};
+use oci::client::chain as error_chain;
+use serde::Serialize;
+
+use crate::{Content, ContentKind, Needed, contents, needed};
+
+/// An input in the store.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MirroredInput {
+    /// Human-readable description.
+    pub what: String,
+    /// Location in the registry.
+    #[serde(flatten)]
+    pub content: Content,
+    /// Whether this run stored it.
+    pub new: bool,
+}
+
+/// Outcome for one input.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase", tag = "outcome")]
+pub enum MirrorReport {
+    /// The registry has the input. `kept` is the published JSON name.
+    #[serde(rename = "kept")]
+    Stored(MirroredInput),
+    /// The input could not be stored.
+    Failed(MissingInput),
+}
+
+/// A missing input and the reason.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MissingInput {
+    /// Human-readable description.
+    pub what: String,
+    /// Reason that the input is missing.
+    pub error: String,
+    /// Suggested remedy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Whether an external system was unreachable.
+    #[serde(skip)]
+    pub unreachable: bool,
+}
+
+impl MissingInput {
+    /// Creates the report for an input that the registry could have but lacks.
+    pub fn absent(what: String, hint: impl Into<String>) -> Self {
+        let error = "not in the registry".to_owned();
+        Self { what, error, hint: Some(hint.into()), unreachable: false }
+    }
+}
+
+/// Images and kernels for another site.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// The driver images, without their dependencies.
+    pub images: BTreeSet<ImageName>,
+    /// The kernels.
+    pub kernels: BTreeSet<KernelTarget>,
+}
+
+/// A build input that the store can hold.
+enum Input<'a> {
+    Source(&'a SourceSpec),
+    Packages(PackageRoot, Architecture),
+    Minimal(&'a MinimalSpec, Architecture),
+    Headers(&'a KernelTarget, Cow<'a, HeaderSource>),
+    Copy(String),
+}
+
+/// Stores the inputs of the selected images one by one; a failure does not stop the others. Inputs that are already
+/// stored are not sent again. Calls `tell` with each outcome.
+pub async fn mirror_inputs(
+    parts: &Parts,
+    selection: &Selection,
+    tell: &mut (dyn FnMut(&MirrorReport) + Send),
+) -> Vec<MirrorReport> {
+    let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
+    // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
+    // `inputs_of`, from each kernel's headers.
+    let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
+    let (inputs, missing) = inputs_of(parts, &needed, &resolved).await;
+    let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
+    reports.iter().for_each(&mut *tell);
+    for input in &inputs {
+        if parts.cancel.is_cancelled() {
+            return reports;
+        }
+        let report = match mirror_input(parts, input).await {
+            Ok(kept) => MirrorReport::Stored(kept),
+            Err(error) => MirrorReport::Failed(missing_of(input.what(), &error)),
+        };
+        tell(&report);
+        reports.push(report);
+    }
+    if let Some(report) = keep_own_definitions(parts).await {
+        tell(&report);
+        reports.push(report);
+    }
+    reports
+}
+
+/// Finds which inputs of the selected images are in the registry and which are missing. The images themselves are not
+/// included.
+pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>, Vec<MissingInput>) {
+    let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
+    // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
+    // `inputs_of`, from each kernel's headers.
+    let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
+    let (inputs, mut missing) = inputs_of(parts, &needed, &resolved).await;
+    let mut found = Vec::new();
+    for input in &inputs {
+        match find_input(parts, input).await {
+            Ok(contents) if contents.is_empty() => {
+                missing.push(MissingInput::absent(input.what(), "run `farrier mirror` to store it"));
+            }
+            Ok(contents) => found.extend(contents),
+            Err(error) => missing.push(missing_of(input.what(), &error)),
+        }
+    }
+    match named(parts, ContentKind::Definitions, InputKind::Definitions.repository(), inputs::LATEST).await {
+        Ok(definitions) => found.extend(definitions),
+        Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
+    }
+    (contents::in_order(found), missing)
+}
+
+/// Inputs to store, and inputs that cannot be determined.
+async fn inputs_of<'a>(
+    parts: &Parts,
+    needed: &'a Needed<'a>,
+    resolved: &Resolved,
+) -> (Vec<Input<'a>>, Vec<MissingInput>) {
+    let Needed { images, sources, bases, kernels, unmatched_kernels } = needed;
+    let arches: BTreeSet<Architecture> = kernels.iter().map(|(kernel, _)| kernel.arch).collect();
+    let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
+    let mut missing: Vec<MissingInput> =
+        unmatched_kernels.iter().map(|kernel| without_family(kernel)).collect();
+    let (mut root_fs, mut copies) = (BTreeSet::new(), needed.foreign());
+    let mut packages = |root: &PackageRoot, arch: Architecture| {
+        root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
+    };
+    for (kernel, family) in kernels {
+        // Headers select the toolchain here as they do for a build, if they are available.
+        let source = family.spec.headers_for(kernel, &UNKNOWN_SYSTEM);
+        let found = parts.fetcher.headers().identity(&source, kernel).await;
+        let compiler = match found {
+            Ok(found) => found.compiler,
+            Err(error) => {
+                missing.push(missing_of(format!("toolchain of {}", kernel.release), &error.into()));
+                continue;
+            }
+        };
+        let family = family_for(&parts.definitions.families, kernel, compiler).unwrap_or(family);
+        if let Toolchain::Image(image) = &family.spec.toolchain {
+            // An invalid name is reported when the image is copied.
+            let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
+            copies.insert(named.map_or_else(|_| image.to_string(), |named| named.to_string()));
+        }
+        let toolchains = images.iter().filter_map(|image| image.spec.toolchain(family).ok());
+        let roots = toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel));
+        inputs.extend(roots.filter_map(|root| packages(&root, kernel.arch)));
+    }
+    for (image, base) in bases {
+        let what = || format!("runtime base of {}", image.metadata.name);
+        match (base, resolved.images.get(&image.metadata.name)) {
+            (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_), Some(Ok(found))) => {
+                match base_root(parts, base, &image.spec.sources, &found.version).await {
+                    Ok(Some(root)) => inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch))),
+                    Ok(None) => {}
+                    Err(error) => missing.push(missing_of(what(), &error)),
+                }
+            }
+            (RuntimeBase::Minimal(spec), _) => {
+                inputs.extend(arches.iter().map(|arch| Input::Minimal(spec, *arch)));
+            }
+            (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_), Some(Err(error))) => {
+                missing.push(MissingInput {
+                    what: what(),
+                    error: error.clone(),
+                    hint: None,
+                    unreachable: resolved.unreachable,
+                });
+            }
+            _ => {}
+        }
+    }
+    inputs.extend(copies.into_iter().map(Input::Copy));
+    let headers =
+        kernels.iter().map(|(kernel, family)| (*kernel, family.spec.headers_for(kernel, &UNKNOWN_SYSTEM)));
+    inputs.extend(headers.map(|(kernel, source)| Input::Headers(kernel, source)));
+    (inputs, missing)
+}
+
+async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput> {
+    parts.may_write()?;
+    let action = "store input";
+    let kept = match input {
+        Input::Source(spec) => {
+            let kept = parts.retry(action, || parts.fetcher.sources().keep(spec)).await?;
+            if let Some(warning) = parts.fetcher.sources().archive_warning(spec).await? {
+                parts.reporter.note("mirror", &warning);
+            }
+            kept
+        }
+        Input::Packages(root, arch) => {
+            parts.retry(action, || parts.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
+        }
+        Input::Minimal(spec, arch) => {
+            parts.retry(action, || parts.fetcher.root_fs().keep_minimal(spec, *arch)).await?
+        }
+        Input::Headers(kernel, source) => {
+            let put = || parts.fetcher.headers().keep(source, kernel);
+            match parts.retry(action, put).await? {
+                Lookup::Found(kept) => kept,
+                Lookup::Missing { looked_for, hint } => {
+                    return Err(TargetError::headers_missing(&looked_for, hint));
+                }
+            }
+        }
+        Input::Copy(text) => {
+            let ImageCopy { reference, digest, new } = copy_image(parts, text).await?;
+            let tag = Some(copy_tag(&reference)?);
+            let repository = name_of(parts, &reference);
+            let content = Content { kind: ContentKind::Mirror, repository, tag, digest };
+            return Ok(MirroredInput { what: input.what(), content, new });
+        }
+    };
+    Ok(mirrored(&kept))
+}
+
+async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
+    let root = &parts.definitions.root;
+    // Every farrier binary includes the built-in definitions.
+    if root.as_os_str().is_empty() {
+        return None;
+    }
+    let secrets = parts.definitions.site.secret_files();
+    Some(match parts.fetcher.keep_definitions(root, secrets).await {
+        Ok((kept, left_out)) => {
+            for path in &left_out {
+                let text = "contains a private key or credentials: not copied to the registry";
+                parts.reporter.note(&path.display().to_string(), text);
+            }
+            MirrorReport::Stored(mirrored(&kept))
+        }
+        Err(error) => MirrorReport::Failed(missing_of("definitions".to_owned(), &error.into())),
+    })
+}
+
+/// Contents of an input in the registry; empty if it is missing.
+async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
+    let (kind, tag) = match input {
+        Input::Source(spec) => (InputKind::Source, inputs::source_tag(spec)?),
+        Input::Minimal(spec, arch) => (InputKind::RootFs, inputs::minimal_tag(spec, *arch)?),
+        Input::Packages(root, arch) => {
+            let tag = store::key_tag(&root.key(*arch)).map_err(FetchError::from)?;
+            (InputKind::RootFs, tag)
+        }
+        Input::Headers(kernel, _) => {
+            let tag = store::header_tag(&kernel.release, kernel.arch).map_err(FetchError::from)?;
+            (InputKind::Headers, tag)
+        }
+        Input::Copy(text) => {
+            let reference: ImageReference = text.parse()?;
+            let Some(place) = parts.place_of_copy(&reference)? else {
+                let reference = parts.resolve_reference(text).await?;
+                return at(parts, ContentKind::Mirror, &reference).await;
+            };
+            let version = Version::Tag(copy_tag(&reference)?);
+            let copy = ImageReference { repository: place, version };
+            return at(parts, ContentKind::Mirror, &copy).await;
+        }
+    };
+    let mut found = Vec::new();
+    for content in named(parts, kind.into(), kind.repository(), tag.as_str()).await? {
+        // The input has an immutable content tag as well as the moving tag.
+        found.extend(content_tag_of(parts, kind, &content).await?);
+        found.push(content);
+    }
+    if let Input::Packages(root, arch) = input {
+        // The image that was published from this root file system.
+        let (name, tag) = root_fs_tag(&root.key(*arch))?;
+        found.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
+    }
+    Ok(found)
+}
+
+/// The content under its immutable tag, if the store has one for it.
+async fn content_tag_of(parts: &Parts, kind: InputKind, content: &Content) -> Result<Option<Content>> {
+    let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
+    let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
+    let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else {
+        return Ok(None);
+    };
+    Ok(Some(Content { tag: Some(tag), ..content.clone() }))
+}
+
+/// Content under a tag of a repository below the prefix; empty if there is none.
+async fn named(parts: &Parts, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>> {
+    let repository = parts.location.repository(name)?;
+    at(parts, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await
+}
+
+async fn at(parts: &Parts, kind: ContentKind, reference: &ImageReference) -> Result<Vec<Content>> {
+    let ImageReference { repository, version } = reference;
+    let found = parts.registry.manifest(repository, version).await?;
+    let tag = match version {
+        Version::Tag(tag) => Some(tag.clone()),
+        Version::Digest(_) => None,
+    };
+    let content = |digest| Content { kind, repository: name_of(parts, reference), tag: tag.clone(), digest };
+    Ok(found.into_iter().map(|found| content(found.digest)).collect())
+}
+
+fn name_of(parts: &Parts, reference: &ImageReference) -> String {
+    let repository = &reference.repository;
+    parts.location.name_of(repository).unwrap_or(repository.as_str()).to_owned()
+}
+
+impl Input<'_> {
+    fn what(&self) -> String {
+        match self {
+            Self::Source(spec) => format!("source {}", spec.name),
+            Self::Packages(root, arch) => format!("root file system of {} ({arch})", root.name(*arch)),
+            Self::Minimal(spec, arch) => format!("minimal base of {} ({arch})", spec.package),
+            Self::Headers(kernel, _) => format!("headers of {} ({})", kernel.release, kernel.arch),
+            Self::Copy(text) => format!("image {text}"),
+        }
+    }
+}
+
+fn mirrored(kept: &StoredUnder) -> MirroredInput {
+    let StoredUnder { what, stored: StoredInput { kind, digest, .. }, tags, new } = kept;
+    let content = Content {
+        kind: (*kind).into(),
+        repository: kind.repository().to_owned(),
+        tag: tags.first().cloned(),
+        digest: digest.clone(),
+    };
+    MirroredInput { what: what.clone(), content, new: *new }
+}
+
+fn without_family(kernel: &KernelTarget) -> MissingInput {
+    MissingInput {
+        what: format!("headers of {kernel}"),
+        error: "no kernel family matches".to_owned(),
+        hint: Some("add one to kernels/ of the definitions directory".to_owned()),
+        unreachable: false,
+    }
+}
+
+fn missing_of(what: String, error: &TargetError) -> MissingInput {
+    MissingInput { what, error: error_chain(error), hint: error.hint(), unreachable: error.is_unreachable() }
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_builder::testing::{Bench, K9, K10};
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn toolchain_selected_by_headers_is_copied() {
+        let mut bench = Bench::new(&json!({}));
+        let families = &mut bench.parts.definitions.families;
+        families[0].spec.built_with = vec!["gcc-11".parse().unwrap()];
+        let packages = json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-11", "make"]}});
+        families[0].spec.toolchain = serde_json::from_value(packages).unwrap();
+        let mut chosen = families[0].clone();
+        chosen.spec.matches.built_with = vec!["gcc-12".parse().unwrap()];
+        chosen.spec.built_with = chosen.spec.matches.built_with.clone();
+        chosen.spec.toolchain = Toolchain::Image("registry.test/gcc:12".parse().unwrap());
+        families.push(chosen);
+        let kernels = [K9, K10].map(Bench::target).into();
+        let selection = Selection { images: ["x".parse().unwrap()].into(), kernels };
+        let needed = needed(&bench.parts.definitions, &selection.images, &selection.kernels);
+        let resolved = resolve(&bench.parts, &needed.images, &BTreeSet::new()).await;
+        let (inputs, missing) = inputs_of(&bench.parts, &needed, &resolved).await;
+        assert!(missing.is_empty(), "{missing:?}");
+        let copies: Vec<String> =
+            inputs.iter().map(Input::what).filter(|what| what.starts_with("image")).collect();
+        assert_eq!(copies, ["image registry.test/gcc:12"]);
+    }
+}

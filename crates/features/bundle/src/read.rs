@@ -1,0 +1,298 @@
+//! Adapter: opens a bundle's file by its head and its end.
+
+use std::{
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use farrier_core::{image::Digest, text::is_deceptive};
+use farrier_store::registry::BlobSource;
+use fs_err::{File, os::unix::fs::FileExt as _};
+use sha2::Digest as _;
+
+use super::{
+    BundleError, Result,
+    entry::{self, UNIT, blob_name},
+    frame::FrameReader,
+    index::{Blob, BundleIndex, FORMAT, INDEX_NAME, MAX_INDEX},
+    trailer::{FIXED, NoTrailer, Trailer},
+};
+
+/// Number of entries before the blobs.
+pub(super) const HEAD: usize = 3;
+/// Magic number of a zstd frame.
+const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// Bytes read at a time.
+const CHUNK: usize = 256 << 10;
+
+/// A bundle whose head and end are valid. The content between them is unverified.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    pub(super) path: PathBuf,
+    pub(super) file: Arc<File>,
+    length: u64,
+    index: BundleIndex,
+    id: Digest,
+    /// Start of each frame, and the end of the last one.
+    pub(super) offsets: Vec<u64>,
+}
+
+impl Bundle {
+    /// Opens a bundle, and checks its head and its end.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = Arc::new(File::open(path)?);
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(BundleError::NotABundle(path.to_owned(), "not a file".to_owned()));
+        }
+        let length = metadata.len();
+        let index_bytes = index_bytes(path, &file, length)?;
+        let damaged = |at: u64, what: &str, reason: &str| BundleError::damaged(path, at, what, reason);
+        check_version(path, &index_bytes)?;
+        let truncated = |reason| BundleError::truncated(path, length, reason);
+        let end = length.checked_sub(FIXED as u64).ok_or_else(|| truncated("is shorter than any bundle"))?;
+        let wrong_end = |error: NoTrailer| match error {
+            NoTrailer::Truncated => truncated("does not end like a bundle of this length"),
+            NoTrailer::Damaged(reason) => damaged(end, "its end", reason),
+        };
+        let mut last = [0; FIXED];
+        file.read_exact_at(&mut last, end)?;
+        let start = Trailer::start(length, &last).map_err(wrong_end)?;
+        let mut bytes = vec![0; usize::try_from(length - start).unwrap_or_default()];
+        file.read_exact_at(&mut bytes, start)?;
+        let trailer = Trailer::parse(&bytes, start).map_err(wrong_end)?;
+
+        let id = Digest::of(&index_bytes);
+        if id != trailer.index {
+            let reason = format!("its sha256 is {id}, the end of the file says {}", trailer.index);
+            return Err(damaged(0, "its index", &reason));
+        }
+        let index: BundleIndex = serde_json::from_slice(&index_bytes)
+            .map_err(|error| damaged(0, "its index", &error.to_string()))?;
+        if let Some(reason) = index.contradiction() {
+            return Err(BundleError::inconsistent(path, &reason));
+        }
+        let expected = HEAD + index.carried().count() + 1;
+        if trailer.frames.len() != expected {
+            let reason = format!("it has {} frames, and entries for {expected}", trailer.frames.len());
+            return Err(BundleError::inconsistent(path, &reason));
+        }
+        let mut offsets = vec![0];
+        offsets.extend(trailer.frames.iter().scan(0, |at, length| {
+            *at += length;
+            Some(*at)
+        }));
+        let bundle = Self { path: path.to_owned(), file, length, index, id, offsets };
+        bundle.check_head(&index_bytes)?;
+        Ok(bundle)
+    }
+
+    /// ID of the bundle: the digest of its index.
+    pub fn id(&self) -> &Digest {
+        &self.id
+    }
+
+    /// Contents of the bundle.
+    pub fn index(&self) -> &BundleIndex {
+        &self.index
+    }
+
+    /// Size of the file in bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks that the first frames hold exactly the entries that the index implies.
+    fn check_head(&self, index_bytes: &[u8]) -> Result<()> {
+        let head = self.index.head().map_err(|error| self.damaged(0, "its index", &error.to_string()))?;
+        for (frame, (name, content)) in head.iter().enumerate() {
+            if *name == INDEX_NAME && content != index_bytes {
+                return Err(self.damaged(frame, name, "it is not in the form that farrier writes"));
+            }
+            let wanted =
+                entry::entry(name, content).map_err(|e| self.damaged(frame, name, &e.to_string()))?;
+            self.compare(frame, name, &wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the frame has exactly this content.
+    pub(super) fn compare(&self, frame: usize, what: &str, wanted: &[u8]) -> Result<()> {
+        let section = self.section(frame);
+        let length = section.len();
+        let read = || -> io::Result<bool> {
+            let mut reader = FrameReader::new(section)?;
+            let mut found = Vec::new();
+            reader.by_ref().take(wanted.len() as u64).read_to_end(&mut found)?;
+            reader.expect_end()?;
+            Ok(found == wanted && reader.consumed() == length)
+        };
+        match read() {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(self.damaged(frame, what, "it does not match the index")),
+            Err(error) => Err(self.damaged(frame, what, &error.to_string())),
+        }
+    }
+
+    pub(super) fn section(&self, frame: usize) -> Section {
+        let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length);
+        Section::new(Arc::clone(&self.file), at(frame), at(frame + 1))
+    }
+
+    pub(super) fn damaged(&self, frame: usize, what: &str, reason: &str) -> BundleError {
+        let at = self.offsets.get(frame).copied().unwrap_or_default();
+        BundleError::damaged(&self.path, at, what, reason)
+    }
+
+    /// Blob in a frame, which can be read several times. Its digest is not verified.
+    pub(super) fn source(&self, frame: usize, blob: &Blob) -> BundleBlob {
+        BundleBlob { section: self.section(frame), size: blob.size }
+    }
+}
+
+/// Finds farrier's index among the first entries by name, so that bundles in newer formats are recognized.
+fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>> {
+    let not = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
+    let mut magic = [0; 4];
+    if length < 4 || file.read_exact_at(&mut magic, 0).is_err() || magic != ZSTD {
+        return Err(not("it is not compressed with zstd"));
+    }
+    let mut at = 0;
+    for _ in 0..HEAD {
+        let wrong = |error: io::Error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => BundleError::truncated(path, length, "ends within its head"),
+            _ => BundleError::damaged(path, at, "its head", &error.to_string()),
+        };
+        let mut reader = FrameReader::new(Section::new(Arc::clone(file), at, length)).map_err(wrong)?;
+        let mut header = tar::Header::new_old();
+        reader.read_exact(header.as_mut_bytes()).map_err(wrong)?;
+        let size = header.size().map_err(|_| not("it does not begin with a tar header"))?;
+        if size > MAX_INDEX {
+            return Err(not(&format!(
+                "an entry at its head has {size} bytes; the limit is {MAX_INDEX} bytes"
+            )));
+        }
+        let mut content = vec![0; usize::try_from(size).unwrap_or_default()];
+        reader.read_exact(&mut content).map_err(wrong)?;
+        if header.path_bytes().as_ref() == INDEX_NAME.as_bytes() {
+            return Ok(content);
+        }
+        io::copy(&mut reader.by_ref().take(UNIT as u64), &mut io::sink()).map_err(wrong)?;
+        reader.expect_end().map_err(wrong)?;
+        at += reader.consumed();
+    }
+    Err(not(&format!("{INDEX_NAME} is not among its first entries")))
+}
+
+fn check_version(path: &Path, index: &[u8]) -> Result<()> {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Version {
+        format_version: u64,
+        #[serde(default)]
+        made_by: String,
+    }
+    let path = path.to_owned();
+    let Version { format_version, made_by } = match serde_json::from_slice(index) {
+        Ok(version) => version,
+        Err(error) => {
+            return Err(BundleError::NotABundle(path, format!("{INDEX_NAME}: {error}")));
+        }
+    };
+    if format_version <= u64::from(FORMAT) {
+        return Ok(());
+    }
+    let made_by: String = made_by.chars().filter(|c| !is_deceptive(*c)).take(80).collect();
+    let message =
+        format!("has format {format_version}, made by {made_by}; this farrier reads formats up to {FORMAT}");
+    let hint =
+        "use a farrier at least as new as the one that exported it, or export it again with this version";
+    Err(BundleError::Unusable { path, message, hint })
+}
+
+/// Reads a blob's frame and verifies its digest. Returns the frame's length.
+pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8])) -> io::Result<u64> {
+    let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
+    let mut reader = FrameReader::new(from)?;
+    let mut header = [0; UNIT];
+    reader.read_exact(&mut header)?;
+    if header != entry::header(&blob_name(&blob.digest), blob.size)? {
+        return Err(invalid("its tar header does not match the blob".to_owned()));
+    }
+    let mut hash = sha2::Sha256::new();
+    let mut left = blob.size;
+    let mut buffer = vec![0; CHUNK];
+    while left > 0 {
+        let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = reader.read(&mut buffer[..most])?;
+        if count == 0 {
+            return Err(invalid(format!("it ends {left} bytes early")));
+        }
+        hash.update(&buffer[..count]);
+        each(&buffer[..count]);
+        left -= count as u64;
+    }
+    let found = Digest::from_sha256(&hash.finalize().into());
+    if found != blob.digest {
+        return Err(invalid(format!("its sha256 is {found}")));
+    }
+    let mut padding = [0; UNIT];
+    let padding = &mut padding[..entry::padding(blob.size).len()];
+    reader.read_exact(padding)?;
+    if padding != entry::padding(blob.size) {
+        return Err(invalid("it has trailing content".to_owned()));
+    }
+    reader.expect_end()?;
+    Ok(reader.consumed())
+}
+
+/// A byte range of a file. Several ranges can be read concurrently.
+#[derive(Clone, Debug)]
+pub(super) struct Section {
+    file: Arc<File>,
+    at: u64,
+    end: u64,
+}
+
+impl Section {
+    pub(super) fn new(file: Arc<File>, at: u64, end: u64) -> Self {
+        Self { file, at, end }
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.end - self.at
+    }
+}
+
+impl Read for Section {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let most = to.len().min(usize::try_from(self.len()).unwrap_or(usize::MAX));
+        let count = self.file.read_at(&mut to[..most], self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}
+
+/// A blob inside a bundle.
+pub(super) struct BundleBlob {
+    section: Section,
+    size: u64,
+}
+
+impl BlobSource for BundleBlob {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn open(&self) -> io::Result<Box<dyn Read + Send>> {
+        let mut reader = FrameReader::new(self.section.clone())?;
+        reader.read_exact(&mut [0; UNIT])?;
+        Ok(Box::new(reader.take(self.size)))
+    }
+}

@@ -1,0 +1,268 @@
+use std::{collections::BTreeSet, fs, path::Path, sync::Arc};
+
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, Version},
+};
+use farrier_store::registry::{LayoutRegistry, Registry};
+use oci::ImageManifest;
+use proptest::prelude::*;
+
+use super::{
+    entry,
+    frame::{FrameWriter, Packing, write_frame},
+    trailer::Trailer,
+    *,
+};
+
+/// Ignores the progress.
+struct Silent;
+
+impl Meter for Silent {
+    fn begin(&self, _: Phase, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
+/// Creates a layout with one artifact of one layer. Returns the artifact as content for a bundle.
+async fn layout(root: &Path, layer: &[u8]) -> Wanted {
+    let registry: Arc<dyn Registry> = Arc::new(LayoutRegistry::new(root.join("layout")));
+    let repository = "sources".parse().unwrap();
+    for bytes in [layer, oci::EMPTY] {
+        registry.push_bytes(&repository, bytes).await.unwrap();
+    }
+    let descriptor = |kind, bytes: &[u8]| oci::Descriptor::new(kind, Digest::of(bytes), bytes.len() as u64);
+    let manifest = ImageManifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: Some(media_type::SOURCE.to_owned()),
+        config: descriptor(media_type::OCI_EMPTY, oci::EMPTY),
+        layers: vec![descriptor(media_type::OCI_LAYER, layer)],
+        subject: None,
+        annotations: [].into(),
+    }
+    .to_bytes()
+    .unwrap();
+    let tag: farrier_core::image::Tag = "a".parse().unwrap();
+    let version = Version::Tag(tag.clone());
+    let digest =
+        registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &manifest).await.unwrap();
+    let content =
+        Content { kind: ContentKind::Source, repository: "sources".to_owned(), tag: Some(tag), digest };
+    Wanted { content, repository, registry }
+}
+
+/// Bytes and index of a small bundle.
+fn small() -> (Vec<u8>, BundleIndex) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bundle");
+    runtime.block_on(async {
+        let wanted = layout(directory.path(), b"the driver's source").await;
+        let collection = collect(&[wanted], "a.example/drivers", None).await.unwrap();
+        export(collection, &file, Arc::new(Silent)).await.unwrap();
+    });
+    (fs::read(&file).unwrap(), Bundle::open(&file).unwrap().index().clone())
+}
+
+fn read(bytes: &[u8]) -> Result<Verified, BundleError> {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bundle");
+    fs::write(&file, bytes).unwrap();
+    Bundle::open(&file)?.verify(&Silent)
+}
+
+fn refused(bytes: &[u8]) -> String {
+    let error = read(bytes).err().expect("the bundle is refused");
+    assert!(error.hint().is_some(), "{error}");
+    let text = error.to_string();
+    text.split_once("bundle ").map(|(_, rest)| rest.to_owned()).unwrap_or(text)
+}
+
+/// Bundle with this index and these frames after the head. The end of the file is valid.
+fn made(index: &BundleIndex, frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut head = index.head().unwrap();
+    head[2].1 = index.to_bytes().unwrap();
+    let id = Digest::of(&head[2].1);
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    for (name, content) in head {
+        let mut frame = Vec::new();
+        write_frame(&mut frame, &entry::entry(name, &content).unwrap()).unwrap();
+        all.push(frame);
+    }
+    all.extend_from_slice(frames);
+    let mut end = Vec::new();
+    write_frame(&mut end, &entry::END).unwrap();
+    all.push(end);
+    let trailer = Trailer { frames: all.iter().map(|frame| frame.len() as u64).collect(), index: id };
+    [all.concat(), trailer.to_bytes()].concat()
+}
+
+fn frame(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    write_frame(&mut frame, &entry::entry(name, content).unwrap()).unwrap();
+    frame
+}
+
+/// Index of a bundle with these contents and these blobs, which are sorted into the order of the file.
+fn index_of(blobs: &[(&[u8], Option<&str>)], contents: Vec<Listed>) -> BundleIndex {
+    let mut blobs: Vec<Blob> = blobs
+        .iter()
+        .map(|(bytes, manifest)| Blob {
+            digest: Digest::of(bytes),
+            size: bytes.len() as u64,
+            manifest: manifest.map(str::to_owned),
+            repositories: BTreeSet::from(["x".to_owned()]),
+            base: BTreeSet::new(),
+        })
+        .collect();
+    blobs.sort_by_key(|blob| (blob.manifest.is_none(), blob.digest.clone()));
+    BundleIndex {
+        format_version: FORMAT,
+        made_by: "farrier 0".to_owned(),
+        from: "a.example".to_owned(),
+        base: None,
+        contents,
+        blobs,
+    }
+}
+
+#[test]
+fn what_is_made_for_tests_is_read() {
+    let index = index_of(&[(b"content", None)], Vec::new());
+    let name = entry::blob_name(&Digest::of(b"content"));
+    assert!(read(&made(&index, &[frame(&name, b"content")])).is_ok());
+}
+
+#[test]
+fn every_flipped_byte_is_refused_or_harmless() {
+    let (bytes, index) = small();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bundle");
+    let mut harmless = 0;
+    for at in 0..bytes.len() {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (at % 8);
+        fs::write(&file, &flipped).unwrap();
+        if let Ok(verified) = Bundle::open(&file).and_then(|bundle| bundle.verify(&Silent)) {
+            harmless += 1;
+            assert_eq!(*verified.bundle().index(), index, "byte {at}");
+        }
+    }
+    assert!(harmless < bytes.len() / 50, "{harmless} of {} flipped bytes went undetected", bytes.len());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn changed_bundles_are_refused_or_the_same(at in 0_usize..1 << 20, mask in 1_u8.., cut in any::<bool>()) {
+        let (mut bytes, index) = small();
+        let at = at % bytes.len();
+        if cut { bytes.truncate(at) } else { bytes[at] ^= mask }
+        if let Ok(verified) = read(&bytes) {
+            prop_assert!(!cut);
+            prop_assert_eq!(verified.bundle().index(), &index);
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_an_answer(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        prop_assert!(read(&bytes).is_err());
+        prop_assert!(read(&[&[0x28, 0xb5, 0x2f, 0xfd], &bytes[..]].concat()).is_err());
+    }
+}
+
+#[test]
+fn a_newer_format_is_told_from_damage() {
+    let (_, mut index) = small();
+    index.format_version = 2;
+    index.made_by = "farrier 9.1.0".to_owned();
+    insta::assert_snapshot!(
+        refused(&made(&index, &[])).split_once("has ").unwrap().1,
+        @"format 2, made by farrier 9.1.0; this farrier reads formats up to 1"
+    );
+}
+
+#[test]
+fn a_blob_that_is_not_what_its_digest_says() {
+    let index = index_of(&[(b"content", None)], Vec::new());
+    let name = entry::blob_name(&Digest::of(b"content"));
+    let text = refused(&made(&index, &[frame(&name, b"CONTENT")]));
+    assert!(text.contains("its sha256 is sha256:"), "{text}");
+}
+
+#[test]
+fn names_in_the_tar_are_those_of_the_index() {
+    let index = index_of(&[(b"content", None)], Vec::new());
+    for name in ["../../etc/passwd", "blobs/sha256/../x", "etc/passwd", "blobs/sha256/00"] {
+        // The tar crate rejects some of these names, so the test writes them into the header itself.
+        let mut entry = entry::entry("x", b"content").unwrap();
+        entry[..100].fill(0);
+        entry[..name.len()].copy_from_slice(name.as_bytes());
+        let mut frame = Vec::new();
+        write_frame(&mut frame, &entry).unwrap();
+        let text = refused(&made(&index, &[frame]));
+        assert!(text.contains("its tar header does not match the blob"), "{name}: {text}");
+    }
+}
+
+#[test]
+fn a_manifest_without_its_blob() {
+    let manifest = format!(
+        r#"{{"schemaVersion":2,"config":{{"mediaType":"a/b","digest":"{}","size":7}},"layers":[]}}"#,
+        Digest::of(b"missing")
+    );
+    let bytes = manifest.as_bytes();
+    let digest = Digest::of(bytes);
+    let content =
+        Content { kind: ContentKind::Image, repository: "x".to_owned(), tag: None, digest: digest.clone() };
+    let listed = Listed { content, artifact_type: None, kernel: None, size: 1 };
+    let index = index_of(&[(bytes, Some(media_type::OCI_MANIFEST))], vec![listed.clone()]);
+    let text = refused(&made(&index, &[frame(&entry::blob_name(&digest), bytes)]));
+    assert!(text.contains("of 7 bytes, which is missing"), "{text}");
+
+    let absent = index_of(&[], vec![listed]);
+    let text = refused(&made(&absent, &[]));
+    assert!(text.contains("of x is missing"), "{text}");
+}
+
+#[test]
+fn hostile_indexes_are_refused() {
+    let names = ["../x", "evil.example/x", "X", "", "a//b"];
+    for name in names {
+        let mut index = index_of(&[(b"content", None)], Vec::new());
+        index.blobs[0].repositories = BTreeSet::from([name.to_owned()]);
+        let text = refused(&made(&index, &[frame(&entry::blob_name(&index.blobs[0].digest), b"content")]));
+        assert!(text.contains("with an invalid name"), "{name:?}: {text}");
+    }
+    let mut index = index_of(&[(b"content", None)], Vec::new());
+    index.blobs[0].size = u64::MAX - 100;
+    assert!(refused(&made(&index, &[vec![0; 16]])).contains("larger than the limit for blobs"));
+}
+
+#[test]
+fn bombs_are_refused_after_what_was_announced() {
+    let index = index_of(&[(b"content", None)], Vec::new());
+    let name = entry::blob_name(&Digest::of(b"content"));
+    let mut entry = entry::entry(&name, b"content").unwrap();
+    entry.resize(64 << 20, 0);
+    let mut bomb = Vec::new();
+    write_frame(&mut bomb, &entry).unwrap();
+    assert!(bomb.len() < 1 << 20);
+    let text = refused(&made(&index, &[bomb]));
+    assert!(text.contains("it has more content than expected"), "{text}");
+
+    // A window of 128 GiB, for which a reader would have to allocate memory.
+    let wide = [0x28, 0xb5, 0x2f, 0xfd, 0x00, 27 << 3, 1, 0, 0].to_vec();
+    let text = refused(&made(&index, &[wide]));
+    assert!(text.contains("too much memory"), "{text}");
+
+    // In the head, before the index is read.
+    let mut header = *<&[u8; 512]>::try_from(&entry::entry("oci-layout", b"").unwrap()[..512]).unwrap();
+    header[124..136].copy_from_slice(b"77777777777\0");
+    let mut writer = FrameWriter::new(Vec::new(), Packing::Compressed, 512).unwrap();
+    writer.write(&header).unwrap();
+    let text = refused(&writer.finish().unwrap());
+    assert!(text.contains("an entry at its head has"), "{text}");
+}

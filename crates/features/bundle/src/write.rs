@@ -1,0 +1,206 @@
+//! Adapter: writes a bundle's file frame by frame, and resumes an interrupted run.
+
+use std::{
+    fs::TryLockError,
+    io::{self, BufWriter, Seek as _, SeekFrom, Write as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use farrier_core::image::Digest;
+use farrier_store::registry::RegistryError;
+use fs_err::{self as fs, File, OpenOptions, os::unix::fs::FileExt as _};
+use oci::ImageError;
+use sha2::Digest as _;
+
+use super::{
+    BundleError, Meter, Phase, Result,
+    entry::{self, blob_name},
+    frame::{FrameWriter, Packing, write_frame},
+    index::{Blob, BundleIndex},
+    read::{Section, read_blob},
+    trailer::Trailer,
+};
+
+/// Size of the write buffer in bytes.
+const BUFFER: usize = 1 << 20;
+
+/// A bundle in progress, written to a temporary file next to its destination.
+pub(super) struct Writer {
+    partial: PathBuf,
+    to: PathBuf,
+    out: BufWriter<File>,
+    frames: Vec<u64>,
+    /// Offset of the next frame.
+    at: u64,
+    index: Digest,
+}
+
+impl Writer {
+    /// Opens `FILE.partial`, keeps the complete frames of an earlier run, and truncates the rest.
+    pub(super) fn open(to: &Path, index: &BundleIndex, meter: &dyn Meter) -> Result<Self> {
+        if to.exists() {
+            return Err(BundleError::Exists(to.to_owned()));
+        }
+        let mut partial = to.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(BundleError::Busy(partial)),
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+        let manifest = |source: ImageError| BundleError::Manifest("the bundle's index".to_owned(), source);
+        let bytes = index.to_bytes().map_err(manifest)?;
+        let mut head = Vec::new();
+        let mut frames = Vec::new();
+        for (name, content) in index.head().map_err(manifest)? {
+            let before = head.len();
+            let entry = entry::entry(name, &content)?;
+            write_frame(&mut head, &entry)?;
+            frames.push((head.len() - before) as u64);
+        }
+        let file = Arc::new(file);
+        let kept = kept_frames(&file, &head, index, meter)?;
+        let mut file =
+            Arc::into_inner(file).ok_or_else(|| io::Error::other("the bundle's file is still being read"))?;
+        if let Some(kept) = kept {
+            frames.extend(kept);
+        } else {
+            file.set_len(0)?;
+            file.write_all(&head)?;
+        }
+        let at = frames.iter().sum();
+        file.set_len(at)?;
+        file.seek(SeekFrom::Start(at))?;
+        let out = BufWriter::with_capacity(BUFFER, file);
+        Ok(Self { partial, to: to.to_owned(), out, frames, at, index: Digest::of(&bytes) })
+    }
+
+    /// Number of the index's blobs that the file already has.
+    pub(super) fn kept(&self) -> usize {
+        self.frames.len() - 3
+    }
+
+    /// Writes the next blob from chunks. Content that does not match the blob's size or digest is an error, and its
+    /// frame is not recorded.
+    pub(super) fn blob(
+        &mut self,
+        blob: &Blob,
+        mut next: impl FnMut() -> Result<Option<Bytes>>,
+    ) -> Result<()> {
+        let mut content = Content { blob, hash: sha2::Sha256::new(), count: 0 };
+        let mut start = Vec::new();
+        let mut more = true;
+        while more && start.len() < Packing::START {
+            more = content.take(&mut next, |chunk| start.extend_from_slice(chunk))?;
+        }
+        let mut writer = begin(&mut self.out, blob, &start)?;
+        while more {
+            let mut written = Ok(());
+            more = content.take(&mut next, |chunk| written = writer.write(chunk))?;
+            written?;
+        }
+        content.check()?;
+        writer.write(entry::padding(blob.size)).and_then(|()| writer.finish().map(drop))?;
+        let end = self.out.stream_position()?;
+        self.frames.push(end - self.at);
+        self.at = end;
+        Ok(())
+    }
+
+    /// Completes the archive and renames it to its destination. Returns its length and the index's digest.
+    pub(super) fn finish(mut self) -> Result<(u64, Digest)> {
+        let mut end = Vec::new();
+        write_frame(&mut end, &entry::END)?;
+        self.frames.push(end.len() as u64);
+        let trailer = Trailer { frames: std::mem::take(&mut self.frames), index: self.index.clone() };
+        end.extend(trailer.to_bytes());
+        self.out.write_all(&end).and_then(|()| self.out.flush())?;
+        self.out.get_ref().sync_data()?;
+        fs::rename(&self.partial, &self.to)?;
+        Ok((self.at + end.len() as u64, self.index))
+    }
+}
+
+/// Received content of a blob.
+struct Content<'a> {
+    blob: &'a Blob,
+    hash: sha2::Sha256,
+    count: u64,
+}
+
+impl Content<'_> {
+    /// Processes the next chunk; returns `false` at the end.
+    fn take(
+        &mut self,
+        next: &mut impl FnMut() -> Result<Option<Bytes>>,
+        mut to: impl FnMut(&[u8]),
+    ) -> Result<bool> {
+        let Some(chunk) = next()? else { return Ok(false) };
+        self.hash.update(&chunk);
+        self.count += chunk.len() as u64;
+        if self.count > self.blob.size {
+            self.check()?;
+        }
+        to(&chunk);
+        Ok(true)
+    }
+
+    /// Checks the size and the digest.
+    fn check(&self) -> Result<()> {
+        let Self { blob, hash, count } = self;
+        let found = Digest::from_sha256(&hash.clone().finalize().into());
+        if found == blob.digest && *count == blob.size {
+            return Ok(());
+        }
+        let action = format!("fetch blob {} of {} bytes", blob.digest, blob.size);
+        Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found }.into())
+    }
+}
+
+/// Starts a blob's frame, after its first bytes have determined the encoding.
+fn begin<'a>(
+    out: &'a mut BufWriter<File>,
+    blob: &Blob,
+    start: &[u8],
+) -> io::Result<FrameWriter<&'a mut BufWriter<File>>> {
+    let mut writer = FrameWriter::new(out, Packing::of(start), entry::entry_size(blob.size))?;
+    writer.write(&entry::header(&blob_name(&blob.digest), blob.size)?)?;
+    writer.write(start)?;
+    Ok(writer)
+}
+
+/// Lengths of the blob frames that an earlier run completed; `None` if the file has other content or is empty.
+fn kept_frames(
+    file: &Arc<File>,
+    head: &[u8],
+    index: &BundleIndex,
+    meter: &dyn Meter,
+) -> io::Result<Option<Vec<u64>>> {
+    let length = file.metadata()?.len();
+    let mut start = vec![0; head.len()];
+    if length < head.len() as u64 {
+        return Ok(None);
+    }
+    file.read_exact_at(&mut start, 0)?;
+    if start != head {
+        return Ok(None);
+    }
+    meter.begin(Phase::Resume, length);
+    let mut at = head.len() as u64;
+    meter.advance(at);
+    let mut frames = Vec::new();
+    for blob in index.carried() {
+        let section = Section::new(Arc::clone(file), at, length);
+        // A damaged frame is written again.
+        let Ok(frame) = read_blob(section, blob, |_| {}) else { break };
+        meter.advance(frame);
+        at += frame;
+        frames.push(frame);
+    }
+    meter.end();
+    Ok(Some(frames))
+}

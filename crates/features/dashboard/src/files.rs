@@ -1,0 +1,86 @@
+//! Adapter: writes the status pages as files with relative links, for pipelines and sites without a server.
+
+use std::{io, path::Path};
+
+use farrier_builder::parts::{AT_ONCE, Parts};
+use fs_err as fs;
+use futures::{StreamExt as _, stream};
+
+use super::{
+    action::Offers,
+    facts::Facts,
+    fleet::{Fleet, cell_link, log_link, node_link},
+    history::History,
+    html::{self, HtmlError, ICON, STYLE},
+    image::{Found, Images},
+    log::{Excerpts, Log},
+    matrix::{Filter, OPEN},
+};
+
+/// Failure to write the status pages.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// The directory cannot be written.
+    #[error("write the status pages")]
+    Io(#[from] io::Error),
+    /// A page could not be rendered.
+    #[error(transparent)]
+    Html(#[from] HtmlError),
+}
+
+/// Writes `index.html` and all pages that it links to. Replaces the pages of an earlier run and keeps other
+/// files.
+pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Result<(), FilesError> {
+    let history = History::default();
+    let fleet = Fleet::new(facts, &history.since);
+    for pages in ["c", "n"] {
+        fs::create_dir_all(directory.join(pages))?;
+        remove_pages(&directory.join(pages))?;
+    }
+    let write = |name: &str, text: String| fs::write(directory.join(name), text);
+    write("style.css", STYLE.to_owned())?;
+    write("icon.svg", ICON.to_owned())?;
+    write("nodes.html", html::nodes_page(facts)?)?;
+    write("rollouts.html", html::rollouts_page(facts, &Offers::new(), &[])?)?;
+    for name in facts.nodes.keys() {
+        if let Some(page) = html::node_page(&fleet, name) {
+            write(&node_link(name).link, page?)?;
+        }
+    }
+    let images = &Images::of(parts.clone());
+    // `entries` has one entry for each cell, in the same order.
+    let cells = fleet.entries.iter().zip(&facts.plan.cells);
+    let found = cells.map(|(entry, cell)| async move { (entry, images.of_cell(&facts.plan, cell).await) });
+    let (mut found, excerpts) = (stream::iter(found).buffered(AT_ONCE), Excerpts::default());
+    while let Some((entry, found)) = found.next().await {
+        let log = excerpts.find(&parts.cache, entry);
+        if let Some(Log { path, .. }) = &log {
+            fs::copy(path, directory.join(log_link(entry)))?;
+        }
+        write(
+            &cell_link(entry.image, entry.target),
+            html::cell_page(&fleet, entry, Found { log, ..found })?,
+        )?;
+    }
+    let states = fleet.entries.iter().map(|entry| entry.row.phase.as_str());
+    for state in states.chain([OPEN]).collect::<std::collections::BTreeSet<_>>() {
+        let filter = Filter { state: state.to_owned(), ..Filter::default() };
+        write(&format!("state-{state}.html"), html::fleet_page(&fleet, filter, &[])?)?;
+    }
+    // Write the index last, so that its links lead to existing pages.
+    write("index.html", html::fleet_page(&fleet, Filter::default(), &[])?)?;
+    Ok(())
+}
+
+/// Removes the pages of all cells and nodes, some of which may no longer exist.
+fn remove_pages(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let stem = name.to_str().and_then(|name| name.strip_suffix(".html").or(name.strip_suffix(".txt")));
+        if stem.is_some_and(|stem| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit())) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}

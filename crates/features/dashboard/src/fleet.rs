@@ -1,0 +1,426 @@
+//! Pure: the first view: problems, nodes at risk, recent changes, and the matrix of images and kernels.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::OnceLock,
+};
+
+use farrier_core::{
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{
+        Activity, BuildTime, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedNodeUpgrade,
+        PlannedUpgrade, Readiness, RolloutDecision, StatusEntry, status_entries,
+    },
+};
+use jiff::Timestamp;
+use kmod::Verdict;
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    facts::{Announced, Facts, Names},
+    matrix::{Filter, Matrix, StateCount},
+};
+
+/// Maximum number of findings that are listed; the rest is only counted.
+const LISTED: usize = 10;
+/// Number of a list's items that are visible before the list is unfolded.
+const SEEN: usize = 3;
+/// Model of the first view.
+#[derive(Debug, Serialize)]
+pub struct FleetPage {
+    pub configuration_error: Option<String>,
+    pub counts: Vec<StateCount>,
+    pub changed: Vec<Change>,
+    pub wrong: Listed<Problem>,
+    pub at_risk: Listed<Risk>,
+    pub at_risk_nodes: usize,
+    pub wrong_count: usize,
+    pub changed_count: usize,
+    pub matrix: Matrix,
+    /// Whether a build runs, so that the view changes between reconciles.
+    pub live: bool,
+    pub filter: Filter,
+    /// Whether a server evaluates the address.
+    pub served: bool,
+}
+
+/// A recent change of state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Change {
+    #[serde(skip)]
+    pub at: Timestamp,
+    pub subject: String,
+    pub link: String,
+    pub state: &'static str,
+    pub class: &'static str,
+    /// Age as [`ago`] formats it; set when the change is shown.
+    pub ago: String,
+    /// Image or object that the change is about, regardless of the kernel.
+    #[serde(skip)]
+    pub of: String,
+    /// Number of further changes of the same image or object to the same state at the same time.
+    pub more: usize,
+}
+
+/// The first items of a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Listed<T> {
+    pub items: Vec<T>,
+    /// Number of items that the first view folds away.
+    pub folded: usize,
+    /// Number of omitted items, which are only counted.
+    pub more: usize,
+}
+
+impl<T> Default for Listed<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), folded: 0, more: 0 }
+    }
+}
+
+impl<T> Listed<T> {
+    pub fn of(mut items: Vec<T>, most: usize) -> Self {
+        let more = items.len().saturating_sub(most);
+        items.truncate(most);
+        Self { folded: items.len().saturating_sub(SEEN), items, more }
+    }
+}
+
+/// A problem. Identical problems of several kernels are merged.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    pub state: &'static str,
+    pub class: &'static str,
+    pub subject: String,
+    pub link: Option<String>,
+    pub more: usize,
+    pub reason: String,
+    pub hint: String,
+}
+
+/// Nodes that would lack images for one kernel at their next reboot.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Risk {
+    pub kernel: String,
+    pub announced: bool,
+    pub missing: Vec<MissingImage>,
+    pub nodes: Vec<Link>,
+    pub more: usize,
+    pub count: usize,
+}
+
+/// An image that is missing.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct MissingImage {
+    pub image: String,
+    pub link: Option<String>,
+    pub state: &'static str,
+    pub class: &'static str,
+    /// Reason, if the state does not imply it.
+    pub why: String,
+}
+
+/// A named link to a page.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Link {
+    pub name: String,
+    pub link: String,
+}
+
+/// Facts with their status rows, indexed for rendering.
+pub struct Fleet<'a> {
+    pub facts: &'a Facts,
+    pub entries: Vec<StatusEntry<'a>>,
+    places: HashMap<(&'a ImageName, &'a KernelTarget), usize>,
+    since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>,
+    by_node: OnceLock<HashMap<&'a str, OfNode<'a>>>,
+    /// Time of rendering; the facts may be older.
+    pub now: Timestamp,
+}
+
+/// Contents of a plan about one node.
+#[derive(Default)]
+pub struct OfNode<'a> {
+    pub planned: Option<&'a PlannedNode>,
+    pub unused: Option<String>,
+    pub own: Vec<&'a OwnDriver>,
+    pub turns: Vec<(&'a PlannedUpgrade, &'a PlannedNodeUpgrade)>,
+}
+
+impl<'a> Fleet<'a> {
+    /// Indexes the facts. `since` tells when a loop saw cells reach their state.
+    pub fn new(facts: &'a Facts, since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>) -> Self {
+        Self::at(facts, since, &facts.activity, facts.now)
+    }
+
+    /// Like [`Fleet::new`], with the current activity of builds.
+    pub fn at(
+        facts: &'a Facts,
+        since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>,
+        activity: &'a Activity,
+        now: Timestamp,
+    ) -> Self {
+        let entries = status_entries(&facts.plan, activity);
+        let places =
+            entries.iter().enumerate().map(|(place, entry)| ((entry.image, entry.target), place)).collect();
+        Self { facts, entries, places, since, by_node: OnceLock::new(), now }
+    }
+
+    /// Returns what the plan contains about a node. The index is built once, because pages of many nodes may
+    /// be requested.
+    pub fn of_node(&self, name: &str) -> Option<&OfNode<'a>> {
+        let index = || {
+            let plan = &self.facts.plan;
+            let mut nodes: HashMap<&'a str, OfNode<'a>> = HashMap::new();
+            for planned in &plan.nodes {
+                nodes.entry(&planned.node).or_default().planned = Some(planned);
+            }
+            for unused in &plan.unused_announcements {
+                nodes.entry(&unused.node).or_default().unused = Some(unused.why.to_string());
+            }
+            for own in &plan.own_drivers {
+                for node in &own.nodes {
+                    nodes.entry(node).or_default().own.push(own);
+                }
+            }
+            for upgrade in plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
+                for turn in &upgrade.nodes {
+                    nodes.entry(&turn.node).or_default().turns.push((upgrade, turn));
+                }
+            }
+            nodes
+        };
+        self.by_node.get_or_init(index).get(name)
+    }
+
+    /// Returns how long a build has taken, and how long it usually takes.
+    pub fn time(&self, entry: &StatusEntry<'_>) -> Option<BuildTime> {
+        entry.activity.and_then(|activity| activity.time(self.now))
+    }
+
+    /// Returns the entry of an image for a kernel.
+    pub fn entry(&self, image: &ImageName, target: &KernelTarget) -> Option<&StatusEntry<'a>> {
+        self.entries.get(*self.places.get(&(image, target))?)
+    }
+
+    /// Returns since when a cell has been in its state, if known.
+    pub fn age(&self, entry: &StatusEntry<'_>) -> Option<Timestamp> {
+        let key = (entry.image.clone(), entry.target.clone());
+        let known = match entry.outcome {
+            Outcome::Failed { at, .. } => Some(*at),
+            Outcome::UpToDate { .. } => self.facts.built.get(&key).copied(),
+            _ => entry.activity.and_then(|activity| activity.since),
+        };
+        known.or_else(|| self.since.get(&key).copied())
+    }
+
+    /// Returns the model of the first view. `changed` lists the recent changes.
+    pub fn page(&self, filter: Filter, changed: Vec<Change>) -> FleetPage {
+        let ((at_risk, at_risk_nodes), wrong) = (self.at_risk(), self.wrong());
+        FleetPage {
+            configuration_error: self.facts.configuration_error.clone(),
+            counts: self.counts(&filter),
+            changed_count: changed.len(),
+            changed,
+            wrong_count: wrong.len(),
+            wrong: Listed::of(wrong, LISTED),
+            at_risk_nodes,
+            at_risk: Listed::of(at_risk, LISTED),
+            matrix: self.matrix(&filter),
+            live: self.entries.iter().any(is_building),
+            filter,
+            served: self.facts.served,
+        }
+    }
+
+    /// Returns the problems: cells first, then rollouts, then nodes.
+    fn wrong(&self) -> Vec<Problem> {
+        let mut problems: Vec<Problem> = Vec::new();
+        let mut places: HashMap<(&ImageName, Phase, String), usize> = HashMap::new();
+        for entry in &self.entries {
+            let class = class_of(entry);
+            if !matches!(class, "bad" | "warn") {
+                continue;
+            }
+            let (reason, hint) = entry.reason_and_hint();
+            let key = (entry.image, entry.row.phase, reason.clone());
+            if let Some(known) = places.get(&key).and_then(|place| problems.get_mut(*place)) {
+                known.more += 1;
+                continue;
+            }
+            places.insert(key, problems.len());
+            let (subject, link) = (subject(entry), Some(cell_link(entry.image, entry.target)));
+            problems.push(Problem {
+                state: entry.row.phase.as_str(),
+                class,
+                subject,
+                link,
+                more: 0,
+                reason,
+                hint,
+            });
+        }
+        // Failures come before cells that wait.
+        problems.sort_by_key(|problem| problem.class != "bad");
+        for rollout in &self.facts.plan.rollouts {
+            let RolloutDecision::Hold(why) = &rollout.decision else { continue };
+            let (state, class) = ("on hold", if why.is_failure() { "bad" } else { "warn" });
+            let subject = format!("{}: {}", rollout.image, rollout.target);
+            let (link, reason) = (Some("rollouts.html".to_owned()), why.to_string());
+            problems.push(Problem { state, class, subject, link, more: 0, reason, hint: String::new() });
+        }
+        for (why, names) in &self.facts.aside {
+            let subject = match (names.first.as_slice(), names.count) {
+                ([first, ..], 1) => format!("node {first}"),
+                (_, count) => format!("{count} nodes"),
+            };
+            let (state, class, hint) = ("left alone", "warn", String::new());
+            problems.push(Problem { state, class, subject, link: None, more: 0, reason: why.clone(), hint });
+        }
+        problems
+    }
+
+    /// Returns the nodes that would lack an image, and their number. Nodes that announced another kernel come
+    /// first, then nodes that run a kernel without its image. The cost does not depend on the number of
+    /// nodes.
+    fn at_risk(&self) -> (Vec<Risk>, usize) {
+        let missing = |entry: &StatusEntry<'_>| MissingImage {
+            image: entry.image.to_string(),
+            link: Some(cell_link(entry.image, entry.target)),
+            state: entry.row.phase.as_str(),
+            class: class_of(entry),
+            why: String::new(),
+        };
+        let unready = self.facts.announced.iter().filter(|announced| !announced.next.may_boot().is_free());
+        let mut risks: Vec<Risk> = Vec::new();
+        for Announced { next, nodes } in unready {
+            let images = next.needs.iter().filter_map(|needed| match &needed.state {
+                Readiness::Ready { .. } => None,
+                Readiness::Missing { message } | Readiness::Unknown { message } => {
+                    let entry = self.entry(&needed.image, &next.kernel);
+                    match entry.filter(|entry| entry.row.phase != Phase::Published) {
+                        Some(entry) => Some(missing(entry)),
+                        None => Some(MissingImage {
+                            image: needed.image.to_string(),
+                            link: entry.map(|entry| cell_link(entry.image, entry.target)),
+                            state: "not ready",
+                            class: "warn",
+                            why: message.clone(),
+                        }),
+                    }
+                }
+            });
+            let doubt = next.doubt.as_ref().map(|why| MissingImage {
+                image: String::new(),
+                link: None,
+                state: "unknown",
+                class: "warn",
+                why: why.to_string(),
+            });
+            risks.push(risk(&next.kernel, true, images.chain(doubt).collect(), nodes));
+        }
+        let mut count: usize = risks.iter().map(|risk| risk.count).sum();
+        for group in &self.facts.groups {
+            let images: Vec<MissingImage> = group
+                .calls
+                .iter()
+                .filter_map(|image| self.entry(image, &group.target))
+                .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != "off")
+                .map(missing)
+                .collect();
+            if !images.is_empty() {
+                // Nodes that also announced a kernel were counted before.
+                count += group.nodes.len().saturating_sub(group.unready);
+                risks.push(risk(&group.target, false, images, &group.nodes));
+            }
+        }
+        (risks, count)
+    }
+}
+
+fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<MissingImage>, nodes: &[String]) -> Risk {
+    let names = Names::of(nodes);
+    let nodes: Vec<Link> = names.first.iter().map(|name| node_link(name)).collect();
+    let more = names.count - nodes.len();
+    Risk { kernel: kernel.to_string(), announced, missing, nodes, more, count: names.count }
+}
+
+/// Whether a build of the cell runs.
+pub fn is_building(entry: &StatusEntry<'_>) -> bool {
+    entry.row.phase == Phase::Building
+}
+
+/// Returns the style class of a cell, which sets its color and shape.
+pub fn class_of(entry: &StatusEntry<'_>) -> &'static str {
+    match entry.outcome {
+        Outcome::UpToDate { denied: true, .. } => "bad",
+        Outcome::Skipped { why } if why.is_not_applicable() => "off",
+        _ => class_of_phase(entry.row.phase, entry.row.verdict),
+    }
+}
+
+pub fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> &'static str {
+    match phase {
+        Phase::Published if verdict == Some(Verdict::Loads) => "ok",
+        Phase::Published => "part",
+        Phase::Building => "run",
+        Phase::Queued | Phase::Missing | Phase::Waiting => "wait",
+        Phase::Retrying | Phase::Unknown | Phase::Skipped => "warn",
+        Phase::Failed | Phase::Conflict => "bad",
+        Phase::OwnDriver => "off",
+    }
+}
+
+/// Formats a cell: `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
+pub fn subject(entry: &StatusEntry<'_>) -> String {
+    format!("{} for {}", entry.image, entry.target)
+}
+
+/// Formats a number of nodes: `12 nodes`.
+pub fn nodes(count: usize) -> String {
+    if count == 1 { "1 node".to_owned() } else { format!("{count} nodes") }
+}
+
+/// Formats an age: `3 h`. A time in the future is shown as `now`.
+pub fn ago(at: Timestamp, now: Timestamp) -> String {
+    match now.duration_since(at).as_secs() {
+        seconds if seconds < 60 => "now".to_owned(),
+        seconds if seconds < 3600 => format!("{} min", seconds / 60),
+        seconds if seconds < 48 * 3600 => format!("{} h", seconds / 3600),
+        seconds => format!("{} d", seconds / 86400),
+    }
+}
+
+/// Returns the address of a cell's page. It consists of 64 bits of a digest instead of untrusted names, so
+/// that no address is unsafe, too long or ambiguous.
+pub fn cell_link(image: &ImageName, target: &KernelTarget) -> String {
+    let KernelTarget { os, os_version, release, arch } = target;
+    let parts = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()];
+    format!("c/{}.html", digits_of(&parts))
+}
+
+/// Returns the cell of a page's address.
+pub fn cell_at<'a>(facts: &'a Facts, path: &str) -> Option<&'a PlannedCell> {
+    let mut cells = facts.plan.cells.iter().filter(|_| path.starts_with("c/"));
+    cells.find(|cell| cell_link(&cell.image, &cell.target) == path)
+}
+
+/// Returns the address of the whole log of a cell's latest build.
+pub fn log_link(entry: &StatusEntry<'_>) -> String {
+    cell_link(entry.image, entry.target).replace(".html", ".txt")
+}
+
+/// Returns the link to a node's page.
+pub fn node_link(name: &str) -> Link {
+    Link { name: name.to_owned(), link: format!("n/{}.html", digits_of(&[name])) }
+}
+
+fn digits_of(parts: &[&str]) -> String {
+    hex::encode(&Sha256::digest(parts.join("\0").as_bytes())[..8])
+}
+
+#[cfg(test)]
+#[path = "fleet_tests.rs"]
+pub(crate) mod tests;

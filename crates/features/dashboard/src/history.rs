@@ -1,0 +1,131 @@
+//! Pure: recent changes: those that a loop saw between reconciles, and those that records and failures date.
+
+use std::collections::BTreeMap;
+
+use farrier_controller::RolloutReport;
+use farrier_core::{
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{Outcome, Phase, RecordState, RolloutTarget, StatusEntry, decided},
+};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::fleet::{Change, Fleet, ago, cell_link, class_of, subject};
+
+/// Number of changes that are shown.
+const KEPT: usize = 10;
+/// Number of changes that are remembered. A reconcile may publish an image for each of many kernels, and
+/// these changes are merged into one line.
+const SEEN: usize = 1000;
+
+/// Number of rewrites that are remembered.
+const REWRITES: usize = 50;
+
+/// A rewrite that a loop made for a rollout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Rewrite {
+    #[serde(skip)]
+    pub target: RolloutTarget,
+    pub at: String,
+    pub what: String,
+    pub failed: Option<String>,
+}
+
+/// Observations of a loop since its start.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    phases: BTreeMap<(ImageName, KernelTarget), Phase>,
+    /// Since when a cell has been in its state, if a loop saw the change.
+    pub since: BTreeMap<(ImageName, KernelTarget), Timestamp>,
+    /// Changes, newest first.
+    pub changes: Vec<Change>,
+    /// Rewrites, newest first.
+    pub rewrites: Vec<Rewrite>,
+}
+
+impl History {
+    /// Records the current state of the cells. The first call records no changes, because the earlier state
+    /// is unknown.
+    pub fn note(&mut self, fleet: &Fleet<'_>) {
+        let (now, mut phases) = (fleet.facts.now, BTreeMap::new());
+        let mut found = Vec::new();
+        for entry in &fleet.entries {
+            let key = (entry.image.clone(), entry.target.clone());
+            let (phase, before) = (entry.row.phase, self.phases.get(&key));
+            if before != Some(&phase) && !self.phases.is_empty() {
+                self.since.insert(key.clone(), now);
+                found.push(change_of(entry, now, (phase, class_of(entry))));
+            }
+            phases.insert(key, phase);
+        }
+        self.since.retain(|key, _| phases.contains_key(key));
+        self.phases = phases;
+        found.append(&mut self.changes);
+        found.truncate(SEEN);
+        self.changes = found;
+    }
+
+    /// Records the writes of a reconcile.
+    pub fn note_rewrites(&mut self, reports: &[RolloutReport], at: Timestamp) {
+        for RolloutReport { planned, error } in reports.iter().filter(|it| !it.planned.changes.is_empty()) {
+            let (action, why) = decided(&planned.decision);
+            let (target, at, failed) = (planned.target.clone(), format!("{at:.0}"), error.clone());
+            self.rewrites.insert(0, Rewrite { target, at, what: format!("{action}: {why}"), failed });
+        }
+        self.rewrites.truncate(REWRITES);
+    }
+}
+
+fn change_of(entry: &StatusEntry<'_>, at: Timestamp, (phase, class): (Phase, &'static str)) -> Change {
+    let (subject, link) = (subject(entry), cell_link(entry.image, entry.target));
+    let (state, of) = (phase.as_str(), entry.image.to_string());
+    Change { at, subject, link, state, class, of, ..Change::default() }
+}
+
+/// Returns the seen changes, and the failures and rewrites with a known time, newest first.
+pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
+    let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
+        Outcome::Failed { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
+        _ => None,
+    });
+    let records =
+        fleet.facts.records.iter().filter_map(|(object, record)| Some((object, record.as_ref().ok()?)));
+    let rewritten = records.flat_map(|(object, record)| {
+        record.0.iter().map(move |(field, record)| {
+            let (state, class) = record_state(record.state);
+            let (subject, link) = (format!("{object}, {field}"), "rollouts.html".to_owned());
+            Change { at: record.at, subject, link, state, class, of: object.clone(), ..Change::default() }
+        })
+    });
+    let mut all: Vec<Change> = failed.chain(rewritten).chain(seen.iter().cloned()).collect();
+    all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.cmp(b)));
+    // A seen failure is also listed with its own time.
+    let mut seen = std::collections::BTreeSet::new();
+    all.retain(|change| seen.insert((change.subject.clone(), change.state)));
+    // A failure of a driver for many kernels is merged into one line.
+    let mut lines: Vec<Change> = Vec::new();
+    for mut change in all {
+        change.ago = ago(change.at, fleet.now);
+        match lines
+            .iter_mut()
+            .find(|line| (&line.of, line.state, &line.ago) == (&change.of, change.state, &change.ago))
+        {
+            Some(line) => line.more += 1,
+            None => lines.push(change),
+        }
+    }
+    lines.truncate(KEPT);
+    lines
+}
+
+/// Returns the state of a rewrite in words, with its style class.
+pub fn record_state(state: RecordState) -> (&'static str, &'static str) {
+    match state {
+        RecordState::Set => ("set", "run"),
+        RecordState::Good => ("good", "ok"),
+        RecordState::Failed => ("put back", "bad"),
+        RecordState::RolledBack => ("rolled back", "warn"),
+        RecordState::Conflict => ("changed by another writer", "bad"),
+    }
+}

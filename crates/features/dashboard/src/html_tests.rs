@@ -1,0 +1,448 @@
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use farrier_core::plan::{
+    BuildActivity, Earlier, FieldRecord, Forecast, Outcome, Phase, Plan, PlannedNodeUpgrade, PlannedUpgrade,
+    Record, RecordState, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait,
+    testing, with_short_digests,
+};
+use farrier_store::Standing;
+use jiff::{SignedDuration, Timestamp};
+use kmod::Verdict;
+
+use super::*;
+use crate::{
+    action::{Action, Offer},
+    facts::Names,
+    fleet::{
+        Listed, cell_link, node_link,
+        tests::{K47, K48, facts_of, large},
+    },
+    image::{Built, Dependency, Image},
+    log::{Excerpt, Line, Log},
+    materials::{Before, Part},
+    matrix::OPEN,
+};
+
+/// Untrusted text that no page may contain unescaped: a tag, control characters, a mark that reverses the
+/// text direction.
+const HOSTILE: &str = "\"'><script>alert(1)</script>\u{1b}[2J\u{202e}gnp\u{0}";
+
+fn whole(facts: &Facts) -> String {
+    fleet_page(&Fleet::new(facts, &BTreeMap::new()), Filter::default(), &[]).unwrap()
+}
+
+#[test]
+fn the_first_view_of_a_thousand_cells_is_small_and_nodes_add_nothing() {
+    let bytes = |nodes| whole(&large(100, 10, nodes)).len();
+    let (few, many) = (bytes(100), bytes(10_000));
+    assert!(few <= 100_000, "{few} bytes");
+    // The difference is for digits of counts, and for the names of five nodes of each listed kernel.
+    assert!(many <= few + 10_000 && many <= 110_000, "{many} bytes, with few nodes {few}");
+}
+
+/// An upgrade in which half of the nodes are done. `says` is untrusted text; if it is hostile, the last node
+/// has failed.
+fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
+    let turn = |(number, node): (usize, &String)| {
+        let (stage, noted, waits) = match nodes.len() - number {
+            1 if says == HOSTILE => (UpgradeStage::Failed, Some(UpgradeState::Failed), None),
+            1 | 2 => (UpgradeStage::UnderWay, Some(UpgradeState::DriverRestarted), Some(UpgradeWait::Driver)),
+            left if left > nodes.len() / 2 => (UpgradeStage::Done, Some(UpgradeState::Uncordoned), None),
+            _ => (UpgradeStage::Waits, None, Some(UpgradeWait::Canary)),
+        };
+        let note = noted.map(|state| UpgradeNote {
+            by: String::new(),
+            rollout: says.to_owned(),
+            state,
+            since: now,
+            began: now,
+            to: says.to_owned(),
+            cordoned: false,
+            unchecked: false,
+            why: (stage == UpgradeStage::Failed).then(|| says.to_owned()),
+        });
+        PlannedNodeUpgrade {
+            node: node.clone(),
+            to: says.to_owned(),
+            stage,
+            note,
+            waits,
+            changes: Vec::new(),
+        }
+    };
+    let mut nodes: Vec<PlannedNodeUpgrade> = nodes.iter().enumerate().map(turn).collect();
+    nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
+    let count = |stage| nodes.iter().filter(|turn| turn.stage == stage).count();
+    let forecast = Forecast {
+        done: count(UpgradeStage::Done),
+        under_way: count(UpgradeStage::UnderWay),
+        waiting: count(UpgradeStage::Waits),
+        left_alone: 0,
+        failed: count(UpgradeStage::Failed),
+        seconds_per_node: Some(74),
+        ends: Some(now + SignedDuration::from_mins(40)),
+    };
+    PlannedUpgrade { rollout: says.to_owned(), nodes, forecast }
+}
+
+fn provenance(says: &str) -> Built {
+    let input = Dependency {
+        role: "source".to_owned(),
+        name: says.to_owned(),
+        uri: format!("pkg:generic/{says}"),
+        digest: "0123456789abcdef".repeat(4),
+    };
+    Built {
+        said: format!("SLSA v1: {says}"),
+        builder: says.to_owned(),
+        kind: says.to_owned(),
+        inputs: Listed::of(vec![input], 1),
+    }
+}
+
+/// All pages of a fleet whose untrusted texts are all hostile, by path.
+fn hostile_pages() -> Vec<(String, String)> {
+    let mut fleet = testing::Fleet::new(&[K47, K47]);
+    fleet.announce(1, K48);
+    for index in [0, 1] {
+        let node = fleet.node(index);
+        (node.name, node.os_image) = (format!("{HOSTILE}{index}"), HOSTILE.to_owned());
+    }
+    fleet.node(1).os_image = "W".repeat(500);
+    let mut facts = facts_of(&fleet);
+    let hold = |mut planned: farrier_core::plan::PlannedCell| {
+        let Some(cell) = planned.outcome.cell().cloned() else { return planned };
+        planned.outcome = Outcome::Failed { cell, at: facts.now, message: HOSTILE.to_owned() };
+        planned
+    };
+    let mut plan = Plan::clone(&facts.plan);
+    let hostile = [format!("{HOSTILE}1")];
+    plan.rollouts[0].upgrade = Some(upgrade(HOSTILE, &hostile, facts.now));
+    facts.plan = Arc::new(Plan { cells: plan.cells.into_iter().map(hold).collect(), ..plan });
+    let record = FieldRecord {
+        set: HOSTILE.into(),
+        replaced: serde_json::json!({HOSTILE: HOSTILE}),
+        at: facts.now,
+        state: RecordState::Failed,
+        changed_back: 1,
+        why: Some(HOSTILE.to_owned()),
+        earlier: vec![Earlier {
+            set: HOSTILE.to_owned(),
+            replaced: HOSTILE.to_owned(),
+            at: facts.now,
+            state: RecordState::Conflict,
+            why: Some(HOSTILE.to_owned()),
+        }],
+    };
+    let record = Record([(HOSTILE.to_owned(), record)].into());
+    facts.records.insert("DaemonSet kube-system/mft".to_owned(), Ok(record));
+    facts.configuration_error = Some(HOSTILE.to_owned());
+    facts.aside.insert(HOSTILE.to_owned(), Names::of([&HOSTILE.to_owned()]));
+    for rollout in &facts.plan.rollouts {
+        facts.failed_rewrites.insert(rollout.target.clone(), HOSTILE.to_owned());
+    }
+    let none = BTreeMap::new();
+    let fleet = Fleet::new(&facts, &none);
+    let finding =
+        json!({"rule": HOSTILE, "verdict": HOSTILE, "message": HOSTILE, "found": HOSTILE, "remedy": HOSTILE});
+    let module = json!({"name": HOSTILE, "verdict": HOSTILE, "findings": [finding], "outcome": HOSTILE, "messages": [HOSTILE, {}]});
+    let boot = json!({"kernel": HOSTILE, "modules": [module]});
+    let report = json!({"verdict": HOSTILE, "findings": [finding], "modules": [module], "boot": boot});
+    let line = Line { number: 1, text: HOSTILE.to_owned(), is_error: true };
+    let excerpt = Excerpt { error: Some(HOSTILE.to_owned()), lines: vec![line] };
+    let part = |version: &str| Part {
+        role: HOSTILE.to_owned(),
+        name: HOSTILE.to_owned(),
+        version: version.to_owned(),
+        digest: "W".repeat(200),
+    };
+    let image = Image {
+        size: u64::MAX,
+        signature: Some(Standing::Refused(HOSTILE.to_owned())),
+        report: Some(report),
+        parts: Some(vec![part("1")]),
+        provenance: Some(provenance(HOSTILE)),
+    };
+    let before = Image { parts: Some(vec![part("2")]), ..Image::default() };
+    let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
+    let before = Some((Before { image: reference, cell: None }, Ok(Arc::new(before))));
+    let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
+    let cells: Vec<String> = fleet.entries.iter().map(|entry| cell_link(entry.image, entry.target)).collect();
+    let offers = |of: &str| Offers::from([(of.to_owned(), vec![Offer::of(Action::Retry, HOSTILE)])]);
+    let (image, of_cell) = (Some(Ok(Arc::new(image))), offers(&cells[0]));
+    let usual = Some(Duration::from_secs(74));
+    let found = Found { log, image, before, usual, offers: of_cell };
+    let target = facts.plan.rollouts[0].target.clone();
+    let rewrite = Rewrite {
+        target,
+        at: HOSTILE.to_owned(),
+        what: HOSTILE.to_owned(),
+        failed: Some(HOSTILE.to_owned()),
+    };
+    let fault = Found { image: Some(Err(HOSTILE.to_owned())), ..Found::default() };
+    let [image_part, kernel, os, state] = [HOSTILE; 4].map(str::to_owned);
+    let filter = Filter { image: image_part, kernel, os, state };
+    let preview = Preview {
+        action: Action::PutBack,
+        of: HOSTILE.to_owned(),
+        title: HOSTILE.to_owned(),
+        says: vec![HOSTILE.to_owned(), "W".repeat(500)],
+        seen: "0123456789abcdef".to_owned(),
+        back: "rollouts.html".to_owned(),
+    };
+    let named = format!("{HOSTILE}1");
+    vec![
+        ("index.html".to_owned(), whole(&facts)),
+        ("filtered.html".to_owned(), fleet_page(&fleet, filter, &[]).unwrap()),
+        (cells[0].clone(), cell_page(&fleet, &fleet.entries[0], found).unwrap()),
+        (cells[1].clone(), cell_page(&fleet, &fleet.entries[1], fault).unwrap()),
+        (node_link(&named).link, node_page(&fleet, &named).unwrap().unwrap()),
+        ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
+        ("rollouts.html".to_owned(), rollouts_page(&facts, &offers("kube-system/mft"), &[rewrite]).unwrap()),
+        ("confirm.html".to_owned(), confirm_page(&facts, &preview).unwrap()),
+    ]
+}
+
+/// Pages of 5,000 nodes under an upgrade, while another image is built. A directory of manifests cannot show
+/// these states.
+fn story() -> Vec<(String, String)> {
+    let mut fleet = testing::Fleet::new(&vec![K47; 5000]);
+    fleet.publish(Verdict::Loads);
+    fleet.announce(0, K48);
+    fleet.node(999).os_image = "Debian GNU/Linux 12 (bookworm)".to_owned();
+    let now: Timestamp = "2026-11-25T12:00:00Z".parse().unwrap();
+    let mut facts = Facts { now, ..facts_of(&fleet) };
+    let mut plan = Plan::clone(&facts.plan);
+    let image = |digit: &str| format!("registry.example/drivers/mft@sha256:{}", digit.repeat(64));
+    let (target, nodes) = (plan.rollouts[0].target.clone(), facts.nodes.keys().cloned().collect::<Vec<_>>());
+    plan.rollouts[0].decision = RolloutDecision::AlreadySet { image: image("a").parse().unwrap() };
+    let mut upgrade = upgrade("kube-system/mft", &nodes, now);
+    upgrade.nodes.iter_mut().for_each(|turn| turn.to = image("a"));
+    plan.rollouts[0].upgrade = Some(upgrade);
+    let earlier = Earlier {
+        set: with_short_digests(&image("b")),
+        replaced: String::new(),
+        at: now - SignedDuration::from_hours(50),
+        state: RecordState::Failed,
+        why: Some("on node n17: driver: CrashLoopBackOff: no such device".to_owned()),
+    };
+    let record = FieldRecord {
+        set: image("a").into(),
+        replaced: image("c").into(),
+        at: now - SignedDuration::from_hours(2),
+        state: RecordState::Set,
+        changed_back: 0,
+        why: None,
+        earlier: vec![earlier],
+    };
+    facts.records =
+        [("DaemonSet kube-system/mft".to_owned(), Ok(Record([("driver".to_owned(), record)].into())))].into();
+    let building = plan.cells.iter().find(|cell| cell.target.release.as_str() == K48).unwrap();
+    let key = (building.image.clone(), building.target.clone());
+    let began = Some(now - SignedDuration::from_secs(61));
+    let (stage, usual) = (Some(Stage::Compile), Some(Duration::from_mins(4)));
+    facts
+        .activity
+        .insert(key, BuildActivity { stage, since: began, began, usual, ..BuildActivity::default() });
+    (facts.plan, facts.served) = (Arc::new(plan), true);
+    let none = BTreeMap::new();
+    let fleet = Fleet::new(&facts, &none);
+    let entry = fleet.entries.iter().find(|entry| entry.row.phase == Phase::Building).unwrap();
+    let line = |number: usize| Line {
+        number: 210 + number,
+        text: format!("  CC [M]  /build/mft/mst_{number}.o"),
+        is_error: false,
+    };
+    let excerpt = Some(Excerpt { error: None, lines: (0..10).map(line).collect() });
+    let found = Found { log: Some(Log { path: "log".into(), excerpt }), ..Found::default() };
+    let object = "kube-system/mft";
+    let actions = [Action::Pause, Action::PutBack].map(|action| Offer::of(action, object));
+    let offers = Offers::from([(object.to_owned(), actions.to_vec())]);
+    let preview = Preview {
+        action: Action::PutBack,
+        of: object.to_owned(),
+        title: format!("put back: {object}"),
+        says: vec![
+            format!("DaemonSet {object}, driver: put back: {} -> {}", image("a"), image("c")),
+            "farrier leaves it unchanged until another image is planned, or until it is resumed.".to_owned(),
+        ],
+        seen: "0123456789abcdef".to_owned(),
+        back: "rollouts.html".to_owned(),
+    };
+    let what = format!("rewrite: {} -> {}", image("c"), image("a"));
+    let rewrite = Rewrite { target, at: "2026-11-25T10:00:00Z".to_owned(), what, failed: None };
+    vec![
+        ("index.html".to_owned(), whole(&facts)),
+        (cell_link(entry.image, entry.target), cell_page(&fleet, entry, found).unwrap()),
+        (node_link("n999").link, node_page(&fleet, "n999").unwrap().unwrap()),
+        ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
+        ("rollouts.html".to_owned(), rollouts_page(&facts, &offers, &[rewrite]).unwrap()),
+        ("confirm.html".to_owned(), confirm_page(&facts, &preview).unwrap()),
+    ]
+}
+
+#[test]
+fn five_thousand_nodes_get_another_driver_while_an_image_is_built() {
+    let pages = story();
+    let says = |page: usize, wanted: &[&str]| {
+        let text = &pages[page].1;
+        for wanted in wanted {
+            assert!(text.contains(wanted), "{wanted} is not in {text}");
+        }
+    };
+    says(0, &["<i>61 s of usually 4 min</i>", " data-live>"]);
+    says(
+        1,
+        &[
+            "<progress max=\"240\" value=\"61\"",
+            "</progress> 61 s of usually 4 min",
+            " data-live>",
+            "The end of the log",
+            "<dt>Since<dd><time datetime=\"2026-11-25T11:58:59Z\" title=\"2026-11-25T11:58:59Z\">11:58 UTC</time> (1 min)",
+        ],
+    );
+    says(
+        2,
+        &[
+            "<dt>Upgrade<dd>kube-system/mft: under-way: waits for its new driver to be ready",
+            "<dt>Operating system<dd>Debian GNU/Linux 12 (bookworm)",
+        ],
+    );
+    says(
+        4,
+        &[
+            "<dt>Time left<dd>about 40 min, until <time datetime=\"2026-11-25T12:40:00Z\"",
+            "<rect class=\"ok\" x=\"0\" width=\"2500\"",
+            "<b class=\"tag wait\">2498 to come</b>",
+            "and 4800 more",
+            "title=\"2026-11-23T10:00:00Z\">23 Nov 10:00 UTC</time>",
+            "<abbr title=\"aaaaaaaa",
+            "CrashLoopBackOff: no such device",
+        ],
+    );
+    let place = |node: &str| pages[4].1.find(&format!(">{node}</a>")).unwrap();
+    assert!(place("n998") < place("n4") && place("n9") < place("n33"), "by stage and number");
+    assert!(pages[0].1.len() < 100_000 && pages[4].1.len() < 100_000, "nodes are counted instead of listed");
+}
+
+#[test]
+fn digests_and_times_are_seen_at_a_glance_and_whole_in_the_title() {
+    let now = "2026-11-25T12:00:00Z".parse().unwrap();
+    let digest = "0123456789abcdef".repeat(4);
+    assert_eq!(
+        glance(&format!("<x>@sha256:{digest}"), now),
+        format!("&lt;x&gt;@sha256:<abbr title=\"{digest}\">0123456789ab…</abbr>")
+    );
+    for whole in [format!("{digest}0"), "0123456789abcdef".to_owned(), "2026-11-25T12:00:00.5Z".to_owned()] {
+        assert_eq!(glance(&whole, now), whole);
+    }
+    for (at, shown) in [
+        ("2026-11-25T09:59:59Z", "09:59 UTC"),
+        ("2026-11-26T00:01:00Z", "26 Nov 00:01 UTC"),
+        ("1970-01-01T00:00:00Z", "1 Jan 1970"),
+    ] {
+        let wanted = format!("since <time datetime=\"{at}\" title=\"{at}\">{shown}</time>");
+        assert_eq!(glance(&format!("since {at}"), now), wanted);
+    }
+    assert_eq!(glance("2026-99-99T00:00:00Z", now).matches("<time").count(), 0);
+}
+
+#[test]
+fn nothing_from_outside_is_taken_for_a_tag_or_steers_the_reader() {
+    for (_, page) in hostile_pages() {
+        assert!(
+            page.contains("&gt;&lt;script&gt;alert(1)&lt;/script&gt;\u{fffd}[2J\u{fffd}gnp\u{fffd}"),
+            "{page}"
+        );
+        assert!(!page.contains("<script") && !page.contains(['\u{1b}', '\u{202e}', '\u{0}']), "{page}");
+    }
+}
+
+/// `ci/page` sets the directory and inspects the written files.
+#[test]
+fn pages_for_a_browser_are_written_as_files() {
+    let own = tempfile::tempdir().unwrap();
+    let directory = std::env::var_os("FARRIER_PAGES").map_or_else(|| own.path().to_owned(), Into::into);
+    let mut large = Facts { served: false, ..large(100, 10, 10_000) };
+    for (place, cell) in large.plan.cells.iter().enumerate() {
+        let age = SignedDuration::from_hours(i64::try_from(place).unwrap());
+        large.built.insert((cell.image.clone(), cell.target.clone()), large.now - age);
+    }
+    let pages = hostile_pages().into_iter().map(|(place, page)| (format!("hostile/{place}"), page));
+    let story = story().into_iter().map(|(place, page)| (format!("story/{place}"), page));
+    let open = Filter { state: OPEN.to_owned(), ..Filter::default() };
+    let open = fleet_page(&Fleet::new(&large, &BTreeMap::new()), open, &[]).unwrap();
+    let large = [("large/index.html".to_owned(), whole(&large)), ("large/state-open.html".to_owned(), open)];
+    let pages: Vec<(String, String)> = pages.chain(story).chain(large).collect();
+    for (place, text) in &pages {
+        let file = directory.join(place);
+        fs_err::create_dir_all(file.parent().unwrap()).unwrap();
+        fs_err::write(file, text).unwrap();
+    }
+    for set in ["hostile", "large", "story"] {
+        fs_err::write(directory.join(set).join("style.css"), STYLE).unwrap();
+        fs_err::write(directory.join(set).join("icon.svg"), ICON).unwrap();
+    }
+    let read = |place: &str| fs_err::read_to_string(directory.join(place)).unwrap();
+    assert!(pages.iter().all(|(place, text)| read(place) == *text));
+    assert_eq!(read("large/index.html").matches("<td class=").count(), 1000);
+    assert_eq!(read("large/state-open.html").matches("<td class=").count(), 200);
+}
+
+#[test]
+fn a_cell_shows_the_error_its_report_and_its_inputs() {
+    let facts = facts_of(&testing::Fleet::new(&[K47]));
+    let none = BTreeMap::new();
+    let fleet = Fleet::new(&facts, &none);
+    let line = |number, text: &str, is_error| Line { number, text: text.to_owned(), is_error };
+    let lines = vec![line(6, "  CC [M]  a.o", false), line(7, "a.c:1:2: error: bad", true)];
+    let excerpt = Excerpt { error: Some("a.c:1:2: bad".to_owned()), lines };
+    let report =
+        json!({"verdict": "loads", "modules": [{"name": "mft", "verdict": "loads", "findings": []}]});
+    let part = |version: &str| Part {
+        role: "source".to_owned(),
+        name: "mft".to_owned(),
+        version: version.to_owned(),
+        digest: "0123456789abcdef".to_owned(),
+    };
+    let image = Image {
+        size: 16330,
+        signature: Some(Standing::Signed),
+        report: Some(report),
+        parts: Some(vec![part("4.33")]),
+        provenance: Some(provenance("mft")),
+    };
+    let before = Image { parts: Some(vec![part("4.32")]), ..Image::default() };
+    let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
+    let before = Some((Before { image: reference, cell: None }, Ok(Arc::new(before))));
+    let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
+    let found = Found { log, image: Some(Ok(Arc::new(image))), before, ..Found::default() };
+    let page = cell_page(&fleet, &fleet.entries[0], found).unwrap();
+    insta::assert_snapshot!(page);
+}
+
+#[test]
+fn the_first_view() {
+    insta::assert_snapshot!(whole(&large(4, 6, 12)));
+}
+
+#[test]
+fn pages_are_for_screen_readers_and_keyboards() {
+    let page = whole(&large(2, 5, 4));
+    for wanted in [
+        "<html lang=\"en\">",
+        "<a class=\"skip\" href=\"#main\">",
+        "<main id=\"main\"",
+        "<nav aria-label=\"Pages\">",
+        "role=\"group\" aria-labelledby=\"matrix\" tabindex=\"0\"",
+        "<th scope=\"col\">driver-1",
+        "<th scope=\"row\">6.1.0-0-generic",
+        "<th scope=\"rowgroup\"",
+        "<label>Image <input name=\"image\"",
+    ] {
+        assert!(page.contains(wanted), "{wanted} is not in {page}");
+    }
+    assert!(!page.contains("http:") && !page.contains("https:") && !SCRIPT.contains("http"), "{page}");
+    assert_eq!(page.matches("<script src=\"page.js\"").count(), page.matches("<script").count(), "{page}");
+    assert!(!STYLE.contains("url(") && !STYLE.contains("@import"), "the style sheet loads nothing else");
+}

@@ -1,0 +1,191 @@
+//! Adapter: excerpts of build logs for pages.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    io::{self, BufRead, BufReader, Read as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
+};
+
+use farrier_builder::{LogTimes, diagnosis::Diagnoser, log_of};
+use farrier_core::{
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{Outcome, Phase, Plan, PlannedCell, StatusEntry},
+};
+use farrier_local::cache::Cache;
+use fs_err::File;
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use serde::Serialize;
+
+/// Number of lines that are shown before and after the first error.
+const AROUND: usize = 10;
+/// Number of bytes of a log that are searched, and number of characters of a line that are shown.
+const MOST: u64 = 64 << 20;
+const LINE: usize = 400;
+/// Maximum number of cached excerpts, and maximum age of the excerpt of a growing log.
+const KEPT: usize = 100;
+const FRESH: Duration = Duration::from_secs(5);
+
+/// The first error with the lines around it, or the end of a log without an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Excerpt {
+    /// The error in one line.
+    pub error: Option<String>,
+    pub lines: Vec<Line>,
+}
+
+/// A line of a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Line {
+    /// Counts from 1.
+    pub number: usize,
+    pub text: String,
+    /// Whether the line is the error.
+    pub is_error: bool,
+}
+
+/// Log of a build with the cell's inputs.
+#[derive(Clone, Debug)]
+pub struct Log {
+    pub path: PathBuf,
+    /// Excerpt for the page; `None` if the image is published.
+    pub excerpt: Option<Excerpt>,
+}
+
+/// Cache of excerpts. A log is read again once it has changed, but a growing log at most every few seconds.
+#[derive(Debug, Default)]
+pub struct Excerpts(Mutex<HashMap<PathBuf, (Instant, Stamp, Excerpt)>>);
+
+/// Length and modification time of a log.
+type Stamp = (u64, Option<SystemTime>);
+
+impl Excerpts {
+    /// Returns the cell's log in this cache. An excerpt that cannot be read is left out, because the cache
+    /// may be deleted at any time.
+    pub fn find(&self, cache: &Cache, entry: &StatusEntry<'_>) -> Option<Log> {
+        let path = log_of(cache, entry.image, entry.target, &entry.input_hash?)?;
+        let excerpt = match entry.row.phase {
+            Phase::Published => None,
+            phase => self.of(&path, phase == Phase::Building).ok(),
+        };
+        Some(Log { path, excerpt })
+    }
+
+    fn of(&self, path: &Path, is_written: bool) -> io::Result<Excerpt> {
+        let file = File::open(path)?;
+        let about = file.metadata()?;
+        let stamp = (about.len(), about.modified().ok());
+        if let Some((read, known, excerpt)) = self.0.lock().get(path)
+            && (*known == stamp || is_written && read.elapsed() < FRESH)
+        {
+            return Ok(excerpt.clone());
+        }
+        let excerpt = excerpt_of(BufReader::new(file.take(MOST)))?;
+        let mut kept = self.0.lock();
+        if kept.len() >= KEPT {
+            kept.clear();
+        }
+        kept.insert(path.to_owned(), (Instant::now(), stamp, excerpt.clone()));
+        Ok(excerpt)
+    }
+}
+
+/// Returns when published images were built, if this cache has their logs. Images themselves contain no time,
+/// so that the same inputs give the same bytes.
+pub fn built(cache: &Cache, plan: &Plan) -> BTreeMap<(ImageName, KernelTarget), Timestamp> {
+    let times = LogTimes::of(cache);
+    let of = |planned: &PlannedCell| {
+        let PlannedCell { image, target, outcome, .. } = planned;
+        let Outcome::UpToDate { cell, .. } = outcome else { return None };
+        let written = times.get(image, target, &cell.input_hash)?;
+        Some(((image.clone(), target.clone()), Timestamp::try_from(written).ok()?))
+    };
+    plan.cells.iter().filter_map(of).collect()
+}
+
+fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
+    let mut diagnoser = Diagnoser::default();
+    let mut last: VecDeque<Line> = VecDeque::new();
+    let (mut shown, mut after): (Vec<Line>, usize) = (Vec::new(), 0);
+    let (mut bytes, mut number) = (Vec::new(), 0);
+    loop {
+        bytes.clear();
+        if log.read_until(b'\n', &mut bytes)? == 0 {
+            break;
+        }
+        number += 1;
+        let line = String::from_utf8_lossy(&bytes);
+        let line = line.trim_end_matches(['\n', '\r']);
+        let before = diagnoser.diagnosis().cloned();
+        diagnoser.feed(line);
+        let is_error = diagnoser.diagnosis() != before.as_ref();
+        let line = Line { number, text: line.chars().take(LINE).collect(), is_error };
+        if is_error {
+            // Lines before the error are plain context, even if one was an error of another kind.
+            shown = last.iter().cloned().map(|line| Line { is_error: false, ..line }).collect();
+            after = AROUND + 1;
+        }
+        if after > 0 {
+            shown.push(line.clone());
+            after -= 1;
+        }
+        last.push_back(line);
+        if last.len() > AROUND {
+            last.pop_front();
+        }
+    }
+    let error = diagnoser.diagnosis().map(ToString::to_string);
+    let lines = if error.is_some() { shown } else { last.into() };
+    Ok(Excerpt { error, lines })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(excerpt: &Excerpt) -> Vec<usize> {
+        excerpt.lines.iter().map(|line| line.number).collect()
+    }
+
+    #[test]
+    fn the_first_compiler_error_with_ten_lines_around_it() {
+        let mut log: Vec<String> = (1..=40).map(|n| format!("  CC [M]  {n}.o")).collect();
+        log[4] = "bash: line 1: bc: command not found".to_owned();
+        log[19] = "a.c:3:1: error: <script>".to_owned();
+        log[29] = "b.c:1:1: error: later".to_owned();
+        let found = excerpt_of(log.join("\n").as_bytes()).unwrap();
+        assert_eq!(found.error.as_deref(), Some("a.c:3:1: <script>"));
+        assert_eq!(numbers(&found), (10..=30).collect::<Vec<_>>());
+        let errors: Vec<usize> =
+            found.lines.iter().filter(|line| line.is_error).map(|line| line.number).collect();
+        assert_eq!(errors, [20]);
+    }
+
+    #[test]
+    fn a_log_without_an_error_shows_its_end_and_any_bytes_are_read() {
+        let log: Vec<u8> =
+            (1..=40).flat_map(|n| format!("{n} \u{1b}[1m\n").into_bytes()).chain([0xff, 0]).collect();
+        let found = excerpt_of(log.as_slice()).unwrap();
+        assert_eq!((found.error.as_ref(), numbers(&found)), (None, (32..=41).collect()));
+        assert_eq!(excerpt_of(&b""[..]).unwrap(), Excerpt { error: None, lines: Vec::new() });
+    }
+
+    #[test]
+    fn a_log_is_read_again_once_it_has_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, excerpts) = (directory.path().join("build.log"), Excerpts::default());
+        let error = |is_written| excerpts.of(&path, is_written).unwrap().error.unwrap();
+        fs_err::write(&path, "a.c:1:1: error: first\n").unwrap();
+        let written = fs_err::metadata(&path).unwrap().modified().unwrap();
+        assert_eq!(error(false), "a.c:1:1: first");
+        // A log with unchanged length and modification time is not read again.
+        fs_err::write(&path, "b.c:2:2: error: other\n").unwrap();
+        File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
+        assert_eq!(error(false), "a.c:1:1: first");
+        fs_err::write(&path, "b.c:2:2: error: another one\n").unwrap();
+        assert_eq!(error(true), "a.c:1:1: first", "a growing log that was just read is not read again");
+        assert_eq!(error(false), "b.c:2:2: another one");
+    }
+}

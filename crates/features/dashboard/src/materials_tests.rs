@@ -1,0 +1,91 @@
+use farrier_core::plan::testing;
+use kmod::Verdict;
+use serde_json::json;
+
+use super::*;
+use crate::fleet::tests::{K47, K48, facts_of, large};
+
+fn part(role: &str, name: &str, version: &str, digest: &str) -> Part {
+    let [role, name, version, digest] = [role, name, version, digest].map(str::to_owned);
+    Part { role, name, version, digest }
+}
+
+fn said(found: &[Difference]) -> Vec<[&str; 3]> {
+    found.iter().map(|one| [one.what.as_str(), &one.before, &one.now]).collect()
+}
+
+#[test]
+fn a_bill_is_read_whatever_it_holds() {
+    let bill = json!({"components": [
+        {
+            "name": "gcc-12", "version": "12.2.0-14", "hashes": [{"alg": "SHA-256", "content": "abc"}],
+            "properties": [{"name": "other", "value": "x"}, {"name": "farrier:role", "value": "toolchain"}],
+        },
+        {"name": "x".repeat(5000), "version": 7, "properties": {"name": "farrier:role"}},
+        "text",
+    ]});
+    let parts = parts_of(&bill);
+    assert_eq!(parts[0], part("toolchain", "gcc-12", "12.2.0-14", "abc"));
+    assert_eq!(parts[1], part("", &"x".repeat(SHOWN), "", ""));
+    assert_eq!(parts[2], Part::default());
+    let many = json!({"components": vec![json!({}); MOST + 1]});
+    assert_eq!((parts_of(&many).len(), parts_of(&json!([])).len()), (MOST, 0));
+}
+
+#[test]
+fn which_header_and_which_package_differ() {
+    let before = [
+        part("kernel-headers", "linux-headers-6.1.0-9-amd64", "6.1.1", "aaaaaaaaaaaaaaaa"),
+        part("toolchain", "gcc-12", "12.2.0-13", ""),
+        part("toolchain", "make", "4.3", ""),
+        part("module", "mft", "4.33", "1111"),
+        part("recipe", "Dockerfile", "", "2222"),
+    ];
+    let now = [
+        part("kernel-headers", "linux-headers-6.1.0-10-amd64", "6.1.2", "bbbbbbbbbbbbbbbb"),
+        part("toolchain", "gcc-12", "12.2.0-14", ""),
+        part("toolchain", "make", "4.3", ""),
+        part("patch", "001-mft.patch", "", "cccccccccccccccc"),
+        part("module", "mft", "4.33", "3333"),
+        part("recipe", "Dockerfile", "", "4444"),
+    ];
+    let other_kernel = [
+        [
+            "kernel-headers",
+            "linux-headers-6.1.0-9-amd64 6.1.1 aaaaaaaaaaaa",
+            "linux-headers-6.1.0-10-amd64 6.1.2 bbbbbbbbbbbb",
+        ],
+        ["patch", "–", "001-mft.patch cccccccccccc"],
+        ["toolchain", "gcc-12 12.2.0-13", "gcc-12 12.2.0-14"],
+    ];
+    assert_eq!(said(&differences(&before, &now, false)), other_kernel);
+    let same_kernel: Vec<String> = differences(&before, &now, true).into_iter().map(|one| one.what).collect();
+    assert_eq!(same_kernel, ["kernel-headers", "module", "patch", "recipe", "toolchain"]);
+    assert!(differences(&now, &now, true).is_empty());
+}
+
+#[test]
+fn the_build_before_is_the_nearest_older_kernels_else_the_nearest_newer_ones() {
+    let facts = large(24, 1, 24);
+    let plan = &facts.plan;
+    let before = |release: &str| {
+        let planned = plan.cells.iter().find(|cell| cell.target.release.as_str() == release).unwrap();
+        Before::of(plan, planned).and_then(|before| before.cell).map(|cell| cell.target.release.to_string())
+    };
+    // Kernels with even numbers are Debian's, with odd numbers Ubuntu's.
+    assert_eq!(before("6.1.10-10-generic").as_deref(), Some("6.1.8-8-generic"));
+    assert_eq!(before("6.1.0-0-generic").as_deref(), Some("6.1.2-2-generic"));
+    assert_eq!(before("6.1.11-11-generic").as_deref(), Some("6.1.9-9-generic"));
+
+    let mut fleet = testing::Fleet::new(&[K47]);
+    assert!(Before::of(&fleet.plan(), &fleet.plan().cells[0]).is_none());
+    fleet.publish(Verdict::Loads);
+    fleet.announce(0, K48);
+    let facts = facts_of(&fleet);
+    let next = facts.plan.cells.iter().find(|cell| cell.target.release.as_str() == K48).unwrap();
+    let before = Before::of(&facts.plan, next).unwrap();
+    assert_eq!(Some(before.image), image_of(&facts.plan.cells[0].outcome));
+    // Both are built from the same sources.
+    let parts = |cell: &PlannedCell| planned_parts(cell.outcome.cell().unwrap());
+    assert_eq!(said(&differences(&parts(&before.cell.unwrap()), &parts(next), false)), [[""; 3]; 0]);
+}

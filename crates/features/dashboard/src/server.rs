@@ -1,0 +1,364 @@
+//! Adapter: serves the status page on farrier's HTTP port, from the result of the newest reconcile. The page is read-only
+//! except for [`Actions`]. Reconciles never wait for the page.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    Router,
+    body::{Body, Bytes, to_bytes},
+    extract::State,
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
+    routing::get,
+};
+use farrier_builder::{LogReader, parts::Parts};
+use farrier_controller::live::{ReconcileView, SharedActivity, StatusSink};
+use farrier_core::{image::Definitions, plan::StatusEntry};
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use oci::client::chain as error_chain;
+use parking_lot::Mutex;
+use tokio::{
+    io::AsyncReadExt as _,
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+};
+use tokio_util::io::ReaderStream;
+
+use super::{
+    action::PATH,
+    actions::Actions,
+    facts::Facts,
+    fleet::{Fleet, cell_at, cell_link, log_link, node_link},
+    history::History,
+    html::{self, HtmlError, ICON, SCRIPT, STYLE},
+    image::{Found, Images},
+    log::{Excerpts, built},
+    matrix::Filter,
+    request::fields,
+};
+
+const HTML: &str = "text/html; charset=utf-8";
+/// Content security policy of all pages. It allows our style sheet, images and script from this host, and connections and
+/// forms to this host. Inline scripts, frames and other hosts are forbidden.
+const CSP: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
+                      base-uri 'none'; frame-ancestors 'none'";
+/// Maximum number of viewers that receive updates. Further viewers must reload the page.
+const VIEWERS: usize = 200;
+/// Maximum size of a form in bytes.
+const FORM: usize = 4096;
+/// Timeout for receiving a form.
+const FORM_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum age of the cached index page while a build runs.
+const INDEX_MAX_AGE_BUILDING: Duration = Duration::from_secs(5);
+/// Maximum age of the cached index page while no build runs. Only the ages on the page change then.
+const INDEX_MAX_AGE_IDLE: Duration = Duration::from_mins(1);
+/// Interval at which a growing log is polled.
+const LOG_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Text that ends a growing log for a viewer in excess of [`VIEWERS`].
+const LOG_CUT_OFF: &[u8] =
+    b"\n[farrier: the build continues. Too many viewers follow it already: reload for the rest.]\n";
+/// Timeout for reading an image from the registry.
+const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Serves the status page from the result of the newest reconcile.
+pub struct PageServer {
+    parts: Parts,
+    actions: Option<Arc<Actions>>,
+    state: watch::Sender<Option<Arc<PageState>>>,
+    images: Images,
+    excerpts: Excerpts,
+    /// Limits rendering to one page at a time, so that viewers take at most one CPU from builds.
+    rendering: Semaphore,
+    viewers: Arc<Semaphore>,
+}
+
+/// State that pages show until the next reconcile.
+struct PageState {
+    facts: Facts,
+    /// Progress of builds, which also changes between reconciles.
+    live: SharedActivity,
+    definitions: Arc<Definitions>,
+    history: History,
+    /// Cached index page, the most requested one, and the time when it was rendered.
+    index: Mutex<Option<(Instant, String)>>,
+}
+
+/// Content to send for a path.
+enum Content {
+    /// MIME type and text.
+    Page(&'static str, String),
+    /// File of a build log.
+    Log(PathBuf),
+    NotFound,
+}
+
+#[async_trait::async_trait]
+impl StatusSink for PageServer {
+    async fn reconciled(&self, view: &ReconcileView) {
+        let ReconcileView { plan, snapshot, definitions, activity, live, rollouts, configuration_error, now } =
+            view;
+        let rewrite_errors =
+            rollouts.iter().filter_map(|report| Some((report.planned.target.clone(), report.error.clone()?)));
+        let facts = Facts {
+            activity: activity.clone(),
+            failed_rewrites: rewrite_errors.collect(),
+            configuration_error: configuration_error.clone(),
+            served: true,
+            built: built(&self.parts.cache, plan),
+            ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
+        };
+        let mut history = self.state().map(|state| state.history.clone()).unwrap_or_default();
+        history.note(&Fleet::new(&facts, &BTreeMap::new()));
+        history.note_rewrites(rollouts, *now);
+        let (live, definitions) = (live.clone(), Arc::clone(definitions));
+        let state = Arc::new(PageState { facts, live, definitions, history, index: Mutex::default() });
+        self.state.send_replace(Some(state));
+    }
+}
+
+impl PageServer {
+    /// Creates a server that shows nothing until the first reconcile.
+    pub fn new(parts: Parts, actions: Option<Arc<Actions>>) -> Arc<Self> {
+        let (state, images) = (watch::Sender::default(), Images::of(parts.clone()));
+        let viewers = Arc::new(Semaphore::new(VIEWERS));
+        let (excerpts, rendering) = (Excerpts::default(), Semaphore::new(1));
+        Arc::new(Self { parts, actions, state, images, excerpts, rendering, viewers })
+    }
+
+    /// Returns the routes.
+    pub fn router(self: &Arc<Self>) -> Router {
+        let mut router = Router::new().route("/events", get(events));
+        let (files, pages) =
+            (["/style.css", "/icon.svg", "/page.js"], ["/index.html", "/nodes.html", "/rollouts.html"]);
+        for path in files.into_iter().chain(pages).chain(["/", "/c/{page}", "/n/{page}"]) {
+            router = router.route(path, get(serve_page));
+        }
+        if self.actions.is_some() {
+            router = router.route(&format!("/{PATH}"), get(confirm).post(act));
+        }
+        router.with_state(Arc::clone(self))
+    }
+
+    fn state(&self) -> Option<Arc<PageState>> {
+        self.state.borrow().clone()
+    }
+
+    async fn content_for(
+        self: Arc<Self>,
+        state: Arc<PageState>,
+        headers: HeaderMap,
+        uri: Uri,
+    ) -> Result<Content, HtmlError> {
+        let path = uri.path().trim_start_matches('/').to_owned();
+        let mut found = match cell_at(&state.facts, &path) {
+            None => Found::default(),
+            Some(cell) => {
+                let lookup = self.images.of_cell(&state.facts.plan, cell);
+                let late = || Some(Err("the registry did not answer in time".to_owned()));
+                let result = tokio::time::timeout(REGISTRY_TIMEOUT, lookup).await;
+                result.unwrap_or_else(|_| Found { image: late(), ..Found::default() })
+            }
+        };
+        if let Some(actions) = &self.actions {
+            found.offers = actions.offers(&headers, &state.facts, &path).await;
+        }
+        let _permit = self.rendering.acquire().await;
+        let server = Arc::clone(&self);
+        let render = move || state.render(&path, uri.query().unwrap_or_default(), found, &server);
+        // The task is never canceled, and the panic hook has already reported a panic in it.
+        tokio::task::spawn_blocking(render).await.unwrap_or(Ok(Content::NotFound))
+    }
+}
+
+impl PageState {
+    fn render(
+        &self,
+        path: &str,
+        query: &str,
+        found: Found,
+        server: &PageServer,
+    ) -> Result<Content, HtmlError> {
+        let Self { facts, live, definitions: _, history, index } = self;
+        let activity = live.snapshot();
+        let fleet = || Fleet::at(facts, &history.since, &activity, Timestamp::now());
+        let page = match path {
+            "style.css" => return Ok(Content::Page("text/css; charset=utf-8", STYLE.to_owned())),
+            "icon.svg" => return Ok(Content::Page("image/svg+xml", ICON.to_owned())),
+            "page.js" => return Ok(Content::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
+            "nodes.html" => html::nodes_page(facts)?,
+            "rollouts.html" => html::rollouts_page(facts, &found.offers, &history.rewrites)?,
+            "" | "index.html" => {
+                let filter = parse_filter(query);
+                let view = |filter| html::fleet_page(&fleet(), filter, &history.changes);
+                if filter != Filter::default() {
+                    return Ok(Content::Page(HTML, view(filter)?));
+                }
+                let mut index = index.lock();
+                // Between two reconciles only builds make progress.
+                let is_idle = activity.values().all(|build| build.stage.is_none());
+                if let Some((at, rendered)) = &*index
+                    && at.elapsed() < if is_idle { INDEX_MAX_AGE_IDLE } else { INDEX_MAX_AGE_BUILDING }
+                {
+                    rendered.clone()
+                } else {
+                    let rendered = view(filter)?;
+                    *index = Some((Instant::now(), rendered.clone()));
+                    rendered
+                }
+            }
+            node if node.starts_with("n/") => {
+                let name = facts.nodes.keys().find(|name| node_link(name).link == node);
+                let Some(page) = name.and_then(|name| html::node_page(&fleet(), name)) else {
+                    return Ok(Content::NotFound);
+                };
+                page?
+            }
+            _ => {
+                let fleet = fleet();
+                let matches = |entry: &&StatusEntry<'_>| {
+                    cell_link(entry.image, entry.target) == path || log_link(entry) == path
+                };
+                let Some(entry) = fleet.entries.iter().find(matches) else { return Ok(Content::NotFound) };
+                let log = server.excerpts.find(&server.parts.cache, entry);
+                if log_link(entry) == path {
+                    return Ok(log.map_or(Content::NotFound, |log| Content::Log(log.path)));
+                }
+                html::cell_page(&fleet, entry, Found { log, ..found })?
+            }
+        };
+        Ok(Content::Page(HTML, page))
+    }
+}
+
+/// Parses the filter in a query string.
+fn parse_filter(query: &str) -> Filter {
+    let mut take = fields(query.as_bytes());
+    Filter { image: take("image"), kernel: take("kernel"), os: take("os"), state: take("state") }
+}
+
+async fn serve_page(State(server): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
+    with_security_headers(match server.state() {
+        None => (StatusCode::SERVICE_UNAVAILABLE, "no reconcile has finished yet\n").into_response(),
+        Some(state) => match Arc::clone(&server).content_for(state, headers, uri).await {
+            Ok(Content::Page(content_type, text)) => {
+                ([(header::CONTENT_TYPE, content_type)], text).into_response()
+            }
+            Ok(Content::Log(path)) => {
+                serve_log(path, Arc::clone(&server.viewers).try_acquire_owned().ok()).await
+            }
+            Ok(Content::NotFound) => (StatusCode::NOT_FOUND, "there is no such page\n").into_response(),
+            Err(error) => internal_error(&error),
+        },
+    })
+}
+
+fn internal_error(error: &HtmlError) -> Response {
+    tracing::error!(error = error_chain(error), "page not rendered");
+    (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered\n").into_response()
+}
+
+/// Shows the effects of an action for confirmation.
+async fn confirm(State(server): State<Arc<PageServer>>, headers: HeaderMap, uri: Uri) -> Response {
+    let (Some(state), Some(actions)) = (server.state(), &server.actions) else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let query = uri.query().unwrap_or_default();
+    with_security_headers(match actions.preview(&headers, &state.facts, query.as_bytes()).await {
+        Ok((preview, ..)) => match html::confirm_page(&state.facts, &preview) {
+            Ok(text) => ([(header::CONTENT_TYPE, HTML)], text).into_response(),
+            Err(error) => internal_error(&error),
+        },
+        Err(refusal) => refusal.into_response(),
+    })
+}
+
+/// Carries out a confirmed action.
+async fn act(State(server): State<Arc<PageServer>>, headers: HeaderMap, body: Body) -> Response {
+    let (Some(state), Some(actions)) = (server.state(), &server.actions) else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let form = match form(body).await {
+        Ok(form) => form,
+        Err(refusal) => return with_security_headers(refusal.into_response()),
+    };
+    with_security_headers(match actions.act(&headers, &state.facts, &state.definitions, &form).await {
+        Ok(location) => (StatusCode::SEE_OTHER, [(header::LOCATION, location)]).into_response(),
+        Err(refusal) => refusal.into_response(),
+    })
+}
+
+/// Reads a form within [`FORM`] bytes and [`FORM_TIMEOUT`].
+async fn form(body: Body) -> Result<Bytes, (StatusCode, &'static str)> {
+    match tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, FORM)).await {
+        Ok(Ok(form)) => Ok(form),
+        Ok(Err(_)) => Err((StatusCode::PAYLOAD_TOO_LARGE, "the form is too long or incomplete\n")),
+        Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the form did not arrive in time\n")),
+    }
+}
+
+fn with_security_headers(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, CSP),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // With `no-referrer`, browsers would send forms with `Origin: null`, and their origin could not be checked.
+        (header::REFERRER_POLICY, "same-origin"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Sends a server-sent event after each future reconcile.
+async fn events(State(server): State<Arc<PageServer>>) -> Response {
+    let Ok(viewer) = Arc::clone(&server.viewers).try_acquire_owned() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "too many viewers\n").into_response();
+    };
+    let reconciles =
+        futures::stream::unfold((server.state.subscribe(), viewer), |(mut updates, viewer)| async {
+            updates.changed().await.ok()?;
+            Some((Ok::<_, Infallible>(Event::default().data("pass")), (updates, viewer)))
+        });
+    Sse::new(reconciles).keep_alive(KeepAlive::default()).into_response()
+}
+
+/// Sends a log. If the viewer has a permit, the response also follows a growing log.
+async fn serve_log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Response {
+    let open = async {
+        let file = tokio::fs::File::open(&path).await?;
+        let length = file.metadata().await?.len();
+        Ok::<_, io::Error>((file.take(length), LogReader::open(&path, length)?))
+    };
+    let Ok((existing, reader)) = open.await else {
+        return (StatusCode::NOT_FOUND, "the log is no longer in the cache\n").into_response();
+    };
+    let appended = futures::stream::unfold(Some((reader, viewer)), |following| async {
+        let (mut reader, viewer) = following?;
+        let (mut text, is_growing) = reader.more().ok()?;
+        if is_growing && viewer.is_none() {
+            text.extend_from_slice(LOG_CUT_OFF);
+            return Some((Ok(Bytes::from(text)), None));
+        }
+        if is_growing && text.is_empty() {
+            tokio::time::sleep(LOG_POLL_INTERVAL).await;
+        }
+        Some((Ok(Bytes::from(text)), is_growing.then_some((reader, viewer))))
+    });
+    let body = Body::from_stream(ReaderStream::new(existing).chain(appended));
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

@@ -1,0 +1,452 @@
+//! Adapter: garbage-collects published images whose kernels are gone, with their referrers and signatures.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use farrier_builder::{
+    images::{add_to_record, day, read_record},
+    parts::{AT_ONCE, Parts, Result, TargetError},
+    resolve::tracked,
+};
+use farrier_cluster::{Cluster, Directory};
+use farrier_core::{
+    image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
+    plan::{
+        Announcements, Candidates, GcInputs, GcPlan, KernelRecord, LiveKernels, PrunedImage, RegistryImage,
+        gc_plan,
+    },
+};
+use farrier_git as git;
+use farrier_store::{InputKind, is_referrer_or_signature, registry::RegistryError};
+use futures::{StreamExt, stream};
+use jiff::Timestamp;
+use oci::{ImageManifest, client::chain as error_chain, subject_of_tag};
+use serde::Serialize;
+
+/// Options of a garbage collection.
+#[derive(Clone, Debug)]
+pub struct GcOptions {
+    /// Number of days after which an image goes, counted from the last time its kernel was seen.
+    pub keep_days: u32,
+    /// Names of further images, whose definitions were removed.
+    pub further: Vec<ImageName>,
+    /// Whether to delete; `false` is a dry run.
+    pub delete: bool,
+}
+
+/// Outcome for an image that goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum GcState {
+    /// The dry run would delete it.
+    WouldGo,
+    /// The image and everything stored about it were deleted.
+    Deleted,
+    /// The image, or something stored about it, could not be deleted.
+    Failed {
+        /// Reason of the failure.
+        error: String,
+    },
+    /// The run stopped before this image.
+    Untouched,
+}
+
+/// An image that goes, and its outcome.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GcImage {
+    /// The image.
+    #[serde(flatten)]
+    pub going: PrunedImage,
+    /// Outcome.
+    #[serde(flatten)]
+    pub state: GcState,
+}
+
+/// Referrers and signatures of a missing image. An earlier run was interrupted, or something else deleted the image.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Leftover {
+    /// Repository.
+    pub repository: Repository,
+    /// Digest of the missing image.
+    pub subject: Digest,
+    /// Outcome.
+    #[serde(flatten)]
+    pub state: GcState,
+}
+
+/// Contents of the store of one kind. Garbage collection does not delete them.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StoredKind {
+    /// Repository below the registry's prefix.
+    pub kind: &'static str,
+    /// Number of artifacts.
+    pub artifacts: usize,
+    /// Total size of their layers in bytes.
+    pub bytes: u64,
+}
+
+/// Result of a garbage collection: images that go, images that stay, and the reasons.
+#[serde_with::skip_serializing_none]
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GcReport {
+    /// The registry.
+    pub registry: String,
+    /// Number of days that an image outlives its kernel.
+    pub keep_days: u32,
+    /// Whether this run deletes.
+    pub delete: bool,
+    /// Images that go.
+    pub images: Vec<GcImage>,
+    /// Referrers and signatures of missing images.
+    pub leftovers: Vec<Leftover>,
+    /// Images that stay, with the reasons.
+    pub kept: Vec<farrier_core::plan::KeptImage>,
+    /// Number of bytes that only images that go reference.
+    pub bytes: u64,
+    /// Contents of the store.
+    pub stored: Vec<StoredKind>,
+    /// Reason that nothing, or not everything, was deleted.
+    pub refused: Option<String>,
+    /// Suggested remedy.
+    pub hint: Option<String>,
+}
+
+impl GcReport {
+    /// Whether something should have been deleted and was not.
+    pub fn failed(&self) -> bool {
+        let states = self.images.iter().map(|image| &image.state);
+        let mut states = states.chain(self.leftovers.iter().map(|leftover| &leftover.state));
+        self.refused.is_some()
+            || states.any(|state| matches!(state, GcState::Failed { .. } | GcState::Untouched))
+    }
+}
+
+/// Contents of the registry's image repositories.
+#[derive(Default)]
+struct Holdings {
+    images: Vec<RegistryImage>,
+    /// Manifests under tags that name a subject (lists of referrers, cosign's signatures), by repository and subject.
+    about: BTreeMap<(Repository, Digest), BTreeSet<Digest>>,
+    /// Keys of `about` whose subject is missing.
+    leftovers: BTreeSet<(Repository, Digest)>,
+}
+
+impl Holdings {
+    /// Whether the manifest has a tag that does not name a subject.
+    fn is_tagged(&self, repository: &Repository, digest: &Digest) -> bool {
+        self.images.iter().any(|image| image.digest == *digest && image.repository == *repository)
+    }
+}
+
+/// Uses of images and kernels in the cluster at one moment.
+struct Uses {
+    mentioned: BTreeSet<String>,
+    live: LiveKernels,
+    /// Sources that could not be read, with the reasons.
+    unseen: Option<String>,
+}
+
+/// Plans a garbage collection, and deletes if the options say so. An interrupted run continues on the next call.
+pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
+    let today = day(Timestamp::now());
+    let holdings = list_holdings(parts, options).await?;
+    let candidates = Candidates::of(&holdings.images);
+    let mut record: KernelRecord = read_record(parts).await?;
+    let decide = |uses: &Uses, record: &KernelRecord| {
+        gc_plan(&GcInputs {
+            images: &holdings.images,
+            mentioned: &uses.mentioned,
+            live: &uses.live,
+            record,
+            keep_days: options.keep_days,
+            today,
+        })
+    };
+    let uses = look_at_uses(parts, cluster, &candidates).await?;
+    let mut report = report_of(parts, options, &holdings, decide(&uses, &record)).await?;
+    if !options.delete {
+        return Ok(report);
+    }
+    if let Some(unseen) = uses.unseen {
+        report.refused = Some(format!("the images used by the cluster are unknown: {unseen}"));
+        report.all(&GcState::Untouched);
+        return Ok(report);
+    }
+    // Count the days from today on for kernels that the record lacks.
+    let kernels: BTreeSet<&String> = holdings.images.iter().flat_map(|image| &image.kernels).collect();
+    let noticed = record.noticed(kernels, today);
+    if noticed != record {
+        add_to_record(parts, &noticed).await?;
+        record = noticed;
+    }
+    // The lookups took time: check again, so that nothing in use is deleted.
+    let uses = look_at_uses(parts, cluster, &candidates).await?;
+    report.take(decide(&uses, &record));
+    delete_all(parts, &holdings, &mut report).await?;
+    Ok(report)
+}
+
+async fn look_at_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candidates) -> Result<Uses> {
+    let snapshot = cluster.snapshot().await?;
+    let announced = Announcements::of(&parts.definitions, &snapshot, tracked(parts, &snapshot).await);
+    let mut mentioned = cluster.mentions(candidates).await?;
+    for spec in parts.definitions.images.values().flat_map(|image| &image.spec.rollout) {
+        match spec {
+            RolloutSpec::File { path, .. } => {
+                let directory = Directory::open(&parts.definitions.root.join(path))?;
+                mentioned.extend(directory.mentions(candidates).await?);
+            }
+            RolloutSpec::Git { place, .. } => {
+                mentioned.extend(git::mentions(parts, place, candidates).await?);
+            }
+            _ => {}
+        }
+    }
+    let unseen: Vec<String> = snapshot.all_unseen().map(|(what, why)| format!("{what}: {why}")).collect();
+    Ok(Uses {
+        mentioned,
+        live: LiveKernels::of(&snapshot, &announced),
+        unseen: (!unseen.is_empty()).then(|| unseen.join("; ")),
+    })
+}
+
+/// Lists all images in the repositories of the definitions.
+async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
+    let names: BTreeSet<&ImageName> = parts.definitions.images.keys().chain(&options.further).collect();
+    let mut holdings = Holdings::default();
+    for name in names {
+        let repository = parts.location.repository(name.as_str())?;
+        let tags = parts.registry.tags(&repository).await?;
+        let found: Vec<_> = stream::iter(tags)
+            .map(|tag| manifest_of(parts, &repository, tag))
+            .buffer_unordered(AT_ONCE)
+            .collect()
+            .await;
+        let mut images: BTreeMap<Digest, (BTreeSet<Tag>, Vec<u8>)> = BTreeMap::new();
+        for found in found {
+            // Another client has deleted the tag by now.
+            let Some((tag, digest, bytes)) = found? else { continue };
+            match subject_of_tag(&tag) {
+                Some(subject) => {
+                    let place = (repository.clone(), subject);
+                    holdings.about.entry(place).or_default().insert(digest);
+                }
+                None => {
+                    images.entry(digest).or_insert((BTreeSet::new(), bytes)).0.insert(tag);
+                }
+            }
+        }
+        let mut images: Vec<RegistryImage> = images
+            .into_iter()
+            .map(|(digest, (tags, bytes))| RegistryImage::new(repository.clone(), digest, tags, &bytes))
+            .collect();
+        add_entries(parts, &repository, &mut images).await?;
+        holdings.images.extend(images);
+    }
+    holdings.leftovers = find_leftovers(parts, &holdings).await?;
+    Ok(holdings)
+}
+
+/// Adds the untagged images that indexes reference.
+async fn add_entries(parts: &Parts, repository: &Repository, images: &mut Vec<RegistryImage>) -> Result<()> {
+    let known: BTreeSet<Digest> = images.iter().map(|image| image.digest.clone()).collect();
+    let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
+    let wanted: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();
+    for digest in wanted {
+        let found = parts.registry.manifest(repository, &Version::Digest(digest)).await?;
+        images.extend(found.map(|stored| {
+            RegistryImage::new(repository.clone(), stored.digest, BTreeSet::new(), &stored.bytes)
+        }));
+    }
+    let (mut indexes, mut single): (Vec<_>, Vec<_>) = images.drain(..).partition(RegistryImage::is_index);
+    for index in &mut indexes {
+        index.lead_to(&single);
+    }
+    images.append(&mut indexes);
+    images.append(&mut single);
+    Ok(())
+}
+
+async fn manifest_of(
+    parts: &Parts,
+    repository: &Repository,
+    tag: Tag,
+) -> Result<Option<(Tag, Digest, Vec<u8>)>> {
+    let version = Version::Tag(tag.clone());
+    let stored = parts.registry.manifest(repository, &version).await?;
+    Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
+}
+
+/// Finds referrers and signatures whose image is missing. An image without a tag is not missing: images are published
+/// before their tags.
+async fn find_leftovers(parts: &Parts, holdings: &Holdings) -> Result<BTreeSet<(Repository, Digest)>> {
+    let mut leftovers = BTreeSet::new();
+    for (repository, subject) in holdings.about.keys() {
+        if holdings.is_tagged(repository, subject) {
+            continue;
+        }
+        let version = Version::Digest(subject.clone());
+        let found = parts.registry.manifest(repository, &version).await?;
+        if found.is_none() {
+            leftovers.insert((repository.clone(), subject.clone()));
+        }
+    }
+    Ok(leftovers)
+}
+
+async fn report_of(
+    parts: &Parts,
+    options: &GcOptions,
+    holdings: &Holdings,
+    plan: GcPlan,
+) -> Result<GcReport> {
+    let mut stored = Vec::new();
+    for kind in InputKind::ALL {
+        stored.extend(count_stored(parts, kind).await?);
+    }
+    let leftover = |(repository, subject): &(Repository, Digest)| Leftover {
+        repository: repository.clone(),
+        subject: subject.clone(),
+        state: GcState::WouldGo,
+    };
+    let mut report = GcReport {
+        registry: parts.location.to_string(),
+        keep_days: options.keep_days,
+        delete: options.delete,
+        images: Vec::new(),
+        leftovers: holdings.leftovers.iter().map(leftover).collect(),
+        kept: Vec::new(),
+        bytes: 0,
+        stored,
+        refused: None,
+        hint: None,
+    };
+    report.take(plan);
+    Ok(report)
+}
+
+/// Number and size of the artifacts of one kind in the store; `None` if there are none.
+async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKind>> {
+    let repository = parts.location.repository(kind.repository())?;
+    let tags = parts.registry.tags(&repository).await?;
+    let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
+    let mut artifacts = 0;
+    for tag in tags.into_iter().filter(|tag| !is_referrer_or_signature(tag)) {
+        let Some((_, _, bytes)) = manifest_of(parts, &repository, tag).await? else { continue };
+        let Ok(manifest) = ImageManifest::parse(&bytes) else { continue };
+        artifacts += 1;
+        layers.extend(manifest.layers.into_iter().map(|layer| (layer.digest, layer.size)));
+    }
+    let bytes = layers.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
+    Ok((artifacts > 0).then_some(StoredKind { kind: kind.repository(), artifacts, bytes }))
+}
+
+/// Deletes everything that the report lists, one by one. Stops on an error that would affect every deletion.
+async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -> Result<()> {
+    let mut stopped = None;
+    let leftovers = report
+        .leftovers
+        .iter_mut()
+        .map(|Leftover { repository, subject, state }| (&*repository, &*subject, false, state));
+    let images = report
+        .images
+        .iter_mut()
+        .map(|GcImage { going, state }| (&going.repository, &going.digest, true, state));
+    for (repository, digest, is_image, state) in leftovers.chain(images) {
+        *state = match stopped {
+            Some(_) => GcState::Untouched,
+            None => match delete(parts, holdings, repository, digest, is_image).await {
+                Ok(false) => continue,
+                outcome => state_of(outcome.map(drop), &mut stopped),
+            },
+        };
+    }
+    // Leftovers of an image that reappeared are no leftovers.
+    report.leftovers.retain(|leftover| leftover.state != GcState::WouldGo);
+    match stopped {
+        Some(TargetError::Canceled) => Err(TargetError::Canceled),
+        Some(error) => {
+            report.refused = Some(error_chain(&error));
+            report.hint = error.hint();
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// Deletes an image and everything stored about it. The image goes first, so that an existing image always has its
+/// referrers and signatures. For a missing image, deletes only what is stored about it.
+///
+/// Returns `false` if a missing image has reappeared, because another client is publishing it; then everything stays.
+async fn delete(
+    parts: &Parts,
+    holdings: &Holdings,
+    repository: &Repository,
+    digest: &Digest,
+    is_image: bool,
+) -> Result<bool> {
+    let referrers = parts.registry.referrers(repository, digest, None).await?;
+    if is_image {
+        delete_one(parts, repository, digest).await?;
+    } else if parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some() {
+        return Ok(false);
+    }
+    // The list of referrers goes last: it records what is left to delete.
+    let lists = holdings.about.get(&(repository.clone(), digest.clone()));
+    let mut manifests: Vec<Digest> = referrers.into_iter().map(|descriptor| descriptor.digest).collect();
+    manifests.retain(|digest| lists.is_none_or(|lists| !lists.contains(digest)));
+    manifests.extend(lists.into_iter().flatten().cloned());
+    for digest in manifests {
+        // Manifests with a tag stay.
+        if !holdings.is_tagged(repository, &digest) {
+            delete_one(parts, repository, &digest).await?;
+        }
+    }
+    Ok(true)
+}
+
+/// Deletes a manifest. A missing manifest counts as deleted.
+async fn delete_one(parts: &Parts, repository: &Repository, digest: &Digest) -> Result<()> {
+    parts.may_write()?;
+    parts.registry.delete_manifest(repository, digest).await?;
+    Ok(())
+}
+
+impl GcReport {
+    /// Takes over the planned deletions and kept images.
+    fn take(&mut self, plan: GcPlan) {
+        let GcPlan { going, kept, bytes } = plan;
+        self.images = going.into_iter().map(|going| GcImage { going, state: GcState::WouldGo }).collect();
+        (self.kept, self.bytes) = (kept, bytes);
+    }
+
+    fn all(&mut self, state: &GcState) {
+        self.images.iter_mut().for_each(|image| image.state = state.clone());
+        self.leftovers.iter_mut().for_each(|leftover| leftover.state = state.clone());
+    }
+}
+
+/// Outcome of one deletion. If the registry refuses deletion in general, or for this user, sets `stopped` to skip the
+/// remaining images.
+fn state_of(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
+    let Err(error) = outcome else { return GcState::Deleted };
+    let state = GcState::Failed { error: error_chain(&error) };
+    let for_all = matches!(
+        error,
+        TargetError::Canceled
+            | TargetError::Fenced(_)
+            | TargetError::Registry(RegistryError::NoDeletion { .. } | RegistryError::Denied { .. })
+    );
+    if for_all {
+        *stopped = Some(error);
+    }
+    state
+}
+
+#[cfg(test)]
+#[path = "gc_tests.rs"]
+mod tests;

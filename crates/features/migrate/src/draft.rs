@@ -1,0 +1,138 @@
+//! Pure: renders the text of a definition, with comments that explain each field to a newcomer.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
+
+use farrier_core::plan::{DaemonSetFacts, NodeFacts, NodeReach};
+use farrier_yaml::is_other_type;
+use handlebars::Handlebars;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::Context;
+
+/// Templates that quote every value as YAML requires.
+static TEMPLATES: LazyLock<Handlebars<'_>> = LazyLock::new(|| {
+    let mut templates = Handlebars::new();
+    templates.register_escape_fn(quoted);
+    // The templates are constants of this program, and tests render them.
+    let _ = templates.register_template_string("image", include_str!("forms/image.yaml.hbs"));
+    let _ = templates.register_template_string("rollout", include_str!("forms/rollout.hbs"));
+    templates
+});
+
+/// Content of a definition to write. Texts are taken from other tools unchecked; the rendered definition is
+/// parsed before anything is written.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Draft {
+    /// The object or file that the definition is made from.
+    pub origin: String,
+    pub name: String,
+    pub version: String,
+    pub template: &'static str,
+    pub vars: BTreeMap<&'static str, String>,
+    /// Source of the driver, if known: the field `from` of a definition.
+    pub from: Option<Value>,
+    /// Hint about the source, shown when the user has to name it.
+    pub hint: String,
+    pub build_packages: &'static [&'static str],
+    /// Labels of the nodes that need the image; empty for all nodes.
+    pub nodes: BTreeMap<String, String>,
+    pub kernels: Option<String>,
+    pub release: Option<String>,
+    /// Modules in load order.
+    pub modules: Vec<String>,
+    /// Whether the container itself loads the modules.
+    pub loads: bool,
+    /// Tag pattern, if it is not the default one.
+    pub tag: Option<String>,
+    /// A variant that `forms/rollout.hbs` knows; `None` if the image is only published.
+    pub rollout: Option<Value>,
+}
+
+impl Draft {
+    /// Renders the file's text.
+    pub fn text(&self) -> Result<String, String> {
+        TEMPLATES.render("image", self).map_err(|error| error.to_string())
+    }
+}
+
+/// Converts `apt:PACKAGE@SUITE`, `https://...#sha256=HEX`, or a path to the value of the field `from`.
+pub fn source(text: &str) -> Result<Value, String> {
+    if let Some(package) = text.strip_prefix("apt:") {
+        let parts = package.split_once('@');
+        let (package, suite) =
+            parts.ok_or_else(|| format!("{text:?} has no suite: write apt:PACKAGE@SUITE"))?;
+        return Ok(json!({"apt": {"package": package, "suites": [suite]}}));
+    }
+    if !text.starts_with("https://") && !text.starts_with("http://") {
+        return Ok(json!({"path": {"path": text}}));
+    }
+    let says = "has no checksum, as printed by sha256sum";
+    let parts = text.split_once("#sha256=");
+    let (url, sha256) = parts.ok_or_else(|| format!("{text:?} {says}: {text}#sha256=HEX"))?;
+    Ok(json!({"url": {"url": url, "sha256": sha256}}))
+}
+
+impl Context {
+    /// Returns a draft with the defaults of all forms.
+    pub fn draft(&self, origin: &str, name: String) -> Draft {
+        Draft {
+            origin: origin.to_owned(),
+            version: "1.0".to_owned(),
+            template: "kbuild",
+            vars: [("directory", ".".to_owned()), ("makeArgs", String::new())].into(),
+            rollout: self.rollout(&name),
+            loads: true,
+            name,
+            ..Draft::default()
+        }
+    }
+
+    /// Returns a rollout to all containers with the image in the only DaemonSet without an owner that runs it. A DaemonSet matches if
+    /// one of its images has `name` as last path component, or else if the DaemonSet itself has this name.
+    /// Returns `None` if no DaemonSet or several match.
+    pub fn rollout(&self, name: &str) -> Option<Value> {
+        let is_last = |image: &str| {
+            let last = image.rsplit('/').next().unwrap_or_default();
+            last.split(['@', ':']).next() == Some(name)
+        };
+        let containers = |found: &DaemonSetFacts| -> Option<Vec<String>> {
+            let own = found.containers.iter().find(|container| is_last(&container.image));
+            let own = own.or_else(|| found.containers.last().filter(|_| found.name == name))?;
+            let sharing = found.containers.iter().filter(|container| container.image == own.image);
+            Some(sharing.map(|container| container.name.clone()).collect())
+        };
+        let free = self.daemon_sets.iter().filter(|found| found.owner.is_none());
+        let mut fitting = free.filter_map(|found| Some((found, containers(found)?)));
+        let (Some((found, containers)), None) = (fitting.next(), fitting.next()) else { return None };
+        let is_reached = |node: &&NodeFacts| found.placement.reach(node, false) == NodeReach::Reached;
+        let reached = self.nodes.iter().filter(is_reached);
+        let kernels: BTreeSet<&str> = reached.map(|node| node.kernel_version.as_str()).collect();
+        let strategy = if kernels.len() > 1 { "per-kernel" } else { "image" };
+        let DaemonSetFacts { namespace, name, .. } = found;
+        let mut rollout = json!({"strategy": strategy, "namespace": namespace, "name": name});
+        match containers.as_slice() {
+            [container] => rollout["container"] = container.as_str().into(),
+            _ => rollout["containers"] = containers.into(),
+        }
+        Some(json!({"daemonSet": rollout}))
+    }
+}
+
+/// Renders the field `rollout`, with a comment.
+pub fn rollout_text(rollout: Option<&Value>) -> Result<String, String> {
+    TEMPLATES.render("rollout", &json!({"rollout": rollout})).map_err(|error| error.to_string())
+}
+
+/// Formats a text as a YAML scalar, unquoted only if no reader could take it for another type.
+pub fn quoted(text: &str) -> String {
+    let is_bare = text.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '.' | '/'))
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
+        && !is_other_type(text);
+    // A JSON string is also a YAML string.
+    if is_bare { text.to_owned() } else { json!(text).to_string() }
+}

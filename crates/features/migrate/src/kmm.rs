@@ -1,0 +1,111 @@
+//! Pure: drafts a definition from a `Module` of the Kernel Module Management operator
+//! (`kmm.sigs.x-k8s.io/v1beta1`). Fields and variables are those of its `api/v1beta1/module_types.go` and
+//! `internal/utils/replaceStrings.go` of summer 2026. KMM continues to load the modules; farrier builds the
+//! images under the tags that KMM expects.
+
+use farrier_core::{
+    image::{ImageName, Tag},
+    kernel::Pattern,
+};
+use farrier_yaml::Node;
+
+use super::{
+    Context, Drafted,
+    fields::{self, Remark, at, text_at, texts_at},
+    name_for,
+};
+
+/// Variable of a tag pattern for the kernel.
+const LABEL: &str = "{{kernel_label}}";
+
+/// Drafts the definition of a Module.
+pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
+    let name = name_for(&text_at(module, "metadata.name").unwrap_or_default());
+    let origin = format!("Module {name}");
+    let mut remarks = fields::remarks(&origin, "", fields::leaves(module), include_str!("forms/kmm.txt"));
+    let own = |field: &str| format!("spec.moduleLoader.container.{field}");
+    let mut cannot = |field: &str, says: &'static str| {
+        remarks.push(Remark { origin: origin.clone(), field: own(field), becomes: None, says });
+    };
+    let mut draft = context.draft(&origin, name);
+    (draft.loads, draft.rollout) = (false, None);
+    "what its Dockerfile fetches".clone_into(&mut draft.hint);
+    let mappings = at(module, &own("kernelMappings"));
+    let mappings: Vec<Node> = mappings.iter().filter_map(Node::items).flatten().collect();
+    let images = mappings.iter().filter_map(|mapping| text_at(mapping, "containerImage"));
+    let mut images: Vec<String> = images.chain(text_at(module, &own("containerImage"))).collect();
+    images.dedup();
+    match images.first().and_then(|image| name_and_tag(module, image)) {
+        Some((name, tag)) => (draft.name, draft.tag) = (name, Some(tag)),
+        None => cannot(
+            "containerImage",
+            "it is not of the form NAME:...${KERNEL_FULL_VERSION}... with a name of a-z, 0-9 and -",
+        ),
+    }
+    if images.len() > 1 {
+        cannot("containerImage", "only the first is used: a definition has one name");
+    }
+    draft.version = text_at(module, &own("version")).unwrap_or(draft.version);
+    // KMM loads `moduleName` after its dependencies. `modulesLoadingOrder` lists each module before its
+    // dependencies, so the order is reversed.
+    draft.modules = texts_at(module, &own("modprobe.modulesLoadingOrder"));
+    draft.modules.reverse();
+    let loaded = text_at(module, &own("modprobe.moduleName")).filter(|name| !draft.modules.contains(name));
+    draft.modules.extend(loaded);
+    for (key, value) in at(module, "spec.selector").iter().filter_map(Node::entries).flatten() {
+        let text = |node: &Node| node.scalar().map_or_else(String::new, |found| found.text.clone());
+        draft.nodes.insert(text(key), text(value));
+    }
+    draft.release = release(&mappings);
+    if draft.release.take_if(|release| Pattern::try_from(release.clone()).is_err()).is_some() {
+        cannot("regexp", "farrier does not support this expression: write `release` yourself");
+    }
+    drafted.remarks.extend(remarks);
+    drafted.by_hand.push(format!(
+        "once images are published, in {origin}: set containerImage to {}/{}:{} and modprobe.dirName to /, and remove build and sign",
+        context.registry,
+        draft.name,
+        draft.tag.as_deref().unwrap_or("TAG").replace(LABEL, "${KERNEL_FULL_VERSION}"),
+    ));
+    drafted.drafts.push(draft);
+}
+
+/// Combines the kernels of all mappings into one expression that matches a whole release. Returns `None` if
+/// the mappings cover every kernel. KMM's expressions match a part of the release.
+fn release(mappings: &[Node]) -> Option<String> {
+    let mut all = Vec::new();
+    for mapping in mappings {
+        let part = match (text_at(mapping, "literal"), text_at(mapping, "regexp")) {
+            (Some(literal), _) => regex::escape(&literal),
+            (None, Some(part)) if matches!(part.trim_matches(['^', '$']), ".*" | ".+") => return None,
+            (None, Some(part)) => match part.strip_prefix('^').and_then(|part| part.strip_suffix('$')) {
+                Some(inner) if !inner.contains('|') && !inner.ends_with('\\') => inner.to_owned(),
+                _ => format!(".*({part}).*"),
+            },
+            (None, None) => continue,
+        };
+        all.push(part);
+    }
+    (!all.is_empty()).then(|| all.join("|"))
+}
+
+/// Returns the last path component of a `containerImage` and its tag as a pattern, if both are valid names
+/// for farrier.
+fn name_and_tag(module: &Node, image: &str) -> Option<(String, String)> {
+    // A line feed is the temporary placeholder for the kernel, because no valid image name contains one.
+    let value = |name: &str| text_at(module, name).unwrap_or_default();
+    let image = [
+        ("MOD_NAMESPACE", value("metadata.namespace")),
+        ("MOD_NAME", value("metadata.name")),
+        ("KERNEL_FULL_VERSION", "\n".to_owned()),
+        ("KERNEL_VERSION", "\n".to_owned()),
+    ]
+    .into_iter()
+    .fold(image.to_owned(), |image, (variable, value)| {
+        image.replace(&format!("${{{variable}}}"), &value).replace(&format!("${variable}"), &value)
+    });
+    let (repository, tag) = image.rsplit_once(':')?;
+    let name: ImageName = repository.rsplit('/').next()?.parse().ok()?;
+    tag.replace('\n', "k").parse::<Tag>().ok()?;
+    tag.contains('\n').then(|| (name.to_string(), tag.replace('\n', LABEL)))
+}

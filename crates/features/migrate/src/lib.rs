@@ -1,0 +1,154 @@
+//! Pure: drafts a definitions directory from what a site already has: other tools' files ("forms") and a
+//! cluster. Also reports the counterpart of each field.
+#![forbid(unsafe_code)]
+
+mod dkms;
+mod draft;
+mod driverkit;
+mod fields;
+mod kmm;
+mod operators;
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::Value;
+
+use draft::rollout_text;
+pub use draft::{Draft, source};
+use farrier_core::{
+    image::OperatorResource,
+    plan::{DaemonSetFacts, NodeFacts},
+};
+use farrier_definitions::shipped_image;
+use farrier_yaml as yaml;
+use farrier_yaml::{Node, YamlError};
+pub use fields::Remark;
+use fields::{at, text_at};
+
+/// Size limit of a form, in bytes. Real forms have a few KiB.
+pub const MAX_FORM: u64 = 1 << 20;
+/// Maximum number of values in one form, aliases followed.
+const MAX_VALUES: usize = 20_000;
+
+/// The site that the definitions are drafted for.
+#[derive(Debug, Default)]
+pub struct Context {
+    /// Registry and path that images are published to.
+    pub registry: String,
+    /// The cluster's nodes.
+    pub nodes: Vec<NodeFacts>,
+    /// The cluster's DaemonSets.
+    pub daemon_sets: Vec<DaemonSetFacts>,
+    /// Whether operators' resources can be rewritten: true for a live cluster, false for a directory of
+    /// manifests.
+    pub live: bool,
+}
+
+/// The result of reading forms.
+#[derive(Debug, Default)]
+pub struct Drafted {
+    /// Definitions that are rendered from a template.
+    pub drafts: Vec<Draft>,
+    /// Texts of the other files, by their paths below the directory.
+    files: BTreeMap<String, String>,
+    /// Counterparts of the forms' fields.
+    pub remarks: Vec<Remark>,
+    /// Manual steps, each with the time when it has to be done.
+    pub by_hand: Vec<String>,
+}
+
+impl Drafted {
+    /// Drafts definitions of the drivers that a file describes. A `dkms.conf` is recognized by its
+    /// assignments; any other file must be YAML. Unrelated documents are skipped. Returns whether the file
+    /// describes a driver.
+    pub fn read(&mut self, text: &str, path: &Path, context: &Context) -> Result<bool, String> {
+        if dkms::is_conf(text) {
+            dkms::draft(self, text, path.parent().unwrap_or(path), context);
+            return Ok(true);
+        }
+        let placed = |YamlError { at, message }| format!("line {}, column {}: {message}", at.line, at.column);
+        let mut is_any = false;
+        for document in yaml::documents(text).map_err(placed)? {
+            // `kubectl get -o yaml` prints several objects as one list.
+            let items = at(&document, "items").as_ref().and_then(Node::items).map(Iterator::collect);
+            for object in items.unwrap_or_else(|| vec![document]) {
+                is_any |= self.read_object(&object, context)?;
+            }
+        }
+        Ok(is_any)
+    }
+
+    fn read_object(&mut self, object: &Node, context: &Context) -> Result<bool, String> {
+        let version = text_at(object, "apiVersion").unwrap_or_default();
+        let group = version.split('/').next().unwrap_or_default();
+        let kind = text_at(object, "kind").unwrap_or_default();
+        let is = |known: &OperatorResource| (known.group(), known.kind()) == (group, kind.as_str());
+        let resource = OperatorResource::ALL.into_iter().find(is);
+        let is_module = (group, kind.as_str()) == ("kmm.sigs.x-k8s.io", "Module");
+        if resource.is_none() && !is_module && !driverkit::is_configuration(object) {
+            return Ok(false);
+        }
+        // Aliases can make a small text expand to a huge document, and a draft walks through the whole
+        // document.
+        if object.size() > MAX_VALUES {
+            let line = object.at.line;
+            return Err(format!("line {line}: more than {MAX_VALUES} values after alias expansion"));
+        }
+        match resource {
+            Some(resource) => return operators::draft(self, resource, object, context),
+            None if is_module => kmm::draft(self, object, context),
+            None => driverkit::draft(self, object, context),
+        }
+        Ok(true)
+    }
+
+    /// Adds the shipped definition of an image, and the definitions of the images that it needs.
+    pub fn add_shipped(&mut self, name: &str, context: &Context) -> Result<(), String> {
+        self.add_image(name, shipped_image(name).unwrap_or_default(), context.rollout(name).as_ref(), context)
+    }
+
+    /// Adds a definition with its rollout replaced, and the definitions of the images that it needs.
+    fn add_image(
+        &mut self,
+        name: &str,
+        text: &str,
+        rollout: Option<&Value>,
+        context: &Context,
+    ) -> Result<(), String> {
+        let needs = text.lines().find_map(|line| line.strip_prefix("  needs: [")?.strip_suffix(']'));
+        for need in needs.into_iter().flat_map(|needs| needs.split(", ")) {
+            // Keep a definition that an operator's resource has added: it is more specific.
+            if !self.files.contains_key(&format!("images/{need}.yaml")) {
+                self.add_shipped(need, context)?;
+            }
+        }
+        // `rollout` is the last field of each shipped definition.
+        let body = text.split("  rollout:\n").next().unwrap_or_default().to_owned();
+        self.files.insert(format!("images/{name}.yaml"), body + &rollout_text(rollout)?);
+        Ok(())
+    }
+
+    /// Returns the texts of all files, by their paths below the directory.
+    pub fn files(&self) -> Result<BTreeMap<String, String>, String> {
+        let mut files = self.files.clone();
+        files.insert("site.yaml".to_owned(), include_str!("forms/site.yaml").to_owned());
+        for draft in &self.drafts {
+            if files.insert(format!("images/{}.yaml", draft.name), draft.text()?).is_some() {
+                let hint = "pass them with --from, each to a separate directory";
+                return Err(format!("two drivers would be the image {}: {hint}", draft.name));
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// Derives a valid image name from any text.
+fn name_for(text: &str) -> String {
+    let letters = text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let name: String = letters.skip_while(|c| *c == '-').take(63).collect();
+    let name = name.trim_end_matches('-');
+    if name.is_empty() { "driver".to_owned() } else { name.to_owned() }
+}
+
+#[cfg(test)]
+mod tests;

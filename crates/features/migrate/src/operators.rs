@@ -1,0 +1,81 @@
+//! Pure: drafts definitions from resources of the Network Operator and the GPU Operator, whose drivers
+//! farrier ships definitions for (docs/operators.md).
+
+use std::sync::LazyLock;
+
+use farrier_core::image::OperatorResource;
+use farrier_definitions::shipped_image;
+use farrier_yaml::Node;
+use regex::Regex;
+use serde_json::json;
+
+use super::{
+    Context, Drafted,
+    draft::quoted,
+    fields::{self, at, text_at},
+};
+
+static OFED: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\d{2}\.\d{2}-\d+(\.\d+){3}").ok());
+
+/// Returns the driver's section of a resource, if the operator installs a driver that farrier supports.
+fn section(kind: OperatorResource, resource: &Node) -> Option<Node> {
+    let section = kind.driver_path().iter().try_fold(at(resource, "spec")?, |node, key| at(&node, key))?;
+    let is = |field: &str, wanted: &str| text_at(&section, field).as_deref() == Some(wanted);
+    let is_off = is("enabled", "false") || is("useNvidiaDriverCRD", "true");
+    let is_gpu = text_at(&section, "driverType").is_none_or(|kind| kind == "gpu");
+    (!is_off && is_gpu).then_some(section)
+}
+
+/// Adds the shipped definitions of the resource's driver. Returns `false` if the operator installs no
+/// supported driver.
+pub fn draft(
+    drafted: &mut Drafted,
+    kind: OperatorResource,
+    resource: &Node,
+    context: &Context,
+) -> Result<bool, String> {
+    let Some(section) = section(kind, resource) else { return Ok(false) };
+    let name = text_at(resource, "metadata.name").unwrap_or_default();
+    let origin = format!("{kind} {name}");
+    let path: String = ["spec"].iter().chain(kind.driver_path()).flat_map(|key| [*key, "."]).collect();
+    let mut remarks =
+        fields::remarks(&origin, &path, fields::leaves(&section), include_str!("forms/operators.txt"));
+    let rollout =
+        if context.live { json!({"resource": {"kind": kind, "name": name}}) } else { json!({"tag": kind}) };
+    if kind.is_of_gpu_operator() {
+        let says = |field: &str, wanted: &str| text_at(&section, field).as_deref() == Some(wanted);
+        let is_closed = says("kernelModuleType", "proprietary") || says("useOpenKernelModules", "false");
+        let image = match (is_closed, says("rdma.enabled", "true")) {
+            (true, _) => "nvidia-gpu-proprietary",
+            (false, true) => "nvidia-peermem",
+            (false, false) => "nvidia-gpu",
+        };
+        for remark in remarks.iter_mut().filter(|remark| remark.field == format!("{path}version")) {
+            remark.becomes = None;
+            remark.says =
+                "Debian's package is used, in its version: the file's comments describe NVIDIA's own sources";
+        }
+        let text = shipped_image(image).unwrap_or_default();
+        drafted.add_image(image, text, Some(&rollout), context)?;
+        drafted.remarks.extend(remarks);
+        return Ok(true);
+    }
+    drafted.remarks.extend(remarks);
+    let mut text = shipped_image("mofed").unwrap_or_default().to_owned();
+    let version = text_at(&section, "version").unwrap_or_default();
+    if let (Some(old), Some(new)) = (ofed(&text), ofed(&version)) {
+        let archive = format!("MLNX_OFED_SRC-debian-{new}.tgz");
+        text = text.replace(&format!("MLNX_OFED_SRC-debian-{old}.tgz"), &archive);
+        let (before, after) = text.split_once("  version: ").unwrap_or_default();
+        let after = after.split_once('\n').unwrap_or_default().1;
+        text = format!("{before}  version: {}\n{after}", quoted(&version));
+        drafted.by_hand.push(format!("put {archive} where images/mofed.yaml looks for it"));
+    }
+    drafted.add_image("mofed", &text, Some(&rollout), context)?;
+    Ok(true)
+}
+
+/// Finds OFED's version in a text, which may be a version of DOCA.
+fn ofed(text: &str) -> Option<String> {
+    Some(OFED.as_ref()?.find(text)?.as_str().to_owned())
+}

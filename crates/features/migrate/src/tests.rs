@@ -1,0 +1,277 @@
+use farrier_definitions as definitions;
+use serde_json::json;
+
+use super::*;
+
+const MODULE: &str = r#"
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: acme-dockerfile, namespace: kmm}
+data:
+  dockerfile: |
+    FROM ubuntu:24.04 as builder
+    RUN ["git", "clone", "https://git.example/acme.git"]
+    RUN make KERNEL_SRC_DIR=/lib/modules/${KERNEL_VERSION}/build all
+---
+apiVersion: kmm.sigs.x-k8s.io/v1beta1
+kind: Module
+metadata: {name: acme, namespace: kmm, resourceVersion: "5"}
+spec:
+  selector: {node-role.kubernetes.io/worker: "", pool: canary}
+  imageRepoSecret: {name: pull}
+  moduleLoader:
+    serviceAccountName: kmm
+    container:
+      version: "1.4.2"
+      imagePullPolicy: Always
+      inTreeModulesToRemove: [dummy]
+      modprobe:
+        moduleName: acme
+        modulesLoadingOrder: [acme, acme_core]
+        parameters: [debug=1]
+        firmwarePath: /firmware
+      kernelMappings:
+        - regexp: '^.*\.el9.*$'
+          containerImage: "registry.example/$MOD_NAMESPACE/${MOD_NAME}-kmod:v1-${KERNEL_FULL_VERSION}"
+          build:
+            dockerfileConfigMap: {name: acme-dockerfile}
+            buildArgs: [{name: A, value: b}]
+            secrets: [{name: s}]
+          sign: {keySecret: {name: k}, certSecret: {name: c}, filesToSign: [/opt/x.ko]}
+        - literal: 6.1.0-1-amd64+x
+          containerImage: "registry.example/$MOD_NAMESPACE/${MOD_NAME}-kmod:v1-${KERNEL_FULL_VERSION}"
+          registryTLS: {insecure: true}
+  devicePlugin: {container: {image: plugin:1}}
+  brandNew: {field: 1}
+status: {moduleLoader: {desiredNumber: 3}}
+"#;
+
+/// The Module of KMM's own CI, shortened: one mapping for all kernels.
+const PLAIN: &str = "apiVersion: kmm.sigs.x-k8s.io/v1beta1\nkind: Module\nmetadata: {name: kmm-ci}\nspec:\n  selector: {}\n  \
+    moduleLoader:\n    container:\n      modprobe: {moduleName: kmm_ci_a}\n      kernelMappings:\n        \
+    - {regexp: '^.+$', containerImage: 'host.example:5000/$MOD_NAME:$KERNEL_FULL_VERSION'}\n";
+
+const DRIVERKIT: &str = "kernelrelease: 5.10.84-10.4.al8.x86_64\nkernelversion: 1\ntarget: alinux\noutput:\n  module: /tmp/falco.ko\n\
+    driverversion: 7.3.0+driver\nmoduledrivername: acme_probe\nkernelconfigdata: Q09O\nbuilderimage: builder:1\nrepo: {org: acme}\n\
+    registry: {name: r.example, password: hush}\n";
+
+const CONF: &str = r#"PACKAGE_NAME="strange_driver"
+PACKAGE_VERSION=1.0   # the newest
+MAKE[0]="make -C $kernel_source_dir M=$dkms_tree modules"
+BUILT_MODULE_NAME[0]="${PACKAGE_NAME}_second"
+BUILT_MODULE_NAME[1]="$PACKAGE_NAME"
+DEST_MODULE_NAME[1]='strange-first'
+BUILD_EXCLUSIVE_KERNEL_MIN="4.18"
+BUILD_EXCLUSIVE_KERNEL_MAX=6.18
+BUILD_EXCLUSIVE_ARCH="x86_64"
+POST_INSTALL="touch /etc/passwd"
+AUTOINSTALL="yes"
+if [ "$arch" = x ]; then MADE_UP=1; fi
+  MADE_UP_TOO=$(uname -r)
+"#;
+
+const NIC: &str = "apiVersion: mellanox.com/v1alpha1\nkind: NicClusterPolicy\nmetadata: {name: nic-cluster-policy}\nspec:\n  ofedDriver:\n    \
+    image: doca-driver\n    repository: registry.example/drivers\n    version: doca3.2.0-25.07-0.9.7.0-2\n    \
+    env: [{name: UNLOAD_STORAGE_MODULES, value: 'true'}]\n    certConfig: {name: c}\n  nvIpam: {image: i}\n";
+
+const GPU: &str = "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: cluster-policy}\nspec:\n  driver:\n    enabled: true\n    \
+    repository: nvcr.io/nvidia\n    version: 580.95.05\n    rdma: {enabled: true}\n    startupProbe: {periodSeconds: 10}\n  toolkit: {enabled: true}\n";
+
+/// Returns whether the text describes a driver.
+fn read(text: &str) -> Result<bool, String> {
+    Drafted::default().read(text, Path::new("x"), &Context::default())
+}
+
+/// Drafts definitions from the forms in a text, for a cluster of these manifests.
+fn drafted(text: &str, cluster: &str) -> Result<Drafted, String> {
+    let (nodes, daemon_sets) = farrier_cluster::nodes_and_daemon_sets(cluster).unwrap();
+    let context = Context { registry: "registry.example/kmm".to_owned(), nodes, daemon_sets, live: true };
+    let mut drafted = Drafted::default();
+    drafted.read(text, Path::new("/src/strange/dkms.conf"), &context)?;
+    for draft in drafted.drafts.iter_mut().filter(|draft| draft.from.is_none()) {
+        draft.from = Some(source(&format!("/src/{} 1", draft.name)).unwrap());
+    }
+    Ok(drafted)
+}
+
+/// Loads the drafted files as `--definitions` would.
+fn load(drafted: &Drafted) -> Result<farrier_core::image::Definitions, String> {
+    let directory = tempfile::tempdir().unwrap();
+    for (path, text) in drafted.files().unwrap() {
+        let path = directory.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    definitions::load(Some(directory.path())).map_err(|errors| errors.render())
+}
+
+/// Returns the path and the text of the first image.
+fn image(drafted: &Drafted) -> (String, String) {
+    drafted.files().unwrap().into_iter().find(|(path, _)| path.starts_with("images/")).unwrap()
+}
+
+/// Shows the first image without comments, and the counterparts of the fields.
+fn shown(drafted: &Drafted) -> String {
+    let definitions = load(drafted).unwrap_or_else(|errors| panic!("{errors}"));
+    assert!(!definitions.images.is_empty());
+    let (_, text) = image(drafted);
+    let fields = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let remarks = drafted
+        .remarks
+        .iter()
+        .map(|remark| format!("{} -> {}; {}", remark.field, remark.becomes.unwrap_or("-"), remark.says));
+    let after = drafted.by_hand.iter().cloned();
+    fields.map(str::to_owned).chain(remarks).chain(after).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_module_of_kmm() {
+    insta::assert_snapshot!(shown(&drafted(MODULE, "").unwrap()));
+    insta::assert_snapshot!("text", image(&drafted(MODULE, "").unwrap()).1);
+}
+
+#[test]
+fn a_module_for_every_kernel() {
+    insta::assert_snapshot!(shown(&drafted(PLAIN, "").unwrap()));
+}
+
+#[test]
+fn a_configuration_of_driverkit() {
+    let drafted = drafted(DRIVERKIT, "").unwrap();
+    let shown = shown(&drafted);
+    assert!(!shown.contains("hush"));
+    insta::assert_snapshot!(shown);
+    let known = "driverkit fetches https://github.com/acme/libs/archive/7.3.0+driver.tar.gz";
+    assert_eq!(drafted.drafts[0].hint, known);
+}
+
+#[test]
+fn a_dkms_conf() {
+    insta::assert_snapshot!(shown(&drafted(CONF, "").unwrap()));
+}
+
+#[test]
+fn the_operators_resources() {
+    insta::assert_snapshot!(shown(&drafted(NIC, "").unwrap()));
+    let gpu = drafted(GPU, "").unwrap();
+    let files: Vec<String> = gpu.files().unwrap().into_keys().take(3).collect();
+    assert_eq!(files, ["images/mofed.yaml", "images/nvidia-gpu.yaml", "images/nvidia-peermem.yaml"]);
+    let definitions = load(&gpu).unwrap();
+    let rollout = |name: &str| format!("{:?}", definitions.images[name].spec.rollout);
+    assert!(
+        rollout("nvidia-peermem").contains("ClusterPolicy, name: \"cluster-policy\""),
+        "{}",
+        rollout("nvidia-peermem")
+    );
+    assert!(rollout("nvidia-gpu").contains("PublishOnly { resource: None }"), "{}", rollout("nvidia-gpu"));
+    let remark = gpu.remarks.iter().find(|remark| remark.field == "spec.driver.version").unwrap();
+    assert!(remark.says.starts_with("Debian's package is used"), "{remark:?}");
+    for both in [[NIC, GPU], [GPU, NIC]] {
+        let both = load(&drafted(&both.join("---\n"), "").unwrap()).unwrap();
+        let version = format!("{:?}", both.images["mofed"].spec.version);
+        assert!(version.contains("25.07-0.9.7.0"), "the version of the policy: {version}");
+    }
+    let twice = drafted(&[PLAIN, PLAIN].join("---\n"), "").unwrap().files();
+    assert_eq!(
+        twice.unwrap_err(),
+        "two drivers would be the image kmm-ci: pass them with --from, each to a separate directory"
+    );
+    let off = GPU.replace("enabled: true\n    repo", "enabled: false\n    repo");
+    assert_eq!(read(&off), Ok(false));
+}
+
+/// The only DaemonSet that runs the image is rewritten, in one copy per kernel if its nodes run several
+/// kernels. A DaemonSet with an owner is not rewritten.
+#[test]
+fn daemon_sets_of_the_cluster() {
+    let node = |name: &str, kernel: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\nstatus: {{nodeInfo: {{kernelVersion: '{kernel}'}}}}\n"
+        )
+    };
+    let owned = "ownerReferences: [{kind: X, name: x, controller: true}]";
+    let daemon_set = |more: &str| {
+        format!(
+            "---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {{name: d, namespace: drivers, {more}}}\nspec: {{template: {{spec: \
+             {{containers: [{{name: log, image: x}}, {{name: load, image: 'r.example/strange-driver@sha256:0'}}]}}}}}}\n"
+        )
+    };
+    let rollout = |cluster: &str| {
+        let drafted = drafted(CONF, cluster).unwrap();
+        image(&drafted).1.lines().last().unwrap().trim().to_owned()
+    };
+    let one = [node("a", "6.1"), daemon_set("")].concat();
+    assert_eq!(rollout(&one), "- {strategy: image, namespace: drivers, daemonSet: d, container: load}");
+    let mixed = [one.clone(), node("b", "6.2")].concat();
+    assert_eq!(
+        rollout(&mixed),
+        "- {strategy: per-kernel, namespace: drivers, daemonSet: d, container: load}"
+    );
+    let shared = one.replace("image: x}", "image: 'r.example/strange-driver@sha256:0'}");
+    assert_eq!(
+        rollout(&shared),
+        "- {strategy: image, namespace: drivers, daemonSet: d, containers: [log, load]}"
+    );
+    assert_eq!(rollout(&[one.as_str(), &daemon_set("")].concat()), "- {strategy: publish-only}");
+    assert_eq!(rollout(&daemon_set(owned)), "- {strategy: publish-only}");
+}
+
+/// Any file yields a valid definition, or a definition that is refused when it is parsed.
+#[test]
+fn hostile_files() {
+    let long = "x".repeat(5000);
+    for name in [
+        "'${jndi:x}'",
+        "\"a\\nspec: {}\\n\"",
+        "'../../etc/passwd'",
+        "\"\\u001b[31m\"",
+        "'{{version}}'",
+        "null",
+        "1e3",
+        &long,
+    ] {
+        let module = PLAIN.replace("name: kmm-ci", &format!("name: {name}"));
+        let drafted = drafted(&module, "").unwrap();
+        let (path, text) = image(&drafted);
+        assert!(path.len() < 80 && path.matches('/').count() == 1 && path.starts_with("images/"), "{path}");
+        let definitions = load(&drafted).unwrap_or_else(|errors| panic!("{name}: {errors}"));
+        assert_eq!(definitions.images.len(), 1, "{name}");
+        assert!(!text.contains('\u{1b}'));
+    }
+    for value in ["\"x\\n  rollout: []\"", "'a]}, {b'", "'$(reboot)'"] {
+        let module = PLAIN.replace("kmm_ci_a", value);
+        let errors = load(&drafted(&module, "").unwrap()).unwrap_err();
+        assert!(errors.contains("a module name"), "{errors}");
+    }
+    // Aliases make a small text expand to a huge document.
+    let mut bomb = "a0: &a0 {x: y}\n".to_owned();
+    for level in 1..40 {
+        let before = level - 1;
+        bomb.extend([format!("a{level}: &a{level} [*a{before}, *a{before}]\n")]);
+    }
+    let bomb = format!("apiVersion: kmm.sigs.x-k8s.io/v1beta1\nkind: Module\n{bomb}");
+    let error = drafted(&bomb, "").unwrap_err();
+    assert!(error.contains("more than 20000 values after alias expansion"), "{error}");
+    let configuration =
+        bomb.replace("apiVersion: kmm.sigs.x-k8s.io/v1beta1\nkind: Module", "kernelrelease: x\ntarget: y");
+    assert!(drafted(&configuration, "").is_err());
+    let anchored =
+        PLAIN.replace("metadata: {name", "metadata: &m {name").replace("selector: {}", "selector: *m");
+    assert_eq!(load(&drafted(&anchored, "").unwrap()).unwrap().images.len(), 1);
+    for nothing in ["", "{", "kind: Module\n", "apiVersion: 1\nkind: [x]\n", "- a\n", "\u{0}"] {
+        assert!(read(nothing).is_err() || read(nothing) == Ok(false), "{nothing:?}");
+    }
+    let many = (0..500).map(|number| format!("  f{number}: x\n")).collect::<Vec<_>>().concat();
+    let module = PLAIN.replace("spec:\n", &format!("spec:\n{many}"));
+    assert!(drafted(&module, "").unwrap().remarks.len() < 300);
+}
+
+#[test]
+fn sources_by_their_form() {
+    assert_eq!(source("apt:x-dkms@sid"), Ok(json!({"apt": {"package": "x-dkms", "suites": ["sid"]}})));
+    let url = json!({"url": {"url": "https://h.example/x.tgz", "sha256": "ab"}});
+    assert_eq!(source("https://h.example/x.tgz#sha256=ab"), Ok(url));
+    assert_eq!(source("../x"), Ok(json!({"path": {"path": "../x"}})));
+    assert!(source("apt:x").unwrap_err().contains("apt:PACKAGE@SUITE"));
+    assert!(source("http://h.example/x").unwrap_err().contains("sha256=HEX"));
+}

@@ -1,0 +1,255 @@
+//! `farrier bundle`: exports, inspects and imports one file with everything that a site needs.
+
+mod select;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use clap::{Args, Subcommand};
+use farrier_builder::images;
+use farrier_bundle as bundle;
+use farrier_bundle::{Bundle, BundleError, Content, ContentKind, Since, Target, Verified, Wanted};
+use farrier_core::image::ImageReference;
+use farrier_engines::EngineChoice;
+use farrier_local::blocking::blocking;
+use farrier_store::registry::{self, RegistryLocation, RegistryOptions};
+
+use super::{
+    CliError, Exit, Result,
+    args::{Global, RegistryArg},
+    mirror::CarryArgs,
+    output::{
+        self, Bar,
+        bundle::{ImportReport, Listing},
+    },
+    session::Session,
+    settings::{self, Settings, connect},
+};
+
+#[derive(Debug, Subcommand)]
+pub enum BundleCommand {
+    /// Write a bundle; after an interruption, the same command resumes
+    Export(BundleExportArgs),
+    /// Verify a bundle, then push what the registry lacks; safe to repeat
+    Import(BundleImportArgs),
+    /// List the contents of a bundle
+    Inspect(BundleInspectArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").args(["kernel", "reference"]).required(true).multiple(true)))]
+pub struct BundleExportArgs {
+    #[command(flatten)]
+    pub carry: CarryArgs,
+    /// Also export this image with its referrers: repository:tag below the registry's prefix (repeatable)
+    #[arg(long, value_name = "NAME:TAG")]
+    pub reference: Vec<String>,
+    /// Write a bundle even if an image is not published, or something that images are made from is missing
+    #[arg(long)]
+    pub incomplete: bool,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    /// Bundle file to write
+    #[arg(long, value_name = "FILE")]
+    pub to: PathBuf,
+    /// Omit the contents of this earlier bundle: the bundle file, or the output of `bundle inspect -o json`
+    /// for it
+    #[arg(long, value_name = "FILE")]
+    pub since: Option<PathBuf>,
+    /// Also export farrier's own image, from this reference; it becomes `farrier` in the site's registry
+    #[arg(long, value_name = "REFERENCE")]
+    pub farrier_image: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("trust").args(["key", "insecure_no_signature"]).required(true)))]
+pub struct BundleImportArgs {
+    /// Bundle file; its signature is next to it, in FILE.sig
+    pub file: PathBuf,
+    /// Trusted public key (PEM) of the exporting site; one of the keys must have signed the bundle
+    /// (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub key: Vec<PathBuf>,
+    /// Import the bundle without verifying a signature
+    #[arg(long, conflicts_with = "key")]
+    pub insecure_no_signature: bool,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    /// Also write the bundle's definitions into this directory
+    #[arg(long, value_name = "DIR")]
+    pub definitions_to: Option<PathBuf>,
+    /// Replace files in that directory that differ from the bundle's
+    #[arg(long, requires = "definitions_to")]
+    pub overwrite: bool,
+    /// Accept definitions that contain a command (`key.command`) or a template; without this option they are
+    /// shown, and nothing is imported
+    #[arg(long, requires = "definitions_to")]
+    pub accept: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BundleInspectArgs {
+    /// Bundle file
+    pub file: PathBuf,
+    /// Read the whole bundle, as an import does before it pushes anything
+    #[arg(long)]
+    pub verify: bool,
+    /// Fail unless one of these public keys (PEM) signed the bundle (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub key: Vec<PathBuf>,
+}
+
+/// Runs `farrier bundle export`, `import` or `inspect`. An interrupted export or import leaves only complete
+/// parts behind, and the next run continues after them.
+pub async fn bundle(session: &Session, command: BundleCommand) -> Result<Exit> {
+    match command {
+        BundleCommand::Export(args) => export(session, &args).await,
+        BundleCommand::Import(args) => import(session, &args).await,
+        BundleCommand::Inspect(args) => inspect(session, &args).await,
+    }
+}
+
+async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
+    if args.to.exists() {
+        return Err(BundleError::Exists(args.to.clone()).into());
+    }
+    let since = args.since.clone();
+    let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
+    let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
+    // Fail fast, not after gigabytes.
+    images::can_sign_images(&parts).await?;
+    let Some(contents) = select::contents(&parts, args).await? else { return Ok(Exit::Failed) };
+    let (location, registry) = (&parts.location, &parts.registry);
+    let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
+    let mut wanted = Vec::new();
+    for content in contents {
+        let repository = select::repository(location, &content.repository)?;
+        wanted.push(Wanted { repository, registry: Arc::clone(registry), content });
+    }
+    if let Some(reference) = &args.farrier_image {
+        wanted.push(farrier_image(&session.global, reference).await?);
+    }
+    let collection = bundle::collect(&wanted, &location.to_string(), since.as_ref()).await?;
+    let exported = bundle::export(collection, &args.to, Arc::new(Bar::new())).await?;
+    if exported.kept > 0 {
+        output::message(&format!("kept {} blobs that an earlier run wrote", exported.kept));
+    }
+    let path = args.to.clone();
+    let written = blocking(move || Bundle::open(&path)).await?;
+    match images::sign_bytes(&parts, written.signed_bytes()?).await? {
+        Some(signature) => {
+            let beside = written.write_signature(&signature)?;
+            output::message(&format!("signed: copy {} along with the bundle", beside.display()));
+        }
+        None => output::message("note: the bundle is not signed, because site.yaml has no imageSigning"),
+    }
+    session.show(&Listing::of(&written), |_| output::bundle::summary(&written))?;
+    output::message(&format!(
+        "next: farrier bundle import {} --key PUBLIC-KEY --registry REGISTRY, at the site",
+        args.to.display()
+    ));
+    Ok(Exit::Done)
+}
+
+/// Finds farrier's own image in its registry.
+async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
+    let reference: ImageReference = settings::parse("--farrier-image", reference)?;
+    let ImageReference { repository, version } = &reference;
+    let Some(host) = repository.host() else {
+        return Err(CliError::usage(format!("--farrier-image: {reference} names no registry")));
+    };
+    let location = RegistryLocation::Remote { host: host.to_owned(), prefix: None };
+    let registry =
+        registry::connect(&location, &Settings::registry_options(global, global.definitions.as_deref())?);
+    let found = registry.manifest(repository, version).await?;
+    let found = found.ok_or_else(|| BundleError::Absent(reference.to_string()))?;
+    let tag = version.tag().cloned();
+    let content =
+        Content { kind: ContentKind::Farrier, repository: "farrier".to_owned(), tag, digest: found.digest };
+    Ok(Wanted { content, repository: repository.clone(), registry })
+}
+
+async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
+    let BundleImportArgs { file, key, insecure_no_signature: _, registry, definitions_to, overwrite, accept } =
+        args;
+    let options = registry_options(&session.global, definitions_to.as_deref())?;
+    let (location, registry) = connect(&registry.registry, &options)?;
+    let bar = Arc::new(Bar::new());
+    let verified = Arc::new(verify(file, key, Arc::clone(&bar)).await?);
+    // Write definitions before anything is pushed, so that conflicting files stop the import first.
+    let (from, to) = (Arc::clone(&verified), definitions_to.clone());
+    let (overwrite, accept) = (*overwrite, *accept);
+    let written = blocking(move || match to {
+        Some(to) => bundle::write_definitions(&from, &to, overwrite, accept),
+        None => Ok(None),
+    })
+    .await?;
+    let target = Target { location: location.clone(), registry };
+    let imported = bundle::import(&verified, &target, bar.as_ref()).await?;
+    let report = ImportReport::of(verified.bundle().id(), &location, &imported, written);
+    session.show(&report, |_| output::bundle::imported(&imported))?;
+    match (definitions_to, written) {
+        (Some(to), Some(count)) => {
+            output::message(&format!("definitions: {count} files written to {}", to.display()));
+        }
+        (Some(_), None) => output::message("definitions: the bundle holds none"),
+        (None, _) => {}
+    }
+    if !imported.is_complete() {
+        output::message(
+            "error: some tags hold other content and were not changed\n\
+             hint: a published tag never changes: delete it in the registry if the bundle's content is right, or use \
+             another prefix with --registry",
+        );
+        return Ok(Exit::Failed);
+    }
+    let definitions =
+        definitions_to.as_ref().map(|to| format!(" --definitions {}", to.display())).unwrap_or_default();
+    output::message(&format!("next: farrier plan --registry {location} --cluster kube{definitions}"));
+    Ok(Exit::Done)
+}
+
+/// Returns the options of the registry connection. If the import is to create the definitions directory, they
+/// come from the built-in definitions alone.
+fn registry_options(global: &Global, definitions_to: Option<&Path>) -> Result<RegistryOptions> {
+    let is_to = |path: &Path| match (definitions_to.map(std::path::absolute), std::path::absolute(path)) {
+        (Some(Ok(to)), Ok(path)) => to == path,
+        _ => false,
+    };
+    let definitions = global.definitions.as_deref().filter(|path| path.exists() || !is_to(path));
+    Settings::registry_options(global, definitions)
+}
+
+async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
+    let BundleInspectArgs { file, verify: all, key } = args;
+    let bundle = if *all {
+        verify(file, key, Arc::new(Bar::new())).await?.bundle().clone()
+    } else {
+        open(file, key).await?
+    };
+    session.show(&Listing::of(&bundle), |_| output::bundle::listing(&bundle))?;
+    if *all {
+        output::message(&format!("{} is complete", file.display()));
+    }
+    Ok(Exit::Done)
+}
+
+/// Opens a bundle. If keys are given, one of them must have signed it.
+async fn open(file: &Path, keys: &[PathBuf]) -> Result<Bundle> {
+    let (path, keys) = (file.to_owned(), images::read_keys(keys).await?);
+    let open = move || {
+        let bundle = Bundle::open(&path)?;
+        if !keys.is_empty() {
+            bundle.must_be_signed(&keys)?;
+        }
+        Ok::<_, BundleError>(bundle)
+    };
+    Ok(blocking(open).await?)
+}
+
+async fn verify(file: &Path, keys: &[PathBuf], meter: Arc<Bar>) -> Result<Verified> {
+    let bundle = open(file, keys).await?;
+    Ok(blocking(move || bundle.verify(meter.as_ref())).await?)
+}

@@ -1,0 +1,73 @@
+//! `farrier check --boot`: loads the modules in a booted kernel.
+
+use std::sync::Arc;
+
+use farrier_bootcheck as boot;
+use farrier_bootcheck::{BootError, BootRequest};
+use kmod::{BootReport, CheckReport};
+use tempfile::TempDir;
+
+use super::{Context, image::Checked, kernel::Kernel};
+use crate::{CliError, output, session::BOOT_MEMORY};
+
+/// Boots the kernel, loads the modules in load order, and adds the results to the report.
+pub(super) async fn boot(
+    context: &Context<'_>,
+    kernel: &mut Kernel,
+    checked: &Checked,
+    report: CheckReport,
+) -> Result<CheckReport, CliError> {
+    let given = context.session.global.entrypoint.as_deref();
+    let entrypoint = boot::find_init(given, kernel.facts.arch).await?;
+    let image = kernel.bootable(context).await?;
+    let order = in_load_order(&report, checked);
+    let (payload, modules) = gather(checked, &order)?;
+    let count = modules.len();
+    let plural = if count == 1 { "" } else { "s" };
+    output::message(&format!("booting {} with {count} module{plural}", kernel.facts.release));
+    let mut request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
+    request.decompression = Arc::clone(&context.decompression);
+    request.memory = Some(context.settings()?.cache.root().join(BOOT_MEMORY));
+    let needed = context.args.needs.iter().filter(|path| path.is_dir());
+    request.needed = needed.cloned().collect();
+    let mut shown = boot::boot_check(&request, &context.session.stop.cancel).await?;
+    use_paths_of_the_report(&mut shown, &modules, &order, checked);
+    Ok(report.with_boot(shown))
+}
+
+/// Returns the indices of the checked modules, each after the modules that it needs. Modules without a known
+/// order come last, so that the kernel judges them.
+fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
+    let mut order = report.load_order_indices();
+    let rest: Vec<usize> = (0..checked.modules.len()).filter(|index| !order.contains(index)).collect();
+    order.extend(rest);
+    order
+}
+
+/// Makes a directory with a link to each module, `<number>/<file name>`. The modules themselves may be
+/// anywhere.
+fn gather(checked: &Checked, order: &[usize]) -> Result<(TempDir, Vec<String>), BootError> {
+    let dir = tempfile::tempdir()?;
+    let mut modules = Vec::new();
+    for file in order.iter().filter_map(|&index| checked.files.get(index)) {
+        let number = modules.len().to_string();
+        let place = dir.path().join(&number);
+        fs_err::create_dir(&place)?;
+        let file_name = file.file_name().unwrap_or_default();
+        let target = std::path::absolute(file)?;
+        fs_err::os::unix::fs::symlink(target, place.join(file_name))?;
+        modules.push(format!("{number}/{}", file_name.to_string_lossy()));
+    }
+    Ok((dir, modules))
+}
+
+/// Replaces the paths of the gathered files with the paths that the static check reports.
+fn use_paths_of_the_report(shown: &mut BootReport, gathered: &[String], order: &[usize], checked: &Checked) {
+    for module in &mut shown.modules {
+        let place = gathered.iter().position(|path| *path == module.path);
+        let index = place.and_then(|place| order.get(place));
+        if let Some(known) = index.and_then(|&index| checked.modules.get(index)) {
+            module.path.clone_from(&known.path);
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! `farrier doctor`: reports missing prerequisites on this machine, at the registry and in the cluster, with
+//! remedies.
+
+mod network;
+
+use std::{collections::BTreeMap, path::Path};
+
+use clap::Args;
+use farrier_bootcheck as boot;
+use farrier_builder::parts::{Parts, TargetError};
+use farrier_cluster::ClusterError;
+use farrier_controller::{Planned, observe_and_plan};
+use farrier_core::{
+    image::{Digest, ImageName},
+    kernel::Architecture,
+    plan::{NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, WriteNamespaces},
+    provenance::Confinement,
+};
+use farrier_engines::Engine;
+use farrier_local::machine::native;
+use farrier_store::registry::{RegistryLocation, free_space};
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+
+use super::{
+    CliError, Exit, Result,
+    args::EngineArg,
+    env_vars as vars, output,
+    session::{Connection, Session},
+    settings::parse,
+};
+
+/// A certificate or an OpenPGP key that expires within this time is a finding, as for the alert
+/// FarrierCertificateEnds.
+const NEAR: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// Free space of the cache's disk, in bytes, below which builds of large drivers may fail. A GPU driver's
+/// build tree with its objects fits in twice.
+const ROOM: u64 = 10 << 30;
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub engine: EngineArg,
+    /// Also check the registry of the published images: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+    /// Also check a cluster, and plan for it: kube or kube:CONTEXT, or dir:PATH
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true, requires = "registry")]
+    pub cluster: Option<String>,
+    /// Namespaces in which DaemonSets are to be written, as for `farrier run`
+    #[arg(long, env = vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]
+    pub write_namespaces: Option<WriteNamespaces>,
+}
+
+/// Result of one check.
+#[derive(Debug, Serialize)]
+struct Finding {
+    /// Name of the check.
+    check: &'static str,
+    /// Whether the check passed.
+    ok: bool,
+    /// Result in words.
+    says: String,
+    /// Remedy; empty if none is known or needed.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    hint: String,
+}
+
+/// Findings so far, and the resulting exit code.
+struct Visit {
+    findings: Vec<Finding>,
+    exit: Exit,
+    /// Offsets of other clocks, by host; positive if a clock is ahead of this machine's.
+    clocks: BTreeMap<String, SignedDuration>,
+}
+
+/// Runs all checks and prints the findings. Changes nothing.
+pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
+    let DoctorArgs { engine, registry, cluster, write_namespaces } = args;
+    let mut visit = Visit { findings: Vec::new(), exit: Exit::Done, clocks: BTreeMap::new() };
+    match session.parts(registry.as_deref(), engine.engine) {
+        Err(error) => visit.note("definitions", Err(error)),
+        Ok(parts) => {
+            visit.machine(session, &parts).await;
+            if registry.is_some() {
+                visit.registry(&parts).await;
+            }
+            let mut plan = None;
+            if let Some(cluster) = cluster {
+                let scope = SnapshotScope::of(&parts.definitions);
+                match session.connect(&cluster, write_namespaces.unwrap_or_default(), scope).await {
+                    Err(error) => visit.note("cluster", Err(error)),
+                    Ok(connection) => plan = visit.cluster(&parts, &connection).await,
+                }
+            }
+            visit.network(&parts, plan.as_ref()).await;
+            visit.clock();
+        }
+    }
+    session.show(&visit.findings, |findings| text(findings))?;
+    Ok(visit.exit)
+}
+
+/// Describes the sandbox of this machine: its second wall, and what enforces its limits.
+fn describe(Confinement { refused: _, landlock, limits }: &Confinement) -> String {
+    let wall = match landlock {
+        0 => "no Landlock in this kernel, only a seccomp filter".to_owned(),
+        abi => format!("Landlock ABI {abi}"),
+    };
+    let limits: Vec<String> = limits.iter().map(|(limit, by)| format!("{limit}: {by}")).collect();
+    format!("sandbox: namespaces of this machine, {wall}; limits: {}", limits.join("; "))
+}
+
+impl Visit {
+    fn note(&mut self, check: &'static str, found: Result<String, impl Into<CliError>>) {
+        match found {
+            Ok(says) => self.fine(check, says),
+            Err(error) => self.failed(check, &error.into(), ""),
+        }
+    }
+
+    fn fine(&mut self, check: &'static str, says: String) {
+        self.findings.push(Finding { check, ok: true, says, hint: String::new() });
+    }
+
+    /// Adds a failed check. `otherwise` is the hint if the error has none.
+    fn failed(&mut self, check: &'static str, error: &CliError, otherwise: &str) {
+        self.exit = self.exit.max(error.exit());
+        let (says, hint) = error.explained();
+        let hint = if hint.is_empty() { otherwise.to_owned() } else { hint };
+        self.findings.push(Finding { check, ok: false, says, hint });
+    }
+
+    /// Adds a failed check that has no error value.
+    fn missing(&mut self, check: &'static str, says: String, hint: &str) {
+        self.exit = self.exit.max(Exit::Failed);
+        self.findings.push(Finding { check, ok: false, says, hint: hint.to_owned() });
+    }
+
+    async fn machine(&mut self, session: &Session, parts: &Parts) {
+        let definitions = &parts.definitions;
+        let (images, families) = (definitions.images.len(), definitions.families.len());
+        self.fine("definitions", format!("driver images: {images}, kernel families: {families}"));
+        self.room(parts.cache.root());
+        self.certificates(&parts.certificate_ends());
+        let engine = parts.engine.get().await.map_err(TargetError::from);
+        self.note(
+            "engine",
+            engine.map(|engine| match engine {
+                Engine::Sandbox(sandbox) => describe(sandbox.confinement()),
+                Engine::Docker(engine) => engine.describe().to_owned(),
+                Engine::Kubernetes(_) => "kubernetes: Jobs in the cluster".to_owned(),
+            }),
+        );
+        let entrypoint = farrier_payload::find_entrypoint(session.global.entrypoint.as_deref(), native());
+        self.note("driver-entrypoint", entrypoint.map(|path| path.display().to_string()));
+        let booted: Vec<&str> = definitions
+            .images
+            .iter()
+            .filter(|(_, image)| image.spec.check.boot)
+            .map(|(name, _)| name.as_str())
+            .collect();
+        if !booted.is_empty() {
+            let arch: Result<Architecture> = parse("architecture", std::env::consts::ARCH);
+            let found = match arch {
+                Ok(arch) => boot::find_emulator(arch).await.map_err(CliError::from),
+                Err(error) => Err(error),
+            };
+            self.note("boot checks", found.map(|name| format!("{name}, for {}", booted.join(", "))));
+        }
+    }
+
+    fn room(&mut self, cache: &Path) {
+        let place = cache.display();
+        match free_space(cache) {
+            Err(error) => self.note("cache", Err(error)),
+            Ok(free) if free < ROOM => self.missing(
+                "cache",
+                format!("{place} has {} GiB left", free >> 30),
+                "set FARRIER_CACHE_DIR to a directory on a larger disk: a large driver's build takes several GiB; or delete \
+                 farrier's cache while no build runs: farrier then fetches its inputs again, which --offline forbids",
+            ),
+            Ok(free) => self.fine("cache", format!("{place}, {} GiB free", free >> 30)),
+        }
+    }
+
+    /// Checks when the certificates that the site names and the OpenPGP keys of definitions expire.
+    fn certificates(&mut self, ends: &[(String, Timestamp)]) {
+        let now = Timestamp::now();
+        let mut in_order = true;
+        for (what, end) in ends {
+            if end.duration_since(now) < NEAR {
+                in_order = false;
+                let ends = if *end < now { "expired" } else { "expires" };
+                let hint = "renew it, or install the newer keys of the archive's publisher, then restart farrier: kubectl -n \
+                            farrier rollout restart deployment farrier";
+                self.missing("certificates", format!("{what}: it {ends} at {end:.0}"), hint);
+            }
+        }
+        if let Some((_, first)) = ends.iter().min_by_key(|(_, end)| *end).filter(|_| in_order) {
+            self.fine("certificates", format!("{}, the first expires at {first:.0}", ends.len()));
+        }
+    }
+
+    /// Checks that images can be read and pushed. The check begins an upload and abandons it; registries drop
+    /// abandoned uploads.
+    async fn registry(&mut self, parts: &Parts) {
+        let name = parts.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
+        let repository = match parts.location.repository(name) {
+            Ok(repository) => repository,
+            Err(error) => return self.note("registry", Err(CliError::usage(error.to_string()))),
+        };
+        let tags = parts.registry.tags(&repository).await;
+        let reads = tags.is_ok();
+        self.note(
+            "registry",
+            tags.map(|tags| format!("{} is readable; tags of {name}: {}", parts.location, tags.len())),
+        );
+        if reads && matches!(parts.location, RegistryLocation::Remote { .. }) {
+            let none = Digest::of(b"farrier doctor");
+            let begun = parts.registry.mount_blob(&repository, &none, &repository).await;
+            self.note("push", begun.map(|_| format!("{} accepts pushes", parts.location)));
+        }
+    }
+
+    fn rights(&mut self, missing: Result<Vec<ClusterError>, ClusterError>, none: String) {
+        match missing {
+            Err(error) => self.note("rights", Err(error)),
+            Ok(missing) if missing.is_empty() => self.fine("rights", none),
+            Ok(missing) => missing.into_iter().for_each(|error| self.note("rights", Err(error))),
+        }
+    }
+
+    /// Checks the cluster and returns the plan for it.
+    async fn cluster(&mut self, parts: &Parts, connection: &Connection) -> Option<Plan> {
+        let Connection { cluster, kube } = connection;
+        let planned = match observe_and_plan(parts, cluster.as_ref()).await {
+            Ok(planned) => planned,
+            Err(error) => {
+                self.note("cluster", Err(error));
+                return None;
+            }
+        };
+        let Planned { plan, snapshot, .. } = &planned;
+        self.fine("cluster", format!("{}; its nodes: {}", cluster.describe(), snapshot.nodes.len()));
+        // Each message names the missing right and the command that grants it.
+        for (_, why) in snapshot.all_unseen() {
+            self.missing("cluster", why.clone(), "");
+        }
+        for (stream, found) in &snapshot.image_streams {
+            match found {
+                Ok(tags) => self.fine("image stream", format!("{stream}: {} tags", tags.len())),
+                Err(why) => self.missing("image stream", why.clone(), ""),
+            }
+        }
+        if let Some(kube) = kube {
+            let ahead = kube.stats().clock_ahead();
+            self.clocks.extend(ahead.map(|ahead| ("the API server".to_owned(), ahead)));
+            let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
+            self.rights(kube.missing_rights(rollouts).await, "all rollout targets may be written".to_owned());
+            if let Ok(Engine::Kubernetes(_)) = parts.engine.get().await {
+                let namespace = parts.definitions.site.builds.namespace();
+                let missing = kube.missing_build_rights(namespace).await;
+                self.rights(missing, format!("builds may run in namespace {namespace}"));
+            }
+        }
+        let mut left: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
+        for node in &plan.left_alone {
+            left.entry(&node.why).or_default().push(&node.node);
+        }
+        for (why, nodes) in left {
+            let says = match nodes[..] {
+                [node] => format!("{node} is left alone: {why}"),
+                [node, ..] => format!("{} are left alone, {node} among them: {why}", nodes.len()),
+                [] => continue,
+            };
+            self.missing("nodes", says, &why.remedy(nodes[0]));
+        }
+        let mut skipped: BTreeMap<String, Vec<&PlannedCell>> = BTreeMap::new();
+        for cell in &plan.cells {
+            if let Outcome::Skipped { why } = &cell.outcome
+                && !why.is_not_applicable()
+            {
+                skipped.entry(why.to_string()).or_default().push(cell);
+            }
+        }
+        let none = skipped.is_empty() && !planned.unreachable;
+        for (why, cells) in skipped {
+            let (first, others) = (cells[0], cells.len() - 1);
+            let more = if others == 0 { String::new() } else { format!(" and {others} more") };
+            self.missing(
+                "inputs",
+                format!("{}{more}: {why}", first.subject()),
+                &format!(
+                    "run farrier why {} {} to see which nodes call for it",
+                    first.image, first.target.release
+                ),
+            );
+        }
+        if planned.unreachable {
+            self.exit = self.exit.max(Exit::Unreachable);
+            self.missing(
+                "inputs",
+                "an external system was unreachable".to_owned(),
+                "run `farrier plan` to see which one",
+            );
+        }
+        if none {
+            self.fine("inputs", "found for every image that a node calls for".to_owned());
+        }
+        Some(planned.plan)
+    }
+}
+
+fn text(findings: &[Finding]) -> String {
+    let row = |Finding { check, ok, says, hint }: &Finding| {
+        let hint = (!hint.is_empty()).then(|| format!("-> {}", output::printable(hint)));
+        let lines = says.lines().map(output::printable).chain(hint);
+        let result = if *ok { "ok" } else { "wrong" };
+        [(*check).to_owned(), result.to_owned(), lines.collect::<Vec<_>>().join("\n")]
+    };
+    output::table(["CHECK", "RESULT", "FOUND"], findings.iter().map(row))
+}

@@ -1,0 +1,130 @@
+//! Checks the hosts that the definitions name: whether they answer, and how far their clocks are off.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use farrier_builder::parts::Parts;
+use farrier_core::{
+    image::{Definitions, DriverImage},
+    kernel::{KernelFamily, match_family},
+    plan::Plan,
+};
+use farrier_inputs::{
+    FetchError,
+    upstream::{Answer, Upstream, ask, mirrors, registry, upstreams},
+};
+use farrier_net::NetError;
+use farrier_store::registry::RegistryLocation;
+use futures::{StreamExt as _, stream};
+use jiff::SignedDuration;
+use oci::client::chain as error_chain;
+
+use super::Visit;
+use crate::CliError;
+
+/// Maximum number of concurrent requests.
+const AT_ONCE: usize = 16;
+/// Clock skew that counts as a finding. A larger skew breaks logins: verifiers of tokens tolerate one minute
+/// (distribution's `auth/token`, `Leeway`). Certificates and package lists that have just become valid are
+/// refused at an even smaller skew by a machine whose clock is behind.
+const SKEW: SignedDuration = SignedDuration::from_secs(60);
+
+impl Visit {
+    /// Contacts the hosts that the site's own definitions name, and the hosts that the cluster's nodes call
+    /// for.
+    pub(super) async fn network(&mut self, parts: &Parts, plan: Option<&Plan>) {
+        let net = parts.fetcher.net();
+        let rules = &parts.definitions.site.mirrors;
+        let mut wanted: BTreeSet<Upstream> = rules.iter().flat_map(|rule| mirrors(net, rule)).collect();
+        let (images, families) = in_use(&parts.definitions, plan);
+        wanted.extend(images.into_iter().flat_map(|image| upstreams(net, image)));
+        wanted.extend(families.into_iter().flat_map(|family| upstreams(net, family)));
+        let asked = stream::iter(&wanted).map(|upstream| ask(&parts.fetcher, upstream));
+        let (mut hosts, mut forbidden, mut failed) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        for outcome in asked.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await {
+            match outcome {
+                Ok(answer) => {
+                    hosts.insert(answer.host.clone());
+                    self.note_clock(answer);
+                }
+                Err(FetchError::Net(NetError::Offline { host, .. })) => {
+                    forbidden.insert(host);
+                }
+                // Report an unreachable host once, whatever the requests were for.
+                Err(error) => {
+                    failed.insert(error_chain(&error), error);
+                }
+            }
+        }
+        for error in failed.into_values() {
+            let otherwise = "make sure that this machine can resolve and reach the host, or set a proxy (`proxy` in site.yaml) or a \
+                             mirror (`mirrors` there)";
+            self.failed("network", &CliError::from(error), otherwise);
+        }
+        let list = |hosts: BTreeSet<String>| hosts.into_iter().collect::<Vec<_>>().join(", ");
+        let left_out =
+            (!forbidden.is_empty()).then(|| format!("skipped because of --offline: {}", list(forbidden)));
+        let reached = (!hosts.is_empty()).then(|| format!("answered: {}", list(hosts)));
+        let says: Vec<String> = reached.into_iter().chain(left_out).collect();
+        if !says.is_empty() {
+            self.fine("network", says.join("; "));
+        }
+        // An unreachable registry was reported before.
+        if let RegistryLocation::Remote { host, .. } = &parts.location
+            && let Ok(answer) = ask(&parts.fetcher, &registry(net, [host.as_str()])).await
+        {
+            self.note_clock(answer);
+        }
+    }
+
+    fn note_clock(&mut self, Answer { host, clock_ahead }: Answer) {
+        self.clocks.extend(clock_ahead.map(|ahead| (host, ahead)));
+    }
+
+    /// Compares this machine's clock with the other clocks.
+    pub(super) fn clock(&mut self) {
+        let clocks = std::mem::take(&mut self.clocks);
+        let off: Vec<_> = clocks.iter().filter(|(_, ahead)| ahead.abs() >= SKEW).collect();
+        let of_all = off.len() == clocks.len() && clocks.len() > 1;
+        for (host, ahead) in &off {
+            let by = SignedDuration::from_secs(ahead.abs().as_secs());
+            let side = if ahead.is_negative() { "behind" } else { "ahead of" };
+            let hint = if of_all {
+                "all other clocks agree: set this machine's clock (timedatectl set-ntp true)"
+            } else {
+                "set the clock there, or this machine's if that is the wrong one (timedatectl set-ntp true): certificates, tokens \
+                 and package lists are valid only from a certain time"
+            };
+            self.missing("clock", format!("the clock of {host} is {by:#} {side} this machine's"), hint);
+        }
+        if off.is_empty() && !clocks.is_empty() {
+            let hosts: Vec<&str> = clocks.keys().map(String::as_str).collect();
+            self.fine("clock", format!("less than a minute from the clock of {}", hosts.join(", ")));
+        }
+    }
+}
+
+/// Returns the definitions of the site's own directory and those that a node calls for. Other shipped
+/// definitions are omitted, because together they name the hosts of all distributions.
+fn in_use<'a>(
+    definitions: &'a Definitions,
+    plan: Option<&Plan>,
+) -> (Vec<&'a DriverImage>, Vec<&'a KernelFamily>) {
+    let root = &definitions.root;
+    let is_own = |file: &str| !root.as_os_str().is_empty() && root.join(Path::new(file)).exists();
+    let cells = || plan.iter().flat_map(|plan| &plan.cells);
+    let called = |family: &KernelFamily| {
+        cells().any(|cell| {
+            let found = match_family(&definitions.families, &cell.target);
+            let chosen = cell.outcome.cell().map(|cell| &cell.family);
+            chosen.or(found.map(|found| &found.metadata.name)) == Some(&family.metadata.name)
+        })
+    };
+    let images = definitions.images.values();
+    let images =
+        images.filter(|image| is_own("images") || cells().any(|cell| cell.image == image.metadata.name));
+    let families = definitions.families.iter().filter(|family| is_own(&family.file) || called(family));
+    (images.collect(), families.collect())
+}

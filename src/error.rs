@@ -1,0 +1,189 @@
+//! Exit codes, and errors in the form that users read.
+
+use std::{error::Error, io, process::ExitCode};
+
+use farrier_bootcheck::BootError;
+use farrier_builder::parts::TargetError;
+use farrier_bundle::BundleError;
+use farrier_cluster::ClusterError;
+use farrier_controller::{rollback::RollbackError, runtime::HttpError};
+use farrier_dashboard::FilesError;
+use farrier_definitions::DefinitionErrors;
+use farrier_engines::EngineError;
+use farrier_header_collection::SendError;
+use farrier_inputs::{FetchError, TreeError};
+use farrier_local::cache::CacheError;
+use farrier_net::NetError;
+use farrier_payload::PayloadError;
+use farrier_signing::SigningError;
+use farrier_store::registry::{self, RegistryError};
+use oci::{ImageError, client::chain as error_chain};
+
+/// Exit code of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Exit {
+    /// Everything succeeded.
+    Done = 0,
+    /// Some target failed.
+    Failed,
+    /// The command, the configuration or a definition is wrong.
+    Wrong,
+    /// An outside system could not be reached.
+    Unreachable,
+    /// Interrupted by Ctrl-C or SIGTERM; shells use the same code for SIGINT.
+    Interrupted = 130,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Result of a command.
+pub type Result<T, E = CliError> = std::result::Result<T, E>;
+
+/// Error that ends a command.
+#[derive(Debug)]
+pub struct CliError {
+    error: Box<dyn Error + Send + Sync>,
+    exit: Exit,
+    hint: Option<String>,
+}
+
+impl CliError {
+    /// Makes an error for a wrong argument, or for a wrong file that an argument names.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { error: message.into().into(), exit: Exit::Wrong, hint: None }
+    }
+
+    /// Makes the same error as [`CliError::usage`], with a hint.
+    pub fn hinted(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..Self::usage(message) }
+    }
+
+    /// Adds the name of the image that the error is about.
+    #[must_use]
+    pub fn of_image(self, image: &str) -> Self {
+        Self { error: Box::new(OfImage { image: image.to_owned(), source: self.error }), ..self }
+    }
+
+    /// Returns the exit code of a command that ends with this error.
+    pub fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Returns the error in one line, and the hint.
+    pub fn explained(&self) -> (String, String) {
+        (error_chain(self.error.as_ref()), self.hint.clone().unwrap_or_default())
+    }
+
+    /// Renders the error for users: what failed, its causes, details, and the hint.
+    pub fn render(&self) -> String {
+        let error: &(dyn Error + 'static) = self.error.as_ref();
+        if let Some(errors) = error.downcast_ref::<DefinitionErrors>() {
+            return errors.render();
+        }
+        let mut text = format!("error: {}", error_chain(error));
+        for line in error.downcast_ref().map(TargetError::detail).unwrap_or_default() {
+            text.push_str("\n  ");
+            text.push_str(&line);
+        }
+        if let Some(hint) = &self.hint {
+            text.push_str("\nhint: ");
+            text.push_str(hint);
+        }
+        text
+    }
+}
+
+/// Failure to check an image.
+#[derive(Debug, thiserror::Error)]
+#[error("check image {image}")]
+struct OfImage {
+    image: String,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+/// Failure to write to standard output.
+#[derive(Debug, thiserror::Error)]
+#[error("write the result")]
+pub struct OutputError(#[from] pub io::Error);
+
+/// Maps each error type to its exit code and hint.
+macro_rules! endings {
+    ($($error:ty: $exit:expr, $hint:expr;)+) => {$(
+        impl From<$error> for CliError {
+            fn from(error: $error) -> Self {
+                let exit: fn(&$error) -> Exit = $exit;
+                let hint: fn(&$error) -> Option<String> = $hint;
+                Self { exit: exit(&error), hint: hint(&error), error: Box::new(error) }
+            }
+        }
+    )+};
+}
+
+endings! {
+    DefinitionErrors: |_| Exit::Wrong, |_| None;
+    NetError: |_| Exit::Wrong, NetError::hint;
+    SigningError: |_| Exit::Wrong, SigningError::hint;
+    TreeError: |_| Exit::Wrong, |error| Some(error.remedy().to_owned());
+    HttpError: |_| Exit::Wrong, |_| Some("choose another one with --listen, or --listen off".to_owned());
+    ClusterError: |error| if error.is_unreachable() { Exit::Unreachable } else { Exit::Wrong }, ClusterError::hint;
+    RollbackError: |error| match error {
+        RollbackError::Cluster(error) if error.is_unreachable() => Exit::Unreachable,
+        _ => Exit::Wrong,
+    }, |error| match error {
+        RollbackError::Cluster(error) => error.hint(),
+        RollbackError::Unknown { .. } => None,
+    };
+    TargetError: |error| match error {
+        TargetError::Canceled => Exit::Interrupted,
+        error if error.is_usage() => Exit::Wrong,
+        error if error.is_unreachable() => Exit::Unreachable,
+        _ => Exit::Failed,
+    }, TargetError::hint;
+    RegistryError: |error| match error {
+        error if registry::is_forbidden(error) => Exit::Wrong,
+        error if error.is_transient() => Exit::Unreachable,
+        _ => Exit::Failed,
+    }, registry::hint;
+    BundleError: |error| match error {
+        BundleError::Registry(error) if error.is_transient() => Exit::Unreachable,
+        error if error.is_usage() => Exit::Wrong,
+        _ => Exit::Failed,
+    }, BundleError::hint;
+    FetchError: |error| match error {
+        error if error.is_usage() => Exit::Wrong,
+        error if error.is_transient() => Exit::Unreachable,
+        _ => Exit::Failed,
+    }, FetchError::hint;
+    // The emulator and its init are external systems.
+    BootError: |error| match error {
+        BootError::Canceled => Exit::Interrupted,
+        BootError::NoEmulator { .. } | BootError::NoEntrypoint(_) | BootError::Start(..) => Exit::Unreachable,
+        _ => Exit::Failed,
+    }, |error| Some(error.hint());
+    // Only `farrier check` uses an engine directly.
+    EngineError: |error| match error {
+        EngineError::Canceled => Exit::Interrupted,
+        EngineError::Unavailable(_) => Exit::Unreachable,
+        error if error.is_transient() => Exit::Unreachable,
+        _ => Exit::Failed,
+    }, |error| match error {
+        EngineError::Unavailable(_) => Some(
+            "start the Docker daemon (`systemctl start docker`) or Podman's socket, and make sure that you may use it; or name \
+             the image with its registry, without `docker:`"
+                .to_owned(),
+        ),
+        error => error.hint(),
+    };
+    SendError: |error| if error.is_transient() { Exit::Unreachable } else { Exit::Failed }, |_| None;
+    ImageError: |_| Exit::Failed, |_| None;
+    PayloadError: |_| Exit::Failed, PayloadError::hint;
+    CacheError: |_| Exit::Failed, CacheError::hint;
+    OutputError: |_| Exit::Failed, |_| None;
+    FilesError: |_| Exit::Failed, |_| None;
+    io::Error: |_| Exit::Failed, |_| None;
+}

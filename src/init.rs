@@ -1,0 +1,298 @@
+//! `farrier init`: drafts a working definitions directory from the cluster and other tools' files.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    io::{self, IsTerminal as _, Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use farrier_cluster::nodes_and_daemon_sets;
+use farrier_core::{
+    image::{Definitions, DriverImage},
+    plan::{NodeFacts, SnapshotScope, WriteNamespaces},
+    shell::shell_word,
+};
+use farrier_definitions as definitions;
+use farrier_migrate::{Context, Draft, Drafted, MAX_FORM, Remark, source};
+use farrier_store::registry::RegistryLocation;
+use fs_err as fs;
+use serde::Serialize;
+use tokio::sync::oneshot;
+use walkdir::{DirEntry, WalkDir};
+
+use super::{
+    CliError, Exit, env_vars as vars, output,
+    session::{Session, kube_options},
+    settings,
+};
+
+/// Maximum number of files in a source tree that are inspected to find out how it is built, and their maximum
+/// depth.
+const MOST_FILES: usize = 20_000;
+const DEPTH: usize = 5;
+
+/// Command line that asks no question.
+const WITHOUT_QUESTIONS: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --driver IMAGE or --from FILE --source SOURCE";
+
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// Directory to create; existing files are kept
+    #[arg(value_name = "DIR", default_value = "definitions")]
+    pub directory: PathBuf,
+    /// Cluster to read: kube or kube:CONTEXT, or dir:PATH
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
+    pub cluster: Option<String>,
+    /// Registry for the published images: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+    /// Driver image that farrier ships, such as mofed or nvidia-gpu (repeatable)
+    #[arg(long, value_name = "IMAGE")]
+    pub driver: Vec<String>,
+    /// File of another tool that describes a driver (repeatable): a KMM Module, a configuration of driverkit,
+    /// a dkms.conf next to its sources, an operator's resource [default, without --driver: those in the
+    /// cluster]
+    #[arg(long, value_name = "FILE")]
+    pub from: Vec<PathBuf>,
+    /// Sources of such a driver: a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE; with NAME= in
+    /// front if there are several drivers
+    #[arg(long, value_name = "[NAME=]SOURCE")]
+    pub source: Vec<String>,
+}
+
+/// JSON output of `farrier init`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    written: Vec<PathBuf>,
+    /// Existing files, which were not changed.
+    kept: Vec<PathBuf>,
+    remarks: Vec<Remark>,
+    /// Steps to do by hand.
+    by_hand: Vec<String>,
+    /// Commands to continue with.
+    next: Vec<String>,
+}
+
+/// Reads the cluster and the files, asks for missing values, and writes the files that do not exist.
+pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
+    let InitArgs { directory, cluster, registry, driver, from, source } = args;
+    let question = "which cluster: kube, kube:CONTEXT, or dir:PATH for a directory of manifests";
+    let cluster = answer(cluster, "--cluster", question).await?;
+    let connection = session.connect(&cluster, WriteNamespaces::default(), SnapshotScope::default()).await?;
+    let manifests = connection.cluster.manifests().await?;
+    let mut context = Context { live: connection.kube.is_some(), ..Context::default() };
+    let unreadable = |reason: String| CliError::usage(format!("a manifest of {cluster}: {reason}"));
+    for text in &manifests {
+        let (nodes, daemon_sets) = nodes_and_daemon_sets(text).map_err(|error| unreadable(error.message))?;
+        context.nodes.extend(nodes);
+        context.daemon_sets.extend(daemon_sets);
+    }
+    let question = "where are images published: host[:port]/path, or oci:PATH";
+    context.registry = answer(registry, "--registry", question).await?;
+    settings::parse::<RegistryLocation>("--registry", &context.registry)?;
+    let mut drafted = Drafted::default();
+    for path in &from {
+        read(&mut drafted, path, &context)?;
+    }
+    let mut is_any = !from.is_empty();
+    for text in manifests.iter().filter(|_| from.is_empty() && driver.is_empty()) {
+        is_any |= drafted.read(text, Path::new(""), &context).map_err(unreadable)?;
+    }
+    for name in drivers(driver, is_any, &context.nodes).await? {
+        drafted.add_shipped(&name, &context).map_err(CliError::usage)?;
+    }
+    find_sources(&mut drafted.drafts, &source).await?;
+    let files = drafted.files().map_err(CliError::usage)?;
+    // Load the files as `--definitions` does, before any of them is put in its place.
+    let staged = tempfile::tempdir()?;
+    write(staged.path(), &files)?;
+    let definitions = definitions::load(Some(staged.path()))?;
+    let (written, kept) = write(&directory, &files)?;
+    let Drafted { remarks, by_hand, .. } = drafted;
+    let next = next(&directory, &cluster, &context.registry, &definitions);
+    session.show(&Report { written, kept, remarks, by_hand, next }, text)?;
+    Ok(Exit::Done)
+}
+
+/// Returns the given value, or asks for it on the terminal.
+async fn answer(given: Option<String>, option: &str, question: &str) -> Result<String, CliError> {
+    if let Some(given) = given {
+        return Ok(given);
+    }
+    if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+        let message = format!("{option} is missing, and there is no terminal to ask at: {question}");
+        return Err(CliError::hinted(message, WITHOUT_QUESTIONS));
+    }
+    loop {
+        write!(io::stderr(), "{}? ", output::printable(question))?;
+        let (sender, answer) = oneshot::channel();
+        // A separate thread reads, so that an interrupted command does not wait for the input.
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            sender.send(io::stdin().read_line(&mut line).map(|read| (read > 0).then_some(line)))
+        });
+        let line = answer.await.ok().transpose()?.flatten();
+        let line = line.ok_or_else(|| CliError::usage(format!("{option}: end of input")))?;
+        if !line.trim().is_empty() {
+            return Ok(line.trim().to_owned());
+        }
+    }
+}
+
+/// Adds the drivers that a file describes.
+fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), CliError> {
+    let wrong = |reason: String| CliError::usage(format!("--from {}: {reason}", path.display()));
+    let text = text_of(path).map_err(|error| wrong(error.to_string()))?;
+    if !drafted.read(&text, &fs::canonicalize(path)?, context).map_err(wrong)? {
+        let known = "a Module of KMM, a configuration of driverkit, a dkms.conf, or a resource from which an operator installs a driver";
+        return Err(wrong(format!("unknown content: expected {known}")));
+    }
+    Ok(())
+}
+
+/// Reads a file of at most [`MAX_FORM`] bytes.
+fn text_of(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    if fs::File::open(path)?.take(MAX_FORM + 1).read_to_string(&mut text)? as u64 > MAX_FORM {
+        return Err(io::Error::other(format!("more than {MAX_FORM} bytes")));
+    }
+    Ok(text)
+}
+
+/// Returns the shipped drivers to use. Asks for them if no driver was given or found.
+async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Result<Vec<String>, CliError> {
+    let shipped = definitions::load(None)?;
+    let mut wanted = given;
+    if !is_any && wanted.is_empty() {
+        let names = |is_one: &dyn Fn(&DriverImage) -> bool| {
+            let images = shipped.images.values().filter(|image| is_one(image));
+            images.map(|image| image.metadata.name.as_str()).collect::<Vec<_>>().join(", ")
+        };
+        let question = format!(
+            "which drivers of {}, with commas between them (nodes have the labels of: {}); or --from FILE, which describes another",
+            names(&|_| true),
+            names(&|image| nodes.iter().any(|node| image.spec.nodes.matches(&node.labels))),
+        );
+        let answer = answer(None, "--driver", &question).await?;
+        wanted.extend(answer.split(',').map(|name| name.trim().to_owned()));
+    }
+    settings::images(&wanted, &shipped)?;
+    Ok(wanted)
+}
+
+/// Sets the sources of each driver that has none, from `--source` or by asking.
+async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliError> {
+    let wanting = drafts.iter().filter(|draft| draft.from.is_none()).count();
+    if given.len() > wanting {
+        let message = format!("--source: got {} sources for {wanting} drivers that need one", given.len());
+        return Err(CliError::usage(message));
+    }
+    for draft in drafts.iter_mut().filter(|draft| draft.from.is_none()) {
+        let Draft { name, hint, .. } = &*draft;
+        let own = given.iter().find_map(|text| text.strip_prefix(name.as_str())?.strip_prefix('='));
+        let only = given.first().filter(|_| wanting == 1).map(String::as_str);
+        let question = format!(
+            "where are the sources of {name} ({hint}): a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE"
+        );
+        let answer = answer(own.or(only).map(str::to_owned), "--source", &question).await?;
+        let wrong = |reason: String| CliError::usage(format!("--source {answer}: {reason}"));
+        let mut from = source(&answer).map_err(wrong)?;
+        let mut found = answer.starts_with("apt:").then(|| ("dkms", ".".to_owned()));
+        if from.get("path").is_some() {
+            let top = fs::canonicalize(&answer).map_err(|error| wrong(error.to_string()))?;
+            found = how_built(&top);
+            from = source(&top.display().to_string()).map_err(wrong)?;
+        }
+        draft.from = Some(from);
+        if let Some((template, directory)) = found.filter(|_| draft.template == "kbuild") {
+            draft.template = template;
+            draft.vars.insert("directory", directory);
+        }
+    }
+    Ok(())
+}
+
+/// Returns the template that fits a source tree and the directory of its build file, if both can be found.
+fn how_built(top: &Path) -> Option<(&'static str, String)> {
+    let files = WalkDir::new(top).max_depth(DEPTH).sort_by_file_name().into_iter().take(MOST_FILES);
+    let files: Vec<PathBuf> = files.flatten().map(DirEntry::into_path).collect();
+    let find = |template: &'static str, names: [&str; 2], word: &str| {
+        let is_one = |path: &&PathBuf| {
+            names.iter().any(|name| path.ends_with(name))
+                && text_of(path).is_ok_and(|text| text.contains(word))
+        };
+        let directory = files.iter().find(is_one)?.parent()?.strip_prefix(top).ok()?.to_str()?;
+        Some((template, if directory.is_empty() { "." } else { directory }.to_owned()))
+    };
+    let dkms = find("dkms", ["dkms.conf"; 2], "PACKAGE_NAME");
+    dkms.or_else(|| find("kbuild", ["Kbuild", "Makefile"], "obj-m"))
+}
+
+/// Writes the files that do not exist. Returns the written and the existing files.
+fn write(
+    directory: &Path,
+    files: &BTreeMap<String, String>,
+) -> Result<(Vec<PathBuf>, Vec<PathBuf>), CliError> {
+    let (mut written, mut kept) = (Vec::new(), Vec::new());
+    for (path, text) in files {
+        let path = directory.join(path);
+        fs::create_dir_all(path.parent().unwrap_or(directory))?;
+        match fs::File::create_new(&path) {
+            Ok(mut file) => {
+                file.write_all(text.as_bytes())?;
+                written.push(path);
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => kept.push(path),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok((written, kept))
+}
+
+/// Returns the commands to continue with.
+fn next(directory: &Path, cluster: &str, registry: &str, definitions: &Definitions) -> Vec<String> {
+    let place = format!(
+        "--cluster {} --definitions {} --registry {}",
+        shell_word(cluster),
+        shell_word(&directory.to_string_lossy()),
+        shell_word(registry)
+    );
+    let mut run = format!("farrier run --once {place}");
+    if kube_options(cluster).is_some() {
+        let rollouts = definitions.images.values().flat_map(|image| &image.spec.rollout);
+        let namespaces: BTreeSet<&str> =
+            rollouts.filter_map(|rollout| Some(rollout.daemon_set()?.namespace.as_str())).collect();
+        let namespaces = Vec::from_iter(namespaces).join(",");
+        let _ = write!(
+            run,
+            " --write-namespaces {}",
+            if namespaces.is_empty() { "drivers" } else { &namespaces }
+        );
+    }
+    vec![format!("farrier plan {place}"), format!("farrier doctor {place}"), run]
+}
+
+fn text(report: &Report) -> String {
+    let Report { written, kept, remarks, by_hand, next } = report;
+    let mut text = String::new();
+    for (what, paths) in [("wrote", written), ("kept", kept)] {
+        for path in paths {
+            let _ = writeln!(text, "{what}  {}", output::printable(&path.display().to_string()));
+        }
+    }
+    for origin in remarks.iter().map(|remark| &remark.origin).collect::<BTreeSet<_>>() {
+        let own = remarks.iter().filter(|remark| remark.origin == *origin);
+        let rows = own.map(|Remark { origin: _, field, becomes, says }| {
+            [output::printable(field), becomes.unwrap_or("-").to_owned(), (*says).to_owned()]
+        });
+        let heading = format!("FIELD OF {}", output::printable(origin));
+        let _ = write!(text, "\n{}", output::table([heading.as_str(), "BECOMES", "BECAUSE"], rows));
+    }
+    text.push_str("\nnext:\n");
+    for line in next.iter().chain(by_hand) {
+        let _ = writeln!(text, "  {}", output::printable(line));
+    }
+    text
+}

@@ -1,0 +1,75 @@
+//! `farrier logs`: prints the log of an image's latest build for a kernel.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use clap::Args;
+use farrier_builder::{LogReader, logs_for};
+use oci::client::chain as error_chain;
+
+use super::{
+    CliError, Exit, Result, output,
+    session::Session,
+    settings::{open_cache, parse},
+};
+
+/// Interval at which a growing log is read.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Name of the driver image
+    pub image: String,
+    /// Kernel release, exactly as `uname -r` prints it
+    pub kernel: String,
+    /// Platform, if builds for several platforms have this release: debian-12-arm64
+    #[arg(long)]
+    pub platform: Option<String>,
+    /// Continue until the build ends
+    #[arg(long, short)]
+    pub follow: bool,
+}
+
+/// Prints the log; with `--follow`, until the build ends.
+pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
+    let LogsArgs { image, kernel, platform, follow } = args;
+    let cache = open_cache(&session.global)?;
+    let mut logs = logs_for(&cache, &parse("image", &image)?, &parse("kernel", &kernel)?)?;
+    if let Some(wanted) = &platform {
+        let there: BTreeSet<String> = logs.iter().map(|log| log.platform.clone()).collect();
+        logs.retain(|log| log.platform == *wanted);
+        if logs.is_empty() && !there.is_empty() {
+            let there = there.into_iter().collect::<Vec<_>>().join(", ");
+            let message = format!("there is no log of {image} for {kernel} on platform {wanted}");
+            return Err(CliError::hinted(message, format!("available platforms: {there}")));
+        }
+    }
+    let platforms: BTreeSet<&str> = logs.iter().map(|log| log.platform.as_str()).collect();
+    if platforms.len() > 1 {
+        let platforms = platforms.into_iter().collect::<Vec<_>>().join(", ");
+        return Err(CliError::hinted(
+            format!("{image} was built for {kernel} on several platforms: {platforms}"),
+            "choose one with --platform",
+        ));
+    }
+    let newest = logs.into_iter().next().map(|log| log.path);
+    let path = newest.ok_or_else(|| {
+        CliError::hinted(
+            format!("the cache {} has no log of a build of {image} for {kernel}", cache.root().display()),
+            "the log is on the machine that built the image: pass its cache with --cache-dir, or run this command in the pod that \
+             builds (kubectl exec); an image pulled from a registry has no log",
+        )
+    })?;
+    let unreadable = |error| CliError::usage(format!("log of {image} for {kernel}: {}", error_chain(&error)));
+    let mut reader = LogReader::open(&path, 0).map_err(unreadable)?;
+    loop {
+        let (text, is_written) = reader.more().map_err(unreadable)?;
+        output::part(&String::from_utf8_lossy(&text))?;
+        if !(follow && is_written) {
+            return Ok(Exit::Done);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(INTERVAL) => {}
+            () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),
+        }
+    }
+}

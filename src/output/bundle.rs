@@ -1,0 +1,139 @@
+//! Output of `farrier bundle`.
+
+use farrier_bundle::{Bundle, BundleIndex, Content, ContentKind, Imported, Listed, Taken};
+use farrier_core::image::Digest;
+use farrier_store::registry::RegistryLocation;
+use indicatif::HumanBytes;
+use serde::Serialize;
+
+use super::indented_table;
+
+/// JSON form of a bundle, which `--since` reads.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Listing<'a> {
+    id: &'a str,
+    file: String,
+    /// Size of the file, in bytes.
+    length: u64,
+    /// Size of the file's blobs in bytes, each counted once.
+    carried: u64,
+    /// Size in bytes of the blobs that only the base bundle holds.
+    in_base: u64,
+    #[serde(flatten)]
+    index: &'a BundleIndex,
+}
+
+impl<'a> Listing<'a> {
+    pub fn of(bundle: &'a Bundle) -> Self {
+        let (carried, in_base) = bundle.index().bytes();
+        Self {
+            id: bundle.id().as_str(),
+            file: bundle.path().display().to_string(),
+            length: bundle.length(),
+            carried,
+            in_base,
+            index: bundle.index(),
+        }
+    }
+}
+
+/// One imported content, for `-o json`.
+#[derive(Serialize)]
+struct Row<'a> {
+    #[serde(flatten)]
+    content: &'a Content,
+    #[serde(flatten)]
+    taken: &'a Taken,
+}
+
+/// Result of an import, for `-o json`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImportReport<'a> {
+    id: &'a str,
+    registry: String,
+    contents: Vec<Row<'a>>,
+    sent_blobs: usize,
+    sent_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    definitions_written: Option<usize>,
+}
+
+impl<'a> ImportReport<'a> {
+    pub fn of(
+        id: &'a Digest,
+        location: &RegistryLocation,
+        imported: &'a Imported,
+        definitions_written: Option<usize>,
+    ) -> Self {
+        Self {
+            id: id.as_str(),
+            registry: location.to_string(),
+            contents: imported.contents.iter().map(|(content, taken)| Row { content, taken }).collect(),
+            sent_blobs: imported.blobs,
+            sent_bytes: imported.sent,
+            definitions_written,
+        }
+    }
+}
+
+/// Formats the contents of a bundle.
+pub fn listing(bundle: &Bundle) -> String {
+    let rows = bundle.index().contents.iter().map(|Listed { content, kernel, size, artifact_type: _ }| {
+        let kernel = kernel.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+        [content.kind.to_string(), name(content), kernel, HumanBytes(*size).to_string()]
+    });
+    format!("{}\n{}", indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows), summary(bundle))
+}
+
+/// Formats the number of contents of each kind, and the sizes.
+pub fn summary(bundle: &Bundle) -> String {
+    let index = bundle.index();
+    let (carried, in_base) = index.bytes();
+    let mut kinds: Vec<(ContentKind, usize)> = Vec::new();
+    for listed in &index.contents {
+        let kind = listed.content.kind;
+        match kinds.last_mut() {
+            Some((last, count)) if *last == kind => *count += 1,
+            _ => kinds.push((kind, 1)),
+        }
+    }
+    let kinds: Vec<String> = kinds.into_iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let mut lines = vec![
+        format!("bundle   {}", bundle.id()),
+        format!("file     {}, {}", bundle.path().display(), HumanBytes(bundle.length())),
+        format!("made     by {} from {}", index.made_by, index.from),
+        format!("holds    {}", kinds.join(", ")),
+        format!("blobs    {}, {}, each once", index.carried().count(), HumanBytes(carried)),
+    ];
+    if let Some(base) = &index.base {
+        lines.push(format!("adds to  bundle {}, made from {}", base.id, base.from));
+        lines.push(format!("         which has {} more of its contents", HumanBytes(in_base)));
+    }
+    lines.join("\n")
+}
+
+/// Formats the outcome for each imported content.
+pub fn imported(imported: &Imported) -> String {
+    let rows = imported.contents.iter().map(|(content, taken)| {
+        let outcome = match taken {
+            Taken::Pushed => "pushed".to_owned(),
+            Taken::Present => "there already".to_owned(),
+            Taken::Moved { held } => format!("pushed; the tag held {held} before"),
+            Taken::Conflict { holds } => format!("conflict: the tag holds {holds}"),
+        };
+        [content.kind.to_string(), name(content), outcome]
+    });
+    let table = indented_table(["KIND", "NAME", "OUTCOME"], rows);
+    let Imported { blobs, sent, .. } = imported;
+    format!("{table}\nsent     {blobs} blobs, {}", HumanBytes(*sent))
+}
+
+fn name(content: &Content) -> String {
+    let Content { kind: _, repository, tag, digest } = content;
+    match tag {
+        Some(tag) => format!("{repository}:{tag}"),
+        None => format!("{repository}@{}", &digest.as_str()[..digest.as_str().len().min(19)]),
+    }
+}

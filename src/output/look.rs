@@ -1,0 +1,174 @@
+//! Presentation of results on a terminal: colors and symbols for states, rows that fit the width, short
+//! digests. Elsewhere results are plain and complete, for programs.
+
+use std::{
+    io::{self, IsTerminal as _},
+    sync::OnceLock,
+};
+
+use clap::ColorChoice;
+use regex::{Captures, Regex};
+use rustix::termios::tcgetwinsize;
+
+use crate::{
+    args::{Global, OutputForm},
+    env_vars,
+};
+
+const RED: &str = "\u{1b}[31m";
+const YELLOW: &str = "\u{1b}[33m";
+const GREEN: &str = "\u{1b}[32m";
+const CYAN: &str = "\u{1b}[36m";
+const DIM: &str = "\u{1b}[2m";
+const RESET: &str = "\u{1b}[0m";
+
+/// Words for states, with their color and the page's shape for it (`src/page/html/style.css`).
+const STATES: [(&str, &str, &str); 5] = [
+    ("loads|published|up to date|already set|settled|ready|ok|good|passed", GREEN, "✓"),
+    ("refused|failed|conflict|wrong", RED, "✕"),
+    ("build|building|rewrite|rewrite later|change", CYAN, "▶"),
+    ("queued|missing|wait|waiting", CYAN, "○"),
+    ("unknown|unproven|retrying|hold|skip|skipped|warning", YELLOW, "▲"),
+];
+
+/// Patterns of colored text: verdicts before reasons, a report's verdict, hints, and states that fill a
+/// column. The last pattern is applied twice, because the separator after one column is also the separator
+/// before the next.
+fn painted_words() -> [String; 5] {
+    // Two spaces separate columns.
+    let words = STATES.map(|(words, ..)| words).join("|");
+    let column = format!(r"(?m)(  )((?:[✓✕▶○▲] )?(?:{words}))(  |$)");
+    [
+        r"(?m)(^|  )((?:refused|unknown|unproven|warning)\[[a-z-]+\])()".to_owned(),
+        r"(?m)(\A.*: )(loads|unknown|refused)($)".to_owned(),
+        r"(?m)(^|  )(help: .*)($)".to_owned(),
+        column.clone(),
+        column,
+    ]
+}
+
+/// Returns the color and symbol of a state.
+fn state(word: &str) -> Option<(&'static str, &'static str)> {
+    let found = STATES.iter().find(|(words, ..)| words.split('|').any(|known| known == word));
+    found.map(|(_, colour, symbol)| (*colour, *symbol))
+}
+
+/// Width of tables. Without a width, rows have any length and digests are complete.
+static WIDTH: OnceLock<Option<u16>> = OnceLock::new();
+static COLOURS: OnceLock<bool> = OnceLock::new();
+static SYMBOLS: OnceLock<bool> = OnceLock::new();
+
+/// Sets the presentation from the command line, the environment and the terminal, once.
+pub fn set(global: &Global) {
+    let is_terminal = io::stdout().is_terminal();
+    let colours = match global.color {
+        ColorChoice::Always => true,
+        ColorChoice::Never => false,
+        ColorChoice::Auto => env_vars::colours().unwrap_or(is_terminal),
+    };
+    let fits = is_terminal && global.output == OutputForm::Table;
+    // A terminal with an unknown width reports 0.
+    let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);
+    // Set before anything is printed; a second call has no effect.
+    let _ = (
+        COLOURS.set(colours),
+        SYMBOLS.set(is_terminal && env_vars::is_utf8()),
+        WIDTH.set(fits.then(columns).flatten()),
+    );
+}
+
+/// Returns the text of a cell after the first column, with a symbol in front of a state.
+pub fn with_symbol(text: String) -> String {
+    match state(&text).filter(|_| SYMBOLS.get().copied().unwrap_or_default()) {
+        Some((_, symbol)) => format!("{symbol} {text}"),
+        None => text,
+    }
+}
+
+/// Returns the width of tables.
+pub fn width() -> Option<u16> {
+    WIDTH.get().copied().flatten()
+}
+
+/// Adds colors to the text of a result, if they are enabled.
+pub fn painted(text: String) -> String {
+    if COLOURS.get().copied().unwrap_or_default() { coloured(&text) } else { text }
+}
+
+/// Adds colors without changing any letter.
+fn coloured(text: &str) -> String {
+    painted_words().iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
+        text.to_owned(),
+        |text, pattern| {
+            let paint = |found: &Captures<'_>| {
+                let symbols = STATES.map(|(.., symbol)| symbol).concat() + " ";
+                let word = found[2].trim_start_matches(|c| symbols.contains(c)).split('[').next();
+                let colour = word.and_then(state).map_or(DIM, |(colour, _)| colour);
+                format!("{}{colour}{}{RESET}{}", &found[1], &found[2], &found[3])
+            };
+            pattern.replace_all(&text, paint).into_owned()
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = "\
+payload on 6.1.0-9-amd64 (amd64): refused
+MODULE      VERDICT  REASON
+nvidia      refused  refused[symbol-version]: disagrees about version of symbol ib_free: found 0x00000004, wanted 0x00000005
+                       help: rebuild it against the exposed headers of mofed
+nvidia_uvm  loads
+warning[signature], 2 modules: the module is not signed
+  help: sign it
+load order: nvidia, nvidia_uvm
+";
+
+    #[test]
+    fn colours_change_no_letter() {
+        let coloured = coloured(REPORT);
+        let mut bare = coloured.clone();
+        for code in [RED, YELLOW, GREEN, DIM, RESET] {
+            bare = bare.replace(code, "");
+        }
+        assert_eq!(bare, REPORT);
+        assert!(coloured.starts_with("payload on 6.1.0-9-amd64 (amd64): \u{1b}[31mrefused\u{1b}[0m\n"));
+        assert!(coloured.contains("\nnvidia_uvm  \u{1b}[32mloads\u{1b}[0m"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[31mrefused[symbol-version]\u{1b}[0m: disagrees"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[33mwarning[signature]\u{1b}[0m, 2 modules"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[2m"), "{coloured}");
+    }
+
+    #[test]
+    fn a_word_that_stands_alone_in_its_column_is_painted() {
+        let status =
+            "IMAGE   KERNEL  PHASE      CHECK\nfailed  6.1.0   published  loads\nmissing images: 2\n";
+        let painted = "IMAGE   KERNEL  PHASE      CHECK\n\
+                       failed  6.1.0   \u{1b}[32mpublished\u{1b}[0m  \u{1b}[32mloads\u{1b}[0m\nmissing images: 2\n";
+        assert_eq!(coloured(status), painted, "neither a name nor a sentence");
+        let symbol = "IMAGE  PHASE\nmofed  ✓ published\n";
+        assert_eq!(coloured(symbol), "IMAGE  PHASE\nmofed  \u{1b}[32m✓ published\u{1b}[0m\n");
+    }
+
+    #[test]
+    fn symbols_are_those_of_the_page() {
+        let style = include_str!("../../crates/features/dashboard/src/html/style.css");
+        for (class, word) in [
+            ("ok", "loads"),
+            ("bad", "failed"),
+            ("run", "building"),
+            ("wait", "missing"),
+            ("warn", "retrying"),
+        ] {
+            let (_, symbol) = state(word).unwrap();
+            let rule = style.lines().flat_map(|line| line.split('}')).find(|rule| {
+                rule.contains("::before")
+                    && rule.contains(&format!("{symbol} "))
+                    && rule.contains(&format!(".{class}:"))
+            });
+            assert!(rule.is_some(), "{word}: {symbol} is not the shape of .{class}");
+        }
+    }
+}

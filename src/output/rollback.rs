@@ -1,0 +1,114 @@
+//! Output of `farrier rollback` as text.
+
+use farrier_controller::rollback::RollbackResult;
+use farrier_core::{
+    image::OperatorResource,
+    plan::{PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, RollbackStep},
+};
+
+use super::{indented_table, printable};
+
+/// Scope of the search for records.
+pub struct Looked<'a> {
+    pub place: String,
+    /// Requested objects; empty for all.
+    pub objects: &'a [String],
+    /// Whether something could not be read.
+    pub unseen: bool,
+}
+
+/// Formats a table of fields, and how to continue.
+pub fn text(rolled: &[RollbackResult], dry_run: bool, looked: &Looked<'_>) -> String {
+    if rolled.is_empty() {
+        return nothing(looked);
+    }
+    let mut rows = Vec::new();
+    let mut resume = Vec::new();
+    for RollbackResult { step, failed, written } in rolled {
+        let RollbackStep { object, fields, error, resume: command, change: _ } = step;
+        let mut add = |field: &str, action: &str, detail: &str| {
+            rows.push([object.clone(), field.to_owned(), action.to_owned(), printable(detail)]);
+        };
+        if let Some(error) = error {
+            add("", "failed", error);
+        }
+        for (field, outcome) in fields {
+            let (action, detail) =
+                failed.as_ref().map_or_else(|| outcome.summary(), |failed| ("failed", failed.clone()));
+            add(field, action, &detail);
+        }
+        if *written && failed.is_none() {
+            resume.push(format!("  {command}\n"));
+        }
+    }
+    let mut text = indented_table(["OBJECT", "FIELD", "ACTION", "DETAIL"], rows);
+    if dry_run {
+        text.push_str("\nnothing was written (--dry-run)\n");
+    } else if !resume.is_empty() {
+        text.push_str(
+            "\nA running controller leaves these unchanged until another image is planned. To let it set them again:\n",
+        );
+        text.push_str(&resume.concat());
+    }
+    text
+}
+
+/// Formats the message for an empty result: what was searched for, and where.
+fn nothing(looked: &Looked<'_>) -> String {
+    let Looked { place, objects, unseen } = looked;
+    let who = if objects.is_empty() {
+        let kinds: Vec<&str> = OperatorResource::ALL.iter().map(|resource| resource.kind()).collect();
+        format!("no DaemonSet in any namespace and no {}", kinds.join(", "))
+    } else {
+        format!("none of {}", objects.join(", "))
+    };
+    let as_far = if *unseen { "as far as farrier can see, " } else { "" };
+    format!(
+        "nothing to roll back in the {place}: {as_far}{who} carries a record of what farrier has set (annotations \
+         {RECORD_ANNOTATION}, {PER_KERNEL_ANNOTATION})\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use farrier_core::plan::{Change, NodeChange, RollbackOutcome};
+
+    use super::*;
+
+    fn taken(object: &str, outcome: RollbackOutcome, failed: Option<&str>) -> RollbackResult {
+        let change = Change::Node(NodeChange::default());
+        let differs = !matches!(outcome, RollbackOutcome::Nothing { .. });
+        let step = RollbackStep {
+            object: object.to_owned(),
+            fields: [("driver".to_owned(), outcome)].into(),
+            error: None,
+            resume: format!("kubectl annotate {object}"),
+            change: differs.then_some(change),
+        };
+        RollbackResult { step, failed: failed.map(str::to_owned), written: differs }
+    }
+
+    #[test]
+    fn people_read_what_became_of_each_field_and_how_to_go_on() {
+        let put_back = || RollbackOutcome::PutBack { from: "new@1".to_owned(), to: "old:1".to_owned() };
+        let all = [
+            taken("a/put-back", put_back(), None),
+            taken("b/released", RollbackOutcome::Released { holds: "theirs:1".to_owned() }, None),
+            taken(
+                "c/nothing",
+                RollbackOutcome::Nothing { why: "it was rolled back before".to_owned() },
+                None,
+            ),
+            taken("d/failed", put_back(), Some("write DaemonSet d/failed: forbidden")),
+        ];
+        let everything =
+            Looked { place: "cluster at https://k.test".to_owned(), objects: &[], unseen: false };
+        insta::assert_snapshot!(format!(
+            "{}---\n{}---\n{}{}",
+            text(&all, false, &everything),
+            text(&all, true, &everything),
+            text(&[], false, &everything),
+            text(&[], false, &Looked { objects: &["drivers/fleet".to_owned()], unseen: true, ..everything })
+        ));
+    }
+}

@@ -1,0 +1,165 @@
+//! `farrier plan` and `farrier status`: show the planned work, and the state of the matrix.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use clap::{Args, ValueEnum};
+use farrier_builder::{builds_elsewhere, parts::Parts};
+use farrier_cluster::Cluster;
+use farrier_controller::{Planned, observe_and_plan};
+use farrier_core::plan;
+use farrier_dashboard::{Facts, built, write_files};
+use farrier_engines::EngineChoice;
+use jiff::Timestamp;
+
+use super::{
+    CliError, Exit, Result,
+    args::{ClusterArg, EngineArg, RegistryArg},
+    output,
+    session::Session,
+};
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
+    #[command(flatten)]
+    pub engine: EngineArg,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanCommandArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Print only the list of builds, from which a CI system makes jobs of `farrier build --push`
+    #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
+    pub matrix: Option<MatrixForm>,
+}
+
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Also write the status pages that `farrier run` serves to this directory, as files that need no server
+    #[arg(long, value_name = "DIR")]
+    pub html: Option<PathBuf>,
+    /// Keep running, and print the status whenever it changes; looks on each change in the cluster and every
+    /// ten seconds
+    #[arg(long, conflicts_with = "html")]
+    pub watch: bool,
+}
+
+/// Interval of `--watch` without a change in the cluster, because a registry sends no notifications.
+const WATCH: Duration = Duration::from_secs(10);
+/// Delay of `--watch` after a change in the cluster, because changes come in bursts.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Formats of a list of builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MatrixForm {
+    /// {"include": [...]} for strategy.matrix of GitHub Actions
+    Github,
+    /// A job `build` with parallel: matrix, for a child pipeline of GitLab CI
+    Gitlab,
+    /// An array of strings for a Tekton matrix: image, kernel, OS, OS version, architecture, separated by
+    /// spaces
+    Tekton,
+    /// Like tekton, with one string on each line
+    Lines,
+}
+
+impl From<MatrixForm> for plan::MatrixForm {
+    fn from(form: MatrixForm) -> Self {
+        match form {
+            MatrixForm::Github => Self::Github,
+            MatrixForm::Gitlab => Self::Gitlab,
+            MatrixForm::Tekton => Self::Tekton,
+            MatrixForm::Lines => Self::Lines,
+        }
+    }
+}
+
+/// Runs `farrier plan`.
+pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
+    let PlanCommandArgs { mut plan, matrix } = args;
+    // The jobs run on the CI system's own machines, so this machine's limits do not apply, as for builds in a
+    // cluster.
+    if matrix.is_some() {
+        plan.engine.engine = EngineChoice::Kubernetes;
+    }
+    let (parts, cluster) = session.of_cluster(&plan).await?;
+    let Some(form) = matrix else { return show(session, &parts, cluster.as_ref()).await };
+    let planned = observe_and_plan(&parts, cluster.as_ref()).await?;
+    // The list cannot express what cannot be built, and why.
+    if planned.unreachable || planned.plan.cells.iter().any(|cell| cell.outcome.is_unbuildable()) {
+        output::message(&output::plan(&planned.plan));
+    }
+    // Jobs must not be made from an incomplete plan.
+    if planned.unreachable {
+        return Ok(Exit::Unreachable);
+    }
+    let text = plan::ci_matrix(&planned.plan, form.into());
+    // An empty list prints no line at all.
+    if !text.is_empty() {
+        output::result(&text)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// Prints the plan, for both `plan` and `run --dry-run`.
+pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
+    let planned = observe_and_plan(parts, cluster).await?;
+    session.show(&planned.plan, output::plan)?;
+    Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
+}
+
+/// Runs `farrier status`.
+pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
+    let StatusArgs { plan, html, watch } = args;
+    let (parts, cluster) = session.of_cluster(&plan).await?;
+    if watch {
+        return watch_status(session, &parts, cluster.as_ref()).await;
+    }
+    let Planned { plan, snapshot, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let (activity, now) = (builds_elsewhere(&parts, &plan).await, Timestamp::now());
+    session.show(&plan::status_at(&plan, &activity, now), |rows| output::status(rows, &plan))?;
+    if let Some(directory) = html {
+        let built = built(&parts.cache, &plan);
+        let facts =
+            Facts { activity, built, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
+        write_files(&directory, &facts, &parts).await?;
+        output::message(&format!("wrote the page to {}", directory.join("index.html").display()));
+    }
+    Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
+}
+
+/// Prints the matrix whenever it changes, until stopped. A plan that fails is reported and retried, because a
+/// manifest may be half written.
+async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
+    let mut shown = None;
+    loop {
+        match observe_and_plan(parts, cluster).await {
+            Ok(Planned { plan, .. }) => {
+                let activity = builds_elsewhere(parts, &plan).await;
+                let rows = plan::status_at(&plan, &activity, Timestamp::now());
+                if shown.as_ref() != Some(&rows) {
+                    output::clear()?;
+                    session.show(&rows, |rows| output::status(rows, &plan))?;
+                    shown = Some(rows);
+                }
+            }
+            Err(error) if shown.is_none() => return Err(error.into()),
+            Err(error) => output::message(&CliError::from(error).render()),
+        }
+        until_due(cluster).await;
+    }
+}
+
+/// Waits for a change in the cluster, at most for the interval of `--watch`.
+pub async fn until_due(cluster: &dyn Cluster) {
+    tokio::select! {
+        () = async { cluster.changed().await; tokio::time::sleep(PAUSE).await } => {}
+        () = tokio::time::sleep(WATCH) => {}
+    }
+}

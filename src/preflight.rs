@@ -1,0 +1,152 @@
+//! `farrier preflight`: checks whether nodes may boot a kernel. Exits with 0 if nothing blocks them: all
+//! images that they will need are published, or no image is called for. The answer tells these two cases
+//! apart.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use clap::Args;
+use farrier_cluster::{Cluster, ClusterError};
+use farrier_controller::observe_and_plan;
+use farrier_core::{
+    kernel::KernelRelease,
+    plan::{
+        BootReadiness, Change, ClusterSnapshot, CowArc, NEXT_KERNEL_ANNOTATION, NextKernel, NodeFacts, Plan,
+        PlannedNode, Platform,
+    },
+    site::ignore_nodes,
+};
+use jiff::Timestamp;
+
+use super::{
+    CliError, Exit, Result,
+    output::preflight::{self, Answer, Asked},
+    plan::PlanArgs,
+    session::Session,
+    settings,
+};
+
+#[derive(Debug, Args)]
+pub struct PreflightArgs {
+    /// Kernel release, exactly as `uname -r` will print it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// Check this node (repeatable) [default: all]
+    #[arg(long, value_name = "NAME")]
+    pub node: Vec<String>,
+    /// Check nodes with this operating system id [default: any]
+    #[arg(long, value_name = "ID")]
+    pub os: Option<String>,
+    /// Check nodes with this operating system version [default: any]
+    #[arg(long, value_name = "VERSION")]
+    pub os_version: Option<String>,
+    /// Check nodes of this architecture, amd64 or arm64 [default: any]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}
+
+/// Prints the answer and changes nothing.
+pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit> {
+    let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
+    let (parts, cluster) = session.of_cluster(&args.plan).await?;
+    let mut snapshot = cluster.snapshot().await?;
+    ignore_nodes(&mut snapshot, &parts.definitions.site.ignore_nodes, Timestamp::now());
+    let asked: Vec<String> = asked(&args, &snapshot)?;
+    let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };
+    let planned = observe_and_plan(&parts, &announcing).await?;
+    let answer = answer(&planned.plan, &asked, &kernel);
+    session.show(&answer, preflight::text)?;
+    Ok(match (answer.may_boot.is_free(), planned.unreachable) {
+        (true, _) => Exit::Done,
+        (false, true) => Exit::Unreachable,
+        (false, false) => Exit::Failed,
+    })
+}
+
+/// Returns the names of the selected nodes.
+fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>> {
+    for name in &args.node {
+        let named = snapshot.nodes.iter().find(|node| node.name == *name);
+        let named =
+            named.ok_or_else(|| CliError::usage(format!("--node: the cluster has no node {name:?}")))?;
+        if let Some(rule) = named.ignored_by {
+            let message = format!("--node: ignoreNodes[{rule}] in site.yaml ignores node {name:?}");
+            return Err(CliError::usage(message));
+        }
+    }
+    let wanted = |node: &&CowArc<NodeFacts>| {
+        let platform = Platform::of(node);
+        let is = |given: &Option<String>, has: fn(&Platform) -> String| match (given, &platform) {
+            (None, _) => true,
+            (Some(given), Some(platform)) => has(platform) == *given,
+            (Some(_), None) => false,
+        };
+        node.ignored_by.is_none()
+            && (args.node.is_empty() || args.node.contains(&node.name))
+            && is(&args.os, |platform| platform.os.to_string())
+            && is(&args.os_version, |platform| platform.os_version.to_string())
+            && is(&args.arch, |platform| platform.arch.to_string())
+    };
+    let found: Vec<String> = snapshot.nodes.iter().filter(wanted).map(|node| node.name.clone()).collect();
+    if found.is_empty() {
+        return Err(CliError::usage("no node of the cluster matches the given flags"));
+    }
+    Ok(found)
+}
+
+/// The cluster as if the selected nodes, and no others, announced the kernel. So the answer is the readiness
+/// that the loop would mark on the nodes.
+struct Announcing {
+    cluster: Arc<dyn Cluster>,
+    snapshot: ClusterSnapshot,
+    asked: Vec<String>,
+    kernel: KernelRelease,
+}
+
+#[async_trait::async_trait]
+impl Cluster for Announcing {
+    fn describe(&self) -> String {
+        self.cluster.describe()
+    }
+
+    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
+        let mut snapshot = self.snapshot.clone();
+        for node in &mut snapshot.nodes {
+            node.annotations.remove(NEXT_KERNEL_ANNOTATION);
+            if self.asked.contains(&node.name) {
+                node.annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), self.kernel.to_string());
+            }
+        }
+        Ok(snapshot)
+    }
+
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
+        Err(ClusterError::Refused {
+            object: change.object(),
+            reason: "preflight only reads and changes nothing".to_owned(),
+        })
+    }
+}
+
+fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> Answer<'a> {
+    let planned: BTreeMap<&str, &PlannedNode> =
+        plan.nodes.iter().map(|planned| (planned.node.as_str(), planned)).collect();
+    let unused = plan.unused_announcements.iter();
+    let unused: BTreeMap<&str, String> =
+        unused.map(|unused| (unused.node.as_str(), unused.why.to_string())).collect();
+    let nodes: Vec<Asked<'a>> = asked
+        .iter()
+        .map(|node| {
+            let next = planned.get(node.as_str()).and_then(|planned| planned.next.as_deref());
+            let message = next.is_none().then(|| {
+                let why = unused.get(node.as_str()).cloned();
+                why.unwrap_or_else(|| "the images that it will need are unknown".to_owned())
+            });
+            let may_boot = next.map_or(BootReadiness::Wait, NextKernel::may_boot);
+            Asked { node, ready: may_boot == BootReadiness::Ready, may_boot, next, message }
+        })
+        .collect();
+    let may_boot = nodes.iter().map(|node| node.may_boot).max().unwrap_or(BootReadiness::Wait);
+    Answer { ready: may_boot == BootReadiness::Ready, may_boot, kernel: kernel.to_string(), nodes }
+}

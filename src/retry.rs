@@ -1,0 +1,54 @@
+//! `farrier retry`: retries a failed build whose inputs have not changed.
+
+use clap::Args;
+use farrier_builder::forget_failure;
+use farrier_controller::{Planned, observe_and_plan};
+use farrier_core::{
+    image::ImageName,
+    kernel::KernelRelease,
+    plan::{Outcome, PlannedCell},
+};
+
+use super::{CliError, Exit, output, plan::PlanArgs, session::Session, settings::parse};
+
+#[derive(Debug, Args)]
+pub struct RetryArgs {
+    /// Name of the driver image
+    pub image: String,
+    /// Kernel release, exactly as `uname -r` prints it
+    pub kernel: String,
+    #[command(flatten)]
+    pub plan: PlanArgs,
+}
+
+/// Forgets failures in this machine's cache. The farrier that uses this cache builds again in its next
+/// reconcile. Transient failures are retried without this command.
+pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError> {
+    let RetryArgs { image, kernel, plan } = args;
+    let (image, release): (ImageName, KernelRelease) = (parse("image", &image)?, parse("kernel", &kernel)?);
+    let (parts, cluster) = session.of_cluster(&plan).await?;
+    let Planned { plan, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let is_failed = |planned: &&PlannedCell| {
+        let PlannedCell { image: name, target, outcome, .. } = planned;
+        *name == image && target.release == release && matches!(outcome, Outcome::Failed { .. })
+    };
+    let failed: Vec<&PlannedCell> = plan.cells.iter().filter(is_failed).collect();
+    if failed.is_empty() {
+        let message = format!("no build of {image} for {release} has failed");
+        return Err(CliError::hinted(
+            message,
+            format!("run `farrier why {image} {release}` to see its state"),
+        ));
+    }
+    for cell in failed.iter().filter_map(|planned| planned.outcome.cell()) {
+        forget_failure(&parts.cache, cell.input_hash)?;
+    }
+    session.show(&failed, |failed| {
+        let row = |planned: &&PlannedCell| {
+            let PlannedCell { image, target, outcome, .. } = planned;
+            [image.to_string(), target.to_string(), output::printable(&outcome.why_not())]
+        };
+        output::table(["BUILT AGAIN", "KERNEL", "BECAUSE"], failed.iter().map(row))
+    })?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,76 @@
+//! `farrier rollback`: reverts what farrier has set in a cluster.
+
+use std::sync::Arc;
+
+use clap::Args;
+use farrier_cluster::Cluster;
+use farrier_controller::rollback::{RollbackResult, roll_back};
+use farrier_core::plan::{self, ObservedKind, SnapshotScope, WriteNamespaces};
+
+use super::{
+    CliError, Exit, Result, env_vars as vars,
+    output::{self, rollback::Looked},
+    session::Session,
+};
+
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
+    /// Objects to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource [default:
+    /// everything that carries a record of what farrier has set]
+    #[arg(value_name = "OBJECT")]
+    pub objects: Vec<String>,
+    /// Live cluster: kube or kube:CONTEXT
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
+    pub cluster: String,
+    /// Print what would be restored, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Connects to a live cluster. The snapshot will include what farrier has set there, and these objects.
+pub(super) async fn connect(
+    session: &Session,
+    cluster: &str,
+    objects: &[String],
+) -> Result<(Arc<dyn Cluster>, SnapshotScope)> {
+    if cluster.starts_with("dir:") {
+        return Err(CliError::usage(format!(
+            "--cluster {cluster}: farrier keeps no record in a directory of manifests; its history is version control \
+             (git revert)"
+        )));
+    }
+    // The records on the objects decide, not the definitions, which may have been changed or deleted since.
+    let named = objects.iter().filter_map(|object| object.split_once('/'));
+    let named = named.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
+    let scope = SnapshotScope::for_rollback(named);
+    // A user runs this command with the user's own rights, so all namespaces are writable.
+    let connection = session.connect(cluster, WriteNamespaces::All, scope.clone()).await?;
+    Ok((connection.cluster, scope))
+}
+
+/// Rolls back the selected objects, or everything.
+pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
+    let (cluster, mut scope) = connect(session, &args.cluster, &args.objects).await?;
+    let snapshot = cluster.snapshot().await?;
+    let unseen = snapshot
+        .unseen
+        .iter()
+        .filter(|(what, _)| matches!(what, ObservedKind::DaemonSets | ObservedKind::Resources));
+    let unseen: Vec<String> = unseen.map(|(what, why)| format!("{what} cannot be seen: {why}")).collect();
+    for unseen in &unseen {
+        output::message(&format!("warning: {unseen}"));
+    }
+    let originals = plan::per_kernel_originals(&snapshot);
+    if !originals.is_subset(&scope.daemon_sets) {
+        // A DaemonSet whose copies have just been made carries no record yet.
+        scope.daemon_sets.extend(originals.iter().cloned());
+        cluster.set_snapshot_scope(&scope);
+    }
+    let rolled = roll_back(cluster.as_ref(), &args.objects, args.dry_run).await?;
+    let looked = Looked { place: cluster.describe(), objects: &args.objects, unseen: !unseen.is_empty() };
+    session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run, &looked))?;
+    let failed = |rolled: &RollbackResult| rolled.failed.is_some() || rolled.step.error.is_some();
+    // Objects requested by name were found. If everything was requested, unseen objects may be missing.
+    let missed = looked.unseen && args.objects.is_empty();
+    Ok(if missed || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
+}

@@ -1,0 +1,230 @@
+//! `farrier run` without `--once`: runs the loop with its lease, probes, metrics and definitions.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::Args;
+use farrier_builder::parts::{Parts, Reporter, Stage};
+use farrier_cluster::{Fence, KubeCluster};
+use farrier_controller::{
+    live::{Live, LiveContext, StatusSink},
+    runtime::{
+        Configuration, Health, HttpServer, Metrics,
+        lease::{self, LeaseOptions, LeaseTask, Timing},
+        watch_configuration,
+    },
+    status::{KubeStatus, Place},
+};
+use farrier_dashboard::{Actions, PageServer};
+use farrier_header_collection::Receiver;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CliError, Exit, Result,
+    args::PageArgs,
+    env_vars as vars,
+    session::{Connection, Session},
+    settings::parse,
+};
+
+/// Options of a run without --once.
+#[derive(Debug, Args)]
+pub struct ServiceArgs {
+    /// Elect a leader: of several farriers with the same lease, only one builds and writes [default: true in
+    /// a pod with --cluster kube]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub leader_elect: Option<bool>,
+    /// Name of the lease [default: farrier, or farrier-NAME with --instance NAME]
+    #[arg(long, value_name = "NAME")]
+    pub lease_name: Option<String>,
+    /// Namespace of the lease [default: farrier's own]
+    #[arg(long, value_name = "NAMESPACE")]
+    pub lease_namespace: Option<String>,
+    /// Address that answers /metrics, /healthz and /readyz and shows the fleet at /, or `off` [default:
+    /// 0.0.0.0:8080 in a pod with --cluster kube, else off]
+    #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
+    pub listen: Option<String>,
+    /// Accept header sets that nodes send to the --listen address (`farrier headers collect --to`); the
+    /// directory holds a key for each kernel, in a file with the name of its label
+    #[arg(long, env = vars::FARRIER_COLLECT_KEYS, value_name = "DIR", hide_env_values = true)]
+    pub collect_keys: Option<PathBuf>,
+    #[command(flatten)]
+    pub page: PageArgs,
+}
+
+/// Interval at which the definitions on disk are compared with the ones in use.
+const DEFINITIONS_EVERY: Duration = Duration::from_secs(3);
+/// Default address of the HTTP server in a pod.
+const LISTEN_IN_POD: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8080);
+
+/// Runs the loop until a signal arrives. Returns [`Exit::Done`] after SIGTERM, which is how a service is
+/// stopped.
+pub async fn serve(
+    session: &Session,
+    args: &ServiceArgs,
+    interval: Option<u64>,
+    mut parts: Parts,
+    connection: Connection,
+) -> Result<Exit> {
+    let Connection { cluster, kube } = connection;
+    let (metrics, health) = (Arc::new(Metrics::default()), Arc::new(Health::default()));
+    if let Some(kube) = &kube {
+        metrics.add_api(kube.stats());
+    }
+    metrics.certificates(parts.certificate_ends());
+    let resync = Duration::from_secs(interval.unwrap_or(if kube.is_some() { 60 } else { 30 }));
+    parts.reporter = Arc::new(Logs);
+    let identity = identity();
+    let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
+    let (around, asked, mut page) = (CancellationToken::new(), Arc::<Notify>::default(), None);
+    let mut actions = None;
+    if let Some(address) = listen(args, kube.is_some())? {
+        let collected = args.collect_keys.clone().map(|keys| Receiver::new(parts.fetcher.clone(), keys));
+        let further = collected.map(Receiver::router).unwrap_or_default();
+        actions = args.page.page_actions.then(|| {
+            let local = address.ip().is_loopback();
+            Actions::new(parts.clone(), Arc::clone(&cluster), kube.clone(), local, Arc::clone(&asked))
+        });
+        let shown = PageServer::new(parts.clone(), actions.clone());
+        let further = further.merge(shown.router());
+        page = Some(shown as Arc<dyn StatusSink>);
+        let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics), further).await?;
+        tracing::info!(%address, "serving /, /metrics, /healthz and /readyz");
+        tokio::spawn(server.serve(around.clone()));
+    }
+    let configuration = definitions(session, &parts, &around);
+    let status = kube.as_deref().map(|kube| {
+        let (namespace, manager) = (kube.namespace().to_owned(), parts.instance.to_string());
+        let place = Place { namespace, manager, instance: identity };
+        Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
+    });
+    tracing::info!(cluster = cluster.describe(), "watching");
+    let context = LiveContext { resync, cluster, configuration, leads, status, page, asked, metrics, health };
+    Live::new(parts, context).run().await;
+    if let Some(actions) = actions {
+        actions.finish().await;
+    }
+    // Release the lease only now: until here a write may have been in flight.
+    if let Some(lease) = lease {
+        lease.release().await;
+    }
+    around.cancel();
+    Ok(if session.stop.is_termination() { Exit::Done } else { Exit::Interrupted })
+}
+
+/// Returns the definitions in use, which follow the files of `--definitions`.
+fn definitions(
+    session: &Session,
+    parts: &Parts,
+    around: &CancellationToken,
+) -> watch::Receiver<Configuration> {
+    let definitions = Arc::new(parts.definitions.clone());
+    let (sender, receiver) = watch::channel(Configuration { definitions, error: None });
+    if session.global.definitions.is_some() {
+        let directory = parts.definitions.root.clone();
+        tokio::spawn(watch_configuration(directory, DEFINITIONS_EVERY, sender, around.clone()));
+    }
+    receiver
+}
+
+/// Campaigns for the lease if leader election is on. Otherwise this farrier leads from the start.
+fn leadership(
+    args: &ServiceArgs,
+    parts: &mut Parts,
+    kube: Option<&KubeCluster>,
+    identity: &str,
+) -> Result<(watch::Receiver<bool>, Option<LeaseTask>)> {
+    let Some(kube) = kube else {
+        if args.leader_elect == Some(true) {
+            return Err(CliError::usage("--leader-elect: requires --cluster kube"));
+        }
+        return Ok((watch::channel(true).1, None));
+    };
+    if !args.leader_elect.unwrap_or_else(vars::in_pod) {
+        return Ok((watch::channel(true).1, None));
+    }
+    let options = LeaseOptions {
+        namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
+        name: args.lease_name.clone().unwrap_or_else(|| parts.instance.to_string()),
+        identity: identity.to_owned(),
+        timing: Timing::default(),
+    };
+    let (leadership, task) = lease::campaign(kube.client(), options);
+    let leads = leadership.watch();
+    let fence: Arc<dyn Fence> = Arc::new(leadership);
+    parts.fence = Some(Arc::clone(&fence));
+    kube.set_fence(fence);
+    Ok((leads, Some(task)))
+}
+
+/// Returns the machine's name and a random number, so that a restarted process is another candidate.
+fn identity() -> String {
+    let number = RandomState::new().hash_one(std::process::id());
+    format!("{}_{number:016x}", vars::host_name())
+}
+
+/// Returns the address of `--listen`, or the default.
+fn listen(args: &ServiceArgs, kube: bool) -> Result<Option<SocketAddr>> {
+    match args.listen.as_deref() {
+        None => Ok((kube && vars::in_pod()).then_some(LISTEN_IN_POD)),
+        Some("off") => Ok(None),
+        Some(text) => parse("--listen", text).map(Some),
+    }
+}
+
+/// Reports builds in log lines, because a service has no progress bar.
+struct Logs;
+
+impl Reporter for Logs {
+    fn stage(&self, subject: &str, stage: Stage) {
+        tracing::debug!(subject, %stage, "stage");
+    }
+
+    fn output(&self, subject: &str, line: &str) {
+        tracing::trace!(subject, line, "build output");
+    }
+
+    fn note(&self, subject: &str, text: &str) {
+        tracing::info!(subject, text, "note");
+    }
+
+    fn finished(&self, subject: &str, outcome: &str) {
+        tracing::info!(subject, outcome, "finished");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(listen: Option<&str>) -> ServiceArgs {
+        ServiceArgs {
+            leader_elect: None,
+            lease_name: None,
+            lease_namespace: None,
+            listen: listen.map(str::to_owned),
+            collect_keys: None,
+            page: PageArgs { page_actions: false },
+        }
+    }
+
+    #[test]
+    fn where_it_listens() {
+        assert_eq!(listen(&args(Some("off")), true).unwrap(), None);
+        assert_eq!(listen(&args(Some("127.0.0.1:9")), false).unwrap(), Some(([127, 0, 0, 1], 9).into()));
+        let wrong = listen(&args(Some("8080")), true).unwrap_err().render();
+        assert!(wrong.contains("--listen"), "{wrong}");
+    }
+
+    #[test]
+    fn no_two_candidates_have_one_identity() {
+        assert_ne!(identity(), identity());
+    }
+}

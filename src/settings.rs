@@ -1,0 +1,165 @@
+//! Resolves arguments and the environment to settings.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
+
+use farrier_builder::parts::TargetError;
+use farrier_cluster::KubeSecrets;
+use farrier_core::{
+    image::{Definitions, ImageName},
+    kernel::{Architecture, KernelTarget},
+};
+use farrier_definitions as definitions;
+use farrier_inputs::{FetchOptions, Fetcher};
+use farrier_local::cache::Cache;
+use farrier_net::{Net, NetOptions};
+use farrier_store::registry::{self, CredentialFile, Keyring, Registry, RegistryLocation, RegistryOptions};
+
+use super::{
+    CliError, Result,
+    args::{Global, PlatformArgs, TargetArgs},
+    env_vars,
+};
+
+/// Settings of every command.
+pub struct Settings {
+    /// Built-in definitions and the user's.
+    pub definitions: Definitions,
+    /// The cache directory.
+    pub cache: Cache,
+    /// Fetches headers and sources.
+    pub fetcher: Fetcher,
+    /// Access to registries.
+    pub registry: RegistryOptions,
+}
+
+impl Settings {
+    /// Reads the definitions and opens the cache.
+    pub fn resolve(global: &Global) -> Result<Self> {
+        let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
+        let definitions = definitions::load(directory.as_deref())?;
+        let cache = open_cache(global)?;
+        let options =
+            FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
+        let registry = reach(global, &definitions)?;
+        let fetcher = Fetcher::new(cache.clone(), options)
+            .with_definitions(definitions.root.clone())
+            .with_net(registry.net.clone())
+            .with_credentials(registry.credentials.clone());
+        Ok(Self { definitions, cache, fetcher, registry })
+    }
+
+    /// Returns the access to registries as a directory of definitions configures it, or the built-in
+    /// definitions alone.
+    pub fn registry_options(global: &Global, definitions: Option<&Path>) -> Result<RegistryOptions> {
+        let directory = definitions.map(existing_directory).transpose()?;
+        reach(global, &definitions::load(directory.as_deref())?)
+    }
+}
+
+/// Opens the cache directory that `--cache-dir` names, or the default one.
+pub fn open_cache(global: &Global) -> Result<Cache> {
+    Ok(Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?)
+}
+
+/// Connects to the registry or layout directory that `--registry` names.
+pub fn connect(text: &str, options: &RegistryOptions) -> Result<(RegistryLocation, Arc<dyn Registry>)> {
+    let location: RegistryLocation = parse("--registry", text)?;
+    let registry = registry::connect(&location, options);
+    Ok((location, registry))
+}
+
+/// Sets up the network and the credentials.
+fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
+    let net = Net::new(NetOptions {
+        site: definitions.site.clone(),
+        root: definitions.root.clone(),
+        ca_file: global.ca_file.clone(),
+        insecure: global.insecure_registry.clone(),
+        environment: env_vars::proxies(),
+        offline: global.offline,
+        cluster: Some(Arc::new(KubeSecrets::new(global.kube.clone()))),
+    })?;
+    let docker = CredentialFile::new(env_vars::registry_auth_file());
+    let credentials = Keyring::new(definitions.site.credentials.clone(), net.secrets().clone(), docker);
+    Ok(RegistryOptions { credentials, net })
+}
+
+fn existing_directory(path: &Path) -> Result<PathBuf> {
+    match path.canonicalize() {
+        Ok(path) if path.is_dir() => Ok(path),
+        Ok(path) => Err(CliError::usage(format!("definitions {}: not a directory", path.display()))),
+        Err(error) => Err(CliError::hinted(
+            format!("definitions {}: {error}", path.display()),
+            "`farrier init` makes a directory of definitions",
+        )),
+    }
+}
+
+/// Returns the kernel target of the arguments. The operating system and architecture default to this
+/// machine's.
+pub fn target_of(args: &TargetArgs) -> Result<KernelTarget> {
+    target(&args.kernel, &args.platform)
+}
+
+/// Returns the kernel target for one of several kernels.
+pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget> {
+    let host = if platform.os.is_none() || platform.os_version.is_none() { host_os() } else { (None, None) };
+    let os = platform.os.clone().or(host.0).ok_or_else(|| {
+        CliError::usage("no --os given, and this machine's os-release has no ID".to_owned())
+    })?;
+    let os_version = platform.os_version.clone().or(host.1).ok_or_else(|| {
+        CliError::usage("no --os-version given, and this machine's os-release has no VERSION_ID".to_owned())
+    })?;
+    Ok(KernelTarget {
+        os: parse("--os", &os)?,
+        os_version: parse("--os-version", &os_version)?,
+        release: parse("--kernel", kernel)?,
+        arch: architecture(platform)?,
+    })
+}
+
+/// Returns the architecture of the arguments, by default this machine's.
+pub fn architecture(platform: &PlatformArgs) -> Result<Architecture> {
+    parse("--arch", platform.arch.as_deref().unwrap_or(std::env::consts::ARCH))
+}
+
+/// Parses an argument's value. The error names the argument.
+pub fn parse<T>(argument: &str, text: &str) -> Result<T>
+where
+    T: FromStr,
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|error| CliError::usage(format!("{argument}: {error}")))
+}
+
+/// Parses the driver images that `--image` names. All must be defined.
+pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<ImageName>> {
+    let known = |name: &String| {
+        let name: ImageName = parse("--image", name)?;
+        if definitions.images.contains_key(&name) {
+            return Ok(name);
+        }
+        Err(TargetError::no_image(name, definitions.images.keys()).into())
+    };
+    names.iter().map(known).collect()
+}
+
+/// Reads `ID` and `VERSION_ID` of this machine's os-release.
+fn host_os() -> (Option<String>, Option<String>) {
+    let text = fs::read_to_string("/etc/os-release")
+        .or_else(|_| fs::read_to_string("/usr/lib/os-release"))
+        .unwrap_or_default();
+    let value = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+        let value = line.trim().trim_matches(['"', '\'']);
+        (!value.is_empty()).then(|| value.to_owned())
+    };
+    (value("ID"), value("VERSION_ID"))
+}

@@ -1,0 +1,140 @@
+//! `farrier ui`: serves the page of `farrier run` on a loopback port until it is stopped.
+
+use std::{net::Ipv4Addr, process::Stdio, sync::Arc};
+
+use clap::Args;
+use farrier_builder::{builds_elsewhere, parts::Parts};
+use farrier_cluster::Cluster;
+use farrier_controller::{
+    Planned,
+    live::{ReconcileView, StatusSink as _},
+    observe_and_plan,
+    registry_alone::{NoCluster, definitions_of_registry},
+    runtime::{Health, HttpServer, Metrics},
+};
+use farrier_core::plan::{SnapshotScope, WriteNamespaces};
+use farrier_dashboard::{Actions, PageServer};
+use jiff::Timestamp;
+use serde_json::json;
+use tokio::sync::Notify;
+
+use super::{
+    CliError, Exit, Result,
+    args::{EngineArg, PageArgs, RegistryArg},
+    env_vars, output,
+    plan::until_due,
+    session::Session,
+};
+
+#[derive(Debug, Args)]
+pub struct UiArgs {
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    /// Cluster with the nodes and rollout targets: kube or kube:CONTEXT for a live cluster, dir:PATH for a
+    /// directory of manifests; without it, the page shows the contents of the registry
+    #[arg(long, env = env_vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
+    pub cluster: Option<String>,
+    /// Namespaces in which DaemonSets are written and pods evicted
+    #[arg(long, env = env_vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]
+    pub write_namespaces: Option<WriteNamespaces>,
+    #[command(flatten)]
+    pub page: PageArgs,
+    #[command(flatten)]
+    pub engine: EngineArg,
+    /// Print the address without opening a browser
+    #[arg(long)]
+    pub no_browser: bool,
+}
+
+/// Serves the page until stopped. Changes nothing, except what users do on the page with `--page-actions`.
+pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
+    let UiArgs { registry, cluster, write_namespaces, page: PageArgs { page_actions }, engine, no_browser } =
+        args;
+    let mut parts = session.publisher(&registry, engine.engine)?;
+    let cluster: Arc<dyn Cluster> = if let Some(cluster) = cluster {
+        let (writable, scope) = (write_namespaces.unwrap_or_default(), SnapshotScope::of(&parts.definitions));
+        session.connect(&cluster, writable, scope).await?.cluster
+    } else {
+        parts.definitions = definitions_of_registry(&parts).await?;
+        Arc::new(NoCluster)
+    };
+    let asked = Arc::<Notify>::default();
+    let actions = page_actions
+        .then(|| Actions::new(parts.clone(), Arc::clone(&cluster), None, true, Arc::clone(&asked)));
+    let page = PageServer::new(parts.clone(), actions.clone());
+    let stopped = tokio::select! {
+        biased;
+        () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
+        failed = show(session, &parts, cluster.as_ref(), &page, &asked, no_browser) => failed,
+    };
+    // Running builds stop and clean up.
+    if let Some(actions) = actions {
+        actions.finish().await;
+    }
+    stopped
+}
+
+/// Plans repeatedly and shows the newest plan. Returns only if the first plan fails.
+async fn show(
+    session: &Session,
+    parts: &Parts,
+    cluster: &dyn Cluster,
+    page: &Arc<PageServer>,
+    asked: &Notify,
+    no_browser: bool,
+) -> Result<Exit> {
+    let definitions = Arc::new(parts.definitions.clone());
+    let mut address = None;
+    loop {
+        match observe_and_plan(parts, cluster).await {
+            Ok(Planned { plan, snapshot, .. }) => {
+                let (plan, snapshot, definitions) =
+                    (Arc::new(plan), Arc::new(snapshot), Arc::clone(&definitions));
+                let activity = builds_elsewhere(parts, &plan).await;
+                let view = ReconcileView {
+                    live: activity.clone().into(),
+                    plan,
+                    snapshot,
+                    definitions,
+                    activity,
+                    rollouts: Vec::new(),
+                    configuration_error: None,
+                    now: Timestamp::now(),
+                };
+                page.reconciled(&view).await;
+            }
+            Err(error) if address.is_none() => return Err(error.into()),
+            Err(error) => output::message(&CliError::from(error).render()),
+        }
+        if address.is_none() {
+            let served = serve(session, page).await?;
+            session.show(&json!({"address": served}), |_| served.clone())?;
+            if !no_browser && env_vars::has_display() {
+                open(&served);
+            }
+            address = Some(served);
+        }
+        tokio::select! {
+            () = until_due(cluster) => {}
+            () = asked.notified() => {}
+        }
+    }
+}
+
+/// Serves the page on a free loopback port and returns the address.
+async fn serve(session: &Session, page: &Arc<PageServer>) -> Result<String> {
+    let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
+    let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
+    let server = HttpServer::bind(anywhere, health, metrics, page.router()).await?;
+    let port = server.address().map(|address| address.port()).unwrap_or_default();
+    tokio::spawn(server.serve(session.stop.cancel.clone()));
+    Ok(format!("http://{}:{port}/", Ipv4Addr::LOCALHOST))
+}
+
+fn open(address: &str) {
+    let mut browser = tokio::process::Command::new("xdg-open");
+    let nowhere = browser.arg(address).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    if let Err(error) = nowhere.spawn() {
+        output::message(&format!("no browser was opened: start xdg-open: {error}"));
+    }
+}
