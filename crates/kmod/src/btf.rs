@@ -15,9 +15,25 @@ const HEADER: usize = 24;
 /// Bytes of `struct btf_type`.
 const TYPE: usize = 12;
 
+/// Kinds of types (`BTF_KIND_*`).
+const INT: u32 = 1;
+const PTR: u32 = 2;
+const ARRAY: u32 = 3;
 const STRUCT: u32 = 4;
+const UNION: u32 = 5;
+const ENUM: u32 = 6;
+const FWD: u32 = 7;
+const TYPEDEF: u32 = 8;
+const VOLATILE: u32 = 9;
+const RESTRICT: u32 = 11;
 const FUNC: u32 = 12;
 const FUNC_PROTO: u32 = 13;
+const VAR: u32 = 14;
+const DATASEC: u32 = 15;
+const FLOAT: u32 = 16;
+const DECL_TAG: u32 = 17;
+const TYPE_TAG: u32 = 18;
+const ENUM64: u32 = 19;
 
 /// Sizes of a kernel's type information (BTF). A module's BTF continues its numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,12 +57,11 @@ pub struct Btf<'a> {
 #[error("the type information {0}")]
 pub struct BtfError(String);
 
-/// Error for a header that contradicts the section's length.
-fn outside() -> BtfError {
+fn points_outside() -> BtfError {
     BtfError("has a header that points outside it".to_owned())
 }
 
-fn without_end() -> BtfError {
+fn unterminated_strings() -> BtfError {
     BtfError("has strings that do not end".to_owned())
 }
 
@@ -62,7 +77,7 @@ impl<'a> Btf<'a> {
     pub fn parse(section: &'a [u8]) -> Result<Self, BtfError> {
         let (types, strings) = parts(section)?;
         if strings.first() != Some(&0) {
-            return Err(without_end());
+            return Err(unterminated_strings());
         }
         // Type 0 is `void`, which is implicit.
         let count = Types::of(types).try_fold(1, |count, found| found.map(|_| count + 1))?;
@@ -82,7 +97,7 @@ impl<'a> Btf<'a> {
     }
 
     fn is_named(&self, offset: u32, name: &str) -> bool {
-        let rest = self.strings.get(place(offset)..).unwrap_or_default();
+        let rest = self.strings.get(to_index(offset)..).unwrap_or_default();
         rest.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
     }
 }
@@ -98,8 +113,9 @@ pub struct SplitBtf {
     last_string: u32,
     /// Highest type number that the module refers to.
     highest_type: u32,
-    /// Highest name offset that the module refers to, and the highest one that the kernel looks at.
+    /// Highest name offset that the module refers to.
     highest_name: u32,
+    /// Highest name offset that the kernel looks at.
     highest_checked: u32,
     /// Whether a name that the kernel looks at is no identifier, if the base's strings end before the module's own.
     bad_name: bool,
@@ -128,7 +144,7 @@ impl SplitBtf {
             return Err(BtfError("has gaps, or more than types and strings".to_owned()));
         }
         let last = strings.split_last().and_then(|(_, rest)| rest.iter().rposition(|&byte| byte == 0));
-        let size = |length: usize| u32::try_from(length).map_err(|_| outside());
+        let size = |length: usize| u32::try_from(length).map_err(|_| points_outside());
         let mut found = Self {
             strings: size(strings.len())?,
             last_string: size(last.map_or(0, |zero| zero + 1))?,
@@ -147,7 +163,7 @@ impl SplitBtf {
         // Only the kernel's own BTF shows where these strings begin. `fit` compares.
         let base = found.highest_name.saturating_sub(found.last_string);
         let is_bad = |&offset: &u32| {
-            let own = offset.checked_sub(base).and_then(|own| strings.get(place(own)..));
+            let own = offset.checked_sub(base).and_then(|own| strings.get(to_index(own)..));
             own.is_some_and(|name| offset != 0 && !is_identifier(name))
         };
         for own in Types::of(types) {
@@ -165,9 +181,8 @@ impl SplitBtf {
             FUNC_PROTO => self.prototypes.push(self.types),
             _ => {}
         }
-        // Kinds whose `size` field is a type number: pointers, typedefs, qualifiers, functions and their prototypes,
-        // variables, tags.
-        if matches!(own.kind, 2 | 8..=11 | FUNC | FUNC_PROTO | 14 | 17 | 18) {
+        // Kinds whose `size` field is a type number.
+        if matches!(own.kind, PTR | TYPEDEF..=FUNC_PROTO | VAR | DECL_TAG | TYPE_TAG) {
             self.highest_type = self.highest_type.max(own.size);
         }
         for (word, bytes) in own.words.iter().cycle().zip(own.rest.chunks_exact(4)) {
@@ -237,7 +252,7 @@ struct Type<'a> {
     /// `kind_flag`: the members of a structure have sizes, or an enumeration has signed values.
     flag: bool,
     /// Whether bits are set that have no meaning before Linux 7.2, where they belong to the number of elements.
-    has_other_bits: bool,
+    has_unknown_bits: bool,
     /// Size of structures and the like, or the number of a type.
     size: u32,
     /// Meaning of the words of `rest`, repeated.
@@ -248,12 +263,12 @@ struct Type<'a> {
 /// Whether a name that ends with a zero byte is an identifier (`btf_name_valid_identifier`).
 fn is_identifier(name: &[u8]) -> bool {
     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-    let is_other = |byte: &u8| matches!(byte, b'_' | b'.');
+    let is_punctuation = |byte: &u8| matches!(byte, b'_' | b'.');
     match name.get(..end) {
         Some([first, rest @ ..]) => {
             rest.len() < MAX_NAME
-                && (first.is_ascii_alphabetic() || is_other(first))
-                && rest.iter().all(|byte| byte.is_ascii_alphanumeric() || is_other(byte))
+                && (first.is_ascii_alphabetic() || is_punctuation(first))
+                && rest.iter().all(|byte| byte.is_ascii_alphanumeric() || is_punctuation(byte))
         }
         _ => false,
     }
@@ -262,8 +277,8 @@ fn is_identifier(name: &[u8]) -> bool {
 impl Type<'_> {
     /// Offsets of the names that must be identifiers.
     fn identifiers(&self) -> impl Iterator<Item = u32> {
-        let own = matches!(self.kind, STRUCT..=8 | FUNC | 14 | 19).then_some(self.name);
-        let is_list = matches!(self.kind, STRUCT | 5 | 6 | 19);
+        let own = matches!(self.kind, STRUCT..=TYPEDEF | FUNC | VAR | ENUM64).then_some(self.name);
+        let is_list = matches!(self.kind, STRUCT..=ENUM | ENUM64);
         let size = 4 * self.words.len().max(1);
         let members =
             self.rest.chunks_exact(size).filter(move |_| is_list).filter_map(|member| u32_at(member, 0));
@@ -276,28 +291,28 @@ impl Type<'_> {
         let is_type = |number: u32| (1..=MAX_TYPE).contains(&number);
         let is_named = self.name != 0;
         let is_plain = self.count == 0 && !self.flag;
-        if self.has_other_bits {
+        if self.has_unknown_bits {
             return false;
         }
         match self.kind {
-            1 => is_plain && self.is_integer(word(0)),
-            2 | 9..=11 => is_plain && !is_named && self.size <= MAX_TYPE,
-            3 => is_plain && !is_named && self.size == 0 && is_type(word(0)) && is_type(word(1)),
-            STRUCT | 5 => self.has_valid_members(),
-            6 | 19 => {
+            INT => is_plain && self.is_integer(word(0)),
+            PTR | VOLATILE..=RESTRICT => is_plain && !is_named && self.size <= MAX_TYPE,
+            ARRAY => is_plain && !is_named && self.size == 0 && is_type(word(0)) && is_type(word(1)),
+            STRUCT | UNION => self.has_valid_members(),
+            ENUM | ENUM64 => {
                 let names = self.rest.chunks_exact(4 * self.words.len());
                 let mut names = names.map(|value| u32_at(value, 0).unwrap_or_default());
                 self.size <= 8 && self.size.is_power_of_two() && names.all(|name| name != 0)
             }
-            7 => self.count == 0 && self.size == 0 && is_named,
-            8 => is_plain && is_named && self.size <= MAX_TYPE,
+            FWD => self.count == 0 && self.size == 0 && is_named,
+            TYPEDEF => is_plain && is_named && self.size <= MAX_TYPE,
             FUNC => is_named && self.count <= 2 && !self.flag,
             FUNC_PROTO => !is_named && !self.flag,
-            14 => is_plain && is_named && is_type(self.size) && word(0) <= 1,
-            15 => self.size != 0 && !self.flag && is_named && self.has_valid_variables(),
-            16 => is_plain && matches!(self.size, 2 | 4 | 8 | 12 | 16),
-            17 => self.count == 0 && is_named && word(0).cast_signed() >= -1,
-            18 => self.count == 0 && is_named && self.size <= MAX_TYPE,
+            VAR => is_plain && is_named && is_type(self.size) && word(0) <= 1,
+            DATASEC => self.size != 0 && !self.flag && is_named && self.has_valid_variables(),
+            FLOAT => is_plain && matches!(self.size, 2 | 4 | 8 | 12 | 16),
+            DECL_TAG => self.count == 0 && is_named && word(0).cast_signed() >= -1,
+            TYPE_TAG => self.count == 0 && is_named && self.size <= MAX_TYPE,
             _ => true,
         }
     }
@@ -316,10 +331,10 @@ impl Type<'_> {
     fn has_valid_members(&self) -> bool {
         let mut last = 0;
         self.rest.chunks_exact(12).all(|member| {
-            let (number, place) =
+            let (number, position) =
                 (u32_at(member, 4).unwrap_or_default(), u32_at(member, 8).unwrap_or_default());
             // Members with a size have it in the upper bits.
-            let offset = if self.flag { place & 0x00ff_ffff } else { place };
+            let offset = if self.flag { position & 0x00ff_ffff } else { position };
             let follows = offset >= std::mem::replace(&mut last, offset);
             let fits = offset.div_ceil(8) <= self.size && (self.kind == STRUCT || offset == 0);
             (1..=MAX_TYPE).contains(&number) && follows && fits
@@ -343,22 +358,21 @@ impl Type<'_> {
 fn following(kind: u32) -> Option<(&'static [Word], bool)> {
     use Word::{Name, Other, Type};
     Some(match kind {
-        // PTR, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT, FUNC, FLOAT, TYPE_TAG
-        2 | 7..=FUNC | 16 | 18 => (&[], false),
-        // INT, VAR, DECL_TAG: encoding of the bits, linkage, index of the tagged component.
-        1 | 14 | 17 => (&[Other], false),
-        // ARRAY: element type, index type, number of elements.
-        3 => (&[Type, Type, Other], false),
-        // STRUCT, UNION: name, type and offset of each member.
-        STRUCT | 5 => (&[Name, Type, Other], true),
-        // ENUM: name, value.
-        6 => (&[Name, Other], true),
-        // FUNC_PROTO: name and type of each parameter.
+        PTR | FWD..=FUNC | FLOAT | TYPE_TAG => (&[], false),
+        // Encoding of the bits, linkage, index of the tagged component.
+        INT | VAR | DECL_TAG => (&[Other], false),
+        // Element type, index type, number of elements.
+        ARRAY => (&[Type, Type, Other], false),
+        // Name, type and offset of each member.
+        STRUCT | UNION => (&[Name, Type, Other], true),
+        // Name, value.
+        ENUM => (&[Name, Other], true),
+        // Name and type of each parameter.
         FUNC_PROTO => (&[Name, Type], true),
-        // DATASEC: type, offset, size.
-        15 => (&[Type, Other, Other], true),
-        // ENUM64: name, low half, high half.
-        19 => (&[Name, Other, Other], true),
+        // Type, offset, size.
+        DATASEC => (&[Type, Other, Other], true),
+        // Name, low half, high half.
+        ENUM64 => (&[Name, Other, Other], true),
         _ => return None,
     })
 }
@@ -383,15 +397,15 @@ impl<'a> Types<'a> {
         let kind = info >> 24 & 0x1f;
         let (words, repeated) = following(kind)
             .ok_or_else(|| BtfError(format!("has a type of an unknown kind (type {id}, kind {kind})")))?;
-        let count = if repeated { place(info & 0xffff) } else { 1 };
+        let count = if repeated { to_index(info & 0xffff) } else { 1 };
         let (whole, after) =
             self.rest.split_at_checked(TYPE + 4 * words.len() * count).ok_or_else(truncated)?;
         self.rest = after;
         self.id += 1;
         let (elements, flag) = (info & 0xffff, info >> 31 == 1);
         let rest = whole.get(TYPE..).unwrap_or_default();
-        let has_other_bits = info & 0x60ff_0000 != 0;
-        Ok(Type { name, kind, count: elements, flag, has_other_bits, size, words, rest })
+        let has_unknown_bits = info & 0x60ff_0000 != 0;
+        Ok(Type { name, kind, count: elements, flag, has_unknown_bits, size, words, rest })
     }
 }
 
@@ -420,24 +434,28 @@ fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
         Some(&[version, _]) if version != VERSION => {
             return Err(BtfError(format!("has BTF version {version}, only {VERSION} is known")));
         }
-        _ => return Err(outside()),
+        _ => return Err(points_outside()),
     }
-    let field = |at: usize| u32_at(section, at).map(place).ok_or_else(outside);
+    let field = |at: usize| u32_at(section, at).map(to_index).ok_or_else(points_outside);
     let header = field(4)?;
     let part = |offset: usize, size: usize| {
         let start = header.checked_add(offset)?;
         section.get(start..start.checked_add(size)?)
     };
     let (types_at, strings_at) = ((field(8)?, field(12)?), (field(16)?, field(20)?));
-    let types = part(types_at.0, types_at.1).filter(|_| header >= HEADER).ok_or_else(outside)?;
-    let strings = part(strings_at.0, strings_at.1).ok_or_else(outside)?;
-    if strings.last().is_some_and(|&last| last != 0) { Err(without_end()) } else { Ok((types, strings)) }
+    let types = part(types_at.0, types_at.1).filter(|_| header >= HEADER).ok_or_else(points_outside)?;
+    let strings = part(strings_at.0, strings_at.1).ok_or_else(points_outside)?;
+    if strings.last().is_some_and(|&last| last != 0) {
+        Err(unterminated_strings())
+    } else {
+        Ok((types, strings))
+    }
 }
 
 /// Whether the parts follow each other without gaps, and nothing follows them (`btf_check_sec_info`). Linux 7.2 has one more
 /// part, which only a longer header describes.
 fn is_dense(section: &[u8]) -> bool {
-    let field = |at: usize| u32_at(section, at).map_or(0, place);
+    let field = |at: usize| u32_at(section, at).map_or(0, to_index);
     let header = field(4);
     let mut parts = vec![(field(8), field(12)), (field(16), field(20))];
     if header >= HEADER + 8 && field(28) > 0 {
@@ -454,8 +472,7 @@ pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// Converts an offset for use as an index.
-fn place(number: u32) -> usize {
+fn to_index(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
