@@ -21,13 +21,8 @@ pub(super) fn load_pin(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     if kernel.config.is_set("SECURITY_LOADPIN") && is_enforced && kernel.has_security_module("loadpin") {
         let message = "LoadPin accepts only files of the file system that the first module came from";
         let remedy = "install the module on the root file system, or start the kernel with loadpin.enforce=0";
-        findings.push(Finding::new(
-            Rule::Kernel,
-            Verdict::Unknown,
-            "CONFIG_SECURITY_LOADPIN_ENFORCE",
-            message,
-            remedy,
-        ));
+        let option = "CONFIG_SECURITY_LOADPIN_ENFORCE";
+        findings.push(Finding::new(Rule::Kernel, Verdict::Unknown, option, message, remedy));
     }
 }
 

@@ -2,7 +2,7 @@
 //! `percpu_modalloc` and `apply_relocations` in `kernel/module/main.c`).
 
 use super::Subject;
-use crate::{Architecture, Finding, NamesError, RelocationProblem, Rule, Verdict};
+use crate::{Architecture, BadRelocation, Finding, NamesError, RelocationProblem, Rule, Verdict};
 
 const COMPILE_WITH_KBUILD: &str =
     "compile it with the kernel's own makefiles, which set the code model and link with module.lds";
@@ -24,15 +24,19 @@ pub(super) fn plts(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         return;
     }
     let layout = &module.layout;
-    let mut missing = |section: &str, message: &str, words: &str| {
+    let mut missing = |section: &str, message: &str, kernel_message: &str| {
         let finding = Finding::new(Rule::Elf, Verdict::Refused, section, message, COMPILE_WITH_KBUILD);
-        findings.push(if words.is_empty() { finding } else { finding.kernel("ENOEXEC", words) });
+        findings.push(if kernel_message.is_empty() {
+            finding
+        } else {
+            finding.kernel("ENOEXEC", kernel_message)
+        });
     };
     let [plt, init_plt, trampoline, init_trampoline] = ARM64_SECTIONS;
     let has = |section| layout.arm64_sections.contains(&section);
     if !has(plt) || !has(init_plt) {
-        let words = "module PLT section(s) missing";
-        missing(plt, &format!("{words}: arm64 modules need .plt and .init.plt"), words);
+        let kernel_message = "module PLT section(s) missing";
+        missing(plt, &format!("{kernel_message}: arm64 modules need .plt and .init.plt"), kernel_message);
     }
     // `module_init_ftrace_plt`. The second section is required since 2025.
     if kernel.config.is_set("DYNAMIC_FTRACE") && kernel.since(5, 10) {
@@ -92,8 +96,8 @@ pub(super) fn per_cpu(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let message = format!(
             "Could not allocate {size} bytes percpu data: the kernel reserves {reserve} for all modules"
         );
-        let words = format!("Could not allocate {size} bytes percpu data");
-        findings.push(finding(Verdict::Refused, message).kernel("ENOMEM", words));
+        let kernel_message = format!("Could not allocate {size} bytes percpu data");
+        findings.push(finding(Verdict::Refused, message).kernel("ENOMEM", kernel_message));
     } else if size > reserve - ALIGNED && kernel.arch == Architecture::Arm64 {
         let message =
             format!("takes all of the {reserve} bytes of per-CPU data, whose begin may not be aligned");
@@ -111,13 +115,26 @@ pub(super) fn relocations(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let Some(bad) = module.layout.bad_relocation.as_ref().filter(|_| module.arch == kernel.arch) else {
         return;
     };
-    let kind = bad.kind;
     // Before Linux 6.16 the loader skips the relocations of this section, and none was read after the first bad one.
     let is_skipped = bad.section == ".data..percpu" && !kernel.since(6, 16);
-    let (words, message) = match bad.problem {
-        _ if is_skipped => {
-            (None, format!("per-CPU variables have a relocation of type {kind} that the loader skips"))
-        }
+    let (kernel_message, message) = if is_skipped {
+        (None, format!("per-CPU variables have a relocation of type {} that the loader skips", bad.kind))
+    } else {
+        relocation_messages(kernel.arch, bad)
+    };
+    let place = format!("{}+{:#x}", bad.section, bad.offset);
+    let verdict = if kernel_message.is_some() { Verdict::Refused } else { Verdict::Unknown };
+    let finding = Finding::new(Rule::Relocation, verdict, place, message, COMPILE_WITH_KBUILD);
+    findings.push(match kernel_message {
+        Some(text) => finding.kernel("ENOEXEC", text),
+        None => finding,
+    });
+}
+
+/// Returns the kernel's message about a relocation, if the kernel refuses it, and the finding's message.
+fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<String>, String) {
+    let kind = bad.kind;
+    match bad.problem {
         RelocationProblem::NotLoaded => {
             (None, format!("a relocation of type {kind} refers to a section that the loader drops"))
         }
@@ -126,11 +143,11 @@ pub(super) fn relocations(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             "the relocations of this section are missing, incomplete, or of another section".to_owned(),
         ),
         RelocationProblem::Unsupported => {
-            let words = match kernel.arch {
+            let kernel_message = match arch {
                 Architecture::Amd64 => format!("Unknown rela relocation: {kind}"),
                 Architecture::Arm64 => format!("unsupported RELA relocation: {kind}"),
             };
-            (Some(words), format!("the loader does not support relocations of type {kind}"))
+            (Some(kernel_message), format!("the loader does not support relocations of type {kind}"))
         }
         RelocationProblem::WithoutAddends => (
             Some("REL relocation unsupported".to_owned()),
@@ -141,12 +158,12 @@ pub(super) fn relocations(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             format!("invalid relocation target, existing value is nonzero for type {kind}"),
         ),
         RelocationProblem::Overflow => {
-            let words = format!("overflow in relocation type {kind}");
-            let message = match kernel.arch {
-                Architecture::Amd64 => format!("{words}: likely not compiled with -mcmodel=kernel"),
-                Architecture::Arm64 => format!("{words}: the address is too far away or too long"),
+            let kernel_message = format!("overflow in relocation type {kind}");
+            let message = match arch {
+                Architecture::Amd64 => format!("{kernel_message}: likely not compiled with -mcmodel=kernel"),
+                Architecture::Arm64 => format!("{kernel_message}: the address is too far away or too long"),
             };
-            (Some(words), message)
+            (Some(kernel_message), message)
         }
         RelocationProblem::Overlap => {
             (None, format!("a relocation of type {kind} changes bytes that another has changed before"))
@@ -157,14 +174,7 @@ pub(super) fn relocations(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 "a relocation of type {kind} lies outside of its section, and the loader does not check that"
             ),
         ),
-    };
-    let place = format!("{}+{:#x}", bad.section, bad.offset);
-    let verdict = if words.is_some() { Verdict::Refused } else { Verdict::Unknown };
-    let finding = Finding::new(Rule::Relocation, verdict, place, message, COMPILE_WITH_KBUILD);
-    findings.push(match words {
-        Some(words) => finding.kernel("ENOEXEC", words),
-        None => finding,
-    });
+    }
 }
 
 /// Checks that no two loaded sections have one name (`add_sect_attrs` in `kernel/module/sysfs.c`, which makes a file of each

@@ -13,13 +13,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let message = format!("the table of extended symbol versions {what}");
         let remedy =
             "build it again with the kernel's own makefiles, and strip nothing but debug information";
-        findings.push(Finding::new(
-            Rule::SymbolVersion,
-            Verdict::Refused,
-            "__version_ext_crcs",
-            message,
-            remedy,
-        ));
+        let rule = Rule::SymbolVersion;
+        findings.push(Finding::new(rule, Verdict::Refused, "__version_ext_crcs", message, remedy));
     }
     if !kernel.config.is_set("MODVERSIONS") {
         findings.extend(kernel_without_versions(subject));
@@ -37,9 +32,14 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         return;
     };
     findings.extend(module_layout(subject, versions));
-    let is_extended = reads_extended_versions(subject);
     findings.extend(named(subject));
     findings.extend(foreign_headers(subject));
+    imports(subject, versions, findings);
+}
+
+/// Compares the version of each import with the exporter's.
+fn imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, findings: &mut Vec<Finding>) {
+    let is_extended = reads_extended_versions(subject);
     let mut unversioned = Vec::new();
     for import in subject.imports {
         let Some(mut export) = import.provider.export() else { continue };
@@ -53,7 +53,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             let remedy = remedy(subject, &import.provider, own);
             Finding::new(Rule::SymbolVersion, verdict, name, message, remedy)
         };
-        if !is_extended && module.layout.wide_versions.contains(name) {
+        if !is_extended && subject.module.layout.wide_versions.contains(name) {
             let message =
                 format!("disagrees about version of symbol {name}: the module's has more than 32 bits");
             findings.push(finding(Verdict::Refused, message).kernel("EINVAL", disagrees(name)));

@@ -45,12 +45,10 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         });
     }
     if unknown > 0 {
-        findings.push(Finding::new(
-            Rule::UndefinedSymbol,
-            Verdict::Unknown,
-            "Module.symvers",
-            format!("the header set has no Module.symvers to look up needed symbols in ({unknown})"),
-            format!("provide the Module.symvers of {release}'s own build with its header set"),
-        ));
+        let message =
+            format!("the header set has no Module.symvers to look up needed symbols in ({unknown})");
+        let remedy = format!("provide the Module.symvers of {release}'s own build with its header set");
+        let rule = Rule::UndefinedSymbol;
+        findings.push(Finding::new(rule, Verdict::Unknown, "Module.symvers", message, remedy));
     }
 }
