@@ -19,7 +19,7 @@ pub struct ModuleAbout {
     pub srcversion: Option<String>,
     /// License that the module declares.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub licence: Option<String>,
+    pub license: Option<String>,
     /// Taints that the module causes (`Documentation/admin-guide/tainted-kernels.rst`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub taints: Vec<Taint>,
@@ -103,7 +103,7 @@ impl ModuleAbout {
         Self {
             version: field("version"),
             srcversion: field("srcversion"),
-            licence: field("license"),
+            license: field("license"),
             taints: taints(module, kernel),
             signed_by: signed_by(&module.signature),
             depends: depends.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),

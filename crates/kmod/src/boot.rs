@@ -121,8 +121,8 @@ impl BootReport {
                 BootOutcome::Hung { .. } => "hung the kernel".to_owned(),
                 _ => return None,
             };
-            let said = outcome.messages().last().map(|last| format!(": {last}")).unwrap_or_default();
-            Some(format!("{name} {failed}{said}"))
+            let message = outcome.messages().last().map(|last| format!(": {last}")).unwrap_or_default();
+            Some(format!("{name} {failed}{message}"))
         })
     }
 

@@ -170,13 +170,9 @@ fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &
             }
         }
         if order.circular.contains(&index) {
-            findings.push(Finding::new(
-                Rule::Dependency,
-                Verdict::Refused,
-                "circle",
-                "depends, directly or indirectly, on modules that depend on each other in a cycle",
-                "build the modules together, as their own makefile does",
-            ));
+            let message = "depends, directly or indirectly, on modules that depend on each other in a cycle";
+            let remedy = "build the modules together, as their own makefile does";
+            findings.push(Finding::new(Rule::Dependency, Verdict::Refused, "circle", message, remedy));
         }
         if let Some(report) = reports.get_mut(index) {
             report.verdict = report.verdict.max(worst(&findings));

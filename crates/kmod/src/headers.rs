@@ -26,8 +26,8 @@ pub enum HeaderError {
 
 impl KernelFacts {
     /// Reads a header set. `build` returns the text of a file in the build tree, such as `include/config/auto.conf`, and
-    /// `header` that of a header in the build tree or in the source tree that belongs to it. Both return `None` for a file that
-    /// does not exist. Without `wanted`, the header set tells release and architecture.
+    /// `header` the text of a header in the build tree or its source tree. Both return `None` for a missing file. Without
+    /// `wanted`, release and architecture are read from the header set.
     pub fn of_headers(
         wanted: Option<(&KernelRelease, Architecture)>,
         build: impl Fn(&str) -> io::Result<Option<String>>,

@@ -48,24 +48,10 @@ impl VerdictError {
 }
 
 /// Rule of the loader that a finding refers to.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    JsonSchema,
-    Display,
-    EnumString,
-    IntoStaticStr,
-    VariantArray,
-)]
+#[derive(Serialize, JsonSchema, Display, EnumString, IntoStaticStr, VariantArray)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case", parse_err_ty = RuleError, parse_err_fn = RuleError::new)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
     /// The file must be a complete and well-formed relocatable object for this machine.
     Elf,
@@ -80,7 +66,7 @@ pub enum Rule {
     /// Every symbol that the module needs must be exported.
     UndefinedSymbol,
     /// The module may use `EXPORT_SYMBOL_GPL` symbols only under a compatible license.
-    Licence,
+    License,
     /// The module must import the namespaces of the symbols that it uses.
     Namespace,
     /// The module must not export a symbol of the kernel, or of a module that is loaded before it.
@@ -316,8 +302,8 @@ impl CheckReport {
         remedies
     }
 
-    /// Short form of the report: `5 modules: loads`.
-    pub fn in_a_few_words(&self) -> String {
+    /// Shortest form of the report: `5 modules: loads`.
+    pub fn short_summary(&self) -> String {
         let count = self.modules.len();
         let modules = if count == 1 { "module" } else { "modules" };
         let booted = if self.boot.is_some() { ", also when booted" } else { "" };

@@ -25,7 +25,7 @@ pub(super) struct Import<'a> {
 
 impl Import<'_> {
     /// Whether the payload's module of this index exports the symbol.
-    pub fn is_of(&self, module: usize) -> bool {
+    pub fn is_provided_by(&self, module: usize) -> bool {
         matches!(self.provider, Provider::Payload { index, .. } if index == module)
     }
 }
@@ -75,13 +75,13 @@ impl<'a> Resolver<'a> {
             }
         }
         let kernel = request.kernel.symbols.as_ref();
-        let asked = kernel.filter(|_| request.needs.iter().any(|need| need.proprietary.is_none()));
+        let own_table = kernel.filter(|_| request.needs.iter().any(|need| need.proprietary.is_none()));
         let own: BTreeSet<String> =
-            asked.into_iter().flat_map(|table| table.exporters().map(super::module_name)).collect();
-        let stands_in = |need: &NeededTable| {
+            own_table.into_iter().flat_map(|table| table.exporters().map(super::module_name)).collect();
+        let is_replacement = |need: &NeededTable| {
             need.symbols.exporters().any(|exporter| own.contains(&super::module_name(exporter)))
         };
-        let needs = request.needs.iter().map(|need| (need, stands_in(need))).collect();
+        let needs = request.needs.iter().map(|need| (need, is_replacement(need))).collect();
         let named = request.kernel.beyond_headers.exports.as_ref().map(|known| &known.value);
         Self { kernel, named, needs, exports, replaced }
     }
@@ -101,12 +101,12 @@ impl<'a> Resolver<'a> {
         if let Some(&(index, module, export)) = in_payload {
             return Provider::Payload { index, module, export };
         }
-        for &(need, stands_in) in &self.needs {
+        for &(need, is_replacement) in &self.needs {
             if let Some(symbol) = need.symbols.get(symbol) {
                 let known = need.proprietary.as_ref().map(|names| names.contains(&symbol.module_name()));
                 // An image that replaces the kernel's own modules, such as OFED, is derived from these and has their
                 // license.
-                let proprietary = known.or(stands_in.then_some(false));
+                let proprietary = known.or(is_replacement.then_some(false));
                 return Provider::Needed { image: &need.image, symbol, proprietary };
             }
         }

@@ -42,7 +42,7 @@ pub(super) fn inherited(
         let needed = needs.get(index).into_iter().flatten();
         let of_payload = needed.filter_map(|&needed| {
             let taint = proprietary(needed).or_else(|| inherited.get(needed).cloned()?)?;
-            let mut symbols = imports.clone().filter(|import| import.is_of(needed));
+            let mut symbols = imports.clone().filter(|import| import.is_provided_by(needed));
             Some(InheritedTaint { weak: symbols.all(|import| import.symbol.weak), ..taint })
         });
         let mut taints: Vec<InheritedTaint> =

@@ -68,7 +68,7 @@ fn kernels_rules(error: i32, messages: &[String]) -> Vec<Rule> {
         ("disagrees about version of symbol", &[Rule::SymbolVersion]),
         ("no symbol version for", &[Rule::SymbolVersion]),
         ("version magic", &[Rule::Vermagic]),
-        ("(err -2)", &[Rule::UndefinedSymbol, Rule::Licence]),
+        ("(err -2)", &[Rule::UndefinedSymbol, Rule::License]),
         ("(err -22)", &[Rule::SymbolVersion, Rule::Namespace]),
         ("from namespace", &[Rule::Namespace]),
         ("tries to import module namespace", &[Rule::Namespace]),

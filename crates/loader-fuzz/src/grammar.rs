@@ -58,7 +58,7 @@ const RULES: [(&str, &[Mutation]); 14] = [
     ("vermagic", &[vermagic]),
     ("symbol-version", &[version, version, versions_absent, extended_versions, export_versions]),
     ("undefined-symbol", &[undefined]),
-    ("licence", &[licence]),
+    ("license", &[license]),
     ("namespace", &[namespace]),
     ("duplicate-export", &[duplicate_export]),
     ("btf", &[type_information]),
@@ -470,7 +470,7 @@ fn undefined(context: &Context<'_>, object: &mut Object, random: &mut Rng) -> Op
     Some(format!("{new:?} instead of {old}, weak {weak}"))
 }
 
-fn licence(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
+fn license(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {
     let texts = [
         "GPL",
         "GPL v2",
@@ -497,8 +497,8 @@ fn licence(_: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<Str
         _ => set_field(object, "license", &[text])?,
     }
     let (_, fields) = fields(object)?;
-    let licences = fields.iter().filter(|field| field.starts_with(b"license="));
-    Some(licences.map(|field| String::from_utf8_lossy(field).into_owned()).collect::<Vec<_>>().join(", "))
+    let licenses = fields.iter().filter(|field| field.starts_with(b"license="));
+    Some(licenses.map(|field| String::from_utf8_lossy(field).into_owned()).collect::<Vec<_>>().join(", "))
 }
 
 fn namespace(context: &Context<'_>, object: &mut Object, random: &mut Rng) -> Option<String> {

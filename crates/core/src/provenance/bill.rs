@@ -97,21 +97,21 @@ impl Components {
     }
 
     fn package(&mut self, role: Role, package: &Package) {
-        let Package { name, version, architecture, licences } = package;
-        let licences: Option<Value> =
-            (!licences.is_empty()).then(|| licences.iter().map(|name| licence(name)).collect());
+        let Package { name, version, architecture, licenses } = package;
+        let licenses: Option<Value> =
+            (!licenses.is_empty()).then(|| licenses.iter().map(|name| license(name)).collect());
         let fields = json!({
             "type": "library",
             "name": name,
             "version": version,
             "purl": package_url(name, version, Some(architecture)),
-            "licenses": licences,
+            "licenses": licenses,
         });
         self.add(role, name, Some(version), fields);
     }
 
     fn module(&mut self, module: &ModuleFile) {
-        let ModuleFile { path, name, version, licence: named, srcversion, digest } = module;
+        let ModuleFile { path, name, version, license: named, srcversion, digest } = module;
         let mut properties = vec![property("role", "module"), property("path", path)];
         properties.extend(srcversion.as_ref().map(|value| property("srcversion", value)));
         self.all.push(without_nulls(json!({
@@ -119,7 +119,7 @@ impl Components {
             "name": name,
             "version": version,
             "hashes": hashes(digest),
-            "licenses": named.as_ref().map(|named| json!([licence(named)])),
+            "licenses": named.as_ref().map(|named| json!([license(named)])),
             "scope": "required",
             "properties": properties,
             "bom-ref": format!("module:{path}"),
@@ -154,7 +154,7 @@ fn kind(role: Role) -> &'static str {
 
 /// Keeps the license name as given: `MODULE_LICENSE` and Debian's copyright files have their own names, which are not SPDX
 /// identifiers.
-fn licence(name: &str) -> Value {
+fn license(name: &str) -> Value {
     json!({"license": {"name": name}})
 }
 

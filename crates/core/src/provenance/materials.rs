@@ -166,7 +166,7 @@ pub struct ModuleFile {
     /// Version that the module states (`MODULE_VERSION`).
     pub version: Option<String>,
     /// `MODULE_LICENSE`.
-    pub licence: Option<String>,
+    pub license: Option<String>,
     /// `srcversion`.
     pub srcversion: Option<String>,
     /// SHA-256 of the file.

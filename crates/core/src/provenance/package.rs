@@ -19,7 +19,7 @@ pub const RPM_LIST: &str = "var/lib/rpmmanifest/container-manifest-2";
 /// Format of a line in that list, as rpm's `--queryformat`.
 pub const RPM_LIST_FORMAT: &str = r"%{NAME}\t%{VERSION}-%{RELEASE}\t%{INSTALLTIME}\t%{BUILDTIME}\t%{VENDOR}\t%{EPOCH}\t%{SIZE}\t%{ARCH}\t%{EPOCHNUM}\t%{SOURCERPM}\n";
 /// Maximum number of licenses of one package. The parts of the kernel's headers have about 20.
-const MAX_LICENCES: usize = 64;
+const MAX_LICENSES: usize = 64;
 
 /// A package of a root file system.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -32,14 +32,14 @@ pub struct Package {
     pub architecture: String,
     /// Licenses in the package's copyright file, if the file is in the machine-readable format (DEP 5).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub licences: Vec<String>,
+    pub licenses: Vec<String>,
 }
 
 /// Collects packages from the layers of one image, the lowest layer first.
 #[derive(Debug, Default)]
 pub struct PackageReader {
     status: BTreeMap<String, Vec<Package>>,
-    licences: BTreeMap<String, BTreeSet<String>>,
+    licenses: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl PackageReader {
@@ -55,7 +55,7 @@ impl PackageReader {
             } else if let Some(file) = status_file(&path) {
                 self.status.insert(file, packages(&text(entry)?));
             } else if let Some(name) = copyright_of(&path) {
-                self.licences.insert(name, licences(&text(entry)?));
+                self.licenses.insert(name, licenses(&text(entry)?));
             }
             Ok(ControlFlow::Continue(()))
         })
@@ -64,11 +64,11 @@ impl PackageReader {
 
     /// Returns the packages, by name. Empty if the image has no package list.
     pub fn finish(self) -> Vec<Package> {
-        let Self { status, licences } = self;
+        let Self { status, licenses } = self;
         let mut all: Vec<Package> = status.into_values().flatten().collect();
         for package in &mut all {
-            let named = licences.get(&package.name).into_iter().flatten();
-            package.licences = named.take(MAX_LICENCES).cloned().collect();
+            let named = licenses.get(&package.name).into_iter().flatten();
+            package.licenses = named.take(MAX_LICENSES).cloned().collect();
         }
         all.sort();
         all.dedup();
@@ -107,7 +107,7 @@ fn packages(status: &str) -> Vec<Package> {
         let installed = field("Status").is_none_or(|status| status.ends_with(" installed"));
         let (name, version) = (field("Package")?, field("Version")?);
         let architecture = field("Architecture").unwrap_or_default();
-        installed.then_some(Package { name, version, architecture, licences: Vec::new() })
+        installed.then_some(Package { name, version, architecture, licenses: Vec::new() })
     };
     status.split("\n\n").filter_map(paragraph).collect()
 }
@@ -118,13 +118,13 @@ fn rpm_packages(list: &str) -> Vec<Package> {
         let [name, version, _, _, _, _, _, arch, epoch, _] =
             line.split('\t').map(printable).collect::<Vec<_>>().try_into().ok()?;
         let version = if epoch == "0" { version } else { format!("{epoch}:{version}") };
-        Some(Package { name, version, architecture: arch, licences: Vec::new() })
+        Some(Package { name, version, architecture: arch, licenses: Vec::new() })
     };
     list.lines().filter_map(package).collect()
 }
 
 /// Returns the short names in the `License:` fields of a DEP 5 file; empty for files in another format.
-fn licences(copyright: &str) -> BTreeSet<String> {
+fn licenses(copyright: &str) -> BTreeSet<String> {
     if !copyright.trim_start().to_ascii_lowercase().starts_with("format:") {
         return BTreeSet::new();
     }
@@ -162,7 +162,7 @@ mod tests {
         Package: base-files\nStatus: install ok installed\nArchitecture: amd64\nVersion: 12.4\n";
 
     #[test]
-    fn packages_and_licences() {
+    fn packages_and_licenses() {
         let mut reader = PackageReader::default();
         let copyright = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n\
             Files: *\nLicense: GPL-3+\n text\n\nFiles: doc/*\nLicense: GFDL-1.3+\n\nLicense: GPL-3+\n more\n";
@@ -178,8 +178,8 @@ mod tests {
         let found = reader.finish();
         let names: Vec<_> = found.iter().map(|p| (p.name.as_str(), p.version.as_str())).collect();
         assert_eq!(names, [("base-files", "12.4"), ("make", "4.3-4.1")]);
-        assert_eq!(found[1].licences, ["GFDL-1.3+", "GPL-3+"]);
-        assert!(found[0].licences.is_empty());
+        assert_eq!(found[1].licenses, ["GFDL-1.3+", "GPL-3+"]);
+        assert!(found[0].licenses.is_empty());
     }
 
     #[test]

@@ -16,11 +16,11 @@ pub(super) const COSIGN_3_BUNDLE: &[u8] = include_bytes!("testdata/cosign3-bundl
 
 pub(super) fn provenance() -> Provenance {
     let digest = |text: &str| Digest::of(text.as_bytes());
-    let package = |name: &str, licences: &[&str]| Package {
+    let package = |name: &str, licenses: &[&str]| Package {
         name: name.to_owned(),
         version: "1.0-1".to_owned(),
         architecture: "amd64".to_owned(),
-        licences: licences.iter().map(ToString::to_string).collect(),
+        licenses: licenses.iter().map(ToString::to_string).collect(),
     };
     let with = |role, name: &str| Material { digest: Some(digest(name)), ..Material::new(role, name) };
     Provenance {
@@ -58,7 +58,7 @@ pub(super) fn provenance() -> Provenance {
             path: "lib/modules/6.1.0-56-acme+/extra/mst.ko".to_owned(),
             name: "mst".to_owned(),
             version: Some("4.22".to_owned()),
-            licence: Some("Dual BSD/GPL".to_owned()),
+            license: Some("Dual BSD/GPL".to_owned()),
             srcversion: Some("0123456789ABCDEF".to_owned()),
             digest: digest("mst.ko"),
         }],

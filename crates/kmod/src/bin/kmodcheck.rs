@@ -44,7 +44,7 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match words().and_then(|words| run(words.into_iter())) {
+    match arguments().and_then(|args| run(args.into_iter())) {
         Ok(Verdict::Loads) => ExitCode::SUCCESS,
         Ok(Verdict::Unknown | Verdict::Refused) => ExitCode::from(1),
         Err(error) => {
@@ -61,25 +61,24 @@ fn chain(error: &dyn Error) -> String {
     sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 
-fn words() -> Result<Vec<String>> {
-    let text = |word: OsString| {
-        word.into_string().map_err(|word| format!("{}: is not UTF-8", word.display()).into())
-    };
+fn arguments() -> Result<Vec<String>> {
+    let text =
+        |arg: OsString| arg.into_string().map_err(|arg| format!("{}: is not UTF-8", arg.display()).into());
     std::env::args_os().skip(1).map(text).collect()
 }
 
-fn run(mut words: impl Iterator<Item = String>) -> Result<Verdict> {
+fn run(mut args: impl Iterator<Item = String>) -> Result<Verdict> {
     let mut arguments = Arguments::default();
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word}: the value is missing"));
-        match word.as_str() {
+    while let Some(arg) = args.next() {
+        let mut value = || args.next().ok_or_else(|| format!("{arg}: the value is missing"));
+        match arg.as_str() {
             "--explain" => return print(value()?.parse::<Rule>()?.explanation()),
             "--headers" => arguments.headers = Some(value()?.into()),
             "--kernel-image" => arguments.kernel_image = Some(value()?.into()),
             "--json" => arguments.json = true,
             "--help" | "-h" => return print(USAGE.trim_end()),
             flag if flag.starts_with('-') => return Err(format!("{flag}: no such option; see --help").into()),
-            _ => arguments.files.push(word),
+            _ => arguments.files.push(arg),
         }
     }
     let Some(headers) = arguments.headers.filter(|_| !arguments.files.is_empty()) else {
@@ -87,7 +86,7 @@ fn run(mut words: impl Iterator<Item = String>) -> Result<Verdict> {
     };
     let mut kernel = read_headers(&headers)?;
     if let Some(image) = &arguments.kernel_image {
-        learn(&mut kernel, image).map_err(|error| format!("{}: {}", image.display(), chain(&*error)))?;
+        add_image(&mut kernel, image).map_err(|error| format!("{}: {}", image.display(), chain(&*error)))?;
     }
     let modules = arguments.files.iter().map(|path| read_module(path)).collect::<Result<Vec<_>>>()?;
     let report = kmod::check(&CheckRequest::new(&kernel, &modules));
@@ -125,8 +124,8 @@ fn read_text(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Reads the kernel's image, which is decompressed in memory.
-fn learn(kernel: &mut KernelFacts, path: &Path) -> Result<()> {
+/// Adds the facts from the kernel's image, which is decompressed in memory.
+fn add_image(kernel: &mut KernelFacts, path: &Path) -> Result<()> {
     let mut file = File::open(path)?;
     let payload = kmod::locate(&mut file)?;
     let mut plain = Vec::new();

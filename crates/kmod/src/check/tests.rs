@@ -1,4 +1,4 @@
-mod licences;
+mod licenses;
 mod loader;
 mod signatures;
 mod unproven;
@@ -411,7 +411,7 @@ fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
         said(&facts, &plain.info("license", "NVIDIA").build()),
         [
             unproven,
-            "unknown Licence: no source shows which of the symbols that the module needs are for GPL modules only (1)"
+            "unknown License: no source shows which of the symbols that the module needs are for GPL modules only (1)"
         ]
     );
 }

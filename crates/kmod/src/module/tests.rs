@@ -220,15 +220,15 @@ fn without_symbols_or_versions() {
 }
 
 #[test]
-fn licences_are_the_kernels_list() {
-    let compatible = |licence: &str| sample().info("license", licence).module().is_gpl_compatible();
-    for licence in
+fn licenses_are_the_kernels_list() {
+    let compatible = |license: &str| sample().info("license", license).module().is_gpl_compatible();
+    for license in
         ["GPL", "GPL v2", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL", "GPL and additional rights"]
     {
-        assert!(compatible(licence), "{licence}");
+        assert!(compatible(license), "{license}");
     }
-    for licence in ["NVIDIA", "Proprietary", "MIT", "GPL ", "gpl", "BSD"] {
-        assert!(!compatible(licence), "{licence}");
+    for license in ["NVIDIA", "Proprietary", "MIT", "GPL ", "gpl", "BSD"] {
+        assert!(!compatible(license), "{license}");
     }
     let mut file = sample();
     file.info.retain(|(key, _)| *key != "license");

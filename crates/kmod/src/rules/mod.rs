@@ -4,7 +4,7 @@ mod btf;
 mod conflict;
 mod kernel;
 pub(crate) mod layout;
-mod licence;
+mod license;
 mod namespace;
 mod object;
 mod signature;
@@ -110,7 +110,7 @@ const RULES: [Check; 27] = [
     layout::export_flags,
     undefined_symbol::check,
     symbol_version::check,
-    licence::check,
+    license::check,
     namespace::check,
     layout::relocations,
     conflict::export,

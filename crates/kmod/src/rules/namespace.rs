@@ -24,9 +24,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let exporter = import.provider.describe();
         let finding = |verdict, message: String, remedy: String| {
             let finding = Finding::new(Rule::Namespace, verdict, name, message, remedy).wanted(namespace);
-            let words =
+            let kernel_message =
                 format!("module uses symbol ({name}) from namespace {namespace}, but does not import it.");
-            if allowed { finding } else { finding.kernel("EINVAL", words) }
+            if allowed { finding } else { finding.kernel("EINVAL", kernel_message) }
         };
         if let Some(modules) = namespace.strip_prefix(MODULES).filter(|_| kernel.since(6, 16)) {
             if !names(modules, &module.name) {

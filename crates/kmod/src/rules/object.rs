@@ -54,12 +54,12 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             let message = format!(
                 "struct module differs in size from the kernel's, according to {source}{consequence}"
             );
-            let words = format!(
+            let kernel_message = format!(
                 "{THIS_MODULE} section size must match the kernel's built struct module size at run time"
             );
             let finding = finding(verdict, message, subject.rebuild()).wanted(bytes(known.value));
             let is_refused = verdict == Verdict::Refused;
-            findings.push(if is_refused { finding.kernel("ENOEXEC", words) } else { finding });
+            findings.push(if is_refused { finding.kernel("ENOEXEC", kernel_message) } else { finding });
         }
         None if layout_has_a_version(subject) => {}
         None => findings.push(finding(

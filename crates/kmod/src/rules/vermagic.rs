@@ -36,8 +36,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             } else {
                 format!("the vermagic has {} where the kernel has {}", quote(&module), quote(&wanted))
             };
-            let words = format!("version magic '{}' should be '{expected}'", magic.trim_end());
-            findings.push(finding(Verdict::Refused, message, subject.rebuild()).kernel("ENOEXEC", words));
+            let text = format!("version magic '{}' should be '{expected}'", magic.trim_end());
+            findings.push(finding(Verdict::Refused, message, subject.rebuild()).kernel("ENOEXEC", text));
         }
     }
 }

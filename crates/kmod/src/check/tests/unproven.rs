@@ -32,7 +32,7 @@ fn type_information_of_both_sides_proves_that_a_module_fits() {
     file.btf = None;
     let report = run(&facts, &[], &[file.payload()]);
     assert_eq!((report.verdict, report.unproven()), (Verdict::Loads, 1), "{}", lines(&report));
-    assert_eq!(report.in_a_few_words(), "1 module: loads, unproven");
+    assert_eq!(report.short_summary(), "1 module: loads, unproven");
     assert!(report.to_string().contains("unproven[symbol-version]: "), "{report}");
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["modules"][0]["findings"][0]["unproven"], true);

@@ -23,7 +23,7 @@ fn the_taint_of_a_needed_image_is_inherited() {
         assert_eq!(
             said(&known, symbol),
             format!(
-                "refused\nuser (refused): refused Licence: symbol gpl_only, exported by the kernel, is for \
+                "refused\nuser (refused): refused License: symbol gpl_only, exported by the kernel, is for \
                  GPL modules only, but the module also uses symbols of {by} of gpu, which is proprietary: \
                  found GPL, wanted a GPL-compatible license -> use the vendor's open modules, or a driver \
                  version that does not use this symbol\n"
@@ -34,7 +34,7 @@ fn the_taint_of_a_needed_image_is_inherited() {
     let bare = needed("gpu", symbols);
     assert_eq!(
         said(&bare, "help"),
-        "unknown\nuser (unknown): unknown Licence: symbol gpl_only, exported by the kernel, is for GPL \
+        "unknown\nuser (unknown): unknown License: symbol gpl_only, exported by the kernel, is for GPL \
          modules only, and no source has the license of helper of gpu, whose symbols it also uses -> \
          provide the needed image's modules beside its symbol table, which does not list licenses\n"
     );

@@ -6,7 +6,7 @@ use crate::{Finding, Rule, Verdict, resolve::Provider, taint::InheritedTaint};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let module = subject.module;
-    let licence = module.field("license").unwrap_or("unspecified");
+    let license = module.field("license").unwrap_or("unspecified");
     let (verdict, reason) = match (module.is_gpl_compatible(), subject.taint) {
         (false, _) => (Verdict::Refused, "but the module's license is not compatible".to_owned()),
         (true, Some(InheritedTaint { by, known: true, weak })) => {
@@ -28,7 +28,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let message = format!(
             "no source shows which of the symbols that the module needs are for GPL modules only ({unknown})"
         );
-        findings.push(subject.symvers_needed(Rule::Licence, message));
+        findings.push(subject.symvers_needed(Rule::License, message));
     }
     for import in subject.imports {
         if !import.provider.export().is_some_and(|export| export.gpl_only) {
@@ -46,12 +46,12 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         findings.push(if verdict == Verdict::Unknown {
             let remedy =
                 "provide the needed image's modules beside its symbol table, which does not list licenses";
-            Finding::new(Rule::Licence, verdict, name, message, remedy)
+            Finding::new(Rule::License, verdict, name, message, remedy)
         } else {
             let remedy = "use the vendor's open modules, or a driver version that does not use this symbol";
-            let finding = Finding::new(Rule::Licence, verdict, name, message, remedy);
-            let words = format!("Unknown symbol {name} (err -2)");
-            finding.found(licence).wanted("a GPL-compatible license").kernel("ENOENT", words)
+            let finding = Finding::new(Rule::License, verdict, name, message, remedy);
+            let kernel_message = format!("Unknown symbol {name} (err -2)");
+            finding.found(license).wanted("a GPL-compatible license").kernel("ENOENT", kernel_message)
         });
     }
 }
