@@ -21,6 +21,8 @@ mod files;
 mod firmware;
 #[path = "../../crates/driver-entrypoint/src/forecast/mod.rs"]
 mod forecast;
+#[path = "../../crates/driver-entrypoint/src/host_modules.rs"]
+mod host_modules;
 #[path = "../../crates/driver-entrypoint/src/isolated.rs"]
 mod isolated;
 #[path = "../../crates/driver-entrypoint/src/kernel.rs"]
@@ -51,8 +53,6 @@ mod routes;
 mod signals;
 #[path = "../../crates/driver-entrypoint/src/storage.rs"]
 mod storage;
-#[path = "../../crates/driver-entrypoint/src/taken_out.rs"]
-mod taken_out;
 
 use std::{fs, io, path::Path, sync::OnceLock};
 
@@ -148,12 +148,12 @@ impl kernel::Kernel for Refuses {
         &self,
         _: &ModuleFile,
         _: &str,
-        _: kernel::Waiting<'_>,
+        _: kernel::Progress<'_>,
     ) -> Result<Vec<String>, error::LoadRefusal> {
         Err(error::LoadRefusal { errno: rustix::io::Errno::PERM, locked_down: false, messages: Vec::new() })
     }
 
-    fn unload(&self, _: &str, _: kernel::Waiting<'_>) -> Result<(), rustix::io::Errno> {
+    fn unload(&self, _: &str, _: kernel::Progress<'_>) -> Result<(), rustix::io::Errno> {
         Err(rustix::io::Errno::PERM)
     }
 

@@ -20,20 +20,20 @@ use rustix::{
     termios::{OptionalActions, speed, tcdrain, tcgetattr, tcsetattr},
 };
 
-use crate::{complain, error::Error, files, isolated, kmsg::KernelLog};
+use crate::{error::Error, files, isolated, kmsg::KernelLog, print_error};
 
 /// Executes the work list and restarts the machine. Outside of a virtual machine (not PID 1) it only prints an error.
 pub(crate) fn main() -> ExitCode {
     if std::process::id() != 1 {
-        complain("boot-check is for the init process of farrier's virtual machines");
+        print_error("boot-check is for the init process of farrier's virtual machines");
         return ExitCode::from(2);
     }
     if let Err(error) = run() {
-        complain(&error.to_string());
+        print_error(&error.to_string());
     }
     // Restart, not power off: power off needs ACPI, and QEMU exits on a restart too (`-no-reboot`).
     let Err(error) = reboot(RebootCommand::Restart) else { return ExitCode::SUCCESS };
-    complain(&format!("restart: {error}"));
+    print_error(&format!("restart: {error}"));
     // The kernel panics now, which ends the machine as well.
     ExitCode::FAILURE
 }
@@ -62,7 +62,7 @@ fn run() -> Result<(), Error> {
 
 fn steps(work: &Work, report: &mut Report) -> Result<(), Error> {
     let mut machine =
-        Machine { log: KernelLog::open().map_err(Error::on("open", "/dev/kmsg"))?, oopsed: oopsed() };
+        Machine { log: KernelLog::open().map_err(Error::on("open", "/dev/kmsg"))?, oopsed: has_oopsed() };
     // `quiet` kept the boot fast up to here; from here on any message may be the last one.
     fs::write("/proc/sys/kernel/printk", "8").map_err(Error::on("raise", "the console's log level"))?;
     let mut loaded = Vec::new();
@@ -92,12 +92,12 @@ impl Machine {
     fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Error> {
         report.send(&Record::Loading(number))?;
         self.log.read();
-        let ended = in_a_process(&[isolated::LOAD, &step.path, &step.parameters])?;
+        let ended = run_child(&[isolated::LOAD, &step.path, &step.parameters])?;
         let messages = self.log.read();
-        let oops = self.look_for_oops(ended);
+        let oops = self.check_oops(ended);
         let stays = ended == Ended::Done;
         let read_back = if stays { isolated::read_back(&step.name) } else { ReadBack::default() };
-        let initialised = stays || messages.iter().any(|message| calls_init(message, &step.name));
+        let initialised = stays || messages.iter().any(|message| is_init_call(message, &step.name));
         report.send(&Record::Loaded { step: number, ended, initialised, oops, read_back, messages })?;
         Ok(stays)
     }
@@ -107,34 +107,34 @@ impl Machine {
         while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
             report.send(&Record::Unloading(number))?;
             self.log.read();
-            let ended = in_a_process(&[isolated::UNLOAD, &step.name])?;
+            let ended = run_child(&[isolated::UNLOAD, &step.name])?;
             let messages = self.log.read();
-            let oops = self.look_for_oops(ended);
+            let oops = self.check_oops(ended);
             report.send(&Record::Unloaded { step: number, ended, oops, messages })?;
         }
         Ok(())
     }
 
-    fn look_for_oops(&mut self, ended: Ended) -> bool {
-        let oops = matches!(ended, Ended::Killed(_)) || (!self.oopsed && oopsed());
+    fn check_oops(&mut self, ended: Ended) -> bool {
+        let oops = matches!(ended, Ended::Killed(_)) || (!self.oopsed && has_oopsed());
         self.oopsed |= oops;
         oops
     }
 }
 
-fn in_a_process(arguments: &[&str]) -> Result<Ended, Error> {
-    isolated::in_a_process(arguments).map_err(Error::on("start", "a process"))
+fn run_child(arguments: &[&str]) -> Result<Ended, Error> {
+    isolated::run_child(arguments).map_err(Error::on("start", "a process"))
 }
 
 /// `TAINT_DIE`, bit 7 (`Documentation/admin-guide/tainted-kernels.rst`): there was an oops or a BUG.
-fn oopsed() -> bool {
+fn has_oopsed() -> bool {
     let taint = files::text("/proc/sys/kernel/tainted").and_then(|taint| taint.parse::<u64>().ok());
     taint.is_some_and(|taint| taint & (1 << 7) != 0)
 }
 
 /// Whether a message is the line that `initcall_debug` logs before a module's initialization (`init/main.c`,
 /// `do_one_initcall`).
-fn calls_init(message: &str, module: &str) -> bool {
+fn is_init_call(message: &str, module: &str) -> bool {
     message.starts_with("calling  ") && message.contains(&format!(" [{module}] @ "))
 }
 
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn the_call_of_a_modules_own_initialisation_is_told() {
-        assert!(calls_init("calling  m_init+0x0/0x1000 [m] @ 47", "m"));
-        assert!(!calls_init("calling  m_init+0x0/0x1000 [mm] @ 47", "m"));
-        assert!(!calls_init("m: calling  x [m] @ 47", "m"));
+        assert!(is_init_call("calling  m_init+0x0/0x1000 [m] @ 47", "m"));
+        assert!(!is_init_call("calling  m_init+0x0/0x1000 [mm] @ 47", "m"));
+        assert!(!is_init_call("m: calling  x [m] @ 47", "m"));
     }
 }

@@ -31,7 +31,7 @@ pub(crate) fn program(paths: &Paths, name: &str) -> Option<PathBuf> {
 }
 
 /// Maps "not found" errors to `None`.
-pub(crate) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+pub(crate) fn if_exists<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
@@ -65,7 +65,7 @@ pub(crate) fn remove(node: &Node<'_>, path: &str) -> Result<bool, Error> {
     if at.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(false);
     }
-    let removed = if_there(fs::remove_file(at)).map_err(Error::on("remove", path))?;
+    let removed = if_exists(fs::remove_file(at)).map_err(Error::on("remove", path))?;
     Ok(removed.is_some())
 }
 

@@ -13,13 +13,13 @@ use rustix::{
     mount::{OpenTreeFlags, open_tree},
 };
 
-use crate::{error::Error, files::if_there, node::Node};
+use crate::{error::Error, files::if_exists, node::Node};
 
 /// The kernel's custom search path (`Documentation/driver-api/firmware/fw_search_path.rst`).
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
 /// Bytes of two files that are compared at a time.
-const PIECE: usize = 256 << 10;
+const CHUNK: usize = 256 << 10;
 
 /// Firmware directories of images. The operators mount the host's directory over `/lib/firmware`, so their own images
 /// use the first of these.
@@ -96,7 +96,7 @@ impl Firmware<'_> {
 
 fn search_path(node: &Node<'_>) -> Result<Option<String>, Error> {
     let text =
-        if_there(fs::read_to_string(node.paths.at(SEARCH_PATH))).map_err(Error::on("read", SEARCH_PATH))?;
+        if_exists(fs::read_to_string(node.paths.at(SEARCH_PATH))).map_err(Error::on("read", SEARCH_PATH))?;
     Ok(text.map(|text| text.trim_matches(['\0', '\n', ' ']).to_owned()))
 }
 
@@ -112,7 +112,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<usize> {
         // Follow symlinks to files but not to directories, which may form a loop.
         if entry.file_type()?.is_dir() {
             written += copy(&source, &target)?;
-        } else if source.is_file() && !is_there(&source, &target)? {
+        } else if source.is_file() && !has_same_content(&source, &target)? {
             fs::create_dir_all(to)?;
             // Replace the file atomically: the kernel may open it at any time.
             let unfinished = PathBuf::from(format!("{}.new", target.display()));
@@ -125,12 +125,12 @@ fn copy(from: &Path, to: &Path) -> io::Result<usize> {
 }
 
 /// Whether the target exists with the same content.
-fn is_there(source: &Path, target: &Path) -> io::Result<bool> {
-    let Some(there) = if_there(fs::metadata(target))? else { return Ok(false) };
+fn has_same_content(source: &Path, target: &Path) -> io::Result<bool> {
+    let Some(there) = if_exists(fs::metadata(target))? else { return Ok(false) };
     if !there.is_file() || there.len() != fs::metadata(source)?.len() {
         return Ok(false);
     }
-    let open = |path: &Path| Ok::<_, io::Error>(BufReader::with_capacity(PIECE, File::open(path)?));
+    let open = |path: &Path| Ok::<_, io::Error>(BufReader::with_capacity(CHUNK, File::open(path)?));
     let (mut one, mut other) = (open(source)?, open(target)?);
     loop {
         let (left, right) = (one.fill_buf()?, other.fill_buf()?);

@@ -37,7 +37,7 @@ pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
 }
 
 /// Runs this program with the arguments as a child process, and returns how the process ended.
-pub(crate) fn in_a_process(arguments: &[&str]) -> io::Result<Ended> {
+pub(crate) fn run_child(arguments: &[&str]) -> io::Result<Ended> {
     let status = Command::new("/proc/self/exe").args(arguments).status()?;
     Ok(match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Done,

@@ -32,10 +32,10 @@ const COMPRESSED_FILE: i32 = 4;
 const MAX_MESSAGES: usize = 8;
 
 /// Interval of the reports while a call takes long.
-const BETWEEN_REPORTS: Duration = Duration::from_secs(10);
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Called again and again while a call takes long, with the time since its begin.
-pub(crate) type Waiting<'a> = &'a mut dyn FnMut(Duration);
+/// Callback with the elapsed time, called repeatedly while a kernel call blocks.
+pub(crate) type Progress<'a> = &'a mut dyn FnMut(Duration);
 
 /// The kernel calls of this program that change state. Each call can be undone or repeated.
 pub(crate) trait Kernel {
@@ -46,10 +46,10 @@ pub(crate) trait Kernel {
         &self,
         file: &ModuleFile,
         parameters: &str,
-        waiting: Waiting<'_>,
+        progress: Progress<'_>,
     ) -> Result<Vec<String>, LoadRefusal>;
     /// Unloads a module; fails with `EAGAIN` if the module is in use.
-    fn unload(&self, name: &str, waiting: Waiting<'_>) -> Result<(), Errno>;
+    fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno>;
     /// Bind-mounts recursively (`mount --rbind`).
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Unmounts lazily, including all mounts below (`umount --lazy`).
@@ -74,12 +74,12 @@ impl Kernel for Linux {
         &self,
         file: &ModuleFile,
         parameters: &str,
-        waiting: Waiting<'_>,
+        progress: Progress<'_>,
     ) -> Result<Vec<String>, LoadRefusal> {
         let mut log = KernelLog::open().ok();
         let last =
             |mut messages: Vec<String>| messages.split_off(messages.len().saturating_sub(MAX_MESSAGES));
-        match patiently(|| insert(file, parameters), waiting) {
+        match with_progress(|| insert(file, parameters), progress) {
             Ok(()) => Ok(last(log.as_mut().map(KernelLog::read_warnings).unwrap_or_default())),
             Err(errno) => {
                 let messages = last(log.as_mut().map(KernelLog::read).unwrap_or_default());
@@ -88,8 +88,8 @@ impl Kernel for Linux {
         }
     }
 
-    fn unload(&self, name: &str, waiting: Waiting<'_>) -> Result<(), Errno> {
-        patiently(|| remove(name), waiting)
+    fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno> {
+        with_progress(|| remove(name), progress)
     }
 
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -116,9 +116,9 @@ impl Kernel for Linux {
     }
 }
 
-/// Makes a call in another thread, and reports while it takes long: the kernel may wait forever for a device or a
+/// Makes a call in another thread, and reports progress while it blocks: the kernel may wait forever for a device or a
 /// reference.
-fn patiently<T: Send>(call: impl FnOnce() -> T + Send, waiting: Waiting<'_>) -> T {
+fn with_progress<T: Send>(call: impl FnOnce() -> T + Send, progress: Progress<'_>) -> T {
     let (done, is_done) = mpsc::channel::<()>();
     thread::scope(|scope| {
         let call = scope.spawn(move || {
@@ -127,8 +127,8 @@ fn patiently<T: Send>(call: impl FnOnce() -> T + Send, waiting: Waiting<'_>) -> 
             result
         });
         let start = Instant::now();
-        while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(BETWEEN_REPORTS) {
-            waiting(start.elapsed());
+        while let Err(RecvTimeoutError::Timeout) = is_done.recv_timeout(REPORT_INTERVAL) {
+            progress(start.elapsed());
         }
         call.join().unwrap_or_else(|panic| resume_unwind(panic))
     })

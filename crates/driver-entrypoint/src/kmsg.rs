@@ -25,15 +25,15 @@ impl KernelLog {
 
     /// Returns the messages since the last call, oldest first.
     pub(crate) fn read(&mut self) -> Vec<String> {
-        self.read_that(|_| true)
+        self.read_where(|_| true)
     }
 
     /// Returns the warnings and errors since the last call, oldest first.
     pub(crate) fn read_warnings(&mut self) -> Vec<String> {
-        self.read_that(is_warning)
+        self.read_where(is_warning)
     }
 
-    fn read_that(&mut self, holds: impl Fn(&[u8]) -> bool) -> Vec<String> {
+    fn read_where(&mut self, is_wanted: impl Fn(&[u8]) -> bool) -> Vec<String> {
         let mut messages = Vec::new();
         // One read returns one record; the longest has about 9 KiB (`PRINTK_MESSAGE_MAX`).
         let mut record = [0; 16 << 10];
@@ -41,7 +41,8 @@ impl KernelLog {
             match self.0.read(&mut record) {
                 Ok(0) => break,
                 Ok(length) => {
-                    messages.extend(record.get(..length).filter(|record| holds(record)).and_then(message));
+                    messages
+                        .extend(record.get(..length).filter(|record| is_wanted(record)).and_then(message));
                 }
                 // EPIPE: older records were overwritten; the next read returns the oldest record left.
                 Err(error)

@@ -9,7 +9,7 @@ use std::{
 
 use crate::node::Node;
 
-/// Where the host's bus is visible: where the manifest mounts the host's `/run/dbus`, and with `hostPID` below the root
+/// Paths of the host's bus: where the manifest mounts the host's `/run/dbus`, and with `hostPID` below the root
 /// of process 1.
 const SOCKETS: [&str; 3] = [
     "/host/run/dbus/system_bus_socket",
@@ -32,7 +32,7 @@ const ERROR: u8 = 3;
 pub(crate) fn is_shutting_down(node: &Node<'_>) -> bool {
     let socket = SOCKETS.iter().find(|socket| node.paths.at(socket).exists());
     let Some(socket) = socket else { return false };
-    match UnixStream::connect(node.paths.at(socket)).and_then(ask) {
+    match UnixStream::connect(node.paths.at(socket)).and_then(query) {
         Ok(answer) => answer,
         Err(error) => {
             node.log.step(format!("whether the node shuts down is unknown: {socket}: {error}"));
@@ -41,7 +41,7 @@ pub(crate) fn is_shutting_down(node: &Node<'_>) -> bool {
     }
 }
 
-fn ask(stream: UnixStream) -> io::Result<bool> {
+fn query(stream: UnixStream) -> io::Result<bool> {
     stream.set_read_timeout(Some(LIMIT))?;
     stream.set_write_timeout(Some(LIMIT))?;
     let mut to = stream.try_clone()?;
@@ -56,12 +56,12 @@ fn ask(stream: UnixStream) -> io::Result<bool> {
     to.write_all(b"BEGIN\r\n")?;
     let bus = ["org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", "Hello"];
     to.write_all(&call(1, bus, &[]))?;
-    answer(&mut from)?;
+    read_reply(&mut from)?;
     let logind =
         ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.DBus.Properties", "Get"];
     to.write_all(&call(2, logind, &["org.freedesktop.login1.Manager", "PreparingForShutdown"]))?;
     // A variant with a boolean: its signature, padding, and the value.
-    match answer(&mut from)?.as_slice() {
+    match read_reply(&mut from)?.as_slice() {
         [1, b'b', 0, 0, value @ ..] => Ok(value.iter().any(|byte| *byte != 0)),
         _ => Err(io::Error::other("logind's answer is not a boolean")),
     }
@@ -114,7 +114,7 @@ fn size(bytes: &[u8]) -> [u8; 4] {
 }
 
 /// Reads messages up to the next answer to a call, and returns its body. Skips signals.
-fn answer(from: &mut impl Read) -> io::Result<Vec<u8>> {
+fn read_reply(from: &mut impl Read) -> io::Result<Vec<u8>> {
     loop {
         let mut head = [0; 16];
         from.read_exact(&mut head)?;

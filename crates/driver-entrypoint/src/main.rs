@@ -12,6 +12,7 @@ mod failure;
 mod files;
 mod firmware;
 mod forecast;
+mod host_modules;
 mod ibdev;
 mod isolated;
 mod kernel;
@@ -28,7 +29,6 @@ mod pods;
 mod routes;
 mod signals;
 mod storage;
-mod taken_out;
 #[cfg(test)]
 mod testing;
 
@@ -66,14 +66,14 @@ fn main() -> ExitCode {
     let (called, arguments) = arguments.split_first().unwrap_or((&"", &[]));
     let called = Path::new(called).file_name().and_then(|name| name.to_str());
     let link = called.filter(|name| LINKS.contains(name));
-    let words: Vec<&str> = link.into_iter().chain(arguments.iter().copied()).collect();
-    run(&words)
+    let arguments: Vec<&str> = link.into_iter().chain(arguments.iter().copied()).collect();
+    run(&arguments)
 }
 
 /// Dispatches on the first argument.
-fn run(words: &[&str]) -> ExitCode {
+fn run(arguments: &[&str]) -> ExitCode {
     let variable = |name: &str| env::var(name).ok();
-    match *words {
+    match *arguments {
         ["boot-check"] => boot_check::main(),
         [isolated::LOAD, path, parameters] => {
             isolated::exit_with(kernel::insert_file(Path::new(path), parameters, 0))
@@ -81,57 +81,57 @@ fn run(words: &[&str]) -> ExitCode {
         [isolated::UNLOAD, name] => isolated::exit_with(kernel::remove(name)),
         ["mofed", ref rest @ ..] => match mofed::Settings::read(rest, variable) {
             Ok(settings) => personality::run(|node, signals| mofed::run(node, &settings, signals)),
-            Err(message) => misused(&message),
+            Err(message) => usage_error(&message),
         },
         ["generic", ref rest @ ..] => match generic::Options::read(rest, variable) {
             Ok(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
-            Err(message) => misused(&format!("{message}\n{}", generic::USAGE)),
+            Err(message) => usage_error(&format!("{message}\n{}", generic::USAGE)),
         },
         ["forecast", ref rest @ ..] => match Allowed::read(variable) {
-            Ok(allowed) => match forecast::Question::parse(rest, variable(DRIVER_POD), allowed) {
-                Some(question) => personality::run(|node, _| forecast::run(node, &question)),
-                None => misused(forecast::USAGE),
+            Ok(allowed) => match forecast::ForecastRequest::parse(rest, variable(DRIVER_POD), allowed) {
+                Some(request) => personality::run(|node, _| forecast::run(node, &request)),
+                None => usage_error(forecast::USAGE),
             },
-            Err(message) => misused(&message),
+            Err(message) => usage_error(&message),
         },
         ["nvidia-driver", ref rest @ ..] => {
-            nvidia::main(rest, variable).unwrap_or_else(|message| misused(&message))
+            nvidia::main(rest, variable).unwrap_or_else(|message| usage_error(&message))
         }
         ["nv-peer-mem", ref rest @ ..] => {
-            beside_driver(Companion::nv_peer_mem(rest, variable), companion::USAGE)
+            run_companion(Companion::nv_peer_mem(rest, variable), companion::USAGE)
         }
         [program @ ("nvidia-gds-driver" | "nvidia-gdrcopy-driver"), ref rest @ ..] => {
-            beside_driver(Companion::install(program, rest), companion::INSTALL_USAGE)
+            run_companion(Companion::install(program, rest), companion::INSTALL_USAGE)
         }
-        ["ocp_dtk_entrypoint", ref rest @ ..] => match toolkit::words(rest) {
+        ["ocp_dtk_entrypoint", ref rest @ ..] => match toolkit::role_arguments(rest) {
             Ok(None) => personality::run(|node, signals| toolkit::wait(node, signals)),
-            Ok(Some(words)) => {
+            Ok(Some(arguments)) => {
                 // If this fails, the toolkit's container waits in vain and the log says why. The driver itself needs
                 // nothing from that container.
-                let _ = personality::run(|node, _| toolkit::hand_over(node));
-                run(&words)
+                let _ = personality::run(|node, _| toolkit::provide_program(node));
+                run(&arguments)
             }
-            Err(message) => misused(&message),
+            Err(message) => usage_error(&message),
         },
         ["ibdev2netdev", ..] => ibdev::main(),
-        _ => misused(USAGE),
+        _ => usage_error(USAGE),
     }
 }
 
-fn beside_driver(companion: Option<Companion<'_>>, usage: &str) -> ExitCode {
+fn run_companion(companion: Option<Companion<'_>>, usage: &str) -> ExitCode {
     match companion {
         Some(companion) => personality::run(|node, signals| companion.run(node, signals)),
-        None => misused(usage),
+        None => usage_error(usage),
     }
 }
 
-fn misused(message: &str) -> ExitCode {
-    complain(message);
+fn usage_error(message: &str) -> ExitCode {
+    print_error(message);
     ExitCode::from(2)
 }
 
 /// Writes a line to the container's log or to the virtual machine's console.
 #[allow(clippy::print_stderr)]
-fn complain(message: &str) {
+fn print_error(message: &str) {
     eprintln!("driver-entrypoint: {message}");
 }

@@ -29,7 +29,7 @@ struct PodInterface {
     device: String,
 }
 
-/// The interfaces in other namespaces. Only with `hostPID` their names and pods are known.
+/// The interfaces in other namespaces. Their names and pods are known only with `hostPID`.
 pub(crate) struct PodInterfaces(Vec<PodInterface>);
 
 impl PodInterfaces {

@@ -12,31 +12,31 @@ use signal_hook::{
 use crate::error::Error;
 
 /// Signals that end the operators' containers.
-const ENDING: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGTERM];
+const STOP_SIGNALS: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGTERM];
 
 /// Source of requests to end the container.
-pub(crate) trait Ending {
+pub(crate) trait Signals {
     /// Returns a signal that arrived since the last call; does not wait.
-    fn asked(&mut self) -> Option<&'static str>;
+    fn received(&mut self) -> Option<&'static str>;
     /// Waits for a signal.
     fn wait(&mut self) -> &'static str;
     /// Fails if a signal has arrived, to end a start between two steps.
-    fn go_on(&mut self) -> Result<(), Error> {
-        self.asked().map_or(Ok(()), |signal| Err(Error::Ended(signal)))
+    fn check(&mut self) -> Result<(), Error> {
+        self.received().map_or(Ok(()), |signal| Err(Error::Ended(signal)))
     }
 }
 
 /// The process's signals, caught from creation on.
-pub(crate) struct Signals(Iterator);
+pub(crate) struct ProcessSignals(Iterator);
 
-impl Signals {
+impl ProcessSignals {
     pub(crate) fn catch() -> io::Result<Self> {
-        Iterator::new(ENDING.into_iter().chain([SIGCHLD])).map(Self)
+        Iterator::new(STOP_SIGNALS.into_iter().chain([SIGCHLD])).map(Self)
     }
 }
 
-impl Ending for Signals {
-    fn asked(&mut self) -> Option<&'static str> {
+impl Signals for ProcessSignals {
+    fn received(&mut self) -> Option<&'static str> {
         self.0.pending().find_map(name)
     }
 
@@ -56,5 +56,5 @@ fn reap() {
 }
 
 fn name(signal: i32) -> Option<&'static str> {
-    ENDING.contains(&signal).then(|| signal_name(signal))?
+    STOP_SIGNALS.contains(&signal).then(|| signal_name(signal))?
 }

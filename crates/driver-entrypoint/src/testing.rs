@@ -17,12 +17,12 @@ use tempfile::TempDir;
 
 use crate::{
     error::LoadRefusal,
-    kernel::{Kernel, Waiting},
+    kernel::{Kernel, Progress},
     log::Log,
     module_file::{ModuleFile, Origin},
     modules::loaded::Loaded,
     node::{Node, Paths},
-    signals::Ending,
+    signals::Signals,
 };
 
 /// Release of the bench's kernel.
@@ -71,8 +71,8 @@ pub(crate) struct Killed;
 /// Calls the closure when the container is ready, then asks the container to end.
 pub(crate) struct EndsWhenReady<'a>(pub(crate) &'a mut dyn FnMut());
 
-impl Ending for EndsWhenReady<'_> {
-    fn asked(&mut self) -> Option<&'static str> {
+impl Signals for EndsWhenReady<'_> {
+    fn received(&mut self) -> Option<&'static str> {
         None
     }
 
@@ -248,9 +248,9 @@ impl FakeKernel {
         work();
     }
 
-    fn take_time(&self, name: &str, waiting: Waiting<'_>) {
+    fn take_time(&self, name: &str, progress: Progress<'_>) {
         let reports = self.slow.borrow().get(name).copied().unwrap_or_default();
-        (1..=reports).for_each(|report| waiting(Duration::from_secs(10 * report)));
+        (1..=reports).for_each(|report| progress(Duration::from_secs(10 * report)));
     }
 
     fn lines(&self) -> Vec<String> {
@@ -307,11 +307,11 @@ impl Kernel for FakeKernel {
         &self,
         file: &ModuleFile,
         parameters: &str,
-        waiting: Waiting<'_>,
+        progress: Progress<'_>,
     ) -> Result<Vec<String>, LoadRefusal> {
         let (name, _) = ModuleFile::of(&file.path, file.origin).unwrap();
         let warnings = self.warnings.borrow().get(&name).cloned().into_iter().collect();
-        self.take_time(&name, waiting);
+        self.take_time(&name, progress);
         let from = if self.paths.name(&file.path).starts_with("/host/") { "host" } else { "image" };
         let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
         let info = file.info().unwrap();
@@ -345,8 +345,8 @@ impl Kernel for FakeKernel {
         Ok(warnings)
     }
 
-    fn unload(&self, name: &str, waiting: Waiting<'_>) -> Result<(), Errno> {
-        self.take_time(name, waiting);
+    fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno> {
+        self.take_time(name, progress);
         let mut modules = self.modules();
         if !modules.contains_key(name) {
             return Err(Errno::NOENT);

@@ -31,9 +31,9 @@ FARRIER_DRIVER_POD, which is the driver's own, do not count.";
 
 /// Arguments of `forecast`.
 #[derive(Debug)]
-pub(crate) struct Question<'a> {
+pub(crate) struct ForecastRequest<'a> {
     modules: &'a [&'a str],
-    /// File that the answer is written to, in addition to the log.
+    /// File that the forecast is written to, in addition to the log.
     message: Option<&'a str>,
     /// UID of the pod whose processes are ignored: the driver's own pod.
     driver_pod: Option<String>,
@@ -41,7 +41,7 @@ pub(crate) struct Question<'a> {
     allowed: Allowed,
 }
 
-impl<'a> Question<'a> {
+impl<'a> ForecastRequest<'a> {
     /// Parses the arguments after `forecast`; `None` if they are invalid.
     pub(crate) fn parse(
         arguments: &'a [&'a str],
@@ -72,13 +72,13 @@ pub(crate) struct UnloadForecast {
 
 impl UnloadForecast {
     /// Whether the unload would fail or be refused.
-    pub(crate) fn stays(&self) -> bool {
+    pub(crate) fn is_blocked(&self) -> bool {
         !self.held.is_empty() || !self.losses.is_empty()
     }
 
     /// Whether the unload fails or takes an interface down.
-    pub(crate) fn matters(&self) -> bool {
-        self.stays() || !self.down.is_empty()
+    pub(crate) fn has_effect(&self) -> bool {
+        self.is_blocked() || !self.down.is_empty()
     }
 
     /// Holders and losses, for farrier: it evicts the pods among them.
@@ -98,7 +98,7 @@ impl fmt::Display for UnloadForecast {
                 write!(f, "module {name} can be unloaded, which takes down {}", down.join("; "))
             }
             (true, true, true) => write!(f, "module {name} can be unloaded"),
-            (true, false, _) => write!(f, "the unload of module {name} would disrupt {}", list(losses)),
+            (true, false, _) => write!(f, "the unload of module {name} would disrupt {}", joined(losses)),
             (false, true, _) => {
                 let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
                 write!(f, "module {name} cannot be unloaded: {}", held.join("; "))
@@ -109,20 +109,20 @@ impl fmt::Display for UnloadForecast {
                     f,
                     "module {name} cannot be unloaded: {}; and would disrupt {}",
                     held.join("; "),
-                    list(losses)
+                    joined(losses)
                 )
             }
         }
     }
 }
 
-fn list(losses: &[Loss]) -> String {
+fn joined(losses: &[Loss]) -> String {
     losses.iter().map(Loss::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// Runs the `forecast` command: logs a line for each module.
-pub(crate) fn run(node: &Node<'_>, question: &Question<'_>) -> Result<(), Error> {
-    let Question { modules, message, driver_pod, allowed } = question;
+pub(crate) fn run(node: &Node<'_>, request: &ForecastRequest<'_>) -> Result<(), Error> {
+    let ForecastRequest { modules, message, driver_pod, allowed } = request;
     let forecasts = forecast(node, modules, driver_pod.as_deref(), allowed)?;
     if forecasts.is_empty() {
         node.log.step("none of these modules is loaded");
@@ -157,7 +157,7 @@ pub(crate) fn announce(
 ) -> Result<Vec<UnloadForecast>, Error> {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     let forecasts = forecast(node, &names, None, allowed)?;
-    for forecast in forecasts.iter().filter(|forecast| forecast.matters()) {
+    for forecast in forecasts.iter().filter(|forecast| forecast.has_effect()) {
         node.log.step(format!("forecast: {forecast}"));
     }
     Ok(forecasts)
@@ -174,7 +174,7 @@ fn refuse_disruption(forecasts: &[UnloadForecast]) -> Result<(), Error> {
     names.dedup();
     let names: Vec<&str> = names.into_iter().map(Disruption::name).collect();
     Err(Error::new(
-        format!("refused, because the unload of the driver would disrupt {}", list(&losses)),
+        format!("refused, because the unload of the driver would disrupt {}", joined(&losses)),
         format!(
             "move the traffic, file systems or pods to other devices; or accept the disruption with {VARIABLE}={} in \
              the definition's runtime.env or the DaemonSet",

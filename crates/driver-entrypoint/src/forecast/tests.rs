@@ -73,7 +73,7 @@ fn what_the_container_would_refuse_is_told_to_farrier() {
     let words = ["--message", "/dev/termination-log", "mlx5_core"];
     let ask = |allowed: &str| {
         let allowed = Allowed::read(|_| Some(allowed.to_owned())).unwrap();
-        let asked = run(&bench.node(), &Question::parse(&words, None, allowed).unwrap());
+        let asked = run(&bench.node(), &ForecastRequest::parse(&words, None, allowed).unwrap());
         (
             asked.map_err(|error| format!("{error} | {}", error.hint())),
             bench.text("/dev/termination-log").unwrap(),
@@ -131,7 +131,10 @@ fn who_holds_a_module_is_told() {
     bench.file("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
     let departures =
         forecast(&bench.node(), &["mlx5_core", "nvme", "dummy"], None, &Allowed::default()).unwrap();
-    assert_eq!(departures.iter().map(UnloadForecast::stays).collect::<Vec<_>>(), [true, false, true, true]);
+    assert_eq!(
+        departures.iter().map(UnloadForecast::is_blocked).collect::<Vec<_>>(),
+        [true, false, true, true]
+    );
     assert_eq!(
         told(&bench, &["mlx5_core", "nvme", "dummy"]),
         [
@@ -185,7 +188,7 @@ fn pods_that_hold_a_module_are_told_to_farrier() {
         let words = ["--message", "/dev/termination-log", "mlx5_ib"];
         let asked = run(
             &bench.node(),
-            &Question::parse(&words, Some(driver.to_owned()), Allowed::default()).unwrap(),
+            &ForecastRequest::parse(&words, Some(driver.to_owned()), Allowed::default()).unwrap(),
         );
         (asked.is_ok(), fs::read_to_string(bench.at("/dev/termination-log")).unwrap())
     };
@@ -200,7 +203,7 @@ fn pods_that_hold_a_module_are_told_to_farrier() {
     assert_eq!(ask(DRIVER), (true, String::new()));
     assert!(!ask(TRAINING).0, "only processes of the driver's own pod are ignored");
     for wrong in [&["--message", "x", "a"][..], &["--message", "/x"], &["a b"], &[]] {
-        assert!(Question::parse(wrong, None, Allowed::default()).is_none(), "{wrong:?}");
+        assert!(ForecastRequest::parse(wrong, None, Allowed::default()).is_none(), "{wrong:?}");
     }
 }
 

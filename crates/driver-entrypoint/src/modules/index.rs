@@ -10,7 +10,7 @@ use walkdir::{DirEntry, WalkDir};
 
 use crate::{
     error::Error,
-    files::if_there,
+    files::if_exists,
     module_file::{ModuleFile, Origin, kernel_name},
     node::Node,
 };
@@ -118,7 +118,7 @@ fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     // Directory symlinks such as `build` and `source`, which lead to whole kernel trees, are not followed. Symlinks to
     // modules count as files: weak-updates contains nothing else.
     for entry in WalkDir::new(directory) {
-        let entry = if_there(entry.map_err(io::Error::from));
+        let entry = if_exists(entry.map_err(io::Error::from));
         let entry = entry.map_err(Error::on("read", directory.to_string_lossy()))?.map(DirEntry::into_path);
         found.extend(entry.filter(|path| ModuleFile::of(path, origin).is_some()));
     }
@@ -151,7 +151,7 @@ fn rank(directory: &Path, file: &Path) -> usize {
 }
 
 fn text(path: &Path) -> Result<Option<String>, Error> {
-    let bytes = if_there(fs::read(path)).map_err(Error::on("read", path.to_string_lossy()))?;
+    let bytes = if_exists(fs::read(path)).map_err(Error::on("read", path.to_string_lossy()))?;
     Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 

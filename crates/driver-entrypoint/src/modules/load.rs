@@ -8,7 +8,7 @@ use super::{
     index::Index,
     loaded::Loaded,
     parameters::Parameters,
-    unload::{BETWEEN_TRIES, TRIES},
+    unload::{MAX_ATTEMPTS, RETRY_INTERVAL},
 };
 use crate::{
     devices,
@@ -40,11 +40,11 @@ impl Loader<'_> {
     /// Loads a module and its dependencies. Returns the names of the newly loaded modules, in load order.
     pub(crate) fn load(&self, name: &str) -> Result<Vec<String>, Error> {
         let mut inserted = Vec::new();
-        self.load_noting(name, &mut inserted).map(|()| inserted)
+        self.load_into(name, &mut inserted).map(|()| inserted)
     }
 
     /// Like [`load`](Self::load), but appends the names to `inserted`, which is also filled if a later module fails.
-    pub(crate) fn load_noting(&self, name: &str, inserted: &mut Vec<String>) -> Result<(), Error> {
+    pub(crate) fn load_into(&self, name: &str, inserted: &mut Vec<String>) -> Result<(), Error> {
         for step in self.plan(name, &Loaded::read(&self.node.paths)?)? {
             if self.insert(&step)? {
                 inserted.push(step.name);
@@ -55,7 +55,7 @@ impl Loader<'_> {
 
     /// Loads those dependencies of a module that come from the `from` tree, but not the module itself. The plan treats only
     /// the modules in `loaded` as loaded.
-    pub(crate) fn load_needs(&self, name: &str, from: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
+    pub(crate) fn load_deps(&self, name: &str, from: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let mut inserted = Vec::new();
         let name = kernel_name(name);
         for step in self.plan(&name, loaded)? {
@@ -83,7 +83,7 @@ impl Loader<'_> {
     }
 
     /// Returns the names of modules that are not loaded, or whose loaded module is not the image's build.
-    pub(crate) fn of_others(&self, loaded: &Loaded, names: &[String]) -> Vec<String> {
+    pub(crate) fn not_ours(&self, loaded: &Loaded, names: &[String]) -> Vec<String> {
         names.iter().filter(|name| !self.is_ours(loaded, name)).cloned().collect()
     }
 
@@ -105,11 +105,11 @@ impl Loader<'_> {
     fn report_unbound(&self, name: &str, aliases: &[String]) {
         let Self { node, .. } = self;
         let mut unbound = devices::unbound(&node.paths, aliases);
-        for _ in 1..TRIES {
+        for _ in 1..MAX_ATTEMPTS {
             if unbound.is_empty() {
                 return;
             }
-            node.kernel.pause(BETWEEN_TRIES);
+            node.kernel.pause(RETRY_INTERVAL);
             unbound = devices::unbound(&node.paths, aliases);
         }
         if !unbound.is_empty() {
@@ -129,19 +129,19 @@ impl Loader<'_> {
         let parameters = self.parameters.of(name);
         let path = self.node.paths.name(&file.path);
         let origin = if file.origin == Origin::Host { " of the host" } else { "" };
-        let mut waiting = |time: Duration| {
+        let mut progress = |time: Duration| {
             let seconds = time.as_secs();
             self.node.log.warn(format!(
                 "still waiting for the kernel to load module {name} ({seconds} s): see dmesg on the node"
             ));
         };
-        let mut result = self.node.kernel.load(file, &parameters, &mut waiting);
-        for _ in 1..TRIES {
+        let mut result = self.node.kernel.load(file, &parameters, &mut progress);
+        for _ in 1..MAX_ATTEMPTS {
             if !result.as_ref().is_err_and(|refusal| refusal.errno == Errno::BUSY) {
                 break;
             }
-            self.node.kernel.pause(BETWEEN_TRIES);
-            result = self.node.kernel.load(file, &parameters, &mut waiting);
+            self.node.kernel.pause(RETRY_INTERVAL);
+            result = self.node.kernel.load(file, &parameters, &mut progress);
         }
         match result {
             Ok(warnings) => {
@@ -286,7 +286,7 @@ mod tests {
         let node = bench.node();
         let index = Index::of_node(&node).unwrap();
         let loader = Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) };
-        let needs = loader.load_needs("m", Origin::Host, &Loaded::default()).unwrap();
+        let needs = loader.load_deps("m", Origin::Host, &Loaded::default()).unwrap();
         assert_eq!(needs, Vec::<String>::new());
         assert!(bench.log().contains("WARN  continuing without early: load early from"), "{}", bench.log());
     }
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(load(&bench, "m").unwrap(), ["m"]);
         assert_eq!(bench.kernel.pauses.get(), 3);
         bench.image_module("n", "");
-        bench.kernel.busy.borrow_mut().insert("n".into(), TRIES);
+        bench.kernel.busy.borrow_mut().insert("n".into(), MAX_ATTEMPTS);
         assert!(load(&bench, "n").unwrap_err().to_string().contains("it is being loaded or unloaded"));
     }
 

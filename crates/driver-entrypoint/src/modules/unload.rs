@@ -9,14 +9,14 @@ use crate::{error::Error, module_file::kernel_name, node::Node};
 
 /// Number of attempts while a module is in use. References of a device that is being removed, or of a work queue, are
 /// dropped after a short time.
-pub(super) const TRIES: u32 = 10;
-pub(super) const BETWEEN_TRIES: Duration = Duration::from_millis(100);
+pub(super) const MAX_ATTEMPTS: u32 = 10;
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Unloads a module. Returns whether it was loaded.
 pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
     let name = kernel_name(name);
     let mut tries = 1;
-    let mut waiting = |time: Duration| {
+    let mut progress = |time: Duration| {
         node.log.warn(format!(
             "still waiting for the kernel to unload module {name} ({} s): see dmesg on the node. The kernel cannot be \
              interrupted meanwhile",
@@ -34,17 +34,17 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
         if let Some(error) = functions_in_use(node, &loaded, &name) {
             return Err(error);
         }
-        match node.kernel.unload(&name, &mut waiting) {
+        match node.kernel.unload(&name, &mut progress) {
             Ok(()) => {
                 node.log.step(format!("unloaded module {name}"));
                 return Ok(true);
             }
             Err(Errno::NOENT) => return Ok(false),
-            Err(Errno::AGAIN | Errno::BUSY) if tries < TRIES && is_free_of_modules(&loaded, &name) => {
+            Err(Errno::AGAIN | Errno::BUSY) if tries < MAX_ATTEMPTS && has_no_holders(&loaded, &name) => {
                 tries += 1;
-                node.kernel.pause(BETWEEN_TRIES);
+                node.kernel.pause(RETRY_INTERVAL);
             }
-            Err(errno @ (Errno::AGAIN | Errno::BUSY)) => return Err(in_the_way(node, &name, errno)?),
+            Err(errno @ (Errno::AGAIN | Errno::BUSY)) => return Err(blocker(node, &name, errno)?),
             Err(errno) => return Err(Error::kept(&name, errno)),
         }
     }
@@ -91,23 +91,23 @@ pub(crate) fn check_users(node: &Node<'_>, name: &str) -> Result<(), Error> {
         }
         match in_use(node, &loaded, name) {
             None => return Ok(()),
-            Some(Error::InUse { by, .. }) if by.is_empty() && !is_free_of_modules(&loaded, name) => {
+            Some(Error::InUse { by, .. }) if by.is_empty() && !has_no_holders(&loaded, name) => {
                 return Ok(());
             }
-            Some(Error::InUse { by, .. }) if by.is_empty() && tries < TRIES => {
+            Some(Error::InUse { by, .. }) if by.is_empty() && tries < MAX_ATTEMPTS => {
                 tries += 1;
-                node.kernel.pause(BETWEEN_TRIES);
+                node.kernel.pause(RETRY_INTERVAL);
             }
             Some(error) => return Err(error),
         }
     }
 }
 
-fn is_free_of_modules(loaded: &Loaded, name: &str) -> bool {
+fn has_no_holders(loaded: &Loaded, name: &str) -> bool {
     loaded.get(name).is_none_or(|module| module.holders.is_empty())
 }
 
-fn in_the_way(node: &Node<'_>, name: &str, errno: Errno) -> Result<Error, Error> {
+fn blocker(node: &Node<'_>, name: &str, errno: Errno) -> Result<Error, Error> {
     let loaded = Loaded::read(&node.paths)?;
     Ok(match loaded.get(name) {
         Some(module) if !module.holders.is_empty() => {

@@ -8,7 +8,7 @@ use crate::{
     kernel::Linux,
     log::Log,
     node::{Node, Paths},
-    signals::Signals,
+    signals::ProcessSignals,
 };
 
 pub(crate) mod generic;
@@ -16,9 +16,9 @@ pub(crate) mod mofed;
 pub(crate) mod nvidia;
 
 /// Runs a personality on the real node. The exit code is 0, or 1 after an error, which is logged.
-pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut Signals) -> Result<(), Error>) -> ExitCode {
+pub(crate) fn run(work: impl FnOnce(&Node<'_>, &mut ProcessSignals) -> Result<(), Error>) -> ExitCode {
     let node = Node { paths: Paths::new("/"), kernel: &Linux, log: Log::stderr() };
-    let signals = Signals::catch().map_err(Error::on("catch", "signals"));
+    let signals = ProcessSignals::catch().map_err(Error::on("catch", "signals"));
     match signals.and_then(|mut signals| work(&node, &mut signals)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -67,7 +67,7 @@ impl Network {
 
     /// Lists the uses of an interface, directly or through a bond, a VLAN or a bridge on top of it.
     pub(crate) fn uses(&self, interface: &Path) -> Vec<Use> {
-        let names = self.on_top_of(interface);
+        let names = self.with_stacked(interface);
         let by = |name: &str| {
             let is_itself = interface.file_name().is_some_and(|device| device == name);
             if is_itself { String::new() } else { format!(" by {name}") }
@@ -80,7 +80,7 @@ impl Network {
         } else if let Some(route) = own.clone().next() {
             uses.push(Use { what: format!("routes{}", by(&route.interface)), is_uplink: false });
         }
-        let carried = |(address, _): &&(IpAddr, u16)| self.lead_to(&names, *address);
+        let carried = |(address, _): &&(IpAddr, u16)| self.is_routed_by(&names, *address);
         if let Some((address, port)) = self.servers.iter().find(carried) {
             let server = std::net::SocketAddr::new(*address, *port);
             let what = format!("the connection to the API server at {server}");
@@ -91,11 +91,11 @@ impl Network {
 
     /// Whether an interface, or one on top of it, has the route to an address.
     pub(crate) fn carries(&self, interface: &Path, address: IpAddr) -> bool {
-        self.lead_to(&self.on_top_of(interface), address)
+        self.is_routed_by(&self.with_stacked(interface), address)
     }
 
-    /// Whether the kernel's choice among the routes to an address is by one of these interfaces.
-    fn lead_to(&self, names: &BTreeSet<String>, address: IpAddr) -> bool {
+    /// Whether the kernel routes an address through one of these interfaces.
+    fn is_routed_by(&self, names: &BTreeSet<String>, address: IpAddr) -> bool {
         let routes = self.routes.iter().filter(|route| route.leads_to(address));
         let best = routes.min_by_key(|route| (std::cmp::Reverse(route.prefix), route.metric));
         best.is_some_and(|route| names.contains(&route.interface))
@@ -112,7 +112,7 @@ impl Network {
 
     /// Names of an interface and of those on top of it. On a port of Open vSwitch these are all interfaces with routes
     /// that have nothing below them: bridges and internal ports have neither a device nor a link to the port.
-    fn on_top_of(&self, interface: &Path) -> BTreeSet<String> {
+    fn with_stacked(&self, interface: &Path) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         stack_up(interface, &mut names);
         if names.contains(DATAPATH) {

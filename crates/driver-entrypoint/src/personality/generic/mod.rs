@@ -19,20 +19,20 @@ use crate::{
     files,
     firmware::Firmware,
     forecast,
+    host_modules::HostModules,
     lock::Lock,
     logind,
     module_file::ModuleFile,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     node::Node,
-    signals::Ending,
-    taken_out::TakenOut,
+    signals::Signals,
 };
 
 /// Polling interval of the wait loops.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the container from start to stop.
-pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -> Result<(), Error> {
+pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals) -> Result<(), Error> {
     let options = &options.complete(node)?;
     let _lock = Lock::take(node, &options.file("lock"))?;
     let ready = options.file("ready");
@@ -44,7 +44,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -
         node,
         options,
         loader: Loader { node, index: &index, parameters: &parameters },
-        taken_out: TakenOut {
+        host_modules: HostModules {
             host: Loader { node, index: &host, parameters: &of_host },
             has_options,
             file: options.file("replaced"),
@@ -52,10 +52,10 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -
         firmware_path: options.file("firmware"),
     };
     let mut loaded = Vec::new();
-    match container.start(ending, &mut loaded) {
+    match container.start(signals, &mut loaded) {
         Ok(()) => {
             files::set_ready(node, &ready)?;
-            let signal = ending.wait();
+            let signal = signals.wait();
             node.log.step(format!("{signal}: stopping"));
             files::clear_ready(node, &ready)?;
             if options.keep {
@@ -80,14 +80,14 @@ struct Container<'a> {
     node: &'a Node<'a>,
     options: &'a Options,
     loader: Loader<'a>,
-    taken_out: TakenOut<'a>,
+    host_modules: HostModules<'a>,
     firmware_path: String,
 }
 
 impl Container<'_> {
-    fn start(&self, ending: &mut dyn Ending, loaded: &mut Vec<String>) -> Result<(), Error> {
+    fn start(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
         let Self { node, options, .. } = self;
-        self.wait(&options.wait_for, "load", ending)?;
+        self.wait(&options.wait_for, "load", signals)?;
         if options.firmware {
             self.firmware().set_search_path(node)?;
             let files = self.firmware().provide(node)?;
@@ -95,37 +95,37 @@ impl Container<'_> {
         }
         // A killed container may have left the blacklist behind.
         self.blacklist().remove();
-        let (leaving, theirs) = self.leaving()?;
-        if leaving.is_empty() {
-            self.load(ending, loaded)?;
-            return self.set_up(ending);
+        let (to_unload, host_names) = self.plan_unload()?;
+        if to_unload.is_empty() {
+            self.load(signals, loaded)?;
+            return self.set_up(signals);
         }
         let failure = self.failure()?;
         failure.check()?;
-        forecast::check(node, &leaving, &options.allowed)?;
-        self.taken_out.add(&theirs)?;
+        forecast::check(node, &to_unload, &options.allowed)?;
+        self.host_modules.add(&host_names)?;
         self.blacklist().write();
         let driven: Vec<String> =
-            leaving.iter().flat_map(|name| devices::driven(&node.paths, name)).collect();
-        let replaced = unload::unload_all(node, &leaving).and_then(|_| self.load(ending, loaded));
+            to_unload.iter().flat_map(|name| devices::driven(&node.paths, name)).collect();
+        let replaced = unload::unload_all(node, &to_unload).and_then(|_| self.load(signals, loaded));
         let replaced = replaced.and_then(|()| devices::check_bound(node, &driven));
         self.blacklist().remove();
-        let replaced = replaced.and_then(|()| self.set_up(ending));
+        let replaced = replaced.and_then(|()| self.set_up(signals));
         failure.update(&replaced);
         replaced
     }
 
     /// Runs the program of `--then`, and waits until the driver is ready.
-    fn set_up(&self, ending: &mut dyn Ending) -> Result<(), Error> {
+    fn set_up(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         if let Some(program) = &self.options.then {
-            self.run_after(program, ending)?;
+            self.run_after(program, signals)?;
         }
-        self.wait(&self.options.ready_when, "get ready", ending)
+        self.wait(&self.options.ready_when, "get ready", signals)
     }
 
     fn failure(&self) -> Result<FailureRecord<'_>, Error> {
         let Self { node, options, loader, .. } = self;
-        let image = failure::digest(loader, &self.of_image_that(|_| true), &format!("{options:?}"))?;
+        let image = failure::digest(loader, &self.image_modules_where(|_| true), &format!("{options:?}"))?;
         Ok(FailureRecord { node, file: options.file("failed"), image })
     }
 
@@ -134,14 +134,14 @@ impl Container<'_> {
     fn stop(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
         let node = self.node;
         // A dkms.conf may list a user of a module before that module.
-        let leaving = Loaded::read(&node.paths)?.with_holders(modules.iter().rev());
-        for name in leaving.iter().filter(|name| modules.contains(name)) {
+        let to_unload = Loaded::read(&node.paths)?.with_holders(modules.iter().rev());
+        for name in to_unload.iter().filter(|name| modules.contains(name)) {
             unload::unload(node, name)?;
         }
         // A killed container also leaves the image's dependencies that it had loaded. After a failed start these are
         // not touched.
         let there = Loaded::read(&node.paths)?;
-        let ours = self.of_image_that(|name| !modules.is_empty() && self.loader.is_ours(&there, name));
+        let ours = self.image_modules_where(|name| !modules.is_empty() && self.loader.is_ours(&there, name));
         let rest = there.with_holders(loaded.iter().rev().chain(&ours));
         for name in rest.iter().filter(|name| loaded.contains(name) || ours.contains(*name)) {
             match unload::unload(node, name) {
@@ -151,17 +151,17 @@ impl Container<'_> {
                 other => node.log.warn_of(other),
             }
         }
-        let (taken_out, there) = (self.taken_out.names(), Loaded::read(&node.paths)?);
-        let stays = |name: &str| self.loader.is_ours(&there, name) || self.is_left(&there, name);
-        let in_their_place = |name: &&String| self.options.modules.contains(name) || taken_out.contains(name);
-        if let Some(name) = self.of_image_that(stays).iter().find(in_their_place) {
+        let (unloaded, there) = (self.host_modules.names(), Loaded::read(&node.paths)?);
+        let stays = |name: &str| self.loader.is_ours(&there, name) || self.is_stale(&there, name);
+        let replaces_host = |name: &&String| self.options.modules.contains(name) || unloaded.contains(name);
+        if let Some(name) = self.image_modules_where(stays).iter().find(replaces_host) {
             node.log.step(format!("module {name} of an image stays loaded: the host's are not restored yet"));
             return Ok(());
         }
         let mut back = Ok(());
-        if !taken_out.is_empty() {
+        if !unloaded.is_empty() {
             node.log.step("restoring the host's modules");
-            back = self.taken_out.load(&taken_out).and_then(|()| self.taken_out.forget());
+            back = self.host_modules.load(&unloaded).and_then(|()| self.host_modules.forget());
         }
         if self.options.firmware {
             self.firmware().restore_search_path(node)?;
@@ -169,10 +169,10 @@ impl Container<'_> {
         back
     }
 
-    fn load(&self, ending: &mut dyn Ending, loaded: &mut Vec<String>) -> Result<(), Error> {
+    fn load(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
         for name in &self.options.modules {
-            ending.go_on()?;
-            self.loader.load_noting(name, loaded)?;
+            signals.check()?;
+            self.loader.load_into(name, loaded)?;
             if !loaded.contains(name) {
                 let ours = self.loader.is_ours(&Loaded::read(&self.node.paths)?, name);
                 let which =
@@ -187,20 +187,20 @@ impl Container<'_> {
     /// replaced modules and of leftover modules of another image. Also returns which of these belong to the host.
     /// Fails before any change if a module cannot be unloaded now or loaded again at the end, or if a requested module
     /// cannot be loaded.
-    fn leaving(&self) -> Result<(Vec<String>, Vec<String>), Error> {
+    fn plan_unload(&self) -> Result<(Vec<String>, Vec<String>), Error> {
         let Self { node, options, .. } = self;
         let loaded = Loaded::read(&node.paths)?;
-        let left = self.of_image_that(|name| self.is_left(&loaded, name));
-        for name in &left {
+        let stale = self.image_modules_where(|name| self.is_stale(&loaded, name));
+        for name in &stale {
             node.log.step(format!("module {name} is already loaded, from another image: unloading it first"));
         }
-        let mut making_way = self.loader.of_others(&loaded, &options.replace);
-        making_way.extend(left.iter().filter(|name| !options.replace.contains(name)).cloned());
-        let order = loaded.with_holders(&making_way);
+        let mut to_replace = self.loader.not_ours(&loaded, &options.replace);
+        to_replace.extend(stale.iter().filter(|name| !options.replace.contains(name)).cloned());
+        let order = loaded.with_holders(&to_replace);
         for name in &order {
-            if !options.replace.contains(name) && !options.modules.contains(name) && !left.contains(name) {
+            if !options.replace.contains(name) && !options.modules.contains(name) && !stale.contains(name) {
                 return Err(Error::new(
-                    format!("module {name} uses modules to be replaced: {}", making_way.join(", ")),
+                    format!("module {name} uses modules to be replaced: {}", to_replace.join(", ")),
                     format!(
                         "add --replace {name}, which unloads it first and restores it at the end; or unload it on the node"
                     ),
@@ -208,27 +208,27 @@ impl Container<'_> {
             }
             unload::check_users(node, name)?;
         }
-        let mut theirs = self.loader.of_others(&loaded, &order);
-        theirs.retain(|name| !left.contains(name));
-        self.taken_out.check(&theirs)?;
+        let mut host_names = self.loader.not_ours(&loaded, &order);
+        host_names.retain(|name| !stale.contains(name));
+        self.host_modules.check(&host_names)?;
         let staying = loaded.without(&order);
         for name in &options.modules {
             self.loader.plan(name, &staying)?;
         }
-        Ok((order, theirs))
+        Ok((order, host_names))
     }
 
     /// Filters the requested modules and their dependencies from the image. Errors about missing modules are ignored
     /// here; loading reports them.
-    fn of_image_that(&self, holds: impl Fn(&str) -> bool) -> BTreeSet<String> {
+    fn image_modules_where(&self, is_wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
         let with_needs = |name: &String| self.loader.of_image(name).unwrap_or_else(|_| vec![name.clone()]);
-        self.options.modules.iter().flat_map(with_needs).filter(|name| holds(name)).collect()
+        self.options.modules.iter().flat_map(with_needs).filter(|name| is_wanted(name)).collect()
     }
 
     /// Whether the loaded module belongs neither to the image nor to the host. Without the host's tree this is unknown,
     /// and the answer is false.
-    fn is_left(&self, loaded: &Loaded, name: &str) -> bool {
-        let (paths, host) = (&self.node.paths, self.taken_out.host.index);
+    fn is_stale(&self, loaded: &Loaded, name: &str) -> bool {
+        let (paths, host) = (&self.node.paths, self.host_modules.host.index);
         let is_others = !Loaded::is_of_kernel(paths, name) && !self.loader.is_ours(loaded, name);
         let there = loaded.identity(paths, name).filter(|_| is_others && !host.is_empty());
         let of_host = |file: &ModuleFile| file.info().ok()?.identity();
@@ -237,15 +237,15 @@ impl Container<'_> {
     }
 
     /// Waits until all conditions hold.
-    fn wait(&self, conditions: &[Condition], what_for: &str, ending: &mut dyn Ending) -> Result<(), Error> {
+    fn wait(&self, conditions: &[Condition], what_for: &str, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, .. } = self;
         for condition in conditions {
             if !condition.holds(&node.paths) {
                 node.log.step(format!("waiting for {condition}, to {what_for}"));
             }
             while !condition.holds(&node.paths) {
-                ending.go_on()?;
-                node.kernel.pause(BETWEEN_LOOKS);
+                signals.check()?;
+                node.kernel.pause(POLL_INTERVAL);
             }
         }
         Ok(())
@@ -253,7 +253,7 @@ impl Container<'_> {
 
     /// Runs the program; its output goes to the container's log. If the container is asked to end, the program and its
     /// children are killed.
-    fn run_after(&self, program: &str, ending: &mut dyn Ending) -> Result<(), Error> {
+    fn run_after(&self, program: &str, signals: &mut dyn Signals) -> Result<(), Error> {
         let failed = |error: io::Error| {
             Error::new(format!("run {program}: {error}"), "the image must contain it at this path")
         };
@@ -263,12 +263,12 @@ impl Container<'_> {
             if let Some(status) = child.try_wait().map_err(failed)? {
                 break status;
             }
-            if let Err(error) = ending.go_on() {
+            if let Err(error) = signals.check() {
                 let killed = kill_process_group(Pid::from_child(&child), Signal::KILL);
                 killed.map_err(io::Error::from).and_then(|()| child.wait()).map_err(failed)?;
                 return Err(error);
             }
-            self.node.kernel.pause(BETWEEN_LOOKS);
+            self.node.kernel.pause(POLL_INTERVAL);
         };
         if status.success() {
             self.node.log.step(format!("{program} succeeded"));

@@ -93,10 +93,8 @@ impl Options {
         }
         if options.modules.is_empty() {
             let message = "no module is named, and the image has no modules.order for this kernel";
-            return Err(Error::new(
-                message,
-                "name the modules in the definition's entrypoint, after generic",
-            ));
+            let hint = "name the modules in the definition's entrypoint, after generic";
+            return Err(Error::new(message, hint));
         }
         Ok(options)
     }

@@ -404,8 +404,8 @@ fn firmware_of_another_program_s_search_path_is_refused_before_anything_is_touch
 /// A device that appears at the third poll.
 struct Appears<'a>(&'a Bench, u32);
 
-impl Ending for Appears<'_> {
-    fn asked(&mut self) -> Option<&'static str> {
+impl Signals for Appears<'_> {
+    fn received(&mut self) -> Option<&'static str> {
         self.1 += 1;
         if self.1 == 3 {
             self.0.file("/sys/class/acme/state", "up\n");
@@ -451,8 +451,8 @@ fn a_program_runs_after_the_modules_are_loaded() {
 /// Asks the container to end at the n-th poll.
 struct EndsAt(u32);
 
-impl Ending for EndsAt {
-    fn asked(&mut self) -> Option<&'static str> {
+impl Signals for EndsAt {
+    fn received(&mut self) -> Option<&'static str> {
         self.0 = self.0.saturating_sub(1);
         (self.0 == 0).then_some("SIGTERM")
     }

@@ -48,15 +48,15 @@ impl Parameter {
 /// Filters out parameters that still have the value that the driver loaded with (`fresh`). `fresh` is unknown for the
 /// driver that the node booted with. In that case generic parameters count as set by the user, because they mean the
 /// same to every driver; driver-specific ones do not.
-pub(super) fn set_by_people(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
-    let judged = now.into_iter().filter_map(|mut now| match fresh.iter().find(|fresh| fresh.is_of(&now)) {
+pub(super) fn set_by_users(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
+    let changed = now.into_iter().filter_map(|mut now| match fresh.iter().find(|fresh| fresh.is_of(&now)) {
         Some(fresh) if !fresh.set && fresh.value == now.value => None,
         known => {
             now.set |= known.is_some();
             Some(now)
         }
     });
-    judged.collect()
+    changed.collect()
 }
 
 /// When a change of a parameter takes effect.
@@ -106,7 +106,7 @@ impl<'a> Devlink<'a> {
             for wanted in wanted.iter().filter(|wanted| wanted.device == *device) {
                 let Parameter { name, mode, value, set, .. } = wanted;
                 let there = now.iter().find(|now| now.is_of(wanted)).map(|now| now.value.as_str());
-                let words: [&str; 10] = [
+                let arguments: [&str; 10] = [
                     "dev",
                     "param",
                     "set",
@@ -123,10 +123,10 @@ impl<'a> Devlink<'a> {
                     Some(there) if !set => self.node.log.warn(format!(
                         "{device}: {name} was {value}, and is {there} now. Whether it was set by hand or was \
                          the previous driver's default is unknown; to restore it: devlink {}",
-                        words.join(" ")
+                        arguments.join(" ")
                     )),
                     None if !set => {}
-                    _ => is_set_up_anew |= self.set(&words) && *mode == Mode::Driverinit,
+                    _ => is_set_up_anew |= self.set(&arguments) && *mode == Mode::Driverinit,
                 }
             }
             if is_set_up_anew {
@@ -148,24 +148,24 @@ impl<'a> Devlink<'a> {
         Some(mode == "switchdev")
     }
 
-    fn set(&self, words: &[&str]) -> bool {
-        let words_of_log = words.join(" ");
-        let done = self.run(words);
+    fn set(&self, arguments: &[&str]) -> bool {
+        let joined = arguments.join(" ");
+        let done = self.run(arguments);
         match &done {
-            Ok(_) => self.node.log.step(format!("devlink {words_of_log}")),
-            Err(error) => self.node.log.warn(format!("devlink {words_of_log}: {error}")),
+            Ok(_) => self.node.log.step(format!("devlink {joined}")),
+            Err(error) => self.node.log.warn(format!("devlink {joined}: {error}")),
         }
         done.is_ok()
     }
 
-    fn run(&self, words: &[&str]) -> Result<String, String> {
-        run(&self.program, words)
+    fn run(&self, arguments: &[&str]) -> Result<String, String> {
+        run(&self.program, arguments)
     }
 }
 
 /// Runs a program; returns its standard output, or its error output if it failed.
-pub(super) fn run(program: &Path, words: &[&str]) -> Result<String, String> {
-    let output = Command::new(program).args(words).output().map_err(|error| error.to_string())?;
+pub(super) fn run(program: &Path, arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(arguments).output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
@@ -176,8 +176,8 @@ fn parse(text: &str) -> Vec<Parameter> {
     let (mut device, mut name, mut set) = ("", "", false);
     let mut parameters = Vec::new();
     for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match *words {
+        let arguments: Vec<&str> = line.split_whitespace().collect();
+        match *arguments {
             [found] if found.contains('/') => device = found.trim_end_matches(':'),
             ["name", found, "type", kind, ..] => (name, set) = (found, kind == "generic"),
             ["cmode", mode, "value", value, ..] => {
@@ -231,12 +231,12 @@ pci/0000:08:00.0:
     #[test]
     fn parameters_that_are_others_now_are_put_back() {
         let mut saved = parameters(SHOWN);
-        let words = |parameter: &Parameter| {
+        let arguments = |parameter: &Parameter| {
             let Parameter { name, mode, value, set, .. } = parameter;
             format!("{name} {} {value} {set}", mode.name())
         };
         assert_eq!(
-            saved.iter().map(words).collect::<Vec<_>>(),
+            saved.iter().map(arguments).collect::<Vec<_>>(),
             ["enable_roce driverinit true true", "flow_steering_mode runtime smfs false"]
         );
         let asked = |saved: &[Parameter], shown: &str| {
@@ -259,19 +259,19 @@ pci/0000:08:00.0:
 
     #[test]
     fn what_a_driver_came_with_is_told_from_what_people_set() {
-        let judged = |fresh: &[Parameter], now: &str| {
-            let found = set_by_people(parameters(now), fresh).into_iter();
+        let changed = |fresh: &[Parameter], now: &str| {
+            let found = set_by_users(parameters(now), fresh).into_iter();
             found.map(|found| format!("{} {} {}", found.name, found.value, found.set)).collect::<Vec<_>>()
         };
         let mut fresh = parameters(SHOWN);
         fresh[0].set = false;
-        assert_eq!(judged(&fresh, SHOWN), [""; 0]);
-        assert_eq!(judged(&fresh, &SHOWN.replace("smfs", "dmfs")), ["flow_steering_mode dmfs true"]);
+        assert_eq!(changed(&fresh, SHOWN), [""; 0]);
+        assert_eq!(changed(&fresh, &SHOWN.replace("smfs", "dmfs")), ["flow_steering_mode dmfs true"]);
         // The parameter was restored when this driver was loaded.
         fresh[0].set = true;
-        assert_eq!(judged(&fresh, SHOWN), ["enable_roce true true"]);
+        assert_eq!(changed(&fresh, SHOWN), ["enable_roce true true"]);
         let unknown = ["enable_roce true true", "flow_steering_mode smfs false"];
-        assert_eq!(judged(&[], SHOWN), unknown);
+        assert_eq!(changed(&[], SHOWN), unknown);
         for parameter in &fresh {
             let line = parameter.to_line();
             let fields: Vec<&str> = line.split_whitespace().collect();

@@ -21,17 +21,17 @@ use crate::{
     error::Error,
     failure::{self, FailureRecord},
     files, forecast,
+    host_modules::HostModules,
     lock::Lock,
     logind,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     mounts,
     node::Node,
-    signals::Ending,
-    taken_out::TakenOut,
+    signals::Signals,
 };
 
 /// Runs the container from start to stop.
-pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
+pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
     let _lock = Lock::take(node, &settings.lock)?;
     files::clear_ready(node, &settings.ready)?;
     let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
@@ -41,19 +41,19 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
         node,
         settings,
         stack: Stack { node, settings, loader: Loader { node, index: &index, parameters: &parameters } },
-        taken_out: TakenOut {
+        host_modules: HostModules {
             host: Loader { node, index: &host, parameters: &of_host },
             has_options,
             file: settings.state_file("replaced"),
         },
     };
-    if let Err(error) = container.start(ending) {
+    if let Err(error) = container.start(signals) {
         // Exposed headers would belong to drivers that are not loaded.
         node.log.warn_of(container.conceal());
         node.log.warn_of(container.repair());
         return Err(error);
     }
-    let signal = ending.wait();
+    let signal = signals.wait();
     node.log.step(format!("{signal}: stopping"));
     container.stop()
 }
@@ -62,11 +62,11 @@ struct Container<'a> {
     node: &'a Node<'a>,
     settings: &'a Settings,
     stack: Stack<'a>,
-    taken_out: TakenOut<'a>,
+    host_modules: HostModules<'a>,
 }
 
 impl Container<'_> {
-    fn start(&self, ending: &mut dyn Ending) -> Result<(), Error> {
+    fn start(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         node.log.step(format!("kernel {}: starting", node.kernel.release()));
         // A killed container may have left the blacklist behind.
@@ -84,7 +84,7 @@ impl Container<'_> {
                 }
                 // A container that was killed while loading left the remaining modules to this one.
                 let unfinished = node.paths.at(&self.state_file("replacing")).exists();
-                stack.load(&if unfinished { self.taken_out.names() } else { Vec::new() })?;
+                stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
                 files::remove(node, &self.state_file("replacing"))?;
             }
             Comparison::Differs { module, loaded: there, image } => {
@@ -96,7 +96,7 @@ impl Container<'_> {
                 };
                 node.log
                     .step(format!("{module} is {there}, but {image} in this image: replacing the drivers"));
-                ending.go_on()?;
+                signals.check()?;
                 self.replace(&loaded)?;
             }
         }
@@ -143,36 +143,36 @@ impl Container<'_> {
             failure.check()?;
         }
         check_peer_memory(node)?;
-        let leaving = stack.in_the_way(loaded)?;
+        let to_unload = stack.modules_to_unload(loaded)?;
         // The manifests of the first generation do not mount the host's modules.
         if settings.restore || !settings.expose_root {
-            self.taken_out.check(&stack.loader.of_others(loaded, &leaving))?;
+            self.host_modules.check(&stack.loader.not_ours(loaded, &to_unload))?;
         }
-        forecast::check(node, &leaving, &settings.allowed)?;
+        forecast::check(node, &to_unload, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
         node.log.warn_of(self.write_udev_rules());
-        let taken_out = self.taken_out.add(&leaving)?;
+        let unloaded = self.host_modules.add(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
         self.blacklist().write();
-        let replaced = self.exchange(loaded, &leaving, &taken_out);
+        let replaced = self.exchange(loaded, &to_unload, &unloaded);
         failure.update(&replaced);
         files::remove(node, &self.state_file("replacing"))?;
         self.blacklist().remove();
         replaced
     }
 
-    fn exchange(&self, loaded: &Loaded, leaving: &[String], taken_out: &[String]) -> Result<(), Error> {
+    fn exchange(&self, loaded: &Loaded, to_unload: &[String], unloaded: &[String]) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
-        stack.load_host_needs(loaded, leaving)?;
+        stack.load_host_deps(loaded, to_unload)?;
         let driven: Vec<String> =
-            leaving.iter().flat_map(|name| devices::driven(&node.paths, name)).collect();
-        let exchanged = unload::unload_all(node, leaving).and_then(|_| stack.load(taken_out));
+            to_unload.iter().flat_map(|name| devices::driven(&node.paths, name)).collect();
+        let exchanged = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
         let exchanged = exchanged.and_then(|()| stack.check_loaded());
         let exchanged = exchanged.and_then(|()| devices::check_bound(node, &driven));
         if exchanged.is_err() {
             node.log.warn("the drivers could not be replaced: restoring the host's");
-            node.log.warn_of(self.put_back(taken_out));
+            node.log.warn_of(self.undo_replacement(unloaded));
             node.log.warn_of(self.restore_network(false));
         }
         exchanged
@@ -187,35 +187,35 @@ impl Container<'_> {
             return self.repair();
         }
         check_peer_memory(node)?;
-        let leaving = stack.in_the_way(&loaded)?;
-        self.taken_out.check(&leaving)?;
-        forecast::check(node, &leaving, &settings.allowed)?;
+        let to_unload = stack.modules_to_unload(&loaded)?;
+        self.host_modules.check(&to_unload)?;
+        forecast::check(node, &to_unload, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(&loaded)?;
         node.log.step("restoring the host's drivers");
-        let names = self.taken_out.add(&leaving)?;
+        let names = self.host_modules.add(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
-        if let Err(error) = unload::unload_all(node, &leaving) {
+        if let Err(error) = unload::unload_all(node, &to_unload) {
             node.log.warn("the image's drivers stay loaded");
             let staying = Loaded::read(&node.paths)?;
-            let gone: Vec<String> = leaving.into_iter().filter(|name| !staying.contains(name)).collect();
+            let gone: Vec<String> = to_unload.into_iter().filter(|name| !staying.contains(name)).collect();
             let back = stack.load(&gone);
             self.restore_network(false)?;
             back?;
             files::remove(node, &self.state_file("replacing"))?;
             return Err(error);
         }
-        let back = self.taken_out.load(&names);
+        let back = self.host_modules.load(&names);
         self.restore_network(true)?;
         back?;
         files::remove(node, &self.state_file("replacing"))?;
-        self.taken_out.forget()
+        self.host_modules.forget()
     }
 
     /// Loads the host's drivers if a container that was killed has left the node without any, and this one does not load
     /// its own.
     fn repair(&self) -> Result<(), Error> {
-        let (names, loaded) = (self.taken_out.names(), Loaded::read(&self.node.paths)?);
+        let (names, loaded) = (self.host_modules.names(), Loaded::read(&self.node.paths)?);
         let is_lost = |name: &str| names.iter().any(|other| other == name) && !loaded.contains(name);
         if !is_lost("mlx5_core") && !is_lost("ib_core") {
             return Ok(());
@@ -228,19 +228,19 @@ impl Container<'_> {
             |name: &&String| loaded.contains(name) && !Loaded::is_of_kernel(&self.node.paths, name);
         let of_image = loaded.with_holders(names.iter().filter(is_images));
         self.node.log.warn_of(unload::unload_all(self.node, &of_image));
-        let back = self.taken_out.load(&names);
+        let back = self.host_modules.load(&names);
         self.restore_network(true)?;
         back?;
         files::remove(self.node, &self.state_file("replacing"))?;
-        self.taken_out.forget()
+        self.host_modules.forget()
     }
 
     /// Undoes a failed replacement: unloads the image's modules and loads the host's modules in `names`.
-    fn put_back(&self, names: &[String]) -> Result<(), Error> {
+    fn undo_replacement(&self, names: &[String]) -> Result<(), Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         let is_ours = |name: &&str| self.stack.loader.is_ours(&loaded, name);
         unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_ours)))?;
-        self.taken_out.load(names)
+        self.host_modules.load(names)
     }
 
     fn conceal(&self) -> Result<(), Error> {

@@ -23,7 +23,7 @@ mod restore;
 use links::Link;
 use restore::Restoring;
 
-use super::devlink::{Devlink, Parameter, set_by_people};
+use super::devlink::{Devlink, Parameter, set_by_users};
 use crate::{
     error::Error,
     files::{self, entries, text},
@@ -31,9 +31,9 @@ use crate::{
 };
 
 /// Polling interval while a device comes up.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Polls per second.
-const LOOKS: u32 = 10;
+const POLLS_PER_SECOND: u32 = 10;
 
 /// Saved state of a node's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl State {
         let load = load_of(node);
         let fresh =
             text(node.paths.at(fresh)).map(|text| Self::parse(&text)).filter(|fresh| fresh.load == load);
-        let parameters = set_by_people(parameters, &fresh.unwrap_or_default().parameters);
+        let parameters = set_by_users(parameters, &fresh.unwrap_or_default().parameters);
         Self { load, parameters, physical }
     }
 
@@ -212,16 +212,16 @@ impl State {
     /// Restores the state after a reload. Failures are logged and the rest continues: a partly restored network is
     /// better than none. The parameters that the devices have before are recorded in the file `fresh`.
     pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, fresh: &str) {
-        let restoring = Restoring { node, looks: wait_seconds * LOOKS, devlink: Devlink::of(node) };
+        let restore = Restoring { node, polls: wait_seconds * POLLS_PER_SECOND, devlink: Devlink::of(node) };
         // The driver was not unloaded; only interfaces that other modules created on its devices are gone.
         if self.load != 0 && self.load == load_of(node) {
             for physical in &self.physical {
-                restoring.interfaces(physical);
+                restore.interfaces(physical);
             }
             return;
         }
         // Before virtual functions are created: a device that is reinitialized for its parameters loses them.
-        match &restoring.devlink {
+        match &restore.devlink {
             Some(devlink) => {
                 let mut parameters = devlink.parameters(&devices(node));
                 for parameter in &mut parameters {
@@ -237,15 +237,15 @@ impl State {
             None => node.log.warn("this image has no devlink: parameters of devices are not restored"),
         }
         for physical in &self.physical {
-            restoring.physical(physical);
+            restore.physical(physical);
         }
         // All functions of a card share one switch, so its representors appear only after all of its functions are
         // restored.
         for Physical { device, representors, .. } in
             self.physical.iter().filter(|physical| !physical.representors.is_empty())
         {
-            if let Some(interface) = restoring.interface(device) {
-                restoring.representors(&interface, representors);
+            if let Some(interface) = restore.interface(device) {
+                restore.representors(&interface, representors);
             }
         }
     }
@@ -311,14 +311,14 @@ fn virtual_function(device: &Path, index: usize) -> Option<Virtual> {
         up: interface.as_deref().is_some_and(is_up),
         mtu: attribute("mtu"),
         mac: Some(attribute("address")).filter(|mac| mac.len() == 17).unwrap_or_else(none),
-        guid: guid.map_or_else(none, |guid| colons(&guid)),
+        guid: guid.map_or_else(none, |guid| with_colons(&guid)),
         driver: target(&function.join("driver")).filter(|driver| driver != "mlx5_core").unwrap_or_else(none),
     })
 }
 
 /// Converts a GUID from the format that sysfs shows, `0011:2233:4455:6677`, to the format that it accepts,
 /// `00:11:22:33:44:55:66:77`.
-fn colons(guid: &str) -> String {
+fn with_colons(guid: &str) -> String {
     let digits: Vec<char> = guid.chars().filter(char::is_ascii_hexdigit).collect();
     let pairs: Vec<String> = digits.chunks(2).map(|pair| pair.iter().collect()).collect();
     pairs.join(":")

@@ -82,12 +82,12 @@ impl Stack<'_> {
 
     /// Lists the loaded modules to unload, users first. Fails before any change if the operators' container would
     /// refuse, if the unload would fail halfway, or if processes use a module.
-    pub(super) fn in_the_way(&self, loaded: &Loaded) -> Result<Vec<String>, Error> {
+    pub(super) fn modules_to_unload(&self, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let Settings { unload_storage, unload_third_party, storage, third_party, auxiliary, .. } =
             self.settings;
-        refuse(loaded, storage, *unload_storage, "storage", "UNLOAD_STORAGE_MODULES")?;
+        permit(loaded, storage, *unload_storage, "storage", "UNLOAD_STORAGE_MODULES")?;
         let variable = "UNLOAD_THIRD_PARTY_RDMA_MODULES";
-        refuse(loaded, third_party, *unload_third_party, "third-party RDMA", variable)?;
+        permit(loaded, third_party, *unload_third_party, "third-party RDMA", variable)?;
         let mut seeds = self.own_modules()?;
         let listed = storage.iter().chain(third_party).chain(auxiliary).map(|name| kernel_name(name));
         let listed: BTreeSet<String> = listed.collect();
@@ -101,7 +101,7 @@ impl Stack<'_> {
         };
         let mut order = loaded.with_holders(&seeds);
         if let Some(name) = order.iter().find(|name| !known(name)) {
-            return Err(stranger(loaded, &order, name));
+            return Err(unknown_user(loaded, &order, name));
         }
         for name in &order {
             unload::check_users(self.node, name)?;
@@ -112,20 +112,20 @@ impl Stack<'_> {
 
     /// Loads the host's modules that the image's modules depend on, while the old drivers still work. A missing
     /// dependency shows before any module is unloaded.
-    pub(super) fn load_host_needs(&self, loaded: &Loaded, leaving: &[String]) -> Result<(), Error> {
-        let staying = loaded.without(leaving);
+    pub(super) fn load_host_deps(&self, loaded: &Loaded, to_unload: &[String]) -> Result<(), Error> {
+        let staying = loaded.without(to_unload);
         for name in self.wanted() {
-            self.loader.load_needs(name, Origin::Host, &staying)?;
+            self.loader.load_deps(name, Origin::Host, &staying)?;
         }
         Ok(())
     }
 
-    /// Loads the stack, and the image's versions of the modules in `taken_out`.
-    pub(super) fn load(&self, taken_out: &[String]) -> Result<(), Error> {
+    /// Loads the stack, and the image's versions of the modules in `unloaded`.
+    pub(super) fn load(&self, unloaded: &[String]) -> Result<(), Error> {
         for name in self.wanted() {
             self.loader.load(name)?;
         }
-        let again = taken_out.iter().rev();
+        let again = unloaded.iter().rev();
         let auxiliary = self.settings.auxiliary.iter();
         for name in again.chain(auxiliary) {
             if self.index().of_image(name).is_some() {
@@ -136,7 +136,7 @@ impl Stack<'_> {
                 } else {
                     self.node.log.warn_of(loaded);
                 }
-            } else if taken_out.contains(name) {
+            } else if unloaded.contains(name) {
                 self.node.log.warn(format!(
                     "module {name} was loaded, and is not any more: this image does not have it, and the host's does not fit"
                 ));
@@ -174,7 +174,7 @@ impl Stack<'_> {
     }
 }
 
-fn refuse(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable: &str) -> Result<(), Error> {
+fn permit(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable: &str) -> Result<(), Error> {
     let there: Vec<&str> = names.iter().map(String::as_str).filter(|name| loaded.contains(name)).collect();
     if allowed || there.is_empty() {
         return Ok(());
@@ -189,7 +189,7 @@ fn refuse(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable
 }
 
 /// Error for an unknown module that uses the stack.
-fn stranger(loaded: &Loaded, order: &[String], name: &str) -> Error {
+fn unknown_user(loaded: &Loaded, order: &[String], name: &str) -> Error {
     let is_user = |other: &&String| loaded.get(other).is_some_and(|module| module.holders.contains(name));
     let used: Vec<&str> = order.iter().filter(is_user).map(String::as_str).collect();
     Error::new(

@@ -422,8 +422,8 @@ fn nfs_over_rdma_is_loaded_where_asked_for_and_missed_where_the_image_has_none()
 #[test]
 fn an_end_before_the_drivers_are_touched_is_heeded() {
     struct Now;
-    impl Ending for Now {
-        fn asked(&mut self) -> Option<&'static str> {
+    impl Signals for Now {
+        fn received(&mut self) -> Option<&'static str> {
             Some("SIGTERM")
         }
 

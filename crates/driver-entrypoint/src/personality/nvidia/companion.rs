@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::{
     driver, state,
-    watch::{Missing, Owner, Seen, Step, decide},
+    watch::{Missing, Observation, Owner, Step, decide},
 };
 use crate::{
     error::Error,
@@ -21,14 +21,14 @@ use crate::{
         versions::{self, Driver},
     },
     node::{Node, is_plain_path},
-    signals::Ending,
+    signals::Signals,
 };
 
 /// Polling interval for the drivers and for signals.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of polls between two log lines about waiting.
-const LOOKS_PER_REMINDER: u32 = 30;
+const POLLS_PER_REMINDER: u32 = 30;
 
 /// The GPU driver's modules, if its container exposes its root.
 const GPU_MODULES: &str = "/run/nvidia/driver/lib/modules";
@@ -84,7 +84,7 @@ const DEVICE_DIRECTORIES: [&str; 3] = ["/dev", "/proc/1/root/dev", "/run/nvidia/
 
 /// State that is kept between polls.
 #[derive(Default)]
-struct Memory {
+struct PollState {
     /// Identity of the `ib_core` that the module was loaded against.
     against: Option<String>,
     /// Whether OFED's ready file was ever seen. Once seen, its absence means that OFED is not ready.
@@ -121,19 +121,19 @@ impl<'a> Companion<'a> {
     }
 
     /// Runs until a signal arrives or the module cannot be loaded.
-    pub(crate) fn run(&self, node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
+    pub(crate) fn run(&self, node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
         // A killed container may have left the ready file behind.
         self.clear_ready(node)?;
-        let mut memory = Memory::default();
+        let mut state = PollState::default();
         let signal = loop {
-            if let Some(signal) = ending.asked() {
+            if let Some(signal) = signals.received() {
                 break signal;
             }
-            if let Err(error) = self.look(node, &mut memory) {
+            if let Err(error) = self.poll(node, &mut state) {
                 self.clear_ready(node)?;
                 return Err(error);
             }
-            node.kernel.pause(BETWEEN_LOOKS);
+            node.kernel.pause(POLL_INTERVAL);
         };
         node.log.step(format!("received {signal}: stopping"));
         self.clear_ready(node)?;
@@ -144,60 +144,60 @@ impl<'a> Companion<'a> {
     }
 
     /// Polls the node once and acts on the result.
-    fn look(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
+    fn poll(&self, node: &Node<'_>, state: &mut PollState) -> Result<(), Error> {
         let Self { module, owner, .. } = *self;
         let loaded = Loaded::read(&node.paths)?;
-        let seen = self.see(node, &loaded, memory);
-        let step = decide(owner, &seen, memory.against.as_deref());
+        let observed = self.observe(node, &loaded, state);
+        let step = decide(owner, &observed, state.against.as_deref());
         match step {
-            Step::Keep if memory.is_ready => {}
+            Step::Keep if state.is_ready => {}
             Step::Keep => {
                 node.log.step(format!("module {module} is loaded"));
                 // A killed container may have loaded the module without creating the device files.
                 if module == GDRDRV {
                     make_device_files(node)?;
                 }
-                memory.against.clone_from(&seen.ib_core);
-                self.set_ready(node, memory)?;
+                state.against.clone_from(&observed.ib_core);
+                self.set_ready(node, state)?;
             }
-            Step::Wait(missing) => self.wait(node, memory, missing)?,
+            Step::Wait(missing) => self.wait(node, state, missing)?,
             Step::Load | Step::Reload => {
-                self.take_back(node, memory)?;
+                self.withdraw_ready(node, state)?;
                 if step == Step::Reload {
                     node.log
                         .step(format!("ib_core was replaced after {module} was loaded: loading it again"));
                     unload::unload(node, module)?;
                 }
                 self.load(node)?;
-                memory.against = seen.ib_core;
-                self.set_ready(node, memory)?;
+                state.against = observed.ib_core;
+                self.set_ready(node, state)?;
             }
             Step::Release(missing) => {
-                self.take_back(node, memory)?;
+                self.withdraw_ready(node, state)?;
                 // Retry at later polls, because the module's user may release it. OFED's own container also reports
                 // that the module blocks it.
                 match unload::unload(node, module) {
-                    Ok(_) => memory.against = None,
-                    Err(error) => self.remind(node, memory, missing, &error.to_string()),
+                    Ok(_) => state.against = None,
+                    Err(error) => self.log_waiting(node, state, missing, &error.to_string()),
                 }
             }
         }
         Ok(())
     }
 
-    fn see(&self, node: &Node<'_>, loaded: &Loaded, memory: &mut Memory) -> Seen {
+    fn observe(&self, node: &Node<'_>, loaded: &Loaded, state: &mut PollState) -> Observation {
         let gpu = state::is_gpu_ready(node, loaded, self.owner == Owner::Others);
         let is_loaded = loaded.contains(self.module);
         if self.ofed == Ofed::Unused {
-            return Seen { ofed: true, gpu, loaded: is_loaded, ib_core: None };
+            return Observation { ofed: true, gpu, loaded: is_loaded, ib_core: None };
         }
         let by_file = state::is_ofed_ready(node, loaded, self.ofed == Ofed::Host);
-        memory.ofed_file |= by_file;
+        state.ofed_file |= by_file;
         let by_sources = self.owner == Owner::Us
-            && !memory.ofed_file
+            && !state.ofed_file
             && loaded.contains("mlx5_core")
             && node.paths.at(OFED_SOURCES).exists();
-        Seen {
+        Observation {
             ofed: by_file || by_sources,
             gpu,
             loaded: is_loaded,
@@ -212,12 +212,12 @@ impl<'a> Companion<'a> {
         // The host's own OFED exposes no Module.symvers to containers.
         let drivers = if self.ofed == Ofed::Container { &drivers[..] } else { &drivers[..1] };
         versions::check(&loader, self.module, drivers)?;
-        loader.load(self.module).map(drop).map_err(|error| self.explain(error))?;
+        loader.load(self.module).map(drop).map_err(|error| self.with_hint(error))?;
         if self.module == GDRDRV { make_device_files(node) } else { Ok(()) }
     }
 
     /// Adds a hint for the most common failure: a module that was not compiled against the loaded drivers.
-    fn explain(&self, error: Error) -> Error {
+    fn with_hint(&self, error: Error) -> Error {
         match &error {
             Error::Refused { name, refusal, .. }
                 if name == self.module
@@ -234,36 +234,36 @@ impl<'a> Companion<'a> {
         }
     }
 
-    fn wait(&self, node: &Node<'_>, memory: &mut Memory, missing: Missing) -> Result<(), Error> {
-        self.take_back(node, memory)?;
+    fn wait(&self, node: &Node<'_>, state: &mut PollState, missing: Missing) -> Result<(), Error> {
+        self.withdraw_ready(node, state)?;
         let text = match missing {
             Missing::Ofed => "waiting for OFED",
             Missing::Gpu => "waiting for the GPU driver",
             Missing::Both => "waiting for OFED and the GPU driver",
         };
-        self.remind(node, memory, missing, text);
+        self.log_waiting(node, state, missing, text);
         Ok(())
     }
 
     /// Logs why nothing happens: immediately and then periodically.
-    fn remind(&self, node: &Node<'_>, memory: &mut Memory, missing: Missing, text: &str) {
-        let looks = match memory.waiting {
-            Some((before, looks)) if before == missing => looks + 1,
+    fn log_waiting(&self, node: &Node<'_>, state: &mut PollState, missing: Missing, text: &str) {
+        let polls = match state.waiting {
+            Some((before, polls)) if before == missing => polls + 1,
             _ => 0,
         };
-        if looks % LOOKS_PER_REMINDER == 0 {
+        if polls % POLLS_PER_REMINDER == 0 {
             node.log.step(format!("{}: {text}", self.module));
         }
-        memory.waiting = Some((missing, looks));
+        state.waiting = Some((missing, polls));
     }
 
-    fn set_ready(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
-        (memory.is_ready, memory.waiting) = (true, None);
+    fn set_ready(&self, node: &Node<'_>, state: &mut PollState) -> Result<(), Error> {
+        (state.is_ready, state.waiting) = (true, None);
         self.ready_file.map_or(Ok(()), |file| files::set_ready(node, file))
     }
 
-    fn take_back(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
-        memory.is_ready = false;
+    fn withdraw_ready(&self, node: &Node<'_>, state: &mut PollState) -> Result<(), Error> {
+        state.is_ready = false;
         self.clear_ready(node)
     }
 

@@ -17,8 +17,8 @@ use crate::{
 };
 
 /// Polls after SIGTERM: five seconds in total, as in the operators' images.
-const LOOKS: usize = 50;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+const MAX_POLLS: usize = 50;
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Daemons with a PID file below `/run`, in stop order.
 const DAEMONS: &[Daemon] = &[
@@ -117,9 +117,9 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
         let Some(pid) = running(&node.paths, daemon) else { continue };
         // Ignore the error of a daemon that has just ended.
         let _ = kill_process(pid, Signal::TERM);
-        let is_gone = (0..LOOKS).any(|look| {
-            if look > 0 {
-                node.kernel.pause(BETWEEN_LOOKS);
+        let is_gone = (0..MAX_POLLS).any(|poll| {
+            if poll > 0 {
+                node.kernel.pause(POLL_INTERVAL);
             }
             running(&node.paths, daemon).is_none()
         });

@@ -40,8 +40,8 @@ const UNLOADED: [&str; 8] = [
 ];
 
 /// Polls while the driver is in use: references of a process that has just ended are dropped after a short delay.
-const LOOKS: u32 = 10;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+const MAX_POLLS: u32 = 10;
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Indexes the modules of this image, of the tree `more`, and of the host. The operator's DaemonSet does not mount the
 /// host's modules. It does share the host's PID namespace (`hostPID`), so the root of process 1 is the host's root.
@@ -78,14 +78,14 @@ pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
 }
 
 /// Other drivers of GPUs.
-const RIVALS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
+const OTHERS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
 
 /// Checks, before the old driver is unloaded, that it leaves a GPU that no other driver holds.
 pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
     let gpus = devices::gpus(&node.paths);
     let held = |gpu: &Undriven| {
         let driver =
-            gpu.driver.as_ref().filter(|driver| RIVALS.contains(&driver.replace('-', "_").as_str()))?;
+            gpu.driver.as_ref().filter(|driver| OTHERS.contains(&driver.replace('-', "_").as_str()))?;
         Some(format!("{} is bound to {driver}", gpu.address))
     };
     let by_others: Vec<String> = gpus.iter().filter_map(held).collect();
@@ -115,7 +115,7 @@ pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
         }
     }
     for name in wanted(loader, drm) {
-        loader.load(name).map_err(|error| explain(node, error))?;
+        loader.load(name).map_err(|error| with_hint(node, error))?;
     }
     if index.of_image(MODESET).is_none() {
         node.log.step("the image has no nvidia_modeset, which computing does not need");
@@ -132,21 +132,21 @@ fn wanted(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
 }
 
 /// Replaces the kernel's error with one that tells a GPU administrator what to do.
-fn explain(node: &Node<'_>, error: Error) -> Error {
+fn with_hint(node: &Node<'_>, error: Error) -> Error {
     let refusal = match error {
         Error::Refused { name, refusal, .. } if name == "nvidia" && refusal.errno == Errno::NODEV => refusal,
         other => return other,
     };
     let loaded = Loaded::read(&node.paths).unwrap_or_default();
-    let rivals: Vec<&str> = RIVALS.into_iter().filter(|name| loaded.contains(name)).collect();
-    let hint = if rivals.is_empty() {
+    let others: Vec<&str> = OTHERS.into_iter().filter(|name| loaded.contains(name)).collect();
+    let hint = if others.is_empty() {
         "check that the node has an NVIDIA GPU that this driver supports (lspci -d 10de:), and that its \
          firmware or the hypervisor exposes it; see dmesg for the kernel's messages"
             .to_owned()
     } else {
         format!(
             "{} is loaded and may hold the GPU: unload it, or put it on the node's blacklist, and start again",
-            rivals.join(" and ")
+            others.join(" and ")
         )
     };
     Error::new(format!("no NVIDIA GPU was found by the driver (ENODEV){refusal}"), hint)
@@ -156,14 +156,14 @@ fn explain(node: &Node<'_>, error: Error) -> Error {
 pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
     // A GPU has neither interfaces nor storage: the forecast only names its users.
     forecast::announce(node, &UNLOADED, &Allowed::default())?;
-    let mut looks = 1;
+    let mut polls = 1;
     let obstacles = loop {
         let obstacles = obstacles(node, &Loaded::read(&node.paths)?);
-        if obstacles.is_empty() || looks == LOOKS {
+        if obstacles.is_empty() || polls == MAX_POLLS {
             break obstacles;
         }
-        looks += 1;
-        node.kernel.pause(BETWEEN_LOOKS);
+        polls += 1;
+        node.kernel.pause(POLL_INTERVAL);
     };
     if !obstacles.is_empty() {
         let obstacles: Vec<String> = obstacles.iter().map(Error::to_string).collect();

@@ -22,7 +22,7 @@ use crate::{
     },
     mounts,
     node::Node,
-    signals::Ending,
+    signals::Signals,
 };
 
 /// Mellanox's PCI vendor ID, as sysfs shows it.
@@ -32,10 +32,10 @@ const MELLANOX: &str = "0x15b3";
 const FIRMWARE: Firmware<'_> = Firmware { host_path: "/run/nvidia/driver/lib/firmware", part: "nvidia" };
 
 /// Polling interval while the start waits.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs the container from start to stop.
-pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
+pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
     let _lock = Lock::take(node, state::PID_FILE)?;
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
     parameters::check(node, &parameters::FILES)?;
@@ -57,10 +57,10 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     }
     // Unmount the root that a killed container exposed, so that no firmware is copied into it.
     mounts::conceal(node, state::ROOT)?;
-    match start(&loader, settings, ending) {
+    match start(&loader, settings, signals) {
         Ok(()) => {
             node.log.step("done, waiting for a signal");
-            let signal = ending.wait();
+            let signal = signals.wait();
             node.log.step(format!("received {signal}: stopping"));
             stop(node)
         }
@@ -79,20 +79,20 @@ fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Setti
     Ok(is_same && driver::is_loaded(node, loader.index)?)
 }
 
-fn start(loader: &Loader<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
+fn start(loader: &Loader<'_>, settings: &Settings, signals: &mut dyn Signals) -> Result<(), Error> {
     let Loader { node, .. } = loader;
-    ending.go_on()?;
+    signals.check()?;
     set_up_firmware(loader)?;
-    ending.go_on()?;
+    signals.check()?;
     driver::load(loader, settings.drm)?;
-    ending.go_on()?;
+    signals.check()?;
     load_peer_memory(loader, settings)?;
-    start_daemons(node, ending)?;
-    ending.go_on()?;
+    start_daemons(node, signals)?;
+    signals.check()?;
     mounts::expose(node, "/", state::ROOT)?;
     label_devices(node);
     state::set_ready(node, settings.config_digest.as_deref())?;
-    ending.go_on()
+    signals.check()
 }
 
 /// The order matters: if the driver is in use and stays loaded, its user space must stay, too.
@@ -134,7 +134,7 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
         );
     } else if !state::is_ofed_ready(node, &Loaded::read(&node.paths)?, settings.host_ofed) {
         node.log.step("OFED is not ready: nvidia_peermem is left to reload_nvidia_peermem");
-    } else if let Err(error) = load_compared(loader, settings) {
+    } else if let Err(error) = load_checked(loader, settings) {
         node.log.warn(format!("continuing without nvidia_peermem: {error}"));
         node.log.warn(format!("hint: {}", error.hint()));
     }
@@ -142,7 +142,7 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
 }
 
 /// Compares only with OFED: the GPU driver comes from this image.
-fn load_compared(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
+fn load_checked(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
     let drivers: &[Driver] = if settings.host_ofed { &[] } else { &[Driver::Ofed] };
     versions::check(loader, "nvidia_peermem", drivers)?;
     loader.load("nvidia_peermem").map(drop)
@@ -155,7 +155,7 @@ fn has_mellanox_device(node: &Node<'_>) -> bool {
 
 /// Starts the optional tools and the fabric manager. Only the fabric manager is essential, for GPUs behind switches.
 /// Its failure ends the start, as with the operators' images.
-fn start_daemons(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
+fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
     for started in daemons::start_tools(&node.paths) {
         match started {
             Started::Yes(name) => node.log.step(format!("started {name}")),
@@ -165,7 +165,7 @@ fn start_daemons(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> 
     }
     let Some(manager) = daemons::fabric_manager(&node.paths) else { return Ok(()) };
     if manager.needs_infiniband && manager.is_there(&node.paths) {
-        wait_for_infiniband(node, ending)?;
+        wait_for_infiniband(node, signals)?;
     }
     match manager.start(&node.paths) {
         Started::Yes(name) => node.log.step(format!("started {name}")),
@@ -183,20 +183,20 @@ fn start_daemons(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> 
 }
 
 /// Waits for the modules that the fabric manager of the fifth NVLink generation needs.
-fn wait_for_infiniband(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
+fn wait_for_infiniband(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
     let needed = ["mlx5_core", "ib_umad"];
-    let mut is_said = false;
+    let mut is_logged = false;
     loop {
         let loaded = Loaded::read(&node.paths)?;
         if needed.iter().all(|name| loaded.contains(name)) {
             return Ok(());
         }
-        if !is_said {
+        if !is_logged {
             node.log.step("the fabric manager waits for mlx5_core and ib_umad to be loaded");
-            is_said = true;
+            is_logged = true;
         }
-        ending.go_on()?;
-        node.kernel.pause(BETWEEN_LOOKS);
+        signals.check()?;
+        node.kernel.pause(POLL_INTERVAL);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::{error::Error, files::if_there, node::Node};
+use crate::{error::Error, files::if_exists, node::Node};
 
 /// Modules with a parameter file, `/drivers/<name>.conf`.
 pub(crate) const FILES: [&str; 5] =
@@ -22,10 +22,10 @@ pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
                 "correct the ConfigMap that spec.driver.kernelModuleConfig names: one or more NAME=VALUE per line",
             )
         };
-        let read = if_there(fs::read(node.paths.at(&path)));
+        let read = if_exists(fs::read(node.paths.at(&path)));
         let Some(bytes) = read.map_err(|error| refused(error.to_string()))? else { continue };
         let text = String::from_utf8(bytes).map_err(|_| refused("it is not UTF-8 text".to_owned()))?;
-        let words = words(&text).map_err(refused)?;
+        let words = parse(&text).map_err(refused)?;
         if !words.is_empty() {
             node.log.step(format!("parameters of {name} from {path}: {}", words.join(" ")));
         }
@@ -34,7 +34,7 @@ pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
 }
 
 /// Parses the parameters of a file; the error says what is wrong.
-fn words(text: &str) -> Result<Vec<&str>, String> {
+fn parse(text: &str) -> Result<Vec<&str>, String> {
     if text.len() > MAX_SIZE {
         return Err(format!("it has {} bytes, more than {MAX_SIZE}", text.len()));
     }
@@ -83,14 +83,14 @@ mod tests {
     fn lines_hold_one_or_more() {
         let text = "# ours\nNVreg_EnableGpuFirmware=0\n\n a=1  b=2\tc\nd=\"x y\" e=1";
         assert_eq!(
-            words(text).unwrap(),
+            parse(text).unwrap(),
             ["NVreg_EnableGpuFirmware=0", "a=1", "b=2", "c", "d=\"x y\"", "e=1"]
         );
     }
 
     #[test]
     fn what_is_no_parameter_is_refused_by_its_line() {
-        let refused = |text: &str| words(text).unwrap_err();
+        let refused = |text: &str| parse(text).unwrap_err();
         assert_eq!(refused("a=1\nb=\u{0}"), "line 2 holds a control character");
         assert_eq!(refused("a=\"1"), "a quotation mark in line 1 is not closed");
         assert_eq!(refused("a=1\n=2"), r#""=2" in line 2 is not NAME=VALUE"#);

@@ -1,12 +1,12 @@
 //! `ocp_dtk_entrypoint`: the command that the GPU Operator runs on OpenShift for drivers that it does not know as
 //! precompiled. The operator adds a container of the cluster's driver toolkit to the pod. That container is meant to
-//! compile what the driver's container hands over in a shared directory (`controllers/object_controls.go`,
+//! compile what the driver's container provides in a shared directory (`controllers/object_controls.go`,
 //! `assets/state-driver` of the operator). farrier's images need no compilation. The toolkit's container therefore gets
 //! this program, which reports that the driver is built, and waits.
 
 use std::fs;
 
-use crate::{error::Error, files, node::Node, signals::Ending};
+use crate::{error::Error, files, node::Node, signals::Signals};
 
 /// Usage text of `ocp_dtk_entrypoint`.
 pub(crate) const USAGE: &str = "\
@@ -21,7 +21,7 @@ const SHARED: &str = "/mnt/shared-nvidia-driver-toolkit";
 const PROGRAM: &str = "/proc/self/exe";
 
 /// Translates a role of the operator to this program's arguments; `None` for the role of the toolkit's container.
-pub(crate) fn words(arguments: &[&str]) -> Result<Option<[&'static str; 2]>, String> {
+pub(crate) fn role_arguments(arguments: &[&str]) -> Result<Option<[&'static str; 2]>, String> {
     Ok(match *arguments {
         ["nv-ctr-run-with-dtk"] => Some(["nvidia-driver", "init"]),
         ["gds-ctr-run-with-dtk"] => Some(["nvidia-gds-driver", "install"]),
@@ -33,7 +33,7 @@ pub(crate) fn words(arguments: &[&str]) -> Result<Option<[&'static str; 2]>, Str
 
 /// Copies this program for the toolkit's container, which waits for it. Never replaces an earlier copy, because that
 /// container may be running it.
-pub(crate) fn hand_over(node: &Node<'_>) -> Result<(), Error> {
+pub(crate) fn provide_program(node: &Node<'_>) -> Result<(), Error> {
     let prepared = format!("{SHARED}/dir_prepared");
     if !node.paths.at(SHARED).is_dir() || node.paths.at(&prepared).exists() {
         return Ok(());
@@ -46,14 +46,14 @@ pub(crate) fn hand_over(node: &Node<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Runs in the toolkit's container: writes the marks that the containers of other images wait for, then waits for a
+/// Runs in the toolkit's container: writes the marker files that the containers of other images wait for, then waits for a
 /// signal.
-pub(crate) fn wait(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
-    for mark in ["driver_build_started", "driver_built"] {
-        files::write(node, &format!("{SHARED}/{mark}"), "")?;
+pub(crate) fn wait(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
+    for marker in ["driver_build_started", "driver_built"] {
+        files::write(node, &format!("{SHARED}/{marker}"), "")?;
     }
     node.log.step("nothing to compile: the driver's image has its modules");
-    let signal = ending.wait();
+    let signal = signals.wait();
     node.log.step(format!("received {signal}: stopping"));
     Ok(())
 }
@@ -66,15 +66,15 @@ mod tests {
     #[test]
     fn the_toolkits_container_gets_the_program_and_waits() {
         let bench = Bench::new();
-        hand_over(&bench.node()).unwrap();
+        provide_program(&bench.node()).unwrap();
         assert_eq!(bench.log(), "", "the pod has no such container");
         bench.file(PROGRAM, "program");
         bench.file(&format!("{SHARED}/.keep"), "");
-        hand_over(&bench.node()).unwrap();
+        provide_program(&bench.node()).unwrap();
         assert_eq!(bench.text(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(), "program");
         assert!(bench.text(&format!("{SHARED}/dir_prepared")).is_some());
         bench.file(PROGRAM, "another");
-        hand_over(&bench.node()).unwrap();
+        provide_program(&bench.node()).unwrap();
         assert_eq!(
             bench.text(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(),
             "program",
@@ -86,10 +86,10 @@ mod tests {
 
     #[test]
     fn roles_are_those_of_the_operator() {
-        assert_eq!(words(&["nv-ctr-run-with-dtk"]), Ok(Some(["nvidia-driver", "init"])));
-        assert_eq!(words(&["dtk-build-driver"]), Ok(None));
+        assert_eq!(role_arguments(&["nv-ctr-run-with-dtk"]), Ok(Some(["nvidia-driver", "init"])));
+        assert_eq!(role_arguments(&["dtk-build-driver"]), Ok(None));
         for wrong in [&[][..], &["nv-ctr-run-with-dtk", "x"], &["build"]] {
-            assert!(words(wrong).is_err(), "{wrong:?}");
+            assert!(role_arguments(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 
 /// Observed state of the two drivers and of the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct Observation {
     /// OFED is ready.
     pub(crate) ofed: bool,
     /// The GPU driver is ready.
@@ -47,8 +47,8 @@ pub(crate) enum Owner {
 }
 
 impl Missing {
-    fn of(seen: &Seen) -> Option<Self> {
-        match (seen.ofed, seen.gpu) {
+    fn of(observed: &Observation) -> Option<Self> {
+        match (observed.ofed, observed.gpu) {
             (true, true) => None,
             (false, true) => Some(Self::Ofed),
             (true, false) => Some(Self::Gpu),
@@ -58,13 +58,13 @@ impl Missing {
 }
 
 /// Decides the next action. `against` is the `ib_core` that the module was loaded against, if known.
-pub(crate) fn decide(owner: Owner, seen: &Seen, against: Option<&str>) -> Step {
-    match Missing::of(seen) {
-        Some(missing) if seen.loaded && owner == Owner::Us => Step::Release(missing),
+pub(crate) fn decide(owner: Owner, observed: &Observation, against: Option<&str>) -> Step {
+    match Missing::of(observed) {
+        Some(missing) if observed.loaded && owner == Owner::Us => Step::Release(missing),
         Some(missing) => Step::Wait(missing),
-        None if !seen.loaded => Step::Load,
+        None if !observed.loaded => Step::Load,
         // A module that uses ib_core prevents its replacement. This module does not use it, so it must be reloaded.
-        None if against.is_some() && seen.ib_core.is_some() && against != seen.ib_core.as_deref() => {
+        None if against.is_some() && observed.ib_core.is_some() && against != observed.ib_core.as_deref() => {
             Step::Reload
         }
         None => Step::Keep,
@@ -75,13 +75,13 @@ pub(crate) fn decide(owner: Owner, seen: &Seen, against: Option<&str>) -> Step {
 mod tests {
     use super::*;
 
-    fn seen(ofed: bool, gpu: bool, loaded: bool) -> Seen {
-        Seen { ofed, gpu, loaded, ib_core: Some("A".into()) }
+    fn observed(ofed: bool, gpu: bool, loaded: bool) -> Observation {
+        Observation { ofed, gpu, loaded, ib_core: Some("A".into()) }
     }
 
     #[test]
     fn it_waits_for_both_drivers() {
-        let step = |ofed, gpu| decide(Owner::Others, &seen(ofed, gpu, false), None);
+        let step = |ofed, gpu| decide(Owner::Others, &observed(ofed, gpu, false), None);
         assert_eq!(step(false, false), Step::Wait(Missing::Both));
         assert_eq!(step(true, false), Step::Wait(Missing::Gpu));
         assert_eq!(step(false, true), Step::Wait(Missing::Ofed));
@@ -90,19 +90,19 @@ mod tests {
 
     #[test]
     fn who_else_unloads_it_is_left_to_do_so() {
-        assert_eq!(decide(Owner::Others, &seen(false, true, true), None), Step::Wait(Missing::Ofed));
-        assert_eq!(decide(Owner::Us, &seen(false, true, true), None), Step::Release(Missing::Ofed));
-        assert_eq!(decide(Owner::Us, &seen(true, false, true), None), Step::Release(Missing::Gpu));
-        assert_eq!(decide(Owner::Us, &seen(true, false, false), None), Step::Wait(Missing::Gpu));
+        assert_eq!(decide(Owner::Others, &observed(false, true, true), None), Step::Wait(Missing::Ofed));
+        assert_eq!(decide(Owner::Us, &observed(false, true, true), None), Step::Release(Missing::Ofed));
+        assert_eq!(decide(Owner::Us, &observed(true, false, true), None), Step::Release(Missing::Gpu));
+        assert_eq!(decide(Owner::Us, &observed(true, false, false), None), Step::Wait(Missing::Gpu));
     }
 
     #[test]
     fn another_ib_core_wants_it_loaded_again() {
-        let there = seen(true, true, true);
+        let there = observed(true, true, true);
         assert_eq!(decide(Owner::Others, &there, Some("A")), Step::Keep);
         assert_eq!(decide(Owner::Others, &there, None), Step::Keep);
         assert_eq!(decide(Owner::Others, &there, Some("B")), Step::Reload);
-        let unknown = Seen { ib_core: None, ..there };
+        let unknown = Observation { ib_core: None, ..there };
         assert_eq!(decide(Owner::Others, &unknown, Some("B")), Step::Keep);
     }
 
@@ -111,7 +111,7 @@ mod tests {
         for owner in [Owner::Others, Owner::Us] {
             for (ofed, gpu) in [(false, true), (true, false), (false, false)] {
                 for loaded in [false, true] {
-                    let step = decide(owner, &seen(ofed, gpu, loaded), Some("B"));
+                    let step = decide(owner, &observed(ofed, gpu, loaded), Some("B"));
                     assert!(matches!(step, Step::Wait(_) | Step::Release(_)), "{step:?}");
                 }
             }

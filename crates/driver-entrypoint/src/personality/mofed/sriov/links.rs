@@ -1,6 +1,6 @@
 //! Settings that a device's interface loses with its driver: the membership of a bond, VLANs, static addresses and routes.
-//! On most nodes a network manager restores them. Settings that it has not restored after a while are restored here, with the `ip` program (iproute2) of the image. Addresses and routes of DHCP and router
-//! advertisements are left to their client.
+//! On most nodes a network manager restores them. After a while, this module restores the missing ones with the image's
+//! `ip` program (iproute2). Addresses and routes of DHCP and router advertisements are left to their client.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Polling interval while a network manager may still be at work.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Protocols of routes that others make again.
 const OTHERS_ROUTES: [&str; 4] = ["kernel", "dhcp", "ra", "redirect"];
@@ -91,21 +91,21 @@ pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     links
 }
 
-/// Restores what is missing of an interface. Waits up to `looks` polls for a network manager to do so.
-pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[Link], looks: u32) {
+/// Restores what is missing of an interface. Polls up to `polls` times for a network manager to do so.
+pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[Link], polls: u32) {
     let ip = Ip::of(node);
     let missing = || -> Vec<&Link> {
         wanted.iter().filter(|link| !is_there(node, ip.as_ref(), interface, link)).collect()
     };
-    for _ in 0..looks {
+    for _ in 0..polls {
         if missing().is_empty() {
             return;
         }
-        node.kernel.pause(LOOK);
+        node.kernel.pause(POLL_INTERVAL);
     }
     // In the order of `read`: addresses need their VLANs, and routes their addresses.
     for link in missing() {
-        match put_back(node, ip.as_ref(), interface, link) {
+        match set_link(node, ip.as_ref(), interface, link) {
             Ok(done) => node.log.step(format!("{done}, which no network manager did")),
             Err(error) => {
                 node.log.warn(format!("{} of {}: {error}", link.to_line().trim(), name_of(interface)));
@@ -138,7 +138,7 @@ fn is_there(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link)
     }
 }
 
-fn put_back(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> Result<String, String> {
+fn set_link(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> Result<String, String> {
     let name = name_of(interface);
     let run = |words: &[&str]| {
         let ip = ip.ok_or_else(|| "not restored, because this image has no ip (iproute2)".to_owned())?;

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     super::devlink::{self, Devlink},
-    LOOK, Physical, Representor, Virtual, flags, links, path_of, representors, target, uplink,
+    POLL_INTERVAL, Physical, Representor, Virtual, flags, links, path_of, representors, target, uplink,
 };
 use crate::{
     files::{program, text},
@@ -18,7 +18,7 @@ use crate::{
 pub(super) struct Restoring<'a> {
     pub(super) node: &'a Node<'a>,
     /// Polls while a device comes up.
-    pub(super) looks: u32,
+    pub(super) polls: u32,
     pub(super) devlink: Option<Devlink<'a>>,
 }
 
@@ -35,7 +35,7 @@ impl Restoring<'_> {
         for (index, function) in functions.iter().enumerate() {
             addressed &= self.address(&path, index, function);
             self.bind(&function.pci, "unbind");
-            self.give_to(function);
+            self.bind_to_saved_driver(function);
             if !switchdev {
                 self.bind(&function.pci, "bind");
             }
@@ -77,7 +77,7 @@ impl Restoring<'_> {
         };
         self.set(&interface.join("mtu"), mtu);
         self.bring_up(&interface, *up);
-        links::restore(self.node, &interface, &physical.links, self.looks);
+        links::restore(self.node, &interface, &physical.links, self.polls);
     }
 
     /// Writes OFED's files `sriov/<index>/{mac,node,port}`, or asks the `ip` program where this driver has none. Returns
@@ -131,11 +131,11 @@ impl Restoring<'_> {
     /// Restores the representors. They appear after the change to switchdev mode, one for each function.
     pub(super) fn representors(&self, interface: &Path, wanted: &[Representor]) {
         let mut found = representors(self.node, interface);
-        for _ in 0..self.looks {
+        for _ in 0..self.polls {
             if found.len() >= wanted.len() && found.iter().all(|(path, _)| self.is_named(path)) {
                 break;
             }
-            self.node.kernel.pause(LOOK);
+            self.node.kernel.pause(POLL_INTERVAL);
             found = representors(self.node, interface);
         }
         for Representor { port, up, mtu } in wanted {
@@ -159,7 +159,7 @@ impl Restoring<'_> {
     }
 
     /// Gives a function to the driver that it had before, such as `vfio-pci` for a virtual machine.
-    fn give_to(&self, function: &Virtual) {
+    fn bind_to_saved_driver(&self, function: &Virtual) {
         let Virtual { pci, driver, .. } = function;
         if driver != "-" {
             let device = path_of(self.node, &format!("pci/{pci}"));
@@ -186,14 +186,14 @@ impl Restoring<'_> {
     /// Waits until the interface of a device exists and udev has named it.
     pub(super) fn interface(&self, device: &str) -> Option<PathBuf> {
         let device = path_of(self.node, device);
-        let look = |_| {
+        let poll = |_| {
             let found = uplink(&device).filter(|interface| self.is_named(interface));
             if found.is_none() {
-                self.node.kernel.pause(LOOK);
+                self.node.kernel.pause(POLL_INTERVAL);
             }
             found
         };
-        (0..self.looks).find_map(look).or_else(|| uplink(&device))
+        (0..self.polls).find_map(poll).or_else(|| uplink(&device))
     }
 
     fn set(&self, path: &Path, value: &str) {

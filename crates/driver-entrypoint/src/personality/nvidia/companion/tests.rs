@@ -12,8 +12,8 @@ const NV_PEER_MEM: Companion<'_> =
 /// Changes to the node, one before each poll; then a signal arrives.
 struct Story<'a>(std::vec::IntoIter<Box<dyn FnOnce() + 'a>>);
 
-impl Ending for Story<'_> {
-    fn asked(&mut self) -> Option<&'static str> {
+impl Signals for Story<'_> {
+    fn received(&mut self) -> Option<&'static str> {
         match self.0.next() {
             Some(happens) => {
                 happens();

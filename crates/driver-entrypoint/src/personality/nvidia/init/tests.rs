@@ -29,8 +29,8 @@ const LEFT: [&str; 3] = ["host-ipmi_devintf", "host-ipmi_msghandler", "host-vide
 /// Asks the container to end at the n-th poll, from 0 on.
 struct EndsAt(usize);
 
-impl Ending for EndsAt {
-    fn asked(&mut self) -> Option<&'static str> {
+impl Signals for EndsAt {
+    fn received(&mut self) -> Option<&'static str> {
         match self.0.checked_sub(1) {
             Some(left) => {
                 self.0 = left;

@@ -8,7 +8,7 @@ use crate::{
     modules::{load::Loader, loaded::Loaded},
 };
 
-pub(crate) struct TakenOut<'a> {
+pub(crate) struct HostModules<'a> {
     /// Loader with the host's tree only.
     pub(crate) host: Loader<'a>,
     /// File with the saved names.
@@ -17,7 +17,7 @@ pub(crate) struct TakenOut<'a> {
     pub(crate) has_options: bool,
 }
 
-impl TakenOut<'_> {
+impl HostModules<'_> {
     /// Modules that this and earlier containers unloaded, in unload order.
     pub(crate) fn names(&self) -> Vec<String> {
         let names = files::text(self.host.node.paths.at(&self.file)).unwrap_or_default();
