@@ -230,7 +230,7 @@ impl DriverImageSpec {
     }
 
     /// Header conditions that must be evaluated to choose a kernel's patches and variables.
-    pub fn asked_of_headers(&self, target: &KernelTarget) -> Vec<HeaderText> {
+    pub fn header_conditions(&self, target: &KernelTarget) -> Vec<HeaderText> {
         let mut asked = Vec::new();
         if self.range_without(target).is_none() {
             let mut note = |text: &HeaderText| {

@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn headers_are_asked_where_they_decide() {
         let asked = |release: &str| -> Vec<String> {
-            spec().asked_of_headers(&target(release)).iter().map(ToString::to_string).collect()
+            spec().header_conditions(&target(release)).iter().map(ToString::to_string).collect()
         };
         assert_eq!(asked("6.1.0-56-amd64"), [""; 0]);
         assert_eq!(asked("6.6.1-amd64"), ["include/linux/pci.h matches bars"]);

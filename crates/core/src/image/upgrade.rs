@@ -29,7 +29,7 @@ pub struct UpgradeSpec {
     #[serde(default)]
     pub wait_for: WaitFor,
     /// How long to wait after one node before upgrading the next.
-    #[serde(default = "no_time")]
+    #[serde(default = "no_pause")]
     pub between: Period,
     /// When node upgrades may start. Default: at any time. A started upgrade is always finished.
     pub window: Option<Window>,
@@ -149,7 +149,7 @@ fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NonZeroU32, D::Er
     }
 }
 
-fn no_time() -> Period {
+fn no_pause() -> Period {
     Period::seconds(0)
 }
 

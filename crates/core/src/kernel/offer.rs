@@ -25,28 +25,28 @@ pub fn family_for<'a>(
     let Some(compiler) = built_with.filter(|_| lacks_compiler(family, built_with).is_some()) else {
         return Some(family);
     };
-    let beside_toolchain = |family: &KernelFamily| {
+    let without_toolchain = |family: &KernelFamily| {
         let spec = family.spec.clone();
         (spec.headers, spec.digests, spec.image_stream, spec.kernel_image, spec.btf)
     };
-    let is_for_it = |other: &&KernelFamily| {
+    let has_compiler = |other: &&KernelFamily| {
         let matches = &other.spec.matches;
-        beside_toolchain(other) == beside_toolchain(family)
+        without_toolchain(other) == without_toolchain(family)
             && matches.built_with.iter().any(|name| Compiler::named(name) == Some(compiler))
             && matches.is_match(target)
     };
-    families.iter().find(is_for_it).or(Some(family))
+    families.iter().find(has_compiler).or(Some(family))
 }
 
 /// Returns why the family's toolchain cannot compile for a kernel: it lacks the compiler that the kernel's headers name. If the
 /// headers are not available yet, it lacks all compilers that the family names. `None` also if only an inspection of the
 /// toolchain can tell.
 pub fn lacks_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Option<String> {
-    let said = || family.spec.built_with.iter().filter_map(|name| Compiler::named(name)).collect();
-    let wanted: BTreeSet<Compiler> = built_with.map_or_else(said, |compiler| [compiler].into());
+    let named = || family.spec.built_with.iter().filter_map(|name| Compiler::named(name)).collect();
+    let wanted: BTreeSet<Compiler> = built_with.map_or_else(named, |compiler| [compiler].into());
     let offered = match &family.spec.toolchain {
         Toolchain::Bootstrap(toolchain) => offered(toolchain)?,
-        Toolchain::Rpm(toolchain) => offered_as_rpm(&toolchain.packages)?,
+        Toolchain::Rpm(toolchain) => offered_by_rpms(&toolchain.packages)?,
         Toolchain::Image(_) => return None,
     };
     if wanted.is_empty() || !wanted.is_disjoint(&offered) {
@@ -109,7 +109,7 @@ fn offered(toolchain: &BootstrapSpec) -> Option<BTreeSet<Compiler>> {
 
 /// Compilers among RPM packages: `gcc13` as SUSE and Amazon name them, `gcc-toolset-13-gcc` as RHEL does. The version of plain
 /// `gcc` in a distribution is unknown.
-fn offered_as_rpm(packages: &[RpmName]) -> Option<BTreeSet<Compiler>> {
+fn offered_by_rpms(packages: &[RpmName]) -> Option<BTreeSet<Compiler>> {
     let mut offered = BTreeSet::new();
     for name in packages {
         if ["gcc", "gcc-c++", "clang"].contains(&name.as_str()) {
@@ -146,20 +146,20 @@ fn default_gcc(suite: &str) -> Option<Compiler> {
 /// file to start from.
 pub fn without_headers(families: &[KernelFamily], target: &KernelTarget, looked_for: &str) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
-    let names_it = |family: &&KernelFamily| family.spec.matches.os.contains(os);
-    let knows_it = |family: &KernelFamily| family.spec.matches.may_match(os, os_version, *arch);
-    let said = format!(
+    let names_os = |family: &&KernelFamily| family.spec.matches.os.contains(os);
+    let may_match = |family: &KernelFamily| family.spec.matches.may_match(os, os_version, *arch);
+    let message = format!(
         "no headers for {release}: import or collect them (`farrier headers import`, `farrier headers collect`), or name a mirror that has \
          them; there is no {looked_for}"
     );
-    if families.iter().filter(names_it).any(knows_it) {
-        return said;
+    if families.iter().filter(names_os).any(may_match) {
+        return message;
     }
     let for_any = |family: &&KernelFamily| family.spec.matches.built_with.is_empty();
-    let example = families.iter().rev().find(names_it).or_else(|| families.iter().rev().find(for_any));
+    let example = families.iter().rev().find(names_os).or_else(|| families.iter().rev().find(for_any));
     let file = example.map_or("kernels/90-custom.yaml", |family| family.file.as_str());
     format!(
-        "{said}; no kernel family matches {os} {os_version} ({arch}): copy {file} into your definitions' \
+        "{message}; no kernel family matches {os} {os_version} ({arch}): copy {file} into your definitions' \
          kernels/ under another name, and set the sources of its headers and its compiler there"
     )
 }

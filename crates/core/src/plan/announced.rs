@@ -251,7 +251,7 @@ impl Announcements {
     }
 
     /// Whether any kernel is announced for this image.
-    pub fn call_for(&self, image: &ImageName) -> bool {
+    pub fn has_kernel_for(&self, image: &ImageName) -> bool {
         self.kernels.values().any(|announcement| announcement.is_for(image))
     }
 

@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, Record, RecordState, UpgradeNote,
-    rollout::{Limits, copy_times, left_kernels},
+    rollout::{Limits, copy_times, unused_kernels},
 };
 use crate::image::{Definitions, Period, RolloutSpec};
 
@@ -69,7 +69,7 @@ fn ends(spec: &RolloutSpec, found: &DaemonSetFacts, snapshot: &ClusterSnapshot) 
             }
         }
         RolloutSpec::Union { drop_after, .. } => {
-            let left = left_kernels(&live.annotations);
+            let left = unused_kernels(&live.annotations);
             ends.extend(left.into_values().filter_map(|since| after(since, *drop_after)));
         }
         _ => {}

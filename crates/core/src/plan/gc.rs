@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{
     Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target,
-    rollout::{left_kernels, left_release},
+    rollout::{release_of_key, unused_kernels},
 };
 use crate::image::{Digest, Repository, Tag};
 
@@ -41,8 +41,8 @@ impl LiveKernels {
     pub fn of(snapshot: &ClusterSnapshot, announced: &Announcements) -> Self {
         let mut kernels = BTreeMap::new();
         for live in snapshot.daemon_sets.iter().filter_map(|found| found.live.as_ref()) {
-            let left = left_kernels(&live.annotations);
-            kernels.extend(left.keys().map(|key| (left_release(key).to_owned(), KernelUse::Left)));
+            let left = unused_kernels(&live.annotations);
+            kernels.extend(left.keys().map(|key| (release_of_key(key).to_owned(), KernelUse::Left)));
         }
         for target in announced.targets() {
             kernels.insert(target.release.to_string(), KernelUse::Announced);

@@ -26,16 +26,16 @@ impl NodeKernelLimiter {
     pub fn judge(&mut self, snapshot: &mut ClusterSnapshot, definitions: &Definitions, now: Duration) {
         let KernelLimits { per_node, within, distinct } = definitions.site.kernel_limits;
         let (most, time) = (per_node.get(), within.duration());
-        self.forget(now, time);
+        self.drop_old(now, time);
         // Kernel that each node runs, and whether the node named too many.
-        let mut said: Vec<Option<(KernelTarget, bool)>> = Vec::with_capacity(snapshot.nodes.len());
+        let mut running: Vec<Option<(KernelTarget, bool)>> = Vec::with_capacity(snapshot.nodes.len());
         for node in &mut snapshot.nodes {
-            // Writing copies the node's shared facts, so reset only the few distrusted nodes.
+            // Writing copies the node's shared facts, so reset only the few untrusted nodes.
             if node.rejected_claims != RejectedClaims::default() {
                 node.rejected_claims = RejectedClaims::default();
             }
             if !definitions.images.values().any(|image| node.is_selected_by(image)) {
-                said.push(None);
+                running.push(None);
                 continue;
             }
             let runs = node_target(node).ok();
@@ -44,17 +44,17 @@ impl NodeKernelLimiter {
             if suspicious {
                 node.rejected_claims.announcement = Some(ExceededLimit::PerNode { most, within });
             }
-            said.push(runs.map(|runs| (runs, suspicious)));
+            running.push(runs.map(|runs| (runs, suspicious)));
         }
         let mut counts: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
-        for (kernel, suspicious) in said.iter().flatten() {
+        for (kernel, suspicious) in running.iter().flatten() {
             if !suspicious {
                 *counts.entry(kernel).or_default() += 1;
             }
         }
-        let taken = self.taken(&counts, distinct.get(), now);
-        for (node, said) in snapshot.nodes.iter_mut().zip(&said) {
-            let Some((kernel, _)) = said.as_ref().filter(|(kernel, _)| !taken.contains(kernel)) else {
+        let admitted = self.admitted(&counts, distinct.get(), now);
+        for (node, running) in snapshot.nodes.iter_mut().zip(&running) {
+            let Some((kernel, _)) = running.as_ref().filter(|(kernel, _)| !admitted.contains(kernel)) else {
                 continue;
             };
             node.rejected_claims.kernel = Some(if counts.contains_key(kernel) {
@@ -65,7 +65,7 @@ impl NodeKernelLimiter {
         }
     }
 
-    fn forget(&mut self, now: Duration, time: Duration) {
+    fn drop_old(&mut self, now: Duration, time: Duration) {
         let is_recent = |last: Duration| now < last + time;
         self.nodes.retain(|_, named| {
             named.retain(|(_, last)| is_recent(*last));
@@ -103,7 +103,7 @@ impl NodeKernelLimiter {
     }
 
     /// Returns the kernels that count, from those that trusted nodes run.
-    fn taken<'a>(
+    fn admitted<'a>(
         &mut self,
         counts: &BTreeMap<&'a KernelTarget, usize>,
         most: u32,

@@ -43,12 +43,12 @@ impl NodeWriteLimiter {
     pub fn due(&mut self, nodes: &[PlannedNode], now: Duration) -> DueNodeWrites {
         self.forget_old(now);
         let mut due = DueNodeWrites::default();
-        for (place, node) in nodes.iter().enumerate() {
+        for (index, node) in nodes.iter().enumerate() {
             let Some(change) = &node.change else { continue };
             if self.0.get(&node.node).is_some_and(|last| last.is_contested(change)) {
                 due.contested.push(node.node.clone());
             } else {
-                due.write.push((place, change.clone()));
+                due.write.push((index, change.clone()));
             }
         }
         due
@@ -63,12 +63,12 @@ impl NodeWriteLimiter {
 
     /// Removes node changes that another writer keeps reverting from a rollout's changes. Returns the nodes whose
     /// conflict was not reported before.
-    pub fn hold_back(&mut self, changes: &mut Vec<Change>, now: Duration) -> Vec<String> {
+    pub fn drop_contested(&mut self, changes: &mut Vec<Change>, now: Duration) -> Vec<String> {
         self.forget_old(now);
         let mut contested = Vec::new();
         changes.retain(|change| {
             let Change::Node(node) = change else { return true };
-            let last = self.0.get_mut(&place(node)).filter(|last| last.is_contested(change));
+            let last = self.0.get_mut(&key(node)).filter(|last| last.is_contested(change));
             let Some(last) = last else { return true };
             if !std::mem::replace(&mut last.reported, true) {
                 contested.push(node.name.clone());
@@ -79,10 +79,10 @@ impl NodeWriteLimiter {
     }
 
     /// Records that the changes of a rollout were made.
-    pub fn note_made(&mut self, changes: &[Change], now: Duration) {
+    pub fn record_writes(&mut self, changes: &[Change], now: Duration) {
         for change in changes {
             if let Change::Node(node) = change {
-                self.note(&place(node), change.clone(), now);
+                self.note(&key(node), change.clone(), now);
             }
         }
     }
@@ -93,7 +93,7 @@ impl NodeWriteLimiter {
 }
 
 /// Returns the key of a node and its labels: several rollouts can each set their own label on one node.
-fn place(NodeChange { name, labels, .. }: &NodeChange) -> String {
+fn key(NodeChange { name, labels, .. }: &NodeChange) -> String {
     let labels: Vec<&str> = labels.keys().map(String::as_str).collect();
     format!("{name} {}", labels.join(" "))
 }
@@ -115,9 +115,9 @@ mod tests {
             let now = began + Duration::from_secs(second);
             let due = limiter.due(&nodes, now);
             assert_eq!(due.contested.len() + due.write.len(), 1, "{due:?}");
-            for (place, change) in due.write {
+            for (index, change) in due.write {
                 written += 1;
-                limiter.note(&nodes[place].node, change, now);
+                limiter.note(&nodes[index].node, change, now);
             }
         }
         assert_eq!(written, MAX_REPEATED_WRITES);
@@ -130,13 +130,13 @@ mod tests {
         for second in 0..100 {
             let now = began + Duration::from_secs(second);
             let mut changes = vec![mark.clone(), Change::Restart(PodRestart::default())];
-            reported.extend(limiter.hold_back(&mut changes, now));
+            reported.extend(limiter.drop_contested(&mut changes, now));
             written += changes.len() - 1;
-            limiter.note_made(&changes, now);
+            limiter.record_writes(&changes, now);
         }
         assert_eq!((written, reported), (3, vec![nodes[0].node.clone()]));
         let mut changes = vec![mark, other];
-        limiter.hold_back(&mut changes, began + Duration::from_secs(100));
+        limiter.drop_contested(&mut changes, began + Duration::from_secs(100));
         assert_eq!(changes.len(), 1);
 
         // A different mark is not contested.

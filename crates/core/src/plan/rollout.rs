@@ -38,12 +38,12 @@ pub(super) use copy::copy_times;
 pub use git::{GitCommit, git_commit};
 pub use handover::handover_label;
 pub(super) use handover::{HANDED_OVER, short_hash};
-pub(super) use operator::switches;
+pub(super) use operator::skip_labels;
 pub use past::{PastUpgrade, past_table, past_upgrades};
 pub use pause::{pause, paused};
 pub use record::{Earlier, FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
-pub(super) use union::{left_kernels, left_release};
+pub(super) use union::{release_of_key, unused_kernels};
 pub use upgrade::uncordoned;
 pub(super) use watch::Limits;
 
@@ -223,9 +223,9 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
     let (mut decided, unions) = decide_by_strategy(context, target);
     let waits = |decided: &Decided| matches!(decided.decision, RolloutDecision::Pending { .. });
     if decided.as_ref().map_or(true, waits)
-        && let Some(put_back) = image::put_back(context, target)
+        && let Some(restored) = image::restore(context, target)
     {
-        decided = Ok(put_back);
+        decided = Ok(restored);
     }
     let writes = |decided: &Decided| decided.advances() || !decided.changes.is_empty();
     if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs.snapshot, target) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{UPGRADE_STATE_LABELS, labels::TARGET_LABELS, rollout::switches};
+use super::{UPGRADE_STATE_LABELS, labels::TARGET_LABELS, rollout::skip_labels};
 use crate::{
     definition::checked::ImageStream,
     image::{Canary, Definitions, Drain, OperatorResource, RolloutSpec, Strategy},
@@ -71,7 +71,7 @@ impl SnapshotScope {
                     RolloutSpec::CustomResource { resource, name: _ } => {
                         scope.resources.insert(*resource);
                         scope.labels.insert(resource.node_label().0.to_owned());
-                        scope.labels.extend(switches(*resource).iter().map(|(key, _)| (*key).to_owned()));
+                        scope.labels.extend(skip_labels(*resource).iter().map(|(key, _)| (*key).to_owned()));
                     }
                     RolloutSpec::PublishOnly { resource } => scope.resources.extend(*resource),
                     RolloutSpec::Image { .. }

@@ -44,7 +44,7 @@ impl Proxy {
     }
 }
 
-fn of_images<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Prefix, D::Error> {
+fn registry_prefix<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Prefix, D::Error> {
     match Prefix::deserialize(deserializer)? {
         prefix @ Prefix::Image(_) => Ok(prefix),
         Prefix::Address(url) => Err(de::Error::custom(format!(
@@ -92,7 +92,7 @@ pub enum Credentials {
     /// A user name, with the location of its password.
     Basic {
         /// `host[:port][/path]` of the registry.
-        #[serde(deserialize_with = "of_images")]
+        #[serde(deserialize_with = "registry_prefix")]
         registry: Prefix,
         /// The user name.
         user: String,

@@ -78,7 +78,7 @@ pub struct ImageSigning {
 impl ImageSigning {
     /// Whether farrier would sign images that it did not build although the policy requires signatures, without
     /// `trustRegistryWriters` to allow it.
-    pub fn belies(&self, policy: &Policy) -> bool {
+    pub fn contradicts(&self, policy: &Policy) -> bool {
         let Self { existing, trust_registry_writers, .. } = self;
         *existing == Existing::Sign && !trust_registry_writers && !policy.is_empty()
     }

@@ -50,7 +50,7 @@ pub fn instructions(dockerfile: &str) -> Vec<Instruction> {
 
 /// Returns the instructions if all builders that support here-documents find the same ones. Otherwise the error is the index,
 /// from 0, of the first line at which the builders differ.
-pub(super) fn same_to_all(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
+pub(super) fn unambiguous(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
     let [found, others @ ..] = [(false, true), (true, true), (false, false)]
         .map(|(doubled, newer)| split(dockerfile, Reading { here_docs: true, doubled, newer }));
     for other in others {

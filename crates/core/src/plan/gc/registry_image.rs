@@ -66,7 +66,7 @@ impl RegistryImage {
 
     /// Gives an index the kernels of its images, where all of them are farrier's. Any other index has no kernels and is
     /// kept.
-    pub fn lead_to(&mut self, images: &[Self]) {
+    pub fn add_kernels_of(&mut self, images: &[Self]) {
         let found = || images.iter().filter(|image| self.members.contains(&image.digest));
         if found().count() == self.members.len() && found().all(|image| !image.kernels.is_empty()) {
             self.kernels = found().flat_map(|image| image.kernels.iter().cloned()).collect();

@@ -162,7 +162,7 @@ fn an_index_goes_before_the_unions_that_it_leads_to() {
     let bytes = index.to_bytes().unwrap();
     let tags = ["1.0-union-both".parse().unwrap()].into();
     let mut index = RegistryImage::new(REPOSITORY.parse().unwrap(), Digest::of(&bytes), tags, &bytes);
-    index.lead_to(&unions);
+    index.add_kernels_of(&unions);
     let images = singles.into_iter().chain(unions).chain([index.clone()]).collect();
     let old = date(2020, 1, 1);
     let mut world =

@@ -14,7 +14,7 @@ use super::{
         ClusterSnapshot, NodeAffinity, NodeFacts, ObjectVersion, UPGRADE,
         labels::operator_upgrade_in_progress,
     },
-    copy::gives_image,
+    copy::changes_image,
 };
 use crate::image::{ImageReference, OperatorResource};
 
@@ -225,7 +225,7 @@ impl Change {
             Self::Copy(DaemonSetCopy { namespace, name, manifest, .. }) => {
                 let mut found = seen.daemon_sets.iter();
                 let found = found.find(|found| found.namespace == *namespace && found.name == *name);
-                found.is_some_and(|found| gives_image(manifest, found))
+                found.is_some_and(|found| changes_image(manifest, found))
             }
             _ => false,
         };

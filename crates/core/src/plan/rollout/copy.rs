@@ -142,7 +142,7 @@ fn shortened(text: &str, hash: &str) -> String {
 
 /// Returns the parts of a target that determine the name of its copy. Two releases with the same kernel label share a
 /// name.
-pub(super) fn named_by(target: &KernelTarget) -> impl PartialEq + use<'_> {
+pub(super) fn name_parts(target: &KernelTarget) -> impl PartialEq + use<'_> {
     let KernelTarget { os, os_version, release, arch } = target;
     (os, os_version, KernelLabel::of(release), arch)
 }
@@ -190,7 +190,7 @@ pub(in crate::plan) fn copy_times<'a>(
 }
 
 /// Whether the manifest gives a copy a different image than before.
-pub(super) fn gives_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
+pub(super) fn changes_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
     let record = manifest["metadata"]["annotations"][ROLLOUT].as_str();
     let record: Option<CopyRecord> = record.and_then(|text| serde_json::from_str(text).ok());
     record.is_some_and(|record| {
@@ -246,11 +246,11 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     }
     let selector = entry(&mut spec, "selector")?;
     let sibling = selector.clone();
-    put_all(entry(selector, "matchLabels")?, &marks);
+    insert_all(entry(selector, "matchLabels")?, &marks);
     let template = entry(&mut spec, "template")?;
     let template_meta = entry(template, "metadata")?;
     template_meta.remove("creationTimestamp");
-    put_all(entry(template_meta, "labels")?, &marks);
+    insert_all(entry(template_meta, "labels")?, &marks);
     let pod = entry(template, "spec")?;
     for container in *containers {
         set_image(pod, container, image_in(&record.image, container)?);
@@ -262,10 +262,10 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
         (ARCH_LABEL, target.arch.to_string()),
         (*handover, HANDED_OVER.to_owned()),
     ];
-    put_all(entry(pod, "nodeSelector")?, &selectors);
+    insert_all(entry(pod, "nodeSelector")?, &selectors);
     let affinity = entry(pod, "affinity")?;
     remove_fence(affinity, handover);
-    keep_apart(affinity, &sibling)?;
+    repel_pods(affinity, &sibling)?;
 
     let mut object = json!({
         "apiVersion": "apps/v1",
@@ -315,7 +315,7 @@ fn entry<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<S
     value.as_object_mut()
 }
 
-fn put_all(map: &mut Map<String, Value>, pairs: &[(&str, String)]) {
+fn insert_all(map: &mut Map<String, Value>, pairs: &[(&str, String)]) {
     map.extend(pairs.iter().map(|(key, value)| ((*key).to_owned(), value.as_str().into())));
 }
 
@@ -371,7 +371,7 @@ fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
 /// scheduler also honors the anti-affinity of running pods, so the original's pods wait for the copies' pods in the
 /// same way. `sibling` is the original's whole selector and selects all of them; an empty selector would select every
 /// pod of the namespace.
-fn keep_apart(affinity: &mut Map<String, Value>, sibling: &Map<String, Value>) -> Option<()> {
+fn repel_pods(affinity: &mut Map<String, Value>, sibling: &Map<String, Value>) -> Option<()> {
     let pods = entry(affinity, "podAntiAffinity")?;
     let required = pods
         .entry("requiredDuringSchedulingIgnoredDuringExecution")

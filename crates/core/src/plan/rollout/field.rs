@@ -23,7 +23,7 @@ use super::{
 };
 
 /// Number of reverts by another writer after which farrier leaves the field.
-const PATIENCE: u32 = 2;
+const REVERTS: u32 = 2;
 
 /// Decision about one field.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +35,7 @@ pub(super) enum Step {
     /// Set the field to the record's `set`.
     Set(FieldRecord),
     /// Restore the record's `replaced`, and hold the rollout.
-    PutBack(FieldRecord, HoldReason),
+    Restore(FieldRecord, HoldReason),
     /// Leave the field and hold the rollout; update the record where one is given.
     Leave(Option<FieldRecord>, HoldReason),
 }
@@ -68,10 +68,10 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
     let Some(record) = record else {
         return if current == wished { Step::Keep } else { Step::Set(fresh(0, current)) };
     };
-    let count = if record.at_peace(now) { 0 } else { record.changed_back };
+    let count = if record.is_quiet(now) { 0 } else { record.changed_back };
     match record.state {
         RecordState::Set if *current == record.set => match progress(record) {
-            Progress::Failed { node, messages } if current == wished => put_back(record, &node, &messages),
+            Progress::Failed { node, messages } if current == wished => restore(record, &node, &messages),
             Progress::Good if current == wished => {
                 Step::Note(FieldRecord { state: RecordState::Good, ..record.clone() })
             }
@@ -84,14 +84,14 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
         },
         _ if current == wished => Step::Keep,
         RecordState::Good if *current == record.set => Step::Set(fresh(count, current)),
-        RecordState::Set | RecordState::Good if count + 1 < PATIENCE => Step::Set(fresh(count + 1, current)),
+        RecordState::Set | RecordState::Good if count + 1 < REVERTS => Step::Set(fresh(count + 1, current)),
         RecordState::Set | RecordState::Good => {
             let times = count + 1;
             let left =
                 FieldRecord { state: RecordState::Conflict, changed_back: times, ..fresh(times, current) };
             Step::Leave(Some(left), HoldReason::ChangedBack { times })
         }
-        RecordState::Conflict if *wished == record.set || !record.at_peace(now) => {
+        RecordState::Conflict if *wished == record.set || !record.is_quiet(now) => {
             Step::Leave(None, HoldReason::ChangedBack { times: record.changed_back })
         }
         RecordState::Conflict | RecordState::Failed | RecordState::RolledBack => {
@@ -101,10 +101,10 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
     }
 }
 
-fn put_back(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
-    let said =
+fn restore(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
+    let detail =
         if messages.is_empty() { "its containers say nothing".to_owned() } else { messages.join("; ") };
-    let why = format!("on node {node}: {}", shortened(&said));
+    let why = format!("on node {node}: {}", shortened(&detail));
     let failed = FieldRecord { state: RecordState::Failed, why: Some(why.clone()), ..record.clone() };
     let reason = HoldReason::RolloutFailed { at: record.at, why };
     // Without a previous value there is nothing to restore.
@@ -113,7 +113,7 @@ fn put_back(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
         Value::String(text) => text.is_empty(),
         _ => false,
     };
-    if nothing { Step::Leave(None, reason) } else { Step::PutBack(failed, reason) }
+    if nothing { Step::Leave(None, reason) } else { Step::Restore(failed, reason) }
 }
 
 /// Limits the length of container messages, because annotations have a size limit.

@@ -35,8 +35,8 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     for (kernel, nodes) in &kernels {
         match context.cells.state(context.image, kernel) {
             CellState::Absent(absence) => {
-                let dead = out_of_service([nodes]).map(|node| format!("; {node}")).unwrap_or_default();
-                return Err(no_image(kernel, absence.why + &dead));
+                let suffix = first_not_ready([nodes]).map(|node| format!("; {node}")).unwrap_or_default();
+                return Err(no_image(kernel, absence.why + &suffix));
             }
             CellState::Building(cell) => {
                 return Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into());
@@ -74,12 +74,12 @@ fn common_tag<'a>(
     }
     Err(HoldReason::MixedKernels {
         kernels: kernels.iter().map(|(kernel, nodes)| (kernel.to_string(), nodes.len())).collect(),
-        not_ready: out_of_service(kernels.values()),
+        not_ready: first_not_ready(kernels.values()),
     })
 }
 
 /// Returns a node of a kernel whose nodes are all not ready. Each item has the nodes of one kernel.
-fn out_of_service<'a>(kernels: impl IntoIterator<Item = &'a Vec<&'a NodeFacts>>) -> Option<NotReadyNode> {
+fn first_not_ready<'a>(kernels: impl IntoIterator<Item = &'a Vec<&'a NodeFacts>>) -> Option<NotReadyNode> {
     let dead = kernels.into_iter().filter(|nodes| nodes.iter().all(|node| node.not_ready));
     NotReadyNode::first(dead.flatten().copied())
 }
@@ -115,7 +115,7 @@ pub(super) fn set_image(
         wished: &wished,
         now: context.inputs.now,
     };
-    let step = field::decide(&field, |set| how_pods_do(context, daemon_set, live, container, set));
+    let step = field::decide(&field, |set| pod_progress(context, daemon_set, live, container, set));
     let change = |entry: FieldRecord, value: Option<&str>| {
         let mut change = naming(daemon_set, &record.with(container, entry));
         if let Some(value) = value {
@@ -134,7 +134,7 @@ pub(super) fn set_image(
         }
         // Do not look up the previous image: an image that may be gone from the registry is better than one that does
         // not start.
-        Step::PutBack(entry, why) => {
+        Step::Restore(entry, why) => {
             let before = entry.replaced.as_str().map(str::to_owned);
             (RolloutDecision::Hold(why), Some(change(entry, before.as_deref())))
         }
@@ -145,14 +145,14 @@ pub(super) fn set_image(
 
 /// Restores the previous image where the current one does not work. The restore waits neither for kernels to be known
 /// nor for builds.
-pub(super) fn put_back(context: &Context<'_>, target: &RolloutTarget) -> Option<Decided> {
+pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<Decided> {
     if !matches!(context.spec, RolloutSpec::Image { .. } | RolloutSpec::Union { .. }) {
         return None;
     }
     let (found, _, container) = original(context, target).ok()?;
     let decided = set_image(context, found, container, found.image_of(container)?.parse().ok()?).ok()?;
-    let is_put_back = matches!(decided.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. }));
-    (is_put_back && !decided.changes.is_empty()).then_some(decided)
+    let is_restored = matches!(decided.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. }));
+    (is_restored && !decided.changes.is_empty()).then_some(decided)
 }
 
 /// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
@@ -183,7 +183,7 @@ pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetC
 }
 
 /// Returns how the pods with the recorded image are doing. Pods that farrier cannot see count as waiting.
-fn how_pods_do(
+fn pod_progress(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,

@@ -65,7 +65,7 @@ pub(super) fn upgrade_label(kind: OperatorResource) -> &'static str {
 /// the host provides, or the driver or all operands are disabled there. The Network Operator has no such label (GPU
 /// Operator `controllers/state_manager.go`, `assets/state-driver`; driver manager: "NVIDIA GPU driver is already
 /// pre-installed on the node").
-pub(in crate::plan) fn switches(
+pub(in crate::plan) fn skip_labels(
     kind: OperatorResource,
 ) -> &'static [(&'static str, &'static [&'static str])] {
     if !kind.is_of_gpu_operator() {
@@ -78,14 +78,14 @@ pub(in crate::plan) fn switches(
 }
 
 /// Whether the operator skips the driver of a node with these labels.
-pub(super) fn leaves_alone(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
-    switches(kind)
+pub(super) fn skips(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
+    skip_labels(kind)
         .iter()
         .any(|(key, values)| labels.get(*key).is_some_and(|found| values.contains(&found.as_str())))
 }
 
 /// Whether the operator installs its driver on a node with these labels, whatever the image's own selector is.
-pub(super) fn finds(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
+pub(super) fn selects(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
     let (key, value) = kind.node_label();
     labels.get(key).is_some_and(|found| found == value)
 }

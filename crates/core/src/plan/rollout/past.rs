@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{DaemonSetFacts, Earlier, FieldRecord, HoldReason, Record, RecordState, record::in_words};
+use super::{DaemonSetFacts, Earlier, FieldRecord, HoldReason, Record, RecordState, record::value_text};
 use crate::plan::{ClusterSnapshot, Table, UpgradeNote, table::table};
 
 /// Image that a DaemonSet got.
@@ -68,8 +68,8 @@ fn of_field(object: &str, container: &str, record: &FieldRecord, noted: &[Upgrad
         object,
         container,
         at: *at,
-        from: in_words(replaced),
-        to: in_words(set),
+        from: value_text(replaced),
+        to: value_text(set),
         outcome: *state,
         nodes,
         why: why.clone(),
@@ -92,10 +92,10 @@ pub fn past_table(past: &[PastUpgrade]) -> Table {
     let rows = past.iter().map(|upgrade| {
         let PastUpgrade { object, container, at, from, to, outcome, nodes, why } = upgrade;
         let outcome = match outcome {
-            RecordState::Set => "not over",
+            RecordState::Set => "in progress",
             RecordState::Good => "done",
-            RecordState::Failed => "failed, put back",
-            RecordState::RolledBack => "taken back",
+            RecordState::Failed => "failed, restored",
+            RecordState::RolledBack => "rolled back",
             RecordState::Conflict => "changed by another writer",
         };
         let nodes = nodes.iter().map(|(state, count)| format!("{count} {state}"));

@@ -29,7 +29,7 @@ use super::{
     handover::{self, HANDED_OVER},
     image::naming,
     reached::unlabeled_node,
-    record::PEACE,
+    record::QUIET_PERIOD,
 };
 use crate::{
     image::{Period, RolloutSpec, Watch},
@@ -64,7 +64,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let context = &fleet.parts[0].0;
     let note = OriginalNote::read(fleet.original.live);
     if note.rolled_back.is_some() {
-        let steps = back_to_the_original(&fleet.original, &note);
+        let steps = return_nodes(&fleet.original, &note);
         return if steps.changes.is_empty() { Err(HoldReason::CopiesRolledBack) } else { Ok(done(steps)) };
     }
     if fleet.members.is_empty() && fleet.original.copies.is_empty() {
@@ -76,9 +76,9 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     };
     let images = fleet.images();
     let mut steps = Steps::default();
-    take_back(&fleet, &images, &mut steps);
+    take_nodes_back(&fleet, &images, &mut steps);
     let upgrade = order::planned(context, &fleet);
-    bring_up_to_date(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
+    update_copies(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
     if !fleet.original.is_fenced() {
         let fenced = fence(context, &fleet, &images, note, &mut steps);
         // Other steps do not wait for the fence.
@@ -97,7 +97,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     if !steps.changes.is_empty() {
         return Ok(done(steps));
     }
-    conclude(&fleet, &images)
+    final_decision(&fleet, &images)
 }
 
 fn done(steps: Steps) -> Decided {
@@ -112,15 +112,15 @@ pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
         note.rolled_back = Some(now);
         return vec![original.write(original.facts.placement.affinity.clone(), &note)];
     }
-    back_to_the_original(original, &note).changes
+    return_nodes(original, &note).changes
 }
 
 /// Removes labels first, while the copies still exist: a node without the label belongs to the original.
-fn back_to_the_original(original: &Original<'_>, note: &OriginalNote) -> Steps {
+fn return_nodes(original: &Original<'_>, note: &OriginalNote) -> Steps {
     let mut steps = Steps::default();
     for node in original.marked_nodes() {
         let what = format!("gives node {} back to DaemonSet {}", node.name, original.facts.name);
-        steps.add(switch(&node.name, &original.label, false), what);
+        steps.add(set_handover(&node.name, &original.label, false), what);
     }
     if steps.changes.is_empty() && original.is_fenced() {
         let what = format!("DaemonSet {} gets its own node affinity back", original.facts.name);
@@ -137,11 +137,11 @@ fn back_to_the_original(original: &Original<'_>, note: &OriginalNote) -> Steps {
 
 /// Returns nodes to the original where it serves them better: their kernel has neither a copy nor an image, or the
 /// copy's pod on them did not become ready. Skips kernels for which the original is known to have no modules either.
-fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
+fn take_nodes_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     if fleet.original.copies.is_empty() && !fleet.original.is_fenced() {
         for node in fleet.original.marked_nodes() {
             let what = format!("removes a mark of an earlier rollout from node {}", node.name);
-            steps.add(switch(&node.name, &fleet.original.label, false), what);
+            steps.add(set_handover(&node.name, &fleet.original.label, false), what);
         }
         return;
     }
@@ -159,14 +159,14 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         };
         let (node, original) = (&member.node.name, &fleet.original.facts.name);
         steps.add(
-            switch(node, &fleet.original.label, false),
+            set_handover(node, &fleet.original.label, false),
             format!("gives node {node} back to DaemonSet {original}: {why}"),
         );
     }
 }
 
 /// Creates copies, updates outdated ones, and deletes those that are no longer needed.
-fn bring_up_to_date(
+fn update_copies(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     images: &BTreeMap<KernelTarget, Image>,
@@ -269,7 +269,7 @@ fn fence(
         return Ok(());
     }
     if let Some(at) = note.fenced_at {
-        let is_forgotten = context.inputs.now.duration_since(at) >= PEACE;
+        let is_forgotten = context.inputs.now.duration_since(at) >= QUIET_PERIOD;
         note.undone = if is_forgotten { 1 } else { note.undone + 1 };
         if note.undone >= 2 {
             return Err(HoldReason::FenceUndone { times: note.undone });
@@ -306,7 +306,7 @@ fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         let Some(copy) = fleet.original.copies.get(kernel).filter(|_| fleet.accepts(kernel, images)) else {
             continue;
         };
-        if left == 0 || !fleet.would_take(copy, node) {
+        if left == 0 || !fleet.would_schedule(copy, node) {
             continue;
         }
         let is_good = copy.record.as_ref().is_some_and(|record| record.good);
@@ -317,11 +317,11 @@ fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         *trying += 1;
         left -= 1;
         let what = format!("hands node {} over to DaemonSet {}", node.name, copy.facts.name);
-        steps.add(switch(&node.name, &fleet.original.label, true), what);
+        steps.add(set_handover(&node.name, &fleet.original.label, true), what);
     }
 }
 
-fn switch(node: &str, label: &str, on: bool) -> Change {
+fn set_handover(node: &str, label: &str, on: bool) -> Change {
     Change::Node(NodeChange {
         name: node.to_owned(),
         labels: [(label.to_owned(), on.then(|| HANDED_OVER.to_owned()))].into(),
@@ -330,7 +330,7 @@ fn switch(node: &str, label: &str, on: bool) -> Change {
 }
 
 /// Returns the decision when there is nothing to do.
-fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result<Decided, HoldReason> {
+fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result<Decided, HoldReason> {
     for (kernel, copy) in fleet.original.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
         if let Some(failed) = copy.record.as_ref().and_then(|record| record.failed.as_ref()) {
             return Err(HoldReason::CopyFailed {

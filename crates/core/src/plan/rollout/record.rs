@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::super::{HoldReason, RECORD_ANNOTATION, with_short_digests};
 
 /// Time without a change after which farrier no longer counts earlier reverts of a field.
-pub(super) const PEACE: SignedDuration = SignedDuration::from_hours(1);
+pub(super) const QUIET_PERIOD: SignedDuration = SignedDuration::from_hours(1);
 
 /// Maximum number of older rewrites in the record of a field.
 const HISTORY_LIMIT: usize = 5;
@@ -79,12 +79,12 @@ pub struct Earlier {
 }
 
 /// Formats a value as text with shortened digests, so that the text references no image.
-pub(super) fn in_words(value: &Value) -> String {
+pub(super) fn value_text(value: &Value) -> String {
     match value {
         Value::String(text) => with_short_digests(text),
         Value::Object(fields) => fields
             .iter()
-            .map(|(name, value)| format!("{name}:{}", in_words(value)))
+            .map(|(name, value)| format!("{name}:{}", value_text(value)))
             .collect::<Vec<_>>()
             .join(" "),
         other => other.to_string(),
@@ -123,8 +123,8 @@ impl FieldRecord {
     pub(super) fn history(&self, desired: &Value) -> Vec<Earlier> {
         let Self { set, replaced, at, state, changed_back: _, why, earlier } = self;
         let this = (set != desired).then(|| Earlier {
-            set: in_words(set),
-            replaced: in_words(replaced),
+            set: value_text(set),
+            replaced: value_text(replaced),
             at: *at,
             state: *state,
             why: why.as_deref().map(with_short_digests),
@@ -133,8 +133,8 @@ impl FieldRecord {
     }
 
     /// Whether the record is at least an hour old. A record from the future, which a clock jump can cause, is not.
-    pub(super) fn at_peace(&self, now: Timestamp) -> bool {
-        now.duration_since(self.at) >= PEACE
+    pub(super) fn is_quiet(&self, now: Timestamp) -> bool {
+        now.duration_since(self.at) >= QUIET_PERIOD
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
         let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
         let value =
             serde_json::json!({"image": format!("r.test/mft@{digest}"), "version": "1.0-6.1.0-47-amd64"});
-        assert_eq!(in_words(&value), "image:r.test/mft@sha256:0123456789ab version:1.0-6.1.0-47-amd64");
+        assert_eq!(value_text(&value), "image:r.test/mft@sha256:0123456789ab version:1.0-6.1.0-47-amd64");
     }
 
     #[test]

@@ -46,8 +46,8 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
         for rollout in &image.spec.rollout {
             let RolloutSpec::CustomResource { resource, name } = rollout else { continue };
             let own = [operator::upgrade_label(*resource), resource.node_label().0];
-            let switches = operator::switches(*resource).iter().map(|(key, _)| *key);
-            keys.extend(image.spec.nodes.keys().chain(own).chain(switches).map(str::to_owned));
+            let skip_labels = operator::skip_labels(*resource).iter().map(|(key, _)| *key);
+            keys.extend(image.spec.nodes.keys().chain(own).chain(skip_labels).map(str::to_owned));
             if let Some(found) = find(inputs, *resource, name) {
                 keys.extend(found.placement().label_keys().map(str::to_owned));
             }
@@ -86,7 +86,7 @@ pub(super) fn decide(
             }
             let how =
                 format!("version {version} for {kernels} kernel{}", if kernels == 1 { "" } else { "s" });
-            carry_out(found, driver, step, how, proof)
+            to_decision(found, driver, step, how, proof)
         }
     }
 }
@@ -128,10 +128,10 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
     let image = context.inputs.definitions().images.get(context.image);
     let is_wanted = |group: &&NodeGroup<'_>| {
         let node = group.sample;
-        operator::finds(kind, &node.labels) || image.is_some_and(|image| node.is_selected_by(image))
+        operator::selects(kind, &node.labels) || image.is_some_and(|image| node.is_selected_by(image))
     };
     let object = ReachingObject::new(placement, context.inputs.snapshot, []);
-    let groups = context.groups.iter().filter(|group| !operator::leaves_alone(kind, &group.sample.labels));
+    let groups = context.groups.iter().filter(|group| !operator::skips(kind, &group.sample.labels));
     let (wanted, others): (Vec<_>, Vec<_>) = groups.partition(is_wanted);
     let mut found = Reached::by(&object, wanted);
     // The operator's own label is derived from NFD's.
@@ -244,8 +244,8 @@ fn step(
     // The operator watches its own pods. A value that stayed for an hour counts as good when the desired value changes;
     // nothing is recorded until then.
     Ok(field::decide(&field, |set| {
-        let stood = set.at_peace(now) && current != *wished;
-        if stood { Progress::Good } else { Progress::Waiting }
+        let is_good = set.is_quiet(now) && current != *wished;
+        if is_good { Progress::Good } else { Progress::Waiting }
     }))
 }
 
@@ -255,7 +255,7 @@ pub(super) fn values(like: &Value, driver: &Map<String, Value>) -> Value {
     keys.map(|key| (key.clone(), driver.get(key).cloned().unwrap_or_default())).collect::<Map<_, _>>().into()
 }
 
-fn carry_out(
+fn to_decision(
     found: &ResourceFacts,
     driver: &Map<String, Value>,
     step: Step,
@@ -267,12 +267,12 @@ fn carry_out(
         Step::Note(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
         Step::Set(entry) => {
             let path = field_path(found.kind);
-            let now =
-                vec![format!("set {path}: {} -> {}", said(&values(&entry.set, driver)), said(&entry.set))];
+            let (from, to) = (text_of(&values(&entry.set, driver)), text_of(&entry.set));
+            let now = vec![format!("set {path}: {from} -> {to}")];
             (RolloutDecision::Steps { now }, entry, proof)
         }
         Step::Leave(None, why) => return Err(why),
-        Step::PutBack(entry, why) | Step::Leave(Some(entry), why) => {
+        Step::Restore(entry, why) | Step::Leave(Some(entry), why) => {
             (RolloutDecision::Hold(why), entry, Vec::new())
         }
     };
@@ -329,7 +329,7 @@ pub(super) fn field_path(kind: OperatorResource) -> String {
 }
 
 /// Formats the fields as `repository/image version V` with the flags.
-pub(super) fn said(value: &Value) -> String {
+pub(super) fn text_of(value: &Value) -> String {
     let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or("(none)");
     let flags = value.as_object().into_iter().flatten().filter(|(_, value)| value.as_bool() == Some(true));
     let flags: String = flags.flat_map(|(key, _)| [", ", key.as_str()]).collect();

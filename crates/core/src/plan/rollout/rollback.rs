@@ -83,17 +83,17 @@ fn daemon_sets(snapshot: &ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)
         );
         let current = |field: &str| found.image_of(field).map(Value::from);
         let image = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let taken = take_back(Record::of(&live.annotations), current, image);
-        let change = |record: &Record, put_back: &[String]| {
+        let rollback = roll_back(Record::of(&live.annotations), current, image);
+        let change = |record: &Record, restored: &[String]| {
             let mut change = naming(found, record);
-            for container in found.containers.iter().filter(|found| put_back.contains(&found.name)) {
+            for container in found.containers.iter().filter(|found| restored.contains(&found.name)) {
                 let to = record.0.get(&container.name).and_then(|field| field.replaced.as_str());
                 change.expected.insert(container.name.clone(), container.image.clone());
                 change.images.insert(container.name.clone(), to.unwrap_or_default().to_owned());
             }
             Some(Change::DaemonSet(change))
         };
-        Some((object.clone(), taken.step(object, resume, change)))
+        Some((object.clone(), rollback.step(object, resume, change)))
     };
     snapshot.daemon_sets.iter().filter_map(step).collect()
 }
@@ -106,28 +106,28 @@ fn resources(snapshot: &ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)> 
         let record = Record::of(&found.annotations);
         let fields = record.as_ref().ok().and_then(|record| record.0.get(FIELD)).cloned();
         let current = |field: &str| {
-            let like = fields.as_ref().filter(|_| field == FIELD)?;
-            Some(resource::values(&like.set, resource::section(found)?))
+            let field = fields.as_ref().filter(|_| field == FIELD)?;
+            Some(resource::values(&field.set, resource::section(found)?))
         };
-        let taken = take_back(record, current, resource::said);
+        let rollback = roll_back(record, current, resource::text_of);
         let change = |record: &Record, _: &[String]| {
             let entry = record.0.get(FIELD)?.clone();
             let driver = resource::section(found)?;
             resource::change(found, driver, entry, Vec::new()).ok().map(Change::Resource)
         };
-        (object.clone(), taken.step(object, resume, change))
+        (object.clone(), rollback.step(object, resume, change))
     };
     snapshot.resources.iter().map(step).collect()
 }
 
 /// Results for the fields of a record.
-struct Taken {
+struct Rollback {
     outcomes: BTreeMap<String, RollbackOutcome>,
     record: Record,
     error: Option<String>,
 }
 
-impl Taken {
+impl Rollback {
     /// Returns the object's step. `change` creates its change from the new record and the names of the fields to
     /// restore.
     fn step(
@@ -140,31 +140,31 @@ impl Taken {
         if outcomes.is_empty() && error.is_none() {
             return None;
         }
-        let put_back =
+        let restored =
             outcomes.iter().filter(|(_, outcome)| matches!(outcome, RollbackOutcome::PutBack { .. }));
-        let put_back: Vec<String> = put_back.map(|(field, _)| field.clone()).collect();
+        let restored: Vec<String> = restored.map(|(field, _)| field.clone()).collect();
         let differs = outcomes.values().any(|outcome| !matches!(outcome, RollbackOutcome::Nothing { .. }));
-        let change = if differs { change(&record, &put_back) } else { None };
+        let change = if differs { change(&record, &restored) } else { None };
         Some(RollbackStep { object, fields: outcomes, error, resume, change })
     }
 }
 
-fn take_back(
+fn roll_back(
     record: Result<Record, HoldReason>,
     current: impl Fn(&str) -> Option<Value>,
-    said: impl Fn(&Value) -> String,
-) -> Taken {
-    let mut taken = Taken { outcomes: BTreeMap::new(), record: Record::default(), error: None };
+    to_text: impl Fn(&Value) -> String,
+) -> Rollback {
+    let mut rollback = Rollback { outcomes: BTreeMap::new(), record: Record::default(), error: None };
     let record = match record {
         Ok(record) => record,
         Err(unreadable) => {
-            taken.error = Some(unreadable.to_string());
-            return taken;
+            rollback.error = Some(unreadable.to_string());
+            return rollback;
         }
     };
     for (name, field) in &record.0 {
         let nothing = |why: &str| RollbackOutcome::Nothing { why: why.to_owned() };
-        let rolled_back = FieldRecord { state: RecordState::RolledBack, ..field.clone() };
+        let updated = FieldRecord { state: RecordState::RolledBack, ..field.clone() };
         let (outcome, entry) = match (field.state, current(name)) {
             (_, None) => (nothing("it no longer exists"), field.clone()),
             (RecordState::RolledBack, _) => (nothing("it was rolled back before"), field.clone()),
@@ -175,16 +175,16 @@ fn take_back(
                 (nothing("another writer has set it, so farrier left it unchanged"), field.clone())
             }
             (RecordState::Set | RecordState::Good, Some(now)) if now == field.set => {
-                (RollbackOutcome::PutBack { from: said(&now), to: said(&field.replaced) }, rolled_back)
+                (RollbackOutcome::PutBack { from: to_text(&now), to: to_text(&field.replaced) }, updated)
             }
             (RecordState::Set | RecordState::Good, Some(now)) => {
-                (RollbackOutcome::Released { holds: said(&now) }, rolled_back)
+                (RollbackOutcome::Released { holds: to_text(&now) }, updated)
             }
         };
-        taken.outcomes.insert(name.clone(), outcome);
-        taken.record.0.insert(name.clone(), entry);
+        rollback.outcomes.insert(name.clone(), outcome);
+        rollback.record.0.insert(name.clone(), entry);
     }
-    taken
+    rollback
 }
 
 #[cfg(test)]

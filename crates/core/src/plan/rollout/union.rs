@@ -31,16 +31,16 @@ use crate::{
 
 /// On the DaemonSet: kernels of its image that no node runs, each with the time since when, as JSON. In an image for
 /// several architectures, each kernel is prefixed with its own: `arm64/6.8.0-45-generic`.
-const LEFT: &str = "farrier.dev/union-left";
+const UNION_LEFT: &str = "farrier.dev/union-left";
 
 /// Returns the kernels that a DaemonSet's next union may keep although no node runs them, each with the time since
 /// when.
-pub(in crate::plan) fn left_kernels(annotations: &BTreeMap<String, String>) -> BTreeMap<String, Timestamp> {
-    annotations.get(LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+pub(in crate::plan) fn unused_kernels(annotations: &BTreeMap<String, String>) -> BTreeMap<String, Timestamp> {
+    annotations.get(UNION_LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
 
-/// Returns the kernel release in a key of [`left_kernels`].
-pub(in crate::plan) fn left_release(key: &str) -> &str {
+/// Returns the kernel release in a key of [`unused_kernels`].
+pub(in crate::plan) fn release_of_key(key: &str) -> &str {
     key.rsplit('/').next().unwrap_or(key)
 }
 
@@ -51,7 +51,7 @@ struct Wanted<'a> {
     container: &'a str,
     /// Image of each architecture, or the image that the rollout waits for.
     images: Result<Vec<PlannedUnion>, ImageReference>,
-    left: BTreeMap<String, Timestamp>,
+    unused: BTreeMap<String, Timestamp>,
 }
 
 /// Decides one target, and returns the union images that it asks for.
@@ -64,7 +64,7 @@ pub(super) fn decide(
         Err(why) => return (Err(why), Vec::new()),
     };
     match &wanted.images {
-        Ok(unions) => match taken_back(context, &wanted, unions) {
+        Ok(unions) => match rejected(context, &wanted, unions) {
             Some(why) => (Err(why), Vec::new()),
             None => (set(context, &wanted, unions), unions.clone()),
         },
@@ -75,7 +75,7 @@ pub(super) fn decide(
 /// Returns the hold for a union that contains only members of an image that failed or was rolled back. Once the
 /// previous image is restored, kernels that no node runs can drop out of the union. The union then is a different image
 /// with the same rejected modules.
-fn taken_back(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
+fn rejected(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
     let record = Record::of(&wanted.live.annotations).ok()?.0.remove(wanted.container)?;
     let has_all = |image: &str| {
         let contents = context.inputs.observed.contents.get(image);
@@ -85,13 +85,13 @@ fn taken_back(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion
         };
         unions.iter().all(|union| union.members.iter().all(|member| has(union, member)))
     };
-    let is_taken_back = has_all(record.set.as_str()?) && !has_all(wanted.found.image_of(wanted.container)?);
-    record.refused().filter(|_| is_taken_back)
+    let is_rejected = has_all(record.set.as_str()?) && !has_all(wanted.found.image_of(wanted.container)?);
+    record.refused().filter(|_| is_rejected)
 }
 
 /// Sets the union image, once it is published for every architecture.
 fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Result<Decided, HoldReason> {
-    let Wanted { found, live, container, images: _, left } = wanted;
+    let Wanted { found, live, container, images: _, unused } = wanted;
     let observed = context.inputs.observed;
     let mut to = Err(HoldReason::NoNodes);
     for union in unions {
@@ -107,7 +107,7 @@ fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> R
         to = Ok(index.pinned(reference));
     }
     let mut decided = set_image(context, found, container, to?)?;
-    note_left(found, live, left, &mut decided);
+    record_unused(found, live, unused, &mut decided);
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         decided.changes.extend(restarts(context, found, live, container));
     }
@@ -137,8 +137,8 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     for kernel in &all {
         members.add(context, kernel, current)?;
     }
-    let left = members.keep(context, live, current, &all, *drop_after);
-    let done = |images| Ok(Wanted { found, live, container, images, left });
+    let unused = members.keep(context, live, current, &all, *drop_after);
+    let done = |images| Ok(Wanted { found, live, container, images, unused });
 
     let spared = |arch: Architecture, kernel: &str| {
         // With `OnDelete`, a pod that is not restarted keeps its image. A kernel without modules in either image loses
@@ -249,10 +249,10 @@ impl Members {
         drop_after: Period,
     ) -> BTreeMap<String, Timestamp> {
         let Some(current) = current else { return BTreeMap::new() };
-        let before = left_kernels(&live.annotations);
+        let before = unused_kernels(&live.annotations);
         let now = context.inputs.now;
-        let mut left = Vec::new();
-        for arch in self.still_alike(current) {
+        let mut unused = Vec::new();
+        for arch in self.unchanged_architectures(current) {
             let Some(held) = current.for_architecture(arch) else { continue };
             let wanted: BTreeSet<&KernelRelease> =
                 wanted.iter().filter(|target| target.arch == arch).map(|target| &target.release).collect();
@@ -276,7 +276,7 @@ impl Members {
                 (a.is_some(), Reverse(a), kernel).cmp(&(b.is_some(), Reverse(b), other))
             });
             for (since, kernel, digest) in kept.into_iter().take(MAX_MEMBERS.saturating_sub(wanted.len())) {
-                left.extend(since.map(|since| (arch, kernel.clone(), since)));
+                unused.extend(since.map(|since| (arch, kernel.clone(), since)));
                 self.images.entry(arch).or_default().insert(kernel, digest.clone());
             }
         }
@@ -284,20 +284,20 @@ impl Members {
             0 | 1 => format!("{kernel}"),
             _ => format!("{arch}/{kernel}"),
         };
-        left.into_iter().map(|(arch, kernel, since)| (key(arch, kernel), since)).collect()
+        unused.into_iter().map(|(arch, kernel, since)| (key(arch, kernel), since)).collect()
     }
 
     /// Returns the architectures whose images share a member with the current image. An architecture without desired
     /// kernels follows the others.
-    fn still_alike(&self, current: &ImageContents) -> Vec<Architecture> {
-        let is_alike = |arch: Architecture| {
+    fn unchanged_architectures(&self, current: &ImageContents) -> Vec<Architecture> {
+        let shares_member = |arch: Architecture| {
             let (new, old) = (self.images.get(&arch)?, current.for_architecture(arch)?);
             Some(new.iter().any(|(kernel, digest)| old.members.get(kernel.as_str()) == Some(digest)))
         };
         let all: BTreeSet<Architecture> =
             self.images.keys().chain(current.platforms.keys()).copied().collect();
-        let any = all.iter().any(|arch| is_alike(*arch) == Some(true));
-        all.into_iter().filter(|arch| is_alike(*arch).unwrap_or(any)).collect()
+        let any = all.iter().any(|arch| shares_member(*arch) == Some(true));
+        all.into_iter().filter(|arch| shares_member(*arch).unwrap_or(any)).collect()
     }
 
     fn unions(&self, context: &Context<'_>) -> Result<Vec<PlannedUnion>, HoldReason> {
@@ -326,14 +326,14 @@ fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
 
 /// Records since when kernels are unused, with another change of the DaemonSet, or with a separate one if the record
 /// differs.
-fn note_left(
+fn record_unused(
     found: &DaemonSetFacts,
     live: &LiveDaemonSet,
-    left: &BTreeMap<String, Timestamp>,
+    unused: &BTreeMap<String, Timestamp>,
     decided: &mut Decided,
 ) {
-    let text = if left.is_empty() { None } else { serde_json::to_string(left).ok() };
-    let is_noted = live.annotations.get(LEFT) == text.as_ref();
+    let text = if unused.is_empty() { None } else { serde_json::to_string(unused).ok() };
+    let is_noted = live.annotations.get(UNION_LEFT) == text.as_ref();
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
     if !has_change && !is_noted && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         let record = Record::of(&live.annotations).unwrap_or_default();
@@ -342,8 +342,8 @@ fn note_left(
     for change in &mut decided.changes {
         let Change::DaemonSet(change) = change else { continue };
         match &text {
-            Some(text) => drop(change.annotations.insert(LEFT.to_owned(), text.clone())),
-            None => drop(change.annotations.remove(LEFT)),
+            Some(text) => drop(change.annotations.insert(UNION_LEFT.to_owned(), text.clone())),
+            None => drop(change.annotations.remove(UNION_LEFT)),
         }
     }
 }

@@ -98,7 +98,7 @@ fn plan_of(
             };
             let fits = match new {
                 Some(new) => kernel.map(|kernel| new.has(kernel.arch, kernel.release.as_str())),
-                None => is_put_back(live, container, target).then_some(true),
+                None => is_restored(live, container, target).then_some(true),
             };
             let driver = pods.get(&(live.version.uid.as_str(), node.name.as_str())).copied().map(|pod| {
                 let is_current = |image: &str| {
@@ -167,7 +167,7 @@ pub(super) fn in_order(
 
 /// Whether `image` was restored after a failure or a rollback. Such an image need not be farrier's, and its contents
 /// are then unknown.
-fn is_put_back(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
+fn is_restored(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
     let record = Record::of(&live.annotations).unwrap_or_default().0.remove(container);
     record.is_some_and(|record| {
         let was_taken_back = matches!(record.state, RecordState::Failed | RecordState::RolledBack);

@@ -15,7 +15,7 @@ use runner::plan::{Action, Step};
 use serde_json::{Map, Value};
 
 use super::{
-    dockerfile::{Instruction, directives, escape_character, same_to_all},
+    dockerfile::{Instruction, directives, escape_character, unambiguous},
     lexer::{self, Lexer},
 };
 pub use refusal::StepsError;
@@ -93,7 +93,7 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
         return Err(Refusal::Mistake("there is a NUL character".to_owned()).at(number(place)));
     }
     check_directives(dockerfile)?;
-    let instructions = same_to_all(dockerfile).map_err(|place| StepsError::Unsupported {
+    let instructions = unambiguous(dockerfile).map_err(|place| StepsError::Unsupported {
         line: number(place),
         reason: "builders do not agree where this instruction ends: a line of it ends with two escape \
              characters, or an `escape` directive follows a `check`"

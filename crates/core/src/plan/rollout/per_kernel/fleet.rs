@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use super::{
     super::{
         context::Peer,
-        copy::{CopyRecord, FoundCopy, image_in, images_text, named_by},
+        copy::{CopyRecord, FoundCopy, image_in, images_text, name_parts},
         daemon_set::original,
         handover::{HANDED_OVER, is_handed_over},
         no_image,
@@ -139,7 +139,7 @@ impl<'a> Fleet<'a> {
         let live = kernels.clone();
         // An announced kernel without an image is left out here; the plan's cells report it.
         kernels.extend(self.announced());
-        let names: Vec<_> = kernels.iter().map(|kernel| (*kernel, named_by(kernel))).collect();
+        let names: Vec<_> = kernels.iter().map(|kernel| (*kernel, name_parts(kernel))).collect();
         names
             .iter()
             .map(|(kernel, name)| {
@@ -171,7 +171,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Whether the copy would select the node once the node is handed over.
-    pub(super) fn would_take(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
+    pub(super) fn would_schedule(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
         let mut node = node.clone();
         node.labels.insert(self.original.label.clone(), HANDED_OVER.to_owned());
         copy.facts.placement.reach(&node, false) == NodeReach::Reached

@@ -55,5 +55,5 @@ fn is_usable(fleet: &Fleet<'_>, copy: &FoundCopy<'_>, member: &Member<'_>) -> bo
     !copy.live.deleting
         && copy.belongs_to(fleet.original.live)
         && !has_failed
-        && fleet.would_take(copy, member.node)
+        && fleet.would_schedule(copy, member.node)
 }

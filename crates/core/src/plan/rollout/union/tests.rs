@@ -338,7 +338,7 @@ fn kernels_leave_the_image_of_their_own_architecture() {
     apply(&mut world);
     let left = |world: &World| -> Vec<String> {
         let live = world.snapshot.daemon_sets[0].live.as_ref().unwrap();
-        left_kernels(&live.annotations).into_keys().collect()
+        unused_kernels(&live.annotations).into_keys().collect()
     };
     // A node of the other architecture still runs the kernel.
     world.snapshot.nodes[1] = node("n1", K48);
@@ -346,7 +346,7 @@ fn kernels_leave_the_image_of_their_own_architecture() {
     apply(&mut world);
     let key = format!("arm64/{K47}");
     assert_eq!(left(&world), std::slice::from_ref(&key));
-    assert_eq!(left_release(&key), K47);
+    assert_eq!(release_of_key(&key), K47);
     world.now += jiff::SignedDuration::from_hours(25);
     let unions = world.plan().unions;
     assert_eq!(unions.iter().map(members).collect::<Vec<_>>(), [[K47], [K48]]);
