@@ -90,8 +90,8 @@ pub struct DriverPod<'a> {
 }
 
 impl<'a> DriverPod<'a> {
-    /// Examines containers of a pod, each with `is_current` for its image. `image` is that of the first outdated container, or
-    /// else of the first one.
+    /// Examines the named containers of a pod; `is_current` tells whether an image is the target's. `image` becomes the image of
+    /// the first outdated container, or else of the first container.
     pub(super) fn of<'c>(
         pod: &'a PodFacts,
         containers: impl IntoIterator<Item = &'c str>,
@@ -130,7 +130,7 @@ pub enum UpgradeStage {
     /// The node has another driver than the target, and will be started later.
     Waits,
     /// The node has another driver than the target, and is skipped in its current state.
-    LeftAlone,
+    Skipped,
     /// The node has the target's driver.
     Done,
 }
@@ -200,7 +200,7 @@ impl PlannedNodeUpgrade {
 impl Upgrade<'_> {
     /// Computes the plan.
     pub fn plan(&self) -> PlannedUpgrade {
-        let mut nodes: Vec<PlannedNodeUpgrade> = self.nodes.iter().map(|node| self.stand(node)).collect();
+        let mut nodes: Vec<PlannedNodeUpgrade> = self.nodes.iter().map(|node| self.stage_of(node)).collect();
         self.begin(&mut nodes);
         nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
         let forecast = Forecast::of(self, &nodes);
@@ -237,12 +237,12 @@ impl<'a> UpgradeNode<'a> {
     }
 
     /// Whether the `waitFor` annotation confirms the target image.
-    fn is_said_to_be_checked(&self) -> bool {
+    fn is_confirmed(&self) -> bool {
         self.facts.annotations.get(UPGRADE_CHECKED).is_some_and(|image| image == self.target)
     }
 
     /// Returns the driver pod, unless it is terminating.
-    fn living(&self) -> Option<DriverPod<'a>> {
+    fn running_pod(&self) -> Option<DriverPod<'a>> {
         self.driver.filter(|driver| !driver.pod.deleting)
     }
 }

@@ -35,12 +35,12 @@ fn has_failed(node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
         driver.is_current && driver.pod.created.is_some_and(was_made_in_turn)
     };
     note.is_failure_of(node.target)
-        || (note.state == UpgradeState::Failed && node.living().is_some_and(is_about))
+        || (note.state == UpgradeState::Failed && node.running_pod().is_some_and(is_about))
 }
 
 impl Upgrade<'_> {
     /// Determines the stage of a node by itself, regardless of other nodes.
-    pub(super) fn stand(&self, node: &UpgradeNode<'_>) -> PlannedNodeUpgrade {
+    pub(super) fn stage_of(&self, node: &UpgradeNode<'_>) -> PlannedNodeUpgrade {
         let (note, rollout) = (UpgradeNote::of(node.facts), self.rollout());
         let turn = |stage, waits| PlannedNodeUpgrade {
             node: node.facts.name.clone(),
@@ -59,16 +59,16 @@ impl Upgrade<'_> {
             return turn(UpgradeStage::Failed, None);
         }
         // The DaemonSet controller creates the next pod from the target anyway.
-        if node.hand_over.is_none() && node.living().is_none_or(|driver| driver.is_current) {
+        if node.hand_over.is_none() && node.running_pod().is_none_or(|driver| driver.is_current) {
             return turn(UpgradeStage::Done, None);
         }
-        let waits = self.kept(node, note.as_ref());
-        let is_left = waits.as_ref().is_some_and(UpgradeWait::leaves_alone);
-        turn(if is_left { UpgradeStage::LeftAlone } else { UpgradeStage::Waits }, waits)
+        let waits = self.own_wait(node, note.as_ref());
+        let is_left = waits.as_ref().is_some_and(UpgradeWait::is_skip);
+        turn(if is_left { UpgradeStage::Skipped } else { UpgradeStage::Waits }, waits)
     }
 
     /// Returns the reason in the node itself for not starting it.
-    fn kept(&self, node: &UpgradeNode<'_>, note: Option<&UpgradeNote>) -> Option<UpgradeWait> {
+    fn own_wait(&self, node: &UpgradeNode<'_>, note: Option<&UpgradeNote>) -> Option<UpgradeWait> {
         let facts = node.facts;
         // A node can hold only one note. A second upgrade would overwrite the other driver's failure, and that driver's
         // upgrade would continue.
@@ -102,7 +102,7 @@ impl Upgrade<'_> {
 
     /// Starts as many nodes as allowed, and sets the reason why the others wait.
     pub(super) fn begin(&self, turns: &mut [PlannedNodeUpgrade]) {
-        let stopped = self.stopped(turns);
+        let stopped = self.common_wait(turns);
         let first = self.first(turns);
         let most = self.spec.max_parallel.of(self.nodes.len());
         let under_way = |turn: &PlannedNodeUpgrade| turn.stage == UpgradeStage::UnderWay;
@@ -136,7 +136,7 @@ impl Upgrade<'_> {
             // time nor for the canary.
             let is_mended =
                 is_down && turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
-            turn.waits = match stopped.as_ref().filter(|why| !is_mended || !why.is_about_time()) {
+            turn.waits = match stopped.as_ref().filter(|why| !is_mended || !why.is_timed()) {
                 Some(stopped) => Some(stopped.clone()),
                 None if matches!(first, First::Missing) && !is_mended => Some(UpgradeWait::NoCanary),
                 None if !is_first && !is_mended => Some(UpgradeWait::Canary),
@@ -145,7 +145,7 @@ impl Upgrade<'_> {
             };
             if turn.waits.is_none() {
                 turn.stage = UpgradeStage::Begins;
-                turn.changes.push(self.first_mark(node));
+                turn.changes.push(self.first_write(node));
                 taken += 1;
                 down += usize::from(!is_down);
                 left = left.saturating_sub(1);
@@ -166,7 +166,7 @@ impl Upgrade<'_> {
     }
 
     /// Returns the first write to a node.
-    fn first_mark(&self, node: &UpgradeNode<'_>) -> Change {
+    fn first_write(&self, node: &UpgradeNode<'_>) -> Change {
         let is_drained = self.spec.drain != Drain::None;
         let note = UpgradeNote {
             by: self.by.to_owned(),
@@ -183,7 +183,7 @@ impl Upgrade<'_> {
     }
 
     /// Returns the reason for starting no node at all.
-    fn stopped(&self, turns: &[PlannedNodeUpgrade]) -> Option<UpgradeWait> {
+    fn common_wait(&self, turns: &[PlannedNodeUpgrade]) -> Option<UpgradeWait> {
         if let Some(failed) = turns.iter().find(|turn| turn.stage == UpgradeStage::Failed) {
             return Some(UpgradeWait::Stopped { node: failed.node.clone() });
         }

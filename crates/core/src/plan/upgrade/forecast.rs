@@ -17,7 +17,7 @@ pub struct Forecast {
     /// Number of nodes that start later.
     pub waiting: usize,
     /// Number of nodes that are skipped in their current state.
-    pub left_alone: usize,
+    pub skipped: usize,
     /// Number of nodes on which the new driver does not work.
     pub failed: usize,
     /// Average seconds per node; `None` before the first node is done.
@@ -40,16 +40,16 @@ impl Forecast {
         let under_way = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
         let (waiting, failed) = (count(UpgradeStage::Waits), count(UpgradeStage::Failed));
         let per_node = per_node(turns);
-        let goes_on = under_way + waiting > 0 && failed == 0 && !upgrade.paused;
+        let continues = under_way + waiting > 0 && failed == 0 && !upgrade.paused;
         let work = || work(upgrade, per_node.unwrap_or(upgrade.stable_for), under_way + waiting, turns);
         Self {
             done: count(UpgradeStage::Done),
             under_way,
             waiting,
-            left_alone: count(UpgradeStage::LeftAlone),
+            skipped: count(UpgradeStage::Skipped),
             failed,
             seconds_per_node: per_node.map(|took| took.as_secs()),
-            ends: if goes_on { ends(upgrade.spec.window.as_ref(), upgrade.now, work()) } else { None },
+            ends: if continues { ends(upgrade.spec.window.as_ref(), upgrade.now, work()) } else { None },
         }
     }
 }

@@ -142,7 +142,7 @@ pub(super) fn hand_over(node: &NodeFacts, label: &str) -> Change {
 }
 
 /// Returns the change that uncordons a node, if the cordon is farrier's, and sets a new note.
-pub(super) fn give_back(node: &NodeFacts, before: &UpgradeNote, note: Option<&UpgradeNote>) -> Change {
+pub(super) fn uncordon(node: &NodeFacts, before: &UpgradeNote, note: Option<&UpgradeNote>) -> Change {
     mark(node, note, (before.cordoned && node.unschedulable).then_some(false))
 }
 
@@ -156,7 +156,7 @@ pub fn abandoned<'a>(
     let uncordoned = |node: &'a NodeFacts| {
         let note = UpgradeNote::of(node).filter(|note| note.state.is_open())?;
         let is_left = is_served(node, &note) || operator_upgrade_in_progress(&node.labels).is_some();
-        (!is_left).then(|| give_back(node, &note, None))
+        (!is_left).then(|| uncordon(node, &note, None))
     };
     nodes.into_iter().filter_map(uncordoned).collect()
 }

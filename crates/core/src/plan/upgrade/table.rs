@@ -48,7 +48,7 @@ impl PlannedUpgrade {
             (forecast.done, "done"),
             (forecast.under_way, "under way"),
             (forecast.waiting, "to come"),
-            (forecast.left_alone, "left alone"),
+            (forecast.skipped, "skipped"),
             (forecast.failed, "failed"),
         ];
         let counts: Vec<String> = counts

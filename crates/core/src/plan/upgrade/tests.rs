@@ -200,7 +200,7 @@ fn a_cordon_by_someone_else_stays() {
     fleet.cordon("n0", true);
     let plan = fleet.settle();
     assert_eq!(waits(&plan, "n0"), "it is cordoned by someone else");
-    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::LeftAlone, UpgradeStage::Done));
+    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Skipped, UpgradeStage::Done));
 
     // Another actor cordons the node between the plan and the write.
     let mut fleet = Fleet::new(1, draining(json!({})));
@@ -226,7 +226,7 @@ fn a_node_that_is_away_is_passed_over_and_one_that_dies_in_its_turn_has_failed()
     fleet.away("n0", true);
     let plan = fleet.reconcile(usize::MAX);
     assert_eq!(waits(&plan, "n0"), "it is not Ready");
-    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::LeftAlone, UpgradeStage::Begins));
+    assert_eq!((stage(&plan, "n0"), stage(&plan, "n1")), (UpgradeStage::Skipped, UpgradeStage::Begins));
     assert_eq!(waits(&plan, "n2"), "nodes without a working driver, or not Ready: 2; maxParallel: 2");
     fleet.settle_until(|fleet| fleet.state("n1") == "drained");
     fleet.away("n1", true);
@@ -467,7 +467,7 @@ proptest! {
         // be upgraded.
         let is_stopped = fleet.image == "v4" || fleet.down().1 >= limit || (kind == 3 && !done(&plan, "n0"));
         for turn in plan.nodes.iter().filter(|_| !is_stopped) {
-            prop_assert!(matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone), "{:?}", turn);
+            prop_assert!(matches!(turn.stage, UpgradeStage::Done | UpgradeStage::Skipped), "{:?}", turn);
         }
     }
 

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 
 use super::{
     DriverPod, JobKind, JobState, Upgrade, UpgradeNode, UpgradeNote, UpgradeState, UpgradeWait,
-    note::{give_back, hand_over, mark},
+    note::{hand_over, mark, uncordon},
 };
 use crate::{
     image::{Period, WaitFor},
@@ -65,9 +65,9 @@ impl Upgrade<'_> {
         }
         if node.fits == Some(false) {
             // The node booted another kernel: that says nothing about the image, and nothing is left to do here.
-            return give_back(node.facts, note, None).into();
+            return uncordon(node.facts, note, None).into();
         }
-        let is_current = node.living().is_some_and(|driver| driver.is_current);
+        let is_current = node.running_pod().is_some_and(|driver| driver.is_current);
         match note.state {
             UpgradeState::Cordoned | UpgradeState::Drained if is_current || self.is_left(node, note) => {
                 self.enter(node, note, UpgradeState::DriverRestarted)
@@ -130,7 +130,7 @@ impl Upgrade<'_> {
                 Some(self.give_up(node, note, why))
             }
             None => {
-                let driver_pod = node.living().map(|driver| driver.pod.version.uid.clone());
+                let driver_pod = node.running_pod().map(|driver| driver.pod.version.uid.clone());
                 let change = self.job(node, note, template, JobKind::Forecast, driver_pod);
                 Some(UpgradeStep {
                     changes: vec![change],
@@ -164,19 +164,19 @@ impl Upgrade<'_> {
         // A webhook may write another image into pods. Another new pod would get the same image, so fail.
         if node.hand_over.is_none()
             && note.to == node.target
-            && let Some(driver) = node.living().filter(is_next)
+            && let Some(driver) = node.running_pod().filter(is_next)
         {
             let why = format!("its new pod has image {}, not {}", driver.image, node.target);
             return self.fail(node, note, why);
         }
-        if let (Some(_), Some(next)) = (node.living(), self.forecast_unload(node, note)) {
+        if let (Some(_), Some(next)) = (node.running_pod(), self.forecast_unload(node, note)) {
             return next;
         }
         if self.is_late(note, seconds(self.spec.timeout)) {
             let why = format!("its driver's pod was not replaced within {}", self.spec.timeout);
             return self.give_up(node, note, why);
         }
-        let change = match (node.hand_over, node.living()) {
+        let change = match (node.hand_over, node.running_pod()) {
             (None, None) => return UpgradeWait::Driver.into(),
             // Unknown is not fine: keep the old driver until the kernel that the new one must fit is known.
             _ if node.fits.is_none() => return UpgradeWait::KernelUnknown.into(),
@@ -195,7 +195,7 @@ impl Upgrade<'_> {
     fn check(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
         let ready_by = self.deadline.saturating_add(self.stable_for);
         let checked_by = ready_by.saturating_add(seconds(self.spec.timeout));
-        match node.living() {
+        match node.running_pod() {
             // The DaemonSet has got another image again, for example when one was put back.
             Some(driver) if !driver.is_current => return self.enter(node, note, UpgradeState::Drained),
             Some(driver) if driver.pod.is_stable(self.stable_for, self.now) => {}
@@ -211,7 +211,7 @@ impl Upgrade<'_> {
             (WaitFor::PodsReady, _) | (WaitFor::Job(_), Some(JobState::Succeeded)) => {
                 return self.enter(node, note, UpgradeState::Checked);
             }
-            (WaitFor::Annotation, _) if node.is_said_to_be_checked() => {
+            (WaitFor::Annotation, _) if node.is_confirmed() => {
                 return self.enter(node, note, UpgradeState::Checked);
             }
             (WaitFor::Job(_), Some(JobState::Failed(why))) => {
@@ -237,7 +237,7 @@ impl Upgrade<'_> {
     /// Whether the old driver is already gone although its node should be uncordoned with it. Then wait for the new
     /// driver and check it.
     fn is_left(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
-        let is_gone = node.hand_over.is_none() && node.living().is_none() && !node.facts.not_ready;
+        let is_gone = node.hand_over.is_none() && node.running_pod().is_none() && !node.facts.not_ready;
         let is_over = self.unseen.is_some() || self.is_late(note, seconds(self.spec.timeout));
         note.state == UpgradeState::Drained && is_gone && is_over
     }
@@ -260,7 +260,7 @@ impl Upgrade<'_> {
         why: Option<String>,
     ) -> UpgradeStep {
         let ended = UpgradeNote { cordoned: false, ..self.noted(node, note, state, why) };
-        give_back(node.facts, note, Some(&ended)).into()
+        uncordon(node.facts, note, Some(&ended)).into()
     }
 
     /// Gives up after a timeout, before the node has another driver. A dead node has failed; any other node is retried.
@@ -275,7 +275,7 @@ impl Upgrade<'_> {
     /// driver.
     fn fail(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> UpgradeStep {
         if node.fits.is_none() {
-            return give_back(node.facts, note, None).into();
+            return uncordon(node.facts, note, None).into();
         }
         self.end(node, note, UpgradeState::Failed, Some(why))
     }

@@ -74,12 +74,12 @@ pub enum UpgradeWait {
 
 impl UpgradeWait {
     /// Whether the wait ends at a certain time.
-    pub(super) fn is_about_time(&self) -> bool {
+    pub(super) fn is_timed(&self) -> bool {
         matches!(self, Self::Window { .. } | Self::Between { .. })
     }
 
     /// Whether the node itself has to change before farrier can start it.
-    pub(super) fn leaves_alone(&self) -> bool {
+    pub(super) fn is_skip(&self) -> bool {
         matches!(
             self,
             Self::KernelUnknown

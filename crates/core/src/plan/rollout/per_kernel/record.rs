@@ -98,7 +98,7 @@ fn watch(
     let is_against =
         |turn: &PlannedNodeUpgrade| turn.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
     let is_done =
-        |turn: &PlannedNodeUpgrade| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::LeftAlone);
+        |turn: &PlannedNodeUpgrade| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::Skipped);
     let is_over = context.spec.upgrade().is_none()
         || (upgrade.is_some() && turns().all(is_done) && !nodes().any(is_against));
     let failed = turns().find(|turn| turn.is_faulty()).map(failure);
@@ -136,8 +136,8 @@ fn watch(
 
 fn late_pod(how: Progress, watched: Watch) -> Option<String> {
     let Progress::Failed { node, messages } = how else { return None };
-    let said = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
-    Some(format!("the pod on node {node} was not ready within {}{said}", watched.deadline))
+    let detail = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
+    Some(format!("the pod on node {node} was not ready within {}{detail}", watched.deadline))
 }
 
 fn failure(turn: &PlannedNodeUpgrade) -> String {
