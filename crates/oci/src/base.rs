@@ -51,7 +51,7 @@ impl Base {
         let diff_ids = diff_ids(&config)
             .filter(|ids| ids.len() == parsed.layers.len())
             .ok_or_else(|| ImageError::unusable(WHAT, "its configuration does not describe the layers"))?;
-        let layers = parsed.layers.into_iter().map(carried).collect::<Result<_, _>>()?;
+        let layers = parsed.layers.into_iter().map(with_oci_media_type).collect::<Result<_, _>>()?;
         Ok(Self { digest: Digest::of(manifest), layers, config, diff_ids })
     }
 }
@@ -62,7 +62,7 @@ pub fn architecture_of(config: &[u8]) -> Option<String> {
     config.remove("architecture")?.as_str().map(str::to_owned)
 }
 
-fn carried(layer: Descriptor) -> Result<Descriptor, ImageError> {
+fn with_oci_media_type(layer: Descriptor) -> Result<Descriptor, ImageError> {
     if let Some(media_type) = media_type::oci_layer(&layer.media_type) {
         Ok(Descriptor { media_type: media_type.to_owned(), ..layer })
     } else {

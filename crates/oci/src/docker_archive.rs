@@ -65,13 +65,13 @@ impl ImageArchive {
     /// Reads everything except the layers.
     pub fn open(mut file: impl Read + Seek) -> Result<Self, ArchiveError> {
         let members = members(&mut file)?;
-        let list = small(&mut file, &members, "manifest.json")?;
+        let list = read_small(&mut file, &members, "manifest.json")?;
         let list: Vec<Entry> = serde_json::from_slice(&list)
             .map_err(|e| ArchiveError::Form(format!("manifest.json is not valid: {e}")))?;
         let [image] = &list[..] else {
             return Err(ArchiveError::Form(format!("contains {} images, expected one", list.len())));
         };
-        let config = small(&mut file, &members, &image.config)?;
+        let config = read_small(&mut file, &members, &image.config)?;
         let parsed: Map<String, Value> = serde_json::from_slice(&config)
             .map_err(|e| ArchiveError::Form(format!("the image configuration is not valid: {e}")))?;
         let diff_ids = diff_ids(&parsed).filter(|ids| ids.len() == image.layers.len()).ok_or_else(|| {
@@ -139,7 +139,7 @@ fn find(members: &HashMap<PathBuf, Member>, name: &str) -> Result<Extent, Archiv
     Err(ArchiveError::Form(format!("{name:?} is missing")))
 }
 
-fn small(
+fn read_small(
     file: &mut (impl Read + Seek),
     members: &HashMap<PathBuf, Member>,
     name: &str,

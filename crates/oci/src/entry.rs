@@ -46,7 +46,7 @@ pub fn each_entry<R: Read, T, E: From<io::Error>>(
     let mut extensions = Extensions::default();
     for entry in tar::Archive::new(tar).entries()?.raw(true) {
         let mut entry = entry?;
-        if extensions.absorb(&mut entry).map_err(io::Error::from)? {
+        if extensions.record(&mut entry).map_err(io::Error::from)? {
             continue;
         }
         let names = std::mem::take(&mut extensions).names(&entry).map_err(io::Error::from)?;
@@ -77,7 +77,7 @@ pub struct Names {
 
 impl Extensions {
     /// Records an extension entry. Returns `false` for any other entry without reading its content.
-    pub fn absorb(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool> {
+    pub fn record(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool> {
         match entry.header().entry_type() {
             EntryType::GNULongName => self.path = Some(text(entry)?),
             EntryType::GNULongLink => self.link = Some(text(entry)?),

@@ -109,7 +109,7 @@ impl Repository {
 
     /// Host and path of the repository. A repository without a host belongs to Docker Hub, which keeps official images
     /// below `library/`.
-    pub fn normalised(&self) -> (String, String) {
+    pub fn normalized(&self) -> (String, String) {
         let (host, path) = match self.0.split_once('/') {
             Some((host, path)) if names_host(host) => (host, path),
             _ => (DOCKER_HUB, self.0.as_str()),
@@ -125,7 +125,7 @@ impl Repository {
 /// Name of a copy of another registry's image, below the prefix of the destination registry: `mirror/<host>/<path>`. A
 /// `-` joins the port to the host.
 pub fn mirror_name(repository: &Repository) -> String {
-    let (host, path) = repository.normalised();
+    let (host, path) = repository.normalized();
     format!("mirror/{}/{path}", host.replace(':', "-").to_ascii_lowercase())
 }
 

@@ -125,7 +125,7 @@ text_schema!(Prefix, true, described(A_PREFIX));
 
 /// Returns the repositories to try, in order. The last one is `repository` itself.
 pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Repository> {
-    let (host, path) = repository.normalised();
+    let (host, path) = repository.normalized();
     let longest = rules
         .iter()
         .filter_map(|rule| match &rule.from {
@@ -141,7 +141,7 @@ pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Re
         });
         candidates.extend(places);
     }
-    candidates.retain(|candidate| candidate.normalised() != (host.clone(), path.clone()));
+    candidates.retain(|candidate| candidate.normalized() != (host.clone(), path.clone()));
     candidates.push(repository.clone());
     candidates
 }

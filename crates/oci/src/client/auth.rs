@@ -19,7 +19,7 @@ use super::{
     challenge::{self, Challenge},
     error::{RegistryError, Result, excerpt},
     registry::Credential,
-    rest::retry_after,
+    retry_after::retry_after,
     transport::{RemoteName, Transport, body_start, next_chunk},
 };
 
@@ -68,7 +68,7 @@ struct Grant {
 }
 
 impl Grant {
-    fn is_good(&self) -> bool {
+    fn is_valid(&self) -> bool {
         self.until.is_none_or(|until| Instant::now() < until)
     }
 }
@@ -84,7 +84,7 @@ pub(super) struct Authorizer {
 }
 
 #[derive(Deserialize)]
-struct TokenAnswer {
+struct TokenResponse {
     #[serde(default)]
     token: String,
     #[serde(default)]
@@ -106,10 +106,10 @@ impl Authorizer {
     }
 
     /// Cached header for a request, if one is valid.
-    pub(super) async fn known(&self, purpose: Purpose<'_>) -> Option<HeaderValue> {
+    pub(super) async fn cached(&self, purpose: Purpose<'_>) -> Option<HeaderValue> {
         for slot in self.candidates(purpose) {
             let grant = slot.lock().await;
-            if let Some(grant) = grant.as_ref().filter(|grant| grant.is_good()) {
+            if let Some(grant) = grant.as_ref().filter(|grant| grant.is_valid()) {
                 return Some(grant.header.clone());
             }
         }
@@ -121,7 +121,7 @@ impl Authorizer {
     ///
     /// Some registries (ECR) answer an expired password with 403 instead of 401. The credentials are read before
     /// anything is sent again, so that a request body is sent twice only where a new password may help.
-    pub(super) async fn renewed(
+    pub(super) async fn after_403(
         &self,
         transport: &Transport,
         purpose: Purpose<'_>,
@@ -147,13 +147,13 @@ impl Authorizer {
         Some(header)
     }
 
-    /// Answers the 401 in `refusal` to a request that carried `used`. Returns `None` when there is no better header.
-    pub(super) async fn answer(
+    /// Answers the 401 in `response` to a request that carried `used`. Returns `None` when there is no better header.
+    pub(super) async fn after_401(
         &self,
         transport: &Transport,
         purpose: Purpose<'_>,
         action: &str,
-        refusal: &reqwest::Response,
+        response: &reqwest::Response,
         used: Option<&HeaderValue>,
     ) -> Result<Option<HeaderValue>> {
         let slot = self.slot(purpose);
@@ -161,12 +161,12 @@ impl Authorizer {
         match grant.as_ref() {
             // Another request stored a new header in the meantime. An expired one does not help: this request was sent
             // without it.
-            Some(newer) if newer.is_good() && Some(&newer.header) != used => {
+            Some(newer) if newer.is_valid() && Some(&newer.header) != used => {
                 return Ok(Some(newer.header.clone()));
             }
             _ => *grant = None,
         }
-        let challenges: Vec<_> = refusal
+        let challenges: Vec<_> = response
             .headers()
             .get_all(WWW_AUTHENTICATE)
             .iter()
@@ -185,8 +185,8 @@ impl Authorizer {
                 _ => None,
             },
             Challenge::Bearer { realm, service } => {
-                let by_tls = refusal.url().scheme() == "https";
-                let query = TokenQuery { purpose, action, realm, by_tls, service: service.as_deref() };
+                let over_tls = response.url().scheme() == "https";
+                let query = TokenQuery { purpose, action, realm, over_tls, service: service.as_deref() };
                 Some(query.send(transport, credential).await?)
             }
         };
@@ -241,7 +241,7 @@ struct TokenQuery<'a> {
     action: &'a str,
     realm: &'a str,
     /// Whether the registry named the token server over TLS.
-    by_tls: bool,
+    over_tls: bool,
     service: Option<&'a str>,
 }
 
@@ -271,11 +271,11 @@ fn is_own(name: &RemoteName, realm: &Url) -> bool {
 
 /// Parses the address of a token server that a registry names. The connection to the token server must be at least as
 /// secure as the one to the registry, because its tokens give access to the registry.
-fn realm_of(text: &str, by_tls: bool, allows_plain: impl Fn(&Url) -> bool) -> Result<Url, &'static str> {
+fn realm_of(text: &str, over_tls: bool, allows_plain: impl Fn(&Url) -> bool) -> Result<Url, &'static str> {
     let url = Url::parse(text).map_err(|_| "is not a URL")?;
     match url.scheme() {
         "https" => Ok(url),
-        "http" if !by_tls && allows_plain(&url) => Ok(url),
+        "http" if !over_tls && allows_plain(&url) => Ok(url),
         _ => Err("does not use https"),
     }
 }
@@ -336,34 +336,34 @@ impl TokenQuery<'_> {
             body = body_start(&mut response, MAX_TOKEN).await;
         }
         let action = self.action.to_owned();
-        let answered = |status| match name.quote(&response, &body) {
-            Ok(words) => format!("its token server answered {status}: {words}"),
+        let describe = |status| match name.quote(&response, &body) {
+            Ok(text) => format!("its token server answered {status}: {text}"),
             Err(other) => format!("its token server {other} answered {status}"),
         };
         match status.as_u16() {
             200..=299 => {}
             status @ (400 | 401 | 403) => {
-                return Err(RegistryError::Denied { host: host.clone(), action, reason: answered(status) });
+                return Err(RegistryError::Denied { host: host.clone(), action, reason: describe(status) });
             }
             status @ (429 | 500..=599) => {
                 let after = retry_after(response.headers());
                 return Err(RegistryError::Server { host: host.clone(), status, action, after });
             }
-            status => return Err(RegistryError::protocol(host, action, answered(status))),
+            status => return Err(RegistryError::protocol(host, action, describe(status))),
         }
-        let garbage = || {
+        let no_token = || {
             RegistryError::protocol(host, self.action, "the response of the token server contains no token")
         };
-        let answer: TokenAnswer = serde_json::from_slice(&body).map_err(|_| garbage())?;
+        let answer: TokenResponse = serde_json::from_slice(&body).map_err(|_| no_token())?;
         let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
         let header =
-            sensitive(&format!("Bearer {token}")).filter(|_| !token.is_empty()).ok_or_else(garbage)?;
+            sensitive(&format!("Bearer {token}")).filter(|_| !token.is_empty()).ok_or_else(no_token)?;
         let lifetime = Duration::from_secs(answer.expires_in.unwrap_or(DEFAULT_LIFETIME).clamp(1, 86_400));
         Ok(Grant { header, until: Some(start + lifetime.saturating_sub(MARGIN)) })
     }
 
     fn realm(&self, transport: &Transport) -> Result<Url> {
-        let url = realm_of(self.realm, self.by_tls, |url| transport.access.allows_plain(url));
+        let url = realm_of(self.realm, self.over_tls, |url| transport.access.allows_plain(url));
         url.map_err(|reason| {
             let reason = format!("its token server {} {reason}", excerpt(self.realm.as_bytes()));
             RegistryError::protocol(&self.purpose.name.host, self.action, reason)

@@ -25,7 +25,7 @@ use super::{
     auth::{Authorizer, Purpose, Scope, explain},
     error::{RegistryError, Result},
     registry::{Access, BlobSource},
-    rest::{RetryAfter, retry_after},
+    retry_after::{RequestedDelays, retry_after},
     stream::{CHUNK, read_source},
     transport::{RemoteName, Transport, body_start, next_chunk},
 };
@@ -88,7 +88,7 @@ impl<'a> Call<'a> {
     /// Error for an unusable body, with the start of the body.
     pub(super) fn unusable(&self, reason: &str, response: &Response, body: &[u8]) -> RegistryError {
         self.protocol(match self.name.quote(response, body) {
-            Ok(words) => format!("{reason}: {words}"),
+            Ok(text) => format!("{reason}: {text}"),
             Err(other) => format!("{reason}, from {other}, to which the registry refers"),
         })
     }
@@ -98,7 +98,7 @@ impl<'a> Call<'a> {
 pub(super) struct Http {
     pub(super) transport: Transport,
     authorizer: Authorizer,
-    rests: RetryAfter,
+    delays: RequestedDelays,
 }
 
 impl Http {
@@ -106,7 +106,7 @@ impl Http {
         Self {
             transport: Transport::new(access),
             authorizer: Authorizer::default(),
-            rests: RetryAfter::default(),
+            delays: RequestedDelays::default(),
         }
     }
 
@@ -131,18 +131,18 @@ impl Http {
         Err(unexpected(call, response).await)
     }
 
-    /// Sends the request and answers challenges. Refusals (401, 403), throttling (429) and server errors (5xx) return
+    /// Sends the request and is_from_registry challenges. Refusals (401, 403), throttling (429) and server errors (5xx) return
     /// an error; every other status returns the response.
     pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response> {
         let Call { name, scope, source, action, .. } = *call;
         let purpose = Purpose { name, scope, source };
         // An upload may go to another host; credentials are only for the registry itself.
         let own = name.serves(&call.url);
-        if own && let Some((status, left)) = self.rests.left(&name.authority, Instant::now()) {
+        if own && let Some((status, left)) = self.delays.remaining(&name.authority, Instant::now()) {
             let (host, action) = (name.host.clone(), action.to_owned());
             return Err(RegistryError::Server { host, status, action, after: Some(left) });
         }
-        let mut header = if own { self.authorizer.known(purpose).await } else { None };
+        let mut header = if own { self.authorizer.cached(purpose).await } else { None };
         let mut challenged = false;
         loop {
             let mut request = Request::new(call.method.clone(), call.url.clone());
@@ -158,13 +158,13 @@ impl Http {
             let sent_by = (!own).then_some(name.host.as_str());
             let mut response = self.transmit(call, request, sent_by).await?;
             // The registry may have redirected the request to another host, which must not trigger authentication.
-            let answers = own && name.serves(response.url());
-            // Only once: the second response already answers the new header.
-            if response.status().as_u16() == 401 && !challenged && answers {
+            let is_from_registry = own && name.serves(response.url());
+            // Only once: the second response already is_from_registry the new header.
+            if response.status().as_u16() == 401 && !challenged && is_from_registry {
                 challenged = true;
                 let new = self
                     .authorizer
-                    .answer(&self.transport, purpose, action, &response, header.as_ref())
+                    .after_401(&self.transport, purpose, action, &response, header.as_ref())
                     .await?;
                 if new.is_some() {
                     header = new;
@@ -174,11 +174,11 @@ impl Http {
             // Only once, and not for a password that was read for this same request.
             if response.status().as_u16() == 403
                 && !challenged
-                && answers
+                && is_from_registry
                 && let Some(used) = &header
             {
                 challenged = true;
-                if let Some(new) = self.authorizer.renewed(&self.transport, purpose, action, used).await {
+                if let Some(new) = self.authorizer.after_403(&self.transport, purpose, action, used).await {
                     header = Some(new);
                     continue;
                 }
@@ -190,15 +190,15 @@ impl Http {
                     let reason = match (status, name.quote(&response, &body)) {
                         (_, Err(other)) => format!("{status} from {other}, to which the registry refers"),
                         (401, _) => explain(&self.transport, name, header.as_ref()),
-                        (_, Ok(words)) if words.is_empty() => "403 without a reason".to_owned(),
-                        (_, Ok(words)) => words,
+                        (_, Ok(text)) if text.is_empty() => "403 without a reason".to_owned(),
+                        (_, Ok(text)) => text,
                     };
                     Err(RegistryError::Denied { host, action, reason })
                 }
                 status @ (429 | 500..=599) => {
                     let after = retry_after(response.headers());
-                    if let Some(wait) = after.filter(|_| answers) {
-                        self.rests.begin(&name.authority, status, wait, Instant::now());
+                    if let Some(wait) = after.filter(|_| is_from_registry) {
+                        self.delays.record(&name.authority, status, wait, Instant::now());
                     }
                     Err(RegistryError::Server { host, status, action, after })
                 }
@@ -272,8 +272,8 @@ pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> Regis
     let body = body_start(&mut response, MAX_ERROR_BODY).await;
     let status = response.status().as_u16();
     call.protocol(match call.name.quote(&response, &body) {
-        Ok(words) if words.is_empty() => status.to_string(),
-        Ok(words) => format!("{status}, {words}"),
+        Ok(text) if text.is_empty() => status.to_string(),
+        Ok(text) => format!("{status}, {text}"),
         Err(other) => format!("{status} from {other}, to which the registry refers"),
     })
 }

@@ -2,6 +2,7 @@
 
 mod auth;
 mod challenge;
+mod disk_limit;
 mod error;
 mod http;
 mod layout;
@@ -12,15 +13,15 @@ mod pace;
 mod referrers;
 mod registry;
 mod remote;
-mod rest;
 mod retry;
+mod retry_after;
 mod retrying;
-mod room;
 mod stream;
 mod transport;
 mod upload;
 
 pub use self::{
+    disk_limit::{DiskLimit, free_space},
     error::{ConnectionProblem, RegistryError, Result, causes, chain, connection_problem, excerpt},
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation},
@@ -29,5 +30,4 @@ pub use self::{
     remote::RemoteRegistry,
     retry::{MAX_TRIES, delay_after, pause_before, retry_delay},
     retrying::Retrying,
-    room::{Room, free_space},
 };

@@ -87,13 +87,13 @@ impl RemoteRegistry {
         if response.status().as_u16() == 404 {
             return Ok(None);
         }
-        let said = header(response.headers(), &CONTENT_TYPE)
+        let content_type = header(response.headers(), &CONTENT_TYPE)
             .and_then(|value| value.split(';').next())
             .map(|value| value.trim().to_owned());
-        let promised = header(response.headers(), &CONTENT_DIGEST).and_then(|value| value.parse().ok());
+        let stated_digest = header(response.headers(), &CONTENT_DIGEST).and_then(|value| value.parse().ok());
         let bytes = body(&call, &mut response).await?;
-        let digest = digest_of(&bytes, version.digest().or(promised.as_ref()), &action)?;
-        let media_type = media_type_of(&bytes, said.as_deref())
+        let digest = digest_of(&bytes, version.digest().or(stated_digest.as_ref()), &action)?;
+        let media_type = media_type_of(&bytes, content_type.as_deref())
             .ok_or_else(|| call.unusable("not a manifest", &response, &bytes))?;
         Ok(Some(StoredManifest { digest, media_type, bytes }))
     }
@@ -297,10 +297,10 @@ impl Registry for RemoteRegistry {
 }
 
 /// Media type in the manifest, or else from the header; `None` when the bytes are no manifest in JSON.
-fn media_type_of(bytes: &[u8], said: Option<&str>) -> Option<String> {
+fn media_type_of(bytes: &[u8], content_type: Option<&str>) -> Option<String> {
     let manifest: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
     manifest.get("schemaVersion")?;
     let own = manifest.get("mediaType").and_then(Value::as_str);
-    let said = said.filter(|said| media_type::MANIFESTS.contains(said));
-    Some(own.or(said).unwrap_or(media_type::OCI_MANIFEST).to_owned())
+    let content_type = content_type.filter(|content_type| media_type::MANIFESTS.contains(content_type));
+    Some(own.or(content_type).unwrap_or(media_type::OCI_MANIFEST).to_owned())
 }

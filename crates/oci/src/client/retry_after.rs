@@ -31,15 +31,15 @@ fn parse_delay(text: &str, now: Timestamp) -> Option<Duration> {
 /// Delays that registries requested: for each registry, the end of the delay and the status of the response. A delay applies
 /// to all requests to the registry, not only to the one that received it.
 #[derive(Default)]
-pub(super) struct RetryAfter(Mutex<HashMap<String, (Instant, u16)>>);
+pub(super) struct RequestedDelays(Mutex<HashMap<String, (Instant, u16)>>);
 
-impl RetryAfter {
-    pub(super) fn begin(&self, authority: &str, status: u16, wait: Duration, now: Instant) {
+impl RequestedDelays {
+    pub(super) fn record(&self, authority: &str, status: u16, wait: Duration, now: Instant) {
         self.0.lock().insert(authority.to_owned(), (now + wait, status));
     }
 
     /// Status and remaining delay of the registry; `None` when requests are allowed.
-    pub(super) fn left(&self, authority: &str, now: Instant) -> Option<(u16, Duration)> {
+    pub(super) fn remaining(&self, authority: &str, now: Instant) -> Option<(u16, Duration)> {
         let mut delays = self.0.lock();
         let &(until, status) = delays.get(authority)?;
         if until > now {
@@ -76,11 +76,11 @@ mod tests {
 
     #[test]
     fn a_delay_applies_to_one_registry_and_ends() {
-        let (delays, now) = (RetryAfter::default(), Instant::now());
-        delays.begin("r.example", 429, Duration::from_secs(10), now);
+        let (delays, now) = (RequestedDelays::default(), Instant::now());
+        delays.record("r.example", 429, Duration::from_secs(10), now);
         let at = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(delays.left("r.example", at(4)), Some((429, Duration::from_secs(6))));
-        assert_eq!(delays.left("s.example", at(4)), None);
-        assert_eq!(delays.left("r.example", at(10)), None);
+        assert_eq!(delays.remaining("r.example", at(4)), Some((429, Duration::from_secs(6))));
+        assert_eq!(delays.remaining("s.example", at(4)), None);
+        assert_eq!(delays.remaining("r.example", at(10)), None);
     }
 }

@@ -14,9 +14,9 @@ use tempfile::NamedTempFile;
 use tokio_util::io::{ReaderStream, StreamReader, SyncIoBridge};
 
 use super::{
+    disk_limit::{Bounded, DiskLimit},
     error::{RegistryError, Result},
     registry::{BlobSource, BlobStream},
-    room::{Bounded, Room},
 };
 use crate::{Digest, layer::Hashing};
 
@@ -47,11 +47,11 @@ pub(super) async fn save(
 ) -> Result<()> {
     // `u64::MAX` means that the size is unknown. Only a known size can be compared with the free space.
     let known_size = Some(max_size).filter(|size| *size < u64::MAX);
-    let room = Room::for_download(parent_directory(to), known_size, max_size)
+    let limit = DiskLimit::for_download(parent_directory(to), known_size, max_size)
         .map_err(|error| write_error(&error, to))?;
     let inner = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let (digest, to) = (digest.clone(), to.to_owned());
-    blocking(move || write_verified(Bounded { inner, room }, &digest, &to, &action).map(drop)).await
+    blocking(move || write_verified(Bounded { inner, limit }, &digest, &to, &action).map(drop)).await
 }
 
 /// Writes a reader's content to a file, like [`save`]. Returns the number of bytes.

@@ -42,7 +42,7 @@ pub(super) struct RemoteName {
 
 impl RemoteName {
     pub(super) fn of(repository: &Repository) -> Self {
-        let (host, path) = repository.normalised();
+        let (host, path) = repository.normalized();
         let authority = if is_docker_hub(&host) { HUB_API.to_owned() } else { host.clone() };
         Self { host: repository.host().map_or(host, str::to_owned), authority, path }
     }
@@ -59,16 +59,16 @@ impl RemoteName {
     /// the registry's own text is returned: a registry may redirect farrier to an internal host whose responses the
     /// reader may not see. For such a host the error is the host's name, and the log has the text.
     pub(super) fn quote(&self, response: &Response, body: &[u8]) -> Result<String, String> {
-        let (url, words) = (response.url(), excerpt(body));
+        let (url, text) = (response.url(), excerpt(body));
         if self.serves(url) {
-            return Ok(words);
+            return Ok(text);
         }
         let (host, status) = (url.host_str().unwrap_or_default(), response.status().as_u16());
         tracing::debug!(
             registry = self.host,
             host,
             status,
-            words,
+            text,
             "error response of a host that the registry refers to"
         );
         Err(host.to_owned())

@@ -27,16 +27,16 @@ use super::{
 use crate::{Digest, Repository};
 
 /// Smaller blobs are sent again whole by the next attempt: a status request costs as much as the upload.
-const RESUMED_FROM: u64 = 4 << 20;
+const MIN_RESUMED: u64 = 4 << 20;
 /// Progress in bytes that resets the count of attempts. A connection that breaks after every 20 MB can still upload a
 /// large blob; one that always breaks at once gives up.
 const PROGRESS: u64 = 1 << 20;
 /// How often one attempt asks for the progress. A registry may still be writing received bytes at the first request.
-const QUESTIONS: usize = 2;
+const PROGRESS_REQUESTS: usize = 2;
 /// Chunk size after a connection broke.
-const PART: u64 = 16 << 20;
+const CHUNK: u64 = 16 << 20;
 /// Minimum chunk size of the registry, except for the last chunk (distribution-spec 1.1).
-const SHORTEST_PART: HeaderName = HeaderName::from_static("oci-chunk-min-length");
+const MIN_CHUNK_HEADER: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 
 impl RemoteRegistry {
     /// HEAD, POST to open a session, PUT the whole blob. An interrupted upload of a file is resumed.
@@ -67,17 +67,18 @@ impl RemoteRegistry {
     }
 
     async fn send_file(&self, session: &Session<'_>, file: &Path, size: u64) -> Result<()> {
-        let mut state = State { file, size, place: None, there: 0, part: PART, in_parts: false };
-        let (mut attempt, mut most) = (0, 0);
+        let mut state =
+            FileUpload { file, size, url: None, received: 0, chunk_size: CHUNK, in_chunks: false };
+        let (mut attempt, mut best) = (0, 0);
         loop {
-            let error = match self.send_on(session, &mut state).await {
+            let error = match self.try_upload(session, &mut state).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            if state.there >= most + PROGRESS {
-                (attempt, most) = (0, state.there);
+            if state.received >= best + PROGRESS {
+                (attempt, best) = (0, state.received);
             }
-            let delay = delay_after(&error, attempt).filter(|_| size >= RESUMED_FROM);
+            let delay = delay_after(&error, attempt).filter(|_| size >= MIN_RESUMED);
             let Some(delay) = delay else { return Err(error) };
             attempt += 1;
             tracing::warn!(action = session.action, attempt, ?delay, error = %chain(&error), "upload interrupted, resuming");
@@ -86,43 +87,43 @@ impl RemoteRegistry {
     }
 
     /// One attempt: resumes the previous session, or starts a new one.
-    async fn send_on(&self, session: &Session<'_>, state: &mut State<'_>) -> Result<()> {
-        if state.place.is_some() {
+    async fn try_upload(&self, session: &Session<'_>, state: &mut FileUpload<'_>) -> Result<()> {
+        if state.url.is_some() {
             // Perhaps only the response was lost.
             if self.exists(session.name, session.digest, Scope::Push).await? {
                 return Ok(());
             }
-            state.in_parts = true;
+            state.in_chunks = true;
             if session.resume(state).await? {
                 return Ok(());
             }
             tracing::debug!(action = session.action, "cannot resume the upload, restarting");
         }
-        if state.in_parts {
+        if state.in_chunks {
             session.begin(state).await?;
-            if session.put_parts(state).await? {
+            if session.put_chunks(state).await? {
                 return Ok(());
             }
             tracing::debug!(action = session.action, "the registry does not accept chunks");
-            state.in_parts = false;
+            state.in_chunks = false;
         }
-        let place = session.begin(state).await?;
-        session.put(place, Payload::File { path: state.file, from: 0, to: state.size }).await
+        let url = session.begin(state).await?;
+        session.put(url, Payload::File { path: state.file, from: 0, to: state.size }).await
     }
 }
 
 /// Upload progress of a file.
-struct State<'a> {
+struct FileUpload<'a> {
     file: &'a Path,
     size: u64,
     /// Address of the session; `None` before the upload starts.
-    place: Option<Url>,
+    url: Option<Url>,
     /// Bytes that the registry acknowledged.
-    there: u64,
+    received: u64,
     /// Chunk size.
-    part: u64,
+    chunk_size: u64,
     /// Whether the upload was interrupted, so that it continues in chunks.
-    in_parts: bool,
+    in_chunks: bool,
 }
 
 /// Upload session of one blob.
@@ -141,47 +142,47 @@ impl Session<'_> {
 
     /// Opens a session and sends the whole content.
     async fn send(&self, payload: Payload<'_>) -> Result<()> {
-        let (place, _) = self.place().await?;
-        self.put(place, payload).await
+        let (url, _) = self.open().await?;
+        self.put(url, payload).await
     }
 
     /// Opens a session; returns its address and the registry's minimum chunk size.
-    async fn place(&self) -> Result<(Url, u64)> {
+    async fn open(&self) -> Result<(Url, u64)> {
         let call =
             self.http.call(Method::POST, self.name, Scope::Push, "blobs/uploads/", self.action).await?;
         let response = self.http.expect(&call, &[202]).await?;
-        let shortest = header(response.headers(), &SHORTEST_PART).and_then(|text| text.parse().ok());
-        Ok((location(&call, &response)?, shortest.unwrap_or_default()))
+        let min_chunk = header(response.headers(), &MIN_CHUNK_HEADER).and_then(|text| text.parse().ok());
+        Ok((location(&call, &response)?, min_chunk.unwrap_or_default()))
     }
 
     /// Discards the previous session and opens a new one.
-    async fn begin(&self, state: &mut State<'_>) -> Result<Url> {
-        (state.place, state.there) = (None, 0);
-        let (place, shortest) = self.place().await?;
-        state.part = PART.max(shortest);
-        Ok(state.place.insert(place).clone())
+    async fn begin(&self, state: &mut FileUpload<'_>) -> Result<Url> {
+        (state.url, state.received) = (None, 0);
+        let (url, min_chunk) = self.open().await?;
+        state.chunk_size = CHUNK.max(min_chunk);
+        Ok(state.url.insert(url).clone())
     }
 
     /// Completes the upload with this content, in a single request.
-    async fn put(&self, mut place: Url, payload: Payload<'_>) -> Result<()> {
-        place.query_pairs_mut().append_pair("digest", self.digest.as_str());
-        let call = self.call(Method::PUT, place).with(CONTENT_TYPE, OCTETS).sending(payload);
+    async fn put(&self, mut url: Url, payload: Payload<'_>) -> Result<()> {
+        url.query_pairs_mut().append_pair("digest", self.digest.as_str());
+        let call = self.call(Method::PUT, url).with(CONTENT_TYPE, OCTETS).sending(payload);
         self.http.expect(&call, &[201, 204]).await.map(drop)
     }
 
     /// Asks the registry for its progress and sends the rest. Returns `false` if the registry has lost the session or
     /// does not support resuming.
-    async fn resume(&self, state: &mut State<'_>) -> Result<bool> {
-        for _ in 0..QUESTIONS {
-            let Some(place) = state.place.clone() else { return Ok(false) };
-            let Some((place, there)) = self.progress(place).await? else { return Ok(false) };
+    async fn resume(&self, state: &mut FileUpload<'_>) -> Result<bool> {
+        for _ in 0..PROGRESS_REQUESTS {
+            let Some(url) = state.url.clone() else { return Ok(false) };
+            let Some((url, received)) = self.progress(url).await? else { return Ok(false) };
             // No progress, or an invalid count: a new session is at least as good.
-            if !(1..=state.size).contains(&there) {
+            if !(1..=state.size).contains(&received) {
                 return Ok(false);
             }
-            (state.place, state.there) = (Some(place), there);
-            tracing::debug!(action = self.action, there, size = state.size, "resuming the upload");
-            if self.put_parts(state).await? {
+            (state.url, state.received) = (Some(url), received);
+            tracing::debug!(action = self.action, received, size = state.size, "resuming the upload");
+            if self.put_chunks(state).await? {
                 return Ok(true);
             }
         }
@@ -190,13 +191,13 @@ impl Session<'_> {
 
     /// Sends the missing content in chunks and completes the upload. Returns `false` if the registry does not accept
     /// chunks.
-    async fn put_parts(&self, state: &mut State<'_>) -> Result<bool> {
-        let Some(mut place) = state.place.clone() else { return Ok(false) };
-        while state.there < state.size {
-            let to = state.there.saturating_add(state.part).min(state.size);
-            let part = Payload::File { path: state.file, from: state.there, to };
-            let range = format!("{}-{}", state.there, to - 1);
-            let call = self.call(Method::PATCH, place).with(CONTENT_TYPE, OCTETS).sending(part);
+    async fn put_chunks(&self, state: &mut FileUpload<'_>) -> Result<bool> {
+        let Some(mut url) = state.url.clone() else { return Ok(false) };
+        while state.received < state.size {
+            let to = state.received.saturating_add(state.chunk_size).min(state.size);
+            let chunk = Payload::File { path: state.file, from: state.received, to };
+            let range = format!("{}-{}", state.received, to - 1);
+            let call = self.call(Method::PATCH, url).with(CONTENT_TYPE, OCTETS).sending(chunk);
             let call = call.with(CONTENT_RANGE, range);
             let response = self.http.send(&call).await?;
             if !matches!(response.status().as_u16(), 200..=204) {
@@ -204,10 +205,10 @@ impl Session<'_> {
                 tracing::debug!(error = %chain(&error), "chunk rejected");
                 return Ok(false);
             }
-            place = location(&call, &response)?;
-            (state.place, state.there) = (Some(place.clone()), to);
+            url = location(&call, &response)?;
+            (state.url, state.received) = (Some(url.clone()), to);
         }
-        match self.put(place, Payload::None).await {
+        match self.put(url, Payload::None).await {
             Ok(()) => Ok(true),
             // The registry combined the chunks wrongly, or miscounted its bytes.
             Err(error @ RegistryError::Protocol { .. }) => {
@@ -219,14 +220,14 @@ impl Session<'_> {
     }
 
     /// Address of the session and number of bytes that the registry has; `None` if the registry does not tell.
-    async fn progress(&self, place: Url) -> Result<Option<(Url, u64)>> {
-        let call = self.call(Method::GET, place);
+    async fn progress(&self, url: Url) -> Result<Option<(Url, u64)>> {
+        let call = self.call(Method::GET, url);
         let response = self.http.send(&call).await?;
         if !matches!(response.status().as_u16(), 200 | 202 | 204) {
             return Ok(None);
         }
-        let there = header(response.headers(), &RANGE).and_then(bytes_there);
-        Ok(there.map(|there| (location(&call, &response).unwrap_or_else(|_| call.url.clone()), there)))
+        let received = header(response.headers(), &RANGE).and_then(received_bytes);
+        Ok(received.map(|bytes| (location(&call, &response).unwrap_or_else(|_| call.url.clone()), bytes)))
     }
 }
 
@@ -245,7 +246,7 @@ const OCTETS: &str = "application/octet-stream";
 
 /// Number of bytes in a `Range` header: `0-1023` and `bytes=0-1023` mean 1024 bytes. Registries use `0-0` for no bytes
 /// as well as for one; no bytes is the safe interpretation.
-fn bytes_there(range: &str) -> Option<u64> {
+fn received_bytes(range: &str) -> Option<u64> {
     let range = range.trim().trim_start_matches("bytes=").trim_start_matches("bytes ");
     let (first, last) = range.split_once('-')?;
     let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
@@ -273,7 +274,7 @@ mod tests {
             ("0-18446744073709551615", None),
             ("0-99999999999999999999", None),
         ] {
-            assert_eq!(bytes_there(text), bytes, "{text:?}");
+            assert_eq!(received_bytes(text), bytes, "{text:?}");
         }
     }
 }
