@@ -43,14 +43,14 @@ const ATTEMPTS: [Attempt; 13] = [
 ];
 
 /// Makes every attempt and returns the refused ones. With `all_walls`, fails at the first attempt that was not refused.
-pub fn look(all_walls: bool) -> io::Result<Vec<String>> {
+pub fn run(all_walls: bool) -> io::Result<Vec<String>> {
     let mut refused = Vec::new();
     for (what, attempt) in ATTEMPTS {
         let outcome = attempt();
         if is_refused(&outcome) {
             refused.push(what.to_owned());
         } else if all_walls {
-            return Err(got(what, &outcome));
+            return Err(not_refused(what, &outcome));
         }
     }
     Ok(refused)
@@ -62,9 +62,9 @@ fn is_refused(outcome: &io::Result<()>) -> bool {
     outcome.as_ref().is_err_and(|error| error.raw_os_error().is_some_and(|code| refusals.contains(&code)))
 }
 
-fn got(what: &str, outcome: &io::Result<()>) -> io::Error {
-    let how = outcome.as_ref().err().map_or_else(|| "it was given".to_owned(), ToString::to_string);
-    io::Error::other(format!("what runs here could get {what} ({how}): nothing is compiled"))
+fn not_refused(what: &str, outcome: &io::Result<()>) -> io::Error {
+    let how = outcome.as_ref().err().map_or_else(|| "the attempt succeeded".to_owned(), ToString::to_string);
+    io::Error::other(format!("the kernel did not refuse the build {what} ({how}), so nothing is compiled"))
 }
 
 fn family(family: AddressFamily) -> io::Result<()> {
@@ -94,7 +94,10 @@ mod tests {
         // This process is not confined.
         let local = family(AddressFamily::UNIX);
         assert!(!is_refused(&local));
-        let said = got("a local socket", &local).to_string();
-        assert_eq!(said, "what runs here could get a local socket (it was given): nothing is compiled");
+        let said = not_refused("a local socket", &local).to_string();
+        assert_eq!(
+            said,
+            "the kernel did not refuse the build a local socket (the attempt succeeded), so nothing is compiled"
+        );
     }
 }

@@ -140,7 +140,7 @@ fn copy_tree(root: &Root, from: &Path, dest: &Path, mode: Option<u32>) -> io::Re
         }
         let (directory, name) = target(root, &to)?;
         if entry.path_is_symlink() {
-            rooted::make_room(directory.as_fd(), &name)?;
+            rooted::remove_file(directory.as_fd(), &name)?;
             symlinkat(fs::read_link(entry.path())?, &directory, &name)?;
         } else {
             copy_file(entry.path(), &directory, &name, mode)?;

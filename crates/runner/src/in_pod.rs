@@ -40,7 +40,7 @@ use rustix::{
 
 use crate::{
     canary,
-    messages::{Messages, StandardOutput, said},
+    messages::{Messages, StandardOutput, failed},
     rooted::Root,
     sandbox::confine,
     steps::{self, Place},
@@ -51,22 +51,22 @@ use crate::{
 /// Abstract name of the runner's socket in the pod's network namespace.
 const SOCKET: &[u8] = b"farrier-runner";
 /// Timeout after which a follower that reads nothing counts as disconnected.
-const PATIENCE: Duration = Duration::from_mins(1);
+const FOLLOWER_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Runs the build and then waits for farrier to fetch the result and end the pod. Fails when nothing ended the pod within
 /// [`HOLD`].
 pub fn run() -> io::Result<()> {
     sys::handle_no_signals();
-    close_to_steps()?;
+    shut_out_steps()?;
     umask(Mode::from_raw_mode(0o022));
-    let kept = without_name(Path::new("/tmp/.farrier-messages"))?;
-    let messages = Arc::new(Messages::kept(kept.try_clone()?));
+    let file = unlinked_file(Path::new("/tmp/.farrier-messages"))?;
+    let messages = Arc::new(Messages::in_file(file.try_clone()?));
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(SOCKET)?)?;
-    let (hands_out, kept) = (Arc::clone(&messages), Arc::new(kept));
+    let (served, file) = (Arc::clone(&messages), Arc::new(file));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let (messages, kept) = (Arc::clone(&hands_out), Arc::clone(&kept));
-            thread::spawn(move || hand_out(&messages, &kept, stream));
+            let (messages, file) = (Arc::clone(&served), Arc::clone(&file));
+            thread::spawn(move || serve_follower(&messages, &file, stream));
         }
     });
     let outcome = build(&messages).unwrap_or_else(|error| Outcome::Broken(error.to_string()));
@@ -76,44 +76,44 @@ pub fn run() -> io::Result<()> {
 }
 
 fn build(messages: &Messages) -> io::Result<Outcome> {
-    let plan = fs::read(PLAN).and_then(|bytes| decode::<Plan>(&bytes)).map_err(|error| said(PLAN, error))?;
+    let plan: Plan = fs::read(PLAN).and_then(|bytes| decode(&bytes)).map_err(|error| failed(PLAN, error))?;
     let landlock = confine(plan.limits.processes, &Walls::BOTH)?;
-    messages.send(&Message::Canary(Canary { refused: canary::look(true)?, landlock }))?;
+    messages.send(&Message::Canary(Canary { refused: canary::run(true)?, landlock }))?;
     steps::run(messages, &plan, &Place { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None })
 }
 
 /// Makes this process non-dumpable and closes every descriptor except standard input, output and error. It runs before
 /// anything else, so that no step can access this process. The runner's file in the image is unreadable, which already makes
 /// the process non-dumpable. On nodes where `fs.suid_dumpable` is 1, only this call does.
-fn close_to_steps() -> io::Result<()> {
+fn shut_out_steps() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     sys::close_inherited(None)
 }
 
 /// Creates a file and unlinks it at once, so that only this process can access it.
-fn without_name(path: &Path) -> io::Result<File> {
+fn unlinked_file(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(path);
-    let file = file.map_err(|error| said("keep messages below /tmp", error))?;
+    let file = file.map_err(|error| failed("create a file for messages below /tmp", error))?;
     fs::remove_file(path)?;
     Ok(file)
 }
 
 /// Sends one follower every kept message from the offset that it asks for, up to the last message.
-fn hand_out(messages: &Messages, kept: &File, mut to: UnixStream) -> io::Result<()> {
-    to.set_read_timeout(Some(PATIENCE))?;
-    to.set_write_timeout(Some(PATIENCE))?;
-    let mut place = [0; 8];
-    to.read_exact(&mut place)?;
-    let mut place = u64::from_be_bytes(place);
+fn serve_follower(messages: &Messages, file: &File, mut to: UnixStream) -> io::Result<()> {
+    to.set_read_timeout(Some(FOLLOWER_TIMEOUT))?;
+    to.set_write_timeout(Some(FOLLOWER_TIMEOUT))?;
+    let mut offset = [0; 8];
+    to.read_exact(&mut offset)?;
+    let mut offset = u64::from_be_bytes(offset);
     let mut buffer = vec![0; 256 << 10];
     loop {
-        let written = messages.wait_for_more(place, BEAT);
-        if place < written.length {
-            let most = usize::try_from(written.length - place).unwrap_or(usize::MAX).min(buffer.len());
-            let read = kept.read_at(&mut buffer[..most], place)?;
+        let written = messages.wait_for_more(offset, BEAT);
+        if offset < written.length {
+            let most = usize::try_from(written.length - offset).unwrap_or(usize::MAX).min(buffer.len());
+            let read = file.read_at(&mut buffer[..most], offset)?;
             to.write_all(&buffer[..read])?;
-            place += read as u64;
-        } else if written.is_whole {
+            offset += read as u64;
+        } else if written.is_complete {
             return Ok(());
         } else {
             to.write_all(&0_u32.to_be_bytes())?;
@@ -122,21 +122,21 @@ fn hand_out(messages: &Messages, kept: &File, mut to: UnixStream) -> io::Result<
 }
 
 /// Prints the build's messages from a byte offset onward. The container runtime does not end a process whose reader has
-/// disconnected, so this process exits by itself after [`PATIENCE`] without progress.
-pub fn follow(place: &str) -> io::Result<()> {
-    close_to_steps()?;
-    let place: u64 = place.parse().map_err(|_| io::Error::other("the place is no number"))?;
+/// disconnected, so this process exits by itself after [`FOLLOWER_TIMEOUT`] without progress.
+pub fn follow(offset: &str) -> io::Result<()> {
+    shut_out_steps()?;
+    let offset: u64 = offset.parse().map_err(|_| io::Error::other("the offset is not a number"))?;
     // Process 1 binds the socket before the first step and until the pod ends, so no other process can take the name.
     let address = SocketAddr::from_abstract_name(SOCKET)?;
-    let mut from = UnixStream::connect_addr(&address).map_err(|error| said("ask the runner", error))?;
+    let mut from = UnixStream::connect_addr(&address).map_err(|error| failed("ask the runner", error))?;
     // From here on this process has no more rights than a step.
     confine(None, &Walls::BOTH)?;
-    from.write_all(&place.to_be_bytes())?;
-    let goes_on = Arc::new(AtomicBool::new(true));
-    let looked_at = Arc::clone(&goes_on);
+    from.write_all(&offset.to_be_bytes())?;
+    let has_progress = Arc::new(AtomicBool::new(true));
+    let watched = Arc::clone(&has_progress);
     thread::spawn(move || {
-        while looked_at.swap(false, Ordering::Relaxed) {
-            thread::sleep(PATIENCE);
+        while watched.swap(false, Ordering::Relaxed) {
+            thread::sleep(FOLLOWER_TIMEOUT);
         }
         process::exit(1);
     });
@@ -146,7 +146,7 @@ pub fn follow(place: &str) -> io::Result<()> {
             0 => return Ok(()),
             read => StandardOutput.write_all(&buffer[..read])?,
         }
-        goes_on.store(true, Ordering::Relaxed);
+        has_progress.store(true, Ordering::Relaxed);
     }
 }
 
@@ -167,7 +167,7 @@ mod tests {
         if std::env::var_os(INSIDE).is_some() {
             let _leaked = std::mem::ManuallyDrop::new(File::open("/proc/self/status").unwrap());
             assert!(open() > 4);
-            close_to_steps().unwrap();
+            shut_out_steps().unwrap();
             assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
             // Standard input, output and error, and the directory during the count.
             assert_eq!(open(), 4);
@@ -185,17 +185,17 @@ mod tests {
     #[test]
     fn followers_get_all_from_any_place_on() {
         let dir = tempfile::tempdir().unwrap();
-        let kept = without_name(&dir.path().join("messages")).unwrap();
+        let kept = unlinked_file(&dir.path().join("messages")).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        let messages = Messages::kept(kept.try_clone().unwrap());
+        let messages = Messages::in_file(kept.try_clone().unwrap());
         let sent = [Message::Step(0), Message::Payload(vec![7; 600_000]), Message::Step(1)];
         let end = Message::End(Outcome::Done { size: 1, sha256: [0; 32] });
         thread::scope(|scope| {
-            let follow = |place: u64| {
+            let follow = |offset: u64| {
                 let (near, far) = UnixStream::pair().unwrap();
                 let (messages, kept) = (&messages, &kept);
-                scope.spawn(move || hand_out(messages, kept, far));
-                (&near).write_all(&place.to_be_bytes()).unwrap();
+                scope.spawn(move || serve_follower(messages, kept, far));
+                (&near).write_all(&offset.to_be_bytes()).unwrap();
                 near
             };
             let mut first = follow(0);

@@ -33,13 +33,13 @@ fn exit_code(ended: io::Result<()>) -> ExitCode {
 }
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let messages = Messages::default();
-    let outcome = match words.as_slice() {
+    let outcome = match arguments.as_slice() {
         ["pod"] => return exit_code(in_pod::run()),
         ["follow", place] => return exit_code(in_pod::follow(place)),
-        ["map-owners", words @ ..] => return exit_code(sandbox::map_owners(words)),
+        ["map-owners", arguments @ ..] => return exit_code(sandbox::map_owners(arguments)),
         ["sandbox", options @ ..] if let Some(walls) = Walls::from_options(options) => {
             sandbox::enter(&messages, &walls)
         }

@@ -25,7 +25,7 @@ pub struct Messages {
 
 #[derive(Default)]
 struct Out {
-    kept: Option<File>,
+    file: Option<File>,
     written: Written,
 }
 
@@ -35,14 +35,14 @@ pub struct Written {
     /// Number of bytes sent, in complete frames.
     pub length: u64,
     /// Whether the last message was sent.
-    pub is_whole: bool,
+    pub is_complete: bool,
 }
 
 impl Messages {
     /// Creates a channel that keeps its messages in a file. Output of steps also goes to standard output, for people who
     /// read the pod's log.
-    pub fn kept(file: File) -> Self {
-        let out = Out { kept: Some(file), ..Out::default() };
+    pub fn in_file(file: File) -> Self {
+        let out = Out { file: Some(file), ..Out::default() };
         Self { out: Mutex::new(out), more: Condvar::new() }
     }
 
@@ -50,13 +50,13 @@ impl Messages {
     pub fn send(&self, message: &Message) -> io::Result<()> {
         let mut out = self.lock();
         let frame = frame(message)?;
-        match &mut out.kept {
+        match &mut out.file {
             Some(file) => file.write_all(&frame)?,
             None => StandardOutput.write_all(&frame)?,
         }
         out.written.length += frame.len() as u64;
-        out.written.is_whole = matches!(message, Message::End(_));
-        if out.kept.is_some()
+        out.written.is_complete = matches!(message, Message::End(_));
+        if out.file.is_some()
             && let Message::Output(text) = message
         {
             // Ignore errors: the reader of the log may have disconnected.
@@ -66,10 +66,10 @@ impl Messages {
         Ok(())
     }
 
-    /// Waits until more than `length` bytes or the last message were sent, or the time `most` has passed.
-    pub fn wait_for_more(&self, length: u64, most: Duration) -> Written {
-        let is_all = |out: &mut Out| out.written.length <= length && !out.written.is_whole;
-        let waited = self.more.wait_timeout_while(self.lock(), most, is_all);
+    /// Waits until more than `length` bytes or the last message were sent, at most for `timeout`.
+    pub fn wait_for_more(&self, length: u64, timeout: Duration) -> Written {
+        let is_unchanged = |out: &mut Out| out.written.length <= length && !out.written.is_complete;
+        let waited = self.more.wait_timeout_while(self.lock(), timeout, is_unchanged);
         waited.unwrap_or_else(PoisonError::into_inner).0.written
     }
 
@@ -100,14 +100,14 @@ impl Read for StandardInput {
     }
 }
 
-/// Prefixes an error with the attempted action and appends its causes.
-pub fn said(what: &str, error: impl Into<io::Error>) -> io::Error {
+/// Prefixes an error with the attempted action, and appends its causes.
+pub fn failed(action: &str, error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
-    let mut text = format!("{what}: {error}");
+    let mut text = format!("{action}: {error}");
     let mut cause = error.source();
-    while let Some(behind) = cause {
-        text = format!("{text}: {behind}");
-        cause = behind.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
     }
     io::Error::new(error.kind(), text)
 }

@@ -20,7 +20,7 @@ use crate::{messages::Messages, rooted::Root};
 
 /// Sends the tree at `/out` as `out/...`. Without that directory the archive is empty, and its reader reports what is
 /// missing.
-pub fn hand_out(messages: &Messages, root: &Root) -> io::Result<Outcome> {
+pub fn send_payload(messages: &Messages, root: &Root) -> io::Result<Outcome> {
     let mut sender =
         io::BufWriter::with_capacity(256 << 10, Sender { messages, size: 0, hash: Sha256::new() });
     match root.existing_directory(Path::new("/out")) {
@@ -139,11 +139,11 @@ mod tests {
     #[test]
     fn nothing_to_hand_out_is_an_empty_archive() {
         let dir = tempfile::tempdir().unwrap();
-        let messages = Messages::kept(File::create(dir.path().join("messages")).unwrap());
+        let messages = Messages::in_file(File::create(dir.path().join("messages")).unwrap());
         let empty = Sha256::digest([0; 1024]).into();
-        let outcome = hand_out(&messages, &Root::open(dir.path()).unwrap()).unwrap();
+        let outcome = send_payload(&messages, &Root::open(dir.path()).unwrap()).unwrap();
         assert_eq!(outcome, Outcome::Done { size: 1024, sha256: empty });
         fs::write(dir.path().join("out"), "a file").unwrap();
-        assert!(hand_out(&messages, &Root::open(dir.path()).unwrap()).is_err());
+        assert!(send_payload(&messages, &Root::open(dir.path()).unwrap()).is_err());
     }
 }

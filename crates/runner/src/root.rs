@@ -18,7 +18,7 @@ use rustix::{
     process::{chdir, pivot_root},
 };
 
-use crate::messages::said;
+use crate::messages::failed;
 
 /// Temporary mount point of the old root.
 const OLD: &str = ".farrier-old-root";
@@ -48,13 +48,13 @@ const SEALED: MountFlags = MountFlags::BIND
 /// Stops mounts of this process's mount namespace from propagating to the host.
 pub fn separate_mounts() -> io::Result<()> {
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
-        .map_err(|error| said("take mounts apart from the host's", error))
+        .map_err(|error| failed("take mounts apart from the host's", error))
 }
 
 /// Replaces the root of this process's mount namespace with an overlay over the trees at `lowers`, the uppermost first. The
 /// upper and work directories are below `scratch`. The old root is unmounted, so there is no way back. [`CONTEXT`] stays
 /// writable until [`seal`].
-pub fn change(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
+pub fn pivot(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
     let [root, upper, work, own] = ["root", "upper", "work", "own"].map(|name| scratch.join(name));
     for directory in [&root, &upper, &work, &own, &own.join("context"), &own.join("written")] {
         fs::create_dir(directory)?;
@@ -76,14 +76,14 @@ pub fn change(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
             options,
         )?)
     };
-    overlay(&upper, &work).map_err(|error| said("mount an overlay over the toolchain", error))?;
+    overlay(&upper, &work).map_err(|error| failed("mount an overlay over the toolchain", error))?;
     let place = root.join(OWN.trim_start_matches('/'));
     fs::create_dir(&place)?;
-    mount_bind(&own, &place).map_err(|error| said("bring in the build context", error))?;
-    mount_bind(&upper, place.join("written")).map_err(|error| said("bring in the upper layer", error))?;
+    mount_bind(&own, &place).map_err(|error| failed("bring in the build context", error))?;
+    mount_bind(&upper, place.join("written")).map_err(|error| failed("bring in the upper layer", error))?;
     chdir(&root)?;
     fs::create_dir(OLD)?;
-    pivot_root(".", OLD).map_err(|error| said("change the root", error))?;
+    pivot_root(".", OLD).map_err(|error| failed("change the root", error))?;
     chdir("/")?;
     for (name, mode) in DIRECTORIES {
         if Path::new(name).symlink_metadata().is_err() {
@@ -93,35 +93,35 @@ pub fn change(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
     }
     let quiet = MountFlags::NOSUID | MountFlags::NOEXEC;
     mount("proc", "/proc", "proc", quiet | MountFlags::NODEV, None)
-        .map_err(|error| said("mount /proc", error))?;
+        .map_err(|error| failed("mount /proc", error))?;
     // A step in a new user namespace could gain capabilities.
     fs::write("/proc/sys/user/max_user_namespaces", "0")
-        .map_err(|error| said("forbid namespaces in the sandbox", error))?;
-    mount("dev", "/dev", "tmpfs", quiet, c"mode=755,size=1m").map_err(|error| said("mount /dev", error))?;
+        .map_err(|error| failed("forbid namespaces in the sandbox", error))?;
+    mount("dev", "/dev", "tmpfs", quiet, c"mode=755,size=1m").map_err(|error| failed("mount /dev", error))?;
     for (name, device) in DEVICES {
         let place = Path::new("/dev").join(name);
         File::create(&place)?;
         mount_bind(Path::new("/").join(OLD).join("dev").join(device), &place)
-            .map_err(|error| said(&format!("bring in {}", place.display()), error))?;
+            .map_err(|error| failed(&format!("bring in {}", place.display()), error))?;
     }
     for (name, target) in LINKS {
         symlink(target, Path::new("/dev").join(name))?;
     }
     fs::create_dir("/dev/shm")?;
     mount("shm", "/dev/shm", "tmpfs", quiet | MountFlags::NODEV, c"mode=1777,size=64m")
-        .map_err(|error| said("mount /dev/shm", error))?;
+        .map_err(|error| failed("mount /dev/shm", error))?;
     // From here on no device can be added.
     mount_remount("/dev", MountFlags::BIND | quiet | MountFlags::RDONLY, c"")
-        .map_err(|error| said("seal /dev", error))?;
+        .map_err(|error| failed("seal /dev", error))?;
     unmount(Path::new("/").join(OLD), UnmountFlags::DETACH)
-        .map_err(|error| said("leave the old root", error))?;
+        .map_err(|error| failed("leave the old root", error))?;
     fs::remove_dir(Path::new("/").join(OLD))
 }
 
 /// Makes everything below [`OWN`] read-only.
 pub fn seal() -> io::Result<()> {
     for mount in [OWN, WRITTEN] {
-        mount_remount(mount, SEALED, c"").map_err(|error| said(&format!("seal {mount}"), error))?;
+        mount_remount(mount, SEALED, c"").map_err(|error| failed(&format!("seal {mount}"), error))?;
     }
     Ok(())
 }

@@ -59,13 +59,13 @@ impl Root {
 
 /// Creates a file for writing. Replaces a file or link of the same name.
 pub fn create(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
-    make_room(directory, name)?;
+    remove_file(directory, name)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(directory, name, flags, Mode::from_raw_mode(0o666))?)
 }
 
 /// Removes a file or link, but not a directory.
-pub fn make_room(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+pub fn remove_file(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     match kind(directory, name)? {
         None | Some(FileType::Directory) => Ok(()),
         Some(_) => Ok(unlinkat(directory, name, AtFlags::empty())?),

@@ -37,7 +37,7 @@ use rustix::{
 
 use crate::{
     canary, filter,
-    messages::{Messages, StandardInput, said},
+    messages::{Messages, StandardInput, failed},
     root,
     rooted::Root,
     steps::{self, Place},
@@ -53,11 +53,11 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     // This process must end when farrier is killed.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::close_inherited(None)?;
-    sys::leave_keyring().map_err(|error| said("leave the caller's keyring", error))?;
+    sys::leave_keyring().map_err(|error| failed("leave the caller's keyring", error))?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
         // Only root can drop supplementary groups. An ordinary user keeps them, with no more access than before.
-        set_thread_groups(&[]).map_err(|error| said("leave all supplementary groups", error))?;
+        set_thread_groups(&[]).map_err(|error| failed("leave all supplementary groups", error))?;
     }
     walls::leak(walls)?;
     let trees = if maps_owners { LowerDirs::detach(&lowers)? } else { LowerDirs::Owned(lowers) };
@@ -68,7 +68,7 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
-    unshare(namespaces).map_err(|error| said("the kernel refuses new namespaces", error))?;
+    unshare(namespaces).map_err(|error| failed("the kernel refuses new namespaces", error))?;
     // Open the directories before the user changes, because the sandbox's user may lack access to them, but after
     // `unshare`, so that they belong to the new mount namespace.
     let scratch = open_directory(&scratch)?;
@@ -114,7 +114,7 @@ impl LowerDirs {
         // No close-on-exec: the helper inherits the mounts.
         let detach = |lower: &String| open_tree(CWD, lower, OpenTreeFlags::OPEN_TREE_CLONE);
         let mounts = lowers.iter().map(detach).collect::<Result<Vec<_>, _>>();
-        let mounts = mounts.map_err(|error| said("detach mounts of the trees", error))?;
+        let mounts = mounts.map_err(|error| failed("detach mounts of the trees", error))?;
         let mut helper = Command::new("/proc/self/exe");
         helper.arg("map-owners").arg(process::id().to_string());
         helper.args(mounts.iter().map(|mount| mount.as_raw_fd().to_string()));
@@ -162,7 +162,7 @@ impl LowerDirs {
                 }
                 _ => mount_bind(path_of(tree), &mount_point),
             };
-            attached.map_err(|error| said("bring in the toolchain and headers", error))?;
+            attached.map_err(|error| failed("bring in the toolchain and headers", error))?;
         }
         Ok(trees.len())
     }
@@ -204,18 +204,18 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> 
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
     sys::close_inherited([number].into_iter().chain(walls::leaked(walls)))?;
     let scratch = sys::inherited(number);
-    sethostname(b"farrier").map_err(|error| said("name the sandbox", error))?;
+    sethostname(b"farrier").map_err(|error| failed("name the sandbox", error))?;
     let plan: Plan = read_frame(&mut StandardInput)?;
     let scratch_path = path_of(&scratch);
     let trees: Vec<_> = (0..lowers).map(|number| lower_path(&scratch_path, number)).collect();
-    root::change(&scratch_path, &trees)?;
+    root::pivot(&scratch_path, &trees)?;
     drop(scratch);
-    unpack(Path::new(root::CONTEXT)).map_err(|error| said("unpack the build context", error))?;
+    unpack(Path::new(root::CONTEXT)).map_err(|error| failed("unpack the build context", error))?;
     root::seal()?;
-    give_up_capabilities().map_err(|error| said("give up all capabilities", error))?;
+    give_up_capabilities().map_err(|error| failed("give up all capabilities", error))?;
     let all_walls = walls.filter;
     let landlock = confine(plan.limits.processes, walls)?;
-    messages.send(&Message::Canary(Canary { refused: canary::look(all_walls)?, landlock }))?;
+    messages.send(&Message::Canary(Canary { refused: canary::run(all_walls)?, landlock }))?;
     let root = Root::open(Path::new("/"))?;
     steps::run(messages, &plan, &Place { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
 }
@@ -247,9 +247,9 @@ pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
         let value = getrlimit(resource).maximum.map_or(value, |limit| limit.min(value));
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
-    lower_limit(Resource::Core, 0).map_err(|error| said("forbid core dumps", error))?;
+    lower_limit(Resource::Core, 0).map_err(|error| failed("forbid core dumps", error))?;
     lower_limit(Resource::Nproc, processes.unwrap_or(DEFAULT_MAX_PROCESSES))
-        .map_err(|error| said("limit processes", error))?;
+        .map_err(|error| failed("limit processes", error))?;
     // Steps run as the same user and must not access the open files of process 1.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let landlock = if walls.landlock { wall::restrict()? } else { 0 };
@@ -261,7 +261,7 @@ pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
 
 fn open_directory(path: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open(path, flags, Mode::empty()).map_err(|error| said(&format!("open {path}"), error))
+    open(path, flags, Mode::empty()).map_err(|error| failed(&format!("open {path}"), error))
 }
 
 /// Unpacks the build context from standard input. Paths need no check: farrier wrote the archive, no step has run yet, and

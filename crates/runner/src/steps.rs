@@ -53,21 +53,21 @@ pub fn run(messages: &Messages, plan: &Plan, place: &Place<'_>) -> io::Result<Ou
     for (number, step) in (0..).zip(&plan.steps) {
         last = number;
         messages.send(&Message::Step(number))?;
-        let done = act(messages, place, &step.action)?;
-        if let Some(outcome) = stopped(&watch, number) {
+        let done = run_step(messages, place, &step.action)?;
+        if let Some(outcome) = stop_outcome(&watch, number) {
             return Ok(outcome);
         }
         if let Err(why) = done {
             return Ok(Outcome::Failed { step: number, why });
         }
     }
-    let payload = payload::hand_out(messages, &place.root);
+    let payload = payload::send_payload(messages, &place.root);
     // No process runs any more, so a read error is the build's own fault.
     let failed = |error: io::Error| Outcome::Failed { step: last, why: format!("read /out: {error}") };
-    Ok(stopped(&watch, last).unwrap_or_else(|| payload.unwrap_or_else(failed)))
+    Ok(stop_outcome(&watch, last).unwrap_or_else(|| payload.unwrap_or_else(failed)))
 }
 
-fn stopped(watch: &Watch, step: u32) -> Option<Outcome> {
+fn stop_outcome(watch: &Watch, step: u32) -> Option<Outcome> {
     Some(match watch.stopped()? {
         Stop::Limit(why) => Outcome::Limit { step, why },
         Stop::DiskFull(why) => Outcome::DiskFull { step, why },
@@ -75,13 +75,13 @@ fn stopped(watch: &Watch, step: u32) -> Option<Outcome> {
 }
 
 /// Runs one step. The inner error is a failure of the step itself.
-fn act(messages: &Messages, place: &Place<'_>, action: &Action) -> io::Result<Result<(), String>> {
+fn run_step(messages: &Messages, place: &Place<'_>, action: &Action) -> io::Result<Result<(), String>> {
     let done = match action {
         Action::Directory(path) => place.root.directory(Path::new(path)).map(drop),
         Action::Copy { sources, dest, mode } => {
             copy::copy(&place.root, Path::new(place.context), sources, dest, *mode)
         }
-        Action::Run(run) => return command(messages, &place.root, run),
+        Action::Run(run) => return run_command(messages, &place.root, run),
     };
     Ok(done.map_err(|error| error.to_string()))
 }
@@ -98,14 +98,14 @@ fn write_script(root: &Root, script: &str) -> io::Result<String> {
 
 /// Runs a command, forwards its output, and kills the processes that it leaves behind. The inner error is a failure of the
 /// command itself.
-fn command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(), String>> {
+fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(), String>> {
     let Run { argv, env, workdir, script } = run;
-    let (program, words) = match (script, argv.split_first()) {
+    let (program, arguments) = match (script, argv.split_first()) {
         (Some(script), _) => match write_script(root, script) {
             Ok(path) => (path, [].as_slice()),
             Err(error) => return Ok(Err(format!("the script cannot be written: {error}"))),
         },
-        (None, Some((program, words))) => (program.clone(), words),
+        (None, Some((program, arguments))) => (program.clone(), arguments),
         (None, None) => return Ok(Err("it names no program".to_owned())),
     };
     // Through its descriptor: in the newly started process the path may lead elsewhere.
@@ -115,7 +115,7 @@ fn command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(),
     };
     let (mut output, writer) = io::pipe()?;
     let mut command = Command::new(&program);
-    command.args(words).env_clear().envs(env.iter().map(|(name, value)| (name, value)));
+    command.args(arguments).env_clear().envs(env.iter().map(|(name, value)| (name, value)));
     command.current_dir(Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()));
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     let child = command.spawn();
@@ -138,17 +138,17 @@ fn command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result<(),
             }
         });
         let status = child.wait();
-        end_all();
+        kill_all();
         let read =
             reader.join().unwrap_or_else(|_| Err(io::Error::other("the reader of a step's output panicked")));
         read.and(status)
     })?;
-    Ok(if status.success() { Ok(()) } else { Err(ended(status)) })
+    Ok(if status.success() { Ok(()) } else { Err(exit_text(status)) })
 }
 
 /// Kills all processes except this one, which is process 1, and waits for them. Kills nothing if the step left no process
 /// behind: in a pod, a kill of all processes would include farrier's `follow` processes.
-fn end_all() {
+fn kill_all() {
     loop {
         match wait(WaitOptions::NOHANG) {
             Ok(Some(_)) | Err(Errno::INTR) => continue,
@@ -165,7 +165,7 @@ fn end_all() {
 }
 
 /// Formats an exit status as a shell does: a signal counts as 128 plus its number.
-fn ended(status: ExitStatus) -> String {
+fn exit_text(status: ExitStatus) -> String {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }

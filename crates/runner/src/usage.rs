@@ -6,7 +6,7 @@ use rustix::{fs::statvfs, io::Errno};
 use walkdir::WalkDir;
 
 /// Maximum nesting depth of directories in a build. Real builds use less than a tenth of it.
-const DEEPEST: usize = 512;
+const MAX_DEPTH: usize = 512;
 
 /// Bytes and inodes that a build has written, as counted by the underlying file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct Written {
     pub bytes: u64,
     /// Files, links and directories.
     pub inodes: u64,
-    /// Whether a path has more than [`DEEPEST`] directories, or exceeds the kernel's limit (`PATH_MAX`).
+    /// Whether a path has more than [`MAX_DEPTH`] directories, or exceeds the kernel's limit (`PATH_MAX`).
     pub is_too_deep: bool,
     /// Whether the content of a directory could not be counted: the directory denies access to its own user, or no descriptor
     /// is left.
@@ -27,12 +27,12 @@ pub struct Written {
 /// its own sum.
 pub fn written(top: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
     let mut sum = Written::default();
-    for entry in WalkDir::new(top).min_depth(1).max_depth(DEEPEST).max_open(DEEPEST) {
+    for entry in WalkDir::new(top).min_depth(1).max_depth(MAX_DEPTH).max_open(MAX_DEPTH) {
         match entry.and_then(|entry| Ok((entry.depth(), entry.metadata()?))) {
             Ok((depth, found)) => {
                 sum.inodes += 1;
                 sum.bytes += found.blocks() * 512;
-                sum.is_too_deep |= depth == DEEPEST && found.is_dir();
+                sum.is_too_deep |= depth == MAX_DEPTH && found.is_dir();
             }
             Err(error) => match error.io_error().and_then(Errno::from_io_error) {
                 // The entry was removed or replaced during the count.
@@ -80,12 +80,12 @@ fn shared_memory() -> u64 {
 
 /// Free bytes and inodes of a file system.
 #[derive(Clone, Copy, Debug)]
-pub struct Free {
+pub struct FreeSpace {
     pub bytes: u64,
     pub inodes: u64,
 }
 
-impl Free {
+impl FreeSpace {
     /// Measures the file system at a path. A file system without a fixed number of inodes never runs out of them.
     pub fn at(path: &Path) -> io::Result<Self> {
         let found = statvfs(path)?;
@@ -120,7 +120,7 @@ mod tests {
     fn a_tree_without_bottom_is_told_as_such() {
         let dir = tempfile::tempdir().unwrap();
         let mut place = open(dir.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
-        for _ in 0..2 * DEEPEST {
+        for _ in 0..2 * MAX_DEPTH {
             mkdirat(&place, "d", Mode::RWXU).unwrap();
             place = openat(&place, "d", OFlags::DIRECTORY, Mode::empty()).unwrap();
         }

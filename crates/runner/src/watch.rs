@@ -12,7 +12,7 @@ use std::{
 use runner::plan::{LEAST_FREE, Limits};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::usage::{Free, Written, memory, written};
+use crate::usage::{FreeSpace, Written, memory, written};
 
 /// Time between two measurements.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -39,27 +39,27 @@ impl Watch {
     /// Starts the measurements. `written` is the directory that receives everything the build writes. With `None`, the
     /// container runtime limits the disk usage.
     pub fn start(limits: Limits, written: Option<&Path>) -> io::Result<Self> {
-        let disk = written.map(|place| Disk::open(place, limits)).transpose()?;
+        let disk = written.map(|directory| Disk::open(directory, limits)).transpose()?;
         let stopped = Arc::new(Mutex::new(None));
-        let noted = Arc::clone(&stopped);
-        thread::Builder::new().name("watch".to_owned()).spawn(move || watch(limits, disk, &noted))?;
+        let shared = Arc::clone(&stopped);
+        thread::Builder::new().name("watch".to_owned()).spawn(move || watch(limits, disk, &shared))?;
         Ok(Self { limits, stopped })
     }
 
     /// Returns the reason to stop the build, if there is one. Checks the free disk space again, because a step can fail on a
     /// full disk before the next measurement.
     pub fn stopped(&self) -> Option<Stop> {
-        let noted = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        noted.or_else(|| judge(self.limits, 0, Written::default(), free()))
+        let shared = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        shared.or_else(|| stop_reason(self.limits, 0, Written::default(), free_bytes()))
     }
 }
 
-fn watch(limits: Limits, mut disk: Option<Disk>, noted: &Mutex<Option<Stop>>) {
+fn watch(limits: Limits, mut disk: Option<Disk>, shared: &Mutex<Option<Stop>>) {
     loop {
         // A failed measurement is repeated in the next round.
         let written = disk.as_mut().map(Disk::written).unwrap_or_default();
-        if let Some(why) = judge(limits, memory(), written, free()) {
-            noted.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+        if let Some(why) = stop_reason(limits, memory(), written, free_bytes()) {
+            shared.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
             // All processes except this one, which is process 1.
             let _ = kill_process_group(Pid::INIT, Signal::KILL);
         }
@@ -68,8 +68,8 @@ fn watch(limits: Limits, mut disk: Option<Disk>, noted: &Mutex<Option<Stop>>) {
 }
 
 /// Free bytes on the build's file system.
-fn free() -> u64 {
-    Free::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes)
+fn free_bytes() -> u64 {
+    FreeSpace::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes)
 }
 
 /// The directory that receives everything a build writes.
@@ -77,20 +77,20 @@ struct Disk {
     top: PathBuf,
     limits: Limits,
     last: Written,
-    /// Free space at the start of the build. The next field is the free space at the last count.
-    begin: Free,
-    free: Free,
+    free_at_start: FreeSpace,
+    /// Free space at the last count.
+    free: FreeSpace,
     due: Instant,
 }
 
 impl Disk {
-    fn open(place: &Path, limits: Limits) -> io::Result<Self> {
-        let free = Free::at(Path::new("/"))?;
+    fn open(top: &Path, limits: Limits) -> io::Result<Self> {
+        let free = FreeSpace::at(Path::new("/"))?;
         Ok(Self {
-            top: place.to_owned(),
+            top: top.to_owned(),
             limits,
             last: Written::default(),
-            begin: free,
+            free_at_start: free,
             free,
             due: Instant::now(),
         })
@@ -98,18 +98,18 @@ impl Disk {
 
     /// Returns the latest count of written bytes and inodes, and counts again if necessary.
     fn written(&mut self) -> Written {
-        let now = Free::at(Path::new("/")).unwrap_or(self.free);
+        let now = FreeSpace::at(Path::new("/")).unwrap_or(self.free);
         let lost = u64::saturating_sub;
-        let may_exceed = lost(self.free.bytes, now.bytes) > left(self.limits.disk, self.last.bytes)
-            || lost(self.free.inodes, now.inodes) > left(self.limits.inodes, self.last.inodes);
+        let may_exceed = lost(self.free.bytes, now.bytes) > remaining(self.limits.disk, self.last.bytes)
+            || lost(self.free.inodes, now.inodes) > remaining(self.limits.inodes, self.last.inodes);
         let begun = Instant::now();
         if may_exceed || begun >= self.due {
             let exceeds = |sum: &Written| exceeded(self.limits, *sum).is_some();
             self.last = written(&self.top, exceeds);
             if self.last.is_incomplete {
                 // Directories without access cannot be counted: charge everything that the file system has lost instead.
-                self.last.bytes = self.last.bytes.max(lost(self.begin.bytes, now.bytes));
-                self.last.inodes = self.last.inodes.max(lost(self.begin.inodes, now.inodes));
+                self.last.bytes = self.last.bytes.max(lost(self.free_at_start.bytes, now.bytes));
+                self.last.inodes = self.last.inodes.max(lost(self.free_at_start.inodes, now.inodes));
             }
             self.free = now;
             self.due = Instant::now() + begun.elapsed() * PAUSE;
@@ -118,14 +118,14 @@ impl Disk {
     }
 }
 
-fn left(limit: Option<u64>, used: u64) -> u64 {
+fn remaining(limit: Option<u64>, used: u64) -> u64 {
     limit.map_or(u64::MAX, |limit| limit.saturating_sub(used))
 }
 
-fn judge(limits: Limits, memory: u64, written: Written, free: u64) -> Option<Stop> {
+fn stop_reason(limits: Limits, memory: u64, written: Written, free: u64) -> Option<Stop> {
     if let Some(limit) = limits.memory.filter(|limit| memory > *limit) {
         return Some(Stop::Limit(format!(
-            "its processes use {} MiB of memory, and may use {}",
+            "its processes use {} MiB of memory; the limit is {} MiB",
             mib(memory),
             mib(limit)
         )));
@@ -135,7 +135,7 @@ fn judge(limits: Limits, memory: u64, written: Written, free: u64) -> Option<Sto
     }
     (free < LEAST_FREE).then(|| {
         Stop::DiskFull(format!(
-            "the disk has {} MiB left, of which {} stay free; the build wrote {} MiB",
+            "the disk has {} MiB left, less than the reserve of {} MiB; the build wrote {} MiB",
             mib(free),
             mib(LEAST_FREE),
             mib(written.bytes)
@@ -147,7 +147,7 @@ fn judge(limits: Limits, memory: u64, written: Written, free: u64) -> Option<Sto
 fn exceeded(limits: Limits, written: Written) -> Option<String> {
     match limits {
         Limits { disk: Some(limit), .. } if written.bytes > limit => {
-            Some(format!("it wrote {} MiB, and may write {}", mib(written.bytes), mib(limit)))
+            Some(format!("it wrote {} MiB; the limit is {} MiB", mib(written.bytes), mib(limit)))
         }
         Limits { inodes: Some(limit), .. } if written.inodes > limit => {
             Some(format!("it made more than {limit} files and directories"))
@@ -180,21 +180,24 @@ mod tests {
     #[test]
     fn a_limit_is_named_with_what_was_used() {
         let limit = |why: &str| Some(Stop::Limit(why.to_owned()));
-        let judged = |memory: u64, written| judge(LIMITS, memory << 20, written, PLENTY);
-        assert_eq!(judged(64, wrote(100, 1000)), None);
-        assert_eq!(judged(65, wrote(0, 0)), limit("its processes use 65 MiB of memory, and may use 64"));
-        assert_eq!(judged(0, wrote(101, 0)), limit("it wrote 101 MiB, and may write 100"));
-        assert_eq!(judged(0, wrote(0, 1001)), limit("it made more than 1000 files and directories"));
+        let reason = |memory: u64, written| stop_reason(LIMITS, memory << 20, written, PLENTY);
+        assert_eq!(reason(64, wrote(100, 1000)), None);
+        assert_eq!(reason(65, wrote(0, 0)), limit("its processes use 65 MiB of memory; the limit is 64 MiB"));
+        assert_eq!(reason(0, wrote(101, 0)), limit("it wrote 101 MiB; the limit is 100 MiB"));
+        assert_eq!(reason(0, wrote(0, 1001)), limit("it made more than 1000 files and directories"));
         let deep = Written { is_too_deep: true, ..Written::default() };
-        assert_eq!(judged(0, deep), limit("it made a path of more than 500 directories or 4,096 bytes"));
-        assert_eq!(judge(Limits::default(), 1 << 50, wrote(1 << 20, 1 << 40), PLENTY), None);
+        assert_eq!(reason(0, deep), limit("it made a path of more than 500 directories or 4,096 bytes"));
+        assert_eq!(stop_reason(Limits::default(), 1 << 50, wrote(1 << 20, 1 << 40), PLENTY), None);
     }
 
     /// Other programs may have filled the disk: the same build succeeds where there is space.
     #[test]
     fn a_full_disk_is_no_limit_of_the_build() {
-        let why = "the disk has 1 MiB left, of which 512 stay free; the build wrote 7 MiB";
-        assert_eq!(judge(Limits::default(), 0, wrote(7, 1), 1 << 20), Some(Stop::DiskFull(why.to_owned())));
+        let why = "the disk has 1 MiB left, less than the reserve of 512 MiB; the build wrote 7 MiB";
+        assert_eq!(
+            stop_reason(Limits::default(), 0, wrote(7, 1), 1 << 20),
+            Some(Stop::DiskFull(why.to_owned()))
+        );
     }
 
     /// Only files in the build's own directory count, even if other programs fill the file system.
