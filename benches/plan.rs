@@ -2,16 +2,20 @@
 //! several strategies. Prints the milliseconds of each run, one per line; `ci/bench` turns them into table rows.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
-use std::{collections::BTreeMap, hint::black_box, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hint::black_box,
+    time::Instant,
+};
 
 use farrier_core::{
-    image::{Definitions, Digest, DriverImage},
+    image::{Definitions, Digest, DriverImage, ImageReference},
     kernel::{KernelFamily, KernelLabel, KernelRelease},
     plan::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
-        ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeFacts, OS_ID_LABEL,
-        OS_VERSION_LABEL, ObjectVersion, Observed, PendingLookups, Phase, Placement, Plan, PlanInputs,
-        PodCount, Published, Resolved, ResolvedImage, RolloutDecision, UpdateStrategy, plan,
+        ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, NodeFacts, OS_ID_LABEL,
+        OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Placement, Plan, PlanInputs, PodCount, Published,
+        Resolved, ResolvedImage, RolloutDecision, UpdateStrategy,
     },
 };
 use kmod::Verdict;
@@ -43,7 +47,10 @@ fn main() {
     ask(&fleet, &mut observed);
     for _ in 0..RUNS {
         let start = Instant::now();
-        let plan = black_box(fleet.plan(black_box(&observed)).unwrap());
+        let plan = black_box(fleet.with_inputs(|inputs| {
+            let observed = black_box(&observed);
+            Matrix::of(inputs).compare(observed).decide(observed).plan(observed)
+        }));
         println!("{:.3}", start.elapsed().as_secs_f64() * 1000.0);
         assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Published)), (0, IMAGES * KERNELS));
         assert_eq!(plan.rollouts.len(), IMAGES);
@@ -53,20 +60,24 @@ fn main() {
     }
 }
 
-/// Plans, answering every lookup with "not found" and assuming that headers exist.
+/// Plans, answering every lookup that has no answer with "not found" and assuming that headers exist.
 fn ask(fleet: &Fleet, observed: &mut Observed) -> Plan {
-    loop {
-        match fleet.plan(observed) {
-            Ok(plan) => return plan,
-            Err(PendingLookups { images, failures, signatures: _, headers }) => {
-                observed.absent.extend(images);
-                observed
-                    .headers
-                    .extend(headers.into_iter().map(|kernel| (kernel, HeaderState::Available(None))));
-                observed.failures.extend(failures.into_iter().map(|inputs| (inputs, None)));
-            }
-        }
-    }
+    fleet.with_inputs(|inputs| {
+        let matrix = Matrix::of(inputs);
+        assume_absent(observed, matrix.images_to_look_up());
+        let compared = matrix.compare(observed);
+        observed.failures.extend(compared.failures_to_look_up().into_iter().map(|inputs| (inputs, None)));
+        let headers = compared.headers_to_look_up().into_iter();
+        observed.headers.extend(headers.map(|kernel| (kernel, HeaderState::Available(None))));
+        let decided = compared.decide(observed);
+        assume_absent(observed, decided.unions_to_look_up());
+        decided.plan(observed)
+    })
+}
+
+fn assume_absent(observed: &mut Observed, mut images: BTreeSet<ImageReference>) {
+    images.retain(|image| !observed.knows(image));
+    observed.absent.extend(images);
 }
 
 struct Fleet {
@@ -118,15 +129,13 @@ impl Fleet {
         }
     }
 
-    fn plan(&self, observed: &Observed) -> Result<Plan, PendingLookups> {
-        plan(&PlanInputs {
+    fn with_inputs<T>(&self, call: impl FnOnce(&PlanInputs<'_>) -> T) -> T {
+        call(&PlanInputs {
             cells: CellInputs {
                 definitions: &self.definitions,
                 resolved: &self.resolved,
-                published: &observed.published,
                 location: &self.location,
             },
-            observed,
             snapshot: &self.snapshot,
             announced: &Announcements::default(),
             manifests: &Manifests::new(),

@@ -23,13 +23,8 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
     let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
     let subject = || format!("{name} for {target}");
     for image in images {
-        let inputs = CellInputs {
-            definitions: &parts.definitions,
-            resolved: &resolved,
-            published: &published,
-            location: &location,
-        };
-        match plan::cell_for(&inputs, &mut templates, image, target) {
+        let inputs = CellInputs { definitions: &parts.definitions, resolved: &resolved, location: &location };
+        match plan::cell_for(&inputs, &published, &mut templates, image, target) {
             Ok(cell) if image.metadata.name == *name => return Ok(cell),
             Ok(needed) => {
                 if let Some(found) = parts.look_up(&needed.reference).await? {
@@ -50,13 +45,8 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
 pub async fn dockerfile(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<String> {
     let image = find(&parts.definitions, name)?;
     let resolved = resolved(parts, &[image], target).await;
-    let (location, published) = (image_location(&parts.location), BTreeMap::new());
-    let inputs = CellInputs {
-        definitions: &parts.definitions,
-        resolved: &resolved,
-        published: &published,
-        location: &location,
-    };
+    let location = image_location(&parts.location);
+    let inputs = CellInputs { definitions: &parts.definitions, resolved: &resolved, location: &location };
     plan::dockerfile_for(&inputs, image, target)
         .map_err(|reason| not_planned(format!("{name} for {target}"), reason, &resolved))
 }

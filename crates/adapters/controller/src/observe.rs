@@ -1,6 +1,9 @@
-//! Adapter: answers the planner's lookups and caches the answers across reconciles.
+//! Adapter: makes the lookups of a plan and caches the answers across reconciles.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use farrier_builder::{
     images::look_up_signatures,
@@ -12,8 +15,8 @@ use farrier_core::{
     image::{GitPlace, ImageReference},
     kernel::{KernelTarget, NodeSystem, match_family},
     plan::{
-        Cell, HeaderState, ManifestFacts, Observed, PendingLookups, Resolved, SignatureState, TreeKey,
-        Unverified,
+        Cell, HeaderState, ManifestFacts, Matrix, Observed, Plan, PlanInputs, Resolved, SignatureState,
+        TreeKey, Unverified,
     },
 };
 use farrier_inputs::{FetchError, Lookup};
@@ -141,15 +144,34 @@ impl LookupCache {
     }
 }
 
-/// Performs the lookups that the planner requested.
-pub(super) async fn answer(
+/// Makes each round of lookups, as far as `observed` lacks the answers, then the plan. Sets `unreachable` if the registry
+/// is unreachable.
+pub(super) async fn look_up_and_plan(
     parts: &Parts,
-    lookups: PendingLookups,
-    lookup_cache: &mut LookupCache,
-) -> Result<()> {
-    let PendingLookups { images, signatures, failures, headers } = lookups;
-    let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
-    observed.failures.extend(known_failures(&parts.cache, failures)?);
+    inputs: &PlanInputs<'_>,
+    observed: &mut Observed,
+    unreachable: &mut bool,
+) -> Result<Plan> {
+    let matrix = Matrix::of(inputs);
+    look_up_images(parts, matrix.images_to_look_up(), observed, unreachable).await;
+    let compared = matrix.compare(observed);
+    observed.failures.extend(known_failures(&parts.cache, compared.failures_to_look_up())?);
+    look_up_signatures(parts, &compared.signatures_to_look_up(), &mut observed.signatures).await;
+    look_up_headers(parts, compared.headers_to_look_up(), inputs.cells.resolved, observed).await;
+    let decided = compared.decide(observed);
+    look_up_images(parts, decided.unions_to_look_up(), observed, unreachable).await;
+    let signatures = decided.union_signatures_to_look_up(observed);
+    look_up_signatures(parts, &signatures, &mut observed.signatures).await;
+    Ok(decided.plan(observed))
+}
+
+async fn look_up_images(
+    parts: &Parts,
+    mut images: BTreeSet<ImageReference>,
+    observed: &mut Observed,
+    unreachable: &mut bool,
+) {
+    images.retain(|reference| !observed.knows(reference));
     let found = stream::iter(images)
         .map(|reference| async move {
             let published = parts.look_up(&reference).await;
@@ -168,12 +190,19 @@ pub(super) async fn answer(
             }
         }
     }
-    look_up_signatures(parts, &signatures, &mut observed.signatures).await;
+}
+
+async fn look_up_headers(
+    parts: &Parts,
+    mut headers: BTreeSet<KernelTarget>,
+    resolved: &Resolved,
+    observed: &mut Observed,
+) {
+    headers.retain(|target| !observed.headers.contains_key(target));
     let systems = headers.into_iter().map(|target| (resolved.system(&target).clone(), target));
     let states = stream::iter(systems.collect::<Vec<_>>());
     let states = states.map(|(system, target)| headers_of(parts, target, system)).buffer_unordered(AT_ONCE);
     observed.headers.extend(states.collect::<Vec<_>>().await);
-    Ok(())
 }
 
 /// Looks up the state of a kernel's headers. A transient fault yields `Unknown`, which does not prevent a build.

@@ -20,9 +20,9 @@ use farrier_core::{
     image::{DriverImage, GitPlace, Output, Version},
     kernel::{Architecture, KernelTarget},
     plan::{
-        self, Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestLocation,
-        Manifests, NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion,
-        RolloutTarget, git_commit, images_in_use, kernels_in_use, node_systems,
+        Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestLocation, Manifests,
+        NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutTarget,
+        git_commit, images_in_use, kernels_in_use, node_systems,
     },
     site::ignore_nodes,
 };
@@ -32,7 +32,7 @@ use kmod::{CheckReport, Verdict};
 use oci::client::chain as error_chain;
 use tokio::time::Instant;
 
-use super::{LookupCache, TargetReport, apply::ensure_published, observe::answer};
+use super::{LookupCache, TargetReport, apply::ensure_published, observe::look_up_and_plan};
 
 /// A plan, together with the state it was computed from.
 pub struct Planned {
@@ -118,30 +118,18 @@ pub(super) async fn plan_for(
     contents(parts, &images_in_use(&snapshot, &parts.definitions), &mut lookup_cache.observed.contents).await;
     let (location, now) = (image_location(&parts.location), jiff::Timestamp::now());
     let (machine, has_daemon) = Box::pin(engines_for(parts, &called_for, &targets)).await;
-    let plan = loop {
-        let LookupCache { resolved, observed, .. } = &*lookup_cache;
-        let cells = CellInputs {
-            definitions: &parts.definitions,
-            resolved,
-            published: &observed.published,
-            location: &location,
-        };
-        let inputs = PlanInputs {
-            cells,
-            observed,
-            snapshot: &snapshot,
-            announced: &announced,
-            manifests: &manifests,
-            instance: &parts.instance,
-            machine,
-            has_daemon,
-            now,
-        };
-        match plan::plan(&inputs) {
-            Ok(plan) => break plan,
-            Err(lookups) => answer(parts, lookups, lookup_cache).await?,
-        }
+    let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
+    let inputs = PlanInputs {
+        cells: CellInputs { definitions: &parts.definitions, resolved, location: &location },
+        snapshot: &snapshot,
+        announced: &announced,
+        manifests: &manifests,
+        instance: &parts.instance,
+        machine,
+        has_daemon,
+        now,
     };
+    let plan = Box::pin(look_up_and_plan(parts, &inputs, observed, unreachable)).await?;
     let unreachable = lookup_cache.resolved.unreachable || lookup_cache.unreachable;
     Ok(Planned { plan, unreachable, announced, snapshot })
 }

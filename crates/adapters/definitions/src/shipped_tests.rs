@@ -10,8 +10,8 @@ use farrier_core::{
     },
     plan::{
         Announcements, CellInputs, ClusterSnapshot, Explain, FetchedInputs, HeaderState, ImageLocation,
-        Instance, KERNEL_LABEL, Manifests, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Observed, PlanInputs,
-        Resolved, ResolvedImage, plan, toolchain_key,
+        Instance, KERNEL_LABEL, Manifests, Matrix, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Observed,
+        PlanInputs, Resolved, ResolvedImage, toolchain_key,
     },
     template::{self, Templates},
 };
@@ -396,32 +396,24 @@ fn the_plan_for_nodes_of_many_distributions() {
         ..ClusterSnapshot::default()
     };
     let location = ImageLocation { prefix: "registry.test".to_owned(), pullable: true };
-    let plan = loop {
-        let inputs = PlanInputs {
-            cells: CellInputs {
-                definitions: &definitions,
-                resolved: &resolved,
-                published: &observed.published,
-                location: &location,
-            },
-            observed: &observed,
-            snapshot: &snapshot,
-            announced: &Announcements::default(),
-            manifests: &Manifests::new(),
-            instance: &Instance::default(),
-            machine: Some(Architecture::Amd64),
-            has_daemon: false,
-            now: jiff::Timestamp::UNIX_EPOCH,
-        };
-        match plan(&inputs) {
-            Ok(plan) => break plan,
-            Err(lookups) => {
-                observed.absent.extend(lookups.images);
-                observed.failures.extend(lookups.failures.into_iter().map(|inputs| (inputs, None)));
-                assert!(lookups.headers.is_empty(), "{:?}", lookups.headers);
-            }
-        }
-    };
+    let (announced, manifests, instance) = (Announcements::default(), Manifests::new(), Instance::default());
+    let matrix = Matrix::of(&PlanInputs {
+        cells: CellInputs { definitions: &definitions, resolved: &resolved, location: &location },
+        snapshot: &snapshot,
+        announced: &announced,
+        manifests: &manifests,
+        instance: &instance,
+        machine: Some(Architecture::Amd64),
+        has_daemon: false,
+        now: jiff::Timestamp::UNIX_EPOCH,
+    });
+    observed.absent.extend(matrix.images_to_look_up());
+    let compared = matrix.compare(&observed);
+    observed.failures.extend(compared.failures_to_look_up().into_iter().map(|inputs| (inputs, None)));
+    let mut headers = compared.headers_to_look_up();
+    headers.retain(|target| !observed.headers.contains_key(target));
+    assert!(headers.is_empty(), "{headers:?}");
+    let plan = compared.decide(&observed).plan(&observed);
     let explain = Explain { snapshot: &snapshot, definitions: &definitions, plan: &plan };
     let told = nodes.iter().map(|(target, _)| {
         let found = explain.image(&image, &target.release);

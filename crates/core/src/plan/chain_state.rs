@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
-    Outcome, PlanInputs, PlannedCell,
+    Observed, Outcome, PlanInputs, PlannedCell,
     guarantee::{RequiredKernels, admissible_image},
     outcome::{Key, waits_for},
 };
@@ -36,14 +36,14 @@ pub(super) struct ChainStates<'a> {
 
 impl<'a> ChainStates<'a> {
     /// Examines every chain on every kernel.
-    pub(super) fn of(inputs: &PlanInputs<'a>, cells: &'a [PlannedCell]) -> Self {
+    pub(super) fn of(inputs: &PlanInputs<'a>, observed: &Observed, cells: &'a [PlannedCell]) -> Self {
         let images = &inputs.cells.definitions.images;
         if images.values().all(|image| image.spec.needs.is_empty()) {
             return Self::default();
         }
         let mut this = Self::default();
         let mut edges = Vec::new();
-        for (target, members) in members(inputs, cells) {
+        for (target, members) in members(inputs, observed, cells) {
             let is_here = |(name, need): &(&ImageName, &ImageName)| {
                 members.contains_key(name) && members.contains_key(need)
             };
@@ -70,6 +70,11 @@ impl<'a> ChainStates<'a> {
         this
     }
 
+    /// Whether the image belongs to a chain.
+    pub(super) fn has(&self, image: &ImageName) -> bool {
+        self.chains.contains_key(image)
+    }
+
     /// Whether both images belong to one chain.
     pub(super) fn are_linked(&self, a: &ImageName, b: &ImageName) -> bool {
         self.chains.get(a).is_some_and(|chain| self.chains.get(b) == Some(chain))
@@ -80,6 +85,7 @@ impl<'a> ChainStates<'a> {
 /// if any.
 fn members<'a>(
     inputs: &PlanInputs<'_>,
+    observed: &Observed,
     cells: &'a [PlannedCell],
 ) -> BTreeMap<&'a KernelTarget, BTreeMap<&'a ImageName, Option<UnavailableReason>>> {
     let mut members: BTreeMap<&KernelTarget, BTreeMap<&ImageName, Option<UnavailableReason>>> =
@@ -94,6 +100,7 @@ fn members<'a>(
             Outcome::UpToDate { cell, published, .. } => {
                 let fit = admissible_image(
                     inputs,
+                    observed,
                     image,
                     published,
                     &cell.reference,

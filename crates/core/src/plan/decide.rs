@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Outcome, PendingLookups, PlanInputs, Published,
+    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Observed, Outcome, PlanInputs, Published,
     SkipReason,
 };
 use crate::{
@@ -59,24 +59,14 @@ fn cannot_build(
     Some(SkipReason::ForeignArchitecture { detail })
 }
 
-/// Decides the outcome of a cell. Facts that are not known yet are added to `lookups`; the returned outcome is then
-/// provisional.
-pub(super) fn decide(
-    inputs: &PlanInputs<'_>,
-    image: &DriverImage,
-    cell: &Arc<Cell>,
-    lookups: &mut PendingLookups,
-) -> Outcome {
-    let (observed, spec) = (inputs.observed, &image.spec);
-    let unasked = |reference: &&ImageReference| !observed.knows(reference);
-    lookups.images.extend(cell.references().filter(unasked).cloned());
-
-    let fault = |reference: &ImageReference| Some((reference.clone(), observed.unreachable.get(reference)?));
-    if let Some((reference, message)) = cell.references().find_map(fault) {
-        return Outcome::Unknown { cell: Arc::clone(cell), reference, message: message.clone() };
+/// Compares a cell with the registry. [`Outcome::Build`] is provisional until [`decide_build`] has confirmed it.
+pub(super) fn compare(observed: &Observed, image: &DriverImage, cell: &Arc<Cell>) -> Outcome {
+    let spec = &image.spec;
+    let unknown = |reference| Some((reference, observed.unknown(reference)?));
+    if let Some((reference, message)) = cell.references().find_map(unknown) {
+        return unanswered(cell, reference, message);
     }
 
-    let input_hash = cell.input_hash;
     let is_ours = |found: &&Published| found.is_of(cell);
     let found = |reference: &ImageReference| observed.image(reference, cell.target.arch);
     let foreign =
@@ -102,34 +92,40 @@ pub(super) fn decide(
     if let Some(why) = &cell.refused {
         return why.clone().into();
     }
-    let failure = observed.failures.get(&input_hash);
-    if failure.is_none() {
-        lookups.failures.insert(input_hash);
-    }
-    let failure = failure
-        .and_then(Option::as_ref)
-        .filter(|failure| failure.applies_to(spec, &inputs.definitions().site));
-    match observed.headers.get(&cell.target) {
-        Some(state) => {
-            if let Some(why) = cannot_build(inputs, image, cell, state) {
-                return why.into();
-            }
-        }
-        // A published image needs no headers, so ask for them only when every reference was looked up.
-        None if cell.references().all(|reference| observed.knows(reference)) => {
-            lookups.headers.insert(cell.target.clone());
-        }
-        None => {}
-    }
-    let why = match (failure.cloned(), other) {
-        (Some(Failure { at, message, permanent: true, .. }), _) => {
-            return Outcome::Failed { cell: Arc::clone(cell), at, message };
-        }
-        (Some(Failure { at, message, permanent: false, .. }), _) => {
-            BuildReason::RetryAfterFailure { at, detail: message }
-        }
-        (None, Some((_, found))) => BuildReason::Overwrite { theirs: found.input_hash },
-        (None, None) => BuildReason::NotPublished,
+    let why = match other {
+        Some((_, found)) => BuildReason::Overwrite { theirs: found.input_hash },
+        None => BuildReason::NotPublished,
     };
     Outcome::Build { cell: Arc::clone(cell), why, may_reuse: spec.reuse == Reuse::Compatible }
+}
+
+/// Decides whether a cell that is not published is built, from its headers and from earlier builds with the same inputs.
+pub(super) fn decide_build(
+    inputs: &PlanInputs<'_>,
+    observed: &Observed,
+    image: &DriverImage,
+    cell: Arc<Cell>,
+    why: BuildReason,
+) -> Outcome {
+    let Some(failure) = observed.failures.get(&cell.input_hash) else {
+        return unanswered(&cell, &cell.reference, "earlier failures of its build were not looked up");
+    };
+    let Some(headers) = observed.headers.get(&cell.target) else {
+        return unanswered(&cell, &cell.reference, "the kernel's headers were not looked up");
+    };
+    if let Some(why) = cannot_build(inputs, image, &cell, headers) {
+        return why.into();
+    }
+    let applies = |failure: &&Failure| failure.applies_to(&image.spec, &inputs.definitions().site);
+    let why = match failure.as_ref().filter(applies).cloned() {
+        Some(Failure { at, message, permanent: true, .. }) => return Outcome::Failed { cell, at, message },
+        Some(Failure { at, message, .. }) => BuildReason::RetryAfterFailure { at, detail: message },
+        None => why,
+    };
+    Outcome::Build { cell, why, may_reuse: image.spec.reuse == Reuse::Compatible }
+}
+
+fn unanswered(cell: &Arc<Cell>, reference: &ImageReference, message: &str) -> Outcome {
+    let (reference, message) = (reference.clone(), message.to_owned());
+    Outcome::Unknown { cell: Arc::clone(cell), reference, message }
 }

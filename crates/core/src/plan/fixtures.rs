@@ -7,14 +7,17 @@ use std::{
 
 use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, CowArc, DaemonSetChange,
-    DaemonSetFacts, HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeFacts,
-    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, PendingLookups, Placement, Plan,
-    PlanInputs, PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange,
-    ResourceFacts, SkipReason, TrackedKernel, UpdateStrategy, plan,
+    DaemonSetFacts, HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix,
+    NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Placement, Plan, PlanInputs,
+    PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange, ResourceFacts,
+    SkipReason, TrackedKernel, UpdateStrategy,
 };
 use crate::{
-    image::{Definitions, Digest, DriverImage, ImageName, Need, OperatorResource, UnknownPolicy},
-    kernel::{Architecture, KernelFamily, KernelLabel},
+    image::{
+        Definitions, Digest, DriverImage, ImageName, ImageReference, InputHash, Need, OperatorResource,
+        UnknownPolicy,
+    },
+    kernel::{Architecture, KernelFamily, KernelLabel, KernelTarget},
     kmod::Verdict,
 };
 
@@ -35,6 +38,24 @@ pub(super) struct World {
     pub(super) machine: Option<Architecture>,
     pub(super) has_daemon: bool,
     pub(super) now: jiff::Timestamp,
+}
+
+/// Lookups of each round.
+pub(super) struct Rounds {
+    pub(super) images: BTreeSet<ImageReference>,
+    pub(super) failures: BTreeSet<InputHash>,
+    pub(super) headers: BTreeSet<KernelTarget>,
+    pub(super) signatures: BTreeSet<ImageReference>,
+    pub(super) unions: BTreeSet<ImageReference>,
+    pub(super) union_signatures: BTreeSet<ImageReference>,
+}
+
+impl Observed {
+    /// Adds names that the registry does not have, unless they are known.
+    pub(super) fn assume_absent(&mut self, images: &BTreeSet<ImageReference>) {
+        let unknown: Vec<_> = images.iter().filter(|image| !self.knows(image)).cloned().collect();
+        self.absent.extend(unknown);
+    }
 }
 
 impl World {
@@ -90,47 +111,56 @@ impl World {
     }
 
     pub(super) fn cell_inputs(&self) -> CellInputs<'_> {
-        CellInputs {
-            definitions: &self.definitions,
-            resolved: &self.resolved,
-            published: &self.observed.published,
-            location: &self.location,
-        }
+        CellInputs { definitions: &self.definitions, resolved: &self.resolved, location: &self.location }
     }
 
     pub(super) fn announcements(&self) -> Announcements {
         Announcements::of(&self.definitions, &self.snapshot, self.tracked.clone())
     }
 
-    /// Runs the planner. Images that the world does not contain are absent, failures did not happen, and headers exist.
-    /// Only lookups of signatures are returned.
-    pub(super) fn ask(&self) -> Result<Plan, PendingLookups> {
+    /// Calls a function with the inputs of the plan.
+    pub(super) fn with_inputs<T>(&self, call: impl FnOnce(&PlanInputs<'_>) -> T) -> T {
+        call(&PlanInputs {
+            cells: self.cell_inputs(),
+            snapshot: &self.snapshot,
+            announced: &self.announcements(),
+            manifests: &self.manifests,
+            instance: &self.instance,
+            machine: self.machine,
+            has_daemon: self.has_daemon,
+            now: self.now,
+        })
+    }
+
+    /// Runs all rounds. Images that the world does not contain are absent, failures did not happen, and headers exist.
+    /// Signatures that the world does not contain stay without an answer. Returns the plan and the lookups of each round.
+    pub(super) fn rounds(&self) -> (Plan, Rounds) {
         let mut observed = self.observed.clone();
-        loop {
-            let lookups = match plan(&PlanInputs {
-                cells: self.cell_inputs(),
-                observed: &observed,
-                snapshot: &self.snapshot,
-                announced: &self.announcements(),
-                manifests: &self.manifests,
-                instance: &self.instance,
-                machine: self.machine,
-                has_daemon: self.has_daemon,
-                now: self.now,
-            }) {
-                Err(lookups) if lookups.signatures.is_empty() => lookups,
-                other => return other,
-            };
-            observed.absent.extend(lookups.images);
-            observed.failures.extend(lookups.failures.into_iter().map(|inputs| (inputs, None)));
-            observed
-                .headers
-                .extend(lookups.headers.into_iter().map(|kernel| (kernel, HeaderState::Available(None))));
-        }
+        self.with_inputs(|inputs| {
+            let matrix = Matrix::of(inputs);
+            let images = matrix.images_to_look_up();
+            observed.assume_absent(&images);
+            let compared = matrix.compare(&observed);
+            let failures = compared.failures_to_look_up();
+            let headers = compared.headers_to_look_up();
+            let signatures = compared.signatures_to_look_up();
+            for inputs in &failures {
+                observed.failures.entry(*inputs).or_insert(None);
+            }
+            for kernel in &headers {
+                observed.headers.entry(kernel.clone()).or_insert(HeaderState::Available(None));
+            }
+            let decided = compared.decide(&observed);
+            let unions = decided.unions_to_look_up();
+            observed.assume_absent(&unions);
+            let union_signatures = decided.union_signatures_to_look_up(&observed);
+            let rounds = Rounds { images, failures, headers, signatures, unions, union_signatures };
+            (decided.plan(&observed), rounds)
+        })
     }
 
     pub(super) fn plan(&self) -> Plan {
-        self.ask().unwrap()
+        self.rounds().0
     }
 
     /// Returns the cells of the plan whose inputs are known.

@@ -1,6 +1,6 @@
 //! Pure: guarantee 1: the single decision whether an image field may point to a published image.
 
-use super::{HoldReason, PlanInputs, Published, SignatureState};
+use super::{HoldReason, Observed, PlanInputs, Published, SignatureState};
 use crate::{
     image::{ImageName, ImageReference, InputHash, UnknownPolicy},
     kernel::KernelTarget,
@@ -20,6 +20,7 @@ pub(super) enum RequiredKernels<'a> {
 /// the nodes that it is to reach. `name` is the tag under which the image was found.
 pub(super) fn admissible_image(
     inputs: &PlanInputs<'_>,
+    observed: &Observed,
     definition: &ImageName,
     published: &Published,
     name: &ImageReference,
@@ -39,7 +40,7 @@ pub(super) fn admissible_image(
         RequiredKernels::Kernel(_) | RequiredKernels::Members(_) => {}
     }
     if !inputs.definitions().site.policy.is_empty() {
-        let why = match inputs.observed.signature(&image) {
+        let why = match observed.signature(&image) {
             Some(SignatureState { refused, .. }) => refused.clone(),
             None => Some("its signature was not looked up".to_owned()),
         };

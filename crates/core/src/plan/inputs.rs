@@ -20,13 +20,11 @@ use crate::{
     site::{SiteCheck, SiteSpec},
 };
 
-/// All inputs of a plan.
+/// Inputs of a plan that are known before the first round of lookups.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanInputs<'a> {
     /// The definitions, with their resolved values.
     pub cells: CellInputs<'a>,
-    /// Facts from the registry and from earlier reconciles.
-    pub observed: &'a Observed,
     /// The cluster.
     pub snapshot: &'a ClusterSnapshot,
     /// Announced kernels, computed from the same snapshot.
@@ -51,28 +49,8 @@ impl<'a> PlanInputs<'a> {
     }
 }
 
-/// Lookups that the planner needs before it can decide.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PendingLookups {
-    /// Names to look up in the registry.
-    pub images: BTreeSet<ImageReference>,
-    /// Published images, by digest, whose signatures to look up.
-    pub signatures: BTreeSet<ImageReference>,
-    /// Inputs whose earlier failures to look up.
-    pub failures: BTreeSet<InputHash>,
-    /// Kernels with something to build, whose headers to look up.
-    pub headers: BTreeSet<KernelTarget>,
-}
-
-impl PendingLookups {
-    /// Whether no lookup is needed.
-    pub fn is_empty(&self) -> bool {
-        let Self { images, signatures, failures, headers } = self;
-        images.is_empty() && signatures.is_empty() && failures.is_empty() && headers.is_empty()
-    }
-}
-
-/// Answers to [`PendingLookups`], and the contents of images in use.
+/// Answers of the registry and the cache to the lookups of each round, and the contents of images in use. A lookup
+/// without an answer counts as failed, never as absence.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// Image that the registry has under each name.
@@ -98,6 +76,14 @@ impl Observed {
         self.published.contains_key(reference)
             || self.absent.contains(reference)
             || self.unreachable.contains_key(reference)
+    }
+
+    /// Returns the reason why it is unknown what the registry has under a name; `None` where the registry answered.
+    pub(super) fn unknown(&self, reference: &ImageReference) -> Option<&str> {
+        match self.unreachable.get(reference) {
+            Some(error) => Some(error),
+            None => (!self.knows(reference)).then_some("it was not looked up"),
+        }
     }
 
     /// Returns the image for an architecture that is published under a name.
@@ -254,8 +240,6 @@ pub struct CellInputs<'a> {
     pub definitions: &'a Definitions,
     /// Resolved values of the definitions.
     pub resolved: &'a Resolved,
-    /// Images found in the registry so far, used to find the needed images and their exposed headers.
-    pub published: &'a BTreeMap<ImageReference, Published>,
     /// Location where images are published.
     pub location: &'a ImageLocation,
 }

@@ -1,16 +1,16 @@
-//! Pure: the images that each kernel target calls for, and the outcome of each.
+//! Pure: the images that each kernel target calls for, and the names to look up for them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
 use serde::Serialize;
 
 use super::{
-    Cell, NodeFacts, NodeReason, Outcome, PendingLookups, PlanInputs, PlannedCell, SkipReason,
-    decide::decide,
-    new_cell::CellRequest,
+    Cell, ComparedMatrix, NodeFacts, NodeReason, Observed, Outcome, PlanInputs, PlannedCell, SkipReason,
+    decide::compare,
+    new_cell::{CellDraft, CellRequest},
     node::{NodeGroup, group_nodes},
     outcome::Key,
     skip_reason::explained,
@@ -21,17 +21,36 @@ use crate::{
     template::Templates,
 };
 
-/// Driver images x kernel targets, limited to the pairs that nodes or announcements demand.
-#[derive(Default)]
-pub(super) struct Matrix {
-    /// Cells in dependency order. The cells of one image are adjacent.
-    pub(super) cells: Vec<PlannedCell>,
+/// Driver images x kernel targets, limited to the pairs that nodes or announcements demand. Nothing is known about the
+/// registry yet.
+pub struct Matrix<'a> {
+    fixed: FixedParts<'a>,
+    /// Rows in dependency order. A row has the cells of one image, sorted by target.
+    rows: Vec<Vec<DraftedCell<'a>>>,
+}
+
+/// Parts of a matrix that no lookup changes.
+pub(super) struct FixedParts<'a> {
+    pub(super) inputs: PlanInputs<'a>,
+    pub(super) chains: Chains,
     /// Nodes that the plan skips, because they have no usable kernel target.
     pub(super) left_alone: Vec<SkippedNode>,
     /// Nodes with their own driver, sorted by image, then target.
     pub(super) own_drivers: Vec<OwnDriver>,
-    /// Lookups whose results the final matrix needs.
-    pub(super) lookups: PendingLookups,
+}
+
+/// Cell of a [`Matrix`], with the reason if the definitions or the resolved inputs do not allow it.
+struct DraftedCell<'a> {
+    image: &'a DriverImage,
+    target: KernelTarget,
+    demand: Demand<'a>,
+    draft: Result<CellDraft<'a>, SkipReason>,
+}
+
+impl DraftedCell<'_> {
+    fn key(&self) -> Key<'_> {
+        (&self.image.metadata.name, &self.target)
+    }
 }
 
 /// Node that the plan skips, with the reason.
@@ -62,39 +81,75 @@ pub struct OwnDriver {
     pub nodes: Vec<String>,
 }
 
-/// Computes the matrix. Images without demand have no cells.
-pub(super) fn matrix(inputs: &PlanInputs<'_>, chains: &Chains) -> Matrix {
-    let images = &inputs.definitions().images;
-    let labels = images.values().flat_map(|image| image.spec.nodes.keys());
-    let groups = group_nodes(&inputs.snapshot.nodes, labels);
+impl<'a> Matrix<'a> {
+    /// Makes the matrix. Images without demand have no cells.
+    pub fn of(inputs: &PlanInputs<'a>) -> Self {
+        let images = &inputs.cells.definitions.images;
+        let chains = Chains::of(images);
+        let labels = images.values().flat_map(|image| image.spec.nodes.keys());
+        let groups = group_nodes(&inputs.snapshot.nodes, labels);
+        let mut demands = demands(inputs, &chains, &groups);
+        let mut templates = Templates::default();
+        let mut rows: Vec<Vec<DraftedCell<'_>>> = Vec::new();
+        for name in chains.order() {
+            let (Some(image), Some(demands)) = (images.get(name), demands.remove(name)) else { continue };
+            let drafted = |(target, demand): (&KernelTarget, Demand<'a>)| {
+                let request = CellRequest { inputs: inputs.cells, image, target };
+                let need_draft =
+                    |need: &ImageName| find(&rows, (need, target), DraftedCell::key)?.draft.as_ref().ok();
+                let versions = request.need_versions(need_draft);
+                let draft = versions.and_then(|versions| request.draft(&mut templates, &versions));
+                DraftedCell { image, target: target.clone(), demand, draft }
+            };
+            let row = demands.into_iter().map(drafted).collect();
+            rows.push(row);
+        }
+        let own_drivers = own_drivers(images, &groups);
+        let left_alone = left_alone(&groups);
+        Self { fixed: FixedParts { inputs: *inputs, chains, left_alone, own_drivers }, rows }
+    }
 
-    let mut matrix = Matrix { own_drivers: own_drivers(images, &groups), ..Matrix::default() };
-    for group in &groups {
+    /// Round 1: lists every name of every cell that the definitions and the resolved inputs allow. The cell's needs may be
+    /// unpublished, because a name contains only their versions.
+    pub fn images_to_look_up(&self) -> BTreeSet<ImageReference> {
+        let drafts = self.rows.iter().flatten().filter_map(|cell| cell.draft.as_ref().ok());
+        drafts.flat_map(|draft| &draft.references).cloned().collect()
+    }
+
+    /// Compares each cell with the registry.
+    pub fn compare(self, observed: &Observed) -> ComparedMatrix<'a> {
+        let mut rows = Vec::with_capacity(self.rows.len());
+        for row in self.rows {
+            let row = compare_row(&self.fixed.inputs, observed, row, &rows);
+            rows.push(row);
+        }
+        ComparedMatrix { fixed: self.fixed, rows }
+    }
+}
+
+/// Returns the cell of an image for a kernel, by binary search in the image's row.
+pub(super) fn find<'c, C>(
+    rows: &'c [Vec<C>],
+    (image, target): Key<'_>,
+    key: fn(&C) -> Key<'_>,
+) -> Option<&'c C> {
+    let row = rows.iter().find(|row| row.first().is_some_and(|cell| key(cell).0 == image))?;
+    row.get(row.binary_search_by(|cell| key(cell).1.cmp(target)).ok()?)
+}
+
+/// Returns the nodes without a usable kernel target, except for ignored nodes.
+fn left_alone(groups: &[NodeGroup<'_>]) -> Vec<SkippedNode> {
+    let mut found = Vec::new();
+    for group in groups {
         if let Err(why) = &group.target
             && group.sample.ignored_by.is_none()
         {
             let skipped = |node: &&NodeFacts| SkippedNode { node: node.name.clone(), why: why.clone() };
-            matrix.left_alone.extend(group.nodes.iter().map(skipped));
+            found.extend(group.nodes.iter().map(skipped));
         }
     }
-    matrix.left_alone.sort_by(|a, b| (&a.node, &a.why).cmp(&(&b.node, &b.why)));
-
-    let demands = demands(inputs, chains, &groups);
-    let mut templates = Templates::default();
-    let mut indices: HashMap<Key<'_>, usize> = HashMap::new();
-    for name in chains.order() {
-        let (Some(image), Some((name, demands))) = (images.get(name), demands.get_key_value(name)) else {
-            continue;
-        };
-        let planned = |need: &ImageName, target: &KernelTarget| {
-            indices.get(&(need, target)).and_then(|index| matrix.cells.get(*index))
-        };
-        let cells = plan_cells(inputs, planned, &mut templates, image, demands, &mut matrix.lookups);
-        let first = matrix.cells.len();
-        indices.extend(demands.keys().zip(first..).map(|(target, index)| ((*name, *target), index)));
-        matrix.cells.extend(cells);
-    }
-    matrix
+    found.sort_by(|a, b| (&a.node, &a.why).cmp(&(&b.node, &b.why)));
+    found
 }
 
 /// Returns the nodes that match an image but bring their own driver.
@@ -117,48 +172,42 @@ fn own_drivers(images: &BTreeMap<ImageName, DriverImage>, groups: &[NodeGroup<'_
     found
 }
 
-/// Plans one cell of an image for each target in `demands`, in the same order. `planned` looks up a cell that was planned
-/// earlier.
-fn plan_cells<'a>(
+/// Compares the cells of one image with the registry. `earlier` has the cells of the images that come earlier in the order.
+fn compare_row(
     inputs: &PlanInputs<'_>,
-    planned: impl Fn(&ImageName, &KernelTarget) -> Option<&'a PlannedCell>,
-    templates: &mut Templates,
-    image: &DriverImage,
-    demands: &BTreeMap<&KernelTarget, Demand<'_>>,
-    lookups: &mut PendingLookups,
+    observed: &Observed,
+    row: Vec<DraftedCell<'_>>,
+    earlier: &[Vec<PlannedCell>],
 ) -> Vec<PlannedCell> {
-    let name = &image.metadata.name;
-    let mut cells: Vec<Result<Cell, Outcome>> = Vec::with_capacity(demands.len());
-    for (target, demand) in demands {
-        let request = CellRequest { inputs: inputs.cells, image, target };
-        let needs = request.needs(|need| planned(need, target));
-        let cell = needs.and_then(|needs| Ok(request.cell(templates, needs)?));
+    let live: Vec<bool> = row.iter().map(|cell| cell.demand.is_live()).collect();
+    let (mut cells, mut planned) = (Vec::with_capacity(row.len()), Vec::with_capacity(row.len()));
+    for DraftedCell { image, target, demand, draft } in row {
+        let request = CellRequest { inputs: inputs.cells, image, target: &target };
+        let need = |need: &ImageName| find(earlier, (need, &target), PlannedCell::key);
+        let needs = request.needs(&observed.published, need);
+        let cell = needs.and_then(|needs| Ok(request.cell(draft?, needs)?));
+        let announced_by = inputs.announced.announcers_of(&target, &image.metadata.name);
         cells.push(cell.map(|cell| {
             let mut nodes: Vec<String> = demand.nodes.iter().map(|node| node.name.clone()).collect();
             nodes.sort_unstable();
-            Cell {
-                announced_by: inputs.announced.announcers_of(target, name),
-                nodes,
-                needed_by: demand.needed_by.iter().map(|name| (*name).clone()).collect(),
-                ..cell
-            }
+            let needed_by = demand.needed_by.into_iter().cloned().collect();
+            Cell { announced_by: announced_by.clone(), nodes, needed_by, ..cell }
         }));
+        planned.push((image, target, demand.nodes.len(), announced_by));
     }
-    let collisions = collisions(&cells, demands);
-    let outcome = |(cell, collision): (Result<Cell, Outcome>, Option<SkipReason>)| match (cell, collision) {
-        (Ok(_), Some(why)) => why.into(),
-        (Ok(cell), None) => decide(inputs, image, &Arc::new(cell), lookups),
-        (Err(outcome), _) => outcome,
-    };
-    let outcomes: Vec<Outcome> = cells.into_iter().zip(collisions).map(outcome).collect();
-    let planned = |((target, demand), outcome): ((&&KernelTarget, &Demand<'_>), Outcome)| PlannedCell {
-        image: name.clone(),
-        target: (*target).clone(),
-        outcome,
-        nodes: demand.nodes.len(),
-        announced_by: inputs.announced.announcers_of(target, name),
-    };
-    demands.iter().zip(outcomes).map(planned).collect()
+    let collisions = collisions(&cells, &live);
+    let mut compared = Vec::with_capacity(cells.len());
+    for ((planned, cell), collision) in planned.into_iter().zip(cells).zip(collisions) {
+        let (image, target, nodes, announced_by) = planned;
+        let outcome = match (cell, collision) {
+            (Ok(_), Some(why)) => why.into(),
+            (Ok(cell), None) => compare(observed, image, &Arc::new(cell)),
+            (Err(outcome), _) => outcome,
+        };
+        let image = image.metadata.name.clone();
+        compared.push(PlannedCell { image, target, outcome, nodes, announced_by });
+    }
+    compared
 }
 
 /// Nodes and dependents that demand an image on one kernel.
@@ -180,13 +229,13 @@ impl Demand<'_> {
 
 /// Returns the demand for each image on each kernel. Demand comes from nodes, from announcements, and from images that are
 /// compiled against the image.
-fn demands<'a>(
+fn demands<'g, 'a: 'g>(
     inputs: &PlanInputs<'a>,
     chains: &Chains,
-    groups: &'a [NodeGroup<'a>],
-) -> HashMap<&'a ImageName, BTreeMap<&'a KernelTarget, Demand<'a>>> {
+    groups: &'g [NodeGroup<'a>],
+) -> HashMap<&'a ImageName, BTreeMap<&'g KernelTarget, Demand<'a>>> {
     let (definitions, announced) = (inputs.cells.definitions, inputs.announced);
-    let mut demands: HashMap<&ImageName, BTreeMap<&KernelTarget, Demand<'_>>> = HashMap::new();
+    let mut demands: HashMap<&ImageName, BTreeMap<&KernelTarget, Demand<'a>>> = HashMap::new();
     // Dependents first, because they add demand for the images they need.
     for name in chains.order().iter().rev() {
         let Some((name, image)) = definitions.images.get_key_value(name) else { continue };
@@ -203,7 +252,7 @@ fn demands<'a>(
             }
         }
         // An image that is not built for a kernel needs no other images there.
-        let buildable = |(target, demand): (&&'a KernelTarget, &Demand<'_>)| {
+        let buildable = |(target, demand): (&&'g KernelTarget, &Demand<'_>)| {
             let request = CellRequest { inputs: inputs.cells, image, target };
             request.family().is_ok().then_some((*target, demand.is_live()))
         };
@@ -232,16 +281,13 @@ fn demands<'a>(
 /// Returns a skip reason for each cell whose tag collides with the tag of another cell.
 ///
 /// Kernel labels are lossy, so two releases can share a tag. Neither cell may then be published, because one image would
-/// replace the other or be mistaken for it. There are two exceptions:
+/// replace the other or be mistaken for it. `live` says which cells are in demand on a running kernel. There are two
+/// exceptions:
 ///
 /// - A kernel that is only announced yields to a kernel that a node runs: an announcement must not take a running node's
 ///   image away.
 /// - Images for different architectures may share a tag, which then points to an index.
-fn collisions(
-    cells: &[Result<Cell, Outcome>],
-    demands: &BTreeMap<&KernelTarget, Demand<'_>>,
-) -> Vec<Option<SkipReason>> {
-    let live: Vec<bool> = demands.values().map(Demand::is_live).collect();
+fn collisions(cells: &[Result<Cell, Outcome>], live: &[bool]) -> Vec<Option<SkipReason>> {
     let mut cells_by_tag: HashMap<(&ImageReference, Architecture), Vec<usize>> = HashMap::new();
     for (index, cell) in
         cells.iter().enumerate().filter_map(|(index, cell)| Some((index, cell.as_ref().ok()?)))

@@ -1,7 +1,16 @@
 //! Pure: computes a plan from a snapshot, the definitions and the clock.
 //!
-//! The necessary registry lookups depend on the inputs. [`plan`] therefore either decides or returns [`PendingLookups`]; the
-//! caller adds the answers and calls it again. The same arguments always give the same result.
+//! [`Matrix::of`] makes the cells once, from resolved inputs. Four rounds of lookups follow. Each round lists what to look
+//! up, as a pure function of the answers so far. The caller adds the answers to [`Observed`].
+//!
+//! 1. [`Matrix::images_to_look_up`]: the names of all cells. [`Matrix::compare`] takes the answers.
+//! 2. [`ComparedMatrix::failures_to_look_up`] and [`ComparedMatrix::headers_to_look_up`]: what may prevent a build.
+//!    [`ComparedMatrix::signatures_to_look_up`]: published images. [`ComparedMatrix::decide`] takes the answers.
+//! 3. [`DecidedMatrix::unions_to_look_up`]: union images, whose names follow from the outcomes of the cells.
+//! 4. [`DecidedMatrix::union_signatures_to_look_up`]: published union images. [`DecidedMatrix::plan`] then makes the plan.
+//!
+//! A lookup without an answer counts as failed: the outcome is unknown and gives the reason. The same arguments always give
+//! the same result.
 
 mod activity;
 mod announced;
@@ -36,6 +45,7 @@ pub mod retry;
 pub mod reuse;
 mod rewrite_rate_limiter;
 mod rollout;
+mod rounds;
 mod selector;
 mod signatures;
 mod skip_reason;
@@ -71,9 +81,8 @@ pub use gc::{
     RegistryImage, gc_plan, kernels_in_use,
 };
 pub use inputs::{
-    CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PendingLookups, PlanInputs,
-    Published, Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey, Unverified,
-    toolchain_key,
+    CellInputs, Failure, HeaderState, ImageContents, ImageLocation, Observed, PlanInputs, Published,
+    Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey, Unverified, toolchain_key,
 };
 pub use instance::{Instance, InstanceError};
 pub use labels::{
@@ -81,14 +90,14 @@ pub use labels::{
     NO_DRIVER_FOR, OS_ID_LABEL, OS_VERSION_LABEL, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, READY_FOR,
     RECORD_ANNOTATION, UPGRADE, UPGRADE_CHECKED, UPGRADE_STATE_LABELS, is_hardware_label,
 };
-pub use matrix::{OwnDriver, SkippedNode};
+pub use matrix::{Matrix, OwnDriver, SkippedNode};
 pub use needs::cell_for;
 pub use new_cell::dockerfile_for;
 pub use node::{ExceededLimit, NodeReason, RejectedClaims, node_systems, node_target};
 pub use node_kernel_limiter::NodeKernelLimiter;
 pub use node_write_limiter::{DueNodeWrites, NodeWriteLimiter};
 pub use outcome::{Outcome, Phase, PlannedCell};
-pub use planner::{Plan, plan};
+pub use planner::Plan;
 pub use reach::{Exclusion, NodeReach, Placement, ReachingObject, Taint, Toleration};
 pub use readiness::{Blocker, BootReadiness, NextKernel, PlannedNode, Readiness, RequiredImage};
 pub use reasons::{BuildReason, HoldReason, NotReadyNode};
@@ -100,6 +109,7 @@ pub use rollout::{
     past_table, past_upgrades, pause, paused, per_kernel_originals, rollback, rollback_per_kernel,
     uncordoned,
 };
+pub use rounds::{ComparedMatrix, DecidedMatrix};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};

@@ -1,37 +1,62 @@
 //! Pure: the needs of a cell: already published, still waited for, or missing.
 
+use std::collections::BTreeMap;
+
 use super::{
-    Cell, CellInputs, CellNeed, NeedReason, Outcome, PlannedCell, SkipReason,
-    new_cell::{CellRequest, looked_up},
+    Cell, CellInputs, CellNeed, NeedReason, Outcome, PlannedCell, Published, SkipReason,
+    new_cell::{CellDraft, CellRequest, looked_up},
 };
 use crate::{
-    image::{DriverImage, ImageName, Need},
+    image::{DriverImage, ImageName, ImageReference, Need},
     kernel::KernelTarget,
     template::Templates,
 };
 
+/// Images found in the registry.
+type PublishedImages = BTreeMap<ImageReference, Published>;
+
 /// Computes the cell of one image for one kernel target, without any nodes. `templates` caches the parsed templates.
-/// Needed images must be published.
+/// Needed images must be among the `published` ones.
 pub fn cell_for(
     inputs: &CellInputs<'_>,
+    published: &PublishedImages,
     templates: &mut Templates,
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<Cell, SkipReason> {
     let request = CellRequest { inputs: *inputs, image, target };
-    let needs = request.needs_alone(templates, &mut Vec::new())?;
-    let cell = request.cell(templates, needs)?;
+    let cell = request.cell_alone(published, templates, &mut Vec::new())?;
     match &cell.refused {
         Some(why @ (SkipReason::UnknownSystem { .. } | SkipReason::Unvouched { .. })) => Err(why.clone()),
         _ => Ok(cell),
     }
 }
 
-impl<'a> CellRequest<'a> {
+impl<'a> CellRequest<'a, '_> {
+    /// Returns the version of each need. `drafted` returns the drafts, for the same target, of images that come earlier in
+    /// the order. [`Self::needs`] tells why a need has no draft.
+    pub(super) fn need_versions<'d>(
+        &self,
+        drafted: impl Fn(&ImageName) -> Option<&'d CellDraft<'d>>,
+    ) -> Result<BTreeMap<&'a str, String>, SkipReason> {
+        let version = |need: &'a Need| {
+            let name = need.name();
+            let version = match need {
+                Need::Tree { .. } => self.tree(name).map(|tree| tree.version),
+                Need::Image(_) => {
+                    drafted(name).map(|draft| draft.version().to_owned()).ok_or(NeedReason::Undefined)
+                }
+            };
+            Ok((name.as_str(), version.map_err(|why| need_error(name, why))?))
+        };
+        self.image.spec.needs.iter().map(version).collect()
+    }
+
     /// Returns all needs of an image, or the outcome of an image without some of them. `planned` returns the cells, for
     /// the same target, of images that come earlier in the order.
     pub(super) fn needs<'p>(
         &self,
+        published: &PublishedImages,
         planned: impl Fn(&ImageName) -> Option<&'p PlannedCell>,
     ) -> Result<Vec<CellNeed>, Outcome> {
         let Self { inputs, image, .. } = self;
@@ -45,7 +70,7 @@ impl<'a> CellRequest<'a> {
             let found_need = match need {
                 Need::Tree { name, .. } => self.tree(name).map(Some),
                 Need::Image(name) => match planned(name) {
-                    Some(cell) => built(inputs, &cell.outcome),
+                    Some(cell) => built(published, &cell.outcome),
                     None if inputs.definitions.images.contains_key(name) => Err(NeedReason::Circle),
                     None => Err(NeedReason::Undefined),
                 },
@@ -65,12 +90,13 @@ impl<'a> CellRequest<'a> {
         }
     }
 
-    /// Returns the needs of an image that is requested alone. `above` lists the images that led to it as their need.
-    fn needs_alone(
+    /// Returns the cell of an image that is requested alone. `above` lists the images that led to it as their need.
+    fn cell_alone(
         &self,
+        published: &PublishedImages,
         templates: &mut Templates,
         above: &mut Vec<&'a ImageName>,
-    ) -> Result<Vec<CellNeed>, SkipReason> {
+    ) -> Result<Cell, SkipReason> {
         let Self { inputs, image, .. } = *self;
         above.push(&image.metadata.name);
         let mut found = Vec::with_capacity(image.spec.needs.len());
@@ -84,9 +110,8 @@ impl<'a> CellRequest<'a> {
                     let needed = needed.ok_or_else(|| need_error(name, NeedReason::Undefined))?;
                     let skipped = |why| need_error(name, NeedReason::Skipped { why: Box::new(why) });
                     let needed = Self { image: needed, ..*self };
-                    let needs = needed.needs_alone(templates, above);
-                    let cell = needs.and_then(|needs| needed.cell(templates, needs)).map_err(skipped)?;
-                    let exposed = exposed_by(&inputs, &cell).map_err(|why| need_error(name, why))?;
+                    let cell = needed.cell_alone(published, templates, above).map_err(skipped)?;
+                    let exposed = exposed_by(published, &cell).map_err(|why| need_error(name, why))?;
                     let not_published = NeedReason::NotPublished { reference: cell.reference.clone() };
                     exposed.ok_or_else(|| need_error(name, not_published))?
                 }
@@ -94,7 +119,9 @@ impl<'a> CellRequest<'a> {
             found.push(found_need);
         }
         above.pop();
-        Ok(found)
+        let versions = found.iter().map(|need| (need.name.as_str(), need.version.clone())).collect();
+        let draft = self.draft(templates, &versions)?;
+        self.cell(draft, found)
     }
 
     fn tree(&self, need: &ImageName) -> Result<CellNeed, NeedReason> {
@@ -109,8 +136,8 @@ impl<'a> CellRequest<'a> {
 }
 
 /// Returns the need that an image with this outcome provides; `None` where the image will only be published later.
-fn built(inputs: &CellInputs<'_>, outcome: &Outcome) -> Result<Option<CellNeed>, NeedReason> {
-    let exposed = outcome.cell().map(|cell| exposed_by(inputs, cell)).transpose()?.flatten();
+fn built(published: &PublishedImages, outcome: &Outcome) -> Result<Option<CellNeed>, NeedReason> {
+    let exposed = outcome.cell().map(|cell| exposed_by(published, cell)).transpose()?.flatten();
     match outcome {
         _ if exposed.is_some() => Ok(exposed),
         Outcome::Skipped { why } => Err(NeedReason::Skipped { why: Box::new(why.clone()) }),
@@ -131,8 +158,8 @@ fn need_error(need: &ImageName, why: NeedReason) -> SkipReason {
 }
 
 /// Returns the need that a cell's image provides, if it is published with exactly these inputs.
-fn exposed_by(inputs: &CellInputs<'_>, cell: &Cell) -> Result<Option<CellNeed>, NeedReason> {
-    let found = inputs.published.get(&cell.reference);
+fn exposed_by(published: &PublishedImages, cell: &Cell) -> Result<Option<CellNeed>, NeedReason> {
+    let found = published.get(&cell.reference);
     let found = found.and_then(|found| found.for_architecture(cell.target.arch));
     let Some(found) = found.filter(|found| found.is_of(cell)) else { return Ok(None) };
     let Some(exposed) = &found.exposed else {

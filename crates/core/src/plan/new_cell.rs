@@ -30,10 +30,23 @@ pub fn dockerfile_for(
 
 /// Request for the cell of one image for one kernel target.
 #[derive(Clone, Copy)]
-pub(super) struct CellRequest<'a> {
+pub(super) struct CellRequest<'a, 't> {
     pub(super) inputs: CellInputs<'a>,
     pub(super) image: &'a DriverImage,
-    pub(super) target: &'a KernelTarget,
+    pub(super) target: &'t KernelTarget,
+}
+
+/// Cell without the contents of its needs.
+pub(super) struct CellDraft<'a> {
+    rendered: RenderedCell<'a>,
+    pub(super) references: Vec<ImageReference>,
+}
+
+impl CellDraft<'_> {
+    /// Returns the version of the driver.
+    pub(super) fn version(&self) -> &str {
+        &self.rendered.found.resolved.version
+    }
 }
 
 /// Resolved values of an image, and the toolchain and headers of a kernel.
@@ -61,7 +74,7 @@ struct RenderedCell<'a> {
     dockerfile: String,
 }
 
-impl<'a> CellRequest<'a> {
+impl<'a> CellRequest<'a, '_> {
     /// Returns the kernel's family, if the image is meant for the kernel.
     pub(super) fn family(&self) -> Result<&'a KernelFamily, SkipReason> {
         if let Some(range) = self.image.spec.range_without(self.target) {
@@ -198,10 +211,23 @@ impl<'a> CellRequest<'a> {
         Ok(RenderedCell { family, found, base_name, patches, dockerfile })
     }
 
-    /// Creates the cell with the given needs and without any nodes.
-    pub(super) fn cell(&self, templates: &mut Templates, needs: Vec<CellNeed>) -> Result<Cell, SkipReason> {
-        let Self { inputs, image, target } = *self;
+    /// Renders the Dockerfile and the names of the cell, given the versions of its needs.
+    pub(super) fn draft(
+        &self,
+        templates: &mut Templates,
+        need_versions: &BTreeMap<&str, String>,
+    ) -> Result<CellDraft<'a>, SkipReason> {
         let rendered = self.rendered(templates)?;
+        let references = self.references(templates, &rendered.found.resolved, need_versions)?;
+        Ok(CellDraft { rendered, references })
+    }
+
+    /// Creates the cell with the given needs and without any nodes.
+    pub(super) fn cell(&self, draft: CellDraft<'a>, needs: Vec<CellNeed>) -> Result<Cell, SkipReason> {
+        let Self { inputs, image, target } = *self;
+        let CellDraft { rendered, references } = draft;
+        let mut references = references.into_iter();
+        let reference = references.next().ok_or(SkipReason::NoTags)?;
         let (unverified, refused) = self.unverified(&rendered.found);
         let refused = refused.or_else(|| self.unvouched(&rendered.found.resolved));
         let RenderedCell { family, found, base_name, patches, dockerfile } = rendered;
@@ -216,8 +242,6 @@ impl<'a> CellRequest<'a> {
         } = found;
         let system = inputs.resolved.system(target);
         let resolved = resolved.as_ref();
-        let mut references = self.references(templates, resolved, &needs)?.into_iter();
-        let reference = references.next().ok_or(SkipReason::NoTags)?;
         let spec = &image.spec;
         let inputs = HashInputs {
             spec,
@@ -334,14 +358,14 @@ impl<'a> CellRequest<'a> {
         &self,
         templates: &mut Templates,
         resolved: &ResolvedImage,
-        needs: &[CellNeed],
+        need_versions: &BTreeMap<&str, String>,
     ) -> Result<Vec<ImageReference>, SkipReason> {
         let Self { inputs: CellInputs { location, resolved: known, .. }, image, target } = *self;
         let system = known.system(target);
         let repository = location
             .repository(&image.metadata.name)
             .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
-        let needs = needs.iter().map(|need| (need.name.as_str(), need.version.as_str())).collect();
+        let needs = need_versions.iter().map(|(need, version)| (*need, version.as_str())).collect();
         let signer = resolved.signed_with.as_ref().map(SignedWith::short);
         let tags = TagInputs { version: &resolved.version, target, system, needs, signer };
         let tags = render_tags(templates, &image.spec.tags, &tags)

@@ -206,9 +206,9 @@ pub(super) struct NodeGroup<'a> {
 
 /// Groups nodes by the labels of interest. Later steps then scale with the number of distinct nodes instead of all
 /// nodes.
-pub(super) fn group_nodes<'a>(
+pub(super) fn group_nodes<'a, 'l>(
     nodes: &'a [CowArc<NodeFacts>],
-    labels: impl IntoIterator<Item = &'a str>,
+    labels: impl IntoIterator<Item = &'l str>,
 ) -> Vec<NodeGroup<'a>> {
     let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(labels).collect();
     let mut names: HashSet<&str> = HashSet::with_capacity(nodes.len());

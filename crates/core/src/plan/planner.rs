@@ -1,21 +1,14 @@
-//! Pure: the planner: decides the outcome of every cell, every image field, and every node that is to boot another
-//! kernel.
+//! Pure: the plan: the outcome of every cell, every image field, and every node that is to boot another kernel.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
 use super::{
-    Cell, Outcome, OwnDriver, PendingLookups, Phase, PlanInputs, PlannedCell, PlannedNode, PlannedRollout,
-    PlannedSignature, PlannedUnion, RolloutDecision, SkippedNode, UnusedAnnouncement,
-    chain_state::ChainStates,
-    matrix::{Matrix, matrix},
-    outcome::CellLookup,
-    readiness,
-    rollout::rollouts,
-    signatures::unsigned,
+    Cell, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
+    PlannedUnion, RolloutDecision, SkippedNode, UnusedAnnouncement,
 };
-use crate::image::{Chains, Digest, ImageReference};
+use crate::image::{Digest, ImageReference};
 
 /// Everything that farrier will do, everything that it will not do, and the reasons. The JSON form is stable: field and
 /// reason names keep their meaning within one `apiVersion` of the definitions; new ones may be added.
@@ -94,64 +87,6 @@ impl Plan {
         };
         self.cells.iter().any(fails) || self.rollouts.iter().any(broken)
     }
-}
-
-/// Computes the plan, or returns the lookups that are needed first.
-pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, PendingLookups> {
-    let definitions = inputs.definitions();
-    let chains = Chains::of(&definitions.images);
-    let Matrix { cells, left_alone, own_drivers, mut lookups } = matrix(inputs, &chains);
-    unsigned(inputs, cells.iter().filter_map(published), &mut lookups);
-    answered(&mut lookups)?;
-
-    let places: HashMap<_, _> = cells.iter().enumerate().map(|(place, cell)| (cell.key(), place)).collect();
-    let chain_states = ChainStates::of(inputs, &cells);
-    let all_cells = CellLookup {
-        all: &cells,
-        places: &places,
-        withheld: None,
-        unknown: &chain_states.unknown,
-        without: None,
-    };
-    let (rollouts, unions) = rollouts(inputs, all_cells, &chains, &chain_states);
-
-    let (mut missing_unions, mut signable) = (Vec::new(), Vec::new());
-    for union in unions {
-        match inputs.observed.image(&union.reference, union.architecture) {
-            Some(found) if found.input_hash == Some(union.input_hash) => {
-                let reference = found.pinned(&union.reference);
-                signable.push(PlannedSignature { image: union.image, reference });
-            }
-            Some(_) => {}
-            None if inputs.observed.knows(&union.reference) => missing_unions.push(union),
-            None => drop(lookups.images.insert(union.reference)),
-        }
-    }
-    signable.extend(cells.iter().filter_map(published));
-    let signatures = unsigned(inputs, signable, &mut lookups);
-    answered(&mut lookups)?;
-    let nodes =
-        readiness::nodes(inputs, CellLookup { withheld: Some(&chain_states.incomplete), ..all_cells });
-    Ok(Plan {
-        signatures,
-        left_alone,
-        own_drivers,
-        unions: missing_unions,
-        unused_announcements: inputs.announced.unused.clone(),
-        rollouts,
-        nodes,
-        cells,
-    })
-}
-
-fn answered(lookups: &mut PendingLookups) -> Result<(), PendingLookups> {
-    if lookups.is_empty() { Ok(()) } else { Err(std::mem::take(lookups)) }
-}
-
-/// Returns the image of a cell by digest, if it is published.
-fn published(planned: &PlannedCell) -> Option<PlannedSignature> {
-    let Outcome::UpToDate { cell, published, .. } = &planned.outcome else { return None };
-    Some(PlannedSignature { image: cell.image.clone(), reference: published.pinned(&cell.reference) })
 }
 
 /// JSON form: one list per outcome.

@@ -10,7 +10,8 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    Change, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR, NodeChange, NodeFacts, PlanInputs, Platform, READY_FOR,
+    Change, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR, NodeChange, NodeFacts, Observed, PlanInputs, Platform,
+    READY_FOR,
     guarantee::{RequiredKernels, admissible_image},
     outcome::{CellLookup, CellState},
     skip_reason::maybe_explained,
@@ -139,7 +140,7 @@ pub struct PlannedNode {
 }
 
 /// Computes the mark of every node.
-pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: CellLookup<'_>) -> Vec<PlannedNode> {
+pub(super) fn nodes(inputs: &PlanInputs<'_>, observed: &Observed, cells: CellLookup<'_>) -> Vec<PlannedNode> {
     let images: Vec<&DriverImage> = inputs.definitions().images.values().collect();
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
     let mut judged: HashMap<(KernelTarget, Vec<bool>, bool), Arc<NextKernel>> = HashMap::new();
@@ -159,7 +160,7 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: CellLookup<'_>) -> Vec<Plann
         let next = judged.entry(key).or_insert_with_key(|(target, called, has_hardware_labels)| {
             let called_for = images.iter().zip(called).filter(|(_, called)| **called);
             let needs: Vec<RequiredImage> =
-                called_for.map(|(image, _)| needed(inputs, &cells, image, target)).collect();
+                called_for.map(|(image, _)| needed(inputs, observed, &cells, image, target)).collect();
             let doubt = match match_family(&inputs.definitions().families, target) {
                 _ if !needs.is_empty() => None,
                 None => Some(Blocker::NoFamily),
@@ -181,6 +182,7 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: CellLookup<'_>) -> Vec<Plann
 /// Returns the state of an image that a node will need for a kernel.
 fn needed(
     inputs: &PlanInputs<'_>,
+    observed: &Observed,
     cells: &CellLookup<'_>,
     image: &DriverImage,
     target: &KernelTarget,
@@ -193,8 +195,10 @@ fn needed(
         }
         CellState::Published(cell, found) => {
             let kernel = RequiredKernels::Kernel(target);
-            let state = match (admissible_image(inputs, name, found, &cell.reference, kernel), found.verdict)
-            {
+            let state = match (
+                admissible_image(inputs, observed, name, found, &cell.reference, kernel),
+                found.verdict,
+            ) {
                 (Ok(_), Some(verdict)) => Readiness::Ready { verdict },
                 (Ok(_), None) => missing("it has no check report"),
                 (Err(why), _) => missing(&why.to_string()),

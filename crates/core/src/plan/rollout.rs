@@ -48,112 +48,182 @@ pub use upgrade::uncordoned;
 pub(super) use watch::Limits;
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestLocation, PER_KERNEL_ANNOTATION,
-    PlanInputs, PlannedUnion, PlannedUpgrade, RolloutObject, RolloutTarget,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestLocation, Observed,
+    PER_KERNEL_ANNOTATION, PlanInputs, PlannedUnion, PlannedUpgrade, RolloutObject, RolloutTarget,
     chain_state::ChainStates,
     node::{NodeGroup, group_nodes},
     outcome::CellLookup,
 };
 use crate::image::{Chains, ImageName, RolloutSpec, Strategy};
 
-/// Decides every rollout of the definitions, needed images before their dependents. Also returns the union images that
-/// the rollouts ask for.
-pub(super) fn rollouts(
-    inputs: &PlanInputs<'_>,
-    cells: CellLookup<'_>,
-    chains: &Chains,
-    chain_states: &ChainStates<'_>,
-) -> (Vec<PlannedRollout>, Vec<PlannedUnion>) {
-    let images = &inputs.definitions().images;
-    let wanted: Vec<(&ImageName, &RolloutSpec, RolloutTarget)> = chains
-        .order()
-        .iter()
-        .filter_map(|name| images.get_key_value(name))
-        .flat_map(|(name, image)| {
-            image.spec.rollout.iter().map(move |spec| (name, spec, RolloutTarget::of(spec)))
-        })
-        .collect();
-    let mut claims: HashMap<_, Vec<&ImageName>> = HashMap::new();
-    for (image, _, target) in &wanted {
-        if let Some(field) = target.field() {
-            claims.entry(field).or_default().push(image);
-        }
-    }
-    let is_claimed_once = |target: &RolloutTarget| {
-        target.field().and_then(|field| claims.get(&field)).is_none_or(|images| images.len() == 1)
-    };
-    let mut peers: HashMap<(&str, &str), Vec<Peer<'_>>> = HashMap::new();
-    for (image, spec, target) in wanted.iter().filter(|(_, _, target)| is_claimed_once(target)) {
-        if let Some(daemon_set) = target.live_daemon_set() {
-            peers.entry(daemon_set).or_default().push(Peer { image, spec, target });
-        }
-    }
-    let manifests = inputs.manifests.values().flatten();
-    let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|found| &found.daemon_sets));
-    let of_resources = resource::label_keys(inputs);
-    let labels = labels.flat_map(|found| found.placement.label_keys());
-    let labels = labels.chain(of_resources.iter().map(String::as_str));
-    let groups = group_nodes(&inputs.snapshot.nodes, labels);
-    let in_complete_chains = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
+/// Rollouts of the definitions, needed images before their dependents.
+pub(super) struct RequestedRollouts<'a> {
+    all: Vec<RequestedRollout<'a>>,
+    /// Nodes, grouped by the labels that decide which objects reach them.
+    groups: Vec<NodeGroup<'a>>,
+}
 
-    let (mut contexts, mut planned, mut unions) = (Vec::new(), Vec::new(), Vec::new());
-    for (image, spec, target) in &wanted {
-        let peers = target.live_daemon_set().and_then(|daemon_set| peers.get(&daemon_set));
-        let peers = peers.map(Vec::as_slice).unwrap_or_default();
-        let mut context = Context { inputs, cells, groups: &groups, image, spec, peers };
-        let claimed = target.field().and_then(|field| claims.get(&field));
-        let (mut decided, mut united) = match claimed.filter(|images| images.len() > 1) {
-            Some(images) => {
-                let images = images.iter().copied().cloned().collect();
-                (Err(HoldReason::ClaimedTwice { images }), Vec::new())
+struct RequestedRollout<'a> {
+    image: &'a ImageName,
+    spec: &'a RolloutSpec,
+    target: RolloutTarget,
+    /// Images whose rollouts name the same field, if there are several.
+    claimed_by: Vec<ImageName>,
+}
+
+/// Rollouts to each DaemonSet of the cluster.
+type Peers<'a> = HashMap<(&'a str, &'a str), Vec<Peer<'a>>>;
+
+impl<'a> RequestedRollouts<'a> {
+    /// Collects the rollouts.
+    pub(super) fn of(inputs: &PlanInputs<'a>, chains: &Chains) -> Self {
+        let images = &inputs.cells.definitions.images;
+        let mut all = Vec::new();
+        for (image, definition) in chains.order().iter().filter_map(|name| images.get_key_value(name)) {
+            all.extend(definition.spec.rollout.iter().map(|spec| {
+                let target = RolloutTarget::of(spec);
+                RequestedRollout { image, spec, target, claimed_by: Vec::new() }
+            }));
+        }
+        let mut claims: HashMap<_, Vec<usize>> = HashMap::new();
+        for (place, rollout) in all.iter().enumerate() {
+            if let Some(field) = rollout.target.field() {
+                claims.entry(field).or_default().push(place);
             }
-            None => decide(&context, target),
-        };
-        // An image that is already set stays set while other images of its chain are rebuilt.
-        let is_bound = !matches!(spec, RolloutSpec::PublishOnly { .. });
-        if is_bound && !chain_states.incomplete.is_empty() && decided.as_ref().is_ok_and(Decided::advances) {
-            context.cells = in_complete_chains;
-            (decided, united) = decide(&context, target);
         }
-        unions.extend(united);
-        // Omit a definition that neither a node nor a DaemonSet asks for, such as a built-in one.
-        if decided.as_ref().is_err_and(HoldReason::is_absence) && cells.of(image).next().is_none() {
-            continue;
+        let claims: Vec<_> = claims.into_values().filter(|places| places.len() > 1).collect();
+        for places in claims {
+            let images: Vec<_> = places.iter().map(|place| all[*place].image.clone()).collect();
+            for place in places {
+                all[place].claimed_by.clone_from(&images);
+            }
         }
-        let Decided { decision, changes } = decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
-        let is_claimed_twice = matches!(decision, RolloutDecision::Hold(HoldReason::ClaimedTwice { .. }));
-        let upgrade = if is_claimed_twice { None } else { planned_upgrade(&context, target, &decision) };
-        planned.push(PlannedRollout {
-            image: (*image).clone(),
-            target: target.clone(),
-            decision,
-            changes,
-            upgrade,
-        });
-        contexts.push(context);
+        let manifests = inputs.manifests.values().flatten();
+        let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|found| &found.daemon_sets));
+        let of_resources = resource::label_keys(inputs);
+        let labels = labels.flat_map(|found| found.placement.label_keys());
+        let labels = labels.chain(of_resources.iter().map(String::as_str));
+        Self { all, groups: group_nodes(&inputs.snapshot.nodes, labels) }
     }
-    for (index, why) in chain_holds(&planned, chain_states) {
-        let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
-        let cells = CellLookup { without: Some(context.image), ..in_complete_chains };
-        // A strategy in the middle of its steps may have something to finish even without an image, so ask it first.
-        let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
-        let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
-        let upgrade = planned_upgrade(context, &rollout.target, &decision);
-        let target = rollout.target.clone();
-        for (rollout, context) in planned.iter_mut().zip(&contexts) {
-            // Rollouts of several images to the copies of one DaemonSet are one decision.
-            let is_same = |other: &RolloutTarget| {
-                [&target, other].iter().all(|target| target.strategy == Strategy::PerKernel)
-                    && target.live_daemon_set() == other.live_daemon_set()
+
+    /// Returns the rollouts that share a DaemonSet, without those that claim the same field.
+    fn peers(&self) -> Peers<'_> {
+        let mut peers = Peers::new();
+        for RequestedRollout { image, spec, target, claimed_by } in &self.all {
+            if let (Some(daemon_set), true) = (target.live_daemon_set(), claimed_by.is_empty()) {
+                peers.entry(daemon_set).or_default().push(Peer { image, spec, target });
+            }
+        }
+        peers
+    }
+
+    fn contexts<'r>(
+        &'r self,
+        inputs: &'r PlanInputs<'r>,
+        observed: &'r Observed,
+        cells: CellLookup<'r>,
+        peers: &'r Peers<'r>,
+    ) -> impl Iterator<Item = (&'r RequestedRollout<'r>, Context<'r>)> {
+        self.all.iter().map(move |rollout| {
+            let peers = rollout.target.live_daemon_set().and_then(|daemon_set| peers.get(&daemon_set));
+            let peers = peers.map(Vec::as_slice).unwrap_or_default();
+            let RequestedRollout { image, spec, .. } = rollout;
+            (rollout, Context { inputs, observed, cells, groups: &self.groups, image, spec, peers })
+        })
+    }
+
+    /// Returns every union image that [`Self::decide`] may ask for, whatever the registry has under their names.
+    pub(super) fn possible_unions(
+        &self,
+        inputs: &PlanInputs<'_>,
+        observed: &Observed,
+        cells: CellLookup<'_>,
+        chain_states: &ChainStates<'_>,
+    ) -> Vec<PlannedUnion> {
+        let complete = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
+        let mut unions = Vec::new();
+        for (rollout, context) in self.contexts(inputs, observed, cells, &self.peers()) {
+            if !matches!(rollout.spec, RolloutSpec::Union { .. }) || !rollout.claimed_by.is_empty() {
+                continue;
+            }
+            let held = CellLookup { without: Some(rollout.image), ..complete };
+            let variants =
+                if chain_states.has(rollout.image) { &[cells, complete, held][..] } else { &[cells] };
+            for cells in variants {
+                unions.extend(decide(&Context { cells: *cells, ..context }, &rollout.target).1);
+            }
+        }
+        unions
+    }
+
+    /// Decides every rollout. Also returns the union images that the rollouts ask for.
+    pub(super) fn decide(
+        &self,
+        inputs: &PlanInputs<'_>,
+        observed: &Observed,
+        cells: CellLookup<'_>,
+        chain_states: &ChainStates<'_>,
+    ) -> (Vec<PlannedRollout>, Vec<PlannedUnion>) {
+        let peers = self.peers();
+        let in_complete_chains = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
+        let (mut contexts, mut planned, mut unions) = (Vec::new(), Vec::new(), Vec::new());
+        for (rollout, mut context) in self.contexts(inputs, observed, cells, &peers) {
+            let RequestedRollout { image, spec, target, claimed_by } = rollout;
+            let (mut decided, mut united) = if claimed_by.is_empty() {
+                decide(&context, target)
+            } else {
+                (Err(HoldReason::ClaimedTwice { images: claimed_by.clone() }), Vec::new())
             };
-            if rollout.target == target || is_same(&rollout.target) {
-                (rollout.decision, rollout.changes) = (decision.clone(), changes.clone());
-                rollout.upgrade = upgrade.clone().filter(|_| context.carries_upgrade(&rollout.target));
+            // An image that is already set stays set while other images of its chain are rebuilt.
+            let is_bound = !matches!(spec, RolloutSpec::PublishOnly { .. });
+            if is_bound
+                && !chain_states.incomplete.is_empty()
+                && decided.as_ref().is_ok_and(Decided::advances)
+            {
+                context.cells = in_complete_chains;
+                (decided, united) = decide(&context, target);
+            }
+            unions.extend(united);
+            // Omit a definition that neither a node nor a DaemonSet asks for, such as a built-in one.
+            if decided.as_ref().is_err_and(HoldReason::is_absence) && cells.of(image).next().is_none() {
+                continue;
+            }
+            let Decided { decision, changes } =
+                decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
+            let upgrade =
+                if claimed_by.is_empty() { planned_upgrade(&context, target, &decision) } else { None };
+            planned.push(PlannedRollout {
+                image: (*image).clone(),
+                target: target.clone(),
+                decision,
+                changes,
+                upgrade,
+            });
+            contexts.push(context);
+        }
+        for (index, why) in chain_holds(&planned, chain_states) {
+            let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
+            let cells = CellLookup { without: Some(context.image), ..in_complete_chains };
+            // A strategy in the middle of its steps may have something to finish even without an image, so ask it first.
+            let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
+            let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
+            let upgrade = planned_upgrade(context, &rollout.target, &decision);
+            let target = rollout.target.clone();
+            for (rollout, context) in planned.iter_mut().zip(&contexts) {
+                // Rollouts of several images to the copies of one DaemonSet are one decision.
+                let is_same = |other: &RolloutTarget| {
+                    [&target, other].iter().all(|target| target.strategy == Strategy::PerKernel)
+                        && target.live_daemon_set() == other.live_daemon_set()
+                };
+                if rollout.target == target || is_same(&rollout.target) {
+                    (rollout.decision, rollout.changes) = (decision.clone(), changes.clone());
+                    rollout.upgrade = upgrade.clone().filter(|_| context.carries_upgrade(&rollout.target));
+                }
             }
         }
+        merge::one_write_for_each_object(inputs.snapshot, &mut planned);
+        (planned, unions)
     }
-    merge::one_write_for_each_object(inputs.snapshot, &mut planned);
-    (planned, unions)
 }
 
 /// Returns the rollouts, by index, that would change something while another rollout of their chain is broken, with the

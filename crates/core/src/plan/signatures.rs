@@ -1,8 +1,10 @@
 //! Pure: decides which published images to sign, and which signatures to look up.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
-use super::{PendingLookups, PlanInputs};
+use super::{Observed, PlanInputs};
 use crate::{
     image::{ImageName, ImageReference},
     site::{Existing, SiteSpec},
@@ -27,27 +29,28 @@ fn signs_existing(site: &SiteSpec) -> bool {
     site.image_signing.as_ref().is_some_and(|signing| signing.existing == Existing::Sign)
 }
 
-/// Returns the published images that are to be signed. Adds unknown signatures to the lookups.
-pub(super) fn unsigned(
+/// Returns the published images, by digest, whose signatures the site's settings need.
+pub(super) fn signatures_of(
     inputs: &PlanInputs<'_>,
     published: impl IntoIterator<Item = PlannedSignature>,
-    lookups: &mut PendingLookups,
+) -> BTreeSet<ImageReference> {
+    let needed = asks_for_signatures(&inputs.definitions().site).then_some(published);
+    needed.into_iter().flatten().map(|image| image.reference).collect()
+}
+
+/// Returns the published images that are to be signed.
+pub(super) fn unsigned(
+    inputs: &PlanInputs<'_>,
+    observed: &Observed,
+    published: impl IntoIterator<Item = PlannedSignature>,
 ) -> Vec<PlannedSignature> {
-    let site = &inputs.definitions().site;
-    if !asks_for_signatures(site) {
+    if !signs_existing(&inputs.definitions().site) {
         return Vec::new();
     }
-    let mut all = Vec::new();
-    for image in published {
-        match inputs.observed.signature(&image.reference) {
-            Some(state) if !state.ours && signs_existing(site) => all.push(image),
-            Some(_) => {}
-            None => drop(lookups.signatures.insert(image.reference)),
-        }
-    }
-    all.sort();
-    all.dedup();
-    all
+    let is_unsigned =
+        |image: &PlannedSignature| observed.signature(&image.reference).is_some_and(|state| !state.ours);
+    let all: BTreeSet<PlannedSignature> = published.into_iter().filter(is_unsigned).collect();
+    all.into_iter().collect()
 }
 
 #[cfg(test)]
@@ -98,7 +101,7 @@ mod tests {
         let refused = |why: &str| SignatureState { ours: true, refused: Some(why.to_owned()) };
         let why = held(&world(Some(refused("it has no signature"))).plan()).unwrap();
         assert!(why.ends_with("is not signed as policy.requireSigned asks: it has no signature"), "{why}");
-        assert_eq!(world(None).ask().unwrap_err().signatures.len(), 1, "the signature is looked up first");
+        assert_eq!(world(None).rounds().1.signatures.len(), 1, "the signature is looked up first");
         assert!(held(&world(Some(SignatureState::default())).plan()).is_none());
         assert!(world(Some(refused("it has no signature"))).plan().has_failures());
     }

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use super::super::{
     Cell, CellInputs, FetchedInputs, HeaderState, Outcome, PlannedCell, SkipReason, cell_for,
     fixtures::{K47, K48, World, image, name, resolved},
@@ -272,17 +274,12 @@ fn patches_apply_to_their_kernels_under_safe_names() {
     };
     world.resolved.images.insert(name("mft"), Ok(resolved));
     let inputs: CellInputs<'_> = world.cell_inputs();
-    let names = |release: &str| -> Vec<String> {
-        cell_for(&inputs, &mut Templates::default(), &image, &target(release))
-            .unwrap()
-            .patches
-            .into_iter()
-            .map(|p| p.name)
-            .collect()
+    let cell = |release: &str| {
+        cell_for(&inputs, &BTreeMap::new(), &mut Templates::default(), &image, &target(release)).unwrap()
     };
-    let written =
-        serde_json::to_value(cell_for(&inputs, &mut Templates::default(), &image, &target(K47)).unwrap())
-            .unwrap();
+    let names =
+        |release: &str| -> Vec<String> { cell(release).patches.into_iter().map(|p| p.name).collect() };
+    let written = serde_json::to_value(cell(K47)).unwrap();
     assert_eq!(written["patches"], serde_json::json!([{"name": "001-__x_.patch", "sha256": "a"}]));
     assert_eq!(names(K47), ["001-__x_.patch"]);
     assert_eq!(names("6.12.3"), ["001-__x_.patch", "002-b.patch"]);

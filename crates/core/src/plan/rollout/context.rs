@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::{
     super::{
-        HoldReason, PlanInputs, Published, node::NodeGroup, outcome::CellLookup, skip_reason::explained,
+        HoldReason, Observed, PlanInputs, Published, node::NodeGroup, outcome::CellLookup,
+        skip_reason::explained,
     },
     Change, RolloutTarget,
 };
@@ -95,8 +96,10 @@ impl From<RolloutDecision> for Decided {
 /// Inputs that every strategy decides from.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
-    /// All inputs of the plan.
+    /// Inputs of the plan.
     pub(super) inputs: &'a PlanInputs<'a>,
+    /// Answers to the lookups.
+    pub(super) observed: &'a Observed,
     /// State of the images.
     pub(super) cells: CellLookup<'a>,
     /// Nodes, grouped by equal labels.
@@ -143,6 +146,7 @@ impl<'a> Context<'a> {
     ) -> Result<ImageReference, HoldReason> {
         admissible_image(
             self.inputs,
+            self.observed,
             self.image,
             published,
             &cell.reference,

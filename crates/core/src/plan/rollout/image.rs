@@ -45,7 +45,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
         }
     }
     if let Some(tag) = shared {
-        let index = context.inputs.observed.published.get(tag);
+        let index = context.observed.published.get(tag);
         let leads_to =
             |index: &&Published| kernels.keys().all(|kernel| index.platforms.contains_key(&kernel.arch));
         let Some(index) = index.filter(leads_to) else {

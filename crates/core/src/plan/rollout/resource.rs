@@ -204,7 +204,7 @@ fn wish<'a>(
 
 /// Whether this name already points to the cell's image.
 pub(super) fn is_published(context: &Context<'_>, cell: &Cell, name: &ImageReference) -> bool {
-    let found = context.inputs.observed.image(name, cell.target.arch);
+    let found = context.observed.image(name, cell.target.arch);
     found.is_some_and(|found| found.is_of(cell))
 }
 

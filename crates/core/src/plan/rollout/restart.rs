@@ -20,7 +20,7 @@ pub(super) fn restarts(
     if live.update != UpdateStrategy::OnDelete || live.deleting || context.spec.upgrade().is_some() {
         return Vec::new();
     }
-    let contents = &context.inputs.observed.contents;
+    let contents = &context.observed.contents;
     let Some(new) = found.image_of(container).and_then(|image| contents.get(image)) else {
         return Vec::new();
     };

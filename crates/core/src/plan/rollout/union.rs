@@ -78,7 +78,7 @@ pub(super) fn decide(
 fn rejected(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
     let record = Record::of(&wanted.live.annotations).ok()?.0.remove(wanted.container)?;
     let has_all = |image: &str| {
-        let contents = context.inputs.observed.contents.get(image);
+        let contents = context.observed.contents.get(image);
         let has = |union: &PlannedUnion, member: &UnionMember| {
             let held = contents.and_then(|held| held.for_architecture(union.architecture));
             held.and_then(|held| held.members.get(member.kernel.as_str())) == Some(&member.digest)
@@ -92,14 +92,26 @@ fn rejected(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion])
 /// Sets the union image, once it is published for every architecture.
 fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Result<Decided, HoldReason> {
     let Wanted { found, live, container, images: _, unused } = wanted;
-    let observed = context.inputs.observed;
+    let observed = context.observed;
     let mut to = Err(HoldReason::NoNodes);
     for union in unions {
+        if let Some(why) = observed.unknown(&union.reference) {
+            let kernel = format!("{} kernels", union.members.len());
+            let detail = format!("{}: {why}", union.reference);
+            return Err(HoldReason::NoImage { kernel, detail });
+        }
         let Some(published) = observed.image(&union.reference, union.architecture) else {
             return Ok(RolloutDecision::Pending { on: union.reference.clone() }.into());
         };
         let made_for = RequiredKernels::Members(union.input_hash);
-        to = Ok(admissible_image(context.inputs, context.image, published, &union.reference, made_for)?);
+        to = Ok(admissible_image(
+            context.inputs,
+            observed,
+            context.image,
+            published,
+            &union.reference,
+            made_for,
+        )?);
     }
     if let [PlannedUnion { reference, .. }, _, ..] = unions
         && let Some(index) = observed.published.get(reference)
@@ -118,7 +130,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     let RolloutSpec::Union { drop_after, .. } = context.spec else { return Err(HoldReason::NotFound) };
     let (found, live, container) = original(context, target)?;
     let image = found.image_of(container);
-    let current = image.and_then(|image| context.inputs.observed.contents.get(image));
+    let current = image.and_then(|image| context.observed.contents.get(image));
     understood(&found.placement)?;
     let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
     let Reached { kernels: live_kernels, unknown, undetermined } = Reached::by(&object, context.groups);

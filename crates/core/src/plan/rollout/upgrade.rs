@@ -83,7 +83,7 @@ fn plan_of(
     container: &str,
     next: Option<&NextImage>,
 ) -> Option<PlannedUpgrade> {
-    let contents = &context.inputs.observed.contents;
+    let contents = &context.observed.contents;
     let has = found.image_of(container)?;
     let pods = pods_by_node(context.inputs.snapshot);
     let mut nodes = Vec::new();

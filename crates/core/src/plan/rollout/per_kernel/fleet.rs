@@ -117,7 +117,7 @@ impl<'a> Fleet<'a> {
         let own = pods.get(live.version.uid.as_str()).into_iter().flatten();
         let placed = own.filter(|pod| pod.bound && !pod.deleting).map(|pod| pod.node.as_str()).collect();
         let images = containers.iter().filter_map(|container| facts.image_of(container));
-        let contents = images.filter_map(|image| inputs.observed.contents.get(image)).collect();
+        let contents = images.filter_map(|image| context.observed.contents.get(image)).collect();
         Ok(Self {
             original,
             parts,

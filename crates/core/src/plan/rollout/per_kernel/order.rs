@@ -20,7 +20,7 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
         return None;
     }
     let pods = pods_by_node(context.inputs.snapshot);
-    let contents = &context.inputs.observed.contents;
+    let contents = &context.observed.contents;
     let nodes = members.iter().map(|member| {
         let kernel = member.target.as_ref().ok();
         let copy = kernel.and_then(|kernel| original.copies.get(kernel));
