@@ -178,3 +178,6 @@ fn published_union(observed: &Observed, union: &PlannedUnion) -> Option<PlannedS
     is_same
         .then(|| PlannedSignature { image: union.image.clone(), reference: found.pinned(&union.reference) })
 }
+
+#[cfg(test)]
+mod tests;
