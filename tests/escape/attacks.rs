@@ -215,7 +215,7 @@ async fn limits(player: &Player) -> Vec<Row> {
     }
     let disk = Limits { disk: Some(64 * MIB), ..Limits::default() };
     let outcome = player.build(vec![run("attack disk 1000")], disk).await;
-    rows.push(stopped(player, "disk", &outcome, "may write 64"));
+    rows.push(stopped(player, "disk", &outcome, "the limit is 64 MiB"));
     let inodes = Limits { inodes: Some(5_000), ..Limits::default() };
     let files = if is_small() { 8_000 } else { 20_000 };
     let outcome = player.build(vec![run(&format!("attack inodes {files}"))], inodes).await;

@@ -95,10 +95,10 @@ async fn a_greedy_step_is_stopped_and_told_why() {
         memory,
     )
     .await;
-    assert!(said.contains("MiB of memory, and may use 64"), "{said}");
+    assert!(said.contains("MiB of memory; the limit is 64 MiB"), "{said}");
     let disk = Limits { disk: Some(64 << 20), ..Limits::default() };
     let said = stopped("dd if=/dev/zero of=/tmp/full bs=1M count=100000", disk).await;
-    assert!(said.contains("MiB, and may write 64"), "{said}");
+    assert!(said.contains("MiB; the limit is 64 MiB"), "{said}");
     // A fork bomb hits the limit and ends with the step.
     let processes = Limits { processes: Some(64), ..Limits::default() };
     let bomb = "for i in $(seq 200); do sleep 600 & done; mkdir /out";

@@ -206,7 +206,7 @@ fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
     assert_eq!(past["from"], OLD_IMAGE);
     let shown = live.command(&["upgrade", "history", &object]).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
-    assert!(shown.contains("taken back"), "{shown}");
+    assert!(shown.contains("rolled back"), "{shown}");
 
     let unknown = live.command(&["upgrade", "pause", "drivers/none"]).output().unwrap();
     let stderr = String::from_utf8_lossy(&unknown.stderr);

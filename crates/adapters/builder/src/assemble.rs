@@ -42,7 +42,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
     if let Some(RuntimeBase::Runfile(_)) = &runtime.base {
         check_module_version(&report.modules, &cell.version)?;
     }
-    let summary = report.in_a_few_words();
+    let summary = report.short_summary();
     let mut facts = ImageFacts {
         input_hash: Some(cell.input_hash),
         declared_hash: (cell.declared_hash != cell.input_hash).then_some(cell.declared_hash),

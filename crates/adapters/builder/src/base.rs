@@ -272,7 +272,7 @@ async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> R
 }
 
 async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, name: &str) -> Result<()> {
-    if let Some(host) = HostPort::of_registry(&place.normalised().0) {
+    if let Some(host) = HostPort::of_registry(&place.normalized().0) {
         let what = format!("pull of toolchain image {name}");
         parts.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
     }

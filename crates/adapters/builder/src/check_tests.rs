@@ -41,7 +41,7 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
     let mut bench = Bench::new(&json!({}));
     let unknown_report = unknown(&bench).await.unwrap();
     assert_eq!(unknown_report.verdict, Verdict::Unknown);
-    assert_eq!(unknown_report.in_a_few_words(), "1 module: unknown");
+    assert_eq!(unknown_report.short_summary(), "1 module: unknown");
 
     bench.image().spec.check.unknown = UnknownPolicy::Deny;
     let error = unknown(&bench).await.unwrap_err();
@@ -219,5 +219,5 @@ async fn what_is_unproven_is_published_unless_the_site_denies_it() {
     bench.parts.definitions.site.check.unproven = UnprovenPolicy::Allow;
     assert!(!applies(&bench));
     let built = bench.publish(K9, &[&file]).await.unwrap();
-    assert_eq!(built.report.in_a_few_words(), "1 module: loads, unproven");
+    assert_eq!(built.report.short_summary(), "1 module: loads, unproven");
 }

@@ -266,7 +266,7 @@ fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>> {
             path: module.path.clone(),
             name: module.name.clone(),
             version: module.about.version.clone(),
-            licence: module.about.licence.clone(),
+            license: module.about.license.clone(),
             srcversion: module.about.srcversion.clone(),
             digest: file.into_parts().1,
         });

@@ -104,7 +104,7 @@ pub(super) async fn plan_for(
         .definitions
         .images
         .values()
-        .filter(|image| is_called_for(image, &snapshot) || announced.call_for(&image.metadata.name))
+        .filter(|image| is_called_for(image, &snapshot) || announced.has_kernel_for(&image.metadata.name))
         .collect();
     add_needs(&parts.definitions, &mut called_for);
     resolve_more(parts, &called_for, &targets, &mut lookup_cache.resolved).await;

@@ -12,7 +12,7 @@ pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
                        farrier recognizes its own images";
         report.wrong(&["spec", "moduleSigning"], message);
     }
-    if site.image_signing.as_ref().is_some_and(|signing| signing.belies(&site.policy)) {
+    if site.image_signing.as_ref().is_some_and(|signing| signing.contradicts(&site.policy)) {
         let message = "it signs whatever is under a tag, and policy.requireSigned would accept that signature as proof: remove it, \
                        or set `trustRegistryWriters: true` if everyone who may write to the registry is trusted";
         report.wrong(&["spec", "imageSigning", "existing"], message);

@@ -7,7 +7,7 @@ use std::{
 
 use farrier_core::image::checked::Download;
 use farrier_net::{Asker, Net, NetError};
-use farrier_store::registry::{Pace, Pacer, Room, TooSlow};
+use farrier_store::registry::{DiskLimit, Pace, Pacer, TooSlow};
 use fs_err::tokio::File;
 use oci::client::chain as error_chain;
 use reqwest::Method;
@@ -121,7 +121,7 @@ pub(super) async fn transfer(
         return Err(FetchError::Status(shown, response.status().as_u16()));
     }
     let announced = response.content_length();
-    let mut room = Room::for_download(path.parent().unwrap_or(&path), announced, most)?;
+    let mut room = DiskLimit::for_download(path.parent().unwrap_or(&path), announced, most)?;
     let mut file = File::create(&path).await?;
     let hasher = wanted.map_or_else(|| Checksum::sha256("").hasher(), Checksum::hasher);
     let (mut hasher, mut got, mut fault) = (hasher, 0, None);

@@ -108,7 +108,7 @@ fn look_through(
         Value::String(text) if field == "image" || (around, field) == ("image", "reference") => {
             let candidates = repository(text).map(|repository| net.image_candidates(&repository));
             let hosts: Vec<String> =
-                candidates.iter().flatten().map(|candidate| candidate.normalised().0).collect();
+                candidates.iter().flatten().map(|candidate| candidate.normalized().0).collect();
             found.extend((!hosts.is_empty()).then(|| registry(net, hosts.iter().map(String::as_str))));
         }
         Value::String(text) if ADDRESSES.contains(&field) => found.extend(address(net, under, text)),

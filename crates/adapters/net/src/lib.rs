@@ -195,7 +195,7 @@ impl Net {
     /// named. If it is the only candidate, it stays, so that the error names it.
     pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {
         let candidates = site::image_candidates(&self.0.mirrors, repository);
-        self.without_forbidden(candidates, |candidate| HostPort::of_registry(&candidate.normalised().0))
+        self.without_forbidden(candidates, |candidate| HostPort::of_registry(&candidate.normalized().0))
     }
 
     /// Addresses to look for a file at, by the rules of [`Self::image_candidates`].

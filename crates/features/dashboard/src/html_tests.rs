@@ -77,7 +77,7 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
         done: count(UpgradeStage::Done),
         under_way: count(UpgradeStage::UnderWay),
         waiting: count(UpgradeStage::Waits),
-        left_alone: 0,
+        skipped: 0,
         failed: count(UpgradeStage::Failed),
         seconds_per_node: Some(74),
         ends: Some(now + SignedDuration::from_mins(40)),

@@ -70,14 +70,14 @@ pub struct Turn {
 
 impl UpgradeView {
     fn of(upgrade: &PlannedUpgrade) -> Self {
-        let Forecast { done, under_way, waiting, left_alone, failed, .. } = upgrade.forecast;
+        let Forecast { done, under_way, waiting, skipped, failed, .. } = upgrade.forecast;
         let mut all = 0;
         let counts = [
             (done, "done", "ok"),
             (under_way, "under way", "run"),
             (failed, "failed", "bad"),
             (waiting, "to come", "wait"),
-            (left_alone, "left alone", "off"),
+            (skipped, "skipped", "off"),
         ];
         let stages = counts.into_iter().filter(|(count, ..)| *count > 0).map(|(count, what, class)| {
             all += count;
@@ -93,7 +93,7 @@ impl UpgradeView {
                 UpgradeStage::Failed => "bad",
                 UpgradeStage::UnderWay | UpgradeStage::Begins => "run",
                 UpgradeStage::Waits => "wait",
-                UpgradeStage::LeftAlone => "warn",
+                UpgradeStage::Skipped => "warn",
                 UpgradeStage::Done => "ok",
             };
             Turn { node: node_link(&turn.node), stage: turn.stage.into(), class, says: row.split_off(2) }

@@ -264,7 +264,7 @@ async fn add_entries(parts: &Parts, repository: &Repository, images: &mut Vec<Re
     }
     let (mut indexes, mut single): (Vec<_>, Vec<_>) = images.drain(..).partition(RegistryImage::is_index);
     for index in &mut indexes {
-        index.lead_to(&single);
+        index.add_kernels_of(&single);
     }
     images.append(&mut indexes);
     images.append(&mut single);

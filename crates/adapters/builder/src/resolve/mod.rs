@@ -119,7 +119,7 @@ async fn resolve_header_texts(
         let is_new =
             |text: &HeaderText| !resolved.header_texts.contains_key(&(target.clone(), text.to_string()));
         let texts: Vec<HeaderText> =
-            images.iter().flat_map(|image| image.spec.asked_of_headers(target)).filter(is_new).collect();
+            images.iter().flat_map(|image| image.spec.header_conditions(target)).filter(is_new).collect();
         if !texts.is_empty() {
             let source = family.spec.headers_for(target, resolved.system(target));
             asked.push(async move {

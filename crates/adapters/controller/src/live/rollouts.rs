@@ -50,7 +50,7 @@ impl Live {
                 broken.deferred(rollout);
                 continue;
             }
-            let contested = self.handovers.hold_back(&mut rollout.changes, self.started.elapsed());
+            let contested = self.handovers.drop_contested(&mut rollout.changes, self.started.elapsed());
             if let Some(node) = contested.first() {
                 let (count, target) = (contested.len(), &rollout.target);
                 let hint = "configure it to keep the labels farrier.dev/driver... of nodes; farrier writes them again later";
@@ -88,7 +88,7 @@ impl Live {
             let error = error.map(|error| error_chain(&error));
             match &error {
                 Some(error) => broken.note(rollout, error),
-                None => self.handovers.note_made(&rollout.changes, self.started.elapsed()),
+                None => self.handovers.record_writes(&rollout.changes, self.started.elapsed()),
             }
             self.log(seen, rollout, error.as_deref());
             let planned = rollout.clone();

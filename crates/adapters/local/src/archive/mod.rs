@@ -177,7 +177,7 @@ fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
         if entries > limits.entries {
             return Err(UnpackError::Limit(format!("{} entries", limits.entries)));
         }
-        if extensions.absorb(&mut entry)? {
+        if extensions.record(&mut entry)? {
             continue;
         }
         if end > limits.bytes.saturating_mul(PASSED_OVER) {

@@ -45,7 +45,7 @@ impl Keyring {
     /// User name and password for a repository, for an engine that pulls images itself. `None` if there is no
     /// credential, or only a token, which engines do not accept.
     pub async fn password(&self, repository: &Repository) -> Option<(String, String)> {
-        let (host, path) = repository.normalised();
+        let (host, path) = repository.normalized();
         match self.find(&host, &path).await {
             Ok(Some(Credential::Password { user, password })) => Some((user, password)),
             Ok(Some(Credential::IdentityToken(_)) | None) => None,

@@ -5,9 +5,9 @@ mod keyring;
 mod signatures;
 
 pub use ::oci::client::{
-    Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, LayoutRegistry,
+    Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, DiskLimit, LayoutRegistry,
     LocationError, MAX_TRIES, Pace, Pacer, Registry, RegistryError, RegistryLocation, RemoteRegistry,
-    Retrying, Room, StoredManifest, TooSlow, Upload, connection_problem, excerpt, free_space, pause_before,
+    Retrying, StoredManifest, TooSlow, Upload, connection_problem, excerpt, free_space, pause_before,
     retry_delay,
 };
 
