@@ -70,8 +70,8 @@ build_farrier() {
 build_static() {
     local target="$root/target/entrypoint" crate name
     for crate in driver-entrypoint runner; do
-        (cd "$root/crates/$crate" && cargo build --profile entrypoint --locked --quiet --target-dir "$target") ||
-            die "crates/$crate does not compile"
+        (cd "$root/crates/node/$crate" && cargo build --profile entrypoint --locked --quiet --target-dir "$target") ||
+            die "crates/node/$crate does not compile"
     done
     target+="/$(cd "$root" && rustc --print host-tuple)/entrypoint"
     for name in driver-entrypoint farrier-runner; do cp "$target/$name" "$(dirname "$farrier")/$name"; done

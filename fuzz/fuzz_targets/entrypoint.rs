@@ -5,53 +5,53 @@
 // The rest of the program is not called from here.
 #![allow(dead_code, unused_imports, unexpected_cfgs, clippy::pedantic, clippy::restriction)]
 
-#[path = "../../crates/driver-entrypoint/src/blacklist.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/blacklist.rs"]
 mod blacklist;
-#[path = "../../crates/driver-entrypoint/src/devices.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/devices.rs"]
 mod devices;
-#[path = "../../crates/driver-entrypoint/src/disruption.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/disruption.rs"]
 mod disruption;
-#[path = "../../crates/driver-entrypoint/src/error.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/error.rs"]
 mod error;
-#[path = "../../crates/driver-entrypoint/src/failure.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/failure.rs"]
 mod failure;
-#[path = "../../crates/driver-entrypoint/src/files.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/files.rs"]
 mod files;
-#[path = "../../crates/driver-entrypoint/src/firmware.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/firmware.rs"]
 mod firmware;
-#[path = "../../crates/driver-entrypoint/src/forecast/mod.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/forecast/mod.rs"]
 mod forecast;
-#[path = "../../crates/driver-entrypoint/src/host_modules.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/host_modules.rs"]
 mod host_modules;
-#[path = "../../crates/driver-entrypoint/src/isolated.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/isolated.rs"]
 mod isolated;
-#[path = "../../crates/driver-entrypoint/src/kernel.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/kernel.rs"]
 mod kernel;
-#[path = "../../crates/driver-entrypoint/src/kmsg.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/kmsg.rs"]
 mod kmsg;
-#[path = "../../crates/driver-entrypoint/src/lock.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/lock.rs"]
 mod lock;
-#[path = "../../crates/driver-entrypoint/src/log.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/log.rs"]
 mod log;
-#[path = "../../crates/driver-entrypoint/src/logind.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/logind.rs"]
 mod logind;
-#[path = "../../crates/driver-entrypoint/src/module_file.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/module_file.rs"]
 mod module_file;
-#[path = "../../crates/driver-entrypoint/src/modules/mod.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/modules/mod.rs"]
 mod modules;
-#[path = "../../crates/driver-entrypoint/src/mounts.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/mounts.rs"]
 mod mounts;
-#[path = "../../crates/driver-entrypoint/src/node.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/node.rs"]
 mod node;
-#[path = "../../crates/driver-entrypoint/src/personality/mod.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/personality/mod.rs"]
 mod personality;
-#[path = "../../crates/driver-entrypoint/src/pods.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/pods.rs"]
 mod pods;
-#[path = "../../crates/driver-entrypoint/src/routes/mod.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/routes/mod.rs"]
 mod routes;
-#[path = "../../crates/driver-entrypoint/src/signals.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/signals.rs"]
 mod signals;
-#[path = "../../crates/driver-entrypoint/src/storage.rs"]
+#[path = "../../crates/node/driver-entrypoint/src/storage.rs"]
 mod storage;
 
 use std::{fs, io, path::Path, sync::OnceLock};

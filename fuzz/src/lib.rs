@@ -13,49 +13,35 @@ pub use farrier_core::{image, kernel, kernel::debian_version as version, templat
 pub use kmod;
 pub use oci;
 
-#[path = "../../src/archive/mod.rs"]
+#[path = "../../crates/adapters/local/src/archive/mod.rs"]
 pub mod archive;
-#[path = "../../src/inputs/apt/control.rs"]
+#[path = "../../crates/adapters/inputs/src/apt/control.rs"]
 pub mod control;
-#[path = "../../src/bundle/frame.rs"]
+#[path = "../../crates/features/bundle/src/frame.rs"]
 mod frames;
-#[path = "../../src/inputs/apt/sources.rs"]
+#[path = "../../crates/adapters/inputs/src/apt/sources.rs"]
 mod sources;
-#[path = "../../src/inputs/checksum.rs"]
+#[path = "../../crates/adapters/inputs/src/checksum.rs"]
 mod checksum;
-#[path = "../../src/inputs/rpm/metadata.rs"]
+#[path = "../../crates/adapters/inputs/src/rpm/metadata.rs"]
 mod metadata;
-#[path = "../../src/inputs/rpm/package.rs"]
+#[path = "../../crates/adapters/inputs/src/rpm/package.rs"]
 mod package;
-#[path = "../../src/boot/protocol.rs"]
+#[path = "../../crates/features/bootcheck/src/protocol.rs"]
 pub mod protocol;
-#[path = "../../src/yaml.rs"]
-pub(crate) mod yaml;
-#[path = "../../src/cluster/edit.rs"]
+#[path = "../../crates/adapters/cluster/src/edit.rs"]
 mod edit;
-#[path = "../../src/files.rs"]
+#[path = "../../crates/adapters/local/src/files.rs"]
 pub(crate) mod files;
-#[path = "../../src/tree_removal.rs"]
+#[path = "../../crates/adapters/local/src/tree_removal.rs"]
 pub(crate) mod tree_removal;
 
-/// Error types of `sources` and `metadata`, and the checksums of `metadata`.
-mod inputs {
-    pub(crate) use super::checksum;
-
-    pub type Result<T, E = FetchError> = std::result::Result<T, E>;
-
+/// Error types of `sources` and `metadata`.
+pub(crate) mod error {
     #[derive(Debug)]
     pub enum FetchError {
         NoAptSource(String),
         Value,
-    }
-
-    pub mod error {
-        #[derive(Debug)]
-        pub enum MetadataError {
-            Xml(String),
-            Malformed(String),
-        }
     }
 
     impl FetchError {
@@ -63,10 +49,21 @@ mod inputs {
             Self::Value
         }
     }
+
+    #[derive(Debug)]
+    pub enum MetadataError {
+        Xml(String),
+        Malformed(String),
+    }
+
+    pub type Result<T, E = FetchError> = std::result::Result<T, E>;
 }
+
+pub(crate) use error::{FetchError, Result};
 
 use archive::{Limits, Options};
 use farrier_core::provenance::{Envelope, PublicKey, Statement};
+use farrier_yaml as yaml;
 
 /// Limits for unpacking an input of 8 MiB, to save disk space.
 const LIMITS: Limits = Limits { entries: 2_000, bytes: 16 << 20, depth: 64 };

@@ -86,7 +86,7 @@ fn runner(directory: &str, features: &[&str]) -> PathBuf {
         .args(features)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .current_dir(root.join("crates/runner")));
+        .current_dir(root.join("crates/node/runner")));
     let host = format!("{}-unknown-linux-gnu", env::consts::ARCH);
     target.join(host).join("entrypoint/farrier-runner")
 }

@@ -29,7 +29,7 @@ pub fn entrypoint() -> PathBuf {
         // Flags of the tests' own build must not affect this one.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .current_dir(root.join("crates/driver-entrypoint")));
+        .current_dir(root.join("crates/node/driver-entrypoint")));
     let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     target.join(host).join("entrypoint").join(ENTRYPOINT)
 }

@@ -102,11 +102,11 @@ impl PayloadError {
             Self::Merged(_) => "make the template install it below /out/usr instead",
             Self::Conflict { .. } | Self::HidesBase(_) => "make the template install below /out/usr instead",
             Self::NoEntrypoint(_) => {
-                "build it with `cargo build --profile entrypoint` in crates/driver-entrypoint/, and put it \
+                "build it with `cargo build --profile entrypoint` in crates/node/driver-entrypoint/, and put it \
                  next to farrier or name it with --entrypoint"
             }
             Self::Entrypoint(..) | Self::Unfit(..) => {
-                "build it for the kernel's architecture with `cargo build --profile entrypoint` in crates/driver-entrypoint/ \
+                "build it for the kernel's architecture with `cargo build --profile entrypoint` in crates/node/driver-entrypoint/ \
                  (on amd64, ci/arm64 builds it for arm64), and put it next to farrier, as driver-entrypoint-ARCHITECTURE for \
                  another architecture, or name it with --entrypoint"
             }

@@ -184,7 +184,7 @@ fn check_entrypoint_exists(resolved: &ResolvedImage, arch: Architecture) -> Resu
         _ if resolved.entrypoints.contains(&arch) => Ok(()),
         Some(other) => unresolved(format!(
             "the driver-entrypoint here is for {other}, and the target is {arch} (build it with `cargo build --profile \
-             entrypoint` in crates/driver-entrypoint for {arch}, and put it beside the other as driver-entrypoint-{arch})"
+             entrypoint` in crates/node/driver-entrypoint for {arch}, and put it beside the other as driver-entrypoint-{arch})"
         )),
         None => unresolved("driver-entrypoint was not looked up".to_owned()),
     }

@@ -1,7 +1,7 @@
 //! Adapter: the `sandbox` engine. It runs steps in place, in Linux namespaces on this machine, over trees in the cache. It
 //! needs neither a daemon nor root: steps run as farrier's user or, if that is root, as a user that owns nothing else.
 //!
-//! `farrier-runner` (`crates/runner`) creates the sandbox and runs the steps. This module is the other end of its pipes.
+//! `farrier-runner` (`crates/node/runner`) creates the sandbox and runs the steps. This module is the other end of its pipes.
 
 mod cgroup;
 mod channel;
