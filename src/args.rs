@@ -151,6 +151,7 @@ pub struct PlatformArgs {
 }
 
 /// Option for actions on the page of the fleet.
+#[cfg(feature = "dashboard")]
 #[derive(Debug, Args)]
 pub struct PageArgs {
     /// Allow retry, prebuild, pause, resume and rollback on the page: for everyone who reaches a loopback

@@ -19,6 +19,7 @@ use farrier_store::registry::{self, RegistryLocation, RegistryOptions};
 use super::{
     CliError, Exit, Result,
     args::{Global, RegistryArg},
+    error::endings,
     mirror::CarryArgs,
     output::{
         self, Bar,
@@ -27,6 +28,14 @@ use super::{
     session::Session,
     settings::{self, Settings, connect},
 };
+
+endings! {
+    BundleError: |error| match error {
+        BundleError::Registry(error) if error.is_transient() => Exit::Unreachable,
+        error if error.is_usage() => Exit::Wrong,
+        _ => Exit::Failed,
+    }, BundleError::hint;
+}
 
 #[derive(Debug, Subcommand)]
 pub enum BundleCommand {

@@ -1,5 +1,6 @@
 //! `farrier check`: predicts whether modules load on a kernel.
 
+#[cfg(feature = "bootcheck")]
 mod boot;
 mod image;
 mod kernel;
@@ -13,6 +14,9 @@ use farrier_core::kernel::KernelRelease;
 use farrier_payload::DecompressionBudget;
 use kmod::{self, CheckReport, CheckRequest, KernelFacts, NeededTable, Rule, Verdict};
 
+#[cfg(feature = "bootcheck")]
+pub use boot::{boot_checker, emulator};
+
 use super::{
     CliError, Exit, Result, args::PlatformArgs, env_vars as vars, output, session::Session,
     settings::Settings,
@@ -22,7 +26,7 @@ use kernel::Kernel;
 use subject::Subject;
 
 #[derive(Debug, Args)]
-#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
+#[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub struct CheckArgs {
     /// Module files (.ko, .ko.gz, .ko.xz, .ko.zst), directories, and images: oci:PATH[:TAG|@DIGEST] for a
     /// layout directory, docker:REF for the local engine, host/repository:tag for a registry
@@ -61,6 +65,7 @@ pub struct CheckArgs {
     pub needs: Vec<PathBuf>,
     /// Also boot the kernel in a virtual machine (QEMU) and load the modules there. The kernel image is
     /// --kernel-image, else the one of the family; with --host it is this machine's
+    #[cfg(feature = "bootcheck")]
     #[arg(long)]
     pub boot: bool,
     /// Also exit with 1 if a verdict is unknown
@@ -108,10 +113,10 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit> {
     let checked = subject::read(&subjects, &kernel.facts.release, &context.decompression)?;
     let needs = subject::needs(&context.args.needs, &context.decompression)?;
     let check = |facts| std::future::ready(Ok(apply(&facts, &checked, &needs)));
-    let mut report = check_with_kernel_image(kernel.facts.clone(), check, kernel.take_image(context)).await?;
-    if context.args.boot {
-        report = boot::boot(context, &mut kernel, &checked, report).await?;
-    }
+    let report = check_with_kernel_image(kernel.facts.clone(), check, kernel.take_image(context)).await?;
+    #[cfg(feature = "bootcheck")]
+    let report =
+        if context.args.boot { boot::boot(context, &mut kernel, &checked, report).await? } else { report };
     session.show(&report, |report| {
         format!("{report}{}", report.explain_hint("farrier check").unwrap_or_default())
     })?;

@@ -4,17 +4,19 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+#[cfg(feature = "gc")]
+use super::gc::GcArgs;
+#[cfg(feature = "migrate")]
+use super::init::InitArgs;
+#[cfg(feature = "dashboard")]
+use super::ui::UiArgs;
 use super::{
     args::Global,
     build::BuildArgs,
-    bundle::BundleCommand,
     check::CheckArgs,
     doctor::DoctorArgs,
-    gc::GcArgs,
     headers::HeadersCommand,
-    init::InitArgs,
     logs::LogsArgs,
-    mirror::MirrorArgs,
     plan::{PlanCommandArgs, StatusArgs},
     prebuild::PrebuildArgs,
     preflight::PreflightArgs,
@@ -23,11 +25,12 @@ use super::{
     rollback::RollbackArgs,
     run::RunArgs,
     schema::SchemaArgs,
-    ui::UiArgs,
     upgrade::UpgradeCommand,
     verify::VerifyArgs,
     why::WhyArgs,
 };
+#[cfg(feature = "bundle")]
+use super::{bundle::BundleCommand, mirror::MirrorArgs};
 
 /// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
 ///
@@ -47,6 +50,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Draft a definitions directory from the cluster and other tools' files, with comments for newcomers
+    #[cfg(feature = "migrate")]
     Init(InitArgs),
     /// Show what would be built and rolled out, and why
     Plan(PlanCommandArgs),
@@ -70,6 +74,7 @@ pub enum Command {
     /// Copies sources, header sets, root file systems, images of other registries and the definitions
     /// directory. Kernel images are not copied: for boot checks at the other site, put them into the
     /// definitions directory and name them as the family's `kernelImage: file`.
+    #[cfg(feature = "bundle")]
     Mirror(MirrorArgs),
     /// Check whether modules or images load on a kernel
     Check(CheckArgs),
@@ -77,12 +82,14 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Carry images and everything that they are made from to an air-gapped site, in one file
     #[command(subcommand)]
+    #[cfg(feature = "bundle")]
     Bundle(BundleCommand),
     /// Run the control loop: observe, plan, build, check, publish, roll out
     Run(RunArgs),
     /// Show the matrix of images and kernels
     Status(StatusArgs),
     /// Open the page of the fleet in a browser: problems, nodes at risk, images by kernel
+    #[cfg(feature = "dashboard")]
     Ui(UiArgs),
     /// Explain why a node gets its images, or the state of an image for a kernel, from labels to image fields
     Why(WhyArgs),
@@ -92,6 +99,7 @@ pub enum Command {
     #[command(subcommand)]
     Upgrade(UpgradeCommand),
     /// Remove published images for kernels that no node has any more; without --delete only list them
+    #[cfg(feature = "gc")]
     Gc(GcArgs),
     /// Check this machine, the registry and the cluster for missing prerequisites, and suggest remedies
     Doctor(DoctorArgs),
@@ -113,4 +121,20 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
+}
+
+impl Command {
+    /// Whether the command handles cancellation itself: it cleans up or completes its work.
+    pub fn cleans_up(&self) -> bool {
+        match self {
+            Self::Build(_) | Self::Prebuild(_) | Self::Run(_) => true,
+            #[cfg(feature = "bundle")]
+            Self::Mirror(_) => true,
+            #[cfg(feature = "dashboard")]
+            Self::Ui(_) => true,
+            #[cfg(feature = "gc")]
+            Self::Gc(_) => true,
+            _ => false,
+        }
+    }
 }

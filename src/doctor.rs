@@ -6,13 +6,11 @@ mod network;
 use std::{collections::BTreeMap, path::Path};
 
 use clap::Args;
-use farrier_bootcheck as boot;
 use farrier_builder::parts::{Parts, TargetError};
 use farrier_cluster::ClusterError;
 use farrier_controller::{Planned, observe_and_plan};
 use farrier_core::{
     image::{Digest, ImageName},
-    kernel::Architecture,
     plan::{NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, WriteNamespaces},
     provenance::Confinement,
 };
@@ -22,13 +20,16 @@ use farrier_store::registry::{RegistryLocation, free_space};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
+#[cfg(feature = "bootcheck")]
+use super::check::emulator;
 use super::{
     CliError, Exit, Result,
     args::EngineArg,
     env_vars as vars, output,
     session::{Connection, Session},
-    settings::parse,
 };
+#[cfg(feature = "bootcheck")]
+use farrier_core::image::Definitions;
 
 /// A certificate or an OpenPGP key that expires within this time is a finding, as for the alert
 /// FarrierCertificateEnds.
@@ -154,18 +155,16 @@ impl Visit {
         );
         let entrypoint = farrier_payload::find_entrypoint(session.global.entrypoint.as_deref(), native());
         self.note("driver-entrypoint", entrypoint.map(|path| path.display().to_string()));
-        let booted: Vec<&str> = definitions
-            .images
-            .iter()
-            .filter(|(_, image)| image.spec.check.boot)
-            .map(|(name, _)| name.as_str())
-            .collect();
+        #[cfg(feature = "bootcheck")]
+        self.boot_checks(definitions).await;
+    }
+
+    #[cfg(feature = "bootcheck")]
+    async fn boot_checks(&mut self, definitions: &Definitions) {
+        let booted = definitions.images.iter().filter(|(_, image)| image.spec.check.boot);
+        let booted: Vec<&str> = booted.map(|(name, _)| name.as_str()).collect();
         if !booted.is_empty() {
-            let arch: Result<Architecture> = parse("architecture", std::env::consts::ARCH);
-            let found = match arch {
-                Ok(arch) => boot::find_emulator(arch).await.map_err(CliError::from),
-                Err(error) => Err(error),
-            };
+            let found = emulator().await;
             self.note("boot checks", found.map(|name| format!("{name}, for {}", booted.join(", "))));
         }
     }

@@ -33,9 +33,11 @@ pub const FARRIER_RUNNER: &str = "FARRIER_RUNNER";
 /// `--listen`: address of `/metrics`, `/healthz` and `/readyz`, or `off`.
 pub const FARRIER_LISTEN: &str = "FARRIER_LISTEN";
 /// `--collect-keys`: directory with a key for each kernel whose headers nodes may send.
+#[cfg(feature = "header-collection")]
 pub const FARRIER_COLLECT_KEYS: &str = "FARRIER_COLLECT_KEYS";
 /// `--page-actions`: allow actions on the page. Every value except the empty one, `0`, `false`, `no` and
 /// `off` means yes.
+#[cfg(feature = "dashboard")]
 pub const FARRIER_PAGE_ACTIONS: &str = "FARRIER_PAGE_ACTIONS";
 /// `--instance`: name of this farrier, if a cluster has several.
 pub const FARRIER_INSTANCE: &str = "FARRIER_INSTANCE";
@@ -130,6 +132,7 @@ pub fn in_pod() -> bool {
 }
 
 /// Whether a browser can be opened. Desktops set `$WAYLAND_DISPLAY` or `$DISPLAY`.
+#[cfg(feature = "dashboard")]
 pub fn has_display() -> bool {
     ["WAYLAND_DISPLAY", "DISPLAY"]
         .into_iter()

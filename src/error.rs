@@ -2,15 +2,11 @@
 
 use std::{error::Error, io, process::ExitCode};
 
-use farrier_bootcheck::BootError;
 use farrier_builder::parts::TargetError;
-use farrier_bundle::BundleError;
 use farrier_cluster::ClusterError;
 use farrier_controller::{rollback::RollbackError, runtime::HttpError};
-use farrier_dashboard::FilesError;
 use farrier_definitions::DefinitionErrors;
 use farrier_engines::EngineError;
-use farrier_header_collection::SendError;
 use farrier_inputs::{FetchError, TreeError};
 use farrier_local::cache::CacheError;
 use farrier_net::NetError;
@@ -47,9 +43,9 @@ pub type Result<T, E = CliError> = std::result::Result<T, E>;
 /// Error that ends a command.
 #[derive(Debug)]
 pub struct CliError {
-    error: Box<dyn Error + Send + Sync>,
-    exit: Exit,
-    hint: Option<String>,
+    pub(crate) error: Box<dyn Error + Send + Sync>,
+    pub(crate) exit: Exit,
+    pub(crate) hint: Option<String>,
 }
 
 impl CliError {
@@ -111,18 +107,20 @@ struct OfImage {
 #[error("write the result")]
 pub struct OutputError(#[from] pub io::Error);
 
-/// Maps each error type to its exit code and hint.
+/// Maps each error type to its exit code and hint. The commands of optional features use it beside their code.
 macro_rules! endings {
     ($($error:ty: $exit:expr, $hint:expr;)+) => {$(
-        impl From<$error> for CliError {
+        impl From<$error> for $crate::error::CliError {
             fn from(error: $error) -> Self {
-                let exit: fn(&$error) -> Exit = $exit;
+                let exit: fn(&$error) -> $crate::error::Exit = $exit;
                 let hint: fn(&$error) -> Option<String> = $hint;
                 Self { exit: exit(&error), hint: hint(&error), error: Box::new(error) }
             }
         }
     )+};
 }
+#[allow(unused_imports, reason = "without features nothing else uses it")]
+pub(crate) use endings;
 
 endings! {
     DefinitionErrors: |_| Exit::Wrong, |_| None;
@@ -149,22 +147,11 @@ endings! {
         error if error.is_transient() => Exit::Unreachable,
         _ => Exit::Failed,
     }, registry::hint;
-    BundleError: |error| match error {
-        BundleError::Registry(error) if error.is_transient() => Exit::Unreachable,
-        error if error.is_usage() => Exit::Wrong,
-        _ => Exit::Failed,
-    }, BundleError::hint;
     FetchError: |error| match error {
         error if error.is_usage() => Exit::Wrong,
         error if error.is_transient() => Exit::Unreachable,
         _ => Exit::Failed,
     }, FetchError::hint;
-    // The emulator and its init are external systems.
-    BootError: |error| match error {
-        BootError::Canceled => Exit::Interrupted,
-        BootError::NoEmulator { .. } | BootError::NoEntrypoint(_) | BootError::Start(..) => Exit::Unreachable,
-        _ => Exit::Failed,
-    }, |error| Some(error.hint());
     // Only `farrier check` uses an engine directly.
     EngineError: |error| match error {
         EngineError::Canceled => Exit::Interrupted,
@@ -179,11 +166,9 @@ endings! {
         ),
         error => error.hint(),
     };
-    SendError: |error| if error.is_transient() { Exit::Unreachable } else { Exit::Failed }, |_| None;
     ImageError: |_| Exit::Failed, |_| None;
     PayloadError: |_| Exit::Failed, PayloadError::hint;
     CacheError: |_| Exit::Failed, CacheError::hint;
     OutputError: |_| Exit::Failed, |_| None;
-    FilesError: |_| Exit::Failed, |_| None;
     io::Error: |_| Exit::Failed, |_| None;
 }

@@ -1,21 +1,21 @@
 //! `farrier headers`: fetches, imports, collects and lists header sets.
 
-use std::{fs, path::PathBuf};
+#[cfg(feature = "header-collection")]
+mod collect;
+
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use farrier_builder::parts::TargetError;
 use farrier_core::kernel::{
     Architecture, KernelFamily, KernelRelease, KernelTarget, UNKNOWN_SYSTEM, match_family,
 };
-use farrier_header_collection as collected;
-use farrier_header_collection::{Answer, Key};
-use farrier_inputs::{
-    FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, ListedHeaders, Outcome,
-    PackedHeaders,
-};
+use farrier_inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, ListedHeaders};
 use farrier_store::{StoredInput, header_tag};
 use kmod::{KernelFacts, SymbolTable};
-use url::Url;
+
+#[cfg(feature = "header-collection")]
+pub use collect::received_headers;
 
 use super::{
     CliError, Exit, Result,
@@ -27,9 +27,6 @@ use super::{
     settings::{self, Settings, parse},
 };
 
-/// File with the running kernel's release, as `uname -r` prints it.
-const RUNNING: &str = "/proc/sys/kernel/osrelease";
-
 #[derive(Debug, Subcommand)]
 pub enum HeadersCommand {
     /// Fetch the header set of a kernel into the cache
@@ -37,7 +34,8 @@ pub enum HeadersCommand {
     /// Import the header set of a kernel that no mirror has, for every farrier that uses the registry
     Import(HeadersImportArgs),
     /// Import the header set of the kernel that this node runs, or send it to a farrier, as the chart's Job does
-    Collect(HeadersCollectArgs),
+    #[cfg(feature = "header-collection")]
+    Collect(collect::HeadersCollectArgs),
     /// Pack the headers that a host's own driver exposes, for the `tree` of a definition's need
     CollectDriver(CollectDriverArgs),
     /// List the header sets in the cache and the registry
@@ -77,25 +75,6 @@ pub struct HeadersImportArgs {
     pub replace: bool,
 }
 
-#[derive(Debug, Args)]
-pub struct HeadersCollectArgs {
-    /// Mount point of the node's file system
-    #[arg(long, value_name = "DIR", default_value = "/")]
-    pub root: PathBuf,
-    /// Kernel release [default: the running kernel's, as `uname -r` prints it]
-    #[arg(long, value_name = "RELEASE")]
-    pub kernel: Option<String>,
-    /// Send the header set to the farrier at this address, which inspects and stores it, instead of storing
-    /// it from here
-    #[arg(long, value_name = "URL", requires = "key_file")]
-    pub to: Option<Url>,
-    /// Key file that an administrator made for this kernel
-    #[arg(long, value_name = "FILE", requires = "to")]
-    pub key_file: Option<PathBuf>,
-    #[command(flatten)]
-    pub store: HeadersStoreArg,
-}
-
 /// Runs `farrier headers`.
 pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit> {
     match command {
@@ -119,7 +98,8 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit>
             let settings = session.settings_with_store(store.registry.as_deref())?;
             import_headers(session, &settings, import).await?;
         }
-        HeadersCommand::Collect(args) => collect(session, args).await?,
+        #[cfg(feature = "header-collection")]
+        HeadersCommand::Collect(args) => collect::collect(session, args).await?,
         HeadersCommand::CollectDriver(args) => collect_driver(session, args).await?,
         HeadersCommand::List { store } => {
             let Settings { fetcher, .. } = session.settings_with_store(store.registry.as_deref())?;
@@ -130,75 +110,6 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit>
         }
     }
     Ok(Exit::Done)
-}
-
-/// Sends the node's headers, or imports them unless the store already has them.
-async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<()> {
-    let HeadersCollectArgs { root, kernel, to, key_file, store } = args;
-    let release: KernelRelease = if let Some(kernel) = kernel {
-        parse("--kernel", &kernel)?
-    } else {
-        let text = fs::read_to_string(RUNNING).map_err(|error| {
-            CliError::usage(format!("read the running kernel's release in {RUNNING}: {error}"))
-        })?;
-        parse(RUNNING, text.trim())?
-    };
-    let arch: Architecture = parse("architecture", std::env::consts::ARCH)?;
-    if let (Some(to), Some(key)) = (to, key_file) {
-        let key = Key::read(&key)
-            .map_err(|error| CliError::usage(format!("read the key {}: {error}", key.display())))?;
-        return send(session, root, release, arch, &to, &key).await;
-    }
-    let settings = session.settings_with_store(store.registry.as_deref())?;
-    let Some(stored) = settings.fetcher.headers().in_store(&release, arch).await? else {
-        let sources = vec![ImportSource::Node(root)];
-        return import_headers(session, &settings, HeaderImport { sources, release, arch, replace: false })
-            .await;
-    };
-    let report = HeadersReport {
-        release: release.to_string(),
-        arch: arch.to_string(),
-        outcome: Outcome::Known,
-        compiler: None,
-        exported_symbols: None,
-        content: None,
-        size: stored.layer.size,
-        path: None,
-        reference: Some(reference(&stored, &release, arch)?),
-        digest: Some(stored.digest.to_string()),
-        origin: Vec::new(),
-    };
-    session.show(&report, output::headers::report)
-}
-
-/// Packs the node's headers and sends them to a farrier that inspects and stores them. The node has no
-/// credentials of the registry.
-async fn send(
-    session: &Session,
-    root: PathBuf,
-    release: KernelRelease,
-    arch: Architecture,
-    to: &Url,
-    key: &Key,
-) -> Result<()> {
-    let Settings { fetcher, .. } = session.settings()?;
-    let packed = fetcher.headers().pack(root, release, arch).await?;
-    let Answer { outcome, content, reference } = collected::send(fetcher.net(), to, key, &packed).await?;
-    let PackedHeaders { release, arch, facts, compiler, layer, .. } = &packed;
-    let report = HeadersReport {
-        release: release.to_string(),
-        arch: arch.to_string(),
-        outcome,
-        compiler: Some(compiler.to_string()),
-        exported_symbols: facts.symbols.as_ref().map(SymbolTable::len),
-        content: Some(content),
-        size: layer.size,
-        path: Some(reference.clone().unwrap_or_else(|| to.to_string())),
-        reference,
-        digest: None,
-        origin: Vec::new(),
-    };
-    session.show(&report, output::headers::report)
 }
 
 async fn import_headers(session: &Session, settings: &Settings, import: HeaderImport) -> Result<()> {

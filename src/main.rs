@@ -4,6 +4,7 @@
 
 mod args;
 mod build;
+#[cfg(feature = "bundle")]
 mod bundle;
 mod check;
 mod collect_driver;
@@ -12,12 +13,17 @@ mod completion;
 mod doctor;
 mod env_vars;
 mod error;
+#[cfg(feature = "gc")]
 mod gc;
 mod headers;
+#[cfg(feature = "migrate")]
 mod init;
 mod logs;
+#[cfg(feature = "bundle")]
 mod mirror;
 mod output;
+#[cfg(feature = "dashboard")]
+mod page;
 mod plan;
 mod plugin;
 mod prebuild;
@@ -31,6 +37,7 @@ mod serve;
 mod session;
 mod settings;
 mod stop;
+#[cfg(feature = "dashboard")]
 mod ui;
 mod upgrade;
 mod verify;
@@ -107,20 +114,12 @@ fn cluster(matches: &ArgMatches) -> Option<&str> {
 
 async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
     let session = Session { global, stop };
-    // These commands handle cancellation themselves: they clean up or complete their work.
-    let cleans_up = matches!(
-        command,
-        Command::Build(_)
-            | Command::Prebuild(_)
-            | Command::Mirror(_)
-            | Command::Run(_)
-            | Command::Ui(_)
-            | Command::Gc(_)
-    );
+    let cleans_up = command.cleans_up();
     let work = async {
         match command {
             Command::Plan(args) => plan::plan(&session, args).await,
             Command::Status(args) => plan::status(&session, args).await,
+            #[cfg(feature = "dashboard")]
             Command::Ui(args) => ui::ui(&session, args).await,
             Command::Why(args) => why::why(&session, args).await,
             Command::Render(args) => render::render(&session, args).await,
@@ -130,15 +129,19 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             Command::Prebuild(args) => Box::pin(prebuild::prebuild(&session, args)).await,
             Command::Preflight(args) => preflight::preflight(&session, args).await,
             Command::Retry(args) => retry::retry(&session, args).await,
+            #[cfg(feature = "bundle")]
             Command::Mirror(args) => mirror::mirror(&session, args).await,
+            #[cfg(feature = "migrate")]
             Command::Init(args) => init::init(&session, args).await,
             Command::Doctor(args) => doctor::doctor(&session, args).await,
             Command::Check(args) => check::check(&session, args).await,
             Command::Verify(args) => verify::verify(&session, args).await,
+            #[cfg(feature = "bundle")]
             Command::Bundle(command) => bundle::bundle(&session, command).await,
             Command::Run(args) => run::run(&session, args).await,
             Command::Rollback(args) => rollback::rollback(&session, args).await,
             Command::Upgrade(command) => upgrade::upgrade(&session, command).await,
+            #[cfg(feature = "gc")]
             Command::Gc(args) => gc::gc(&session, args).await,
             Command::Schema(args) => schema::schema(args.kind),
             Command::Completions { shell } => {

@@ -1,16 +1,19 @@
 //! `farrier plan` and `farrier status`: show the planned work, and the state of the matrix.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+#[cfg(feature = "dashboard")]
+use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use farrier_builder::{builds_elsewhere, parts::Parts};
 use farrier_cluster::Cluster;
 use farrier_controller::{Planned, observe_and_plan};
 use farrier_core::plan;
-use farrier_dashboard::{Facts, built, write_files};
 use farrier_engines::EngineChoice;
 use jiff::Timestamp;
 
+#[cfg(feature = "dashboard")]
+use super::page::write_pages;
 use super::{
     CliError, Exit, Result,
     args::{ClusterArg, EngineArg, RegistryArg},
@@ -42,11 +45,13 @@ pub struct StatusArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
     /// Also write the status pages that `farrier run` serves to this directory, as files that need no server
+    #[cfg(feature = "dashboard")]
     #[arg(long, value_name = "DIR")]
     pub html: Option<PathBuf>,
     /// Keep running, and print the status whenever it changes; looks on each change in the cluster and every
     /// ten seconds
-    #[arg(long, conflicts_with = "html")]
+    #[cfg_attr(feature = "dashboard", arg(long, conflicts_with = "html"))]
+    #[cfg_attr(not(feature = "dashboard"), arg(long))]
     pub watch: bool,
 }
 
@@ -116,20 +121,18 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 
 /// Runs `farrier status`.
 pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
-    let StatusArgs { plan, html, watch } = args;
-    let (parts, cluster) = session.of_cluster(&plan).await?;
-    if watch {
+    let (parts, cluster) = session.of_cluster(&args.plan).await?;
+    if args.watch {
         return watch_status(session, &parts, cluster.as_ref()).await;
     }
-    let Planned { plan, snapshot, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
-    let (activity, now) = (builds_elsewhere(&parts, &plan).await, Timestamp::now());
-    session.show(&plan::status_at(&plan, &activity, now), |rows| output::status(rows, &plan))?;
-    if let Some(directory) = html {
-        let built = built(&parts.cache, &plan);
-        let facts =
-            Facts { activity, built, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
-        write_files(&directory, &facts, &parts).await?;
-        output::message(&format!("wrote the page to {}", directory.join("index.html").display()));
+    let planned = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let (activity, now) = (builds_elsewhere(&parts, &planned.plan).await, Timestamp::now());
+    session
+        .show(&plan::status_at(&planned.plan, &activity, now), |rows| output::status(rows, &planned.plan))?;
+    let unreachable = planned.unreachable;
+    #[cfg(feature = "dashboard")]
+    if let Some(directory) = args.html {
+        write_pages(&directory, planned, activity, &parts, now).await?;
     }
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
 }

@@ -3,11 +3,11 @@
 use std::{
     hash::{BuildHasher, RandomState},
     net::SocketAddr,
-    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
+use axum::Router;
 use clap::Args;
 use farrier_builder::parts::{Parts, Reporter, Stage};
 use farrier_cluster::{Fence, KubeCluster};
@@ -20,18 +20,18 @@ use farrier_controller::{
     },
     status::{KubeStatus, Place},
 };
-use farrier_dashboard::{Actions, PageServer};
-use farrier_header_collection::Receiver;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "header-collection")]
+use super::headers::received_headers;
 use super::{
-    CliError, Exit, Result,
-    args::PageArgs,
-    env_vars as vars,
+    CliError, Exit, Result, env_vars as vars,
     session::{Connection, Session},
     settings::parse,
 };
+#[cfg(feature = "dashboard")]
+use super::{args::PageArgs, page::serve_page};
 
 /// Options of a run without --once.
 #[derive(Debug, Args)]
@@ -52,8 +52,10 @@ pub struct ServiceArgs {
     pub listen: Option<String>,
     /// Accept header sets that nodes send to the --listen address (`farrier headers collect --to`); the
     /// directory holds a key for each kernel, in a file with the name of its label
+    #[cfg(feature = "header-collection")]
     #[arg(long, env = vars::FARRIER_COLLECT_KEYS, value_name = "DIR", hide_env_values = true)]
-    pub collect_keys: Option<PathBuf>,
+    pub collect_keys: Option<std::path::PathBuf>,
+    #[cfg(feature = "dashboard")]
     #[command(flatten)]
     pub page: PageArgs,
 }
@@ -83,18 +85,20 @@ pub async fn serve(
     parts.reporter = Arc::new(Logs);
     let identity = identity();
     let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
-    let (around, asked, mut page) = (CancellationToken::new(), Arc::<Notify>::default(), None);
-    let mut actions = None;
+    let (around, asked) = (CancellationToken::new(), Arc::<Notify>::default());
+    #[cfg(feature = "dashboard")]
+    let mut page = None;
     if let Some(address) = listen(args, kube.is_some())? {
-        let collected = args.collect_keys.clone().map(|keys| Receiver::new(parts.fetcher.clone(), keys));
-        let further = collected.map(Receiver::router).unwrap_or_default();
-        actions = args.page.page_actions.then(|| {
-            let local = address.ip().is_loopback();
-            Actions::new(parts.clone(), Arc::clone(&cluster), kube.clone(), local, Arc::clone(&asked))
-        });
-        let shown = PageServer::new(parts.clone(), actions.clone());
-        let further = further.merge(shown.router());
-        page = Some(shown as Arc<dyn StatusSink>);
+        let further = Router::new();
+        #[cfg(feature = "header-collection")]
+        let further = further.merge(received_headers(&parts, args.collect_keys.as_ref()));
+        #[cfg(feature = "dashboard")]
+        let further = {
+            let served = serve_page(&args.page, address, &parts, &cluster, kube.as_ref(), &asked);
+            let further = further.merge(served.router.clone());
+            page = Some(served);
+            further
+        };
         let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics), further).await?;
         tracing::info!(%address, "serving /, /metrics, /healthz and /readyz");
         tokio::spawn(server.serve(around.clone()));
@@ -106,9 +110,15 @@ pub async fn serve(
         Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
     });
     tracing::info!(cluster = cluster.describe(), "watching");
-    let context = LiveContext { resync, cluster, configuration, leads, status, page, asked, metrics, health };
+    #[cfg(feature = "dashboard")]
+    let sink = page.as_ref().map(|page| Arc::clone(&page.sink));
+    #[cfg(not(feature = "dashboard"))]
+    let sink = None;
+    let context =
+        LiveContext { resync, cluster, configuration, leads, status, page: sink, asked, metrics, health };
     Live::new(parts, context).run().await;
-    if let Some(actions) = actions {
+    #[cfg(feature = "dashboard")]
+    if let Some(actions) = page.and_then(|page| page.actions) {
         actions.finish().await;
     }
     // Release the lease only now: until here a write may have been in flight.
@@ -210,7 +220,9 @@ mod tests {
             lease_name: None,
             lease_namespace: None,
             listen: listen.map(str::to_owned),
+            #[cfg(feature = "header-collection")]
             collect_keys: None,
+            #[cfg(feature = "dashboard")]
             page: PageArgs { page_actions: false },
         }
     }

@@ -2,7 +2,6 @@
 
 use std::{path::Path, sync::Arc};
 
-use farrier_bootcheck::QemuBoot;
 use farrier_builder::{
     images,
     parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, Parts},
@@ -18,6 +17,8 @@ use farrier_signing::ModuleSigner;
 use farrier_store::registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying};
 use serde::Serialize;
 
+#[cfg(feature = "bootcheck")]
+use super::check::boot_checker;
 use super::{
     CliError, Result,
     args::{Global, LimitArgs, RegistryArg},
@@ -28,8 +29,6 @@ use super::{
     stop::Stop,
 };
 
-/// Directory in the cache in which boot checks keep results about this machine.
-pub const BOOT_MEMORY: &str = "boot";
 /// Directory in the cache for notes about engine runs, which may need cleanup after a crash.
 const ENGINE_NOTES: &str = "engine-runs";
 /// Directory in the cache in which the engine tries whether this machine permits a sandbox.
@@ -169,12 +168,10 @@ impl Session {
         // The store has no retry, because its callers retry a fetch as a whole.
         let store = images::store_of(&parts, location, registry);
         parts.fetcher = parts.fetcher.with_store(store);
-        parts.boot_checker = Some(Arc::new(QemuBoot {
-            fetcher: parts.fetcher.clone(),
-            entrypoint: self.global.entrypoint.clone(),
-            memory: parts.cache.root().join(BOOT_MEMORY),
-            cancel: parts.cancel.clone(),
-        }));
+        #[cfg(feature = "bootcheck")]
+        {
+            parts.boot_checker = Some(boot_checker(&parts, self.global.entrypoint.clone()));
+        }
         Ok(parts)
     }
 }

@@ -57,6 +57,7 @@ impl Settings {
 
     /// Returns the access to registries as a directory of definitions configures it, or the built-in
     /// definitions alone.
+    #[cfg(feature = "bundle")]
     pub fn registry_options(global: &Global, definitions: Option<&Path>) -> Result<RegistryOptions> {
         let directory = definitions.map(existing_directory).transpose()?;
         reach(global, &definitions::load(directory.as_deref())?)

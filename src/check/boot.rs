@@ -1,14 +1,47 @@
 //! `farrier check --boot`: loads the modules in a booted kernel.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use farrier_bootcheck as boot;
-use farrier_bootcheck::{BootError, BootRequest};
+use farrier_bootcheck::{BootError, BootRequest, QemuBoot};
+use farrier_builder::parts::{BootChecker, Parts};
+use farrier_local::machine::native;
 use kmod::{BootReport, CheckReport};
 use tempfile::TempDir;
 
 use super::{Context, image::Checked, kernel::Kernel};
-use crate::{CliError, output, session::BOOT_MEMORY};
+use crate::{
+    CliError,
+    error::{Exit, endings},
+    output,
+};
+
+/// Directory in the cache in which boot checks keep results about this machine.
+const BOOT_MEMORY: &str = "boot";
+
+endings! {
+    // The emulator and its init are external systems.
+    BootError: |error| match error {
+        BootError::Canceled => Exit::Interrupted,
+        BootError::NoEmulator { .. } | BootError::NoEntrypoint(_) | BootError::Start(..) => Exit::Unreachable,
+        _ => Exit::Failed,
+    }, |error| Some(error.hint());
+}
+
+/// Returns what boots kernels for definitions with `check.boot: true`.
+pub fn boot_checker(parts: &Parts, entrypoint: Option<PathBuf>) -> Arc<dyn BootChecker> {
+    Arc::new(QemuBoot {
+        fetcher: parts.fetcher.clone(),
+        entrypoint,
+        memory: parts.cache.root().join(BOOT_MEMORY),
+        cancel: parts.cancel.clone(),
+    })
+}
+
+/// Returns the emulator for this machine's architecture.
+pub async fn emulator() -> Result<&'static str, CliError> {
+    Ok(boot::find_emulator(native()).await?)
+}
 
 /// Boots the kernel, loads the modules in load order, and adds the results to the report.
 pub(super) async fn boot(

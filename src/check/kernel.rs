@@ -72,6 +72,7 @@ impl Kernel {
 
     /// Returns the image to boot: the one that was read, else this machine's with `--host`, else the
     /// family's.
+    #[cfg(feature = "bootcheck")]
     pub async fn bootable(&mut self, context: &Context<'_>) -> Result<KernelImage> {
         if let Some(image) = &self.image {
             return Ok(image.clone());
@@ -124,6 +125,7 @@ impl Kernel {
     }
 }
 
+#[cfg(feature = "bootcheck")]
 const NO_IMAGE_TO_BOOT: &str = "the kernel family is not known; name the image with --kernel-image FILE";
 const NO_IMAGE: &str = "--kernel-image FILE (the kernel's vmlinuz or vmlinux) provides what its headers lack";
 

@@ -1,7 +1,11 @@
 //! Output of commands: results go to standard output, messages and progress to standard error. All tables are
 //! laid out here.
 
+#[cfg(feature = "bundle")]
 pub mod bundle;
+#[cfg(feature = "bundle")]
+mod bundle_bar;
+#[cfg(feature = "gc")]
 pub mod gc;
 pub mod headers;
 pub mod look;
@@ -17,8 +21,10 @@ use std::io::{self, IsTerminal, Stderr, Write};
 use comfy_table::{Cell, ContentArrangement, Row, Table, presets::NOTHING};
 use serde::Serialize;
 
+#[cfg(feature = "bundle")]
+pub use bundle_bar::Bar;
 pub use plan::{past_upgrades, plan, status, upgrades};
-pub use progress::{Bar, Progress};
+pub use progress::Progress;
 pub use reconcile::reconcile;
 
 /// Names, labels and annotations are untrusted: a terminal must not interpret them as commands.

@@ -162,8 +162,8 @@ fn the_policies_name_what_farrier_writes() {
 
 /// Returns the Job from the snapshot of the Kubernetes engine's unit test.
 fn build() -> Value {
-    let name = "farrier__engine__kubernetes__job__tests__a_job_has_no_rights_and_says_what_it_needs.snap";
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine/kubernetes/snapshots");
+    let name = "farrier_engines__kubernetes__job__tests__a_job_has_no_rights_and_says_what_it_needs.snap";
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/engines/src/kubernetes/snapshots");
     let snapshot = fs::read_to_string(directory.join(name)).unwrap();
     serde_json::from_str(snapshot.splitn(3, "---\n").nth(2).unwrap()).unwrap()
 }

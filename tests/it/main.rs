@@ -42,6 +42,7 @@ mod kernel_sources;
 mod kube_api;
 mod kube_cluster;
 mod kube_jobs;
+mod layers;
 mod leadership;
 mod lifecycle;
 mod offline;

@@ -10,7 +10,7 @@ fn names() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for part in ["src", "crates", "tests/it", "tests/escape"] {
         for entry in WalkDir::new(root.join(part)).into_iter().map(Result::unwrap) {
-            names.extend(entry.path().file_stem().map(|name| name.to_string_lossy().into_owned()));
+            names.extend(entry.path().file_stem().map(|name| name.to_string_lossy().replace('-', "_")));
             if entry.path().extension().is_none_or(|end| end != "rs") {
                 continue;
             }

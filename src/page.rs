@@ -1,0 +1,62 @@
+//! The page of the fleet: as files for `farrier status --html`, and on the address of `farrier run --listen`.
+
+use std::{net::SocketAddr, path::Path, sync::Arc};
+
+use axum::Router;
+use farrier_builder::parts::Parts;
+use farrier_cluster::{Cluster, KubeCluster};
+use farrier_controller::{Planned, live::StatusSink};
+use farrier_core::plan::Activity;
+use farrier_dashboard::{Actions, Facts, FilesError, PageServer, built, write_files};
+use jiff::Timestamp;
+use tokio::sync::Notify;
+
+use super::{Result, args::PageArgs, error::endings, output};
+
+endings! {
+    FilesError: |_| super::Exit::Failed, |_| None;
+}
+
+/// Writes the pages of a plan to a directory.
+pub async fn write_pages(
+    directory: &Path,
+    planned: Planned,
+    activity: Activity,
+    parts: &Parts,
+    now: Timestamp,
+) -> Result<()> {
+    let Planned { plan, snapshot, .. } = planned;
+    let built = built(&parts.cache, &plan);
+    let facts = Facts { activity, built, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
+    write_files(directory, &facts, parts).await?;
+    output::message(&format!("wrote the page to {}", directory.join("index.html").display()));
+    Ok(())
+}
+
+/// The page that a service serves.
+pub struct ServedPage {
+    /// Receives each reconcile's result.
+    pub sink: Arc<dyn StatusSink>,
+    /// Routes of the HTTP server.
+    pub router: Router,
+    /// What users do on the page, if `--page-actions` allows it.
+    pub actions: Option<Arc<Actions>>,
+}
+
+/// Makes the page of a service at `address`. `asked` is notified when an action calls for a reconcile.
+pub fn serve_page(
+    args: &PageArgs,
+    address: SocketAddr,
+    parts: &Parts,
+    cluster: &Arc<dyn Cluster>,
+    kube: Option<&Arc<KubeCluster>>,
+    asked: &Arc<Notify>,
+) -> ServedPage {
+    let local = address.ip().is_loopback();
+    let actions = args
+        .page_actions
+        .then(|| Actions::new(parts.clone(), Arc::clone(cluster), kube.cloned(), local, Arc::clone(asked)));
+    let page = PageServer::new(parts.clone(), actions.clone());
+    let router = page.router();
+    ServedPage { sink: page, router, actions }
+}
