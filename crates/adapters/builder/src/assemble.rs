@@ -1,4 +1,4 @@
-//! Adapter: turns a checked payload into an image that is ready to be pushed (assemble stage).
+//! The assemble stage turns a checked payload into an image that is ready to be pushed.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

@@ -1,5 +1,5 @@
-//! Adapter: the base stage: prepares the toolchain and one kernel's headers for a compile. In place they are two trees
-//! of the cache. For a daemon they are an image, made once per content and kept in the engine.
+//! The base stage prepares the toolchain and one kernel's headers for a compile. For an in-place build, the base is two
+//! trees in the cache. For a daemon, the base is an image that is made once per content and kept in the engine.
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
@@ -88,7 +88,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         }
         (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_sandbox(job, headers).await? {
             Ok(base) => {
-                // Serialize the change of ownership: two builds would walk the same tree.
+                // Serialize the change of ownership, because concurrent builds would walk the same tree.
                 let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
                 let (owner, trees) = (sandbox.owner(), base.lowers.clone());
                 blocking(move || trees.iter().try_for_each(|tree| owner.own(tree))).await?;
@@ -282,7 +282,7 @@ async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, nam
 }
 
 /// Returns a Dockerfile that adds a header set to a toolchain. The build fails at once if the toolchain lacks the
-/// kernel's compiler. Hours later, in the middle of a driver's build, the error would be hard to interpret.
+/// kernel's compiler: in the middle of a driver's build, the same error would come late and be hard to interpret.
 fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>, btf_source: Option<String>) -> String {
     let mut text = format!("FROM {toolchain}\nCOPY kernel/ /\n");
     if let Some(path) = btf_source {
@@ -294,9 +294,9 @@ fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>, btf_source: Opti
     text
 }
 
-/// Returns the path of the headers' `vmlinux` if the build must not use it. kbuild generates BTF for modules from that
-/// file. Without the file it generates none, whatever the kernel's configuration says. With the file, but without
-/// pahole or debug information, no module compiles at all. Decision 23 says which modules get BTF.
+/// Returns the path of the headers' `vmlinux` if the build must not use it. kbuild generates BTF for modules from this
+/// file. Without the file, kbuild generates no BTF, whatever the kernel's configuration says. With the file, but
+/// without pahole or debug information, no module compiles. Decision 23 says which modules get BTF.
 fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
     let release = &job.cell.target.release;
     let build = find_build(&headers.root, release).ok()?;
@@ -304,7 +304,7 @@ fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
     is_there.then(|| format!("/lib/modules/{release}/build/vmlinux"))
 }
 
-/// Step that hides that `vmlinux` from this build.
+/// Step that hides the headers' `vmlinux` from this build.
 fn without_btf_step(path: String) -> Step {
     first_step("modules get no type information".to_owned(), ["/bin/rm".to_owned(), path].into())
 }

@@ -1,4 +1,4 @@
-//! Adapter: plans the cell of one image and one kernel that a command names.
+//! Plans the cell of one image and one kernel that a command names.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! Adapter: the check stage: predicts what the kernel's module loader says about a payload, and applies the
-//! definition's policy. Modules are signed between the static check and the boot check.
+//! The check stage predicts what the kernel's module loader says about a payload, and applies the definition's policy.
+//! Modules are signed between the static check and the boot check.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ pub(super) async fn check(
 }
 
 /// Checks modules with the given facts about the kernel. If the verdict is unknown, fetches the kernel's own image, if
-/// there is one, and checks again. The image is a download of 70 MB, so it is fetched only when needed.
+/// there is one, and checks again. The image is fetched only when needed, because it is a download of about 70 MB.
 pub async fn check_with_kernel_image<E, F: Future<Output = Result<CheckReport, E>>>(
     mut facts: KernelFacts,
     check: impl Fn(KernelFacts) -> F,
@@ -147,7 +147,7 @@ pub(super) async fn boot(
     }
 }
 
-/// Whether the site denies modules that nothing proves to fit the kernel.
+/// Whether the site denies modules for which the check has no proof that they fit the kernel.
 fn denies_unproven(job: &Job<'_>) -> bool {
     job.parts.definitions.site.check.unproven == UnprovenPolicy::Deny
 }

@@ -1,5 +1,5 @@
-//! Adapter: the compile stage: assembles the build context (sources, patches, needs), runs the `modules` stage, and
-//! collects its payload.
+//! The compile stage assembles the build context (sources, patches, needs), runs the `modules` stage, and collects its
+//! payload.
 
 use std::{
     path::{Path, PathBuf},

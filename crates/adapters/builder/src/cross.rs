@@ -1,4 +1,4 @@
-//! Adapter: cross toolchains, which run on this machine and compile for a kernel of another architecture.
+//! Cross toolchains, which run on this machine and compile for a kernel of another architecture.
 
 use std::path::PathBuf;
 

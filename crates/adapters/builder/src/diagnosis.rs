@@ -1,4 +1,4 @@
-//! Pure: finds the first error in a build's output.
+//! Finds the first error in a build's output.
 
 use std::{collections::VecDeque, fmt};
 

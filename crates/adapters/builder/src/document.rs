@@ -1,4 +1,4 @@
-//! Adapter: the document stage: collects an image's inputs for its bill of materials and its provenance.
+//! The document stage collects an image's inputs for its bill of materials and its provenance.
 
 use std::{
     collections::BTreeMap,
@@ -196,7 +196,7 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
             let package = parts
                 .retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch))
                 .await?;
-            // The base holds only this package, whose digest says more than the digest of the image.
+            // The base holds only this package, and the package's digest is more specific than the image's.
             let material = Material::of_origin(Role::Base, &package, &spec.package);
             // If only the registry vouches for the package, record the content's digest.
             match job.cell.fetched.unverified.get(FetchedInputs::BASE) {

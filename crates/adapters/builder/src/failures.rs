@@ -1,6 +1,6 @@
-//! Adapter: remembers failures and attempts. A permanent failure is recorded by input hash, so that the build is not
-//! retried until an input changes. A started attempt is recorded, so that a build that kills farrier is not restarted
-//! over and over. Both are kept in the cache, and losing them costs one more attempt.
+//! Remembers failures and attempts. A permanent failure is recorded by input hash, so that the build is not retried
+//! until an input changes. A started attempt is recorded, so that a build that kills farrier is not restarted over and
+//! over. Both are kept in the cache, and losing them costs one more attempt.
 
 use std::{collections::BTreeMap, time::Instant};
 

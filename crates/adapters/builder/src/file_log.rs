@@ -1,4 +1,4 @@
-//! Adapter: writes a build's log to a file and diagnoses the first error.
+//! Writes a build's log to a file and diagnoses the first error.
 
 use std::{
     collections::VecDeque,
@@ -51,7 +51,8 @@ impl FileLog {
         })
     }
 
-    /// Completes the file and returns the first error and the log's last lines. A full disk costs the log, not the build.
+    /// Completes the file and returns the first error and the log's last lines. If the disk is full, the log is lost and the
+    /// build continues.
     pub fn finish(&self) -> (Option<Diagnosis>, Vec<String>) {
         let mut state = self.state.lock();
         let flushed = state.file.finish();

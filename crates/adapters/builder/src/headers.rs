@@ -1,4 +1,4 @@
-//! Adapter: the headers stage: fetches the header set of the cell's kernel.
+//! The headers stage fetches the header set of the cell's kernel.
 
 use std::path::PathBuf;
 
@@ -11,8 +11,8 @@ use super::{
 };
 use crate::parts::{Result, Stage, TargetError};
 
-/// Returns the header set, fetching it if the cache lacks it. Fails if another header set than the planned one is
-/// found, because a user may have imported one since.
+/// Returns the header set, fetching it if the cache lacks it. Fails if the header set differs from the planned one, for
+/// example because a user has imported another one since.
 pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet> {
     job.stage(Stage::Headers);
     let (parts, target) = (job.parts, &job.cell.target);

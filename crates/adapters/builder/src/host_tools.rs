@@ -1,5 +1,5 @@
-//! Adapter: checks that the toolchain can run the header set's host tools. kbuild runs these programs for every module.
-//! In a self-built kernel they need the C library of the machine that built them. The check fails before anything is
+//! Checks that the toolchain can run the header set's host tools. kbuild runs these programs for every module. In a
+//! self-built kernel they need the C library of the machine that built them. The check fails before anything is
 //! compiled.
 
 use std::path::{Path, PathBuf};

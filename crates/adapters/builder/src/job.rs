@@ -1,4 +1,4 @@
-//! Adapter: data that the stages of one build share and pass to each other.
+//! Data that the stages of one build share and pass to each other.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -105,7 +105,6 @@ pub(super) struct CheckedPayload {
     pub(super) headers: Vec<String>,
     /// Digest of the header set's content, if it was imported or comes from the store; for the provenance.
     pub(super) header_content: Option<Digest>,
-    /// Report of the check.
     pub(super) report: CheckReport,
 }
 

@@ -1,4 +1,4 @@
-//! Adapter: evicts toolchains and bases from an engine's images, least recently used first, above a quota.
+//! Evicts toolchains and bases from an engine's images, least recently used first, above a quota.
 
 use std::time::SystemTime;
 

@@ -1,5 +1,7 @@
-//! Adapter: the build pipeline: builds one image for one kernel, from headers to a published digest. Each stage has a
-//! file.
+//! Builds, checks and publishes one driver image for one kernel, for the controller and the commands.
+//!
+//! Each stage of the pipeline is a file in `src/`. The module [`images`] signs, verifies, copies and combines published
+//! images.
 #![forbid(unsafe_code)]
 
 mod assemble;

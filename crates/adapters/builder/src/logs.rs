@@ -1,4 +1,4 @@
-//! Adapter: build logs in the cache.
+//! Build logs in the cache.
 
 use std::{
     collections::HashMap,
@@ -116,8 +116,7 @@ impl LogReader {
     /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
     /// lock.
     pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
-        // Test the lock before reading. If a writer holds the lock, the next call reads later text; if none does, the
-        // log is complete.
+        // Test the lock before reading: if no writer holds the lock, the following read returns the rest of the log.
         let is_written = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
         if !is_written {
             self.0.unlock()?;

@@ -1,5 +1,5 @@
-//! Adapter: the needs stage: fetches what an image is compiled against. Exposed trees of published images are fetched
-//! by digest and verified. Trees that the user provides hold, for example, the headers of a host's own driver.
+//! The needs stage fetches what an image is compiled against. Exposed trees of published images are fetched by digest
+//! and verified. Trees that the user provides hold, for example, the headers of a host's own driver.
 
 use std::{
     collections::BTreeSet,

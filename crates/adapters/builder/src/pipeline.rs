@@ -1,4 +1,4 @@
-//! Adapter: runs the stages of a build, from a cell to a published image.
+//! Runs the stages of a build, from a cell to a published image.
 
 use farrier_core::{facts::ReusedFrom, image::Digest, kernel::lacks_compiler, plan::Cell};
 use kmod::CheckReport;
@@ -13,7 +13,6 @@ use crate::{
     parts::{FindingKind, Parts, Result, TargetError},
 };
 
-/// Options of a build.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BuildOptions {
     /// Publish the result.
@@ -27,7 +26,6 @@ pub struct BuildOptions {
 pub struct Built {
     /// Manifest digest of the image.
     pub digest: Digest,
-    /// Report of the check.
     pub report: CheckReport,
     /// The image whose payload was reused; `None` if the payload was compiled.
     pub reused_from: Option<ReusedFrom>,

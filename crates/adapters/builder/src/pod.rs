@@ -1,4 +1,5 @@
-//! Adapter: the compile stage in a cluster: publishes the root file system of a build as an image, whose pod compiles.
+//! The compile stage in a cluster publishes the root file system of a build as an image, and compiles in a pod of this
+//! image.
 //!
 //! The toolchain, the headers and each entry of the build context are separate layers, which builds share in the
 //! registry and on nodes. The top layer is specific to the build: it holds the runner, the plan and the ownership of

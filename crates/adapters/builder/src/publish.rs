@@ -1,4 +1,4 @@
-//! Adapter: the publish stage: pushes an image, blobs first and tags last.
+//! The publish stage pushes an image, blobs first and tags last.
 
 use farrier_core::{
     facts::media_type,
@@ -33,8 +33,8 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
     }
 }
 
-/// Fails if the cell would now be planned differently, because the next plan would find other inputs under its tags. If
-/// the inputs cannot be looked up, the build is treated as current.
+/// Fails if the inputs of the cell have changed since planning: the next plan would otherwise treat the published image
+/// as a conflict. If the inputs cannot be looked up, the build is treated as current.
 async fn ensure_current(job: &Job<'_>) -> Result<()> {
     match cell(job.parts, &job.cell.image, &job.cell.target).await {
         Ok(now) => now.changed_since(job.cell).map_or(Ok(()), |what| ensure_planned(false, what)),

@@ -1,4 +1,4 @@
-//! Adapter: finds a published payload that makes a compilation unnecessary. There are two kinds:
+//! Finds a published payload that makes a compilation unnecessary. There are two kinds:
 //!
 //! - this kernel's own payload with other signatures, after a key rotation or after signing was enabled
 //! - a payload that was built for another kernel

@@ -1,4 +1,4 @@
-//! Adapter: the sign stage: signs the modules of a payload between the static check and the boot check.
+//! The sign stage signs the modules of a payload between the static check and the boot check.
 
 use std::sync::Arc;
 
@@ -84,8 +84,9 @@ pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, payload: &Payl
 }
 
 impl Signing {
-    /// Marks the modules as signed before they are. Returns the ID of the key, which the kernel trusts according to the
-    /// site's configuration.
+    /// Gives the modules the signature that [`sign`] will add, unless they keep their own, so that the static check
+    /// treats them as signed. Returns the ID of the signing key, which the kernel trusts according to the site's
+    /// configuration.
     pub(super) fn mark_as_signed(&self, modules: &mut [PayloadModule]) -> String {
         let signer = kmod::signer(self.modules.certificate(), self.hash);
         for module in modules.iter_mut().filter_map(|module| module.module.as_mut().ok()) {

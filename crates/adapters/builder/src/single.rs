@@ -1,4 +1,4 @@
-//! Adapter: builds one image for one kernel by name, after the images that it needs.
+//! Builds one image for one kernel by name, after the images that it needs.
 
 use farrier_core::{
     image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},

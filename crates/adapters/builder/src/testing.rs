@@ -319,7 +319,7 @@ impl Bench {
     /// Builds the image for a kernel, as the controller does. Compiling fails, because there is no engine.
     pub async fn build(&self, release: &str) -> Result<Built, TargetError> {
         let cell = self.cell(release).await;
-        // The future is large, and so would be those of all tests.
+        // Boxed, because the large future would be part of the future of every test.
         Box::pin(build(&self.parts, &cell, BuildOptions { push: true, compile: false })).await
     }
 

@@ -1,4 +1,4 @@
-//! Adapter: ensures that cached trees have not been tampered with before a build starts from them.
+//! Ensures that cached trees have not been tampered with before a build starts from them.
 
 use std::{io, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! Adapter: looks up the contents of images that DaemonSets and pods currently name.
+//! Looks up the contents of images that DaemonSets and pods currently name.
 
 use std::collections::{BTreeMap, BTreeSet};
 

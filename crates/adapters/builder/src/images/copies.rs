@@ -1,4 +1,4 @@
-//! Adapter: copies images of other registries below the prefix of the destination registry.
+//! Copies images of other registries below the prefix of the destination registry.
 
 use farrier_core::{
     facts::media_type,
@@ -46,7 +46,7 @@ pub async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
 }
 
 /// Copies the referrers of an image, and the signatures and attestations that `cosign` stores under tags made from the
-/// image's digest. The image is complete without them: if their lookup fails, a note reports it.
+/// image's digest. A failed lookup is only reported as a note, because the image is complete without them.
 async fn copy_what_refers_to(
     parts: &Parts,
     from: &Repository,

@@ -1,5 +1,5 @@
-//! Adapter: documents about an image (check report, bill of materials, provenance). They are pushed as referrers before
-//! the image's tags, and looked up again later.
+//! Documents about an image (check report, bill of materials, provenance). They are pushed as referrers before the
+//! image's tags, and looked up again later.
 
 use farrier_core::{
     facts::{annotations, media_type},
@@ -12,7 +12,6 @@ use serde_json::Value;
 use super::signatures::StoredImage;
 use crate::parts::Result;
 
-/// A kind of document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocumentKind {
     /// Name for messages.
@@ -29,20 +28,19 @@ pub const CHECK_REPORT: DocumentKind = DocumentKind {
     media_type: media_type::CHECK_REPORT,
     predicate_type: CHECK_REPORT_PREDICATE,
 };
-/// Components of the image.
+/// Bill of materials with the components of the image.
 pub const BILL: DocumentKind = DocumentKind {
     name: "bill of materials",
     media_type: media_type::CYCLONEDX,
     predicate_type: CYCLONEDX_PREDICATE,
 };
-/// Build inputs and steps.
+/// Provenance with the inputs and steps of the build.
 pub const PROVENANCE: DocumentKind =
     DocumentKind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: SLSA_PREDICATE };
 
 /// A claim about an image that can be signed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
-    /// Predicate type of the claim.
     pub(crate) predicate_type: &'static str,
     /// Content of the claim.
     pub predicate: Value,
@@ -99,8 +97,8 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Finds the document of one kind about the image, or `None`. Of several, returns the newest, as far as the
-    /// registry's order shows.
+    /// Finds the document of one kind about the image, or `None`. If there are several, returns the last one in the
+    /// registry's list, which is usually the newest.
     pub async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
@@ -113,7 +111,8 @@ impl StoredImage<'_> {
         Ok(None)
     }
 
-    /// Reads a listed document. `None` if the entry is stale or about another image: clients maintain these lists.
+    /// Reads a listed document. `None` if the entry is stale or about another image: clients maintain the lists of
+    /// referrers, and may leave such entries.
     async fn read_document(self, digest: &Digest, kind: &DocumentKind) -> Result<Option<Vec<u8>>> {
         let Self { parts, repository, digest: subject } = self;
         let version = Version::Digest(digest.clone());

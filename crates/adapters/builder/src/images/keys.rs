@@ -1,4 +1,4 @@
-//! Adapter: loads the keys that sign and verify images.
+//! Loads the keys that sign and verify images.
 
 use std::{
     path::{Path, PathBuf},
@@ -72,8 +72,8 @@ pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize
     })
 }
 
-/// The site's public key. If a file provides it, the private key is not needed: the private key stays on the side of an
-/// air gap where images are signed.
+/// The site's public key. If a file provides the public key, the private key is not needed: a site beyond an air gap
+/// has only the public key.
 pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
     let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
     let public = match &signing.public_key {

@@ -1,5 +1,4 @@
-//! Adapter: operations on images in a registry: sign, verify, copy, garbage-collect, combine several kernels in one
-//! image.
+//! Operations on images in a registry: sign, verify, copy, garbage-collect, combine several kernels in one image.
 
 mod contents;
 mod copies;

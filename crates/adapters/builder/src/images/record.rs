@@ -1,5 +1,5 @@
-//! Adapter: records that farrier keeps in the registry: when each kernel was last seen, and how long builds took.
-//! Garbage collection decides from the first record, so it needs no state of this machine.
+//! Records that farrier keeps in the registry: when each kernel was last seen, and how long builds took. Garbage
+//! collection uses the record of kernels, so it needs no state of this machine.
 //!
 //! Each record is one manifest under one tag of `kernels`, with the data in an annotation. Unlike an image's tag, the
 //! record's tag moves. Writers merge their entries with the existing ones, so their order does not matter.
@@ -34,7 +34,7 @@ pub struct LastRecord {
     failed: Option<Instant>,
 }
 
-/// Day for the record: UTC, so that it is the same everywhere.
+/// Day for the record, in UTC so that all writers use the same day.
 pub fn day(now: Timestamp) -> Date {
     now.to_zoned(TimeZone::UTC).date()
 }
@@ -59,8 +59,8 @@ pub async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &
     }
 }
 
-/// Records the duration of a build that compiled. Best effort: a failure costs only an estimate. For the same reason
-/// the build does not check whether another writer overwrote the entry.
+/// Records the duration of a build that compiled. Best effort: without the record only an estimate is missing. So
+/// failures are ignored, and nothing checks whether another writer overwrote the entry.
 pub(crate) async fn record_build(parts: &Parts, cell: &Cell, took: Duration) {
     let times = BuildTimes::of(&cell.image, cell.target.arch, Timestamp::now(), took);
     let written = tokio::time::timeout(SHORT, write_to_record(parts, &times)).await;
@@ -94,7 +94,7 @@ pub async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
     R::parse(text).map_err(unusable)
 }
 
-/// Adds entries to a record, and repeats until a read shows them: the protocol cannot make concurrent writers wait.
+/// Adds entries to a record, and repeats until a read shows them, because the registry protocol has no locks.
 pub async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
     for attempt in 0..=MAX_TRIES {
         pause_before(attempt).await;

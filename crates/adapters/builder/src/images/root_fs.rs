@@ -1,5 +1,5 @@
-//! Adapter: root file systems made from packages, which the registry keeps as one-layer images, and the runtime bases
-//! of payloads.
+//! Root file systems made from packages, which the registry keeps as one-layer images, and the runtime bases of
+//! payloads.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -48,7 +48,7 @@ pub fn root_fs_tag(key: &str) -> Result<(&'static str, Tag)> {
     Ok((ROOT_FS, key[..32].parse()?))
 }
 
-/// Runtime base of a cell, for a definition with these sources.
+/// Returns the runtime base of a cell, for a definition with these sources.
 pub(crate) async fn runtime_base(
     parts: &Parts,
     base: &RuntimeBase,
@@ -71,7 +71,7 @@ pub(crate) async fn runtime_base(
             planned(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
         }
         RuntimeBase::Image(text) => {
-            // Use the digest in the input hash: the tag may have moved.
+            // Use the digest from the input hash, because the tag may have moved.
             let planned = cell.fetched.base.as_deref().unwrap_or(text);
             parts.nearest(parts.resolve_reference(planned).await?).await?
         }
@@ -90,8 +90,8 @@ pub async fn base_root(
     parts.retry("look up runtime base", look).await
 }
 
-/// Layer of a cell's toolchain: its digest and its file. The root file system comes from the registry, or is created
-/// and published.
+/// Returns the digest and the file of the toolchain's layer. The root file system is taken from the registry, or
+/// created and published.
 pub async fn root_fs_layer(parts: &Parts, root: &PackageRoot, cell: &Cell) -> Result<(Digest, PathBuf)> {
     let reference = planned(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
     let base = base_image(parts, &reference, cell.target.arch).await?;
@@ -151,8 +151,8 @@ pub(crate) async fn published_root_fs(
     Ok(found.map(|found| (found.reference, found.unverified)))
 }
 
-/// Reason that this machine cannot create a root file system of packages; `None` if it can, or if the root file system
-/// already exists.
+/// Returns the reason why this machine cannot create a root file system of packages; `None` if it can, or if the root
+/// file system already exists.
 pub(super) async fn unbuildable(
     parts: &Parts,
     root: &PackageRoot,
@@ -170,7 +170,7 @@ pub(super) async fn unbuildable(
     Ok((!is_there).then(|| why.into()))
 }
 
-/// Image that a root file system is published as.
+/// Looks up the image that a root file system is published as.
 async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Option<Published>> {
     let ImageReference { repository, version } = reference_of_key(parts, key)?;
     let Some(found) = parts.registry.manifest(&repository, &version).await? else { return Ok(None) };
@@ -226,7 +226,7 @@ async fn content(
     Ok(image.digest)
 }
 
-/// Image around a root file system's only layer.
+/// Assembles the image around a root file system's only layer.
 fn image_of(
     layer: &Layer,
     annotations: &BTreeMap<String, String>,
@@ -245,7 +245,7 @@ fn image_of(
 }
 
 /// Ensures that the registry has a cell's root file system, and returns its reference by digest. Fails if the content
-/// differs from the content in the input hash: someone may have replaced it.
+/// differs from the content in the input hash, because someone may have replaced the image.
 async fn planned(
     parts: &Parts,
     spec: RootFsSpec<'_>,
@@ -294,13 +294,13 @@ async fn publish(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture, key: &
     registry.push_blob(&repository, &layer.digest, &made.layer).await?;
     registry.push_bytes(&repository, &image.config).await?;
     let by_digest = Version::Digest(image.digest.clone());
-    // Sign before the tag exists: everyone who finds the image by tag finds it signed.
+    // Sign before the tag exists, so that an image found by its tag is always signed.
     for version in [&by_digest, &version] {
         registry.push_manifest(&repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
         StoredImage { parts, repository: &repository, digest: &image.digest }.sign(&title, &[]).await?;
     }
-    // With keys, content from the store was verified by signature. Anything that is not from the store was created
-    // here.
+    // If the site has keys, content from the store was verified by signature, and any other content was created on this
+    // machine.
     let is_vouched_for = has_keys(parts) || parts.fetcher.root_fs().made_here(key, arch)?.is_some();
     let reference = ImageReference { repository, version: by_digest };
     Ok(Published { reference, unverified: Some(layer.digest).filter(|_| !is_vouched_for) })
@@ -348,7 +348,7 @@ pub(crate) async fn toolchain_tree(
     let arch = cell.target.arch;
     let reference = match PackageRoot::of_toolchain(toolchain, &cell.target) {
         Some(root) => planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?,
-        // Contains the digest in the input hash: the tag may have moved.
+        // `cell.toolchain` contains the digest from the input hash, because the tag may have moved.
         None => parts.nearest(cell.toolchain.parse()?).await?,
     };
     image_tree(parts, &reference, arch, "toolchain").await

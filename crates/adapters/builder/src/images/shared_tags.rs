@@ -1,4 +1,4 @@
-//! Adapter: tags that name an image for each architecture.
+//! Tags that name an image for each architecture.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ use crate::parts::{Parts, Result, TargetError};
 /// Points a tag at an image of `title`. If the tag already names images for other architectures, it gets an index of
 /// all of them. A different image for the same architecture is an error, unless the definition allows overwriting.
 ///
-/// The protocol cannot make other writers wait. This function therefore checks that the tag finally contains the image.
-/// An image that a concurrent writer drops appears as a missing tag in the next plan.
+/// The registry protocol has no locks, so this function checks that the tag finally contains the image. An image that a
+/// concurrent writer drops appears as a missing tag in the next plan.
 pub(crate) async fn tag_beside_others(
     parts: &Parts,
     title: &ImageName,

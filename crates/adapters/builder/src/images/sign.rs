@@ -1,4 +1,4 @@
-//! Adapter: signs images and statements about them, in the forms that `cosign` looks for: tags (2.x) and bundles (3.x).
+//! Signs images and statements about them, in the forms that `cosign` looks for: tags (2.x) and bundles (3.x).
 
 use farrier_core::{
     facts::media_type,
@@ -35,8 +35,8 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Signs statements: each claim, under the tag and in a bundle, and the statement that the image is signed, in a
-    /// bundle.
+    /// Signs each claim under the attestation tag and in a bundle. Also signs, only in a bundle, the statement that the
+    /// image is signed.
     async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {
         let Self { parts, repository, digest } = self;
         let reference =
@@ -79,8 +79,8 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Adds layers to a tag's manifest, and repeats until a read shows them. The protocol cannot make other writers
-    /// wait, and a writer that read the tag earlier may overwrite it without the layers.
+    /// Adds layers to a tag's manifest, and repeats until a read shows the layers. The registry protocol has no locks,
+    /// so a writer that read the tag earlier may overwrite it without the layers.
     async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64> {
         let Self { parts, repository, .. } = self;
         let Some(tag) = tag else { return Ok(0) };

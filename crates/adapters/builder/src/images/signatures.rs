@@ -1,5 +1,5 @@
-//! Adapter: finds signatures of images and of statements about them where `cosign` stores them: under tags made from
-//! the image's digest (2.x), and as bundles that refer to the image (3.x).
+//! Finds signatures of images and of statements about them where `cosign` stores them: under tags made from the image's
+//! digest (2.x), and as bundles that refer to the image (3.x).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -103,7 +103,7 @@ impl StoredImage<'_> {
         let listed = registry.referrers(repository, digest, None).await?;
         let listed = listed.into_iter().filter(|listed| provenance::may_be_bundle(listed, predicate_type));
         for listed in listed.take(MAX_LAYERS) {
-            // Clients maintain these lists: an entry may be stale or of another kind.
+            // Clients maintain the lists of referrers, so an entry may be stale or of another kind.
             let stored = registry.manifest(repository, &Version::Digest(listed.digest)).await?;
             let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
             let Some(layer) = manifest.as_ref().and_then(|it| provenance::bundle_layer(it, digest)) else {
@@ -171,8 +171,8 @@ impl StoredImage<'_> {
         statements.filter(|statement| provenance::is_about(statement, self.digest)).collect()
     }
 
-    /// Checks the image's signatures with `judge`. The inner error is the reason that they do not suffice. Verified
-    /// signatures are cached and not looked up again.
+    /// Checks the image's signatures with `judge`. The inner error is the reason why `judge` does not accept the
+    /// signatures. Verified signatures are cached and not looked up again.
     async fn must_satisfy<'k>(
         self,
         keys: impl Iterator<Item = &'k PublicKey>,
@@ -200,7 +200,7 @@ impl StoredImage<'_> {
         Ok(judge(&found))
     }
 
-    /// Whether enough of the keys signed the image; the inner error is the reason that they did not.
+    /// Whether enough of the keys signed the image; the inner error is the reason if not.
     pub(super) async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
         self.must_satisfy(required.keys(), &|found| required.judge(found).accept()).await
     }
@@ -210,8 +210,8 @@ impl StoredImage<'_> {
         reason(self.signed_by(required).await)
     }
 
-    /// Whether builds may use the image ([`Trust`]). The inner error is the reason that they may not, for example a
-    /// registry error.
+    /// Whether builds may use the image ([`Trust`]). The inner error is the reason why builds may not use the image,
+    /// for example a registry error.
     pub async fn trusted(self) -> Result<Result<(), String>> {
         let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
         let signs_modules = self.parts.module_signer.is_some();

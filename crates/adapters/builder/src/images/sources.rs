@@ -1,5 +1,5 @@
-//! Adapter: sources of driver images for a kernel: common sources, packages for the kernel or its architecture, and
-//! modules from third-party images.
+//! Sources of driver images for a kernel: common sources, packages for the kernel or its architecture, and modules from
+//! third-party images.
 
 use std::{
     collections::BTreeSet,

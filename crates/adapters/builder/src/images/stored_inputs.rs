@@ -1,5 +1,5 @@
-//! Adapter: connects the store to the site's keys, which sign stored inputs and verify them on use, as they do for
-//! images. Also finds unverified root file systems in the registry.
+//! Connects the store to the site's keys. As with images, the keys sign stored inputs, and verify them before use. Also
+//! finds unverified root file systems in the registry.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Adapter: publishes images with the payloads of several kernels. Only a configuration and a manifest are sent: the
-//! repository already has the layers from the member images.
+//! Publishes images with the payloads of several kernels. Only a configuration and a manifest are sent: the repository
+//! already has the layers from the member images.
 
 use farrier_core::{
     facts::{UnionNotes, UnionPart, assemble_union, media_type},

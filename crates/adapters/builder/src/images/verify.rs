@@ -1,4 +1,4 @@
-//! Adapter: verifies a published image: blobs, signature, check report, bill of materials, provenance.
+//! Verifies a published image: blobs, signature, check report, bill of materials, provenance.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,6 @@ use super::{
 };
 use crate::parts::{Parts, Result, TargetError};
 
-/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckResult {
@@ -44,13 +43,11 @@ impl CheckResult {
     }
 }
 
-/// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VerifyCheck {
     /// Name of the check.
     pub check: &'static str,
-    /// Result.
     pub result: CheckResult,
     /// Details of the result.
     pub message: String,
@@ -67,7 +64,6 @@ pub struct VerifyReport {
     pub image: String,
     /// Whether the image is complete, passes all checks, and is signed by an accepted key.
     pub verified: bool,
-    /// The checks.
     pub checks: Vec<VerifyCheck>,
     /// Aspects that were not checked, with the reason or the remedy.
     pub not_looked_at: Vec<&'static str>,

@@ -1,4 +1,4 @@
-//! Adapter: errors of building, checking, publishing and rolling out an image.
+//! Errors of building, checking, publishing and rolling out an image.
 
 use std::io;
 
@@ -18,7 +18,6 @@ use farrier_store::registry::{self, RegistryError};
 use super::boot::BootCheckError;
 use oci::{ImageError, client::chain as error_chain};
 
-/// Kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingKind {
     /// The driver does not compile against this kernel, or the toolchain lacks the kernel's compiler or a tool.
@@ -43,7 +42,6 @@ pub enum FindingKind {
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Finding {
-    /// Kind of the finding.
     pub kind: FindingKind,
     /// The problem.
     pub message: String,

@@ -1,5 +1,4 @@
-//! Adapter: the engine and the `driver-entrypoint` binary. Each is set up when the first build needs it, once for all
-//! clones.
+//! The engine and the `driver-entrypoint` binary. Each is set up when the first build needs it, once for all clones.
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
@@ -33,8 +32,8 @@ impl LazyEngine {
         self.engine.get_or_try_init(|| engine::connect(self.choice, &self.env)).await.cloned()
     }
 
-    /// Returns the daemon, for builds that cannot run in place. With the automatic choice it is available in addition
-    /// to a sandbox; if the sandbox was requested explicitly, it is not.
+    /// Returns the daemon, for builds that cannot run in place. With the automatic choice, the daemon is available in
+    /// addition to a sandbox. If the sandbox was requested explicitly, there is no daemon.
     pub async fn docker(&self) -> Result<Arc<DockerEngine>, EngineError> {
         if let Some(Engine::Docker(engine)) = self.engine.get() {
             return Ok(Arc::clone(engine));
@@ -43,9 +42,9 @@ impl LazyEngine {
         self.docker.get_or_try_init(connect).await.cloned()
     }
 
-    /// Returns the only architecture that builds can run on, or `None` if there may be others. In a sandbox it is this
-    /// machine's. A daemon may run programs of other architectures, and a cluster may have such nodes. An automatic
-    /// choice is resolved now.
+    /// Returns the only architecture that builds can run on, or `None` if there may be others. A sandbox has this
+    /// machine's architecture. A daemon may run programs of other architectures, and a cluster may have such nodes. An
+    /// automatic choice is resolved now.
     pub async fn machine(&self) -> Option<Architecture> {
         let is_sandbox = match self.choice {
             EngineChoice::Auto => matches!(self.get().await, Ok(Engine::Sandbox(_))),

@@ -1,5 +1,4 @@
-//! Adapter: services shared by builds, image operations and the controller: definitions, cache, registries, engine,
-//! reporter.
+//! Services shared by builds, image operations and the controller: definitions, cache, registries, engine, reporter.
 
 mod boot;
 mod error;

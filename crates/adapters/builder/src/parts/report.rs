@@ -1,4 +1,4 @@
-//! Adapter: progress reports of builds.
+//! Progress reports of builds.
 
 use std::time::Duration;
 

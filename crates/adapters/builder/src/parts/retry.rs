@@ -1,4 +1,4 @@
-//! Adapter: retries an action after transient errors, with the delays of [`retry_delay`].
+//! Retries an action after transient errors, with the delays of [`retry_delay`].
 
 use farrier_store::registry::retry_delay;
 use oci::client::chain as error_chain;

@@ -1,5 +1,5 @@
-//! Adapter: [`Parts`]: selects the registry for a repository, looks up images, and checks whether this process may
-//! write.
+//! [`Parts`], the services that builds share: selects the registry for a repository, looks up images, and checks
+//! whether this process may write.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,7 +48,7 @@ const FENCE_LOOKS: Duration = Duration::from_millis(500);
 /// materials with 600 packages has 400 KiB.
 const MAX_DOCUMENT: u64 = 16 << 20;
 
-/// A read-only registry.
+/// Registry in which needed images are looked up, and to which farrier never writes.
 #[derive(Clone)]
 pub struct NeedsFrom {
     /// Location as the user named it.
@@ -66,7 +66,7 @@ pub struct BuildLimits {
     pub budget: Budget,
 }
 
-/// Everything that builds and image operations need. Clones share the engine, the registry and the cache.
+/// Services and settings that builds and image operations need. Clones share the engine, the registry and the cache.
 #[derive(Clone)]
 pub struct Parts {
     /// Definitions in use.
@@ -132,7 +132,7 @@ impl Parts {
         }
     }
 
-    /// Returns expiry times, as read at startup: of the certificates that farrier presents, trusts or signs modules
+    /// Returns the expiry times, as read at startup, of the certificates that farrier presents, trusts or signs modules
     /// with, and of the OpenPGP key files that definitions name.
     pub fn certificate_ends(&self) -> Vec<(String, Timestamp)> {
         let signer = self.module_signer.iter();
@@ -141,7 +141,8 @@ impl Parts {
         self.fetcher.net().certificate_ends().into_iter().chain(signer).chain(keys).collect()
     }
 
-    /// Fails if this process may not write (any more). Called before each write to a registry or cluster.
+    /// Fails if this process may not write, for example after it has lost the lease. Called before each write to a
+    /// registry or cluster.
     pub fn may_write(&self) -> Result<()> {
         match self.fence.as_ref().and_then(|fence| fence.closed()) {
             Some(why) => Err(TargetError::Fenced(why)),
@@ -169,8 +170,8 @@ impl Parts {
         with_retry(what, &self.cancel, action).await
     }
 
-    /// Returns the client for a repository: the configured registry for what farrier publishes there, the distribution
-    /// protocol for everything else.
+    /// Returns the client for a repository: the configured registry if farrier publishes to the repository, otherwise a
+    /// client of the distribution protocol.
     pub(crate) fn registry_of(&self, repository: &Repository) -> &dyn Registry {
         if self.location.holds(repository) { self.registry.as_ref() } else { self.remote.as_ref() }
     }
@@ -240,7 +241,8 @@ impl Parts {
             .is_some_and(|image| share_tags(&image.spec.tags))
     }
 
-    /// Returns the repository of an image's mirror copy; `None` for an image below the registry's prefix itself.
+    /// Returns the repository of an image's mirror copy; `None` for an image that is already below the registry's
+    /// prefix.
     pub fn place_of_copy(&self, reference: &ImageReference) -> Result<Option<Repository>> {
         let location = match &self.needs_from {
             // A layout directory only provides images to compile against.

@@ -1,4 +1,4 @@
-//! Adapter: the lookups before a plan: resolves sources, patches, bases, headers and toolchains to their current identities.
+//! Resolves sources, patches, bases, headers and toolchains to their current identities, before a plan is made.
 
 mod tracked;
 

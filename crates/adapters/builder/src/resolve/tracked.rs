@@ -1,4 +1,4 @@
-//! Adapter: finds the newest kernels of tracked families.
+//! Finds the newest kernels of tracked families.
 
 use std::{
     cmp::Ordering,
