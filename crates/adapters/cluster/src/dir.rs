@@ -1,4 +1,4 @@
-//! Adapter: a directory of manifests (`dir:PATH`), read as a cluster and edited in place.
+//! A directory of manifests (`dir:PATH`), read as a cluster and edited in place.
 //!
 //! An edit changes only the bytes of the image value. farrier therefore writes no record of the replaced value here, unlike the
 //! annotations in a live cluster: version control provides the directory's history.

@@ -1,4 +1,4 @@
-//! Pure: replaces one scalar of a YAML text and nothing else.
+//! Replaces one scalar of a YAML text and nothing else.
 
 use farrier_yaml::{Scalar, events};
 use granit_parser::{Event, ScalarStyle};

@@ -1,4 +1,4 @@
-//! Pure: errors of cluster access, with hints for the platform engineer.
+//! Errors of cluster access, with hints for the platform engineer.
 
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -134,7 +134,6 @@ pub enum Scope {
     Cluster,
     /// Every namespace.
     AllNamespaces,
-    /// One namespace.
     Namespace(String),
 }
 

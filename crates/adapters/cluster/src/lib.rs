@@ -1,4 +1,4 @@
-//! Adapter: reads nodes and rollout targets from a cluster or a directory of manifests, and rewrites the targets.
+//! Reads nodes and rewrites rollout targets, in a cluster or a directory of manifests, for the controller.
 #![forbid(unsafe_code)]
 
 mod dir;

@@ -1,4 +1,4 @@
-//! Pure: reads nodes and DaemonSets from the text of a manifest.
+//! Reads nodes and DaemonSets from the text of a manifest.
 
 use std::collections::BTreeMap;
 

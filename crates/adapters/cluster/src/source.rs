@@ -1,4 +1,4 @@
-//! Interface: a cluster as the reconcile loop uses it, live or as a directory of manifests.
+//! The trait [`Cluster`]: a cluster as the reconcile loop uses it, live or as a directory of manifests.
 
 use std::collections::BTreeSet;
 
@@ -15,14 +15,14 @@ pub trait Fence: Send + Sync {
 /// Source of nodes, and location of rollout targets.
 #[async_trait::async_trait]
 pub trait Cluster: Send + Sync {
-    /// Description in one line, for display.
+    /// Describes the cluster in one line, for display.
     fn describe(&self) -> String;
 
     /// Returns the current nodes and rollout targets.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError>;
 
-    /// Applies one change. If the object is not in the state that the plan saw, [`ClusterError::is_conflict`] is true for the
-    /// error.
+    /// Applies one change. If the object is not in the state that the plan saw, returns an error for which
+    /// [`ClusterError::is_conflict`] is true.
     async fn apply(&self, change: &Change) -> Result<(), ClusterError>;
 
     /// Returns the images that the cluster's objects mention. All visible objects count, not only rollout targets.
@@ -38,13 +38,13 @@ pub trait Cluster: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Returns when something that a plan depends on may have changed since the last snapshot. A source without change detection
-    /// never returns.
+    /// Waits until something that a plan depends on may have changed since the last snapshot. A source without change detection
+    /// waits forever.
     async fn changed(&self) {
         std::future::pending::<()>().await;
     }
 
-    /// Sets what to read from now on, after a change of the definitions. A source that always reads everything ignores it.
+    /// Sets what to read from now on, after a change of the definitions. A source that always reads everything ignores `scope`.
     fn set_snapshot_scope(&self, scope: &SnapshotScope) {
         let _ = scope;
     }

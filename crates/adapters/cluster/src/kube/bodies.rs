@@ -1,4 +1,4 @@
-//! Pure: request bodies of writes. An applied body contains only farrier's fields, so that other fields keep their managers.
+//! Request bodies of writes. An applied body contains only farrier's fields, so that other fields keep their managers.
 
 use driver_entrypoint::holders::DRIVER_POD;
 use farrier_core::plan::{

@@ -1,4 +1,4 @@
-//! Adapter: calls to the API server, with retries after transient errors. No write is sent while the fence is closed.
+//! Calls to the API server, with retries after transient errors. No write is sent while the fence is closed.
 
 use std::{sync::Arc, time::Duration};
 

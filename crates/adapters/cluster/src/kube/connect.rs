@@ -1,4 +1,4 @@
-//! Adapter: connects to a cluster, and finds farrier's user name there.
+//! Connects to a cluster, and finds farrier's user name there.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Pure: classifies errors of Kubernetes API calls, and formats them.
+//! Classifies errors of Kubernetes API calls, and formats them.
 
 use std::{error::Error, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Pure: converts objects from the API server to facts.
+//! Converts objects from the API server to facts.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! Pure: the fields that farrier reads from nodes, pods, Jobs and DaemonSets. The parser skips all other fields. So lists of
-//! large nodes need little memory, and the types of a complete pod need not be compiled.
+//! The fields that farrier reads from nodes, pods, Jobs and DaemonSets. The parser skips all other fields, so that lists of large
+//! nodes need little memory, and the types of a complete pod need not be compiled.
 //!
 //! As in the API's own types, a missing list and a null list are empty.
 

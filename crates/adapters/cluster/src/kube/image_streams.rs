@@ -1,4 +1,4 @@
-//! Adapter: reads OpenShift's ImageStreams for each snapshot. They map a system version to its driver toolkit image.
+//! Reads OpenShift's ImageStreams for each snapshot. They map a system version to its driver toolkit image.
 
 use std::collections::BTreeMap;
 

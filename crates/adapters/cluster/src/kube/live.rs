@@ -1,4 +1,4 @@
-//! Adapter: a live cluster for the reconcile loop.
+//! A live cluster for the reconcile loop.
 
 use std::{
     collections::BTreeSet,
@@ -54,7 +54,7 @@ pub struct KubeCluster {
 
 impl KubeCluster {
     /// Connects to the cluster, looks up farrier's user name, and starts the watches. The first lists may still be incomplete on
-    /// return: [`Cluster::snapshot`] waits for them.
+    /// return; [`Cluster::snapshot`] waits for them.
     pub async fn connect(
         options: KubeOptions,
         scope: SnapshotScope,
@@ -89,18 +89,18 @@ impl KubeCluster {
         self.caller.set_fence(fence);
     }
 
-    /// Returns the client, for reads and writes by other modules. Its requests are counted, too. Its users must check the fence
-    /// themselves.
+    /// Returns the client, for reads and writes by other modules. Requests of this client are counted in [`Self::stats`]. The
+    /// caller must check the fence before a write.
     pub fn client(&self) -> Client {
         self.shared.client.clone()
     }
 
-    /// farrier's own namespace.
+    /// Returns farrier's own namespace.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// Counters of requests.
+    /// Returns the counters of requests.
     pub fn stats(&self) -> &KubeStats {
         &self.shared.stats
     }
@@ -133,8 +133,8 @@ impl Cluster for KubeCluster {
         format!("Kubernetes cluster at {}", self.address)
     }
 
-    /// Waits until all kinds have been listed once. Later calls return immediately, even if the API server is unavailable; only a
-    /// write detects that. ImageStreams are requested for each snapshot, if a kernel family names one.
+    /// Waits until all kinds have been listed once. Later calls return immediately, even if the API server is unavailable. A
+    /// write then fails. If a kernel family names an ImageStream, each snapshot requests it from the API server.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let failed =
             |error| ClusterError::Api { action: format!("read the cluster at {}", self.address), error };

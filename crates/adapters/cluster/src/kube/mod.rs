@@ -1,12 +1,12 @@
-//! Adapter: a live Kubernetes cluster that farrier watches and writes to.
+//! A live Kubernetes cluster that farrier watches and writes to.
 //!
 //! kube's client finds the cluster (kubeconfig, `KUBECONFIG`, in-cluster files). It handles TLS with rustls and the roots of the
 //! kubeconfig or pod, client certificates, tokens, URLs and request bodies. A token file is read again every minute, and exec
-//! plug-ins run again before their token expires. Not enabled: proxies, the old cloud-specific auth providers, and the client's
-//! retries, which ignore the fence.
+//! plug-ins run again before their token expires. These features of the client are not enabled: proxies, the old cloud-specific
+//! auth providers, and retries, which ignore the fence.
 //!
-//! kube-runtime's watcher handles pages, bookmarks, resumed watches, and new lists after `410 Gone`. Its reflector is not used,
-//! because it keeps whole objects of a single kind. This module differs in these points:
+//! kube-runtime's watcher handles pages, bookmarks, resumed watches, and new lists after `410 Gone`. farrier does not use
+//! kube-runtime's reflector, which keeps whole objects of a single kind. This module differs in these points:
 //!
 //! - Objects are reduced to facts.
 //! - The node labels of interest depend on the existing DaemonSets.

@@ -1,4 +1,4 @@
-//! Adapter: reads names from a live cluster as server-side tables. Each object takes a few bytes, whatever its size.
+//! Reads names from a live cluster as server-side tables. Each object takes a few bytes, whatever its size.
 
 use http::{Request, header::ACCEPT};
 use kube::Client;
@@ -13,7 +13,6 @@ use super::{
 /// Names in a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
-    /// Names of nodes.
     pub nodes: Vec<String>,
     /// Kernel releases of the nodes and of DriverBuilds, unaltered.
     pub kernels: Vec<String>,

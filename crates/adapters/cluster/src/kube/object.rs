@@ -1,4 +1,4 @@
-//! Pure: a stored object of the cluster, and the states of it that are equivalent for a plan.
+//! An object in the store, with the earlier versions of the object that are equivalent for a plan.
 
 use std::collections::VecDeque;
 
@@ -90,7 +90,7 @@ pub(super) struct Kept {
     same: VecDeque<String>,
 }
 
-/// Number of equivalent resource versions to keep. A DaemonSet's status changes once or twice for each of its pods.
+/// Maximum number of equivalent resource versions to keep. A DaemonSet's status changes once or twice for each of its pods.
 const SAME: usize = 256;
 
 impl Kept {
@@ -105,7 +105,7 @@ impl Kept {
             return true;
         }
         let before = std::mem::replace(&mut self.object, object).version.resource_version;
-        // Only these kinds are written with the plan's resource version as a precondition.
+        // Keep versions only of the kinds that are written with the plan's resource version as a precondition.
         let is_written = matches!(self.object.facts, Facts::DaemonSet(_) | Facts::Resource(_));
         if is_written && !self.same.contains(&before) {
             self.same.push_back(before);

@@ -1,4 +1,4 @@
-//! Pure: converts Pods and Jobs from the API server to facts.
+//! Converts Pods and Jobs from the API server to facts.
 
 use std::collections::BTreeMap;
 
@@ -42,8 +42,8 @@ pub(super) fn pod(pod: PodObject) -> Object {
     Object { version, facts: Facts::Pod(Box::new(facts)) }
 }
 
-/// Returns the facts of a pod that may have to leave its node. farrier's own pod always stays. If its replacement could run only
-/// on this node, no farrier would be left to uncordon the node.
+/// Returns the facts of a pod that an upgrade may evict from its node. farrier's own pod is never evicted: if its replacement
+/// could run only on this node, no farrier would be left to uncordon the node.
 pub(super) fn workload(pod: PodObject, own: Option<&Key>) -> Object {
     let PodObject { types: _, metadata, spec, status } = pod;
     let version = version(&metadata);

@@ -1,5 +1,5 @@
-//! Adapter: checks permissions at the API server in advance: farrier's permissions for its rollouts, and a person's permissions
-//! for requested actions.
+//! Checks permissions at the API server in advance: farrier's permissions for its rollouts, and a person's permissions for
+//! requested actions.
 
 use std::fmt::Debug;
 

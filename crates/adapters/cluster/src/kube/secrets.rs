@@ -1,4 +1,4 @@
-//! Adapter: Secrets of the cluster, for the site's passwords and keys.
+//! Secrets of the cluster, for the site's passwords and keys.
 
 use std::collections::BTreeMap;
 

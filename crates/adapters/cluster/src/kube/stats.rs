@@ -1,4 +1,4 @@
-//! Adapter: tower layer for the client of the API server. Every request of farrier passes through it. The layer
+//! Tower layer for the client of the API server, through which every request of farrier passes. The layer:
 //!
 //! - counts requests,
 //! - limits the time to wait for a response,
@@ -34,7 +34,8 @@ pub struct KubeStats {
     /// End of the pause that the API server requested (`Retry-After`).
     paused_until: Mutex<Option<Instant>>,
     latest_outage: Mutex<Option<Outage>>,
-    /// How far the server's clock is ahead of this machine's, from the latest response that states the time.
+    /// Clock offset of the server from the latest response that states the time. A positive offset means that the server is ahead
+    /// of this machine.
     clock_ahead: Mutex<Option<SignedDuration>>,
 }
 
@@ -56,7 +57,7 @@ pub(super) struct Starting;
 /// Period after an outage in which the API server may refuse requests because it is still starting.
 const STARTUP_PERIOD: Duration = Duration::from_mins(1);
 
-/// Whether the call failed only because the API server has just restarted. The caller retries such a call without logging.
+/// Whether the call failed only because the API server has just restarted. The caller retries the call without logging.
 pub fn is_starting(error: &(dyn Error + 'static)) -> bool {
     error_causes(error).any(<dyn Error>::is::<Starting>)
 }

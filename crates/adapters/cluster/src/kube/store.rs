@@ -1,8 +1,8 @@
-//! Pure: the known state of the cluster, kept current by watches and by the responses to farrier's writes.
+//! The known state of the cluster, kept current by watches and by the responses to farrier's writes.
 //!
 //! The store decides which watches it needs ([`Store::needed`]). The node labels of interest and the watched pods depend on the
-//! DaemonSets that were found. A snapshot is taken only after everything needed has been listed. So a plan never mistakes objects
-//! that have not arrived yet for missing ones.
+//! DaemonSets that were found. A snapshot is taken only after everything needed has been listed. Otherwise a plan could mistake
+//! objects that have not arrived yet for missing ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -321,7 +321,7 @@ impl Store {
         if waiting { Readiness::Waiting } else { Readiness::Ready }
     }
 
-    /// Returns all facts, sorted by name, except objects that cannot be read (any more).
+    /// Returns all facts, sorted by name, except objects that farrier has no permission to read.
     pub(super) fn snapshot(&self) -> ClusterSnapshot {
         let (unseen, unseen_in) = self.unseen();
         let mut snapshot = ClusterSnapshot {

@@ -1,4 +1,4 @@
-//! Pure: targets and scopes of watches, and reasons why a watch delivers nothing.
+//! Targets and scopes of watches, and reasons why a watch delivers nothing.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Adapter: runs the watches that fill the store. Each watch is a task, started and stopped as the store requires.
+//! Runs the watches that fill the store. Each watch is a task, started and stopped as the store requires.
 
 use std::{collections::HashMap, fmt::Debug, pin::pin, sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ const PAGE: u32 = 50;
 /// Verbs needed for reading.
 pub(super) const READ: &[&str] = &["get", "list", "watch"];
 
-/// State shared by the adapter's parts.
+/// State shared by the watches, the store and the writes.
 pub(super) struct Shared {
     pub(super) client: Client,
     pub(super) stats: Arc<KubeStats>,
@@ -202,7 +202,7 @@ impl Watch {
             while let Some(next) = stream.next().await {
                 let error = match next {
                     Ok(event) => {
-                        // The start of a list is not a success yet.
+                        // The start of a list does not yet count as a success.
                         if !matches!(event, Event::Init) {
                             backoff.reset();
                             attempts = 0;

@@ -1,4 +1,4 @@
-//! Adapter: applies the changes of a plan. Each write has the state that the plan saw as its precondition.
+//! Applies the changes of a plan. Each write has the state that the plan saw as its precondition.
 //!
 //! The resource version of a DaemonSet or operator resource also changes with its status. Plans ignore the status, which changes
 //! often during a rollout. The store remembers which versions are equivalent to the current one. A change that was planned from
