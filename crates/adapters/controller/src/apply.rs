@@ -1,4 +1,4 @@
-//! Adapter: a reconcile's writes to the cluster: the check before each change, node labels, and upgrade steps.
+//! A reconcile's writes to the cluster: the check before each change, node labels, and upgrade steps.
 
 use std::collections::BTreeSet;
 
@@ -89,8 +89,8 @@ pub(super) async fn label_nodes(
     }
 }
 
-/// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans it again.
-/// Returns the pods whose eviction was refused.
+/// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans the refused step
+/// again. Returns the pods whose eviction was refused.
 pub(super) async fn apply_upgrade_steps(
     parts: &Parts,
     cluster: &dyn Cluster,

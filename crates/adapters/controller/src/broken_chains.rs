@@ -1,4 +1,5 @@
-//! Pure: keeps rollouts together: if one is not made, the later ones of its chain are held, and those that its write includes.
+//! Holds the rollouts that depend on a rollout that was not made: the later ones of its chain, and those whose changes its write
+//! includes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

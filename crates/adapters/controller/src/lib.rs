@@ -1,6 +1,6 @@
-//! Adapter: the reconcile loop: observe, plan, build, check, assemble, publish, roll out, report.
+//! Runs the reconcile loop (observe, plan, build, roll out, report) for `farrier run` and other commands.
 //!
-//! [`farrier_core::plan`] makes the decisions; this module carries them out.
+//! [`farrier_core::plan`] makes the decisions; this crate carries them out.
 #![forbid(unsafe_code)]
 
 mod apply;

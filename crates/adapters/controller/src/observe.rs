@@ -1,4 +1,4 @@
-//! Adapter: makes the lookups of a plan and caches the answers across reconciles.
+//! Makes the lookups of a plan and caches the answers across reconciles.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -113,8 +113,8 @@ impl LookupCache {
         *known = systems;
     }
 
-    /// Drops what the registry said about a built cell's references, because the build may have published them. If the
-    /// build found a changed input, also drops all resolved inputs.
+    /// Drops the registry's answers about a built cell's references, because the build may have published them. If the build
+    /// found a changed input, also drops all resolved inputs.
     pub(super) fn forget_build(&mut self, cell: &Cell, outdated: bool) {
         self.forget(cell.references());
         self.observed.headers.remove(&cell.target);

@@ -1,4 +1,4 @@
-//! Adapter: the steps of one reconcile: plan, build, sign, publish, roll out.
+//! The steps of one reconcile: plan, build, sign, publish, roll out.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +36,6 @@ use super::{LookupCache, TargetReport, apply::ensure_published, observe::look_up
 
 /// A plan, together with the state it was computed from.
 pub struct Planned {
-    /// The plan.
     pub plan: Plan,
     /// Whether an external system was unreachable during planning.
     pub unreachable: bool,

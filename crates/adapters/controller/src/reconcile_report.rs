@@ -19,7 +19,7 @@ pub enum TargetReport {
         image: String,
         /// Verdict of the check.
         verdict: Verdict,
-        /// Points that the check could not decide, although the definition accepts that.
+        /// Findings that the check could not decide and that the definition accepts.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         warnings: Vec<String>,
         /// Bytes sent to the registry.

@@ -1,4 +1,4 @@
-//! Adapter: plans from a registry alone. The kernels are those for which the registry holds images.
+//! Plans without a cluster, for the kernels for which the registry holds images.
 
 use std::collections::{BTreeMap, BTreeSet};
 

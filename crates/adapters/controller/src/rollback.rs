@@ -1,4 +1,4 @@
-//! Adapter: rolls back farrier's changes in a cluster, for the command and the status page.
+//! Rolls back farrier's changes in a cluster, for the command and the status page.
 
 use std::{collections::BTreeSet, time::Duration};
 

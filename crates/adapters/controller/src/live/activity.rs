@@ -1,4 +1,4 @@
-//! Adapter: current activity of the loop's builds, collected from their reporters.
+//! Current activity of the loop's builds, as the builds report it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -81,7 +81,7 @@ impl SharedActivity {
         });
     }
 
-    /// Records that a build is delayed, because earlier attempts ended with the death of their farrier process.
+    /// Records that a build is delayed, because farrier was killed during earlier attempts.
     pub(super) fn deferred(&self, key: &CellKey, attempts: u32, error: String, wait: Duration) {
         self.with(key, |activity| {
             activity.attempts = attempts;

@@ -1,4 +1,4 @@
-//! Adapter: runs builds in separate tasks.
+//! Runs builds in separate tasks.
 
 use std::{
     collections::{BTreeSet, HashMap},

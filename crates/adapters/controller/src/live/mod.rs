@@ -1,4 +1,4 @@
-//! Adapter: the controller's long-running loop: observe, plan, roll out, and build concurrently.
+//! The controller's long-running loop: observe, plan, roll out, and build concurrently.
 //!
 //! One task observes, plans and rolls out. Builds run in separate tasks and never block it. A reconcile is triggered
 //! when the cluster, the definitions or the leadership change, when a build ends, and when a wait is over. A periodic
@@ -62,14 +62,14 @@ const LAST_STATUS: Duration = Duration::from_secs(5);
 
 /// Dependencies of the loop, in addition to [`Parts`].
 pub struct LiveContext {
-    /// Resync interval: the next reconcile drops cached lookups. Also the longest time until a tag that the registry
-    /// has lost is noticed.
+    /// Resync interval, after which a reconcile drops all cached lookups. A tag that the registry has lost is noticed
+    /// within this time.
     pub resync: Duration,
-    /// Source of nodes and rollout targets.
+    /// Cluster with the nodes and rollout targets.
     pub cluster: Arc<dyn Cluster>,
     /// Definitions in use, and the error in those on disk. If the sender is dropped, the definitions never change.
     pub configuration: watch::Receiver<Configuration>,
-    /// Whether this replica is the leader, to its own knowledge. A standby observes and plans, but neither builds nor
+    /// Whether this replica is the leader, as far as it knows. A standby observes and plans, but neither builds nor
     /// writes.
     pub leads: watch::Receiver<bool>,
     /// Sink that writes the leader's status.
@@ -170,8 +170,7 @@ impl Live {
     async fn turn(&mut self) {
         let turn = Instant::now() + TURN;
         let due = self.timer.due().map_or(turn, |due| due.min(turn));
-        // Once a change is pending, stop polling for changes: the cluster keeps reporting the change until a snapshot
-        // is taken.
+        // Do not poll for changes while one is pending, because the cluster reports it again until a snapshot is taken.
         let calm = !self.timer.is_changed();
         tokio::select! {
             biased;
@@ -261,7 +260,7 @@ impl Live {
             self.label_nodes(&mut planned.plan).await;
             self.builds.update(&planned.plan, &self.parts);
             self.start_builds();
-            // Last, because nothing depends on the record.
+            // Write the record last, because nothing depends on it.
             record_kernels_in_use(&self.parts, &planned, &mut self.last_record).await;
         }
         let now = Instant::now();
@@ -295,7 +294,7 @@ impl Live {
         Ok(Some(planned))
     }
 
-    /// Returns a snapshot of the cluster, with distrusted nodes marked, or `None` on cancellation. While an unreachable
+    /// Returns a snapshot of the cluster, with untrusted nodes marked, or `None` on cancellation. While an unreachable
     /// cluster delays the snapshot, the loop keeps reporting liveness: a restart would not help.
     async fn snapshot(&mut self) -> Result<Option<ClusterSnapshot>> {
         let mut observed = self.context.cluster.snapshot();
@@ -352,7 +351,8 @@ impl Live {
     fn logged(&mut self, report: TargetReport) -> TargetReport {
         self.context.health.beat();
         if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
-            // Reconcile again, to look up the new image or signature and make the rollouts that waited for it.
+            // Schedule a reconcile, which looks up the new image or signature and makes the rollouts that waited for
+            // it.
             self.timer.changed(Instant::now());
         }
         match &report {

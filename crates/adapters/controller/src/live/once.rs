@@ -1,4 +1,4 @@
-//! Adapter: a single run of the controller, which ends when nothing is left to do.
+//! A single run of the controller, which ends when nothing is left to do.
 
 use std::{sync::Arc, time::Duration};
 

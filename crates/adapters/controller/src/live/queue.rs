@@ -1,4 +1,4 @@
-//! Adapter: decides which build runs next. A state machine: wanted builds, the time and outcomes are arguments.
+//! Decides which build runs next. The queue is a state machine: wanted builds, outcomes and the time are arguments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

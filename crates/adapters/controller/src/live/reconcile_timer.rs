@@ -1,4 +1,4 @@
-//! Adapter: schedules the next reconcile. A state machine: events and the time are arguments.
+//! Schedules the next reconcile. The timer is a state machine: events and the time are arguments.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Adapter: makes the rollouts of a reconcile, and holds those that must wait, with the rest of their chains.
+//! Makes the rollouts of a reconcile, and holds those that must wait, with the rest of their chains.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Logs state changes in a plan, one line each: of every cell, and of each rollout that needs a user's attention. The
-//! start and end of builds are logged elsewhere.
+//! Logs each state change of a cell, and of a rollout that needs a user's attention, as one line. The module `builds`
+//! logs the start and end of builds.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,8 @@ use farrier_core::plan::{
 /// lists.
 const SLOW: Duration = Duration::from_secs(10);
 
-/// Number of states kept for cells that are currently not called for, so that a flapping node does not log them again.
+/// Maximum number of states kept of cells that no node needs at the moment, so that a flapping node does not log them
+/// again.
 const KEPT: usize = 1000;
 
 const HELD: &str = "held";
@@ -50,7 +51,7 @@ struct StateLine {
 /// Last logged state of each cell and rollout.
 #[derive(Debug, Default)]
 pub(super) struct StateLog {
-    /// The state and its normalized reason; no reason if the end of a build has logged the state.
+    /// The state and its normalized reason. The reason is `None` if the end of a build has logged the state.
     said: BTreeMap<Subject, (&'static str, Option<String>)>,
     /// Nodes already logged as untrusted.
     distrusted: BTreeSet<String>,

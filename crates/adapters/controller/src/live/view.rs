@@ -1,4 +1,4 @@
-//! Adapter: hands the result of a reconcile to the status sinks, without ever blocking on them.
+//! Hands the result of a reconcile to the status sinks, without ever blocking on them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 /// State of the cluster and the builds after a reconcile.
 #[derive(Clone, Debug)]
 pub struct ReconcileView {
-    /// The plan of the reconcile.
     pub plan: Arc<Plan>,
     /// Cluster snapshot that the plan was computed from.
     pub snapshot: Arc<ClusterSnapshot>,

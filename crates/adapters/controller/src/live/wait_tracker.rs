@@ -1,5 +1,5 @@
-//! Pure: tracks how long kernels wait for images and rollouts stay unfinished. A state machine: the set of waiting
-//! items and the time are arguments.
+//! Tracks how long kernels wait for images and rollouts stay unfinished. The tracker is a state machine: the set of
+//! waiting items and the time are arguments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Adapter: reloads definitions when their files change.
+//! Reloads definitions when their files change.
 //!
 //! The files' content is compared every few seconds instead of watched. A ConfigMap's mount swaps symbolic
 //! links, and not every file system reports such changes.

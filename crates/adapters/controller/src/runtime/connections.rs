@@ -1,5 +1,5 @@
-//! Adapter: the connections of the HTTP port. Limits their number and how long a client may take, and chooses
-//! the connection to close when a new one arrives. So slow or silent clients cannot lock out probes.
+//! Connections of the HTTP port. Limits their number and the time that a client may take, and chooses the
+//! connection to close when a new one arrives. This keeps slow or silent clients from locking out probes.
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 

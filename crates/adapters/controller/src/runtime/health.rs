@@ -1,4 +1,4 @@
-//! Adapter: liveness and readiness of the control loop.
+//! Liveness and readiness of the control loop.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Adapter: the HTTP server for probes, metrics and further routes.
+//! The HTTP server for probes, metrics and further routes.
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -1,8 +1,8 @@
-//! Adapter: the metrics that `/metrics` shows, in Prometheus' text format.
+//! The metrics that `/metrics` shows, in Prometheus' text format.
 //!
 //! Label cardinality is bounded. Labels are names of enum variants, validated names of driver images and
-//! rollouts (one for each definition), and validated kernel targets (at most [`MAX_KERNELS`]). So a cluster
-//! cannot exhaust the memory of a monitoring system.
+//! rollouts (one for each definition), and validated kernel targets (at most [`MAX_KERNELS`]). This keeps a
+//! cluster from exhausting the memory of a monitoring system.
 
 use std::{fmt, sync::atomic::AtomicU64, time::Duration};
 
@@ -22,9 +22,10 @@ use strum::{IntoStaticStr, VariantArray};
 
 /// Maximum number of kernel targets with their own time series. A fleet changes to a few kernels at once.
 const MAX_KERNELS: usize = 50;
-/// A build takes seconds when a payload is reused, and an hour for a large driver on a small machine.
+/// Histogram buckets for builds, in seconds: reuse of a payload takes seconds, a large driver on a small
+/// machine takes an hour.
 const BUILD_SECONDS: [f64; 10] = [5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 2400.0, 3600.0];
-/// A reconcile takes milliseconds when it needs no lookups.
+/// Histogram buckets for reconciles, in seconds: a reconcile without lookups takes milliseconds.
 const PASS_SECONDS: [f64; 10] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
 
 type DecimalGauge = Gauge<f64, AtomicU64>;

@@ -1,5 +1,4 @@
-//! Adapter: the runtime around a service's work: leader election, metrics, health, HTTP and reloading of the
-//! configuration.
+//! Runtime of a service: leader election, metrics, health, the HTTP server, and reloading of definitions.
 
 mod configuration;
 mod connections;

@@ -1,5 +1,4 @@
-//! Pure: derives the DriverBuild objects that should exist from a plan, and the writes that create this
-//! state.
+//! Derives from a plan the DriverBuild objects that should exist, and the writes that create them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +19,8 @@ use super::{DriverBuild, DriverBuildSpec, DriverBuildStatus};
 /// Label and value that mark the objects that farrier created and may delete.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "farrier");
 
-/// Number of log lines that an object keeps, and their maximum length. etcd is no log store.
+/// Number of log lines that an object keeps, and their maximum length. Both are small, because etcd is not a
+/// log store.
 const LOG_LINES: usize = 20;
 const LOG_LINE: usize = 200;
 

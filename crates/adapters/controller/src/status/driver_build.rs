@@ -1,5 +1,4 @@
-//! Pure: the custom resource DriverBuild, which represents one driver image for one kernel target in a
-//! cluster.
+//! The custom resource DriverBuild, which represents one driver image for one kernel target in a cluster.
 #![allow(clippy::duplicated_attributes, reason = "each printer column has its own type and priority")]
 
 use k8s_openapi::{

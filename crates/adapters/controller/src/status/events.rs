@@ -1,4 +1,4 @@
-//! Pure: derives Events from the differences between two consecutive reconciles.
+//! Derives Events from the differences between two consecutive reconciles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +40,6 @@ pub enum EventReason {
     RolloutHeld,
     /// A build began.
     BuildStarted,
-    /// A build failed.
     BuildFailed,
     /// A required image cannot be built, because its headers, compiler or source is missing.
     NotBuildable,
@@ -92,10 +91,8 @@ pub enum Regarding {
     /// A DriverBuild in farrier's namespace.
     #[display("DriverBuild {_0}")]
     DriverBuild(String),
-    /// A node.
     #[display("node {_0}")]
     Node(String),
-    /// A DaemonSet.
     #[display("DaemonSet {namespace}/{name}")]
     DaemonSet { namespace: String, name: String },
     /// An operator's resource.

@@ -1,4 +1,4 @@
-//! Pure: tracks the objects that nothing calls for any longer, and since when.
+//! Tracks the unused DriverBuild objects, and since when each is unused.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Adapter: publishes the status to the cluster as DriverBuild objects and Events.
+//! Publishes the status to the cluster as DriverBuild objects and Events.
 //!
 //! Pure modules ([`desired`], [`events`]) decide what is written, from the rows that `farrier status` prints.
 

@@ -1,4 +1,4 @@
-//! Adapter: writes DriverBuilds and Events to the API server.
+//! Writes DriverBuilds and Events to the API server.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +35,8 @@ const LIST_AGAIN: SignedDuration = SignedDuration::from_hours(1);
 /// Time before a failed list is retried.
 const LIST_AFTER_FAULT: SignedDuration = SignedDuration::from_mins(5);
 
-/// Maximum number of faults that are remembered as logged. Their texts come from the API server.
+/// Maximum number of faults that are remembered as logged. The number is bounded, because the texts come from
+/// the API server.
 const MOST_LOGGED: usize = 200;
 
 /// Page size of a list.
@@ -78,7 +79,7 @@ struct State {
 }
 
 impl KubeStatus {
-    /// Makes a sink that writes to `place` while `fence` is open.
+    /// Creates a sink that writes to `place` while `fence` is open.
     pub fn new(client: Client, place: Place, fence: Option<Arc<dyn Fence>>) -> Self {
         Self { client, place, fence, state: Mutex::default(), outdated: AtomicBool::default() }
     }
@@ -250,7 +251,8 @@ impl KubeStatus {
                 let (version, kind) = (DriverBuild::api_version(&()), DriverBuild::kind(&()));
                 of(&version, &kind, Some(&self.place.namespace), name, uid)
             }
-            // As the kubelet does: the name is the uid. For nodes, kubectl queries both.
+            // Use the node's name as the uid, as the kubelet does. For nodes, kubectl looks up Events by
+            // both.
             Regarding::Node(name) => of("v1", "Node", None, name, Some(name.clone())),
             Regarding::DaemonSet { namespace, name } => {
                 let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
@@ -282,7 +284,7 @@ impl StatusSink for KubeStatus {
         self.write_events(&mut state, view).await;
     }
 
-    /// Takes effect with the next reconcile, because one may be running.
+    /// Takes effect with the next reconcile, because a reconcile may be running.
     fn forget(&self) {
         self.outdated.store(true, Ordering::SeqCst);
     }

@@ -1,9 +1,9 @@
-//! Adapter: leader election as a state machine. Its arguments are the record as found in the lease and the
-//! local monotonic time. Clocks of other machines are never compared with this machine's clock.
+//! Leader election as a state machine, whose arguments are the record in the lease and the local monotonic
+//! time. Clocks of other machines are never compared with this machine's clock.
 //!
-//! The rules are those of client-go's `leaderelection` package. A lease of another holder has expired when
-//! its record has not changed for the lease duration *as observed locally*. A holder that cannot renew gives
-//! up well before another candidate may take over.
+//! The rules are the same as in client-go's `leaderelection` package. A lease of another holder has expired
+//! when its record has not changed for the lease duration *as observed locally*. A holder that cannot renew
+//! gives up well before another candidate may take over.
 
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ pub(super) enum Move {
     Take,
     /// Renew the lease: this candidate holds it.
     Renew,
-    /// Leave the lease alone: another candidate holds it.
+    /// Wait, because another candidate holds the lease.
     Wait,
 }
 
@@ -79,8 +79,8 @@ impl Election {
         if record.holder == self.identity {
             return Move::Renew;
         }
-        // Another identity is in the record, so this candidate does not hold the lease, whatever its local
-        // state said.
+        // Another identity is in the record, so this candidate does not hold the lease, even if its local
+        // state says so.
         self.lost();
         if record.holder.is_empty() {
             return Move::Take;

@@ -1,5 +1,5 @@
-//! Adapter: leader election with a `coordination.k8s.io/v1` Lease, and the fence that blocks writes of every
-//! other replica.
+//! Leader election with a `coordination.k8s.io/v1` Lease, and the fence that blocks writes of every other
+//! replica.
 //!
 //! farrier implements the election itself, because the existing crates judge a lease by the wall clock of
 //! another machine. A clock jump there makes two leaders (decision 10).
@@ -36,7 +36,6 @@ pub struct LeaseOptions {
     pub name: String,
     /// Identity of this process: differs from every other process, and also after a restart.
     pub identity: String,
-    /// Timing of the lease.
     pub timing: Timing,
 }
 
@@ -190,7 +189,7 @@ impl Candidate {
         Ok(())
     }
 
-    /// Creates, takes over or renews the lease if the election says so.
+    /// Creates, takes over or renews the lease, as the election decides.
     async fn turn(&mut self) -> Result<(), LeaseFault> {
         let lease = match self.held.take() {
             Some(lease) => Some(lease),
