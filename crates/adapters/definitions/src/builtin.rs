@@ -1,4 +1,4 @@
-//! Adapter: the built-in definitions, embedded in the binary.
+//! The built-in definitions, embedded in the binary.
 
 use include_dir::{Dir, include_dir};
 

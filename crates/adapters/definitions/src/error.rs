@@ -1,4 +1,4 @@
-//! Adapter: mistakes in definitions, with file, line, column and the faulty text.
+//! Mistakes in definitions, with file, line, column and the faulty text.
 
 use std::fmt;
 

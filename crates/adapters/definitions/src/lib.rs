@@ -1,4 +1,4 @@
-//! Adapter: loads definitions: the built-in ones, overlaid with the user's directory.
+//! Loads and validates definitions for all commands: the built-in ones, overlaid with the user's directory.
 #![forbid(unsafe_code)]
 
 mod builtin;
@@ -26,16 +26,16 @@ use farrier_local::blocking::blocking;
 use farrier_yaml as yaml;
 use farrier_yaml::{Node, YamlError};
 
-/// Size limit of a definition file. The built-in ones have about 1 KiB.
+/// Size limit of a definition file in bytes. The built-in ones have about 1 KiB.
 const MAX_FILE: u64 = 1 << 20;
 
-/// Size limit of a patch.
+/// Size limit of a patch in bytes.
 const MAX_PATCH: u64 = 64 << 20;
 
 /// Maximum number of values in one file, including values reached through aliases. A definition has about fifty.
 const MAX_VALUES: usize = 20_000;
 
-/// A text and its name in messages.
+/// A file of the definitions: its text, and its name in messages.
 #[derive(Clone, Debug)]
 struct File {
     name: String,
@@ -117,7 +117,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             read.push(needs::Read { file, document, image });
         }
     }
-    // Skip this check if an image could not be read, so that it is not reported as missing.
+    // If an image could not be read, skip this check, which would report the image as missing.
     if all_have_form {
         needs::among(&read, &definitions, &mut errors);
     }
@@ -167,7 +167,7 @@ pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Ve
 
 /// File with the settings of the whole site.
 const SITE: &str = "site.yaml";
-/// Path of that file in a pod, where a ConfigMap is mounted as a separate directory.
+/// Path of `site.yaml` in a pod, where a ConfigMap is mounted as a separate directory.
 const MOUNTED_SITE: &str = "site/site.yaml";
 
 const NOT_A_TEMPLATE: &str = "is not a template: its name must be <name>.Dockerfile.hbs";
@@ -225,7 +225,7 @@ fn misplaced(root: &Path, errors: &mut Vec<DefinitionError>) {
     }
 }
 
-/// Reads one file; `None` if it does not exist or cannot be read. The latter is reported.
+/// Reads one file; `None` if it does not exist or cannot be read. A file that cannot be read is reported.
 fn one_file(root: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Option<File> {
     match text_of(root, name) {
         Ok(found) => found.map(|text| File { name: name.to_owned(), text }),

@@ -1,4 +1,4 @@
-//! Adapter: validates the needs of images across all images.
+//! Validates the needs of images across all images.
 
 use farrier_core::image::{
     Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, cycle, needs_in,

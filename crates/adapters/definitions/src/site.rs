@@ -1,10 +1,10 @@
-//! Adapter: validates `site.yaml` across fields: dependent fields and duplicate names.
+//! Validates `site.yaml` across fields: dependent fields and duplicate names.
 
 use farrier_core::site::{Host, MirrorRule, SiteSpec};
 
 use super::error::Report;
 
-/// Reports settings that would sign whatever anyone stored in the registry.
+/// Reports settings with which farrier would sign content that anyone could have stored in the registry.
 pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
     if site.module_signing.is_some() && site.image_signing.is_none() && site.policy.is_empty() {
         let message = "modules are signed, but no key for images is set: farrier re-signs published modules when the key changes, \

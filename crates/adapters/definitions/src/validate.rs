@@ -1,4 +1,4 @@
-//! Adapter: validates definitions beyond single values: existing and unique names, and references between fields.
+//! Validates definitions beyond single values: existing and unique names, and references between fields.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
     needs::own(report, image);
 }
 
-/// Images share toolchains, whatever their versions.
+/// A toolchain cannot depend on an image's version, because images share toolchains.
 const NO_VERSION: &str = "a toolchain has no driver version to substitute for {{version}}";
 
 /// Reports mistakes in a family.
