@@ -1,7 +1,8 @@
-//! Adapter: reads and changes manifests in Git repositories with the git program.
+//! Reads and changes rollout targets in Git repositories, for the controller and garbage collection.
 //!
-//! The cache holds each repository as a shallow bare clone. Every use checks out the rollout's path into a
-//! temporary working tree. Hooks and the Git configuration of this machine and its users are ignored.
+//! The crate runs the git program. The cache holds each repository as a shallow bare clone. Every use checks
+//! out the rollout's path into a temporary working tree. Hooks and the Git configuration of this machine and
+//! its users are ignored.
 #![forbid(unsafe_code)]
 
 use std::{
