@@ -1,4 +1,4 @@
-//! Pure: file checksums in the algorithms that package repositories use.
+//! File checksums in the algorithms that package repositories use.
 
 use derive_more::Display;
 use serde::{Deserialize, Serialize};
@@ -77,7 +77,6 @@ impl Hasher {
         self.state.update(bytes);
     }
 
-    /// Returns the checksum.
     pub fn finish(self) -> Checksum {
         Checksum { algorithm: self.algorithm, hex: hex::encode(self.state.finalize()) }
     }

@@ -1,4 +1,4 @@
-//! Adapter: digests of files and directory trees, recorded until a file is touched.
+//! Digests of files and directory trees, recorded until a file is touched.
 
 use std::{
     fs::Metadata,
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(known.credentials, ["certs/signing_key.pem (a module signing key)"]);
         let all = suspects::of_tree(&tree, &stop).unwrap();
         assert_eq!(all, [".git (version-control data)", "certs/signing_key.pem (a module signing key)"]);
-        // From the record.
+        // The record is used: the stop flag would make another read fail.
         assert_eq!(remembered(&cache, &tree, &AtomicBool::new(true)).unwrap(), known);
         let file = remembered(&cache, &tree.join("certs/signing_key.pem"), &stop).unwrap();
         assert_eq!(file.credentials, ["signing_key.pem (a module signing key)"]);
@@ -242,7 +242,7 @@ mod tests {
         fs::write(&file, "one").unwrap();
         let one = remembered(&cache, &file, &stop).unwrap();
         assert_eq!(one.digest, hex::encode(Sha256::digest("one")));
-        // From the record: reading the file would fail here.
+        // The record is used: the stop flag would make another read fail.
         assert_eq!(remembered(&cache, &file, &AtomicBool::new(true)).unwrap(), one);
         fs::write(dir.path().join("new"), "two").unwrap();
         fs::rename(dir.path().join("new"), &file).unwrap();

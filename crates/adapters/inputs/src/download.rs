@@ -1,4 +1,4 @@
-//! Adapter: downloads over HTTP, verified as they arrive.
+//! Downloads over HTTP, verified as they arrive.
 
 use std::{
     io,

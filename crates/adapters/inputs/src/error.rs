@@ -1,4 +1,4 @@
-//! Pure: errors of fetching, with their remedies and whether a retry may help.
+//! Errors of fetching, with their remedies and whether a retry may help.
 
 use std::{error::Error, io, path::PathBuf};
 
@@ -14,7 +14,6 @@ use oci::LayerError;
 
 use super::header_tree::TreeError;
 
-/// Result of fetching.
 pub type Result<T, E = FetchError> = std::result::Result<T, E>;
 
 /// An error while fetching. Missing headers are not an error: see [`Lookup`](super::Lookup).
@@ -66,7 +65,7 @@ pub enum FetchError {
     /// A host must not be contacted, or cannot be contacted in the way that the site configures.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// A tree has another layout than the definition says: what was expected, in what, and what is there.
+    /// A tree has another layout than the definition states. The text names the expected path, the tree, and the existing names.
     #[error("find {0}")]
     Layout(String),
     /// An unpacked tree is not the kernel's header set.

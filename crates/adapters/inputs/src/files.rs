@@ -1,4 +1,4 @@
-//! Adapter: lists the user's trees and copies them into the cache.
+//! Lists the user's trees and copies them into the cache.
 
 use std::{
     ffi::OsString,

@@ -1,4 +1,4 @@
-//! Adapter: reads the facts about a kernel from its unpacked header set.
+//! Reads the facts about a kernel from its unpacked header set.
 
 use std::{
     error::Error,
@@ -22,7 +22,7 @@ pub enum TreeError {
         "the tree has no build directory of {0}: neither lib/modules/{0}/build nor usr/lib/modules/{0}/build"
     )]
     NoBuild(KernelRelease),
-    /// The build directory does not state its release or its kernel's configuration: it has neither of these files.
+    /// The build directory has neither of these files, so it does not state its release or its kernel's configuration.
     #[error("{0} holds neither {1}")]
     Unprepared(PathBuf, &'static str),
     /// The build directory belongs to another kernel.
@@ -40,7 +40,6 @@ pub enum TreeError {
 }
 
 impl TreeError {
-    /// Returns a remedy.
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::NoBuild(_) | Self::Release { .. } | Self::Architecture(..) => {
@@ -54,7 +53,7 @@ impl TreeError {
 }
 
 /// Reads the header set of `release` in a tree rooted at `/`: `lib/modules/<release>/build` and the trees that it links to. Links
-/// are resolved inside `root`: an absolute one starts there, and `..` does not leave it.
+/// are resolved inside `root`: an absolute link starts at `root`, and `..` does not leave `root`.
 pub fn read_header_set(
     root: &Path,
     release: &KernelRelease,
@@ -73,7 +72,7 @@ pub fn read_header_set(
             HeaderError::Damaged(what, source) => TreeError::Damaged { what, build: build.clone(), source },
             HeaderError::Io(error) => error.into(),
         })?;
-    // The loader does not compare compilers. A build asks for one that is known.
+    // An unknown compiler is not an error here: the kernel's loader does not compare compilers, and only builds use this one.
     let compiler = facts.config.get("CC_VERSION_TEXT").and_then(|text| text.parse().ok());
     Ok((facts, compiler))
 }

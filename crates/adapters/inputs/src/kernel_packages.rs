@@ -1,4 +1,4 @@
-//! Adapter: finds a kernel's packages (headers or image) and unpacks them in the cache.
+//! Finds a kernel's packages (headers or image) and unpacks them in the cache.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Adapter: fetches header sets, sources and root file systems into the cache.
+//! Fetches the inputs of builds (header sets, sources, kernel images, root file systems) into the cache, for the build pipeline.
 //!
 //! Each fetch returns a complete and verified path inside the [cache](farrier_local::cache::Cache), with an identity that changes exactly
 //! when the content does. Each kind of input has a module: [`header_set`], [`source`], [`root_fs`], [`kernel_image`],
@@ -65,7 +65,7 @@ pub use stored::{LATEST, StoredUnder, content_tag, minimal_tag, source_tag};
 pub enum Lookup<T> {
     /// Found, in the cache or in the location that the definition names.
     Found(T),
-    /// Not found, which is a finding and not an error.
+    /// Not found. This is a finding and not an error.
     Missing {
         /// The packages or file that were looked for, and where.
         looked_for: String,
@@ -118,13 +118,13 @@ impl Fetcher {
         Self { cache, options, net, credentials, store: None, root }
     }
 
-    /// Returns a fetcher for one task: the cache entries that it uses stay in use until it is dropped.
+    /// Returns a fetcher for one task. The cache entries that the task uses are protected from eviction until this fetcher is
+    /// dropped.
     #[must_use]
     pub fn in_use(&self) -> Self {
         Self { cache: self.cache.in_use(), ..self.clone() }
     }
 
-    /// Returns the cache.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
@@ -230,10 +230,10 @@ const CARRY: &str = "on a machine with network access, run `farrier mirror --ker
     REGISTRY` to store it in a registry, and transfer it with `farrier bundle`; or name a mirror that has \
     it, and its host, in site.yaml";
 
-/// Maximum age of package lists that are trusted when they lack a package.
+/// Maximum age of package lists for reporting a package as missing. Older lists are refreshed first.
 const YOUNG: Duration = Duration::from_mins(3);
 
-/// Name of the tree in a cache entry. The tree has its own mode; the entry's is private.
+/// Name of the tree in a cache entry. The tree is a subdirectory, because its mode differs from the private mode of the entry.
 const TREE: &str = "tree";
 
 /// Unpacks an archive; `what` names it in errors.

@@ -1,5 +1,5 @@
-//! Adapter: reads when the OpenPGP keys that definitions name (`signedBy`) expire. gpgv, apt and rpm verify with these keys, but
-//! only report keys that have already expired; gpg reports the expiry time.
+//! Reads when the OpenPGP keys that definitions name (`signedBy`) expire. gpgv, apt and rpm verify with these keys, but only
+//! report keys that have already expired; gpg reports the expiry time.
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 

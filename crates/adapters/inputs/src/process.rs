@@ -1,4 +1,4 @@
-//! Adapter: child processes that end with the future that waits for them.
+//! Child processes that end with the future that waits for them.
 
 use std::{
     io,
@@ -84,12 +84,12 @@ pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Resul
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // No id means that the program has exited and was waited for.
+        // Without an ID, the program has exited and was waited for.
         let id = self.child.id().and_then(|id| i32::try_from(id).ok());
         let Some(group) = id.and_then(Pid::from_raw) else { return };
         if !self.grace.is_zero() && kill_process_group(group, Signal::TERM).is_ok() {
-            // Blocks on purpose, and only during cancellation: the caller then removes the program's working directory, which
-            // must not happen while the program still writes there.
+            // Block on purpose, which happens only during cancellation: the caller then removes the program's working directory,
+            // and the program must no longer write there.
             let deadline = Instant::now() + self.grace;
             while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(20));
@@ -120,8 +120,8 @@ fn last_words(stderr: &str) -> String {
     text.join("; ").chars().take(2000).collect()
 }
 
-/// Whether a failure of apt or mmdebstrap is transient. It is not if the output says that an archive answered but lacks or does
-/// not sign the request, or that the disk is full.
+/// Whether a failure of apt or mmdebstrap is transient. A failure is permanent if the output reports a full disk, or an archive
+/// that answered but lacks the requested file or has no valid signature.
 fn may_pass(stderr: &str) -> bool {
     const NETWORK: [&str; 8] = [
         "Could not resolve",

@@ -1,4 +1,4 @@
-//! Adapter: the cache entry of a root file system, which holds one layer and a record of its digests and size.
+//! The cache entry of a root file system, which holds one layer and a record of its digests and size.
 
 use std::{
     io,

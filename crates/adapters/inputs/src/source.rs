@@ -1,4 +1,4 @@
-//! Adapter: sources of driver images: packages, downloads, files and directories.
+//! Sources of driver images: packages, downloads, files and directories.
 
 use std::{
     ffi::OsStr,

@@ -1,4 +1,4 @@
-//! Adapter: puts inputs into the store and finds them there.
+//! Puts inputs into the store and finds them there.
 //!
 //! Each input has two tags. One is derived from the content and never changes. The other is derived from the definition and names
 //! the latest content: with it, a site without access to upstream finds what another site stored.

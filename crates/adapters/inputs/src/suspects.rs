@@ -1,4 +1,4 @@
-//! Adapter: finds files of a source that look like credentials, and version-control data that cannot be omitted.
+//! Finds files of a source that look like credentials, and version-control data that cannot be omitted.
 
 use std::{
     io::Read as _,

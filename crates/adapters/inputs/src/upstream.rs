@@ -1,4 +1,4 @@
-//! Adapter: checks for `farrier doctor` whether the remote hosts named in definitions answer. Stores nothing.
+//! Checks for `farrier doctor` whether the remote hosts named in definitions answer. Stores nothing.
 
 use std::{collections::BTreeSet, io, time::Duration};
 
@@ -34,7 +34,6 @@ const ADDRESSES: [&str; 4] = ["url", "mirrorList", "checksums", "repository"];
 pub enum Upstream {
     /// Suites of a Debian-like archive, contacted through apt.
     Archive {
-        /// The suites.
         suites: Vec<Suite>,
         /// Address of the archive; if absent, the host's own entry for the suites.
         mirror: Option<Mirror>,

@@ -1,4 +1,4 @@
-//! Pure: parses package records and dependencies (Debian Policy, chapters 5 and 7).
+//! Parses package records and dependencies (Debian Policy, chapters 5 and 7).
 
 use deb822_fast::{Deb822, Paragraph};
 use farrier_core::kernel::Architecture;
@@ -8,9 +8,7 @@ use super::version;
 /// A binary package as described by a signed index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackageRecord {
-    /// Package name.
     pub name: String,
-    /// Package version.
     pub version: String,
     /// Debian architecture name: `amd64`, `all`.
     pub arch: String,
@@ -142,7 +140,7 @@ pub fn same_source<'a>(package: &PackageRecord, known: &'a [PackageRecord]) -> V
         .collect()
 }
 
-/// Since Linux 6.12, Debian's header packages depend on the image, so that DKMS finds the two in step.
+/// Since Linux 6.12, Debian's header packages depend on the kernel image, so that DKMS finds both in the same version.
 fn is_kernel_itself(name: &str) -> bool {
     ["linux-image-", "linux-modules-", "linux-binary-"].iter().any(|prefix| name.starts_with(prefix))
 }

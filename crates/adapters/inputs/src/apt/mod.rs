@@ -1,5 +1,5 @@
-//! Adapter: reads Debian-like package archives through the distribution's own `apt-get`, with a private configuration and state.
-//! Signatures are thus verified in the same way as on the host.
+//! Reads Debian-like package archives through the distribution's own `apt-get`, with a private configuration and state. So apt
+//! verifies signatures in the same way as on the host.
 
 pub mod control;
 pub(super) mod package;
@@ -75,7 +75,7 @@ impl AptArchive {
         for part in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(dir.join(part))?;
         }
-        // apt's package cache holds for one path of the lists, and caches can share lists through symbolic links.
+        // apt's package cache is valid for one path of the lists only, and caches can share lists through symbolic links.
         let dir = fs::canonicalize(dir)?;
         let mut config = config(&dir, apt_dir, arch)?;
         for line in &reach.options {

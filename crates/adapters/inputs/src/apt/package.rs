@@ -1,4 +1,4 @@
-//! Adapter: looks up and downloads one package that a definition names.
+//! Looks up and downloads one package that a definition names.
 
 use std::{
     path::PathBuf,

@@ -1,4 +1,4 @@
-//! Pure: apt source entries. Parses the host's entries and derives those for the wanted suites.
+//! Apt source entries. Parses the host's entries and derives those for the wanted suites.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,6 @@ use crate::{FetchError, Result};
 pub struct SourceEntry {
     /// Addresses of the archive and of its mirrors.
     pub uris: Vec<String>,
-    /// Suites.
     pub suites: Vec<String>,
     /// Components; empty for a flat archive.
     pub components: Vec<String>,
@@ -188,7 +187,7 @@ fn main_archive<'a>(host: &'a [SourceEntry], suite: &str) -> Option<&'a SourceEn
 }
 
 fn best<'a>(entries: impl Iterator<Item = &'a SourceEntry>) -> Option<&'a SourceEntry> {
-    // Of equal ranks the first one: apt prefers what comes first.
+    // Among equal ranks, take the first entry, as apt does.
     entries.filter_map(|entry| Some((rank(entry)?, entry))).min_by_key(|(rank, _)| *rank).map(|(_, e)| e)
 }
 

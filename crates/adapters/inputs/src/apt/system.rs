@@ -1,4 +1,4 @@
-//! Adapter: the packages of a whole root file system, as chosen by apt itself.
+//! The packages of a whole root file system, as chosen by apt itself.
 
 use farrier_core::image::checked::PackageToInstall;
 use farrier_local::cache::LockMode;
@@ -14,7 +14,7 @@ impl AptArchive {
     /// packages are excluded.
     pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>> {
         self.update(self.refresh).await?;
-        // Fail if a suite is missing: the root file system would lack its packages, and the result is cached.
+        // Fail if a suite is missing. Otherwise a root file system without the suite's packages would be cached.
         let missing_suites = self.without()?;
         if !missing_suites.is_empty() {
             return Err(FetchError::Program {

@@ -1,4 +1,4 @@
-//! Adapter: brings an unpacked header set into the canonical form that builds rely on.
+//! Brings an unpacked header set into the canonical form that builds rely on.
 //!
 //! A header set is placed over a toolchain's root file system, in which `/lib` is a symbolic link to `usr/lib`. A header set with
 //! its own `lib` directory would replace that link, and the C library with it. So all files are moved below `usr`.

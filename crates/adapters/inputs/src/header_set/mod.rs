@@ -1,4 +1,4 @@
-//! Adapter: header sets from distribution packages, from published files and images, and from imports.
+//! Header sets from distribution packages, from published files and images, and from imports.
 
 pub mod import;
 mod layout;
@@ -89,7 +89,7 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// Finds the target's headers without a request to the store.
+    /// Finds the target's headers in the cache or the family's own source, without a request to the store.
     async fn find_here(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported_here(&target.release, target.arch)? {
             Some(imported) => self.load_imported(&imported, target).await,
@@ -121,9 +121,9 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// Returns what determines the content of the target's headers besides the definition and the release: the digest of an
-    /// import, of a user-provided file, or of a published image or file. Packages have no identity, because the release
-    /// determines their content (decision 0002).
+    /// Returns the identity of the target's headers: the digest of an import, of a user-provided file, or of a published image or
+    /// file. With the definition and the release, the identity determines the content. Packages have no identity, because the
+    /// release determines their content (decision 0002).
     pub async fn identity(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderIdentity> {
         let imported = match self.imported(target).await {
             Err(FetchError::Store(refused @ StoreError::Untrusted(..))) => {
@@ -233,8 +233,8 @@ impl<'a> Headers<'a> {
         }
     }
 
-    /// Checks whether headers exist for the kernel, and returns the kernel's compiler if it is already known. Fetches neither
-    /// packages, which are only looked up by name, nor stored header sets.
+    /// Checks whether headers exist for the kernel, and returns the kernel's compiler if it is already known. Packages are only
+    /// looked up by name. Neither packages nor stored header sets are fetched.
     pub async fn look(
         self,
         source: &HeaderSource,
@@ -381,8 +381,8 @@ fn read(cache: &Cache, found: Found, release: &KernelRelease, arch: Architecture
     Ok(HeaderSet { root, facts, compiler, origin, key, identity, content, unverified })
 }
 
-/// Returns a `Missing` result if the release gives an invalid Debian package name. Names of RPM packages do not contain the
-/// release.
+/// Returns a `Missing` result if the release gives an invalid Debian package name. RPM packages always have valid names, because
+/// their names do not contain the release.
 fn invalid_package_name<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     let names = match search.from {
         Place::Apt(..) => search.names(),
@@ -396,7 +396,7 @@ fn invalid_package_name<T>(search: &Search<'_>) -> Option<Lookup<T>> {
     })
 }
 
-/// Appends the import of headers to the hint, a remedy for every kernel family.
+/// Appends to the hint the remedy that works for every kernel family: an import of the headers.
 fn append_import_hint(hint: &str, release: &KernelRelease) -> String {
     format!(
         "{hint}; or import them: `farrier headers import SOURCE... --kernel {release}`, or on a node that runs this kernel \

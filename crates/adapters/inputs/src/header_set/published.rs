@@ -1,4 +1,4 @@
-//! Adapter: header sets that are not packages: files that the user provides, a part of an image, or an archive at an address.
+//! Header sets that are not packages: files that the user provides, a part of an image, or an archive at an address.
 //!
 //! They are identified by their digests, which are known before anything large is fetched. The exception is an archive that only
 //! a signature verifies.

@@ -1,4 +1,4 @@
-//! Adapter: finds imported header sets, in the store first and then in the cache, and stores them there.
+//! Finds imported header sets, in the store first and then in the cache, and stores them there.
 //!
 //! Imported header sets take precedence over a family's own source. The store is asked each time: other farriers must count a new
 //! import in their input hashes at once.
@@ -44,7 +44,7 @@ pub(super) struct Imported {
     pub arch: Architecture,
     /// Digest of the uncompressed layer.
     pub content: String,
-    /// Contribution to input hashes; `None` if the release says everything.
+    /// Contribution to input hashes; `None` if the release determines the content.
     pub identity: Option<String>,
     pub origin: Vec<String>,
     /// Compiler that built the kernel (`gcc 12`), as the set states.
@@ -95,8 +95,8 @@ impl Imported {
         })
     }
 
-    /// Returns the content digest if the annotations are unverified. An identity equal to the content digest needs no further
-    /// proof.
+    /// Returns the content digest if the annotations are unverified. If the identity equals the content digest, input hashes
+    /// already contain the digest.
     pub(super) fn unverified(&self) -> Option<Digest> {
         let content: Digest = self.content.parse().ok()?;
         (!self.is_known && self.identity.as_deref() != Some(content.hex())).then_some(content)
@@ -254,7 +254,8 @@ impl Headers<'_> {
         Ok(Lookup::Found(self.0.put(input, packed).await?))
     }
 
-    /// Returns the identity of a refused header set, as its annotations state it: images built with it stay up to date.
+    /// Returns the identity of a refused header set, as its annotations state it, so that images built with the header set stay
+    /// up to date.
     pub(super) async fn refused(self, target: &KernelTarget, error: &StoreError) -> Result<HeaderIdentity> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();

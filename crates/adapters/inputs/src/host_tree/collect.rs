@@ -1,4 +1,4 @@
-//! Adapter: collects the headers that a host's own driver exposes into one archive, as a need for compiling other drivers.
+//! Collects the headers that a host's own driver exposes into one archive, as a need for compiling other drivers.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Adapter: headers exposed by a host's own driver, as a directory or archive that the user provides.
+//! Headers exposed by a host's own driver, as a directory or archive that the user provides.
 
 pub mod collect;
 

@@ -1,4 +1,4 @@
-//! Adapter: reads facts about a kernel from its image and companion files.
+//! Reads facts about a kernel from its image and companion files.
 
 use std::{
     io::{self, BufReader},
@@ -167,7 +167,7 @@ pub(super) fn add_modules(facts: &mut ExtraKernelFacts, directory: &Path) -> Res
     if let Some(text) = read_index(&directory.join("modules.builtin"))? {
         index.add_builtin(&text);
     }
-    // Modules outside of `kernel/` were added later, and say nothing about the kernel.
+    // Skip modules outside of `kernel/`, which were added later and state no facts about the kernel.
     let own = index.modules.values().filter(|file| file.starts_with("kernel/"));
     let sample = match own.map(|file| directory.join(file)).find(|path| path.is_file()) {
         Some(path) => payload::read_module(&path, &DecompressionBudget::without_build())

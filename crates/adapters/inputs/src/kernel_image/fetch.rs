@@ -1,4 +1,4 @@
-//! Adapter: fetches kernel images into the cache.
+//! Fetches kernel images into the cache.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Adapter: reads the facts about a running machine's kernel.
+//! Reads the facts about a running machine's kernel.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Adapter: kernel images and the kernel's own modules, from packages or from a file system.
+//! Kernel images and the kernel's own modules, from packages or from a file system.
 
 mod facts;
 mod fetch;
@@ -14,9 +14,7 @@ use super::{FetchError, Fetcher, Lookup};
 /// A kernel image with its companion files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelImage {
-    /// Kernel release.
     pub release: KernelRelease,
-    /// Architecture.
     pub arch: Architecture,
     /// The bootable image (`vmlinuz`).
     pub vmlinuz: PathBuf,

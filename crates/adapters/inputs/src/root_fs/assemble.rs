@@ -1,5 +1,5 @@
-//! Adapter: assembles toolchains from packages that apt or libsolv chose, fetched and verified. Runs none of their scripts and
-//! needs no root.
+//! Assembles toolchains from packages that apt or libsolv chose, fetched and verified. Runs none of their scripts and needs no
+//! root.
 
 use std::{
     path::{Path, PathBuf},
@@ -42,7 +42,7 @@ pub(super) async fn assemble(
     stoppable(move |stop| write(stop, &files, (STATUS, dpkg_status), arch, &dir)).await
 }
 
-/// Makes the layer of a toolchain from RPM packages in `dir`; `name` says in errors where they come from.
+/// Makes the layer of a toolchain from RPM packages in `dir`; `name` names their source in errors.
 pub(super) async fn assemble_rpm(
     fetcher: &Fetcher,
     root: &RpmRoot,

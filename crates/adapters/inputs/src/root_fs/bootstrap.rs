@@ -1,4 +1,4 @@
-//! Adapter: makes runtime bases with `mmdebstrap`, from packages whose scripts have to run.
+//! Makes runtime bases with `mmdebstrap`, from packages whose scripts have to run.
 
 use std::{
     fs::File,

@@ -1,4 +1,4 @@
-//! Pure: reproduces the effects of package scripts that a compilation needs, without running the scripts.
+//! Reproduces the effects of package scripts that a compilation needs, without running the scripts.
 //!
 //! A toolchain runs no package scripts, so it needs neither root nor the ability to run another architecture's programs. Effects
 //! that a compilation does not need are omitted: `ld.so.cache` (the dynamic linker finds all of a compiler's libraries without
@@ -31,8 +31,8 @@ const DIRECTORIES: [(&str, u32); 7] = [
 ];
 
 /// Links made by `update-alternatives` and by `dash`: a name and its possible targets, in the order of Debian's priorities. The
-/// first existing target counts. A name that a package contains stays; in RPM distributions, only `ld` is missing from its
-/// package.
+/// first existing target counts. A name that a package contains is not replaced. In RPM distributions, only `ld` is missing from
+/// its package.
 const LINKS: [(&str, &[&str]); 14] = [
     ("usr/bin/aclocal", &["usr/bin/aclocal-1.17", "usr/bin/aclocal-1.16"]),
     ("usr/bin/automake", &["usr/bin/automake-1.17", "usr/bin/automake-1.16"]),
@@ -125,7 +125,7 @@ fn cross_tools(tree: &Path, arch: Architecture) -> io::Result<Vec<(String, Strin
     Ok(tools.filter_map(|tool| Some((format!("usr/bin/{}", plain(&tool)?), tool))).collect())
 }
 
-/// Adds the links to the newest toolset. A library of the system itself stays.
+/// Adds the links to the newest toolset. Libraries of the system itself are not replaced.
 fn toolset(tree: &Path, tar: &mut Entries) -> io::Result<()> {
     let number = |name: &String| name.strip_prefix("gcc-toolset-")?.parse::<u32>().ok();
     let names = names_in(tree, TOOLSETS)?.into_iter().filter(|name| number(name).is_some());

@@ -1,4 +1,4 @@
-//! Pure: the files of packages that root file systems omit.
+//! The files of packages that root file systems omit.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Adapter: the minimal base, one layer with the static busybox from its package.
+//! The minimal base, one layer with the static busybox from its package.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Adapter: toolchains and runtime bases, made from packages as root file systems of one gzip-compressed layer each.
+//! Toolchains and runtime bases, made from packages as root file systems of one gzip-compressed layer each.
 
 mod assemble;
 mod bootstrap;

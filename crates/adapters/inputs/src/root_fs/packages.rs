@@ -1,4 +1,4 @@
-//! Adapter: root file systems made from several packages, by purpose.
+//! Root file systems made from several packages, by purpose.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,5 @@
-//! Adapter: takes user space and firmware of NVIDIA's driver from its installer, as a tar for a root file system. The installer
-//! is never run: its `.manifest` lists each file's kind, and each file is placed where the installer would put it on Debian.
+//! Takes user space and firmware of NVIDIA's driver from its installer, as a tar for a root file system. The installer is never
+//! run: its `.manifest` lists each file's kind, and each file is placed where the installer would put it on Debian.
 //!
 //! The manifest's format and the directories follow `parse_manifest` (`install-from-cwd.c`), `packageEntryFileTypeTable`
 //! (`manifest.c`) and `set_destinations` (`files.c`) in <https://github.com/NVIDIA/nvidia-installer>, 590.48.01.

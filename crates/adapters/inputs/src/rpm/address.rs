@@ -1,4 +1,4 @@
-//! Pure: addresses of RPM repositories, and checks of the locations that their metadata names.
+//! Addresses of RPM repositories, and checks of the locations that their metadata names.
 
 use farrier_net::Net;
 use url::Url;
@@ -15,7 +15,8 @@ pub(super) fn directory(text: &str, is_directory: bool) -> Result<Url> {
     Ok(url)
 }
 
-/// Returns the addresses of another repository named in a repository's metadata. Like a mirror list, this is untrusted input.
+/// Returns the addresses of another repository named in a repository's metadata. Such an address is untrusted input, like a
+/// mirror list.
 pub(super) fn based(net: &Net, base: &str) -> Result<Vec<String>> {
     let url = directory(base, true)?;
     if !matches!(url.scheme(), "https" | "http") {

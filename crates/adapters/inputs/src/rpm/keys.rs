@@ -1,4 +1,4 @@
-//! Adapter: verifies signatures with the distributions' tools: `rpmkeys` for packages, `gpgv` for `repomd.xml`.
+//! Verifies signatures with the distributions' tools: `rpmkeys` for packages, `gpgv` for `repomd.xml`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Pure: parses the metadata of RPM repositories as createrepo_c writes it (`repomd.xml`, `primary.xml`, `filelists.xml`), and
-//! lists of mirrors.
+//! Parses the metadata of RPM repositories as createrepo_c writes it (`repomd.xml`, `primary.xml`, `filelists.xml`), and lists of
+//! mirrors.
 //!
 //! The parser processes one event at a time, so its memory does not grow with the size of the metadata.
 

@@ -1,4 +1,4 @@
-//! Adapter: RPM repositories. farrier parses their metadata; the distributions' own tools verify signatures.
+//! RPM repositories. farrier parses their metadata; the distributions' own tools verify signatures.
 
 mod address;
 pub(super) mod keys;
@@ -73,7 +73,6 @@ enum Place {
 /// A package with the addresses of its repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// The package.
     pub package: RpmPackage,
     places: Vec<String>,
 }

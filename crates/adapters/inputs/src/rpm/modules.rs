@@ -1,4 +1,4 @@
-//! Pure: the modules of RPM repositories (`modules.yaml`), which determine the packages that dnf would exclude.
+//! The modules of RPM repositories (`modules.yaml`), which determine the packages that dnf would exclude.
 //!
 //! A module has streams, such as perl 5.26 and 5.32, and each stream has its own packages. A system has at most one stream of a
 //! module: the chosen one, or else the default if the repositories name one.

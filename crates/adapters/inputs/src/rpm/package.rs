@@ -1,4 +1,4 @@
-//! Pure: packages of RPM repositories, the kernels they are for, and the choice of the newest package for a kernel.
+//! Packages of RPM repositories, the kernels they are for, and the choice of the newest package for a kernel.
 
 use std::cmp::Ordering;
 
@@ -10,7 +10,6 @@ use crate::checksum::Checksum;
 /// A package as described by a repository's metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RpmPackage {
-    /// Package name.
     pub name: String,
     /// Epoch; 0 if there is none.
     pub epoch: u64,

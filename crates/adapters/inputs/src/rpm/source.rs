@@ -1,4 +1,4 @@
-//! Adapter: one RPM package that a definition names, with a kernel's modules.
+//! One RPM package that a definition names, with a kernel's modules.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! Adapter: the packages of a whole root file system, chosen by libsolv, the solver of dnf and zypper. Its tools only read
-//! metadata that farrier has verified.
+//! The packages of a whole root file system, chosen by libsolv, the solver of dnf and zypper. Its tools only read metadata that
+//! farrier has verified.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -71,7 +71,8 @@ struct Found {
 }
 
 impl Gatherer<'_> {
-    /// Lists trees in the locations of packages. They stay there, because their Makefiles refer to each other by these paths.
+    /// Lists trees in the locations of packages, and keeps these paths, because the Makefiles of the trees refer to each other by
+    /// them.
     fn packaged(&mut self, survey: &Survey) -> Result<()> {
         let mut waiting: VecDeque<PathBuf> =
             std::iter::once(&survey.build).chain(&survey.source).map(|tree| tree.path.clone()).collect();

@@ -1,5 +1,5 @@
-//! Adapter: imports header sets that the user provides. A header set is checked, brought into one canonical form, and stored in
-//! the cache and in the store.
+//! Imports header sets that the user provides. A header set is checked, brought into one canonical form, and stored in the cache
+//! and in the store.
 //!
 //! The same content gives the same layer and the same digest, whatever its original packaging. Names, kinds, links, contents and
 //! executable bits count; order, times and owners do not.
@@ -49,7 +49,6 @@ pub enum ImportSource {
 pub struct HeaderImport {
     /// Parts of one header set, in any order.
     pub sources: Vec<ImportSource>,
-    /// The kernel release.
     pub release: KernelRelease,
     /// The kernel's architecture.
     pub arch: Architecture,
@@ -57,7 +56,6 @@ pub struct HeaderImport {
     pub replace: bool,
 }
 
-/// Outcome of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -88,7 +86,6 @@ pub struct ImportedHeaders {
 /// A header set packed into one file, for import elsewhere. The file is removed on drop.
 #[derive(Debug)]
 pub struct PackedHeaders {
-    /// The kernel release.
     pub release: KernelRelease,
     /// The kernel's architecture.
     pub arch: Architecture,
