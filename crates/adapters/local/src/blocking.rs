@@ -1,4 +1,4 @@
-//! Adapter: runs blocking work off the threads of the asynchronous runtime.
+//! Runs blocking work off the threads of the asynchronous runtime.
 
 use std::{
     sync::{

@@ -1,4 +1,4 @@
-//! Adapter: file-system helpers that several modules share.
+//! File-system helpers that several modules share.
 
 use std::{
     fs::Permissions,

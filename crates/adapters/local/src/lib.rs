@@ -1,5 +1,4 @@
-//! Adapter: this machine: archives that may be hostile, the cache directory with its quotas and its quarantine, processors and
-//! memory.
+//! Provides the cache directory, the unpacking of untrusted archives, and this machine's resources to all crates that do I/O.
 #![forbid(unsafe_code)]
 
 pub mod archive;

@@ -1,4 +1,4 @@
-//! Adapter: resources that this machine or container offers for builds, and the deviation of its clock.
+//! Resources that this machine or container offers for builds, and the deviation of its clock.
 
 use std::{
     fs,

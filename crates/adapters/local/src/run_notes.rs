@@ -1,9 +1,9 @@
-//! Adapter: on-disk notes about runs that may be killed before they report an outcome: builds, and an
-//! engine's objects for a build.
+//! On-disk notes about runs that may be killed before they report an outcome: builds, and an engine's objects
+//! for a build.
 //!
 //! A note is written before its run begins and removed when the run's outcome is known and everything of the
-//! run is cleaned up. The note stays locked while the run lives. So an unlocked note belongs to a run whose
-//! farrier was killed, or whose engine died before the cleanup.
+//! run is cleaned up. The note stays locked while the run lives. An unlocked note therefore belongs to a run
+//! whose farrier was killed, or whose engine died before the cleanup.
 
 use std::{
     fs::TryLockError,

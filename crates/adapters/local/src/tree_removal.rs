@@ -1,4 +1,4 @@
-//! Adapter: removes directory trees that builds and other untrusted programs wrote, whatever their depth and modes.
+//! Removes directory trees that builds and other untrusted programs wrote, whatever their depth and modes.
 
 use std::{
     ffi::{CStr, CString},

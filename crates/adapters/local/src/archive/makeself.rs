@@ -1,5 +1,5 @@
-//! Pure: parses the header of a self-extracting archive: a shell script made by `makeself`, followed by a tar. farrier never runs
-//! the script.
+//! Parses the header of a self-extracting archive: a shell script made by `makeself`, followed by a tar. farrier never runs the
+//! script.
 //!
 //! The parser reads the script's assignments (<https://makeself.io>): `skip` is the number of header lines and `totalsize` the
 //! archive's size in bytes. `CRCsum` (as computed by `cksum`), `MD5` and `SHA` (SHA-256) are checksums of the archive; a checksum

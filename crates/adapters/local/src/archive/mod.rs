@@ -1,5 +1,4 @@
-//! Adapter: unpacks untrusted archives. Entries cannot escape the destination directory, and limits bound what an archive may
-//! contain.
+//! Unpacks untrusted archives. Entries cannot escape the destination directory, and limits bound what an archive may contain.
 
 pub mod links;
 mod makeself;
@@ -41,7 +40,6 @@ impl Default for Limits {
     }
 }
 
-/// Result of unpacking.
 pub type Result<T, E = UnpackError> = std::result::Result<T, E>;
 
 /// Reason why an archive was not unpacked.

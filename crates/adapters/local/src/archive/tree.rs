@@ -1,4 +1,4 @@
-//! Adapter: writes an archive's entries below a directory, and nowhere else.
+//! Writes an archive's entries below a directory, and nowhere else.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -107,7 +107,8 @@ impl<'a> Tree<'a> {
         }
         // The user who unpacked a file must be able to read it.
         file.set_permissions(Permissions::from_mode(self.allowed(mode) | 0o400))?;
-        // `make` compares times. The limit is the end of the year 9999; later times only come from damage or malice.
+        // `make` compares times. The limit is the end of the year 9999: a later time means that the archive is damaged or
+        // malicious.
         let modified = Duration::from_secs(modified.min(253_402_300_799));
         Ok(file.set_modified(SystemTime::UNIX_EPOCH + modified)?)
     }
@@ -131,7 +132,7 @@ impl<'a> Tree<'a> {
         let target = self.relative(target)?.ok_or_else(|| UnpackError::Outside(lossy(name)))?;
         let existing = self.root.join(self.real_path(&target, name, false)?);
         let metadata = fs::symlink_metadata(&existing)?;
-        // `link` does not follow links: in a layer, a second name is given to the link itself.
+        // link(2) does not follow symbolic links, so in a layer the new name refers to the symbolic link itself.
         if !(metadata.is_file() || self.manner == UnpackMode::Layer && metadata.is_symlink()) {
             return Err(UnpackError::ThroughLink(lossy(name)));
         }
@@ -142,7 +143,7 @@ impl<'a> Tree<'a> {
         Ok(metadata.len())
     }
 
-    /// Removes what a whiteout of a layer names: one entry, or all content of lower layers in its directory.
+    /// Applies a whiteout of a layer: removes one entry, or all content of lower layers in the whiteout's directory.
     pub(super) fn white_out(&mut self, name: &OsStr, whiteout: Whiteout<'_>) -> Result<()> {
         let directory = self.place(name)?.parent().map(Path::to_owned).unwrap_or_default();
         Ok(match whiteout {
@@ -151,13 +152,13 @@ impl<'a> Tree<'a> {
         }?)
     }
 
-    /// Removes the existing entry that an omitted entry would replace.
+    /// Omits an entry: removes only the existing entry that it would replace.
     pub(super) fn leave_out(&mut self, name: &OsStr) -> Result<()> {
         let place = self.place(name)?;
         Ok(self.remove(&place)?)
     }
 
-    /// Strips set-id bits always, and the sticky bit outside of a whole root file system.
+    /// Removes the set-id bits from a mode, and for a standalone archive also the sticky bit.
     fn allowed(&self, mode: u32) -> u32 {
         mode & if self.manner == UnpackMode::Alone { 0o777 } else { 0o1777 }
     }
@@ -268,7 +269,7 @@ impl<'a> Tree<'a> {
         Ok(real)
     }
 
-    /// Creates a file or link, replacing an earlier entry. Few archives contain the same name twice.
+    /// Creates a file or link, replacing an earlier entry. Tries to create first, because few archives contain a name twice.
     fn instead<T>(&mut self, path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
         match make() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

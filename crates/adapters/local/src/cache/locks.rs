@@ -1,4 +1,4 @@
-//! Adapter: lock files of the cache. The kernel releases a lock even when its holder is killed.
+//! Lock files of the cache. The kernel releases a lock even when its holder is killed.
 
 use std::{fs::TryLockError, io, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 

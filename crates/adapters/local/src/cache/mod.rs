@@ -1,4 +1,4 @@
-//! Adapter: the content-addressed, disposable cache directory. Several farrier processes can share it at the same time.
+//! The content-addressed, disposable cache directory. Several farrier processes can share it at the same time.
 
 mod locks;
 mod quarantine;
@@ -275,7 +275,8 @@ impl Cache {
         Ok(Scratch::create_in(&self.root.join(WORK), self.quarantine())?)
     }
 
-    /// Reads a small JSON record. A damaged record, or one of another format, counts as absent: records only save work.
+    /// Reads a small JSON record. A damaged record, or one of another format, counts as absent, because farrier can always
+    /// recompute a record.
     pub fn read_record<T: DeserializeOwned>(&self, kind: &str, key: &str) -> Result<Option<T>, CacheError> {
         let path = self.record_path(kind, key)?;
         let Some(bytes) = if_there(fs::read(&path))? else { return Ok(None) };

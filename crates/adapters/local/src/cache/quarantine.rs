@@ -1,4 +1,4 @@
-//! Adapter: moves aside what cannot be removed or must not be reused, so that no later build encounters it.
+//! Moves aside what cannot be removed or must not be reused, so that no later build encounters it.
 
 use std::{
     io,

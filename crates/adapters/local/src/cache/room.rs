@@ -1,5 +1,5 @@
-//! Adapter: keeps the cache within its quotas. Evicts the least recently used entries first, never those in use, and removes
-//! leftovers of killed farrier processes.
+//! Keeps the cache within its quotas. Evicts the least recently used entries first, never those in use, and removes leftovers of
+//! killed farrier processes.
 //!
 //! Every visible name below `KIND/` is an entry, whatever the kind, and its modification time is its last use. A new kind needs
 //! no change here.

@@ -1,4 +1,4 @@
-//! Adapter: per-build scratch directories, removed when dropped.
+//! Per-build scratch directories, removed when dropped.
 
 use std::{
     io,

@@ -1,5 +1,5 @@
-//! Adapter: detects changes of cached trees since farrier made them. Where build steps run as the user who owns the cache, a step
-//! that escapes its sandbox could change the trees that later builds start from.
+//! Detects changes of cached trees since farrier made them. Where build steps run as the user who owns the cache, a step that
+//! escapes its sandbox could change the trees that later builds start from.
 
 use std::{
     ffi::{CStr, CString},
@@ -32,7 +32,8 @@ const FORMAT: &str = "tree-record-1";
 /// State of a tree when farrier made it. Both digests are SHA-256 in hexadecimal form.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct TreeRecord {
-    /// Digest over path, type, size, mode, inode, change time and link target of each entry. No program can set a change time.
+    /// Digest over path, type, size, mode, inode, change time and link target of each entry. Programs cannot set a change time,
+    /// unlike a modification time.
     metadata: String,
     /// Digest over path, type, mode, and content or link target of each entry.
     content: String,
@@ -67,7 +68,7 @@ impl From<io::Error> for WalkError {
 impl From<Errno> for WalkError {
     fn from(error: Errno) -> Self {
         match error {
-            // A link where a directory was.
+            // A symbolic link has replaced a directory.
             Errno::LOOP => Self::Foreign,
             _ => io::Error::from(error).into(),
         }
@@ -75,8 +76,8 @@ impl From<Errno> for WalkError {
 }
 
 impl Cache {
-    /// Whether a cached tree is still as farrier made it. A changed tree is moved to the quarantine, with a warning; the next
-    /// caller who gets the entry makes the tree again. Trees outside the cache count as intact.
+    /// Whether a cached tree is unchanged since farrier made it. A changed tree is moved to the quarantine, with a warning, and
+    /// the next caller who gets the entry makes the tree again. Trees outside the cache count as intact.
     pub async fn is_tree_intact(&self, tree: &Path) -> Result<bool, CacheError> {
         let Some((entry, kind, key)) = self.entry_of(tree) else { return Ok(true) };
         let looked_at = entry.clone();
@@ -198,7 +199,8 @@ enum What {
 
 /// Returns the digest of a tree: entries in name order, each directory followed directly by its content. Links are not followed.
 ///
-/// A build waits for this over tens of thousands of entries, so each entry costs one system call, by name in an open directory.
+/// A build waits for the digest of tens of thousands of entries, so each entry costs one system call, relative to an open
+/// directory.
 fn digest(tree: &Path, what: What) -> Result<String, WalkError> {
     let mut hasher = io::BufWriter::with_capacity(64 << 10, Sha256Writer(Sha256::new()));
     text(&mut hasher, FORMAT.as_bytes())?;
@@ -259,7 +261,7 @@ fn add(
         FileType::Symlink => text(hasher, readlinkat(parent, name, Vec::new())?.as_bytes())?,
         FileType::RegularFile if what == What::Content => {
             let file = std::fs::File::from(openat(parent, name, FILE, Mode::empty())?);
-            // A file that grows during the read gets another digest; at most one byte beyond its size is read.
+            // Read at most one byte beyond the file's size: a file that grows during the read gets another digest.
             let size = u64::try_from(stat.st_size).unwrap_or_default();
             hasher.write_all(&size.to_le_bytes())?;
             let read = io::copy(&mut file.take(size.saturating_add(1)), hasher)?;
@@ -277,7 +279,7 @@ fn add_stat(hasher: &mut impl Write, stat: &Stat, what: What) -> io::Result<()> 
     if what == What::Content {
         return Ok(());
     }
-    // A directory's size adds nothing to what its entries show.
+    // Omit a directory's size: the digest already covers the directory's entries.
     let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     let size = if is_directory { 0 } else { stat.st_size };
     hasher.write_all(&size.to_le_bytes())?;

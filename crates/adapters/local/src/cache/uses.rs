@@ -1,4 +1,4 @@
-//! Adapter: tracks which entries are in use across all farrier processes that share the cache.
+//! Tracks which entries are in use across all farrier processes that share the cache.
 //!
 //! Each user keeps a note of its entries, locked while the user lives. A gate lock keeps users from taking an entry into use
 //! while entries are moved away: users hold it shared, and an evicting farrier holds it exclusively for a moment.
