@@ -1,4 +1,4 @@
-//! Adapter: options for apt, which accesses the network itself.
+//! Options for apt, which accesses the network itself.
 
 use farrier_core::site::{Host, HostPort, SecretSource};
 use url::Url;

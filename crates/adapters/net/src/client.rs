@@ -1,5 +1,4 @@
-//! Adapter: HTTP clients, one for each TLS configuration, and redirects. Each redirect is sent with the client for its own
-//! host.
+//! HTTP clients, one for each TLS configuration, and redirects. Each redirect is sent with the client for its own host.
 
 use std::{sync::Arc, time::Duration};
 
@@ -175,8 +174,8 @@ impl Net {
         text.map_err(|source| NetError::Secret(what, source))
     }
 
-    /// Finds out whether the server closed the connection because it rejects the client certificate, or because it requires
-    /// one. Returns an error that says so.
+    /// Finds out whether the server closed the connection because it rejects the client certificate or requires one, and returns
+    /// an error that states the reason.
     ///
     /// With TLS 1.3 the server reports the reason after the handshake, and the HTTP client sees only a closed connection.
     /// With TLS 1.2 the handshake itself fails with the reason, so this function sends a second request with TLS 1.2.

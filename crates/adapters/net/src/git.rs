@@ -1,4 +1,4 @@
-//! Adapter: settings for the git program, which accesses the network itself.
+//! Settings for the git program, which accesses the network itself.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Adapter: network access: permitted hosts, proxies, certificates and secrets.
+//! Provides HTTP clients, permitted hosts, proxies, certificates and secrets to all crates that access the network.
 //!
 //! Every HTTP request goes through [`Net::execute`], which enforces `--offline` before the first request and before
 //! each redirect. Programs that access the network themselves (apt, mmdebstrap, git, engines) are checked with
@@ -192,7 +192,7 @@ impl Net {
     }
 
     /// Repositories to look for an image in, in order. Offline, excludes the image's own repository, unless its host is
-    /// named. If it is the only candidate, it stays, so that the error names it.
+    /// named. If the image's own repository is the only candidate, it is kept, so that the error names it.
     pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {
         let candidates = site::image_candidates(&self.0.mirrors, repository);
         self.without_forbidden(candidates, |candidate| HostPort::of_registry(&candidate.normalized().0))

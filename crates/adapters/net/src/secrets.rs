@@ -1,4 +1,4 @@
-//! Adapter: reads secrets from files or from a Kubernetes cluster. They are held in memory only.
+//! Reads secrets from files or from a Kubernetes cluster. They are held in memory only.
 
 use std::{
     collections::BTreeMap,
@@ -57,7 +57,7 @@ pub enum SecretError {
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ClusterSecretError {
-    /// What failed, and on which Secret.
+    /// The failed action, with the name of the Secret.
     pub message: String,
     /// Cause, if `message` does not contain it.
     pub source: Option<Box<dyn Error + Send + Sync>>,

@@ -1,4 +1,4 @@
-//! Adapter: TLS configuration: system roots, CA files, and client certificates.
+//! TLS configuration: system roots, CA files, and client certificates.
 
 use std::{
     path::Path,
