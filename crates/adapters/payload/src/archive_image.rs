@@ -1,4 +1,4 @@
-//! Adapter: images made by an engine (`output: image`): imports them for publication and extracts their modules for the check.
+//! Images made by an engine (`output: image`): imports them for publication and extracts their modules for the check.
 
 use std::{
     collections::HashSet,

@@ -1,4 +1,4 @@
-//! Adapter: decompresses module files, within a budget of bytes and time shared by all modules of one check.
+//! Decompresses module files, within a budget of bytes and time shared by all modules of one check.
 
 use std::{
     fs::File,
@@ -52,7 +52,6 @@ impl DecompressionBudget {
         Self::of_build(WITHOUT_BUILD, Duration::ZERO)
     }
 
-    /// Creates a budget of `bytes` bytes.
     #[cfg(any(test, feature = "testing"))]
     pub fn of_bytes(bytes: u64) -> Self {
         Self::new(Limits { bytes, module: bytes, deadline: WITHOUT_BUILD }, Duration::ZERO)

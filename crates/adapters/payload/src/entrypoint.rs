@@ -1,4 +1,4 @@
-//! Adapter: `driver-entrypoint`, the static binary that farrier adds to driver images as a separate layer.
+//! `driver-entrypoint`, the static binary that farrier adds to driver images as a separate layer.
 
 use std::{
     env,

@@ -1,4 +1,4 @@
-//! Adapter: errors about a payload, its layers, or `driver-entrypoint`.
+//! Errors about a payload, its layers, or `driver-entrypoint`.
 
 use std::{io, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! Adapter: exposed headers: the headers and symbol tables that a payload offers to drivers compiled against it.
+//! Exposed headers: the headers and symbol tables that a payload offers to drivers compiled against it.
 
 use std::{
     fs::Metadata,

@@ -1,4 +1,4 @@
-//! Adapter: extracts the modules of any image, to check images that farrier did not build.
+//! Extracts the modules of any image, to check images that farrier did not build.
 
 use std::{collections::BTreeSet, path::Path};
 

@@ -1,4 +1,4 @@
-//! Adapter: turns a payload directory into a layer file.
+//! Turns a payload directory into a layer file.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,6 @@ pub struct PayloadLayer {
     pub payload_digest: Digest,
 }
 
-/// One entry of the payload.
 pub(super) struct Entry {
     pub(super) mode: u32,
     kind: Kind,
@@ -244,7 +243,7 @@ fn prefix_of(out: &Path) -> OsString {
 /// Whether `lib` is a link into `usr` in an image with these layer files (lowest first). Blocks.
 pub fn is_usr_merged(layers: &[PathBuf]) -> Result<bool> {
     let name = "lib";
-    // Search from the top: the first layer with the name decides, so that large base layers are rarely read.
+    // Search from the top, because the topmost layer with the name decides. Large base layers are then rarely read.
     for path in layers.iter().rev() {
         let tar = LayerReader::new(File::open(path)?)?;
         match top_level_entry(tar, name)? {

@@ -1,4 +1,4 @@
-//! Adapter: the payload of a build: its modules, and the layers that the image takes from it.
+//! Processes payloads (modules, exposed headers, layers) for the build pipeline and `farrier check`.
 #![forbid(unsafe_code)]
 
 mod archive_image;

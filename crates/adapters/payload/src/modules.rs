@@ -1,4 +1,4 @@
-//! Adapter: finds and opens the modules of a payload directory.
+//! Finds and opens the modules of a payload directory.
 
 use std::{
     fs::File,

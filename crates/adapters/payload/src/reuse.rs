@@ -1,4 +1,4 @@
-//! Adapter: reuse: unpacks a published payload and moves it to another kernel's module directory.
+//! Unpacks a published payload and moves it to another kernel's module directory, so that the payload can be reused.
 
 use std::{
     io::{self, Read},
@@ -33,8 +33,8 @@ pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<()> {
     if digest(&walk(tree)?)? == packed { Ok(()) } else { Err(PayloadError::Lossy) }
 }
 
-/// Renames the module directory. Refuses a payload that names its kernel anywhere but in its modules, because renaming does not
-/// make it fit the other kernel. Blocks.
+/// Renames the module directory. Refuses a payload that names its kernel outside of its modules: after the renaming, such a
+/// payload would still refer to the old kernel. Blocks.
 pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<()> {
     let directories: Vec<PathBuf> = MODULES
         .iter()
@@ -69,7 +69,7 @@ fn first_that_names(tree: &Path, directories: &[PathBuf], kernel: &KernelRelease
         let path = entry.path().strip_prefix(tree).unwrap_or(entry.path());
         let inner =
             directories.iter().find_map(|directory| path.strip_prefix(directory).ok()).unwrap_or(path);
-        // Modules name their kernel; the check judges them.
+        // Skip the content of modules: every module names its kernel, and the check decides whether it loads.
         let is_module = is_module_file(&entry.file_name().to_string_lossy());
         let found = names(inner)
             || (entry.path_is_symlink() && names(&fs::read_link(entry.path())?))

@@ -1,4 +1,4 @@
-//! Adapter: signs the modules of a payload directory in place.
+//! Signs the modules of a payload directory in place.
 
 use std::{
     io::{self, Read as _, Write},
@@ -26,7 +26,6 @@ const ZSTD_LEVEL: i32 = 3;
 /// Parameters of module signing.
 #[derive(Debug)]
 pub struct ModuleSigning<'a> {
-    /// The certificate.
     pub certificate: &'a ModuleSigner,
     /// Key of the certificate.
     pub signer: &'a Signer,
