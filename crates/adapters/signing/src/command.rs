@@ -1,4 +1,4 @@
-//! Adapter: signs with an external program, for private keys that farrier cannot load.
+//! Signs with an external program, for private keys that farrier cannot load.
 
 use std::{
     io::Write as _,
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{Result, SigningError};
 
-/// Timeout for one signature. A security module answers within seconds, or waits for an operator.
+/// Timeout for one signature. A hardware security module answers within seconds, unless it waits for an operator.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Maximum number of characters of standard error in a message.
 const MAX_WORDS: usize = 500;

@@ -5,7 +5,6 @@ use std::{fmt::Display, io, path::PathBuf};
 use farrier_net::SecretError;
 use kmod::CertificateError;
 
-/// Result of signing.
 pub type Result<T, E = SigningError> = std::result::Result<T, E>;
 
 /// Failure to load a key or to sign. No message contains any part of a key or a passphrase.

@@ -1,8 +1,8 @@
-//! Adapter: private keys for signing, from files, from Secrets or behind a program. They are held in memory only.
+//! Signs modules and images for the build pipeline, with private keys from files, Secrets or an external program.
 //!
-//! farrier never writes a private key anywhere. The bytes of a key file are wiped as soon as the key is loaded, as are
-//! passphrases. ECDSA keys are wiped when they are dropped. ring does not wipe RSA keys, and the buffers of the API
-//! server's response with a Secret are not wiped.
+//! Private keys are held in memory only: farrier never writes them anywhere. The bytes of a key file are wiped as soon
+//! as the key is loaded, as are passphrases. ECDSA keys are wiped when they are dropped. ring does not wipe RSA keys,
+//! and the buffers of the API server's response with a Secret are not wiped.
 #![forbid(unsafe_code)]
 
 mod command;
@@ -51,7 +51,6 @@ pub struct Signer {
 }
 
 impl Signer {
-    /// The public key.
     pub fn public_key(&self) -> &PublicKey {
         &self.public
     }

@@ -1,4 +1,4 @@
-//! Adapter: loads private keys in the forms that OpenSSL and the kernel's build write.
+//! Loads private keys in the forms that OpenSSL and the kernel's build write.
 
 use farrier_core::{
     provenance::{KeyError, PublicKey},

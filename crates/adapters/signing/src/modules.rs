@@ -1,4 +1,4 @@
-//! Adapter: the key that signs modules, with the certificate that identifies it to kernels.
+//! The key that signs modules, with the certificate that identifies it to kernels.
 
 use std::{
     path::{Path, PathBuf},
@@ -52,7 +52,7 @@ impl ModuleSigner {
         Digest::of(&self.certificate.der)
     }
 
-    /// How to treat modules that already have a signature.
+    /// Returns the treatment of modules that already have a signature.
     pub fn signed(&self) -> Signed {
         self.spec.signed
     }

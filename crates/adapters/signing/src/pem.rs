@@ -1,4 +1,4 @@
-//! Adapter: parses PEM files (RFC 7468, and the older headers of OpenSSL).
+//! Parses PEM files (RFC 7468, and the older headers of OpenSSL).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use zeroize::Zeroizing;

@@ -1,4 +1,4 @@
-//! Adapter: reads files with public keys and certificates.
+//! Reads files with public keys and certificates.
 
 use std::path::Path;
 
