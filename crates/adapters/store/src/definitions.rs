@@ -1,4 +1,4 @@
-//! Adapter: packs a definitions directory as a layer, without secrets.
+//! Packs a definitions directory as a layer, without secrets.
 
 use std::{
     io::{self, BufWriter, Read},

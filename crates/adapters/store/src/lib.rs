@@ -1,5 +1,6 @@
-//! Adapter: stores the inputs of builds as OCI artifacts beside the images: header sets, sources, root file systems and
-//! definitions.
+//! Stores the inputs of builds as OCI artifacts beside the images, for the crate that fetches inputs and for `farrier mirror`.
+//!
+//! The inputs are header sets, sources, root file systems and definitions.
 //!
 //! Each input is a manifest with one layer, under a descriptive tag that never changes its content. A tag derived from a
 //! definition ([`Store::name`]) moves to the latest content. Tags and annotations are untrusted, because anyone with write access
@@ -42,7 +43,6 @@ pub enum InputKind {
 }
 
 impl InputKind {
-    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Headers, Self::Source, Self::RootFs, Self::Definitions];
 
     /// Returns the repository's name below the registry's prefix. No driver image can have this name.
@@ -78,7 +78,6 @@ const OTHERS: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
 /// A stored input: an artifact in the registry from which images are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredInput {
-    /// Kind of the input.
     pub kind: InputKind,
     /// Repository of the artifact.
     pub repository: Repository,
@@ -99,7 +98,7 @@ impl StoredInput {
         note.ok_or_else(|| self.is_not(&format!("it has no annotation {key}")))
     }
 
-    /// Creates the error that the artifact is not what it should be.
+    /// Creates the error for an artifact that does not have the expected form.
     pub fn is_not(&self, reason: &str) -> StoreError {
         let reference = format!("{}@{}", self.repository, self.digest);
         StoreError::NotAnArtifact(reference, reason.to_owned())
@@ -109,11 +108,9 @@ impl StoredInput {
 /// A file to be stored.
 #[derive(Clone, Debug)]
 pub struct NewInput<'a> {
-    /// Kind of the input.
     pub kind: InputKind,
     /// Tag of the artifact; see [`header_tag`] and [`key_tag`].
     pub tag: &'a Tag,
-    /// Path of the file.
     pub file: &'a Path,
     /// Digest and size of the file.
     pub layer: &'a Descriptor,
@@ -191,8 +188,8 @@ impl Store {
         Ok(self.registry.fetch_blob(repository, &layer.digest, layer.size, to).await?)
     }
 
-    /// Stores a file. The same content under the same tag is a no-op; other content is refused unless `replace` is set. The
-    /// artifact is signed if the site has a signing key.
+    /// Stores a file. If the tag already has the same content, nothing is stored. Other content under the tag is an error unless
+    /// `replace` is set. The artifact is signed if the site has a signing key.
     pub async fn put(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
         let NewInput { kind, tag, file, layer, annotations, replace } = item;
         let repository = self.repository(*kind)?;
@@ -246,7 +243,6 @@ impl Store {
         Ok(tags)
     }
 
-    /// Returns the repository of a kind.
     pub fn repository(&self, kind: InputKind) -> Result<Repository, StoreError> {
         Ok(self.location.repository(kind.repository())?)
     }

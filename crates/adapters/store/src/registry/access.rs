@@ -1,4 +1,4 @@
-//! Adapter: gives the registry client network access and credentials, and provides hints for its errors.
+//! Gives the registry client network access and credentials, and provides hints for its errors.
 
 use std::{error::Error, io, sync::Arc};
 
@@ -15,7 +15,6 @@ use ::oci::client::{
 /// Options for access to registries.
 #[derive(Clone, Debug, Default)]
 pub struct RegistryOptions {
-    /// Credentials.
     pub credentials: Keyring,
     /// Network access.
     pub net: Net,

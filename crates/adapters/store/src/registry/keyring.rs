@@ -1,4 +1,4 @@
-//! Adapter: credentials for registries, from site.yaml and from Docker's configuration file.
+//! Credentials for registries, from site.yaml and from Docker's configuration file.
 
 use std::{io::ErrorKind, path::PathBuf, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Adapter: access to registries: address, network and credentials. The client is [`oci::client`].
+//! Access to registries: address, network and credentials. The client is [`oci::client`].
 
 mod access;
 mod keyring;

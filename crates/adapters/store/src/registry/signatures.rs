@@ -1,5 +1,5 @@
-//! Adapter: `cosign` tags with signatures and attestations. Every signer adds layers to the same tag, so a copied
-//! manifest is merged with the existing one.
+//! `cosign` tags with signatures and attestations. Every signer adds layers to the same tag, so a copied manifest is
+//! merged with the existing one.
 
 use farrier_core::{
     facts::media_type,
