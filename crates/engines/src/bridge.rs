@@ -1,4 +1,4 @@
-//! Adapter: connects asynchronous streams with blocking code that reads and writes tar.
+//! Connects asynchronous streams with blocking code that reads and writes tar.
 
 use std::{
     future::ready,

@@ -1,4 +1,4 @@
-//! Adapter: connects to the chosen engine, or to the first available one.
+//! Connects to the chosen engine, or to the first available one.
 
 use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
@@ -167,7 +167,7 @@ mod tests {
     #[tokio::test]
     async fn a_dead_socket_refuses() {
         let dir = tempfile::tempdir().unwrap();
-        // Bound once, but no longer listening.
+        // The socket file exists, but no process listens on it.
         drop(std::os::unix::net::UnixListener::bind(dir.path().join("docker.sock")).unwrap());
         let error = connect(EngineChoice::Docker, &env(dir.path())).await.err().unwrap();
         assert!(error.to_string().contains("Connection refused"), "{error}");

@@ -1,4 +1,4 @@
-//! Adapter: writes the build context as a tar stream.
+//! Writes the build context as a tar stream.
 
 use std::{
     fs::Metadata,
@@ -18,9 +18,9 @@ pub(super) const DOCKERFILE: &str = ".farrier.Dockerfile";
 
 /// A file, directory or link of the context.
 struct Found {
-    /// Its path in the context.
+    /// Path in the context.
     dest: PathBuf,
-    /// Its path on this machine.
+    /// Path on this machine.
     from: PathBuf,
     metadata: Metadata,
 }
@@ -68,7 +68,8 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
         header.set_size(0);
         tar.append_data(&mut header, dest, io::empty())
     } else {
-        // The size in the header is exact: a file that shrinks or grows during the read would shift everything after it.
+        // Write exactly as many bytes as the header states: a file that shrinks or grows during the read would shift all later
+        // entries.
         let mut exact = fs::File::open(from)?.take(metadata.len());
         tar.append_data(&mut header, dest, &mut exact)?;
         if exact.limit() > 0 {
@@ -84,7 +85,7 @@ fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -
     let dest = checked(&entry.dest)?;
     for item in without_version_control(WalkDir::new(&entry.from).sort_by_file_name()) {
         let item = item.map_err(io::Error::from)?;
-        // The entry itself may be a link, which is followed; links below it stay links.
+        // Follow the entry itself if it is a link. Links below the entry stay links.
         let metadata = match item.depth() {
             0 => fs::metadata(item.path()),
             _ => fs::symlink_metadata(item.path()),

@@ -1,11 +1,11 @@
-//! Pure: the changes that engines make to a Dockerfile.
+//! Changes that engines make to a Dockerfile before they run it.
 
 use std::collections::BTreeSet;
 
 use farrier_core::template::instructions;
 
-/// Adds a `LABEL` after each `FROM`, so that every image and container of the run carries it from the first step on. This
-/// lets the cleanup find them even after a crash.
+/// Adds a `LABEL` after each `FROM`, so that every image and container of the run carries it from the first step on. The cleanup
+/// finds these objects by the label, even after a crash.
 pub(super) fn label_stages(dockerfile: &str, labels: &[(&str, &str)]) -> String {
     if labels.is_empty() {
         return dockerfile.to_owned();

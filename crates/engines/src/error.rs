@@ -1,4 +1,4 @@
-//! Pure: engine errors, their hints, and their classification by an engine's error message.
+//! Engine errors, their hints, and their classification by an engine's error message.
 
 use std::{error::Error, io};
 
@@ -9,7 +9,6 @@ use super::EngineKind;
 /// Result of an engine's operation.
 pub type Result<T, E = EngineError> = std::result::Result<T, E>;
 
-/// An error of an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// No engine answers, or the chosen one does not: each tried engine with its error.

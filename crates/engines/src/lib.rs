@@ -1,5 +1,4 @@
-//! Adapter: build engines. An engine runs the steps of a Dockerfile, either in place or in a Docker daemon, and returns the
-//! result.
+//! Runs the build steps of a Dockerfile for the build pipeline: in a sandbox, in a Kubernetes Job, or in a Docker daemon.
 #![forbid(unsafe_code)]
 
 mod bridge;
@@ -28,7 +27,6 @@ pub use sandbox::{InPlace, Owner, Sandbox};
 /// Prefix of the names of kept images.
 pub const LOCAL_PREFIX: &str = "localhost/farrier/";
 
-/// Kind of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum EngineKind {
@@ -73,7 +71,6 @@ pub struct BuildJob {
     pub id: String,
     /// Text of the Dockerfile.
     pub dockerfile: String,
-    /// The build context.
     pub context: Vec<ContextEntry>,
     /// Receives the output.
     pub log: Arc<dyn BuildLog>,
@@ -86,8 +83,8 @@ pub struct BuildJob {
 pub struct KeptImage {
     /// Local name of the image.
     pub name: String,
-    /// Bytes that the image does not share with others. It is the full size if all bytes are shared, or if the daemon
-    /// (before API 1.42) does not report the shared size.
+    /// Bytes that the image does not share with others. The full size if the image shares all bytes, or if the daemon (before API
+    /// 1.42) does not report the shared size.
     pub bytes: u64,
     /// Time of creation.
     pub created: SystemTime,

@@ -1,4 +1,4 @@
-//! Pure: splits chunks of terminal output into lines.
+//! Splits chunks of terminal output into lines.
 
 use anstream::adapter::strip_bytes;
 use farrier_core::text::printable_lines;

@@ -1,4 +1,4 @@
-//! Pure: checks the order of a runner's messages.
+//! Checks the order of a runner's messages.
 //!
 //! Steps run next to the process that writes the messages. A message out of order counts as forged, because a step could use
 //! one to fake a result or a statement of the provenance.

@@ -1,4 +1,4 @@
-//! Adapter: processes the messages of an in-place build's runner, from the first to the last: output, payload and outcome.
+//! Processes the messages of an in-place build's runner, from the first to the last: output, payload and outcome.
 
 use std::{io, path::Path};
 

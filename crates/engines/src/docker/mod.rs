@@ -1,4 +1,4 @@
-//! Adapter: the `docker` engine, which uses the classic builder behind Docker's or Podman's socket.
+//! The `docker` engine, which uses the classic builder behind Docker's or Podman's socket.
 
 mod output;
 mod sweep;
@@ -44,7 +44,7 @@ const CACHE_LABEL: &str = "farrier.dev/cache";
 
 /// Timeout for the first contact with a daemon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout of short calls. Removal of a large image takes the daemon seconds, or minutes on a busy disk.
+/// Timeout of short calls. The daemon needs seconds to remove a large image, or minutes on a busy disk.
 const CALL_TIMEOUT: Duration = Duration::from_mins(10);
 /// Timeout until the first response of a build, a pull or an export. It includes the upload of the context.
 const STREAM_TIMEOUT: Duration = Duration::from_hours(24);
@@ -138,7 +138,8 @@ impl DockerEngine {
         let entries = job.context.clone();
         let (body, writer) =
             bridge::stream_from_writer(move |out| context::write_tar(Some(&text), &entries, out));
-        // No cache: otherwise a changed input could be combined with an unchanged step. No pull: base images are present.
+        // Disable the cache, which could combine a changed input with an unchanged step. Disable pulls, because base images are
+        // present.
         let options = BuildImageOptions {
             dockerfile: DOCKERFILE.to_owned(),
             target: target.to_owned(),
@@ -200,7 +201,7 @@ impl DockerEngine {
 
     async fn payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<()> {
         let image = self.build(run, job, "modules", &[]).await?;
-        // Never started: only a container gives access to an image's files.
+        // This container is never started. Docker's API gives access to an image's files only through a container.
         let body = ContainerCreateBody {
             image: Some(image),
             cmd: Some(vec!["/none".to_owned()]),
@@ -249,7 +250,7 @@ impl DockerEngine {
 
 /// Operations for other modules.
 impl DockerEngine {
-    /// One line for people: the engine, its version and its address.
+    /// Returns the engine, its version and its address in one line, for display.
     pub fn describe(&self) -> &str {
         &self.description
     }
@@ -265,7 +266,7 @@ impl DockerEngine {
 
     /// Writes a local image to `dest` as a `docker save` archive. Returns `false` if no image has this name.
     pub async fn export_image(&self, name: &str, dest: &Path, cancel: &CancellationToken) -> Result<bool> {
-        // By its ID: a name without a tag selects every tag.
+        // Export by ID, because a name without a tag selects every tag.
         let id = match self.client.inspect_image(name).await {
             Ok(image) => image.id.unwrap_or_else(|| name.to_owned()),
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok(false),

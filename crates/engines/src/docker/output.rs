@@ -1,4 +1,4 @@
-//! Adapter: parses the output of the classic builder.
+//! Parses the output of Docker's classic builder.
 
 use bollard::{errors::Error, models::BuildInfo};
 use oci::client::chain as error_chain;
@@ -59,12 +59,13 @@ impl<'a> Output<'a> {
             Error::DockerStreamError { error } => {
                 self.log.line(&error);
                 match self.step.as_ref().and_then(|step| Some((step, exit_code(step, &error)?))) {
-                    // The engine's message quotes the step, so it says nothing about the engine's disk.
+                    // Do not search this message for a full disk: the message quotes the step, whose text may mention one.
                     Some((step, code)) => EngineError::Step(format!("{step}: exit code {code}")),
                     None => EngineError::from_build(EngineKind::Docker, self.step.as_deref(), error),
                 }
             }
-            // 4xx: the Dockerfile has a syntax error, or lacks the stage. The builder answers 500 in some of these cases.
+            // 4xx means that the Dockerfile has a syntax error or lacks the stage. In some of these cases the builder responds
+            // with 500.
             Error::DockerResponseServerError { status_code, message }
                 if status_code < 500 || message.contains("ockerfile") || message.contains("build stage") =>
             {

@@ -1,4 +1,4 @@
-//! Adapter: removes the containers and images of a run from the daemon. The run's label identifies them.
+//! Removes the containers and images of a run from the daemon. The run's label identifies them.
 
 use std::{
     collections::{HashMap, HashSet},

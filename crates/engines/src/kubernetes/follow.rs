@@ -1,4 +1,4 @@
-//! Adapter: reads the messages of a build in a pod through the API server. After a disconnect it resumes at the same offset.
+//! Reads the messages of a build in a pod through the API server. After a disconnect it resumes at the same offset.
 
 use std::{io, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Pure: composes the Job of a build.
+//! Composes the Job of a build.
 
 use std::{collections::BTreeMap, time::Duration};
 

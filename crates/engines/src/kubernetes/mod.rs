@@ -1,5 +1,5 @@
-//! Adapter: the `kubernetes` engine. Each build is a Job whose pod's image is the complete rootfs of the build. No image
-//! builder runs in a container, and no step has permissions, secrets or a network.
+//! The `kubernetes` engine. Each build is a Job whose pod's image is the complete rootfs of the build. No image builder runs in a
+//! container, and no step has permissions, secrets or a network.
 //!
 //! The runner's messages, including the result, come back through the API server (`follow`): the pod never opens a
 //! connection. Another farrier that builds the same inputs, such as a new leader, finds the Job by its name and takes it
@@ -59,7 +59,6 @@ pub struct Kubernetes {
 pub enum Phase<'a> {
     /// Waiting for resources or for the image; the reason.
     Waiting(&'a str),
-    /// Running.
     Running,
 }
 

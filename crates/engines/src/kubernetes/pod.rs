@@ -1,4 +1,4 @@
-//! Pure: derives the state of a build's pod from its status and Events.
+//! Derives the state of a build's pod from its status and Events.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Event, Pod, PodCondition, PodStatus};
 

@@ -1,4 +1,4 @@
-//! Adapter: waits until the pod of a build runs, and reports what it waits for.
+//! Waits until the pod of a build runs, and reports what it waits for.
 
 use std::{pin::pin, time::Duration};
 

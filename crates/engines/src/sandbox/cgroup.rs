@@ -1,4 +1,4 @@
-//! Adapter: control groups (v2) for builds, if a subtree is delegated to farrier.
+//! Control groups (v2) for builds, if a subtree is delegated to farrier.
 //!
 //! systemd delegates a subtree with `Delegate=yes` and marks its directory with an extended attribute (systemd's "Control
 //! Group APIs and Delegation"). Only a subtree with that mark is changed. A group with controllers must not contain

@@ -1,4 +1,4 @@
-//! Adapter: the farrier side of the wire protocol with the runner of one sandbox.
+//! The farrier side of the wire protocol with the runner of one sandbox.
 
 use std::io;
 
@@ -20,7 +20,7 @@ use crate::{
     runner_session::{Source, read_frame},
 };
 
-/// Connection to one runner, which gets its plan and context when it asks for them.
+/// Connection to one runner, which requests its plan and context after it has created its namespaces.
 pub(super) struct SandboxChannel<'a> {
     owner: Owner,
     /// Process ID of the runner.
@@ -32,7 +32,7 @@ pub(super) struct SandboxChannel<'a> {
 }
 
 impl<'a> SandboxChannel<'a> {
-    /// Opens the conversation: sends the directories of the sandbox.
+    /// Starts the protocol: sends the directories of the sandbox to the runner.
     pub(super) async fn begin(
         (owner, runner): (Owner, u32),
         place: &wire::Sandbox,

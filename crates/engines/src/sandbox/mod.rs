@@ -1,5 +1,5 @@
-//! Adapter: the `sandbox` engine. It runs steps in place, in Linux namespaces on this machine, over trees in the cache. It
-//! needs neither a daemon nor root: steps run as farrier's user or, if that is root, as a user that owns nothing else.
+//! The `sandbox` engine. It runs steps in place, in Linux namespaces on this machine, over trees in the cache. It needs neither a
+//! daemon nor root: steps run as farrier's user or, if that is root, as a user that owns nothing else.
 //!
 //! `farrier-runner` (`crates/node/runner`) creates the sandbox and runs the steps. This module is the other end of its pipes.
 
@@ -185,8 +185,8 @@ fn limits(has_group: bool) -> [(&'static str, &'static str); 3] {
     [("memory", memory), ("processes", processes), ("disk", "measured four times a second, per build")]
 }
 
-/// Kills the sandbox. The end of process 1 kills all processes in the sandbox, and its parent waits for that. So nothing is
-/// written any more when this function returns.
+/// Kills the sandbox. The end of process 1 kills all processes in the sandbox, and its parent waits for them. After this function
+/// has returned, no process of the sandbox writes any files.
 async fn end(child: &mut Child, id: u32) {
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
     let init = children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?));

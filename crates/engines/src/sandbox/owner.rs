@@ -1,4 +1,4 @@
-//! Adapter: ownership of the files that a sandbox reads and writes.
+//! Ownership of the files that a sandbox reads and writes.
 
 use std::{
     io,
