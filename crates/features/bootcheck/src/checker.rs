@@ -1,4 +1,4 @@
-//! Adapter: boot checks of builds, with the kernel image that the target's family names.
+//! Boot checks of builds, with the kernel image that the target's family names.
 
 use std::{path::PathBuf, sync::Arc};
 

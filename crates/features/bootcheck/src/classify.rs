@@ -1,4 +1,4 @@
-//! Pure: derives the outcome of each module from the report and from the end of the virtual machine.
+//! Derives the outcome of each module from the report and from the end of the virtual machine.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +24,8 @@ pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutco
     Ok(outcomes)
 }
 
-/// Excuses modules that were refused because a module that they need found no hardware or was not there to load.
-/// Without that module's symbols the refusal says nothing about the module itself.
+/// Excuses modules that were refused because a needed module found no hardware or is missing. Without the needed
+/// module's symbols, a refusal shows nothing about the refused module itself.
 fn excuse(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
     let own: BTreeSet<&str> = steps.iter().map(|(name, _)| *name).collect();
     let needed = steps.iter().flat_map(|(_, needs)| *needs).map(String::as_str);
@@ -140,8 +140,8 @@ fn loaded(
             match (initialised, means_no_hardware(known)) {
                 (true, true) => BootOutcome::NotPresent { error, messages },
                 (true, false) => BootOutcome::Failed { error, messages },
-                // The loader itself (kernel/module/main.c) never returns these errors. The module returned it, on a
-                // kernel that does not trace init functions.
+                // The loader itself (kernel/module/main.c) never returns these errors. So the module's init function
+                // returned the error, on a kernel that does not trace init functions.
                 (false, _) if matches!(known, Errno::ENXIO | Errno::ENODEV) => {
                     BootOutcome::NotPresent { error, messages }
                 }

@@ -1,4 +1,4 @@
-//! Pure: keeps the last lines of a virtual machine's console output.
+//! Keeps the last lines of a virtual machine's console output.
 
 use std::collections::VecDeque;
 
@@ -45,7 +45,6 @@ impl Console {
         self.partial.clear();
     }
 
-    /// Returns the last lines.
     pub(super) fn last_lines(&self) -> Vec<String> {
         let start = self.lines.len().saturating_sub(SHOWN_LINES);
         self.lines.iter().skip(start).cloned().collect()

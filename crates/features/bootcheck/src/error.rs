@@ -1,4 +1,4 @@
-//! Pure: errors of boot checks, with hints.
+//! Errors of boot checks, with hints.
 
 use std::{io, path::PathBuf};
 

@@ -1,5 +1,5 @@
-//! Adapter: decides whether to try KVM. On some machines `/dev/kvm` exists but guests hang, which takes seconds to
-//! detect. Such a failure is remembered in the process, and in a file that is valid until the machine restarts.
+//! Decides whether to try KVM. On some machines `/dev/kvm` exists but guests hang, which takes seconds to detect. Such
+//! a failure is remembered in the process, and in a file that is valid until the machine restarts.
 
 use std::{
     fs::{self, OpenOptions},

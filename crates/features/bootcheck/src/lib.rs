@@ -1,4 +1,4 @@
-//! Adapter: boots a kernel in a throwaway virtual machine and loads modules in it.
+//! Boots a kernel in a throwaway virtual machine and loads modules there, for builds and `farrier check --boot`.
 //!
 //! The machine has no network and no disk. Its initramfs holds `driver-entrypoint` as init, the modules, the in-tree
 //! modules that they need, and a work list. The machine reports the results over a serial port.

@@ -1,5 +1,5 @@
-//! Pure: reads the report that comes out of the virtual machine. The serial port carries untrusted text from any
-//! source. Only lines with the key's authentication code count, each once and in order.
+//! Reads the report that comes out of the virtual machine. The serial port carries untrusted text from any source. Only
+//! lines with the key's authentication code count, each once and in order.
 
 use driver_entrypoint::report::{Key, MAX_LINE, Record};
 

@@ -15,8 +15,8 @@ use tokio::{
 
 use super::{BootError, BootLimits, Result, console::Console, protocol::Transcript};
 
-/// With KVM a kernel reaches its init process within a second. Guests hang on some nested hosts that offer `/dev/kvm`
-/// anyway; there this much time is lost once.
+/// Timeout for the first report of a guest under KVM, where a kernel reaches its init process within a second. On some
+/// nested hosts `/dev/kvm` exists but guests hang: the first boot check there waits for this timeout.
 const KVM_HELLO: Duration = Duration::from_secs(3);
 /// Time for the machine to restart after the last record, before it is killed.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -62,12 +62,11 @@ pub(super) struct Run {
     pub(super) ending: Ending,
 }
 
-/// A machine to run.
 pub(super) struct Machine<'a> {
     pub(super) kernel: &'a KernelImage,
     pub(super) initramfs: &'a Path,
     pub(super) emulator: Option<&'a Path>,
-    /// In MiB.
+    /// Memory in MiB.
     pub(super) memory: u32,
     pub(super) limits: &'a BootLimits,
     pub(super) key: Key,
@@ -107,7 +106,7 @@ impl Machine<'_> {
                 }
             };
             let Ok(next) = timeout_at(patience, next).await else {
-                // After the last record only the restart is missing.
+                // After the last record, only the restart of the machine is expected.
                 if !run.transcript.ended() {
                     run.ending = Ending::Silent;
                 }

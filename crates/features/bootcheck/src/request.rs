@@ -1,4 +1,4 @@
-//! Pure: the request for a boot check.
+//! The request for a boot check.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
