@@ -1,4 +1,4 @@
-//! Adapter: collects what a bundle will hold from a registry: all manifests, and the source of each blob.
+//! Collects what a bundle will hold from a registry: all manifests, and the source of each blob.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Pure: determines what a site needs for some images and kernels: build inputs and published content.
+//! Determines what a site needs for some images and kernels: build inputs and published content.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,6 @@ pub enum ContentKind {
     Definitions,
     /// A kernel's header set.
     Headers,
-    /// A source.
     Source,
     /// A root file system made from packages, either as an artifact of the store or as the image that serves as a base.
     RootFs,

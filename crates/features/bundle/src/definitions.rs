@@ -1,4 +1,4 @@
-//! Adapter: unpacks the definitions of a bundle at the site.
+//! Unpacks the definitions of a bundle at the site.
 
 use std::{
     io,

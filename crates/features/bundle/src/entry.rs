@@ -1,4 +1,4 @@
-//! Adapter: tar entries of a bundle. Each entry has exactly one valid form, so a reader verifies it by comparison.
+//! Tar entries of a bundle. Each entry has exactly one valid form, so a reader verifies it by comparison.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Adapter: exports a bundle: one task fetches blobs, and a thread verifies, packs and writes them.
+//! Exports a bundle: one task fetches blobs, and a thread verifies, packs and writes them.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::{BundleError, Collection, Meter, Phase, Result, write::Writer};
 
-/// Maximum number of chunks in the queue to the writer, which is a few megabytes.
+/// Maximum number of chunks in the queue to the writer. A full queue holds a few megabytes.
 const WAITING: usize = 16;
 
 /// Result of an export.
@@ -44,8 +44,8 @@ pub async fn export(collection: Collection, to: &Path, meter: Arc<dyn Meter>) ->
     let fetched = fetch(&collection, kept, &sender, meter.as_ref()).await;
     drop(sender);
     let written = writing.await.map_err(io::Error::from)?;
-    // The side that failed first stopped the other one. If the writer stopped, fetching ends without an error; if
-    // fetching failed, its error comes first.
+    // The side that failed first has stopped the other one. If the writer failed, `fetched` has no error. If fetching
+    // failed, its error is the cause, so return it first.
     fetched?;
     let (length, id) = written?;
     meter.end();

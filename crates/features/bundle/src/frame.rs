@@ -1,5 +1,4 @@
-//! Adapter: zstd frames of a bundle (RFC 8878). Each entry has its own frame, so that it can be read without the
-//! others.
+//! Zstd frames of a bundle (RFC 8878). Each entry has its own frame, so that it can be read without the others.
 
 use std::io::{self, Read, Write};
 
@@ -22,7 +21,6 @@ const CHUNK: usize = 256 << 10;
 pub(super) enum Packing {
     /// Stored unaltered, in the format's raw blocks.
     Stored,
-    /// Compressed.
     Compressed,
 }
 

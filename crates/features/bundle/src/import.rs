@@ -1,5 +1,5 @@
-//! Adapter: imports a verified bundle into a registry. Pushes what the registry lacks, and never replaces the content
-//! of a fixed tag.
+//! Imports a verified bundle into a registry. Pushes what the registry lacks, and never replaces the content of a fixed
+//! tag.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ pub enum Taken {
         #[serde(rename = "holds")]
         held: Digest,
     },
-    /// The tag holds other content, which stays.
+    /// The tag holds other content, which is not replaced.
     Conflict {
         /// Digest of the existing content.
         holds: Digest,

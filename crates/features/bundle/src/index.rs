@@ -1,4 +1,4 @@
-//! Pure: the head of a bundle: its contents and blobs, both in farrier's format and as the index of an OCI layout.
+//! The head of a bundle: its contents and blobs, both in farrier's format and as the index of an OCI layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -57,7 +57,6 @@ pub struct Base {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listed {
-    /// The content.
     #[serde(flatten)]
     pub content: Content,
     /// Type of an artifact; `None` for an image.
@@ -72,7 +71,6 @@ pub struct Listed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Blob {
-    /// Digest.
     pub digest: Digest,
     /// Size in bytes.
     pub size: u64,

@@ -1,5 +1,7 @@
-//! Adapter: bundles, which carry images and their inputs to an air-gapped site: an OCI layout in a tar, compressed with
-//! zstd, in one file.
+//! Writes, verifies and imports bundles for `farrier bundle`, and mirrors inputs for `farrier mirror`.
+//!
+//! A bundle carries images and their inputs to an air-gapped site. It is one file: an OCI layout in a tar, compressed
+//! with zstd.
 //!
 //! The file is a sequence of zstd frames, one for each entry of the tar: `oci-layout`, `index.json`,
 //! `farrier-bundle.json`, the manifests, the other blobs, the tar's end. The last frame is a skippable one that

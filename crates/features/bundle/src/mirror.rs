@@ -1,5 +1,5 @@
-//! Adapter: mirrors the inputs of images into the store of the destination registry, and lists everything that a site
-//! needs to build and run them.
+//! Mirrors the inputs of images into the store of the destination registry, and lists everything that a site needs to
+//! build and run them.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -75,7 +75,6 @@ impl MissingInput {
 pub struct Selection {
     /// The driver images, without their dependencies.
     pub images: BTreeSet<ImageName>,
-    /// The kernels.
     pub kernels: BTreeSet<KernelTarget>,
 }
 

@@ -1,4 +1,4 @@
-//! Adapter: opens a bundle's file by its head and its end.
+//! Opens a bundle's file and validates its head and its end.
 
 use std::{
     io::{self, Read},

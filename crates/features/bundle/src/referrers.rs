@@ -1,5 +1,4 @@
-//! Adapter: finds content that belongs to an image without being named by it: reports, lists, statements and
-//! signatures.
+//! Finds content that belongs to an image without being named by it: reports, lists, statements and signatures.
 
 use std::collections::{BTreeMap, BTreeSet};
 

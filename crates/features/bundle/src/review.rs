@@ -1,4 +1,4 @@
-//! Adapter: shows what a bundle's definitions would run on this machine before they are written: signing commands, and
+//! Shows what a bundle's definitions would run on this machine before they are written: signing commands, and
 //! templates.
 
 use std::{

@@ -1,5 +1,5 @@
-//! Adapter: the signature of a bundle, in a separate file next to it. It covers the index, which determines every other
-//! byte. `cosign verify-blob --signature` accepts it for the `farrier-bundle.json` that `zstd -dc | tar -x` unpacks.
+//! The signature of a bundle, in a separate file next to it. It covers the index, which determines every other byte.
+//! `cosign verify-blob --signature` accepts it for the `farrier-bundle.json` that `zstd -dc | tar -x` unpacks.
 
 use std::{
     io::Read as _,

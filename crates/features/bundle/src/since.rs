@@ -1,5 +1,4 @@
-//! Adapter: reads the previous bundle that a delta extends: the bundle's file, or the output of `bundle inspect -o
-//! json`.
+//! Reads the previous bundle that a delta extends: the bundle's file, or the output of `bundle inspect -o json`.
 
 use std::{io::Read as _, path::Path};
 
@@ -17,7 +16,6 @@ use super::{
 pub struct Since {
     /// ID of the bundle.
     pub id: Digest,
-    /// Index of the bundle.
     pub index: BundleIndex,
 }
 

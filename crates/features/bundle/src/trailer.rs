@@ -1,5 +1,5 @@
-//! Pure: the end of a bundle, a skippable zstd frame (RFC 8878, 3.1.2) that other tools ignore. It contains the lengths
-//! of all frames, the digest of the index and the length of the file. The last bytes show whether the file is complete.
+//! The end of a bundle, a skippable zstd frame (RFC 8878, 3.1.2) that other tools ignore. It contains the lengths of
+//! all frames, the digest of the index and the length of the file. The last bytes show whether the file is complete.
 
 use farrier_core::image::Digest;
 
@@ -7,9 +7,9 @@ use farrier_core::image::Digest;
 const SKIPPABLE: u32 = 0x184d_2a5b;
 /// Last bytes of every bundle.
 const MAGIC: &[u8; 8] = b"farrier1";
-/// Size of the skippable frame's magic number and length field.
+/// Size in bytes of the skippable frame's magic number and length field.
 const START: usize = 8;
-/// Size of the fixed fields: digest, number of frames, length of the file, magic.
+/// Size in bytes of the fixed fields: digest, number of frames, length of the file, magic.
 pub(super) const FIXED: usize = 32 + 8 + 8 + 8;
 /// Maximum number of frames, more than the contents of any registry need.
 const MAX_FRAMES: u64 = 1 << 20;
@@ -23,7 +23,7 @@ pub(super) struct Trailer {
     pub index: Digest,
 }
 
-/// Reason that the end of a file is not a valid end of a bundle.
+/// Reason why a file does not end with a valid trailer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoTrailer {
     /// The magic is missing, or the recorded length differs from the file's.
@@ -39,7 +39,7 @@ impl Trailer {
         let content = (self.frames.len() * 8 + FIXED) as u64;
         let mut bytes = Vec::new();
         bytes.extend(SKIPPABLE.to_le_bytes());
-        // There are at most MAX_FRAMES frames.
+        // The conversion cannot fail, because there are at most `MAX_FRAMES` frames.
         bytes.extend(u32::try_from(content).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend(self.frames.iter().flat_map(|length| length.to_le_bytes()));
         bytes.extend(hex::decode(self.index.hex()).unwrap_or_default());
@@ -49,7 +49,7 @@ impl Trailer {
         bytes
     }
 
-    /// Offset of the trailer in a file of this length, computed from its last [`FIXED`] bytes.
+    /// Returns the offset of the trailer in a file of `length` bytes, computed from the file's last [`FIXED`] bytes.
     pub(super) fn start(length: u64, last: &[u8]) -> Result<u64, NoTrailer> {
         let at = |from: usize| last.get(from..from + 8)?.try_into().ok().map(u64::from_le_bytes);
         let (Some(frames), Some(said)) = (at(32), at(40)) else { return Err(NoTrailer::Truncated) };

@@ -1,5 +1,4 @@
-//! Adapter: verifies a whole bundle before any of it is used: every frame, every digest, and the references of every
-//! manifest.
+//! Verifies a whole bundle before any of it is used: every frame, every digest, and the references of every manifest.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +36,6 @@ pub(super) struct Manifest {
 }
 
 impl Verified {
-    /// The verified bundle.
     pub fn bundle(&self) -> &Bundle {
         &self.bundle
     }

@@ -1,4 +1,4 @@
-//! Adapter: writes a bundle's file frame by frame, and resumes an interrupted run.
+//! Writes a bundle's file frame by frame, and resumes an interrupted run.
 
 use std::{
     fs::TryLockError,
