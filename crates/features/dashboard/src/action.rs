@@ -1,4 +1,4 @@
-//! Pure: the actions that the page offers for cells and rollouts, and the effects of each action.
+//! The actions that the page offers for cells and rollouts, and the effects of each action.
 
 use std::collections::BTreeMap;
 

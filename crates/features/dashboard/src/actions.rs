@@ -1,6 +1,6 @@
-//! Adapter: actions that users request on the page: retry and prebuild of a cell; pause, resume and rollback
-//! of a rollout. Each action does the same as a command, after the user has confirmed its effects. Every
-//! request is authorized separately.
+//! Actions that users request on the page: retry and prebuild of a cell; pause, resume and rollback of a
+//! rollout. Each action does the same as a command, after the user has confirmed its effects. Every request
+//! is authorized separately.
 
 use std::{sync::Arc, time::Duration};
 

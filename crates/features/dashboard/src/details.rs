@@ -1,4 +1,4 @@
-//! Pure: models of the pages of a cell, of a node, and of all nodes.
+//! Models of the pages of a cell, of a node, and of all nodes.
 
 use std::fmt::Display;
 
@@ -320,7 +320,7 @@ pub struct Answer {
     pub why: String,
 }
 
-/// An image that a node calls for, now or with its next kernel.
+/// An image that a node needs, now or with its next kernel.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct NodeImage {
     pub subject: String,

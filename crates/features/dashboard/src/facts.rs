@@ -1,5 +1,5 @@
-//! Pure: the facts that pages are made from. They keep only what pages show of a reconcile's snapshot,
-//! because a fleet has many nodes.
+//! The facts that pages are made from. They keep only what pages show of a reconcile's snapshot, because a
+//! fleet has many nodes.
 
 use std::{
     cmp::Ordering,
@@ -29,7 +29,7 @@ pub struct Facts {
     pub activity: Activity,
     /// The nodes, by name.
     pub nodes: BTreeMap<String, NodeFact>,
-    /// Nodes that run the same kernel and call for the same images.
+    /// Nodes that run the same kernel and need the same images.
     pub groups: Vec<NodeGroup>,
     /// Next kernels of nodes.
     pub announced: Vec<Announced>,
@@ -51,7 +51,6 @@ pub struct Facts {
     pub served: bool,
 }
 
-/// A node.
 #[derive(Clone, Debug)]
 pub struct NodeFact {
     /// Index in [`Facts::groups`], or why the node's kernel is not known.
@@ -64,12 +63,12 @@ pub struct NodeFact {
     pub cordoned: bool,
 }
 
-/// Nodes with the same kernel that call for the same images.
+/// Nodes with the same kernel that need the same images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeGroup {
     /// Kernel target of the nodes.
     pub target: KernelTarget,
-    /// Images that the nodes call for.
+    /// Images that the nodes need.
     pub calls: Vec<ImageName>,
     /// Sorted names of the nodes.
     pub nodes: Vec<String>,
@@ -89,7 +88,6 @@ pub struct Announced {
 /// The first names of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The first ones.
     pub first: Vec<String>,
     /// Length of the list.
     pub count: usize,

@@ -1,4 +1,4 @@
-//! Adapter: writes the status pages as files with relative links, for pipelines and sites without a server.
+//! Writes the status pages as files with relative links, for pipelines and sites without a server.
 
 use std::{io, path::Path};
 

@@ -1,4 +1,4 @@
-//! Pure: the first view: problems, nodes at risk, recent changes, and the matrix of images and kernels.
+//! The first view: problems, nodes at risk, recent changes, and the matrix of images and kernels.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -57,7 +57,7 @@ pub struct Change {
     pub class: &'static str,
     /// Age as [`ago`] formats it; set when the change is shown.
     pub ago: String,
-    /// Image or object that the change is about, regardless of the kernel.
+    /// Image (without its kernel) or object that has changed.
     #[serde(skip)]
     pub of: String,
     /// Number of further changes of the same image or object to the same state at the same time.
@@ -100,7 +100,7 @@ pub struct Problem {
     pub hint: String,
 }
 
-/// Nodes that would lack images for one kernel at their next reboot.
+/// Nodes whose images for one kernel are missing, so that their next reboot would leave them without drivers.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Risk {
     pub kernel: String,
@@ -111,7 +111,6 @@ pub struct Risk {
     pub count: usize,
 }
 
-/// An image that is missing.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct MissingImage {
     pub image: String,
@@ -140,7 +139,7 @@ pub struct Fleet<'a> {
     pub now: Timestamp,
 }
 
-/// Contents of a plan about one node.
+/// Entries of a plan about one node.
 #[derive(Default)]
 pub struct OfNode<'a> {
     pub planned: Option<&'a PlannedNode>,
@@ -168,7 +167,7 @@ impl<'a> Fleet<'a> {
         Self { facts, entries, places, since, by_node: OnceLock::new(), now }
     }
 
-    /// Returns what the plan contains about a node. The index is built once, because pages of many nodes may
+    /// Returns the entries of the plan about a node. The index is built once, because pages of many nodes may
     /// be requested.
     pub fn of_node(&self, name: &str) -> Option<&OfNode<'a>> {
         let index = || {
@@ -200,7 +199,6 @@ impl<'a> Fleet<'a> {
         entry.activity.and_then(|activity| activity.time(self.now))
     }
 
-    /// Returns the entry of an image for a kernel.
     pub fn entry(&self, image: &ImageName, target: &KernelTarget) -> Option<&StatusEntry<'a>> {
         self.entries.get(*self.places.get(&(image, target))?)
     }
@@ -282,8 +280,8 @@ impl<'a> Fleet<'a> {
         problems
     }
 
-    /// Returns the nodes that would lack an image, and their number. Nodes that announced another kernel come
-    /// first, then nodes that run a kernel without its image. The cost does not depend on the number of
+    /// Returns the nodes for which an image is missing, and their number. Nodes that announced another kernel
+    /// come first, then nodes that run a kernel without its image. The cost does not depend on the number of
     /// nodes.
     fn at_risk(&self) -> (Vec<Risk>, usize) {
         let missing = |entry: &StatusEntry<'_>| MissingImage {

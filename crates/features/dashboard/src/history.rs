@@ -1,4 +1,5 @@
-//! Pure: recent changes: those that a loop saw between reconciles, and those that records and failures date.
+//! Recent changes of state: changes that the loop saw between reconciles, and changes whose time a record or
+//! a failure states.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pure: renders models as HTML. The template engine escapes untrusted text; only the engine's own output is
+//! Renders models as HTML. The template engine escapes untrusted text; only the engine's own output is
 //! inserted unescaped.
 
 use std::sync::LazyLock;
@@ -26,7 +26,6 @@ use super::{
 
 /// Script that updates an open page after each reconcile.
 pub const SCRIPT: &str = include_str!("html/page.js");
-/// The icon.
 pub const ICON: &str = include_str!("html/icon.svg");
 /// The style sheet.
 pub const STYLE: &str = include_str!("html/style.css");

@@ -1,4 +1,4 @@
-//! Adapter: reads published images and their referrers from the registry.
+//! Reads published images and their referrers from the registry.
 
 use std::{
     collections::BTreeMap,

@@ -1,9 +1,11 @@
-//! The page of the fleet: the state of every image for every kernel, problems, and nodes at risk.
+//! Renders the state of the fleet as HTML, for `farrier run`, `farrier ui` and `farrier status --html`.
+//!
+//! The pages show the state of every image for every kernel, problems, and nodes at risk.
 //!
 //! `facts` keeps what pages show. `fleet`, `matrix`, `details`, `rollouts`, `materials` and `history` are
-//! pure and derive models from the facts; `html` renders the models. The adapters [`write_files`] and
-//! [`PageServer`] write a directory, and serve routes of farrier's HTTP server. [`Actions`] carries out what
-//! users request on the page, if actions are enabled.
+//! pure and derive models from the facts; `html` renders the models. [`write_files`] writes the pages to a
+//! directory, and [`PageServer`] serves them on farrier's HTTP port. [`Actions`] carries out what users
+//! request on the page, if actions are enabled.
 #![forbid(unsafe_code)]
 
 mod action;

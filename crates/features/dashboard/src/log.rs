@@ -1,4 +1,4 @@
-//! Adapter: excerpts of build logs for pages.
+//! Cuts excerpts out of build logs for the pages, and caches them.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -39,7 +39,7 @@ pub struct Excerpt {
 /// A line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Line {
-    /// Counts from 1.
+    /// Number of the line, from 1.
     pub number: usize,
     pub text: String,
     /// Whether the line is the error.
@@ -62,8 +62,8 @@ pub struct Excerpts(Mutex<HashMap<PathBuf, (Instant, Stamp, Excerpt)>>);
 type Stamp = (u64, Option<SystemTime>);
 
 impl Excerpts {
-    /// Returns the cell's log in this cache. An excerpt that cannot be read is left out, because the cache
-    /// may be deleted at any time.
+    /// Returns the cell's log in this cache. An excerpt that cannot be read is omitted, because the cache may
+    /// be deleted at any time.
     pub fn find(&self, cache: &Cache, entry: &StatusEntry<'_>) -> Option<Log> {
         let path = log_of(cache, entry.image, entry.target, &entry.input_hash?)?;
         let excerpt = match entry.row.phase {

@@ -1,4 +1,4 @@
-//! Pure: the components of images, and the differences from the image that each is compared with.
+//! Components of images, and the differences between the components of two images.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pure: the matrix of images and kernels, with filters.
+//! The matrix of images and kernels, with filters.
 
 use std::{
     cmp::Ordering,

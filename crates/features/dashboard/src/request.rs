@@ -1,4 +1,4 @@
-//! Pure: determines the origin of a request from its headers.
+//! Determines the origin of a request from its headers.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! Pure: model of the page of all rollouts: the state of each, the progress of its upgrade, and its rewrites
-//! with their reasons.
+//! Model of the page of all rollouts, which shows the state of each rollout, the progress of its upgrade, and
+//! its rewrites with their reasons.
 
 use std::collections::BTreeSet;
 

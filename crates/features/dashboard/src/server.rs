@@ -1,5 +1,5 @@
-//! Adapter: serves the status page on farrier's HTTP port, from the result of the newest reconcile. The page is read-only
-//! except for [`Actions`]. Reconciles never wait for the page.
+//! Serves the status page on farrier's HTTP port, from the result of the newest reconcile. The page is read-only except for
+//! [`Actions`]. Reconciles never wait for the page.
 
 use std::{
     collections::BTreeMap,
