@@ -1,4 +1,4 @@
-//! Adapter: garbage-collects published images whose kernels are gone, with their referrers and signatures.
+//! Garbage-collects published images whose kernels are gone, with their referrers and signatures, for `farrier gc`.
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ use serde::Serialize;
 /// Options of a garbage collection.
 #[derive(Clone, Debug)]
 pub struct GcOptions {
-    /// Number of days after which an image goes, counted from the last time its kernel was seen.
+    /// Number of days after which an image is removed, counted from the last time its kernel was seen.
     pub keep_days: u32,
     /// Names of further images, whose definitions were removed.
     pub further: Vec<ImageName>,
@@ -34,28 +34,27 @@ pub struct GcOptions {
     pub delete: bool,
 }
 
-/// Outcome for an image that goes.
+/// Outcome for an image to remove.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum GcState {
-    /// The dry run would delete it.
+    /// The dry run would delete the image.
     WouldGo,
     /// The image and everything stored about it were deleted.
     Deleted,
     /// The image, or something stored about it, could not be deleted.
     Failed {
-        /// Reason of the failure.
+        /// Reason for the failure.
         error: String,
     },
     /// The run stopped before this image.
     Untouched,
 }
 
-/// An image that goes, and its outcome.
+/// An image to remove, and its outcome.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GcImage {
-    /// The image.
     #[serde(flatten)]
     pub going: PrunedImage,
     /// Outcome.
@@ -67,7 +66,6 @@ pub struct GcImage {
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Leftover {
-    /// Repository.
     pub repository: Repository,
     /// Digest of the missing image.
     pub subject: Digest,
@@ -88,35 +86,34 @@ pub struct StoredKind {
     pub bytes: u64,
 }
 
-/// Result of a garbage collection: images that go, images that stay, and the reasons.
+/// Result of a garbage collection: removed images, kept images, and the reasons.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GcReport {
-    /// The registry.
     pub registry: String,
     /// Number of days that an image outlives its kernel.
     pub keep_days: u32,
     /// Whether this run deletes.
     pub delete: bool,
-    /// Images that go.
+    /// Images to remove.
     pub images: Vec<GcImage>,
     /// Referrers and signatures of missing images.
     pub leftovers: Vec<Leftover>,
-    /// Images that stay, with the reasons.
+    /// Kept images, with the reasons.
     pub kept: Vec<farrier_core::plan::KeptImage>,
-    /// Number of bytes that only images that go reference.
+    /// Size in bytes of the blobs that only the images to remove reference.
     pub bytes: u64,
     /// Contents of the store.
     pub stored: Vec<StoredKind>,
-    /// Reason that nothing, or not everything, was deleted.
+    /// Reason why some or all images were not deleted.
     pub refused: Option<String>,
     /// Suggested remedy.
     pub hint: Option<String>,
 }
 
 impl GcReport {
-    /// Whether something should have been deleted and was not.
+    /// Whether an image that should have been deleted was not.
     pub fn failed(&self) -> bool {
         let states = self.images.iter().map(|image| &image.state);
         let mut states = states.chain(self.leftovers.iter().map(|leftover| &leftover.state));
@@ -365,7 +362,7 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
             },
         };
     }
-    // Leftovers of an image that reappeared are no leftovers.
+    // If an image has reappeared, its referrers are no longer leftovers.
     report.leftovers.retain(|leftover| leftover.state != GcState::WouldGo);
     match stopped {
         Some(TargetError::Canceled) => Err(TargetError::Canceled),
@@ -378,10 +375,11 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
     }
 }
 
-/// Deletes an image and everything stored about it. The image goes first, so that an existing image always has its
-/// referrers and signatures. For a missing image, deletes only what is stored about it.
+/// Deletes an image and everything stored about it. The image is deleted first, so that an existing image always has
+/// its referrers and signatures. For a missing image, deletes only what is stored about it.
 ///
-/// Returns `false` if a missing image has reappeared, because another client is publishing it; then everything stays.
+/// Returns `false` if a missing image has reappeared, because another client is publishing it. In this case nothing is
+/// deleted.
 async fn delete(
     parts: &Parts,
     holdings: &Holdings,
@@ -395,13 +393,13 @@ async fn delete(
     } else if parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some() {
         return Ok(false);
     }
-    // The list of referrers goes last: it records what is left to delete.
+    // Delete the list of referrers last, because it records what is left to delete.
     let lists = holdings.about.get(&(repository.clone(), digest.clone()));
     let mut manifests: Vec<Digest> = referrers.into_iter().map(|descriptor| descriptor.digest).collect();
     manifests.retain(|digest| lists.is_none_or(|lists| !lists.contains(digest)));
     manifests.extend(lists.into_iter().flatten().cloned());
     for digest in manifests {
-        // Manifests with a tag stay.
+        // Keep manifests that have a tag.
         if !holdings.is_tagged(repository, &digest) {
             delete_one(parts, repository, &digest).await?;
         }
