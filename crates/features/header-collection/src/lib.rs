@@ -1,4 +1,6 @@
-//! Header sets that only a node has, sent to the registry without giving the node a registry credential.
+//! Sends header sets from nodes to farrier, for `farrier headers collect` and the HTTP port of `farrier run`.
+//!
+//! The node needs no registry credential.
 //!
 //! A Job on the node packs the header set and [sends](send()) it to farrier's HTTP port. [`Receiver`] writes it to a temporary
 //! directory, checks it in the same way as an import, and stores it. The Job has one secret: the key that an administrator

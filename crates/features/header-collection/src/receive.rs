@@ -1,4 +1,4 @@
-//! Adapter: receives the header sets that nodes send.
+//! Receives the header sets that nodes send.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,4 +1,4 @@
-//! Adapter: sends a header set from a node to farrier.
+//! Sends a header set from a node to farrier.
 
 use std::{io, time::Duration};
 
