@@ -1,5 +1,5 @@
-//! Pure: drafts a definition from a `dkms.conf`. The file is a bash script, and farrier does not run it here.
-//! Plain assignments are read; everything else is left to the template, which runs the script in the build.
+//! Drafts a definition from a `dkms.conf`. The file is a bash script, and farrier does not run it here. Plain
+//! assignments are read; everything else is left to the template, which runs the script in the build.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Pure: renders the text of a definition, with comments that explain each field to a newcomer.
+//! Renders the text of a definition, with comments that explain each field to a newcomer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

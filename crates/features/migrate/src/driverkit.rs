@@ -1,6 +1,6 @@
-//! Pure: drafts a definition from a configuration of driverkit, which compiles Falco's kernel module. The
-//! fields are those of driverkit's `cmd/root_options.go` and `cmd/config_options.go` of summer 2026. A
-//! driverkit configuration names one kernel; the definition covers all kernels.
+//! Drafts a definition from a configuration of driverkit, which compiles Falco's kernel module. The fields
+//! follow driverkit's `cmd/root_options.go` and `cmd/config_options.go` of summer 2026. A driverkit
+//! configuration names one kernel; the definition covers all kernels.
 
 use farrier_yaml::Node;
 

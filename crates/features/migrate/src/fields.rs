@@ -1,4 +1,4 @@
-//! Pure: maps each field of another tool's file to its counterpart in a definition.
+//! Maps each field of another tool's file to its counterpart in a definition.
 
 use std::collections::BTreeSet;
 

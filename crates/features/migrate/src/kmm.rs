@@ -1,5 +1,5 @@
-//! Pure: drafts a definition from a `Module` of the Kernel Module Management operator
-//! (`kmm.sigs.x-k8s.io/v1beta1`). Fields and variables are those of its `api/v1beta1/module_types.go` and
+//! Drafts a definition from a `Module` of the Kernel Module Management operator
+//! (`kmm.sigs.x-k8s.io/v1beta1`). Fields and variables follow its `api/v1beta1/module_types.go` and
 //! `internal/utils/replaceStrings.go` of summer 2026. KMM continues to load the modules; farrier builds the
 //! images under the tags that KMM expects.
 

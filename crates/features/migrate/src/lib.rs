@@ -1,5 +1,6 @@
-//! Pure: drafts a definitions directory from what a site already has: other tools' files ("forms") and a
-//! cluster. Also reports the counterpart of each field.
+//! Drafts a definitions directory for `farrier init`, from other tools' files ("forms") and a cluster.
+//!
+//! Also reports the counterpart of each field of a form.
 #![forbid(unsafe_code)]
 
 mod dkms;

@@ -1,5 +1,5 @@
-//! Pure: drafts definitions from resources of the Network Operator and the GPU Operator, whose drivers
-//! farrier ships definitions for (docs/operators.md).
+//! Drafts definitions from resources of the Network Operator and the GPU Operator, whose drivers farrier
+//! ships definitions for (docs/operators.md).
 
 use std::sync::LazyLock;
 
