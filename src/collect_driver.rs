@@ -25,7 +25,7 @@ pub struct CollectDriverArgs {
     pub to: PathBuf,
 }
 
-/// JSON output of `farrier collect`.
+/// JSON output of `farrier headers collect-driver`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CollectReport {

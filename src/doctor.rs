@@ -34,8 +34,8 @@ use farrier_core::image::Definitions;
 /// A certificate or an OpenPGP key that expires within this time is a finding, as for the alert
 /// FarrierCertificateEnds.
 const NEAR: SignedDuration = SignedDuration::from_hours(30 * 24);
-/// Free space of the cache's disk, in bytes, below which builds of large drivers may fail. A GPU driver's
-/// build tree with its objects fits in twice.
+/// Free space of the cache's disk, in bytes, below which builds of large drivers may fail. Twice the size of
+/// a GPU driver's build tree with its objects.
 const ROOM: u64 = 10 << 30;
 
 #[derive(Debug, Args)]
@@ -102,7 +102,8 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
     Ok(visit.exit)
 }
 
-/// Describes the sandbox of this machine: its second wall, and what enforces its limits.
+/// Describes the sandbox of this machine: the confinement besides namespaces, and the mechanism that enforces
+/// each limit.
 fn describe(Confinement { refused: _, landlock, limits }: &Confinement) -> String {
     let wall = match landlock {
         0 => "no Landlock in this kernel, only a seccomp filter".to_owned(),

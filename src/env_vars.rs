@@ -44,7 +44,8 @@ pub const FARRIER_INSTANCE: &str = "FARRIER_INSTANCE";
 /// Filter for log lines, in tracing-subscriber's form (`farrier=debug`).
 pub const FARRIER_LOG: &str = "FARRIER_LOG";
 
-/// Shell's name, set by the script of `farrier completions`. farrier then prints completion candidates.
+/// Name of the shell, set by the script of `farrier completions`. If it is set, farrier prints completion
+/// candidates.
 pub const FARRIER_COMPLETE: &str = "FARRIER_COMPLETE";
 
 /// Returns the default cache directory: `$XDG_CACHE_HOME/farrier`, else `$HOME/.cache/farrier`, else a
@@ -67,7 +68,8 @@ pub fn registry_auth_file() -> Option<PathBuf> {
 }
 
 /// Returns the environment's proxies: `$http_proxy` and `$https_proxy`, else `$all_proxy`, and the exceptions
-/// of `$no_proxy`. Each name is read in lower and upper case. A site that names proxies ignores them.
+/// of `$no_proxy`. Each name is read in lower and upper case. If the site names proxies, the environment's
+/// proxies are ignored.
 pub fn proxies() -> Proxy {
     let value = |name: &str| {
         let found = env::var(name).ok().filter(|value| !value.trim().is_empty());

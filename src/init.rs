@@ -33,7 +33,7 @@ use super::{
 const MOST_FILES: usize = 20_000;
 const DEPTH: usize = 5;
 
-/// Command line that asks no question.
+/// Command line with which `farrier init` asks no question.
 const WITHOUT_QUESTIONS: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --driver IMAGE or --from FILE --source SOURCE";
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
-//! farrier builds, checks, publishes and rolls out driver-container images for the kernels that a Kubernetes fleet runs, or is
-//! about to run. This crate is the program: a file for each command, and the settings that join the other crates.
+//! Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
+//!
+//! This crate is the program `farrier`: a file for each command, and the settings that join the other crates.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -55,7 +56,7 @@ use stop::Stop;
 
 /// Parses the command line, runs the command and returns the exit code.
 fn main() -> ExitCode {
-    // A provider can be installed once in a process; the error of a further call is ignored.
+    // A provider can be installed once in a process. Ignore the error of a further call.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match completion::answer() {
         Ok(false) => {}

@@ -39,7 +39,7 @@ pub struct ServedPage {
     pub sink: Arc<dyn StatusSink>,
     /// Routes of the HTTP server.
     pub router: Router,
-    /// What users do on the page, if `--page-actions` allows it.
+    /// Actions of users on the page, if `--page-actions` allows them.
     pub actions: Option<Arc<Actions>>,
 }
 

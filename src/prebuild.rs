@@ -77,8 +77,8 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
                 row.pinned = Some(format!("{}@{}", outcome.cell.reference.repository, outcome.digest));
                 row.verdict = outcome.built.map(|built| built.report.verdict.as_str());
             }
-            // Not all images are meant for all kernels. Only an image that was requested by name counts as
-            // missing.
+            // An image need not be meant for this kernel. Skip such an image, unless it was requested by
+            // name.
             Err(TargetError::Skipped(_, reason)) if reason.is_not_applicable() && args.image.is_empty() => {
                 row.outcome = "skipped";
                 row.message = Some(reason.to_string());
@@ -102,7 +102,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit> {
     Ok(exit)
 }
 
-/// Returns the named images, else those that nodes of the kernel's platform call for, else all.
+/// Returns the named images, else those that nodes of the kernel's platform need, else all.
 async fn images(
     session: &Session,
     args: &PrebuildArgs,

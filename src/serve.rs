@@ -121,7 +121,7 @@ pub async fn serve(
     if let Some(actions) = page.and_then(|page| page.actions) {
         actions.finish().await;
     }
-    // Release the lease only now: until here a write may have been in flight.
+    // Release the lease last, because a write may have been in flight until here.
     if let Some(lease) = lease {
         lease.release().await;
     }

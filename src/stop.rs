@@ -1,4 +1,4 @@
-//! Signals: the first asks a command to stop and clean up, the second ends the process.
+//! Handles signals: the first one asks a command to stop and clean up, the second one ends the process.
 
 use std::sync::{
     Arc,

@@ -67,7 +67,7 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
         () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
         failed = show(session, &parts, cluster.as_ref(), &page, &asked, no_browser) => failed,
     };
-    // Running builds stop and clean up.
+    // Wait for a running build, which stops and cleans up.
     if let Some(actions) = actions {
         actions.finish().await;
     }

@@ -106,7 +106,7 @@ async fn published_image(
         let entries = entries(parts, &repository, &manifest.bytes).await?;
         if let Some((facts, _)) = entries.iter().find(|(facts, _)| is_wanted(facts)) {
             found.push((facts.clone(), content(Some(tag.clone()), manifest.digest.clone())));
-            // The images of an index are exported explicitly, so that their referrers come along.
+            // Export the images of an index explicitly, so that their referrers are exported too.
             let contents = entries.into_iter().map(|(facts, digest)| (facts, content(None, digest)));
             found.extend(contents);
             continue;
@@ -134,7 +134,7 @@ async fn entries(parts: &Parts, repository: &Repository, bytes: &[u8]) -> Result
 }
 
 /// Returns the content under a name below the registry's prefix. For an index, also returns its images, so
-/// that their referrers come along.
+/// that their referrers are exported too.
 async fn referred(parts: &Parts, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
     let place = repository(&parts.location, name.as_str())?;

@@ -69,7 +69,7 @@ pub(super) async fn boot(
 }
 
 /// Returns the indices of the checked modules, each after the modules that it needs. Modules without a known
-/// order come last, so that the kernel judges them.
+/// order come last: the kernel then loads or refuses them.
 fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
     let mut order = report.load_order_indices();
     let rest: Vec<usize> = (0..checked.modules.len()).filter(|index| !order.contains(index)).collect();

@@ -32,8 +32,8 @@ const AT_ONCE: usize = 16;
 const SKEW: SignedDuration = SignedDuration::from_secs(60);
 
 impl Visit {
-    /// Contacts the hosts that the site's own definitions name, and the hosts that the cluster's nodes call
-    /// for.
+    /// Contacts the hosts that the site's own definitions name, and the hosts of definitions that the
+    /// cluster's nodes need.
     pub(super) async fn network(&mut self, parts: &Parts, plan: Option<&Plan>) {
         let net = parts.fetcher.net();
         let rules = &parts.definitions.site.mirrors;
@@ -106,7 +106,7 @@ impl Visit {
     }
 }
 
-/// Returns the definitions of the site's own directory and those that a node calls for. Other shipped
+/// Returns the definitions of the site's own directory and those that a node needs. Other built-in
 /// definitions are omitted, because together they name the hosts of all distributions.
 fn in_use<'a>(
     definitions: &'a Definitions,

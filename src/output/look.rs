@@ -22,7 +22,8 @@ const CYAN: &str = "\u{1b}[36m";
 const DIM: &str = "\u{1b}[2m";
 const RESET: &str = "\u{1b}[0m";
 
-/// Words for states, with their color and the page's shape for it (`src/page/html/style.css`).
+/// Words for states, each with its color and its symbol. The pages use the same symbols
+/// (`crates/features/dashboard/src/html/style.css`).
 const STATES: [(&str, &str, &str); 5] = [
     ("loads|published|up to date|already set|settled|ready|ok|good|passed", GREEN, "✓"),
     ("refused|failed|conflict|wrong", RED, "✕"),
@@ -69,7 +70,7 @@ pub fn set(global: &Global) {
     let fits = is_terminal && global.output == OutputForm::Table;
     // A terminal with an unknown width reports 0.
     let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);
-    // Set before anything is printed; a second call has no effect.
+    // The values are set before anything is printed. A second call has no effect.
     let _ = (
         COLOURS.set(colours),
         SYMBOLS.set(is_terminal && env_vars::is_utf8()),

@@ -15,7 +15,6 @@ pub struct Answer<'a> {
     pub ready: bool,
     /// Verdict of the node with the most obstacles. It distinguishes cases that `ready` does not.
     pub may_boot: BootReadiness,
-    /// The kernel.
     pub kernel: String,
     /// The selected nodes.
     pub nodes: Vec<Asked<'a>>,

@@ -20,11 +20,11 @@ pub struct Progress {
     stages: Mutex<BTreeMap<String, LongStage>>,
 }
 
-/// Maximum time that a plain log is silent about a stage. Some drivers configure themselves for longer than
-/// users wait.
+/// Interval of the messages about a long stage in a plain log. Some drivers configure themselves for minutes,
+/// and users would think that the build hangs.
 const SILENCE: Duration = Duration::from_mins(1);
 
-/// A stage in a plain log, which has no spinner to show that work continues.
+/// A running stage in a plain log, which has no spinner to show that work continues.
 struct LongStage {
     stage: Stage,
     since: Instant,
@@ -36,7 +36,8 @@ impl LongStage {
         Self { stage, since: now, told: now }
     }
 
-    /// Returns a message for the stage's output line, if the last message about the stage is long ago.
+    /// Returns a message that the stage still runs, with its latest output line, if the last message is older
+    /// than [`SILENCE`].
     fn sign_of_life(&mut self, line: &str, now: Instant) -> Option<String> {
         (now.duration_since(self.told) >= SILENCE).then(|| {
             self.told = now;
@@ -47,7 +48,7 @@ impl LongStage {
 }
 
 impl Progress {
-    /// Makes progress in the form that standard error can show.
+    /// Creates the progress display: spinners if standard error is a terminal, otherwise plain lines.
     pub fn new() -> Self {
         let bars = io::stderr().is_terminal().then(MultiProgress::new);
         Self { bars, running: Mutex::default(), stages: Mutex::default() }
@@ -103,7 +104,7 @@ impl Reporter for Progress {
     fn note(&self, subject: &str, text: &str) {
         let line = format!("{subject}: {text}");
         match &self.bars {
-            // Print through the bars, so that they are not garbled. A failure is ignored, because there is
+            // Print through the bars, which would otherwise be garbled. Ignore a failure, because there is
             // nowhere to report it.
             Some(bars) => drop(bars.println(printable_lines(&line))),
             None => message(&line),
