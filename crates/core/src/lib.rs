@@ -1,4 +1,6 @@
-//! farrier's data model and decisions: kernels, definitions, plans, rollouts, and the metadata of published images.
+//! Decides what farrier builds and rolls out, as pure functions for the controller and the commands.
+//!
+//! The data model covers kernels, definitions, plans, rollouts, and the metadata of published images.
 //!
 //! The crate has no I/O, async runtime, clock or environment access: `Cargo.toml` has no dependency that offers them.
 #![forbid(unsafe_code)]
