@@ -1,5 +1,7 @@
-//! OCI images: references, layers, configuration and manifest, from bytes to bytes. The feature `client` adds
-//! registries and layout directories.
+//! Reads, assembles and writes OCI images, for all crates that handle images.
+//!
+//! Without features, the crate only converts references, layers, configurations and manifests from and to
+//! bytes. The feature `client` adds registries and layout directories.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
