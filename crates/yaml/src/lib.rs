@@ -1,7 +1,6 @@
-//! Pure: YAML documents as trees whose values know their position in the text.
+//! Parses YAML into trees whose values know their position, for readers of definitions and manifests.
 //!
-//! Cluster manifests and definitions are read from these trees. The loader of definitions removes faulty
-//! values one by one from a tree to find the next mistake.
+//! The loader of definitions removes faulty values one by one from a tree to find the next mistake.
 #![forbid(unsafe_code)]
 
 mod decode;
