@@ -1,5 +1,7 @@
-//! Pure: formats that `driver-entrypoint` and farrier exchange. These are the work list for a virtual machine, the
-//! report from it, and the list of holders of modules on a node.
+//! Defines the formats that the program `driver-entrypoint` exchanges with farrier's boot check and cluster crates.
+//!
+//! The formats are the work list for a virtual machine, the report from it, and the list of processes that hold a
+//! node's modules.
 #![forbid(unsafe_code)]
 
 pub mod holders;

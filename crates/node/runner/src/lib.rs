@@ -1,5 +1,6 @@
-//! Types that farrier and the runner share: the steps of a Dockerfile's `modules` stage, the paths in a pod, and the wire
-//! protocol.
+//! Defines the types that farrier's engines share with the program `farrier-runner`.
+//!
+//! The types are the steps of a Dockerfile's `modules` stage, the paths in a pod, and the wire protocol.
 
 pub mod plan;
 pub mod pod;
