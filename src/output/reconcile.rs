@@ -16,7 +16,11 @@ pub fn reconcile(report: &ReconcileReport) -> String {
     for rollout in &report.rollouts {
         write_rollout(&mut text, rollout);
     }
-    let idle = report.targets.is_empty() && !report.rewrote() && !report.failed();
+    for step in &report.steps {
+        let (verb, object) = step.split_once(' ').unwrap_or((step, ""));
+        let _ = writeln!(text, "{verb:<9} {object}");
+    }
+    let idle = report.targets.is_empty() && report.steps.is_empty() && !report.rewrote() && !report.failed();
     if idle {
         text.push_str("nothing to do\n");
     }

@@ -96,6 +96,20 @@ fn a_kernel_on_one_node_gets_a_daemon_set_of_its_own_and_the_others_keep_theirs(
     assert_eq!(live.api.list("daemonsets.apps").len(), 3);
 }
 
+/// A single run says what it created, although it rewrote no image field.
+#[test]
+fn a_single_run_reports_each_daemon_set_that_it_made() {
+    let live = Live::new([node("n0", A), node("odd", B)], "per-kernel");
+    live.api.run_daemon_sets(true, |_| Fate::Ready);
+    live.publish();
+    let output = live.command(&["run", "--once"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let created: Vec<&str> = text.lines().filter(|line| line.starts_with("created   DaemonSet ")).collect();
+    assert_eq!(created.len(), 2, "{text}");
+    assert!(created.iter().all(|line| line.contains(NAMESPACE)), "{text}");
+    assert!(!text.contains("nothing to do"), "{text}");
+}
+
 /// farrier stops after a few attempts, because each attempt restarts the driver's pod on the node twice.
 #[test]
 fn a_node_that_another_writer_takes_back_is_left_after_a_few_times() {

@@ -6,7 +6,7 @@ use farrier_builder::parts::{AT_ONCE, FindingKind, Parts, Result, TargetError};
 use farrier_cluster::Cluster;
 use farrier_core::plan::{Change, DueNodeWrites, NodeWriteLimiter, PlannedNode};
 use futures::{StreamExt, stream};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use tokio::time::Instant;
 
 /// Verifies guarantee 1 directly before a write: each image that the change sets is in the registry, by digest. The
@@ -61,23 +61,25 @@ impl NodeLabeler {
 }
 
 /// Writes the labels that tell nodes which kernel they may boot, where they are stale. Clears the change of each node
-/// that was written. Failures are logged once per distinct error and planned again by the next reconcile.
+/// that was written, and returns the writes. Failures are logged once per distinct error and planned again by the next
+/// reconcile.
 pub(super) async fn label_nodes(
     parts: &Parts,
     cluster: &dyn Cluster,
     nodes: &mut [PlannedNode],
     labels: &mut NodeLabeler,
-) {
+) -> Vec<String> {
     let outcomes = stream::iter(labels.due(nodes))
         .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
         .map(|(place, change)| async move { (place, cluster.apply(&change).await, change) })
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
-    let mut faults = BTreeSet::new();
+    let (mut faults, mut written) = (BTreeSet::new(), Vec::new());
     for (place, outcome, change) in outcomes {
         match outcome {
             Ok(()) => {
+                written.push(change.step());
                 labels.note(&nodes[place].node, change);
                 nodes[place].change = None;
             }
@@ -87,30 +89,42 @@ pub(super) async fn label_nodes(
     for error in faults {
         tracing::warn!(error, "the labels for the next kernel cannot be written to nodes");
     }
+    written.sort();
+    written
+}
+
+/// Upgrade steps that were applied, and the pods whose eviction was refused.
+#[derive(Debug, Default)]
+pub(super) struct UpgradeSteps {
+    pub(super) applied: Vec<String>,
+    pub(super) refused: Vec<String>,
 }
 
 /// Applies upgrade steps independently: a refused step does not hold the others, and the next reconcile plans the refused step
-/// again. Returns the pods whose eviction was refused.
+/// again.
 pub(super) async fn apply_upgrade_steps(
     parts: &Parts,
     cluster: &dyn Cluster,
     steps: Vec<Change>,
-) -> Vec<String> {
+) -> UpgradeSteps {
     let outcomes = stream::iter(steps)
         .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
         .map(|step| async move { (cluster.apply(&step).await, step) })
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
-    let mut refused = Vec::new();
+    let mut done = UpgradeSteps::default();
     for (outcome, step) in outcomes {
         let object = step.object();
         match outcome {
-            Ok(()) => tracing::info!(object, "upgrade step applied"),
+            Ok(()) => {
+                tracing::info!(object, "upgrade step applied");
+                done.applied.push(step.step());
+            }
             Err(error) => match error.disruption() {
                 Some(detail) => {
                     tracing::info!(object, detail, "a pod may not be evicted now");
-                    refused.push(object);
+                    done.refused.push(object);
                 }
                 // On a conflict the pod is gone, as intended, or the object has changed and the next reconcile decides again.
                 None if error.is_conflict() => tracing::debug!(object, "upgrade step is stale"),
@@ -118,7 +132,7 @@ pub(super) async fn apply_upgrade_steps(
             },
         }
     }
-    refused
+    done
 }
 
 #[cfg(test)]

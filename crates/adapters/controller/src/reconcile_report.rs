@@ -1,9 +1,9 @@
 //! Report of one reconcile: build outcomes, rollout outcomes and the resulting plan.
 
 use farrier_builder::parts::TargetError;
-use farrier_core::plan::{Plan, PlannedRollout, RolloutDecision};
+use farrier_core::plan::{Change, Plan, PlannedRollout, RolloutDecision};
 use kmod::Verdict;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde::Serialize;
 
 /// Outcome of one image for one kernel. Unless a variant says otherwise, `subject` is `<image> for <kernel release>`
@@ -81,6 +81,16 @@ pub struct RolloutReport {
     pub error: Option<String>,
 }
 
+impl RolloutReport {
+    /// Writes that were made besides the rewrite of the target itself.
+    pub fn steps(&self) -> impl Iterator<Item = String> {
+        let is_rewrite = matches!(self.planned.decision, RolloutDecision::Rewrite { .. });
+        let changes = self.planned.changes.iter().filter(|_| self.error.is_none());
+        let is_target = |change: &Change| matches!(change, Change::DaemonSet(_) | Change::Resource(_));
+        changes.filter(move |change| !(is_rewrite && is_target(change))).map(Change::step)
+    }
+}
+
 /// Outcome of one reconcile.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -89,6 +99,9 @@ pub struct ReconcileReport {
     pub targets: Vec<TargetReport>,
     /// Outcome of each rollout.
     pub rollouts: Vec<RolloutReport>,
+    /// Writes to the cluster that set no image field of a rollout's target, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub steps: Vec<String>,
     /// The plan as it stands after the reconcile.
     pub plan: Plan,
     /// Whether an external system was unreachable.

@@ -37,7 +37,7 @@ use farrier_core::{
     },
     site::ignore_nodes,
 };
-use oci::client::chain as error_chain;
+use oci::error_chain;
 pub use view::{ReconcileView, StatusSink};
 
 use self::{
@@ -56,7 +56,7 @@ use super::{
 use crate::runtime::{Configuration, Health, Metrics, ReconcileOutcomeLabel};
 
 /// Longest wait for a single event, so that a watchdog can tell waiting from hanging.
-const TURN: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Timeout for writing the last status on shutdown.
 const LAST_STATUS: Duration = Duration::from_secs(5);
 
@@ -93,7 +93,7 @@ pub struct Live {
     builds: Builds,
     timer: ReconcileTimer,
     lookup_cache: LookupCache,
-    remembered_since: Instant,
+    cache_since: Instant,
     last_record: LastRecord,
     kernels: WaitTracker<KernelTarget>,
     rollouts: WaitTracker<UnfinishedRollout>,
@@ -136,7 +136,7 @@ impl Live {
             builds,
             timer: ReconcileTimer::new(now),
             lookup_cache: LookupCache::default(),
-            remembered_since: now,
+            cache_since: now,
             last_record: LastRecord::default(),
             kernels: WaitTracker::default(),
             rollouts: WaitTracker::default(),
@@ -168,7 +168,7 @@ impl Live {
 
     /// Waits for the next event and handles it.
     async fn turn(&mut self) {
-        let turn = Instant::now() + TURN;
+        let turn = Instant::now() + MAX_WAIT;
         let due = self.timer.due().map_or(turn, |due| due.min(turn));
         // Do not poll for changes while one is pending, because the cluster reports it again until a snapshot is taken.
         let calm = !self.timer.is_changed();
@@ -213,9 +213,9 @@ impl Live {
     async fn reconcile(&mut self) {
         let began = Instant::now();
         self.timer.begin(began);
-        if began - self.remembered_since >= self.context.resync {
+        if began - self.cache_since >= self.context.resync {
             self.lookup_cache.renew();
-            self.remembered_since = began;
+            self.cache_since = began;
         }
         let outcome = self.reconcile_once().await;
         if self.parts.cancel.is_cancelled() {
@@ -229,7 +229,7 @@ impl Live {
         tracing::debug!(took = ?began.elapsed(), ?outcome, "reconcile finished");
         self.context.metrics.reconciled(outcome, began.elapsed());
         let now = Instant::now();
-        self.timer.by(self.remembered_since.max(began) + self.context.resync);
+        self.timer.by(self.cache_since.max(began) + self.context.resync);
         if let Some(due) = self.lookup_cache.repositories_due() {
             self.timer.by(due);
         }
@@ -303,7 +303,7 @@ impl Live {
                 biased;
                 () = self.parts.cancel.cancelled() => return Ok(None),
                 outcome = &mut observed => break outcome?,
-                () = tokio::time::sleep(TURN) => self.context.health.beat(),
+                () = tokio::time::sleep(MAX_WAIT) => self.context.health.beat(),
             }
         };
         ignore_nodes(&mut snapshot, &self.parts.definitions.site.ignore_nodes, Timestamp::now());
@@ -382,9 +382,9 @@ impl Live {
     }
 
     /// Labels nodes with the kernel that they may boot.
-    async fn label_nodes(&mut self, plan: &mut Plan) {
+    async fn label_nodes(&mut self, plan: &mut Plan) -> Vec<String> {
         let cluster = self.context.cluster.as_ref();
-        label_nodes(&self.parts, cluster, &mut plan.nodes, &mut self.labels).await;
+        label_nodes(&self.parts, cluster, &mut plan.nodes, &mut self.labels).await
     }
 
     fn start_builds(&mut self) {
@@ -430,7 +430,7 @@ impl Live {
             self.context.cluster.set_snapshot_scope(&SnapshotScope::of(&self.parts.definitions));
             self.context.metrics.certificates(self.parts.certificate_ends());
             self.lookup_cache = LookupCache::default();
-            self.remembered_since = Instant::now();
+            self.cache_since = Instant::now();
         }
     }
 
@@ -443,7 +443,7 @@ impl Live {
             // Another replica may have published, rewritten and written status in between.
             self.lookup_cache = LookupCache::default();
             self.status.iter().for_each(StatusWorker::forget);
-            self.remembered_since = Instant::now();
+            self.cache_since = Instant::now();
             self.timer.by(Instant::now());
         } else if !leads {
             self.builds.abandon();

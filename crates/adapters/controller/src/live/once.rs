@@ -56,6 +56,7 @@ impl Live {
         }
         loop {
             let rollouts = self.roll_out(&mut planned).await?;
+            report.steps.extend(rollouts.iter().flat_map(RolloutReport::steps));
             let reported: Vec<_> =
                 report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
             let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
@@ -67,8 +68,8 @@ impl Live {
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, &mut report).await?;
         }
-        self.upgrade(&planned).await;
-        self.label_nodes(&mut planned.plan).await;
+        report.steps.extend(self.upgrade(&planned).await);
+        report.steps.extend(self.label_nodes(&mut planned.plan).await);
         record_kernels_in_use(&self.parts, &planned, &mut self.last_record).await;
         report.unreachable |= planned.unreachable;
         report.plan = planned.plan;

@@ -7,12 +7,15 @@ use farrier_core::plan::{
     Change, ClusterSnapshot, HoldReason, ManifestLocation, PlannedRollout, PlannedUpgrade, RolloutDecision,
     RolloutTarget, uncordoned,
 };
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use tokio::time::Instant;
 
 use super::Live;
 use crate::{
-    Planned, RolloutReport, apply::apply_upgrade_steps, broken_chains::BrokenChains, reconcile::roll_out,
+    Planned, RolloutReport,
+    apply::{UpgradeSteps, apply_upgrade_steps},
+    broken_chains::BrokenChains,
+    reconcile::roll_out,
     runtime::RewriteOutcomeLabel,
 };
 
@@ -131,7 +134,8 @@ impl Live {
     }
 
     /// Takes each node of an upgrade one step further, and uncordons nodes that no planned upgrade covers.
-    pub(super) async fn upgrade(&mut self, planned: &Planned) {
+    /// Returns the steps that were applied.
+    pub(super) async fn upgrade(&mut self, planned: &Planned) -> Vec<String> {
         let now = Instant::now();
         self.evictions.retain(|_, next| now < *next);
         let rollouts = &planned.plan.rollouts;
@@ -140,8 +144,10 @@ impl Live {
         let mut steps: Vec<Change> =
             upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
         steps.extend(uncordoned(&planned.snapshot, rollouts, &self.parts.instance));
-        let refused = apply_upgrade_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
+        let UpgradeSteps { applied, refused } =
+            apply_upgrade_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
         self.evictions.extend(refused.into_iter().map(|pod| (pod, now + NEXT_EVICTION)));
+        applied
     }
 
     /// Logs a rollout and counts it in the metrics. Changes that set no image are not counted.

@@ -1,4 +1,4 @@
-//! Pure: writes to a cluster, as data.
+//! Writes to a cluster, as data.
 //!
 //! Where a change depends on the state that the plan saw, it names that state. An adapter either makes the change or
 //! reports a conflict because the object has changed; [`crate::plan`] then decides again. Changes of DaemonSets and
@@ -245,6 +245,20 @@ impl Change {
             Self::Resource(ResourceChange { kind, name, .. }) => format!("{kind} {name}"),
             Self::Check(NodeCheck { namespace, name, .. }) => format!("Job {namespace}/{name}"),
         }
+    }
+
+    /// Returns what the change does, for a report of the steps of a run: `created DaemonSet kube-system/driver-6-1`.
+    pub fn step(&self) -> String {
+        let verb = match self {
+            Self::Copy(DaemonSetCopy { version: None, .. }) | Self::Check(_) => "created",
+            Self::DaemonSet(_) | Self::Copy(_) | Self::Resource(_) => "updated",
+            Self::Retire(_) => "deleted",
+            Self::Restart(_) => "evicted",
+            Self::Node(NodeChange { cordon: Some(true), .. }) => "cordoned",
+            Self::Node(NodeChange { cordon: Some(false), .. }) => "uncordoned",
+            Self::Node(_) => "labeled",
+        };
+        format!("{verb} {}", self.object())
     }
 }
 
