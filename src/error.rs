@@ -13,7 +13,7 @@ use farrier_net::NetError;
 use farrier_payload::PayloadError;
 use farrier_signing::SigningError;
 use farrier_store::registry::{self, RegistryError};
-use oci::{ImageError, client::chain as error_chain};
+use oci::{ImageError, error_chain};
 
 /// Exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

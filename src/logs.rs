@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use clap::Args;
 use farrier_builder::{LogReader, logs_for};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 
 use super::{
     CliError, Exit, Result, output,

@@ -12,7 +12,7 @@ use farrier_core::{
     kernel::KernelTarget,
     plan::{Platform, SnapshotScope, WriteNamespaces, called_for},
 };
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde::Serialize;
 
 use super::{

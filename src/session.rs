@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use farrier_builder::{
     images,
-    parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, Parts},
+    parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsRegistry, Parts},
 };
 use farrier_cluster::{Cluster, Directory, KubeCluster, KubeOptions};
 use farrier_core::{
@@ -117,7 +117,7 @@ impl Session {
             let store = images::store_of(&parts, location.clone(), Arc::clone(&registry));
             parts.fetcher = parts.fetcher.with_store(store);
             let registry = Arc::new(Retrying::new(registry, parts.cancel.clone()));
-            parts.needs_from = Some(NeedsFrom { location, registry });
+            parts.needs_from = Some(NeedsRegistry { location, registry });
         }
         Ok(parts)
     }

@@ -19,7 +19,7 @@ use farrier_net::NetError;
 use farrier_store::registry::RegistryLocation;
 use futures::{StreamExt as _, stream};
 use jiff::SignedDuration;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 
 use super::Visit;
 use crate::CliError;

@@ -22,7 +22,7 @@ pub struct Progress {
 
 /// Interval of the messages about a long stage in a plain log. Some drivers configure themselves for minutes,
 /// and users would think that the build hangs.
-const SILENCE: Duration = Duration::from_mins(1);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_mins(1);
 
 /// A running stage in a plain log, which has no spinner to show that work continues.
 struct LongStage {
@@ -37,9 +37,9 @@ impl LongStage {
     }
 
     /// Returns a message that the stage still runs, with its latest output line, if the last message is older
-    /// than [`SILENCE`].
-    fn sign_of_life(&mut self, line: &str, now: Instant) -> Option<String> {
-        (now.duration_since(self.told) >= SILENCE).then(|| {
+    /// than [`HEARTBEAT_INTERVAL`].
+    fn heartbeat(&mut self, line: &str, now: Instant) -> Option<String> {
+        (now.duration_since(self.told) >= HEARTBEAT_INTERVAL).then(|| {
             self.told = now;
             let minutes = now.duration_since(self.since).as_secs() / 60;
             format!("{} for {minutes} min, now: {line}", self.stage)
@@ -93,7 +93,7 @@ impl Reporter for Progress {
 
     fn output(&self, subject: &str, line: &str) {
         let mut stages = self.stages.lock();
-        let told = stages.get_mut(subject).and_then(|stage| stage.sign_of_life(line, Instant::now()));
+        let told = stages.get_mut(subject).and_then(|stage| stage.heartbeat(line, Instant::now()));
         if let Some(told) = told {
             message(&format!("{subject}: {told}"));
         }
@@ -129,7 +129,7 @@ mod tests {
         let start = Instant::now();
         let mut stage = LongStage::begin(Stage::Compile, start);
         let mut say =
-            |seconds: u64| stage.sign_of_life("checking x... yes", start + Duration::from_secs(seconds));
+            |seconds: u64| stage.heartbeat("checking x... yes", start + Duration::from_secs(seconds));
         assert_eq!([say(1), say(59)], [None, None]);
         assert_eq!(say(61).as_deref(), Some("compiling for 1 min, now: checking x... yes"));
         assert_eq!([say(62), say(120)], [None, None]);

@@ -7,7 +7,7 @@ use farrier_core::{
     kernel::{Architecture, KernelTarget},
 };
 use farrier_inputs::FetchError;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::{Value, json};
 
 use crate::{

@@ -422,7 +422,7 @@ async fn another_hosts_words_are_not_quoted() {
         let tags = registry.tags(&repository).await.map(|_| ());
         let manifest = registry.manifest(&repository, &tag("1")).await.map(|_| ());
         for error in [tags, manifest].into_iter().filter_map(Result::err) {
-            assert!(!oci::client::chain(&error).contains("inner"), "{error}");
+            assert!(!oci::error_chain(&error).contains("inner"), "{error}");
         }
         assert_eq!(elsewhere.requests().len(), 2, "{status}");
     }

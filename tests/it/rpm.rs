@@ -11,7 +11,7 @@ use farrier_core::kernel::{Architecture, HeaderSource, KernelFamily, KernelTarge
 use farrier_inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, KernelImageLookup, Lookup};
 use farrier_local::cache::Cache;
 use farrier_net::{Net, NetOptions};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::{Value, json};
 
 use crate::{

@@ -8,7 +8,7 @@ use std::{
 use farrier_core::kernel::{Architecture, HeaderSource, KernelFamily, KernelTarget, match_family};
 use farrier_definitions as definitions;
 use farrier_inputs::{FetchError, Lookup};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::json;
 use url::Url;
 

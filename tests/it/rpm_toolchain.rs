@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::kernel::{Architecture, Toolchain};
 use farrier_inputs::{FetchError, PackageRoot};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::json;
 
 use crate::{

@@ -19,7 +19,7 @@ use crate::support::{
     tls_archive::TlsArchive,
     tunnels::Tunnels,
 };
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::json;
 
 const ALL_NAMES: &str = "IP:127.0.0.1, IP:0.0.0.0, DNS:registry.test";

@@ -8,7 +8,7 @@ use farrier_definitions as definitions;
 use farrier_inputs::{FetchOptions, Fetcher, Lookup};
 use farrier_local::cache::Cache;
 use farrier_net::{Net, NetOptions};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::json;
 
 use crate::support::{

@@ -1,4 +1,4 @@
-//! Pure: quoting for shell commands that people copy and paste.
+//! Quoting for shell commands that people copy and paste.
 
 use std::borrow::Cow;
 

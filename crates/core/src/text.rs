@@ -1,4 +1,4 @@
-//! Pure: sanitizes untrusted text for display.
+//! Sanitizes untrusted text for display.
 
 /// Whether a character could control a terminal or mislead a reader. These are control characters, bidirectional marks
 /// and zero-width characters (Unicode's Cf, line and paragraph separators, and fillers).

@@ -1,4 +1,4 @@
-//! Pure: descriptive facts about a module that do not affect its verdict.
+//! Descriptive facts about a module that do not affect its verdict.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Pure: results of a boot check.
+//! Results of a boot check.
 
 use schemars::JsonSchema;
 use serde::Serialize;

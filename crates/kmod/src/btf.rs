@@ -1,4 +1,4 @@
-//! Pure: BTF, the type information of a kernel and of its modules (`include/uapi/linux/btf.h`, `btf_parse_module` in
+//! BTF, the type information of a kernel and of its modules (`include/uapi/linux/btf.h`, `btf_parse_module` in
 //! `kernel/bpf/btf.c`). Reads sizes of structures, and checks whether a module's BTF matches its kernel's BTF.
 //!
 //! This is a custom parser, because existing crates load the whole graph of types into memory. A kernel has 100,000

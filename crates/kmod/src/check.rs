@@ -1,4 +1,4 @@
-//! Pure: predicts what the kernel's own module loader would say about the modules of a payload.
+//! Predicts what the kernel's own module loader would say about the modules of a payload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

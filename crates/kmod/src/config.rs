@@ -1,4 +1,4 @@
-//! Pure: parses the kernel's configuration from `include/config/auto.conf` or `.config`.
+//! Parses the kernel's configuration from `include/config/auto.conf` or `.config`.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pure: the subset of DER (ITU-T X.690) that module signatures use.
+//! The subset of DER (ITU-T X.690) that module signatures use.
 //!
 //! This is a custom parser in addition to crate `der`. It accepts what the kernel's `lib/asn1_decoder.c` accepts, which
 //! is less strict. It also distinguishes what the kernel refuses from what only this parser does not support.

@@ -1,4 +1,4 @@
-//! Pure: ELF structure of a module file, with the same checks as the kernel's loader.
+//! ELF structure of a module file, with the same checks as the kernel's loader.
 
 use std::{
     cell::Cell,

@@ -1,4 +1,4 @@
-//! Pure: reasons why a file is not a valid kernel module.
+//! Reasons why a file is not a valid kernel module.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Pure: facts about a kernel, with their sources.
+//! Facts about a kernel, with their sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Pure: reads a kernel's facts from the files of its header set.
+//! Reads a kernel's facts from the files of its header set.
 
 use std::{error::Error, io};
 

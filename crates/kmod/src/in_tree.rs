@@ -1,4 +1,4 @@
-//! Pure: modules that come with a kernel, from `modules.dep`, `modules.order` and `modules.builtin`.
+//! Modules that come with a kernel, from `modules.dep`, `modules.order` and `modules.builtin`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Pure: load order of a payload's modules.
+//! Load order of a payload's modules.
 
 use std::collections::BTreeSet;
 

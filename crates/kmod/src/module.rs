@@ -1,4 +1,4 @@
-//! Pure: facts that a module file contains, read once and owned.
+//! Facts that a module file contains, read once and owned.
 
 use std::collections::{BTreeMap, BTreeSet};
 

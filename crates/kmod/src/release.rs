@@ -1,4 +1,4 @@
-//! Pure: the exact `uname -r` string.
+//! The exact `uname -r` string.
 
 use std::str::FromStr;
 

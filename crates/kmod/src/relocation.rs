@@ -1,5 +1,5 @@
-//! Pure: relocations that the kernel's loader refuses (`apply_relocations` in `kernel/module/main.c`, and `apply_relocate_add`
-//! in `arch/*/kernel/module.c`).
+//! Relocations that the kernel's loader refuses (`apply_relocations` in `kernel/module/main.c`, and `apply_relocate_add` in
+//! `arch/*/kernel/module.c`).
 
 use std::{collections::BTreeSet, ops::Range};
 

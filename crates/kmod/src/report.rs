@@ -1,4 +1,4 @@
-//! Pure: report of a check, for people and programs.
+//! Report of a check, for people and programs.
 
 use std::{collections::BTreeSet, fmt};
 

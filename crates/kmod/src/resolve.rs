@@ -1,4 +1,4 @@
-//! Pure: finds the provider of each symbol that a module needs, as on the node.
+//! Finds the provider of each symbol that a module needs, as on the node.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

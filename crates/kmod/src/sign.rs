@@ -1,5 +1,4 @@
-//! Pure: builds the signature that the kernel's `scripts/sign-file` appends to a module, around the signature value of
-//! a key.
+//! Builds the signature that the kernel's `scripts/sign-file` appends to a module, around the signature value of a key.
 
 use strum::{Display, EnumString, IntoStaticStr};
 

@@ -1,5 +1,5 @@
-//! Pure: reads the signature at a module's end, as far as possible without the kernel's keys. This is a custom PKCS#7
-//! parser: it accepts what the kernel accepts, so that it can predict the kernel's answer.
+//! Reads the signature at a module's end, as far as possible without the kernel's keys. This is a custom PKCS#7 parser: it
+//! accepts what the kernel accepts, so that it can predict the kernel's answer.
 //!
 //! The format is `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`. See `mod_check_sig` in
 //! `kernel/module_signature.c` and `module_sig_check` in `kernel/module/signing.c`.

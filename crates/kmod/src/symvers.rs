@@ -1,4 +1,4 @@
-//! Pure: parses `Module.symvers`, which lists the symbols that a kernel or driver exports, with their versions.
+//! Parses `Module.symvers`, which lists the symbols that a kernel or driver exports, with their versions.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Pure: finds the exports of a kernel image in `System.map` or `/proc/kallsyms`.
+//! Finds the exports of a kernel image in `System.map` or `/proc/kallsyms`.
 
 use std::{
     collections::BTreeSet,

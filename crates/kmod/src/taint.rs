@@ -1,5 +1,5 @@
-//! Pure: the taint of a proprietary license, which a module inherits from the modules whose symbols it uses
-//! (`inherit_taint` in `kernel/module/main.c`).
+//! The taint of a proprietary license, which a module inherits from the modules whose symbols it uses (`inherit_taint`
+//! in `kernel/module/main.c`).
 
 use std::collections::{BTreeSet, HashSet};
 

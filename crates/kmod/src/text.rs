@@ -1,4 +1,4 @@
-//! Pure: formats a check report for people.
+//! Formats a check report for people.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

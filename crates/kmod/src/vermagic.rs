@@ -1,4 +1,4 @@
-//! Pure: the `vermagic` string, and what the kernel expects in it.
+//! The `vermagic` string, and what the kernel expects in it.
 
 mod header;
 

@@ -1,4 +1,4 @@
-//! Pure: reads a decompressed kernel: its type information, its release, and its exports.
+//! Reads a decompressed kernel: its type information, its release, and its exports.
 //!
 //! On x86 the kernel is an ELF file with sections. On arm64 it is a raw memory image without sections, so the data is
 //! searched for.

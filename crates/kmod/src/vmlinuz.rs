@@ -1,4 +1,4 @@
-//! Pure: finds the kernel in a bootable image, and decompresses it.
+//! Finds the kernel in a bootable image, and decompresses it.
 //!
 //! x86's bzImage is described in `Documentation/arch/x86/boot.rst`, arm64's Image in
 //! `Documentation/arch/arm64/booting.rst`, and the EFI zboot image in `drivers/firmware/efi/libstub/zboot-header.S`.

@@ -1,4 +1,4 @@
-//! Pure: compares the kernel's answer with the check's report.
+//! Compares the kernel's answer with the check's report.
 
 use kmod::{CheckReport, ModuleAbout, Rule, Verdict};
 

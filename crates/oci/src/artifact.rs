@@ -1,4 +1,4 @@
-//! Pure: referrers of an image (image spec 1.1, `manifest.md`, `subject`): its check report and other documents.
+//! Referrers of an image (image spec 1.1, `manifest.md`, `subject`): its check report and other documents.
 
 use super::{AnyManifest, Descriptor, Digest, ImageError, ImageManifest, Tag, annotations, media_type};
 

@@ -1,4 +1,4 @@
-//! Pure: assembles an image: a base and payload layers go in, a configuration and a manifest come out.
+//! Assembles an image: a base and payload layers go in, a configuration and a manifest come out.
 
 use std::collections::BTreeMap;
 

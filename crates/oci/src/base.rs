@@ -1,4 +1,4 @@
-//! Pure: parses and checks the base image below a payload.
+//! Parses and checks the base image below a payload.
 
 use serde_json::{Map, Value};
 

@@ -1,4 +1,4 @@
-//! Pure: reads `docker save` archives. Supported formats: Docker up to 24 (`<id>/layer.tar`), Docker from 25 on (an OCI
+//! Reads `docker save` archives. Supported formats: Docker up to 24 (`<id>/layer.tar`), Docker from 25 on (an OCI
 //! layout with `manifest.json`), Podman and buildah (`<digest>.tar`).
 
 use std::{

@@ -1,5 +1,5 @@
-//! Pure: names of tar entries from untrusted archives. Long names come in extension entries before the entry itself.
-//! The tar crate reads extension entries into memory without a limit; this module limits their size.
+//! Names of tar entries from untrusted archives. Long names come in extension entries before the entry itself. The tar
+//! crate reads extension entries into memory without a limit; this module limits their size.
 
 use std::{
     ffi::OsString,

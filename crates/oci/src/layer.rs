@@ -1,4 +1,4 @@
-//! Pure: writes deterministic layers: the same entries give the same bytes on every machine.
+//! Writes deterministic layers: the same entries give the same bytes on every machine.
 
 use std::{
     io::{self, Read, Write},

@@ -13,6 +13,7 @@ mod base;
 pub mod client;
 pub mod docker_archive;
 mod entry;
+mod error_chain;
 mod layer;
 mod manifest;
 pub mod media_type;
@@ -23,6 +24,7 @@ pub use artifact::{Artifact, EMPTY, is_referrers_tag, referrers_tag, subject_of_
 pub use assemble::{Assembled, Assembly, CREATED, PAYLOAD_HISTORY, assemble};
 pub use base::{Base, architecture_of};
 pub use entry::{Extensions, MAX_NAME, NameError, Names, each_entry};
+pub use error_chain::{error_causes, error_chain};
 pub use layer::{EntryKind, Hashing, Layer, LayerError, LayerWriter, TreeDigester, compress, compress_at};
 pub use manifest::{
     AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, write,

@@ -1,4 +1,4 @@
-//! Pure: manifests and indexes, parsed from untrusted bytes and written deterministically.
+//! Manifests and indexes, parsed from untrusted bytes and written deterministically.
 //!
 //! oci-spec's types keep annotations and labels in a `HashMap`, whose order changes from run to run. The same inputs
 //! must give the same digest, so farrier has its own types with sorted maps.

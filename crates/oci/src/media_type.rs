@@ -1,4 +1,4 @@
-//! Pure: media types (OCI image spec `media-types.md`; Docker's `manifest-v2-2.md`).
+//! Media types (OCI image spec `media-types.md`; Docker's `manifest-v2-2.md`).
 
 /// An OCI image manifest.
 pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";

@@ -1,4 +1,4 @@
-//! Pure: parses repositories, tags, digests and image references.
+//! Parses repositories, tags, digests and image references.
 
 use std::str::FromStr;
 

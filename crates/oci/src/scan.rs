@@ -1,4 +1,4 @@
-//! Pure: reads layers that other tools wrote: decompression, and lookup of single entries.
+//! Reads layers that other tools wrote: decompression, and lookup of single entries.
 
 use std::{
     ffi::OsStr,

@@ -1,4 +1,4 @@
-//! Adapter: converts a tree of values with positions to a definition, and reports every mistake at its position.
+//! Converts a tree of values with positions to a definition, and reports every mistake at its position.
 
 use std::{fmt, iter::Enumerate, slice};
 

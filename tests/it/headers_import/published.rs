@@ -100,7 +100,7 @@ async fn identity(fetcher: &Fetcher, bench: &Bench, source: &HeaderSource) -> He
 
 #[track_caller]
 fn found(found: Result<HeaderLookup, FetchError>) -> Box<farrier_inputs::HeaderSet> {
-    match found.map_err(|error| oci::client::chain(&error)) {
+    match found.map_err(|error| oci::error_chain(&error)) {
         Ok(Lookup::Found(set)) => set,
         Ok(Lookup::Missing { looked_for, .. }) => panic!("missing: {looked_for}"),
         Err(error) => panic!("{error}"),

@@ -7,7 +7,7 @@ use super::*;
 fn is_given_up<T: std::fmt::Debug>(outcome: Result<T, RegistryError>) {
     let error = outcome.unwrap_err();
     assert!(matches!(error, RegistryError::Unreachable { .. }) && error.is_transient(), "{error:?}");
-    let said = oci::client::chain(&error);
+    let said = oci::error_chain(&error);
     assert!(said.ends_with("fewer than 262144 bytes moved in 60 seconds"), "{said}");
 }
 

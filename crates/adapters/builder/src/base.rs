@@ -17,7 +17,7 @@ use farrier_inputs::{HeaderSet, PackageRoot, find_build};
 use farrier_local::{blocking::blocking, cache::LockMode};
 use farrier_net::Asker;
 use farrier_store::registry;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use parking_lot::Mutex;
 use runner::plan::{Action, Limits, Plan, Run, Step};
 

@@ -13,7 +13,7 @@ use farrier_local::{
     run_notes::{Note, Notes},
 };
 use jiff::Timestamp;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 
 use super::pipeline::{BuildOptions, Built, build};
 use crate::{

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use farrier_engines::{DockerEngine, KeptImage, LOCAL_PREFIX};
 use farrier_local::cache::{CacheError, Entry, LockMode, surplus};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 
 use crate::parts::{Parts, Result};
 

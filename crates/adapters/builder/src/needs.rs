@@ -18,7 +18,7 @@ use farrier_local::blocking::blocking;
 use farrier_payload as payload;
 use farrier_payload::DecompressionBudget;
 use kmod::{NeededTable, SymbolTable, proprietary_modules};
-use oci::{ImageManifest, client::chain as error_chain};
+use oci::{ImageManifest, error_chain};
 
 use super::{
     cell::cell,

@@ -27,7 +27,7 @@ use farrier_local::{blocking::blocking, cache::LockMode};
 use farrier_payload::Entrypoint;
 use farrier_store::registry::RegistryLocation;
 use fs_err::{self as fs, File};
-use oci::{Assembly, Base, Layer, client::chain as error_chain};
+use oci::{Assembly, Base, Layer, error_chain};
 use runner::{
     plan::{Action, Plan},
     pod::{CONTEXT, OWN, PLAN, RUNNER},

@@ -5,7 +5,7 @@ use farrier_core::{
     kernel::{Architecture, KernelTarget},
 };
 use farrier_signing::testing::{EC_256, OpensslDir};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::json;
 
 use super::*;

@@ -6,7 +6,7 @@ use farrier_core::{
     plan::Cell,
 };
 use farrier_store::registry::StoredManifest;
-use oci::{Descriptor, client::chain as error_chain};
+use oci::{Descriptor, error_chain};
 
 use super::{
     assemble::Image,

@@ -8,7 +8,7 @@ use farrier_signing::{
     testing::{EC_256, OpensslDir, RSA_2048},
 };
 use kmod::{Rule, Verdict, testing::ModuleFile};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::json;
 
 use super::*;

@@ -18,7 +18,7 @@ use farrier_payload::{DecompressionBudget, PayloadError};
 use farrier_store::registry::RegistryError;
 use futures::{StreamExt as _, stream};
 use kmod::{BootReport, Verdict};
-use oci::{ImageManifest, client::chain as error_chain};
+use oci::{ImageManifest, error_chain};
 
 use super::{
     check,

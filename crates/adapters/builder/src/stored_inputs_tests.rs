@@ -16,7 +16,7 @@ use farrier_store::{
     InputKind, NewInput, Store, StoredInput, header_tag, key_tag,
     registry::{RegistryOptions, connect},
 };
-use oci::{Descriptor, ImageManifest, client::chain as error_chain};
+use oci::{Descriptor, ImageManifest, error_chain};
 use serde_json::json;
 
 use super::*;

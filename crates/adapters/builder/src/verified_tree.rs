@@ -91,6 +91,6 @@ mod tests {
             Ok::<_, crate::parts::TargetError>(found)
         };
         let error = compared(&bench.parts, get, |headers| Some(&headers.root)).await.unwrap_err();
-        assert!(oci::client::chain(&error).contains("it was modified again"), "{error:?}");
+        assert!(oci::error_chain(&error).contains("it was modified again"), "{error:?}");
     }
 }

@@ -21,7 +21,7 @@ use farrier_core::{
 };
 use farrier_inputs::{FetchError, Lookup};
 use futures::{StreamExt, stream};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use tokio::time::Instant;
 
 /// Lookup results kept from one reconcile to the next, so that a change in the cluster does not repeat recent lookups.

@@ -29,7 +29,7 @@ use farrier_core::{
 use farrier_git as git;
 use farrier_local::machine::native;
 use kmod::{CheckReport, Verdict};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use tokio::time::Instant;
 
 use super::{LookupCache, TargetReport, apply::ensure_published, observe::look_up_and_plan};

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use farrier_cluster::{Cluster, ClusterError};
 use farrier_core::plan::{self, Change, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde::Serialize;
 
 /// Number of attempts to read and write an object when another writer causes conflicts.

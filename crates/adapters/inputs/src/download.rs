@@ -9,7 +9,7 @@ use farrier_core::image::checked::Download;
 use farrier_net::{Asker, Net, NetError};
 use farrier_store::registry::{DiskLimit, Pace, Pacer, TooSlow};
 use fs_err::tokio::File;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use reqwest::Method;
 use tokio::io::AsyncWriteExt;
 use url::Url;

@@ -226,12 +226,12 @@ impl Fetcher {
 }
 
 /// Remedy for an input that the store lacks.
-const CARRY: &str = "on a machine with network access, run `farrier mirror --kernel RELEASE --registry \
+const MIRROR_HINT: &str = "on a machine with network access, run `farrier mirror --kernel RELEASE --registry \
     REGISTRY` to store it in a registry, and transfer it with `farrier bundle`; or name a mirror that has \
     it, and its host, in site.yaml";
 
 /// Maximum age of package lists for reporting a package as missing. Older lists are refreshed first.
-const YOUNG: Duration = Duration::from_mins(3);
+const MISSING_PACKAGE_MAX_AGE: Duration = Duration::from_mins(3);
 
 /// Name of the tree in a cache entry. The tree is a subdirectory, because its mode differs from the private mode of the entry.
 const TREE: &str = "tree";

@@ -102,11 +102,11 @@ impl Drop for Running {
 
 /// Creates an error from a failed program's standard error.
 pub fn failure(action: String, stderr: &str) -> FetchError {
-    FetchError::Program { action, message: last_words(stderr), transient: may_pass(stderr) }
+    FetchError::Program { action, message: error_lines(stderr), transient: may_pass(stderr) }
 }
 
 /// Returns the lines of a program's standard error that report the failure, at most five.
-fn last_words(stderr: &str) -> String {
+fn error_lines(stderr: &str) -> String {
     // tar names the full disk on a separate line, before mmdebstrap's own errors.
     if let Some(line) = stderr.lines().find(|line| says_full_disk(line)) {
         return line.trim_start_matches("E: ").trim().chars().take(2000).collect();
@@ -160,7 +160,7 @@ mod tests {
         sh.args(["-c", "echo out; echo 'E: bad' >&2; exit 3"]);
         let output = output(sh, "sh").await.unwrap();
         assert_eq!((output.stdout.as_str(), output.status.code()), ("out\n", Some(3)));
-        assert_eq!(last_words(&output.stderr), "bad");
+        assert_eq!(error_lines(&output.stderr), "bad");
     }
 
     #[tokio::test]
@@ -200,8 +200,8 @@ mod tests {
     #[test]
     fn words_are_bounded() {
         let many = "E: line\n".repeat(1000);
-        assert_eq!(last_words(&many), ["line"; 5].join("; "));
-        assert_eq!(last_words("\nfirst\n\nlast\n"), "first; last");
+        assert_eq!(error_lines(&many), ["line"; 5].join("; "));
+        assert_eq!(error_lines("\nfirst\n\nlast\n"), "first; last");
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
                     tar: Exiting with failure status due to previous errors\n\
                     E: tar --extract failed: 512\n\
                     E: mmdebstrap failed to run\n";
-        assert_eq!(last_words(said), "tar: ./usr/bin/gcc-12: Cannot write: No space left on device");
+        assert_eq!(error_lines(said), "tar: ./usr/bin/gcc-12: Cannot write: No space left on device");
         assert!(!may_pass(said));
         // apt checks the free space before it writes.
         let said = "E: You don't have enough free space in /var/cache/apt/archives/.\n";

@@ -21,7 +21,7 @@ use farrier_store::{InputKind, StoredInput, key_tag};
 use fs_err as fs;
 
 use super::{
-    CARRY, FetchError, Fetcher, Result, TREE,
+    FetchError, Fetcher, MIRROR_HINT, Result, TREE,
     apt::{
         package::{self, Package},
         version,
@@ -192,12 +192,12 @@ impl Sources<'_> {
             Content::Rpm(found) => self.0.explain_if_offline(
                 Box::pin(found.file()).await,
                 || format!("source {}", spec.name),
-                CARRY,
+                MIRROR_HINT,
             ),
             Content::Download { url, sha256 } => {
                 let what = format!("source {}", spec.name);
                 let downloaded = download(self.0, &what, &url, &sha256).await;
-                self.0.explain_if_offline(downloaded, || format!("{what} ({url})"), CARRY)
+                self.0.explain_if_offline(downloaded, || format!("{what} ({url})"), MIRROR_HINT)
             }
             Content::Local { path, .. } => Ok(path),
         }
@@ -275,8 +275,11 @@ impl Sources<'_> {
             }
             SourceOrigin::Rpm(source) => {
                 let found = Box::pin(rpm::source::Found::find(self.0, source)).await;
-                let found =
-                    self.0.explain_if_offline(found, || format!("package {}", &*source.package), CARRY)?;
+                let found = self.0.explain_if_offline(
+                    found,
+                    || format!("package {}", &*source.package),
+                    MIRROR_HINT,
+                )?;
                 Ok(Content::Rpm(Box::new(found)))
             }
             // Images are excluded: each kernel has its own, and their layers are fetched like any image's.

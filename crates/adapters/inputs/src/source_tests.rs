@@ -133,7 +133,7 @@ async fn an_archive_that_reaches_outside_is_refused_with_what_to_do() {
         builder.append(&header, &[][..]).unwrap();
         scene.write("d.tar", &builder.into_inner().unwrap());
         let error = scene.source(r#""from": {"path": {"path": "d.tar"}}"#).await.unwrap_err();
-        let text = oci::client::chain(&error);
+        let text = oci::error_chain(&error);
         assert!(text.contains(&format!("entry {name:?} is outside the archive's root")), "{text}");
         assert!(error.hint().unwrap().contains("check the archive's origin"));
         assert_eq!(names_in(&scene.dir.path().join("cache/sources")).unwrap(), Vec::<OsString>::new());

@@ -146,7 +146,7 @@ async fn a_stored_tree_with_version_control_data_is_refused() {
     fs::write(sites.here().join("driver/.git/x.tar"), "x").unwrap();
     sites.keep_as(&spec, &sites.archive().0, &identity, None).await;
     let error = sites.fetcher("other-cache", true).sources().fetch(&spec).await.unwrap_err();
-    let said = oci::client::chain(&error);
+    let said = oci::error_chain(&error);
     assert!(said.contains("it holds version-control data (.git)"), "{said}");
 }
 
@@ -231,7 +231,7 @@ async fn a_stored_source_of_other_content_is_refused() {
         sites.keep_as(&spec, &sites.archive().0, &identity, Some("1.2")).await;
         let there = sites.fetcher("other-cache", true);
         let error = there.sources().identity(&spec).await.unwrap_err();
-        assert!(oci::client::chain(&error).contains("which does not match the definition"), "{error}");
+        assert!(oci::error_chain(&error).contains("which does not match the definition"), "{error}");
     }
 }
 
@@ -253,7 +253,7 @@ async fn a_stored_tree_of_other_content_is_refused() {
     here.put(input, packed.with_notes([(annotations::IDENTITY, Some(identity))])).await.unwrap();
     let there = sites.fetcher("other-cache", true);
     let error = there.sources().fetch(&spec).await.unwrap_err();
-    let said = oci::client::chain(&error);
+    let said = oci::error_chain(&error);
     assert!(said.contains("it holds a tree with the digest") && said.contains("is wanted"), "{said}");
 }
 

@@ -14,9 +14,9 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::{Result, SigningError};
 
 /// Timeout for one signature. A hardware security module answers within seconds, unless it waits for an operator.
-const PATIENCE: Duration = Duration::from_mins(1);
+const TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum number of characters of standard error in a message.
-const MAX_WORDS: usize = 500;
+const MAX_CHARS: usize = 500;
 
 /// A program and its arguments.
 #[derive(Clone, Debug)]
@@ -60,11 +60,11 @@ impl SigningCommand {
         }
         let (send, receive) = mpsc::channel();
         thread::spawn(move || send.send(child.wait_with_output()));
-        let Ok(output) = receive.recv_timeout(PATIENCE) else {
+        let Ok(output) = receive.recv_timeout(TIMEOUT) else {
             if let Some(group) = group {
                 let _ = kill_process_group(group, Signal::KILL);
             }
-            return Err(failed(format!("did not exit within {} s", PATIENCE.as_secs())));
+            return Err(failed(format!("did not exit within {} s", TIMEOUT.as_secs())));
         };
         let output = output.map_err(start)?;
         let Output { status, stdout, stderr } = output;
@@ -87,5 +87,5 @@ fn last_words(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let from = lines.len().saturating_sub(3);
-    lines.get(from..).unwrap_or_default().join("; ").chars().take(MAX_WORDS).collect()
+    lines.get(from..).unwrap_or_default().join("; ").chars().take(MAX_CHARS).collect()
 }

@@ -1,4 +1,4 @@
-//! Pure: Debian-like archives, and root file systems built from their packages.
+//! Debian-like archives, and root file systems built from their packages.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Pure: string types of the definitions, each with its own syntax, so that an error message can point at the faulty value.
+//! String types of the definitions, each with its own syntax, so that an error message can point at the faulty value.
 //!
 //! Every value ends up in a path, a package tool's argument, a Dockerfile or an object's name. The types accept only what
 //! is valid there, and the JSON Schema shows the same patterns.

@@ -1,5 +1,4 @@
-//! Pure: building blocks for values in definitions: parsed texts, non-empty lists, and values that are either a text or a
-//! mapping.
+//! Building blocks for values in definitions: parsed texts, non-empty lists, and values that are either a text or a mapping.
 
 use std::{borrow::Cow, fmt, marker::PhantomData, mem::discriminant};
 

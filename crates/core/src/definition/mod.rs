@@ -1,4 +1,4 @@
-//! Pure: building blocks that all kinds of definitions share.
+//! Building blocks that all kinds of definitions share.
 
 mod apt;
 pub mod checked;

@@ -1,4 +1,4 @@
-//! Pure: durations in definitions.
+//! Durations in definitions.
 
 use std::{fmt, str::FromStr, time::Duration};
 

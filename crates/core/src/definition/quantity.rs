@@ -1,4 +1,4 @@
-//! Pure: CPU and memory quantities in the notation of Kubernetes.
+//! CPU and memory quantities in the notation of Kubernetes.
 
 use std::{fmt, str::FromStr};
 

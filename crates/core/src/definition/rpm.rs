@@ -1,4 +1,4 @@
-//! Pure: RPM repositories and their packages.
+//! RPM repositories and their packages.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pure: the annotations that farrier writes to manifests and reads back.
+//! The annotations that farrier writes to manifests and reads back.
 
 use std::{collections::BTreeMap, str::FromStr};
 

@@ -1,4 +1,4 @@
-//! Pure: the check report that is stored beside an image.
+//! The check report that is stored beside an image.
 
 use serde::Serialize;
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Pure: media types of the artifacts that farrier publishes.
+//! Media types of the artifacts that farrier publishes.
 
 pub use oci::media_type::*;
 

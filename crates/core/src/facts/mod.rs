@@ -1,4 +1,4 @@
-//! Pure: metadata that farrier writes to published manifests and reads back.
+//! Metadata that farrier writes to published manifests and reads back.
 
 pub mod annotations;
 mod check_report;

@@ -1,4 +1,4 @@
-//! Pure: the signer of an image's modules, as an annotation.
+//! The signer of an image's modules, as an annotation.
 
 use std::str::FromStr;
 

@@ -1,5 +1,5 @@
-//! Pure: records that farrier keeps in the registry beside images. A record is a manifest under a fixed tag; one annotation
-//! holds all its data.
+//! Records that farrier keeps in the registry beside images. A record is a manifest under a fixed tag; one annotation holds all
+//! its data.
 
 /// A record in the registry. Each writer merges its own data into the stored record.
 pub trait Record: Default + PartialEq + Send + Sync {

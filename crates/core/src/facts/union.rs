@@ -1,4 +1,4 @@
-//! Pure: assembles a union image. Manifests and configurations of several images go in, one manifest and configuration come out.
+//! Assembles a union image. Manifests and configurations of several images go in, one manifest and configuration come out.
 
 use serde_json::{Value, json};
 

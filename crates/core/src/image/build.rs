@@ -1,4 +1,4 @@
-//! Pure: resources and deadline of a build.
+//! Resources and deadline of a build.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

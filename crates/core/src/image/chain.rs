@@ -1,4 +1,4 @@
-//! Pure: build order and chains of driver images.
+//! Build order and chains of driver images.
 
 use std::collections::{BTreeMap, BTreeSet};
 

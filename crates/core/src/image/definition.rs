@@ -1,4 +1,4 @@
-//! Pure: the definition of a driver image (`images/*.yaml`), and the collection of all definitions.
+//! The definition of a driver image (`images/*.yaml`), and the collection of all definitions.
 
 use std::{collections::BTreeMap, path::PathBuf};
 

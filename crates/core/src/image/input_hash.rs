@@ -1,4 +1,4 @@
-//! Pure: the input hash, over everything that can change the payload or the image.
+//! The input hash, over everything that can change the payload or the image.
 
 use std::str::FromStr;
 

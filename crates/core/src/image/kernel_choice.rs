@@ -1,4 +1,4 @@
-//! Pure: selects the patches and variables that apply to one kernel.
+//! Selects the patches and variables that apply to one kernel.
 
 use std::collections::BTreeMap;
 

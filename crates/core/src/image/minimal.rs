@@ -1,4 +1,4 @@
-//! Pure: the smallest base image: one static busybox, and the files that programs expect in a container.
+//! The smallest base image: one static busybox, and the files that programs expect in a container.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Pure: driver images: their definitions, names, tags and input hashes.
+//! Driver images: their definitions, names, tags and input hashes.
 
 mod build;
 mod chain;

@@ -1,4 +1,4 @@
-//! Pure: the dependencies that a driver image is compiled against, in addition to the kernel.
+//! The dependencies that a driver image is compiled against, in addition to the kernel.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};

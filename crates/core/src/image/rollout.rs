@@ -1,4 +1,4 @@
-//! Pure: rollout targets and strategies of an image.
+//! Rollout targets and strategies of an image.
 
 mod entry;
 

@@ -1,4 +1,4 @@
-//! Pure: a base image with the user space of NVIDIA's installer.
+//! A base image with the user space of NVIDIA's installer.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};

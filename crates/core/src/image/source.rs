@@ -1,4 +1,4 @@
-//! Pure: inputs of a driver image: sources and patches.
+//! Inputs of a driver image: sources and patches.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

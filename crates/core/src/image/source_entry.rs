@@ -1,4 +1,4 @@
-//! Pure: classifies entries of a source tree: source, version-control data, or probable credentials.
+//! Classifies entries of a source tree: source, version-control data, or probable credentials.
 
 use std::{ffi::OsStr, path::Path, sync::LazyLock};
 

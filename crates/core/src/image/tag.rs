@@ -1,4 +1,4 @@
-//! Pure: renders the tags of a driver image for one kernel target.
+//! Renders the tags of a driver image for one kernel target.
 
 use std::collections::BTreeMap;
 

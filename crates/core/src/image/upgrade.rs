@@ -1,4 +1,4 @@
-//! Pure: settings for upgrading the driver on the nodes of a rollout: order, limits, and checks before and after.
+//! Settings for upgrading the driver on the nodes of a rollout: order, limits, and checks before and after.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 

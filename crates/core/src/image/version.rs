@@ -1,4 +1,4 @@
-//! Pure: the version of a driver image.
+//! The version of a driver image.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};

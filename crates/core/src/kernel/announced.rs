@@ -1,4 +1,4 @@
-//! Pure: announced kernels (`announced/*.yaml`): kernels that farrier builds images for before any node runs them.
+//! Announced kernels (`announced/*.yaml`): kernels that farrier builds images for before any node runs them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Pure: identifies the compiler that built a kernel, from the kernel's configuration.
+//! Identifies the compiler that built a kernel, from the kernel's configuration.
 
 use std::str::FromStr;
 

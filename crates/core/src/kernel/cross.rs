@@ -1,4 +1,4 @@
-//! Pure: cross-compiler toolchains from Debian's and Ubuntu's packages, for kernels of another architecture than the machine's.
+//! Cross-compiler toolchains from Debian's and Ubuntu's packages, for kernels of another architecture than the machine's.
 
 use super::{Architecture, HeaderSource, KernelFamily, KernelTarget, Toolchain};
 use crate::definition::{

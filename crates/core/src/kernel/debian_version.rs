@@ -1,4 +1,4 @@
-//! Pure: comparison of Debian version numbers (Debian Policy, 5.6.12).
+//! Comparison of Debian version numbers (Debian Policy, 5.6.12).
 //!
 //! This module exists because the crates that compare them (`debversion`, `debian-control`) would add chrono, num-bigint and a
 //! regular expression to replace these fifty lines.

@@ -1,4 +1,4 @@
-//! Pure: kernel families (`kernels/*.yaml`): the targets they match, and the origin of headers, toolchain and kernel image.
+//! Kernel families (`kernels/*.yaml`): the targets they match, and the origin of headers, toolchain and kernel image.
 
 use std::{borrow::Cow, collections::BTreeMap};
 

@@ -1,4 +1,4 @@
-//! Pure: conditions on the content of kernel headers. They detect changes that distributions backported to older kernel versions.
+//! Conditions on the content of kernel headers. They detect changes that distributions backported to older kernel versions.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Pure: the origin of a family's kernel images.
+//! The origin of a family's kernel images.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

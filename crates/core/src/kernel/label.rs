@@ -1,4 +1,4 @@
-//! Pure: Node Feature Discovery's lossy form of a kernel release.
+//! Node Feature Discovery's lossy form of a kernel release.
 
 use super::KernelRelease;
 use crate::definition::checked::KernelLabel;

@@ -1,4 +1,4 @@
-//! Pure: kernel releases, labels and targets, and the kernel families, which provide headers, toolchains and kernel images.
+//! Kernel releases, labels and targets, and the kernel families, which provide headers, toolchains and kernel images.
 
 mod announced;
 mod compiler;

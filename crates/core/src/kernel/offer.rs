@@ -1,5 +1,5 @@
-//! Pure: detects problems of a build before anything is fetched: compilers that a toolchain lacks, missing headers, and
-//! distributions that no family supports.
+//! Detects problems of a build before anything is fetched: compilers that a toolchain lacks, missing headers, and distributions
+//! that no family supports.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Pure: regular expressions in definitions.
+//! Regular expressions in definitions.
 
 use regex::bytes::{Regex, RegexBuilder};
 use schemars::JsonSchema;

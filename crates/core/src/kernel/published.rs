@@ -1,4 +1,4 @@
-//! Pure: header sets that distributions publish, in images or at URLs with a checksum or a signature.
+//! Header sets that distributions publish, in images or at URLs with a checksum or a signature.
 
 use oci::ImageReference;
 use schemars::JsonSchema;

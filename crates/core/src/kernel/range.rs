@@ -1,4 +1,4 @@
-//! Pure: ranges of kernels, such as `>=4.18, <6.18` or `>=6.1.0-56, <6.2`.
+//! Ranges of kernels, such as `>=4.18, <6.18` or `>=6.1.0-56, <6.2`.
 
 use std::{borrow::Cow, cmp::Ordering, fmt, str::FromStr};
 

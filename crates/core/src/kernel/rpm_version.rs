@@ -1,4 +1,4 @@
-//! Pure: comparison of RPM versions (rpm's `rpmio/rpmvercmp.cc`).
+//! Comparison of RPM versions (rpm's `rpmio/rpmvercmp.cc`).
 
 use std::cmp::Ordering;
 

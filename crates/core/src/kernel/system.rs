@@ -1,4 +1,4 @@
-//! Pure: facts about a node's system that are not part of the kernel target, such as the booted RHEL CoreOS image.
+//! Facts about a node's system that are not part of the kernel target, such as the booted RHEL CoreOS image.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 

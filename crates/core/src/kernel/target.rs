@@ -1,4 +1,4 @@
-//! Pure: the kernel target, the unit that images are built for.
+//! The kernel target, the unit that images are built for.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Pure: the loop's own knowledge of builds, which neither the registry nor the cluster holds.
+//! The loop's own knowledge of builds, which neither the registry nor the cluster holds.
 
 use std::{collections::BTreeMap, time::Duration};
 

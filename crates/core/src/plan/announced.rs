@@ -1,4 +1,4 @@
-//! Pure: announced kernels, which images are built for before any node runs them, and their announcers.
+//! Announced kernels, which images are built for before any node runs them, and their announcers.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Pure: decides which builds may run at the same time.
+//! Decides which builds may run at the same time.
 
 use crate::image::{BuildSpec, Cpus, Memory};
 

@@ -1,4 +1,4 @@
-//! Pure: how long builds of each image took, and how long they usually take.
+//! How long builds of each image took, and how long they usually take.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Pure: one driver image for one kernel target: its names, Dockerfile and input hash.
+//! One driver image for one kernel target: its names, Dockerfile and input hash.
 
 use std::collections::BTreeMap;
 

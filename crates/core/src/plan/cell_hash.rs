@@ -1,4 +1,4 @@
-//! Pure: computes the input hash of a cell, its input hash without module signing, and its recipe hash.
+//! Computes the input hash of a cell, its input hash without module signing, and its recipe hash.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Pure: the chains of each kernel, and whether they are complete.
+//! The chains of each kernel, and whether they are complete.
 //!
 //! Drivers that are compiled against each other have to be replaced together: a new OFED refuses the symbols of the old
 //! peer memory driver. An image therefore counts as available, for rollouts and for nodes that are to boot a kernel,

@@ -1,4 +1,4 @@
-//! Pure: the list of builds for an external CI pipeline, in the formats of common CI tools.
+//! The list of builds for an external CI pipeline, in the formats of common CI tools.
 
 use std::collections::{BTreeMap, BTreeSet};
 

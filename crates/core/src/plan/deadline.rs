@@ -1,4 +1,4 @@
-//! Pure: when to reconcile a rollout again although nothing changes.
+//! When to reconcile a rollout again although nothing changes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Pure: the outcome of one cell, from the registry's content and the results of earlier builds.
+//! The outcome of one cell, from the registry's content and the results of earlier builds.
 
 use std::sync::Arc;
 

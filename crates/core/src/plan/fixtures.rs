@@ -1,4 +1,4 @@
-//! Pure: small fleets and definitions for the tests of this module.
+//! Small fleets and definitions for the tests of this module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Pure: garbage collection: decides which published images belong to kernels that are gone and can be deleted.
+//! Garbage collection: decides which published images belong to kernels that are gone and can be deleted.
 //!
 //! Any single reason keeps an image: an object in the cluster that names the image, a kernel that runs, is announced or
 //! was seen recently, or a kept image that is made from it. Only an image without any such reason is deleted.

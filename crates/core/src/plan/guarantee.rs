@@ -1,4 +1,4 @@
-//! Pure: guarantee 1: the single decision whether an image field may point to a published image.
+//! Guarantee 1: the single decision whether an image field may point to a published image.
 
 use super::{HoldReason, Observed, PlanInputs, Published, SignatureState};
 use crate::{

@@ -1,5 +1,5 @@
-//! Pure: inputs of a plan: the definitions with their resolved values, the cluster, and the facts from the registry and
-//! from earlier reconciles.
+//! Inputs of a plan: the definitions with their resolved values, the cluster, and the facts from the registry and from earlier
+//! reconciles.
 
 use std::collections::{BTreeMap, BTreeSet};
 

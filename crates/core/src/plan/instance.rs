@@ -1,4 +1,4 @@
-//! Pure: the name that distinguishes several farriers in one cluster.
+//! The name that distinguishes several farriers in one cluster.
 
 use std::str::FromStr;
 

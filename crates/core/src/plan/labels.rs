@@ -1,4 +1,4 @@
-//! Pure: the labels and annotations that farrier reads and writes.
+//! The labels and annotations that farrier reads and writes.
 
 use std::collections::BTreeMap;
 

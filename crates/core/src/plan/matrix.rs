@@ -1,4 +1,4 @@
-//! Pure: the images that each kernel target calls for, and the names to look up for them.
+//! The images that each kernel target calls for, and the names to look up for them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

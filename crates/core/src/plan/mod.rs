@@ -1,4 +1,4 @@
-//! Pure: computes a plan from a snapshot, the definitions and the clock.
+//! Computes a plan from a snapshot, the definitions and the clock.
 //!
 //! [`Matrix::of`] makes the cells once, from resolved inputs. Four rounds of lookups follow. Each round lists what to look
 //! up, as a pure function of the answers so far. The caller adds the answers to [`Observed`].

@@ -1,4 +1,4 @@
-//! Pure: the needs of a cell: already published, still waited for, or missing.
+//! The needs of a cell: already published, still waited for, or missing.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pure: creates a cell from the definitions and their resolved values.
+//! Creates a cell from the definitions and their resolved values.
 
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 

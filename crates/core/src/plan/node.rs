@@ -1,4 +1,4 @@
-//! Pure: determines the kernel target that a node runs, provided that its labels agree with its nodeInfo.
+//! Determines the kernel target that a node runs, provided that its labels agree with its nodeInfo.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 

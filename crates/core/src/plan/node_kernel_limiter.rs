@@ -1,6 +1,5 @@
-//! Pure: limits on the kernels that nodes name. A node reports its running kernel and announces the next one itself.
-//! Without limits, an attacker with one node could have every packaged kernel built, or fill the images of the whole
-//! fleet.
+//! Limits on the kernels that nodes name. A node reports its running kernel and announces the next one itself. Without
+//! limits, an attacker with one node could have every packaged kernel built, or fill the images of the whole fleet.
 
 use std::{
     cmp::Reverse,

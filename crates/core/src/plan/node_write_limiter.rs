@@ -1,4 +1,4 @@
-//! Pure: limits repeated writes to nodes. Decides which planned marks and handover labels are written now. When another
+//! Limits repeated writes to nodes. Decides which planned marks and handover labels are written now. When another
 //! writer keeps reverting a label, farrier would otherwise write it forever.
 
 use std::{collections::BTreeMap, time::Duration};

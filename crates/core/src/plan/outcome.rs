@@ -1,4 +1,4 @@
-//! Pure: the cells of a plan: each driver image that is called for on a kernel target, with exactly one outcome.
+//! The cells of a plan: each driver image that is called for on a kernel target, with exactly one outcome.
 
 use std::{
     collections::{HashMap, HashSet},

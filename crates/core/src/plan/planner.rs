@@ -1,4 +1,4 @@
-//! Pure: the plan: the outcome of every cell, every image field, and every node that is to boot another kernel.
+//! The plan: the outcome of every cell, every image field, and every node that is to boot another kernel.
 
 use std::sync::Arc;
 

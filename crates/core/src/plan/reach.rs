@@ -1,4 +1,4 @@
-//! Pure: which nodes the pods of an object reach. Follows the DaemonSet controller (`NodeShouldRunDaemonPod`).
+//! Which nodes the pods of an object reach. Follows the DaemonSet controller (`NodeShouldRunDaemonPod`).
 //!
 //! A node without a kernel label is *unlabeled*: NFD removes all of its labels when it restarts, and adds them again. A rule
 //! that only fails for such labels leaves the node undetermined instead of excluding it.

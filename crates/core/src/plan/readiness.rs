@@ -1,6 +1,6 @@
-//! Pure: decides whether a node may boot its next kernel. It may when every image that it will need is published and
-//! passed its check. Automation that upgrades kernels waits for the label that confirms this. A node that needs no
-//! image gets a different label, because nothing was checked for it.
+//! Decides whether a node may boot its next kernel. It may when every image that it will need is published and passed
+//! its check. Automation that upgrades kernels waits for the label that confirms this. A node that needs no image gets
+//! a different label, because nothing was checked for it.
 
 use std::{
     collections::{BTreeMap, HashMap},

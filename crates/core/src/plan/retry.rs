@@ -1,4 +1,4 @@
-//! Pure: backoff after transient faults.
+//! Backoff after transient faults.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Pure: finds published images whose payload may be reused for another kernel, or signed again.
+//! Finds published images whose payload may be reused for another kernel, or signed again.
 
 use std::cmp::Ordering;
 

@@ -1,5 +1,5 @@
-//! Pure: limits how often one target is rewritten. Otherwise a node that flaps between two kernels, or a writer that
-//! replaces the object together with farrier's record, would cause endless pod restarts.
+//! Limits how often one target is rewritten. Otherwise a node that flaps between two kernels, or a writer that replaces
+//! the object together with farrier's record, would cause endless pod restarts.
 
 use std::{collections::HashMap, time::Duration};
 

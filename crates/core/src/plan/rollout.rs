@@ -1,4 +1,4 @@
-//! Pure: decides which image fields are rewritten, and why the others are not.
+//! Decides which image fields are rewritten, and why the others are not.
 //!
 //! Each strategy has its own file and decides one target; this module has the common parts. Decisions are data: an
 //! adapter makes the [`Change`]s in their order, and nothing else.

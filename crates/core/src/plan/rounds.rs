@@ -1,4 +1,4 @@
-//! Pure: the rounds of lookups between the matrix and the plan.
+//! The rounds of lookups between the matrix and the plan.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -1,4 +1,4 @@
-//! Pure: which nodes a pod template's node affinity admits (Kubernetes API, `NodeSelectorTerm`).
+//! Which nodes a pod template's node affinity admits (Kubernetes API, `NodeSelectorTerm`).
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! Pure: decides which published images to sign, and which signatures to look up.
+//! Decides which published images to sign, and which signatures to look up.
 
 use std::collections::BTreeSet;
 

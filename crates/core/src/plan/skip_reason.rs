@@ -1,4 +1,4 @@
-//! Pure: reasons for not building an image for a kernel target, with a text for people and a stable word for programs.
+//! Reasons for not building an image for a kernel target, with a text for people and a stable word for programs.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Pure: the observed state of a cluster. All values are raw and untrusted.
+//! The observed state of a cluster. All values are raw and untrusted.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},

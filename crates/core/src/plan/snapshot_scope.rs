@@ -1,4 +1,4 @@
-//! Pure: the parts of a cluster that the definitions need. Nothing else is kept in memory.
+//! The parts of a cluster that the definitions need. Nothing else is kept in memory.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Pure: the status matrix of images and kernels.
+//! The status matrix of images and kernels.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Pure: the tables of a plan, as text cells. The command line does their layout.
+//! The tables of a plan, as text cells. The command line does their layout.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! Pure: the names of rollout targets.
+//! The names of rollout targets.
 
 use std::{fmt, path::PathBuf};
 

@@ -1,4 +1,4 @@
-//! Pure: plans of small fleets, for the tests of other modules.
+//! Plans of small fleets, for the tests of other modules.
 
 use super::{ClusterSnapshot, HeaderState, NEXT_KERNEL_ANNOTATION, NodeFacts, Plan, fixtures::World};
 use crate::{image::Definitions, kmod::Verdict};

@@ -1,4 +1,4 @@
-//! Pure: the unfinished parts of a plan: kernels without their images, and rollouts that wait or are stuck.
+//! The unfinished parts of a plan: kernels without their images, and rollouts that wait or are stuck.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Pure: union images, which hold the payloads of several kernels: their members and names, and the images in use whose
-//! contents must be known.
+//! Union images, which hold the payloads of several kernels: their members and names, and the images in use whose contents must
+//! be known.
 
 use std::collections::{BTreeMap, BTreeSet};
 

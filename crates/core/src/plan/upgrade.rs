@@ -1,5 +1,5 @@
-//! Pure: upgrades the nodes of a DaemonSet to another driver in order. Decides which node is next, which step each node
-//! takes now, and why the others wait.
+//! Upgrades the nodes of a DaemonSet to another driver in order. Decides which node is next, which step each node takes now, and
+//! why the others wait.
 //!
 //! The whole state of a node under way is stored on the node ([`UpgradeNote`]) and written together with its cordon. If
 //! farrier is killed between any two steps, it continues where it stopped. The steps of a node do not depend on other

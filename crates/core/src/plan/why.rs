@@ -1,4 +1,4 @@
-//! Pure: explains the state of a node, or of an image for a kernel: the causal chain from labels to the image field, in
+//! Explains the state of a node, or of an image for a kernel: the causal chain from labels to the image field, in
 //! sentences.
 
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Pure: the namespaces in which farrier may write.
+//! The namespaces in which farrier may write.
 
 use std::{collections::BTreeSet, str::FromStr};
 

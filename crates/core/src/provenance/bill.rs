@@ -1,4 +1,4 @@
-//! Pure: the bill of materials, as CycloneDX 1.6 (ECMA-424) in JSON.
+//! The bill of materials, as CycloneDX 1.6 (ECMA-424) in JSON.
 //!
 //! CycloneDX is used instead of SPDX 2.3 for three reasons. A time and a unique namespace are optional, so the same inputs can
 //! give the same bytes. It separates the image's content from its build inputs (`scope`). It has a type for device drivers.

@@ -1,5 +1,5 @@
-//! Pure: Sigstore bundles (sigstore/protobuf-specs, `sigstore_bundle.proto`; sigstore/cosign, `specs/BUNDLE_SPEC.md`). Each
-//! bundle contains one signed statement and is an artifact that refers to the image. `cosign` 3 writes and expects this form.
+//! Sigstore bundles (sigstore/protobuf-specs, `sigstore_bundle.proto`; sigstore/cosign, `specs/BUNDLE_SPEC.md`). Each bundle
+//! contains one signed statement and is an artifact that refers to the image. `cosign` 3 writes and expects this form.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;

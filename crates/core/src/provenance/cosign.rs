@@ -1,5 +1,5 @@
-//! Pure: cosign 2's storage of signatures and attestations (sigstore/cosign, `SIGNATURE_SPEC.md` and `ATTESTATION_SPEC.md`). They
-//! are layers of one manifest, under a tag that is derived from the image's digest.
+//! Cosign 2's storage of signatures and attestations (sigstore/cosign, `SIGNATURE_SPEC.md` and `ATTESTATION_SPEC.md`). They are
+//! layers of one manifest, under a tag that is derived from the image's digest.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Pure: signed envelopes (DSSE, `secure-systems-lab/dsse`, `protocol.md` and `envelope.md`).
+//! Signed envelopes (DSSE, `secure-systems-lab/dsse`, `protocol.md` and `envelope.md`).
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};

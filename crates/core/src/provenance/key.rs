@@ -1,4 +1,4 @@
-//! Pure: public keys: ECDSA over P-256 and P-384, and RSA. For images, only the kinds that `cosign` also supports are accepted.
+//! Public keys: ECDSA over P-256 and P-384, and RSA. For images, only the kinds that `cosign` also supports are accepted.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kmod::SignatureHash;

@@ -1,4 +1,4 @@
-//! Pure: the inputs and content of an image, independent of any document format.
+//! The inputs and content of an image, independent of any document format.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 

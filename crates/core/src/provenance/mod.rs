@@ -1,5 +1,5 @@
-//! Pure: origin of an image: its bill of materials, its provenance, and the signatures over both and over the image, in the
-//! formats of other tools. The module writes these documents from facts, and verifies documents read from the registry.
+//! Origin of an image: its bill of materials, its provenance, and the signatures over both and over the image, in the formats of
+//! other tools. The module writes these documents from facts, and verifies documents read from the registry.
 
 mod bill;
 mod bundle;

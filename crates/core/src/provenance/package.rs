@@ -1,5 +1,5 @@
-//! Pure: reads the packages of a root file system from its layers. The sources are dpkg's status with the copyright files, and
-//! the list of RPM packages in images without RPM's database.
+//! Reads the packages of a root file system from its layers. The sources are dpkg's status with the copyright files, and the list
+//! of RPM packages in images without RPM's database.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

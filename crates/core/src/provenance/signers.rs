@@ -1,4 +1,4 @@
-//! Pure: verifies image signatures: how many of which keys must have signed, and whether the signatures found suffice.
+//! Verifies image signatures: how many of which keys must have signed, and whether the signatures found suffice.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Pure: SLSA provenance, version 1: how and from what an image was built (`slsa.dev/spec/v1.0/provenance`).
+//! SLSA provenance, version 1: how and from what an image was built (`slsa.dev/spec/v1.0/provenance`).
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,4 @@
-//! Pure: in-toto statements: a claim about an image, identified by its digest (in-toto attestation framework, `statement.md`,
-//! v1).
+//! In-toto statements: a claim about an image, identified by its digest (in-toto attestation framework, `statement.md`, v1).
 
 use serde::Deserialize;
 use serde_json::{Value, json};

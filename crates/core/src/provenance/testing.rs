@@ -1,4 +1,4 @@
-//! Pure: a sample provenance that fills every field, and test keys.
+//! A sample provenance that fills every field, and test keys.
 
 use super::{Confinement, Material, ModuleFile, Package, Provenance, Role, Subject};
 use crate::{

@@ -1,4 +1,4 @@
-//! Pure: settings for builds in a cluster (`--engine kubernetes`).
+//! Settings for builds in a cluster (`--engine kubernetes`).
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 

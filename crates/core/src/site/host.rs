@@ -1,4 +1,4 @@
-//! Pure: host names in `site.yaml`, allowed hosts, and hosts reached without a proxy.
+//! Host names in `site.yaml`, allowed hosts, and hosts reached without a proxy.
 
 // `core::net` provides address types, but no sockets.
 use core::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Pure: rules for nodes that farrier ignores.
+//! Rules for nodes that farrier ignores.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Pure: the candidates for an image or a URL. These are the mirrors of the longest matching prefix, in the order in which they
-//! are written, then the original location.
+//! The candidates for an image or a URL. These are the mirrors of the longest matching prefix, in the order in which they are
+//! written, then the original location.
 //!
 //! The original location remains a candidate because a caching mirror lacks files that were not requested yet. With `--offline`
 //! it is used only if its host is allowed. [`HostPolicy`](super::HostPolicy) decides that, not this module.

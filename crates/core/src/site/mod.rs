@@ -1,5 +1,5 @@
-//! Pure: site settings (`site.yaml` in the definitions directory): network access, mirrors, credentials, signing, signature
-//! policy and limits.
+//! Site settings (`site.yaml` in the definitions directory): network access, mirrors, credentials, signing, signature policy and
+//! limits.
 
 mod builds;
 mod host;

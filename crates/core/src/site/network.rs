@@ -1,4 +1,4 @@
-//! Pure: proxies, credentials, and settings for single hosts.
+//! Proxies, credentials, and settings for single hosts.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};

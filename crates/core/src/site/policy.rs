@@ -1,4 +1,4 @@
-//! Pure: requirements for images before nodes get them.
+//! Requirements for images before nodes get them.
 
 use schemars::JsonSchema;
 use serde::{

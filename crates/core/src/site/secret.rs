@@ -1,4 +1,4 @@
-//! Pure: locations of secrets. A definition never contains a secret itself.
+//! Locations of secrets. A definition never contains a secret itself.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

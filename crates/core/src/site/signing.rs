@@ -1,4 +1,4 @@
-//! Pure: keys that sign modules and images.
+//! Keys that sign modules and images.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

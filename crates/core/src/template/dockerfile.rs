@@ -1,4 +1,4 @@
-//! Pure: splits a Dockerfile into instructions, and finds instructions for which an engine would access the network.
+//! Splits a Dockerfile into instructions, and finds instructions for which an engine would access the network.
 
 use super::lexer::{self, BLANKS, Lexer, Quotes};
 

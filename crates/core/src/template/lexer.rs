@@ -1,5 +1,5 @@
-//! Pure: splits a Dockerfile's text into words as builders do, with quotes, escapes and variables. The rules follow BuildKit's
-//! lexer (`frontend/dockerfile/shell/lex.go`), which the classic builder also uses.
+//! Splits a Dockerfile's text into words as builders do, with quotes, escapes and variables. The rules follow BuildKit's lexer
+//! (`frontend/dockerfile/shell/lex.go`), which the classic builder also uses.
 
 use std::{iter::Peekable, str::Chars};
 

@@ -1,4 +1,4 @@
-//! Pure: renders Dockerfile templates with strict variable checks, and parses the resulting Dockerfiles.
+//! Renders Dockerfile templates with strict variable checks, and parses the resulting Dockerfiles.
 
 mod dockerfile;
 mod lexer;

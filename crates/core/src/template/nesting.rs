@@ -1,5 +1,5 @@
-//! Pure: limits the nesting of a template before it is parsed. The parser recurses for each level, and its run time is quadratic
-//! in the depth.
+//! Limits the nesting of a template before it is parsed. The parser recurses for each level, and its run time is quadratic in the
+//! depth.
 
 /// Maximum nesting depth: blocks, further branches of a block (`{{else if}}`), and words in parentheses and brackets.
 const DEPTH: usize = 64;

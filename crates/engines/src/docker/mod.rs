@@ -25,7 +25,7 @@ use bollard::{
 use farrier_core::image::Digest;
 use farrier_local::run_notes::{Note, Notes};
 use futures::StreamExt;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use tokio_util::sync::CancellationToken;
 
 use self::output::Output;

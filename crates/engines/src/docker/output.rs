@@ -1,7 +1,7 @@
 //! Parses the output of Docker's classic builder.
 
 use bollard::{errors::Error, models::BuildInfo};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 
 use super::super::{BuildLog, EngineError, EngineKind, Result, error::is_disk_full, lines::LineSplitter};
 

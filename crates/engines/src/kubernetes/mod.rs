@@ -99,7 +99,7 @@ pub struct InCluster<'a> {
 impl Kubernetes {
     /// Connects to the cluster that the options select.
     pub(super) async fn connect(runner: PathBuf, options: &KubeOptions) -> Result<Self, String> {
-        let client = client(options).await.map_err(|error| oci::client::chain(&error))?;
+        let client = client(options).await.map_err(|error| oci::error_chain(&error))?;
         Ok(Self { client, runner })
     }
 

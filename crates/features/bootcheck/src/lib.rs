@@ -212,7 +212,7 @@ mod tests {
         let found = |arch| find_init(Some(&path), arch);
         assert_eq!(found(Architecture::Amd64).await.unwrap(), path);
         let error = found(Architecture::Arm64).await.unwrap_err();
-        let said = oci::client::chain(&error);
+        let said = oci::error_chain(&error);
         assert!(said.starts_with("start driver-entrypoint in a virtual machine: use "), "{said}");
         assert!(said.ends_with("it is for amd64, not for arm64"), "{said}");
         assert!(error.hint().contains("driver-entrypoint-ARCHITECTURE"), "{}", error.hint());

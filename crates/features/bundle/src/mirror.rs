@@ -17,7 +17,7 @@ use farrier_inputs as inputs;
 use farrier_inputs::{FetchError, Lookup, PackageRoot, StoredUnder};
 use farrier_store as store;
 use farrier_store::{InputKind, StoredInput};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde::Serialize;
 
 use crate::{Content, ContentKind, Needed, contents, needed};
@@ -282,7 +282,7 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>> {
         }
         Input::Copy(text) => {
             let reference: ImageReference = text.parse()?;
-            let Some(place) = parts.place_of_copy(&reference)? else {
+            let Some(place) = parts.mirror_repository(&reference)? else {
                 let reference = parts.resolve_reference(text).await?;
                 return at(parts, ContentKind::Mirror, &reference).await;
             };

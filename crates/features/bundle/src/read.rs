@@ -16,7 +16,7 @@ use super::{
     entry::{self, UNIT, blob_name},
     frame::FrameReader,
     index::{Blob, BundleIndex, FORMAT, INDEX_NAME, MAX_INDEX},
-    trailer::{FIXED, NoTrailer, Trailer},
+    trailer::{FIXED, Trailer, TrailerError},
 };
 
 /// Number of entries before the blobs.
@@ -52,9 +52,9 @@ impl Bundle {
         check_version(path, &index_bytes)?;
         let truncated = |reason| BundleError::truncated(path, length, reason);
         let end = length.checked_sub(FIXED as u64).ok_or_else(|| truncated("is shorter than any bundle"))?;
-        let wrong_end = |error: NoTrailer| match error {
-            NoTrailer::Truncated => truncated("does not end like a bundle of this length"),
-            NoTrailer::Damaged(reason) => damaged(end, "its end", reason),
+        let wrong_end = |error: TrailerError| match error {
+            TrailerError::Truncated => truncated("does not end like a bundle of this length"),
+            TrailerError::Damaged(reason) => damaged(end, "its end", reason),
         };
         let mut last = [0; FIXED];
         file.read_exact_at(&mut last, end)?;

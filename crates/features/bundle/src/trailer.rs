@@ -25,7 +25,7 @@ pub(super) struct Trailer {
 
 /// Reason why a file does not end with a valid trailer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoTrailer {
+pub(super) enum TrailerError {
     /// The magic is missing, or the recorded length differs from the file's.
     Truncated,
     /// The fields are inconsistent.
@@ -50,34 +50,34 @@ impl Trailer {
     }
 
     /// Returns the offset of the trailer in a file of `length` bytes, computed from the file's last [`FIXED`] bytes.
-    pub(super) fn start(length: u64, last: &[u8]) -> Result<u64, NoTrailer> {
+    pub(super) fn start(length: u64, last: &[u8]) -> Result<u64, TrailerError> {
         let at = |from: usize| last.get(from..from + 8)?.try_into().ok().map(u64::from_le_bytes);
-        let (Some(frames), Some(said)) = (at(32), at(40)) else { return Err(NoTrailer::Truncated) };
+        let (Some(frames), Some(said)) = (at(32), at(40)) else { return Err(TrailerError::Truncated) };
         if !last.ends_with(MAGIC) || said != length {
-            return Err(NoTrailer::Truncated);
+            return Err(TrailerError::Truncated);
         }
         if frames > MAX_FRAMES {
-            return Err(NoTrailer::Damaged("it states more frames than a bundle can have"));
+            return Err(TrailerError::Damaged("it states more frames than a bundle can have"));
         }
         length
             .checked_sub((START + FIXED) as u64 + frames * 8)
-            .ok_or(NoTrailer::Damaged("it states more frames than fit into the file"))
+            .ok_or(TrailerError::Damaged("it states more frames than fit into the file"))
     }
 
     /// Parses a trailer at offset `start`.
-    pub(super) fn parse(bytes: &[u8], start: u64) -> Result<Self, NoTrailer> {
+    pub(super) fn parse(bytes: &[u8], start: u64) -> Result<Self, TrailerError> {
         let body = bytes.len().checked_sub(FIXED).and_then(|end| bytes.get(START..end));
-        let body = body.ok_or(NoTrailer::Truncated)?;
+        let body = body.ok_or(TrailerError::Truncated)?;
         let frames: Vec<u64> =
             body.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         let digest = bytes.get(START + body.len()..).and_then(<[u8]>::first_chunk::<32>);
-        let trailer = Self { frames, index: Digest::from_sha256(digest.ok_or(NoTrailer::Truncated)?) };
+        let trailer = Self { frames, index: Digest::from_sha256(digest.ok_or(TrailerError::Truncated)?) };
         let sum = trailer.frames.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
         if sum != Some(start) {
-            return Err(NoTrailer::Damaged("the lengths of its frames do not match the file"));
+            return Err(TrailerError::Damaged("the lengths of its frames do not match the file"));
         }
         if trailer.to_bytes() != bytes {
-            return Err(NoTrailer::Damaged("its checksum is wrong"));
+            return Err(TrailerError::Damaged("its checksum is wrong"));
         }
         Ok(trailer)
     }
@@ -95,7 +95,7 @@ mod tests {
         let read = |bytes: &[u8]| {
             let start = Trailer::start(length, &bytes[bytes.len() - FIXED..])?;
             if start != 7030 {
-                return Err(NoTrailer::Damaged("another start"));
+                return Err(TrailerError::Damaged("another start"));
             }
             Trailer::parse(bytes, start)
         };
@@ -109,6 +109,6 @@ mod tests {
                 "{bit}"
             );
         }
-        assert_eq!(Trailer::start(length - 1, &bytes[..FIXED]), Err(NoTrailer::Truncated));
+        assert_eq!(Trailer::start(length - 1, &bytes[..FIXED]), Err(TrailerError::Truncated));
     }
 }

@@ -15,7 +15,7 @@ use farrier_core::{
     image::{Definitions, OperatorResource},
     plan::{self, Change, PlannedCell},
 };
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, Semaphore};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_builder::{
-    images::{BILL, CHECK_REPORT, PROVENANCE, StoredImage, build_times},
+    images::{BILL_OF_MATERIALS, CHECK_REPORT, PROVENANCE, StoredImage, build_times},
     parts::{Parts, TargetError},
 };
 use farrier_core::{
@@ -16,7 +16,7 @@ use farrier_core::{
     provenance::{Statement, is_about},
 };
 use farrier_store::Standing;
-use oci::{ImageManifest, client::chain as error_chain};
+use oci::{ImageManifest, error_chain};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde_json::Value;
@@ -143,7 +143,8 @@ async fn look_at(parts: &Parts, reference: &ImageReference) -> Result<Image, Tar
     let stored = parts.existing_manifest(reference).await?;
     let layers = ImageManifest::parse(&stored.bytes)?.layers;
     let image = StoredImage { parts, repository: &reference.repository, digest: &stored.digest };
-    let (report, bill) = (image.find_document(&CHECK_REPORT).await?, image.find_document(&BILL).await?);
+    let (report, bill) =
+        (image.find_document(&CHECK_REPORT).await?, image.find_document(&BILL_OF_MATERIALS).await?);
     let statement = image.find_document(&PROVENANCE).await?;
     let statement = statement.and_then(|bytes| Statement::parse(&bytes).ok());
     let statement = statement.filter(|statement| is_about(statement, &stored.digest));

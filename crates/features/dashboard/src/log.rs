@@ -20,13 +20,13 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 /// Number of lines that are shown before and after the first error.
-const AROUND: usize = 10;
+const CONTEXT_LINES: usize = 10;
 /// Number of bytes of a log that are searched, and number of characters of a line that are shown.
-const MOST: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 const LINE: usize = 400;
 /// Maximum number of cached excerpts, and maximum age of the excerpt of a growing log.
-const KEPT: usize = 100;
-const FRESH: Duration = Duration::from_secs(5);
+const MAX_EXCERPTS: usize = 100;
+const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// The first error with the lines around it, or the end of a log without an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -78,13 +78,13 @@ impl Excerpts {
         let about = file.metadata()?;
         let stamp = (about.len(), about.modified().ok());
         if let Some((read, known, excerpt)) = self.0.lock().get(path)
-            && (*known == stamp || is_written && read.elapsed() < FRESH)
+            && (*known == stamp || is_written && read.elapsed() < MAX_AGE)
         {
             return Ok(excerpt.clone());
         }
-        let excerpt = excerpt_of(BufReader::new(file.take(MOST)))?;
+        let excerpt = excerpt_of(BufReader::new(file.take(MAX_BYTES)))?;
         let mut kept = self.0.lock();
-        if kept.len() >= KEPT {
+        if kept.len() >= MAX_EXCERPTS {
             kept.clear();
         }
         kept.insert(path.to_owned(), (Instant::now(), stamp, excerpt.clone()));
@@ -125,14 +125,14 @@ fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
         if is_error {
             // Lines before the error are plain context, even if one was an error of another kind.
             shown = last.iter().cloned().map(|line| Line { is_error: false, ..line }).collect();
-            after = AROUND + 1;
+            after = CONTEXT_LINES + 1;
         }
         if after > 0 {
             shown.push(line.clone());
             after -= 1;
         }
         last.push_back(line);
-        if last.len() > AROUND {
+        if last.len() > CONTEXT_LINES {
             last.pop_front();
         }
     }

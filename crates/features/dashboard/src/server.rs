@@ -26,7 +26,7 @@ use farrier_controller::live::{ReconcileView, SharedActivity, StatusSink};
 use farrier_core::{image::Definitions, plan::StatusEntry};
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use parking_lot::Mutex;
 use tokio::{
     io::AsyncReadExt as _,

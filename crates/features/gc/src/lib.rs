@@ -20,7 +20,7 @@ use farrier_git as git;
 use farrier_store::{InputKind, is_referrer_or_signature, registry::RegistryError};
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
-use oci::{ImageManifest, client::chain as error_chain, subject_of_tag};
+use oci::{ImageManifest, error_chain, subject_of_tag};
 use serde::Serialize;
 
 /// Options of a garbage collection.

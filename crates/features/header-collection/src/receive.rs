@@ -18,7 +18,7 @@ use farrier_core::kernel::KernelLabel;
 use farrier_inputs::{FetchError, Fetcher, HeaderImport, ImportSource, ImportedHeaders};
 use fs_err::tokio::File;
 use futures::StreamExt as _;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use sha2::{Digest as _, Sha256};
 use tokio::{io::AsyncWriteExt as _, sync::Semaphore, time::timeout};
 

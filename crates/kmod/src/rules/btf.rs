@@ -1,6 +1,5 @@
-//! Pure: the module's type information (BTF) must extend the kernel's BTF (`btf_module_notify` in `kernel/bpf/btf.c`,
-//! Linux 5.11). The kernel refuses a module with a mismatch, unless `CONFIG_MODULE_ALLOW_BTF_MISMATCH` (Linux 5.18) is
-//! set.
+//! The module's type information (BTF) must extend the kernel's BTF (`btf_module_notify` in `kernel/bpf/btf.c`, Linux
+//! 5.11). The kernel refuses a module with a mismatch, unless `CONFIG_MODULE_ALLOW_BTF_MISMATCH` (Linux 5.18) is set.
 
 use super::Subject;
 use crate::{Finding, Rule, Verdict, btf::Fit};

@@ -1,4 +1,4 @@
-//! Pure: the module must not conflict with the kernel itself.
+//! The module must not conflict with the kernel itself.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pure: the kernel must load modules at all, and modules of this kind.
+//! The kernel must load modules at all, and modules of this kind.
 
 use super::Subject;
 use crate::{Finding, KernelFacts, Rule, Verdict};

@@ -1,5 +1,5 @@
-//! Pure: the sections of the module must be such that the kernel can load and link them (`layout_and_allocate`,
-//! `percpu_modalloc` and `apply_relocations` in `kernel/module/main.c`).
+//! The sections of the module must be such that the kernel can load and link them (`layout_and_allocate`, `percpu_modalloc` and
+//! `apply_relocations` in `kernel/module/main.c`).
 
 use super::Subject;
 use crate::{Architecture, BadRelocation, Finding, NamesError, RelocationProblem, Rule, Verdict};

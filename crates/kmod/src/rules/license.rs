@@ -1,4 +1,4 @@
-//! Pure: only modules under a compatible license may use `EXPORT_SYMBOL_GPL` symbols (`resolve_symbol` and
+//! Only modules under a compatible license may use `EXPORT_SYMBOL_GPL` symbols (`resolve_symbol` and
 //! `inherit_taint` in `kernel/module/main.c`).
 
 use super::Subject;

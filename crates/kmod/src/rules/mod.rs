@@ -1,4 +1,4 @@
-//! Pure: rules of the kernel's loader, grouped by subject. A rule examines one module and adds its findings.
+//! Rules of the kernel's loader, grouped by subject. A rule examines one module and adds its findings.
 
 mod btf;
 mod conflict;

@@ -1,4 +1,4 @@
-//! Pure: the module must import the namespaces of the symbols that it uses (`verify_namespace_is_imported` in
+//! The module must import the namespaces of the symbols that it uses (`verify_namespace_is_imported` in
 //! `kernel/module/main.c`).
 
 use super::Subject;

@@ -1,4 +1,4 @@
-//! Pure: the object must suit the kernel: its processor, its sections, and the size of its `struct module`.
+//! The object must suit the kernel: its processor, its sections, and the size of its `struct module`.
 
 use super::Subject;
 use crate::{Finding, Rule, Verdict};

@@ -1,4 +1,4 @@
-//! Pure: the kernel must accept the module's signature (`module_sig_check` in `kernel/module/signing.c`).
+//! The kernel must accept the module's signature (`module_sig_check` in `kernel/module/signing.c`).
 //!
 //! Without enforcement the kernel tolerates three results of the verification: no signature (`ENODATA`), unsupported
 //! kind or digest (`ENOPKG`, since Linux 5.4, commit 49fcf732bdae), and unknown key (`ENOKEY`). All other results

@@ -1,5 +1,4 @@
-//! Pure: the symbol versions that the module was built with must match the exporters' (`check_version` in
-//! `kernel/module/version.c`).
+//! The symbol versions that the module was built with must match the exporters' (`check_version` in `kernel/module/version.c`).
 
 use std::collections::BTreeMap;
 

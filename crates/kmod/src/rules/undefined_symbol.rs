@@ -1,4 +1,4 @@
-//! Pure: each symbol that the module needs must be exported (`simplify_symbols` in `kernel/module/main.c`).
+//! Each symbol that the module needs must be exported (`simplify_symbols` in `kernel/module/main.c`).
 
 use super::Subject;
 use crate::{Finding, Rule, Verdict, resolve::Provider};

@@ -1,4 +1,4 @@
-//! Pure: the module's vermagic must match the kernel's (`check_modinfo` in `kernel/module/main.c`).
+//! The module's vermagic must match the kernel's (`check_modinfo` in `kernel/module/main.c`).
 
 use super::Subject;
 use crate::{Difference, Finding, Rule, Verdict};

@@ -1,4 +1,4 @@
-//! Pure: evaluates a header set's `vermagic.h`, to which vendors add words.
+//! Evaluates a header set's `vermagic.h`, to which vendors add words.
 
 use std::collections::HashMap;
 

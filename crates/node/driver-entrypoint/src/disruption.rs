@@ -1,4 +1,4 @@
-//! Pure: what an unload of a driver would take from the node, and which of it the definition allows.
+//! What an unload of a driver would take from the node, and which of it the definition allows.
 
 use std::fmt;
 

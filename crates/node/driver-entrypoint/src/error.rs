@@ -1,4 +1,4 @@
-//! Pure: errors that end a driver container, with the meaning of the kernel's error codes and hints for the user.
+//! Errors that end a driver container, with the meaning of the kernel's error codes and hints for the user.
 
 use std::{fmt, io};
 

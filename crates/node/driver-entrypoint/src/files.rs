@@ -1,4 +1,4 @@
-//! Adapter: files on the node. Files that other programs may read concurrently are replaced atomically.
+//! Files on the node. Files that other programs may read concurrently are replaced atomically.
 
 use std::{
     fs, io,

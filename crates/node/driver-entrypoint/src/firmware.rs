@@ -1,5 +1,5 @@
-//! Adapter: a driver's firmware. The kernel opens firmware by a path in the host's file system. The image's firmware
-//! must therefore be copied to where the host sees it, and the kernel's search path must name that directory.
+//! A driver's firmware. The kernel opens firmware by a path in the host's file system. The image's firmware must therefore be
+//! copied to where the host sees it, and the kernel's search path must name that directory.
 
 use std::{
     fs::{self, File},

@@ -1,5 +1,5 @@
-//! Adapter: lock that allows one driver container of a kind per node. The kernel releases the lock when the process
-//! ends, however it ends.
+//! Lock that allows one driver container of a kind per node. The kernel releases the lock when the process ends,
+//! however it ends.
 
 use std::{
     fs::{self, File, OpenOptions},

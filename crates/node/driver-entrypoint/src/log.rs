@@ -1,4 +1,4 @@
-//! Adapter: the container's log. Each line has a UTC time, a level and a message.
+//! The container's log. Each line has a UTC time, a level and a message.
 
 use std::{
     cell::RefCell,

@@ -1,5 +1,5 @@
-//! Adapter: exposes directories of the container to the host and to other containers. Uses bind mounts below a volume
-//! that the manifest mounts with `mountPropagation: Bidirectional`.
+//! Exposes directories of the container to the host and to other containers. Uses bind mounts below a volume that the
+//! manifest mounts with `mountPropagation: Bidirectional`.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Adapter: signals that end a driver container, and its duties as PID 1.
+//! Signals that end a driver container, and its duties as PID 1.
 
 use std::io;
 

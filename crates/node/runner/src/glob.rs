@@ -1,4 +1,4 @@
-//! Pure: patterns of `COPY`, with the semantics of Go's `filepath.Match`.
+//! Patterns of `COPY`, with the semantics of Go's `filepath.Match`.
 
 /// Whether a name matches a pattern. Neither contains a `/`. A malformed pattern matches only itself.
 pub fn matches(pattern: &str, name: &str) -> bool {

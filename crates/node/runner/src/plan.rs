@@ -1,4 +1,4 @@
-//! Pure: the input of the runner. The runner has no other configuration.
+//! The input of the runner. The runner has no other configuration.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Pure: paths in the image of a build in a pod, and the times that the runner and farrier agree on.
+//! Paths in the image of a build in a pod, and the times that the runner and farrier agree on.
 
 use std::time::Duration;
 

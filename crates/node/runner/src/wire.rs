@@ -1,4 +1,4 @@
-//! Pure: the wire protocol between farrier and the runner.
+//! The wire protocol between farrier and the runner.
 //!
 //! farrier writes to the runner's standard input:
 //!

@@ -1,5 +1,4 @@
-//! Adapter: authorization: computes the `Authorization` header for a request from credentials, challenges and token
-//! servers.
+//! Authorization: computes the `Authorization` header for a request from credentials, challenges and token servers.
 
 use std::{
     collections::HashMap,

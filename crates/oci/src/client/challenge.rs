@@ -1,4 +1,4 @@
-//! Pure: parses `WWW-Authenticate` headers (RFC 9110, section 11.6.1).
+//! Parses `WWW-Authenticate` headers (RFC 9110, section 11.6.1).
 
 /// Authentication scheme that a registry asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]

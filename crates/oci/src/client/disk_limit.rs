@@ -1,5 +1,5 @@
-//! Adapter: disk space for downloads. A download that cannot fit is refused before it starts, and one that exceeds its
-//! limit is cut off.
+//! Disk space for downloads. A download that cannot fit is refused before it starts, and one that exceeds its limit is
+//! cut off.
 
 use std::{
     io::{self, Read},

@@ -5,7 +5,7 @@ use std::{error::Error, io, time::Duration};
 use rustls::{AlertDescription, CertificateError};
 use serde_json::Value;
 
-use crate::{Digest, ImageError};
+use crate::{Digest, ImageError, error_causes};
 
 /// Result of a call to a registry.
 pub type Result<T, E = RegistryError> = std::result::Result<T, E>;
@@ -122,7 +122,7 @@ pub enum ConnectionProblem {
 
 /// Classifies the cause of a failed connection.
 pub fn connection_problem(error: &(dyn Error + 'static)) -> ConnectionProblem {
-    let Some(error) = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) else {
+    let Some(error) = error_causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) else {
         return ConnectionProblem::Broken;
     };
     match error {
@@ -169,36 +169,10 @@ pub(super) fn speaks_something_else(error: &(dyn Error + 'static)) -> bool {
     match connection_problem(error) {
         ConnectionProblem::NotTls => true,
         ConnectionProblem::Broken => {
-            causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).any(hung_up)
+            error_causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).any(hung_up)
         }
         _ => false,
     }
-}
-
-/// Iterates over an error and its causes. `io::Error::source` skips the wrapped error and returns that error's source,
-/// so this function unwraps it.
-pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error| {
-        match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-            Some(inner) => Some(inner),
-            None => error.source(),
-        }
-    })
-}
-
-/// Formats an error and its causes on one line.
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.ends_with(&words) {
-            text.push_str(": ");
-            text.push_str(&words);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Start of a response body in printable form: the messages of a registry's JSON errors, or else the text.

@@ -1,4 +1,4 @@
-//! Adapter: sends one request of the protocol with authorization, and decides which responses are errors.
+//! Sends one request of the protocol with authorization, and decides which responses are errors.
 
 use std::{
     io,

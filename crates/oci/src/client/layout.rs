@@ -1,4 +1,4 @@
-//! Adapter: an OCI image layout directory (image-spec `image-layout.md`) that holds several repositories.
+//! An OCI image layout directory (image-spec `image-layout.md`) that holds several repositories.
 //!
 //! An image's name is `<repository>:<tag>` (or `<repository>@<digest>`) in `org.opencontainers.image.ref.name`. `skopeo
 //! inspect oci:PATH:<repository>:<tag>` and related tools look up this name. They accept letters and digits with single

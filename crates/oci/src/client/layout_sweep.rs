@@ -1,4 +1,4 @@
-//! Adapter: deletes manifests from a layout directory: first the index entry, then the blobs that nothing references.
+//! Deletes manifests from a layout directory: first the index entry, then the blobs that nothing references.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! Pure: parses the address of a registry.
+//! Parses the address of a registry.
 
 use std::{path::PathBuf, str::FromStr};
 

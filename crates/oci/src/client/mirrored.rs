@@ -1,12 +1,9 @@
-//! Adapter: reads from several locations, mirrors first.
+//! Reads from several locations, mirrors first.
 
 use std::sync::Arc;
 
-use super::{
-    error::{Result, chain},
-    registry::Access,
-};
-use crate::Repository;
+use super::{error::Result, registry::Access};
+use crate::{Repository, error_chain};
 
 /// Locations from which a repository is read.
 pub(super) struct ReadLocations {
@@ -53,7 +50,7 @@ impl ReadLocations {
                 }
                 Err(error) => {
                     if is_mirror {
-                        tracing::warn!(%repository, mirror = %location, error = %chain(&error), "mirror failed, trying the next source");
+                        tracing::warn!(%repository, mirror = %location, error = %error_chain(&error), "mirror failed, trying the next source");
                     }
                     // The last error wins: the repository itself, if it may be used, comes after its mirrors.
                     failure = Some(error);

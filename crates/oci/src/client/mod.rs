@@ -1,4 +1,4 @@
-//! Adapter: storage of images: a registry (OCI distribution protocol) or a layout directory, behind one trait.
+//! Storage of images: a registry (OCI distribution protocol) or a layout directory, behind one trait.
 
 mod auth;
 mod challenge;
@@ -22,7 +22,7 @@ mod upload;
 
 pub use self::{
     disk_limit::{DiskLimit, free_space},
-    error::{ConnectionProblem, RegistryError, Result, causes, chain, connection_problem, excerpt},
+    error::{ConnectionProblem, RegistryError, Result, connection_problem, excerpt},
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation},
     pace::{Pace, Pacer, TooSlow},

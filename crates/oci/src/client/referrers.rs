@@ -1,5 +1,5 @@
-//! Adapter: referrers of a manifest at a registry. The registry lists them itself (distribution-spec 1.1), or clients
-//! maintain the list under a fallback tag ("Referrers Tag Schema").
+//! Referrers of a manifest at a registry. The registry lists them itself (distribution-spec 1.1), or clients maintain
+//! the list under a fallback tag ("Referrers Tag Schema").
 
 use std::time::{Duration, Instant};
 

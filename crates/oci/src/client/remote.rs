@@ -1,5 +1,4 @@
-//! Adapter: a registry that speaks the OCI distribution protocol (distribution-spec 1.1; Docker's registry from 2.x
-//! on).
+//! A registry that speaks the OCI distribution protocol (distribution-spec 1.1; Docker's registry from 2.x on).
 
 use std::{path::Path, sync::Arc};
 
@@ -12,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{
     auth::Scope,
-    error::{RegistryError, Result, chain},
+    error::{RegistryError, Result},
     http::{Http, Payload, body, header, unexpected},
     mirrored::ReadLocations,
     pace::Pace,
@@ -21,7 +20,7 @@ use super::{
     stream::{digest_of, save},
     transport::{RemoteName, next_chunk},
 };
-use crate::{Descriptor, Digest, Repository, Tag, Version, media_type};
+use crate::{Descriptor, Digest, Repository, Tag, Version, error_chain, media_type};
 
 /// Header of registries that list referrers themselves (distribution spec, "Pushing Manifests with Subject").
 const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
@@ -223,7 +222,7 @@ impl Registry for RemoteRegistry {
             // A client that may push here may lack read access there, or the token server issues no token for two
             // repositories.
             Err(error @ RegistryError::Denied { .. }) if further.is_some() => {
-                tracing::debug!(error = %chain(&error), "cross-repository mount failed, uploading the blob");
+                tracing::debug!(error = %error_chain(&error), "cross-repository mount failed, uploading the blob");
                 Ok(false)
             }
             Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! Adapter: honors the `Retry-After` delays of registries (RFC 9110, section 10.2.3).
+//! Honors the `Retry-After` delays of registries (RFC 9110, section 10.2.3).
 
 use std::{
     collections::HashMap,

@@ -1,15 +1,15 @@
-//! Adapter: a registry that retries after transient faults, with the delays of [`delay_after`].
+//! A registry that retries after transient faults, with the delays of [`delay_after`].
 
 use std::{path::Path, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    error::{RegistryError, Result, chain},
+    error::{RegistryError, Result},
     registry::{BlobContent, BlobStream, Registry, StoredManifest, Upload},
     retry::delay_after,
 };
-use crate::{Descriptor, Digest, Repository, Tag, Version};
+use crate::{Descriptor, Digest, Repository, Tag, Version, error_chain};
 
 /// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. For
 /// [`Registry::open_blob`] only the request is repeated: the caller has already consumed a part of the stream.
@@ -38,7 +38,7 @@ impl Retrying {
             let Err(error) = outcome else { return outcome };
             let Some(delay) = delay_after(&error, attempt) else { return Err(error) };
             attempt += 1;
-            tracing::warn!(attempt, ?delay, error = %chain(&error), "transient registry error, retrying");
+            tracing::warn!(attempt, ?delay, error = %error_chain(&error), "transient registry error, retrying");
             tokio::select! {
                 () = self.cancel.cancelled() => return Err(RegistryError::Canceled),
                 () = tokio::time::sleep(delay) => {}

@@ -1,4 +1,4 @@
-//! Adapter: streams blobs from a reader to a registry, and from a registry to a file.
+//! Streams blobs from a reader to a registry, and from a registry to a file.
 
 use std::{
     fs::Permissions,

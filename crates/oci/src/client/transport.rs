@@ -1,4 +1,4 @@
-//! Adapter: HTTP to registries without authorization: chooses the scheme and enforces timeouts.
+//! HTTP to registries without authorization: chooses the scheme and enforces timeouts.
 //!
 //! Built on reqwest and not on oci-client. oci-client drops errors of the token server and continues without a token
 //! (`get_auth_token`), so that wrong credentials look like missing images. It also cannot limit the size or the time of

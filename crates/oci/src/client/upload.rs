@@ -1,6 +1,6 @@
-//! Adapter: uploads a blob, at first in one request. When the connection breaks, farrier asks the upload session how
-//! much it has, and sends the rest. If the registry has lost the session, a new one receives the blob in chunks, so
-//! that the next break costs one chunk (distribution-spec 1.1, "Pushing a blob in chunks").
+//! Uploads a blob, at first in one request. When the connection breaks, farrier asks the upload session how much it
+//! has, and sends the rest. If the registry has lost the session, a new one receives the blob in chunks, so that the
+//! next break costs one chunk (distribution-spec 1.1, "Pushing a blob in chunks").
 //!
 //! docker-registry 2.8 signs the number of acknowledged bytes into the session's address. It rejects the session after
 //! a request that broke off in the middle (`upload resumed at wrong offset` in its log). It resumes only after whole
@@ -17,14 +17,14 @@ use url::Url;
 
 use super::{
     auth::Scope,
-    error::{RegistryError, Result, chain},
+    error::{RegistryError, Result},
     http::{Call, Http, Payload, header, unexpected},
     registry::{BlobContent, Upload},
     remote::RemoteRegistry,
     retry::delay_after,
     transport::RemoteName,
 };
-use crate::{Digest, Repository};
+use crate::{Digest, Repository, error_chain};
 
 /// Smaller blobs are sent again whole by the next attempt: a status request costs as much as the upload.
 const MIN_RESUMED: u64 = 4 << 20;
@@ -81,7 +81,7 @@ impl RemoteRegistry {
             let delay = delay_after(&error, attempt).filter(|_| size >= MIN_RESUMED);
             let Some(delay) = delay else { return Err(error) };
             attempt += 1;
-            tracing::warn!(action = session.action, attempt, ?delay, error = %chain(&error), "upload interrupted, resuming");
+            tracing::warn!(action = session.action, attempt, ?delay, error = %error_chain(&error), "upload interrupted, resuming");
             tokio::time::sleep(delay).await;
         }
     }
@@ -202,7 +202,7 @@ impl Session<'_> {
             let response = self.http.send(&call).await?;
             if !matches!(response.status().as_u16(), 200..=204) {
                 let error = unexpected(&call, response).await;
-                tracing::debug!(error = %chain(&error), "chunk rejected");
+                tracing::debug!(error = %error_chain(&error), "chunk rejected");
                 return Ok(false);
             }
             url = location(&call, &response)?;
@@ -212,7 +212,7 @@ impl Session<'_> {
             Ok(()) => Ok(true),
             // The registry combined the chunks wrongly, or miscounted its bytes.
             Err(error @ RegistryError::Protocol { .. }) => {
-                tracing::debug!(error = %chain(&error), "chunked upload rejected");
+                tracing::debug!(error = %error_chain(&error), "chunked upload rejected");
                 Ok(false)
             }
             Err(error) => Err(error),

@@ -6,7 +6,7 @@ use farrier_core::{
     provenance,
 };
 use farrier_store::registry::{Registry, join};
-use oci::{AnyManifest, Descriptor, client::chain as error_chain};
+use oci::{AnyManifest, Descriptor, error_chain};
 
 use crate::parts::{Parts, Result, TargetError};
 
@@ -29,7 +29,7 @@ pub async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy> {
     let Version::Digest(digest) = &pinned.version else {
         return Err(TargetError::no_such_image(text));
     };
-    let Some(place) = parts.place_of_copy(&wanted)? else {
+    let Some(place) = parts.mirror_repository(&wanted)? else {
         return Ok(ImageCopy { digest: digest.clone(), reference: wanted, new: false });
     };
     let tag = copy_tag(&wanted)?;

@@ -29,7 +29,7 @@ pub const CHECK_REPORT: DocumentKind = DocumentKind {
     predicate_type: CHECK_REPORT_PREDICATE,
 };
 /// Bill of materials with the components of the image.
-pub const BILL: DocumentKind = DocumentKind {
+pub const BILL_OF_MATERIALS: DocumentKind = DocumentKind {
     name: "bill of materials",
     media_type: media_type::CYCLONEDX,
     predicate_type: CYCLONEDX_PREDICATE,

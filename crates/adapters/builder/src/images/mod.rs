@@ -17,7 +17,7 @@ mod verify;
 pub use contents::contents;
 pub use copies::{ImageCopy, copy_image, copy_tag};
 pub(crate) use documents::Claim;
-pub use documents::{BILL, CHECK_REPORT, Documents, PROVENANCE};
+pub use documents::{BILL_OF_MATERIALS, CHECK_REPORT, Documents, PROVENANCE};
 pub use keys::{can_sign_images, read_keys, sign_bytes, verification_keys};
 pub(crate) use record::record_build;
 pub use record::{

@@ -16,7 +16,7 @@ use farrier_core::{
 };
 use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before};
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
-use oci::{Descriptor, ImageManifest, client::chain as error_chain};
+use oci::{Descriptor, ImageManifest, error_chain};
 
 use crate::parts::{Parts, Result, TargetError};
 

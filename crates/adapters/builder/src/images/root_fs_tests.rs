@@ -1,5 +1,5 @@
 use farrier_inputs::{FetchOptions, Fetcher};
-use oci::{EntryKind, LayerWriter, client::chain as error_chain};
+use oci::{EntryKind, LayerWriter, error_chain};
 use serde_json::json;
 
 use super::*;

@@ -13,7 +13,7 @@ use farrier_core::{
 };
 use farrier_store::Standing;
 use futures::{StreamExt as _, stream};
-use oci::{Descriptor, ImageManifest, client::chain as error_chain};
+use oci::{Descriptor, ImageManifest, error_chain};
 
 use super::keys::{has_keys, own_key, required_signers};
 use crate::parts::{AT_ONCE, Parts, Result, TargetError};

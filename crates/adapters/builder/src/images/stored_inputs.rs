@@ -14,7 +14,7 @@ use farrier_store::{
     Standing, Store, Trust, TrustFault,
     registry::{Registry, RegistryLocation, Retrying},
 };
-use oci::client::chain as error_chain;
+use oci::error_chain;
 
 use super::{
     root_fs::{RootFsSpec, base_root, unbuildable, unverified_root_fs},

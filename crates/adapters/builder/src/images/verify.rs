@@ -8,12 +8,12 @@ use farrier_core::{
     provenance::{self, PublicKey, RequiredSigners, Statement},
 };
 use kmod::Verdict;
-use oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, client::chain as error_chain};
+use oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, error_chain};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    documents::{BILL, CHECK_REPORT, DocumentKind, PROVENANCE},
+    documents::{BILL_OF_MATERIALS, CHECK_REPORT, DocumentKind, PROVENANCE},
     signatures::StoredImage,
 };
 use crate::parts::{Parts, Result, TargetError};
@@ -216,7 +216,7 @@ pub async fn verify(
         checks.add(CHECK_REPORT.name, check_members(parts, &subject).await?);
         checks.not_looked_at.extend(signers.is_some().then_some(UNCHECKED_MEMBERS));
     }
-    checks.add(BILL.name, check_document(parts, &subject, &BILL, bill_fits).await?);
+    checks.add(BILL_OF_MATERIALS.name, check_document(parts, &subject, &BILL_OF_MATERIALS, bill_fits).await?);
     checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
     Ok(checks.report(image))
 }

@@ -16,7 +16,7 @@ use farrier_signing::SigningError;
 use farrier_store::registry::{self, RegistryError};
 
 use super::boot::BootCheckError;
-use oci::{ImageError, client::chain as error_chain};
+use oci::{ImageError, error_chain};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FindingKind {

@@ -183,7 +183,7 @@ mod tests {
         let bench = bench();
         let name = "x".parse().unwrap();
         let error = crate::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
-        let text = oci::client::chain(&error);
+        let text = oci::error_chain(&error);
         assert!(
             text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
             "{text}"
@@ -192,7 +192,7 @@ mod tests {
         let path = bench.parts.definitions.root.join("driver-entrypoint");
         std::fs::write(path, elf_program(183, 1)).unwrap();
         let error = crate::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
-        let text = oci::client::chain(&error);
+        let text = oci::error_chain(&error);
         assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
     }
 }

@@ -13,4 +13,4 @@ pub use lazy::{LazyEngine, LazyEntrypoint};
 pub use report::{Reporter, Stage};
 pub use retry::with_retry;
 pub use shared::{AT_ONCE, entries, image_location};
-pub use shared::{BuildLimits, NeedsFrom, Parts};
+pub use shared::{BuildLimits, NeedsRegistry, Parts};

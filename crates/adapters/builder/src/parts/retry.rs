@@ -1,7 +1,7 @@
 //! Retries an action after transient errors, with the delays of [`retry_delay`].
 
 use farrier_store::registry::retry_delay;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use tokio_util::sync::CancellationToken;
 
 use super::error::TargetError;

@@ -23,10 +23,7 @@ use farrier_local::{
 use farrier_signing::ModuleSigner;
 use farrier_store::registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest};
 use jiff::Timestamp;
-use oci::{
-    self, AnyManifest, Descriptor, ImageError, ImageIndex, MAX_MANIFEST, Platform,
-    client::chain as error_chain,
-};
+use oci::{self, AnyManifest, Descriptor, ImageError, ImageIndex, MAX_MANIFEST, Platform, error_chain};
 use tokio::io::AsyncReadExt as _;
 use tokio_util::sync::CancellationToken;
 
@@ -42,7 +39,7 @@ use super::{
 pub const AT_ONCE: usize = 16;
 
 /// Interval at which a process behind a closed fence checks the fence.
-const FENCE_LOOKS: Duration = Duration::from_millis(500);
+const FENCE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Size limit for documents, in bytes. A report of 500 modules with findings has less than 1 MiB, and a bill of
 /// materials with 600 packages has 400 KiB.
@@ -50,7 +47,7 @@ const MAX_DOCUMENT: u64 = 16 << 20;
 
 /// Registry in which needed images are looked up, and to which farrier never writes.
 #[derive(Clone)]
-pub struct NeedsFrom {
+pub struct NeedsRegistry {
     /// Location as the user named it.
     pub location: RegistryLocation,
     /// Client for that location.
@@ -80,7 +77,7 @@ pub struct Parts {
     /// Client for `location`.
     pub registry: Arc<dyn Registry>,
     /// Registry for looking up needed images, if not `registry`; set for a build that publishes nothing.
-    pub needs_from: Option<NeedsFrom>,
+    pub needs_from: Option<NeedsRegistry>,
     /// Client of the distribution protocol, for base images in other registries.
     pub remote: Arc<dyn Registry>,
     /// Credentials for the engine when it pulls a toolchain.
@@ -154,7 +151,7 @@ impl Parts {
     pub(crate) async fn until_writable(&self) -> Result<()> {
         while let Err(fenced) = self.may_write() {
             tracing::debug!(%fenced, "waiting to publish");
-            let wait = tokio::time::sleep(FENCE_LOOKS);
+            let wait = tokio::time::sleep(FENCE_POLL_INTERVAL);
             self.cancel.run_until_cancelled(wait).await.ok_or(TargetError::Canceled)?;
         }
         Ok(())
@@ -243,11 +240,11 @@ impl Parts {
 
     /// Returns the repository of an image's mirror copy; `None` for an image that is already below the registry's
     /// prefix.
-    pub fn place_of_copy(&self, reference: &ImageReference) -> Result<Option<Repository>> {
+    pub fn mirror_repository(&self, reference: &ImageReference) -> Result<Option<Repository>> {
         let location = match &self.needs_from {
             // A layout directory only provides images to compile against.
-            Some(NeedsFrom { location: RegistryLocation::Layout(_), .. }) => return Ok(None),
-            Some(NeedsFrom { location, .. }) => location,
+            Some(NeedsRegistry { location: RegistryLocation::Layout(_), .. }) => return Ok(None),
+            Some(NeedsRegistry { location, .. }) => location,
             None => &self.location,
         };
         if location.name_of(&reference.repository).is_some() {
@@ -258,7 +255,7 @@ impl Parts {
 
     /// Returns the digest of an image's mirror copy, if there is one.
     async fn copy_of(&self, reference: &ImageReference) -> Result<Option<(Repository, Digest)>> {
-        let Some(place) = self.place_of_copy(reference)? else { return Ok(None) };
+        let Some(place) = self.mirror_repository(reference)? else { return Ok(None) };
         let found = self.registry_of_needs(&place).manifest(&place, &reference.version).await?;
         Ok(found.map(|found| (place, found.digest)))
     }

@@ -13,7 +13,7 @@ use farrier_core::{
 };
 use farrier_definitions::read_patch;
 use farrier_inputs::{HeaderIdentity, HostTreeLookup, Lookup, PackageRoot};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 pub use tracked::tracked;
 
 use crate::parts::{AT_ONCE, FindingKind, Parts, Result, TargetError};

@@ -13,7 +13,7 @@ use farrier_core::{
     plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavour},
 };
 use farrier_inputs::Result;
-use oci::client::chain as error_chain;
+use oci::error_chain;
 
 use crate::parts::Parts;
 

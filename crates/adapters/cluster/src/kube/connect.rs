@@ -15,7 +15,7 @@ use super::{
     super::error::{ApiError, ClusterError, MissingRight, Scope},
     call::Caller,
     errors::causes,
-    stats::{KubeStats, Observe},
+    stats::{KubeStats, StatsLayer},
 };
 
 /// Selects the cluster and the identity in it.
@@ -78,7 +78,7 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
     let stats = Arc::new(KubeStats::default());
     let builder =
         ClientBuilder::try_from(config).map_err(|error| ClusterError::Configuration(causes(&error)))?;
-    let client = builder.with_layer(&Observe(stats.clone())).build();
+    let client = builder.with_layer(&StatsLayer(stats.clone())).build();
     Ok(Connection { client, stats, address, namespace })
 }
 

@@ -61,7 +61,7 @@ impl Object {
     }
 
     /// Whether the states are equivalent for a plan.
-    fn is_like(&self, other: &Self) -> bool {
+    fn is_equivalent_for_plan(&self, other: &Self) -> bool {
         let like = match (&self.facts, &other.facts) {
             (Facts::Node(old), Facts::Node(new)) => old == new,
             // The manifest contains all facts except the version.
@@ -85,7 +85,7 @@ impl Object {
 
 /// An object, and earlier resource versions of it that are equivalent to the current one for a plan.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct StoredObject {
     pub(super) object: Object,
     same: VecDeque<String>,
 }
@@ -93,14 +93,14 @@ pub(super) struct Kept {
 /// Maximum number of equivalent resource versions to keep. A DaemonSet's status changes once or twice for each of its pods.
 const SAME: usize = 256;
 
-impl Kept {
+impl StoredObject {
     pub(super) fn new(object: Object) -> Self {
         Self { object, same: VecDeque::new() }
     }
 
     /// Replaces the state of the object. Returns whether the new state differs for a plan.
     pub(super) fn replace(&mut self, object: Object) -> bool {
-        if !self.object.is_like(&object) {
+        if !self.object.is_equivalent_for_plan(&object) {
             *self = Self::new(object);
             return true;
         }

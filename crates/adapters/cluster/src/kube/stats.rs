@@ -18,7 +18,7 @@ use std::{
 use farrier_local::machine::clock_ahead;
 use http::{Method, Request, Response, StatusCode, header::RETRY_AFTER};
 use jiff::{SignedDuration, Timestamp};
-use oci::client::causes as error_causes;
+use oci::error_causes;
 use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, family::Family};
 use tower::{BoxError, Layer, Service};
@@ -75,7 +75,7 @@ impl KubeStats {
     }
 
     /// Records that the API server gave no response.
-    pub(super) fn note_away(&self) {
+    pub(super) fn note_unavailable(&self) {
         let mut latest = self.latest_outage.lock();
         let warned =
             latest.is_some_and(|outage| outage.warned && outage.last_failure.elapsed() < STARTUP_PERIOD);
@@ -114,23 +114,23 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Layer that records requests and responses in the statistics.
 #[derive(Clone, Debug)]
-pub(super) struct Observe(pub(super) Arc<KubeStats>);
+pub(super) struct StatsLayer(pub(super) Arc<KubeStats>);
 
 #[derive(Clone, Debug)]
-pub(super) struct Observed<S> {
+pub(super) struct StatsService<S> {
     inner: S,
     stats: Arc<KubeStats>,
 }
 
-impl<S> Layer<S> for Observe {
-    type Service = Observed<S>;
+impl<S> Layer<S> for StatsLayer {
+    type Service = StatsService<S>;
 
-    fn layer(&self, inner: S) -> Observed<S> {
-        Observed { inner, stats: self.0.clone() }
+    fn layer(&self, inner: S) -> StatsService<S> {
+        StatsService { inner, stats: self.0.clone() }
     }
 }
 
-impl<S, A, B> Service<Request<A>> for Observed<S>
+impl<S, A, B> Service<Request<A>> for StatsService<S>
 where
     S: Service<Request<A>, Response = Response<B>>,
     S::Error: Into<BoxError>,
@@ -165,13 +165,13 @@ where
                         *stats.clock_ahead.lock() = Some(ahead);
                     }
                     if matches!(response.status().as_u16(), 502..=504) {
-                        stats.note_away();
+                        stats.note_unavailable();
                     }
                     if let Some(wait) = retry_after(response) {
                         stats.pause_for(wait);
                     }
                 }
-                Err(_) => stats.note_away(),
+                Err(_) => stats.note_unavailable(),
             }
             result
         })
@@ -287,15 +287,15 @@ mod tests {
     fn a_refusal_shortly_after_an_outage_is_transient() {
         let stats = KubeStats::default();
         assert!(!stats.is_starting());
-        stats.note_away();
+        stats.note_unavailable();
         assert!(stats.is_starting() && stats.is_starting());
         // A second outage within `STARTUP_PERIOD` logs no second warning.
-        stats.note_away();
+        stats.note_unavailable();
         assert!(stats.latest_outage.lock().unwrap().warned);
         let long_ago = Instant::now().checked_sub(STARTUP_PERIOD).unwrap();
         *stats.latest_outage.lock() = Some(Outage { last_failure: long_ago, warned: true });
         assert!(!stats.is_starting());
-        stats.note_away();
+        stats.note_unavailable();
         assert!(!stats.latest_outage.lock().unwrap().warned);
     }
 

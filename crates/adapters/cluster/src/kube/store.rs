@@ -19,7 +19,7 @@ use super::{
     super::error::{ApiError, MissingRight},
     bodies::CHECK_LABEL,
     facts::{PREFIX, pod_selector},
-    object::{Facts, Kept, Key, Object},
+    object::{Facts, Key, Object, StoredObject},
     target::{Target, Trouble, WatchScope},
 };
 
@@ -37,7 +37,7 @@ struct Watched {
     trouble: Option<Trouble>,
     /// Keys of the current list so far.
     listed: HashSet<Key>,
-    objects: BTreeMap<Key, Kept>,
+    objects: BTreeMap<Key, StoredObject>,
 }
 
 impl Watched {
@@ -69,7 +69,7 @@ impl Watched {
         match self.objects.get_mut(&key) {
             Some(known) if !listed && known.object.is_newer_than(&object) => false,
             Some(known) => known.replace(object),
-            None => self.objects.insert(key, Kept::new(object)).is_none(),
+            None => self.objects.insert(key, StoredObject::new(object)).is_none(),
         }
     }
 
@@ -377,7 +377,7 @@ impl Store {
     }
 
     /// Returns the current state of an object.
-    pub(super) fn get(&self, target: &Target, key: &Key) -> Option<&Kept> {
+    pub(super) fn get(&self, target: &Target, key: &Key) -> Option<&StoredObject> {
         self.watched.get(target)?.objects.get(key)
     }
 

@@ -217,7 +217,7 @@ impl Watch {
                 attempts += 1;
                 if matches!(error, watcher::Error::WatchFailed(_)) && status(&error).is_none() {
                     // The connection broke during a response.
-                    self.shared.stats.note_away();
+                    self.shared.stats.note_unavailable();
                 }
                 let trouble = self.judge(&error, attempts);
                 tracing::debug!(target = ?self.target, attempts, %error, "watch failed");

@@ -27,7 +27,7 @@ use super::{
     facts::{self, PREFIX},
     forms::NodeObject,
     live::KubeCluster,
-    object::{Facts, Kept, Key, Object},
+    object::{Facts, Key, Object, StoredObject},
     store::Store,
     target::Target,
 };
@@ -66,7 +66,7 @@ impl KubeCluster {
     async fn write_daemon_set(&self, change: &DaemonSetChange) -> Result<(), ApiError> {
         let DaemonSetChange { namespace, name, version, expected, .. } = change;
         let object = self.daemon_set("patch", namespace, name)?;
-        let body = |kept: &Kept| {
+        let body = |kept: &StoredObject| {
             check_images(kept, expected)?;
             check_state(kept, version.as_ref())?;
             let Facts::DaemonSet(facts) = &kept.object.facts else { return Err(ApiError::Gone) };
@@ -80,7 +80,7 @@ impl KubeCluster {
         let DaemonSetCopy { namespace, name, version, .. } = change;
         let object = self.daemon_set("patch", namespace, name)?;
         if version.is_some() {
-            let body = |kept: &Kept| {
+            let body = |kept: &StoredObject| {
                 check_state(kept, version.as_ref())?;
                 Ok(bodies::copy(change, Some(&kept.object.version)))
             };
@@ -121,7 +121,7 @@ impl KubeCluster {
             });
             self.caller.call(&written.right, || written.api.delete(name, &params)).await
         };
-        let present = |kept: &Kept| {
+        let present = |kept: &StoredObject| {
             check_state(kept, Some(version))?;
             Ok(kept.object.version.clone())
         };
@@ -181,7 +181,7 @@ impl KubeCluster {
         let node = match seen {
             None => write(bodies::node(change, None)).await?,
             Some(seen) => {
-                let body = |kept: &Kept| {
+                let body = |kept: &StoredObject| {
                     check_node(kept, seen)?;
                     Ok(bodies::node(change, Some(&kept.object.version)))
                 };
@@ -227,7 +227,7 @@ impl KubeCluster {
             right: self.right("patch", &resource, None, PATCHED),
             target,
         };
-        let body = |kept: &Kept| {
+        let body = |kept: &StoredObject| {
             check_state(kept, Some(version))?;
             Ok(bodies::resource(change, &kept.object.version))
         };
@@ -270,7 +270,7 @@ impl KubeCluster {
     async fn apply_to_present(
         &self,
         object: &Written,
-        body: impl Fn(&Kept) -> Result<Value, ApiError>,
+        body: impl Fn(&StoredObject) -> Result<Value, ApiError>,
     ) -> Result<(), ApiError> {
         self.write_present(object, body, |body| async move { self.apply_fields(object, &body).await }).await
     }
@@ -279,7 +279,7 @@ impl KubeCluster {
     async fn write_present<B, T, F: Future<Output = Result<T, ApiError>>>(
         &self,
         object: &Written,
-        prepare: impl Fn(&Kept) -> Result<B, ApiError>,
+        prepare: impl Fn(&StoredObject) -> Result<B, ApiError>,
         write: impl Fn(B) -> F,
     ) -> Result<T, ApiError> {
         let Written { target, key, .. } = object;
@@ -343,7 +343,7 @@ impl KubeCluster {
 }
 
 /// Checks that the object is in a state equivalent to the one that the plan saw.
-fn check_state(kept: &Kept, seen: Option<&ObjectVersion>) -> Result<(), ApiError> {
+fn check_state(kept: &StoredObject, seen: Option<&ObjectVersion>) -> Result<(), ApiError> {
     let reason = match seen {
         Some(seen) if seen.uid != kept.object.version.uid => "it was deleted and created again",
         Some(seen) if !kept.is_same(seen) => "another writer changed it",
@@ -353,7 +353,7 @@ fn check_state(kept: &Kept, seen: Option<&ObjectVersion>) -> Result<(), ApiError
 }
 
 /// Checks that a node's upgrade and cordon are as the plan saw them.
-fn check_node(kept: &Kept, seen: &NodeSeen) -> Result<(), ApiError> {
+fn check_node(kept: &StoredObject, seen: &NodeSeen) -> Result<(), ApiError> {
     let Facts::Node(facts) = &kept.object.facts else { return Err(ApiError::Gone) };
     if NodeSeen::of(facts) == *seen {
         return Ok(());
@@ -362,7 +362,7 @@ fn check_node(kept: &Kept, seen: &NodeSeen) -> Result<(), ApiError> {
 }
 
 /// Checks that a DaemonSet has the images that the plan saw.
-fn check_images(kept: &Kept, expected: &BTreeMap<String, String>) -> Result<(), ApiError> {
+fn check_images(kept: &StoredObject, expected: &BTreeMap<String, String>) -> Result<(), ApiError> {
     let Facts::DaemonSet(facts) = &kept.object.facts else { return Ok(()) };
     for (name, expected) in expected {
         let found = facts.containers.iter().find(|container| container.name == *name);

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::*;
 
-fn known() -> Kept {
+fn known() -> StoredObject {
     let object = serde_json::from_value(json!({
         "metadata": {"name": "driver", "namespace": "gpu", "uid": "u1", "resourceVersion": "5"},
         "spec": {"selector": {"matchLabels": {"app": "d"}}, "template": {"spec": {
@@ -18,7 +18,7 @@ fn known() -> Kept {
             "containers": [{"name": "driver", "image": "d:1"}, {"name": "probe", "image": "q:1"}],
         }}},
     }));
-    Kept::new(facts::daemon_set(object.unwrap()).unwrap())
+    StoredObject::new(facts::daemon_set(object.unwrap()).unwrap())
 }
 
 fn live() -> LiveDaemonSet {

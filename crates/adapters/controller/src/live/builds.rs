@@ -11,7 +11,7 @@ use farrier_builder::{
     parts::{Parts, Result},
 };
 use farrier_core::plan::{Cell, Phase, Plan};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use tokio::{
     task::{Id, JoinSet},
     time::Instant,

@@ -26,7 +26,7 @@ const MAX_KERNELS: usize = 50;
 /// machine takes an hour.
 const BUILD_SECONDS: [f64; 10] = [5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 2400.0, 3600.0];
 /// Histogram buckets for reconciles, in seconds: a reconcile without lookups takes milliseconds.
-const PASS_SECONDS: [f64; 10] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+const RECONCILE_SECONDS: [f64; 10] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
 
 type DecimalGauge = Gauge<f64, AtomicU64>;
 
@@ -163,7 +163,7 @@ impl Default for Metrics {
             reconcile_seconds: made.seconds(
                 "reconcile_duration",
                 "How long reconciles took, without builds",
-                Histogram::new(PASS_SECONDS),
+                Histogram::new(RECONCILE_SECONDS),
             ),
             leader: made.add("leader", "1 where this farrier may write"),
             configuration_valid: made.add(

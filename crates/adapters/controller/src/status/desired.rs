@@ -79,7 +79,7 @@ fn status(
     now: Timestamp,
 ) -> DriverBuildStatus {
     let row = &entry.row;
-    let stays = Stays {
+    let stays = InheritedStatus {
         // The API server gives a new object generation 1. No writer changes the spec afterwards, because the
         // name is a hash of its fields.
         generation: known.and_then(|known| known.metadata.generation).unwrap_or(1),
@@ -117,9 +117,9 @@ fn status(
 }
 
 /// Status and reason of a condition.
-type Said = (&'static str, &'static str);
+type ConditionState = (&'static str, &'static str);
 
-fn published(phase: Phase) -> Said {
+fn published(phase: Phase) -> ConditionState {
     match phase {
         Phase::Published => ("True", "Published"),
         Phase::Building => ("False", "Building"),
@@ -135,7 +135,7 @@ fn published(phase: Phase) -> Said {
     }
 }
 
-fn checked(phase: Phase, verdict: Option<Verdict>) -> Said {
+fn checked(phase: Phase, verdict: Option<Verdict>) -> ConditionState {
     match (phase, verdict) {
         (_, Some(Verdict::Loads)) => ("True", "Loads"),
         (_, Some(Verdict::Refused)) => ("False", "Refused"),
@@ -145,19 +145,19 @@ fn checked(phase: Phase, verdict: Option<Verdict>) -> Said {
     }
 }
 
-fn configuration(error: Option<&str>) -> Said {
+fn configuration(error: Option<&str>) -> ConditionState {
     if error.is_some() { ("False", "Invalid") } else { ("True", "Valid") }
 }
 
 /// State that a new status inherits from the existing object.
-struct Stays<'a> {
+struct InheritedStatus<'a> {
     generation: i64,
     conditions: &'a [Condition],
     now: Timestamp,
 }
 
-impl Stays<'_> {
-    fn condition(&self, type_: &str, (status, reason): Said, message: &str) -> Condition {
+impl InheritedStatus<'_> {
+    fn condition(&self, type_: &str, (status, reason): ConditionState, message: &str) -> Condition {
         let before = self.conditions.iter().find(|known| known.type_ == type_ && known.status == status);
         let at =
             before.map_or_else(|| Time(whole_seconds(self.now)), |known| known.last_transition_time.clone());

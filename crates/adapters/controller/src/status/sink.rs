@@ -19,7 +19,7 @@ use kube::{
     Api, Client, Resource, ResourceExt,
     api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde_json::json;
 use tokio::sync::Mutex;
 
@@ -30,7 +30,7 @@ use crate::live::{ReconcileView, StatusSink};
 const AT_ONCE: usize = 8;
 
 /// Resync interval: objects are listed again to detect changes and deletions by other clients.
-const LIST_AGAIN: SignedDuration = SignedDuration::from_hours(1);
+const RESYNC: SignedDuration = SignedDuration::from_hours(1);
 
 /// Time before a failed list is retried.
 const LIST_AFTER_FAULT: SignedDuration = SignedDuration::from_mins(5);
@@ -94,7 +94,7 @@ impl KubeStatus {
 
     /// Lists the objects if the resync interval has passed. Returns whether the objects are known.
     async fn list(&self, state: &mut State, now: Timestamp) -> bool {
-        if state.list_at.is_some_and(|at| now < at && at.duration_since(now) <= LIST_AGAIN) {
+        if state.list_at.is_some_and(|at| now < at && at.duration_since(now) <= RESYNC) {
             return state.listed;
         }
         let mut known = BTreeMap::new();
@@ -117,7 +117,7 @@ impl KubeStatus {
                 }
             }
         }
-        (state.known, state.list_at, state.listed) = (known, Some(now + LIST_AGAIN), true);
+        (state.known, state.list_at, state.listed) = (known, Some(now + RESYNC), true);
         state.logged.clear();
         true
     }

@@ -30,7 +30,7 @@ use sources::SourceEntry;
 use tokio::process::Command;
 use url::Url;
 
-use super::{FetchError, Fetcher, Result, YOUNG, digest, process};
+use super::{FetchError, Fetcher, MISSING_PACKAGE_MAX_AGE, Result, digest, process};
 
 const KIND: &str = "apt";
 
@@ -184,7 +184,7 @@ impl AptArchive {
 
     /// Refreshes the package lists unless they are very recent; returns whether they were refreshed.
     pub async fn renew(&self) -> Result<bool> {
-        self.update(YOUNG).await
+        self.update(MISSING_PACKAGE_MAX_AGE).await
     }
 
     /// Returns a note for messages about suites that their archives do not have.

@@ -10,7 +10,7 @@ use farrier_local::machine::native;
 use serde::{Deserialize, Serialize};
 
 use super::{AptArchive, Packages, control::PackageRecord, key_parts};
-use crate::{CARRY, FetchError, Fetcher, Result, digest};
+use crate::{FetchError, Fetcher, MIRROR_HINT, Result, digest};
 
 /// Format version of cached search results. Change it whenever [`Package`] or the meaning of its fields changes.
 const FORMAT: &str = "source-1";
@@ -48,7 +48,7 @@ pub async fn find(fetcher: &Fetcher, source: &AptSource, arch: Architecture) -> 
     }
     let what = || format!("package {}", source.package);
     let (_, record) =
-        fetcher.explain_if_offline(look_up(fetcher, source, version, arch).await, what, CARRY)?;
+        fetcher.explain_if_offline(look_up(fetcher, source, version, arch).await, what, MIRROR_HINT)?;
     let PackageRecord { name, version, sha256, .. } = record;
     let found = Package { name, version, sha256, found: now };
     fetcher.cache.write_record(KIND, &key(source, arch), &found)?;
@@ -79,7 +79,7 @@ pub async fn file(
         archive.download(&[found]).await
     };
     let what = || format!("package {}={}", package.name, package.version);
-    fetcher.explain_if_offline(download.await, what, CARRY)?.pop().ok_or(FetchError::Interrupted)
+    fetcher.explain_if_offline(download.await, what, MIRROR_HINT)?.pop().ok_or(FetchError::Interrupted)
 }
 
 async fn look_up(

@@ -21,7 +21,7 @@ use published::Published;
 pub use stored::ListedHeaders;
 
 use super::{
-    CARRY, FetchError, Fetcher, Lookup, Result, TREE,
+    FetchError, Fetcher, Lookup, MIRROR_HINT, Result, TREE,
     apt::{AptArchive, control},
     header_tree::{TreeError, read_header, read_header_set},
     kernel_packages::{Found, Place, Search},
@@ -90,7 +90,7 @@ impl<'a> Headers<'a> {
     }
 
     /// Finds the target's headers in the cache or the family's own source, without a request to the store.
-    async fn find_here(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
+    async fn find_without_store(self, source: &HeaderSource, target: &KernelTarget) -> Result<HeaderLookup> {
         match self.imported_here(&target.release, target.arch)? {
             Some(imported) => self.load_imported(&imported, target).await,
             None => self.find_in(source, target).await,
@@ -103,11 +103,11 @@ impl<'a> Headers<'a> {
         let lookup = match source {
             HeaderSource::Apt(apt) => {
                 let found = self.fetch_apt_packages(apt, target).await;
-                self.0.explain_if_offline(found, what, CARRY)?.map(|found| (found, None))
+                self.0.explain_if_offline(found, what, MIRROR_HINT)?.map(|found| (found, None))
             }
             HeaderSource::Rpm(rpm) => {
                 let found = self.fetch_rpm_packages(rpm, target).await;
-                self.0.explain_if_offline(found, what, CARRY)?.map(|found| (found, None))
+                self.0.explain_if_offline(found, what, MIRROR_HINT)?.map(|found| (found, None))
             }
             HeaderSource::Tarball(_) | HeaderSource::Oci(_) | HeaderSource::Url(_) => {
                 Box::pin(self.fetch_published(source, target)).await?
@@ -145,7 +145,7 @@ impl<'a> Headers<'a> {
             Some(Lookup::Found(Published { digest, .. })) => {
                 let compiler = match source {
                     // Ignore a faulty tarball here: the build reports the fault.
-                    HeaderSource::Tarball(_) => match self.find_here(source, target).await {
+                    HeaderSource::Tarball(_) => match self.find_without_store(source, target).await {
                         Ok(Lookup::Found(set)) => set.compiler,
                         Ok(Lookup::Missing { .. })
                         | Err(FetchError::Tree(_) | FetchError::Unusable { .. }) => None,
@@ -170,7 +170,7 @@ impl<'a> Headers<'a> {
         target: &KernelTarget,
     ) -> Result<Option<Lookup<Published>>> {
         let what = || format!("headers of {} ({})", target.release, target.arch);
-        self.0.explain_if_offline(published::look(self.0, source, target).await, what, CARRY)
+        self.0.explain_if_offline(published::look(self.0, source, target).await, what, MIRROR_HINT)
     }
 
     /// Returns the header sets in the cache, sorted by release. Skips unreadable sets.
@@ -267,7 +267,7 @@ impl<'a> Headers<'a> {
                 }
             }
         }
-        Ok(self.find_here(source, target).await?.map(|set| set.compiler))
+        Ok(self.find_without_store(source, target).await?.map(|set| set.compiler))
     }
 
     /// Returns, for each of the texts, whether the kernel's headers contain it.
@@ -352,7 +352,7 @@ impl<'a> Headers<'a> {
             Some(Lookup::Found(published)) => {
                 let digest = published.digest.clone();
                 let fetched = published::fetch(self.0, published, target).await;
-                Lookup::Found((self.0.explain_if_offline(fetched, what, CARRY)?, Some(digest)))
+                Lookup::Found((self.0.explain_if_offline(fetched, what, MIRROR_HINT)?, Some(digest)))
             }
             Some(Lookup::Missing { looked_for, hint }) => Lookup::Missing { looked_for, hint },
             // Not reached: `find_in` fetches packages itself.

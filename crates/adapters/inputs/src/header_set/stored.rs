@@ -17,7 +17,7 @@ use farrier_local::archive::{self, Limits, Stoppable};
 use farrier_store::{InputKind, StoreError, StoredInput, header_tag};
 use fs_err::File;
 use kmod::{KernelFacts, SymbolTable};
-use oci::{Hashing, LayerReader, client::chain as error_chain};
+use oci::{Hashing, LayerReader, error_chain};
 use serde::{Deserialize, Serialize};
 
 use super::{HeaderIdentity, HeaderLookup, HeaderSet, Headers, KIND, verify};
@@ -236,7 +236,7 @@ impl Headers<'_> {
             return Ok(Lookup::Found(self.0.name(input, stored, false).await?));
         }
         let HeaderSet { root: tree, facts, compiler, origin, identity, .. } =
-            match self.find_here(source, target).await? {
+            match self.find_without_store(source, target).await? {
                 Lookup::Found(found) => *found,
                 Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
             };

@@ -47,7 +47,7 @@ impl Host {
         let left: Vec<_> =
             fs::read_dir(self.0.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["host"]);
-        let text = format!("{}\nhint: {}", oci::client::chain(&error), error.hint().unwrap_or_default());
+        let text = format!("{}\nhint: {}", oci::error_chain(&error), error.hint().unwrap_or_default());
         text.replace(&self.0.path().display().to_string(), "")
     }
 }

@@ -59,7 +59,7 @@ impl Scene {
     /// Returns the error about the directory, without the test's directory.
     async fn refusal(&self) -> String {
         let error = self.look("ofed-{{release}}").await.unwrap_err();
-        let text = format!("{}\nhint: {}", oci::client::chain(&error), error.hint().unwrap_or_default());
+        let text = format!("{}\nhint: {}", oci::error_chain(&error), error.hint().unwrap_or_default());
         text.replace(&self.dir.path().display().to_string(), "")
     }
 }

@@ -11,7 +11,7 @@ use farrier_payload as payload;
 use farrier_payload::DecompressionBudget;
 use fs_err::{self as fs, File};
 use kmod::{self, ExtraKernelFacts, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{KernelImage, KernelImages, unfit};

@@ -7,7 +7,7 @@ pub mod host;
 use std::path::{Path, PathBuf};
 
 use farrier_core::kernel::{Architecture, KernelRelease};
-use oci::client::chain as error_chain;
+use oci::error_chain;
 
 use super::{FetchError, Fetcher, Lookup};
 

@@ -22,7 +22,7 @@ use super::{
     runfile::{self, Wanted},
 };
 use crate::{
-    CARRY, FetchError, Result, StoredUnder, apt, digest,
+    FetchError, MIRROR_HINT, Result, StoredUnder, apt, digest,
     root_fs_layer::{self as layer, RootFs},
     rpm,
 };
@@ -219,7 +219,7 @@ impl RootFileSystems<'_> {
     pub async fn bootstrap(self, root: &PackageRoot, arch: Architecture) -> Result<RootFs> {
         let make = |dir: PathBuf| async move {
             let what = || format!("root file system of {} ({arch})", root.name(arch));
-            self.0.explain_if_offline(self.make(root, arch, dir).await, what, CARRY)
+            self.0.explain_if_offline(self.make(root, arch, dir).await, what, MIRROR_HINT)
         };
         let place = self.0.obtain_root_fs(PLACE, &root.key(arch), make).await?;
         layer::read(&place, arch)
@@ -245,7 +245,7 @@ impl RootFileSystems<'_> {
         let entries = apt::entries(&self.0.net, &self.0.options.apt_dir, &suites_of(spec))?;
         let uris = entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
         let permitted = self.0.net.permit_archives(uris, &format!("suite {}", spec.suite));
-        self.0.explain_if_offline(permitted.map_err(FetchError::from), what, CARRY)
+        self.0.explain_if_offline(permitted.map_err(FetchError::from), what, MIRROR_HINT)
     }
 
     async fn make(self, root: &PackageRoot, arch: Architecture, dir: PathBuf) -> Result<()> {

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::{
-    FetchError, Fetcher, Result, YOUNG,
+    FetchError, Fetcher, MISSING_PACKAGE_MAX_AGE, Result,
     apt::Packages,
     checksum::Checksum,
     digest,
@@ -133,7 +133,7 @@ impl Repositories {
     pub async fn choose(&self, groups: &[Vec<String>], release: &KernelRelease) -> Result<Packages<Listed>> {
         let chosen = self.choose_now(groups, release, self.fetcher.options.refresh).await?;
         let again = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
-        if again { self.choose_now(groups, release, YOUNG).await } else { Ok(chosen) }
+        if again { self.choose_now(groups, release, MISSING_PACKAGE_MAX_AGE).await } else { Ok(chosen) }
     }
 
     async fn choose_now(
@@ -203,7 +203,7 @@ impl Repositories {
         let mut asked = false;
         for place in &self.places {
             // Unreadable repositories are reported where a package is missing.
-            asked |= self.listing(place, YOUNG).await.is_ok_and(|(_, asked)| asked);
+            asked |= self.listing(place, MISSING_PACKAGE_MAX_AGE).await.is_ok_and(|(_, asked)| asked);
         }
         Ok(asked)
     }
@@ -286,7 +286,7 @@ impl Repositories {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::debug!(repository = %place, error = %oci::client::chain(&error), "cannot read the repository");
+                    tracing::debug!(repository = %place, error = %oci::error_chain(&error), "cannot read the repository");
                     // Of several errors, report the first one: the first place is the intended one.
                     fault.get_or_insert(error);
                 }

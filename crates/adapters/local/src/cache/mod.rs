@@ -19,7 +19,7 @@ use std::{
 };
 
 use fs_err::{self as fs, File};
-use oci::client::{causes as error_causes, chain as error_chain};
+use oci::{error_causes, error_chain};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::NamedTempFile;
 

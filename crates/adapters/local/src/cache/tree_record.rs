@@ -141,8 +141,8 @@ pub(super) async fn record(kind: &str, entry: &Path) -> Result<(), CacheError> {
             })
         };
         // Digest the metadata first: a write during the content digest then shows in the next comparison.
-        let metadata = of(What::Metadata)?;
-        write(&entry, &TreeRecord { metadata, content: of(What::Content)? })
+        let metadata = of(DigestKind::Metadata)?;
+        write(&entry, &TreeRecord { metadata, content: of(DigestKind::Content)? })
     })
     .await?)
 }
@@ -155,11 +155,11 @@ fn verify(entry: &Path) -> io::Result<TreeState> {
     let Some(record) = record.and_then(|bytes| serde_json::from_slice::<TreeRecord>(&bytes).ok()) else {
         return Ok(TreeState::Unrecorded);
     };
-    let outcome = digest(&tree, What::Metadata).and_then(|metadata| {
+    let outcome = digest(&tree, DigestKind::Metadata).and_then(|metadata| {
         if metadata == record.metadata {
             return Ok(TreeState::Intact);
         }
-        let content = digest(&tree, What::Content)?;
+        let content = digest(&tree, DigestKind::Content)?;
         if content != record.content {
             return Ok(TreeState::Changed);
         }
@@ -184,7 +184,7 @@ fn write(entry: &Path, record: &TreeRecord) -> io::Result<()> {
 }
 
 /// Maximum depth of a tree. farrier unpacks at most 64 levels, and each open level holds a descriptor here.
-const MOST_LEVELS: usize = 80;
+const MAX_DEPTH: usize = 80;
 /// Marks the end of a directory, in the position of the next name's length.
 const END: [u8; 8] = [0xff; 8];
 const DIRECTORY: OFlags =
@@ -192,7 +192,7 @@ const DIRECTORY: OFlags =
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum What {
+enum DigestKind {
     Metadata,
     Content,
 }
@@ -201,7 +201,7 @@ enum What {
 ///
 /// A build waits for the digest of tens of thousands of entries, so each entry costs one system call, relative to an open
 /// directory.
-fn digest(tree: &Path, what: What) -> Result<String, WalkError> {
+fn digest(tree: &Path, what: DigestKind) -> Result<String, WalkError> {
     let mut hasher = io::BufWriter::with_capacity(64 << 10, Sha256Writer(Sha256::new()));
     text(&mut hasher, FORMAT.as_bytes())?;
     let root = openat(CWD, tree, DIRECTORY, Mode::empty())?;
@@ -215,7 +215,7 @@ fn digest(tree: &Path, what: What) -> Result<String, WalkError> {
         };
         let directory = directory.fd()?;
         if let Some(below) = add(&mut hasher, directory, &name, what)? {
-            if open.len() == MOST_LEVELS {
+            if open.len() == MAX_DEPTH {
                 return Err(WalkError::Foreign);
             }
             open.push(Level::of(below)?);
@@ -251,7 +251,7 @@ fn add(
     hasher: &mut impl Write,
     parent: BorrowedFd<'_>,
     name: &CStr,
-    what: What,
+    what: DigestKind,
 ) -> Result<Option<OwnedFd>, WalkError> {
     let stat = statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
     text(hasher, name.to_bytes())?;
@@ -259,7 +259,7 @@ fn add(
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => return Ok(Some(openat(parent, name, DIRECTORY, Mode::empty())?)),
         FileType::Symlink => text(hasher, readlinkat(parent, name, Vec::new())?.as_bytes())?,
-        FileType::RegularFile if what == What::Content => {
+        FileType::RegularFile if what == DigestKind::Content => {
             let file = std::fs::File::from(openat(parent, name, FILE, Mode::empty())?);
             // Read at most one byte beyond the file's size: a file that grows during the read gets another digest.
             let size = u64::try_from(stat.st_size).unwrap_or_default();
@@ -274,9 +274,9 @@ fn add(
 }
 
 /// Adds an entry's metadata. The mode includes the type.
-fn add_stat(hasher: &mut impl Write, stat: &Stat, what: What) -> io::Result<()> {
+fn add_stat(hasher: &mut impl Write, stat: &Stat, what: DigestKind) -> io::Result<()> {
     hasher.write_all(&stat.st_mode.to_le_bytes())?;
-    if what == What::Content {
+    if what == DigestKind::Content {
         return Ok(());
     }
     // Omit a directory's size: the digest already covers the directory's entries.

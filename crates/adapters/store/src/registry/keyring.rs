@@ -3,8 +3,8 @@
 use std::{io::ErrorKind, path::PathBuf, sync::Arc};
 
 use ::oci::{
-    client::{Credential, chain, excerpt},
-    is_docker_hub,
+    client::{Credential, excerpt},
+    error_chain, is_docker_hub,
 };
 use docker_credential::{CredentialRetrievalError, DockerCredential};
 use farrier_core::{
@@ -82,8 +82,8 @@ impl Keyring {
                 let Prefix::Image(images) = registry else { return Ok(None) };
                 let Some(specific) = images.covers(host, path) else { return Ok(None) };
                 let what = format!("the password of {user} for {registry}");
-                let secret = self.secrets.read(password).await.map_err(|error| chain(&error))?;
-                let password = secret.text(&what).map_err(|error| chain(&error))?.to_owned();
+                let secret = self.secrets.read(password).await.map_err(|error| error_chain(&error))?;
+                let password = secret.text(&what).map_err(|error| error_chain(&error))?.to_owned();
                 return Ok(Some((specific, Credential::Password { user: user.clone(), password })));
             }
             Credentials::DockerConfig(file) => {
@@ -91,14 +91,14 @@ impl Keyring {
             }
             Credentials::PullSecret(name) => {
                 let what = format!("Secret {name}");
-                let found = self.secrets.read_all(name).await.map_err(|error| chain(&error))?;
+                let found = self.secrets.read_all(name).await.map_err(|error| error_chain(&error))?;
                 let Some(text) = found.get(PULL_SECRET_KEY) else {
                     return Err(format!("{what} has no key {PULL_SECRET_KEY}: it is not a pull secret"));
                 };
                 (what, Ok(text.clone()))
             }
         };
-        let text = text.map_err(|error| chain(&error))?;
+        let text = text.map_err(|error| error_chain(&error))?;
         let (host, path) = (host.to_owned(), path.to_owned());
         blocking(move || find_in(text.as_bytes(), &what, &host, &path)).await
     }

@@ -1,4 +1,4 @@
-//! Pure: entries of the list `rollout`, which may name several containers.
+//! Entries of the list `rollout`, which may name several containers.
 
 use schemars::Schema;
 use serde::{Deserialize, Deserializer};

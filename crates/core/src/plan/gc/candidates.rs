@@ -1,4 +1,4 @@
-//! Pure: finds the images that objects of any kind mention, by the words in their text.
+//! Finds the images that objects of any kind mention, by the words in their text.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,5 @@
-//! Pure: the record of when each kernel was last seen. The record lives in the registry, because registry and cluster
-//! are the only state.
+//! The record of when each kernel was last seen. The record lives in the registry, because registry and cluster are the
+//! only state.
 
 use std::{collections::BTreeMap, str::FromStr};
 

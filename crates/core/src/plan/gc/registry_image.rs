@@ -1,4 +1,4 @@
-//! Pure: the facts about a published image that decide whether it is garbage-collected.
+//! The facts about a published image that decide whether it is garbage-collected.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Pure: the inputs that all strategies decide from, and their decisions.
+//! The inputs that all strategies decide from, and their decisions.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Pure: the copy of a DaemonSet for one kernel: its name, labels, manifest and annotations.
+//! The copy of a DaemonSet for one kernel: its name, labels, manifest and annotations.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! Pure: finds the DaemonSet that a target names, if farrier may change it.
+//! Finds the DaemonSet that a target names, if farrier may change it.
 
 use super::{
     Context, DaemonSetFacts, HoldReason, ManifestLocation, PlanInputs, RolloutObject, RolloutTarget,

@@ -1,5 +1,5 @@
-//! Pure: decides about one field that farrier sets and that other writers may set too. farrier never fights another
-//! writer, and never goes back to a value that did not work.
+//! Decides about one field that farrier sets and that other writers may set too. farrier never fights another writer, and never
+//! goes back to a value that did not work.
 //!
 //! | state of the record | field holds | desired value | decision |
 //! |---|---|---|---|

@@ -1,4 +1,4 @@
-//! Pure: the strategy `git`: sets an image in a Git repository by a commit, then waits until the cluster has the image.
+//! The strategy `git`: sets an image in a Git repository by a commit, then waits until the cluster has the image.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Pure: decides which of two DaemonSets a node belongs to, by a label on the node and a requirement (the fence) in the
+//! Decides which of two DaemonSets a node belongs to, by a label on the node and a requirement (the fence) in the
 //! original DaemonSet that keeps it off nodes with that label.
 //!
 //! The label is the switch. One write to one node moves it from the original to its kernel's copy or back, so that at

@@ -1,5 +1,5 @@
-//! Pure: the strategies `image`, `file` and `git`: one image for a DaemonSet whose nodes share one kernel, or one tag
-//! for several architectures.
+//! The strategies `image`, `file` and `git`: one image for a DaemonSet whose nodes share one kernel, or one tag for several
+//! architectures.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Pure: merges the changes of rollouts that name the same DaemonSet. One write sets all of its containers, so that its pods
-//! restart once, and no rollout takes another one for a foreign writer.
+//! Merges the changes of rollouts that name the same DaemonSet. One write sets all of its containers, so that its pods restart
+//! once, and no rollout takes another one for a foreign writer.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pure: how the operators name precompiled driver images, and which fields of their resources set the names.
+//! How the operators name precompiled driver images, and which fields of their resources set the names.
 //!
 //! Facts: Network Operator `pkg/state/state_ofed.go` (`<version>-<kernel label>-<os><os version>-<arch>`) and GPU
 //! Operator `api/nvidia/v1alpha1/nvidiadriver_types.go`, `controllers/object_controls.go` (`<version>-<kernel

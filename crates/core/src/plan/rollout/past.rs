@@ -1,4 +1,4 @@
-//! Pure: the history of images that DaemonSets got, from the records on the DaemonSets and on their nodes.
+//! The history of images that DaemonSets got, from the records on the DaemonSets and on their nodes.
 
 use std::collections::BTreeMap;
 

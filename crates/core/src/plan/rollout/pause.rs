@@ -1,4 +1,4 @@
-//! Pure: pausing and resuming rollouts: while an object has the pause annotation, farrier writes nothing else to it.
+//! Pausing and resuming rollouts: while an object has the pause annotation, farrier writes nothing else to it.
 
 use std::collections::BTreeMap;
 

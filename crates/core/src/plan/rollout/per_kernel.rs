@@ -1,4 +1,4 @@
-//! Pure: the strategy `per-kernel`: every kernel gets a copy of the DaemonSet with its own image.
+//! The strategy `per-kernel`: every kernel gets a copy of the DaemonSet with its own image.
 //!
 //! One plan takes one kind of step, and the next plan decides from the resulting state of the cluster. It therefore
 //! does not matter where a reconcile is interrupted. The order of steps:

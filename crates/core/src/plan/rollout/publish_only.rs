@@ -1,5 +1,5 @@
-//! Pure: the strategy `publish-only`: an operator computes the tag itself, so that nothing is left to do once the tag
-//! is published.
+//! The strategy `publish-only`: an operator computes the tag itself, so that nothing is left to do once the tag is
+//! published.
 
 use super::{
     Context, Decided, HoldReason, RolloutDecision, no_image, operator,

@@ -1,4 +1,4 @@
-//! Pure: the nodes that a rollout reaches, and their kernels.
+//! The nodes that a rollout reaches, and their kernels.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Pure: record of farrier's rewrites of a cluster object, kept in an annotation of the object: the values before and after,
-//! and the outcome.
+//! Record of farrier's rewrites of a cluster object, kept in an annotation of the object: the values before and after, and the
+//! outcome.
 
 use std::collections::BTreeMap;
 

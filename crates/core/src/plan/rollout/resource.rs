@@ -1,5 +1,5 @@
-//! Pure: the strategy `custom-resource`: sets repository, image and version in an operator's resource. The operator
-//! creates the DaemonSets from the resource and computes the rest of each tag.
+//! The strategy `custom-resource`: sets repository, image and version in an operator's resource. The operator creates
+//! the DaemonSets from the resource and computes the rest of each tag.
 //!
 //! A version `sha256:...` would pin a NicClusterPolicy's image, but pin the same image for every pool of nodes. Nodes
 //! with a second kernel, or with the next one, would get modules that they cannot load. Versions therefore stay tags

@@ -1,4 +1,4 @@
-//! Pure: selects the pods to restart in a DaemonSet with the update strategy `OnDelete`.
+//! Selects the pods to restart in a DaemonSet with the update strategy `OnDelete`.
 //!
 //! A pod that survives a reboot starts again with its old image. A pod is evicted only if its image is known to lack
 //! modules for its node's kernel and the DaemonSet's image has them. All other pods are left running.

@@ -1,4 +1,4 @@
-//! Pure: rolls back rewrites.
+//! Rolls back rewrites.
 //!
 //! One function per kind of object lists all objects in the cluster, with a step for each one that has a record.
 //! Previous values are restored without a registry lookup: they were in use before, and a person asks for them.

@@ -1,4 +1,4 @@
-//! Pure: the strategy `union`: one image holds the modules for every kernel that the DaemonSet's nodes run, that was
+//! The strategy `union`: one image holds the modules for every kernel that the DaemonSet's nodes run, that was
 //! announced, or that left only recently. Nodes of several architectures get an index with one such image per
 //! architecture.
 

@@ -1,4 +1,4 @@
-//! Pure: the upgrade of a rollout's DaemonSet: collects its nodes and the facts about them.
+//! The upgrade of a rollout's DaemonSet: collects its nodes and the facts about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Pure: decides whether the first pods with a new image became ready in time.
+//! Decides whether the first pods with a new image became ready in time.
 
 use jiff::{SignedDuration, Timestamp};
 

@@ -1,4 +1,4 @@
-//! Pure: determines the stage of each node, and which nodes start now.
+//! Determines the stage of each node, and which nodes start now.
 
 use std::cmp::Reverse;
 

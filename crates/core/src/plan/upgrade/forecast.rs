@@ -1,4 +1,4 @@
-//! Pure: estimates the remaining time of an upgrade.
+//! Estimates the remaining time of an upgrade.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;

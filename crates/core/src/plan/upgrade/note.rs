@@ -1,4 +1,4 @@
-//! Pure: the note that farrier writes to a node under upgrade.
+//! The note that farrier writes to a node under upgrade.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

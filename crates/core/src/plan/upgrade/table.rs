@@ -1,4 +1,4 @@
-//! Pure: the plan of an upgrade, for display.
+//! The plan of an upgrade, for display.
 
 use std::{collections::BTreeSet, fmt};
 

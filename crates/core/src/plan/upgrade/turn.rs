@@ -1,4 +1,4 @@
-//! Pure: decides the next step on one node under way.
+//! Decides the next step on one node under way.
 //!
 //! Every state ends, whatever happens to the node or its pods: either the node enters the next state, or farrier gives
 //! up after a timeout and uncordons it.

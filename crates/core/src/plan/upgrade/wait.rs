@@ -1,4 +1,4 @@
-//! Pure: the reasons why a node waits, with a text for people and a stable word for programs.
+//! The reasons why a node waits, with a text for people and a stable word for programs.
 
 use jiff::Timestamp;
 use serde::Serialize;

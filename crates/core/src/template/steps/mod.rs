@@ -1,4 +1,4 @@
-//! Pure: reads the `modules` stage of a rendered Dockerfile as steps that run without an engine.
+//! Reads the `modules` stage of a rendered Dockerfile as steps that run without an engine.
 //!
 //! A line that Docker's builders interpret differently is refused, so that a template gives the same result in place and with an
 //! engine. `docs/definitions.md` lists the instructions that a stage may contain.

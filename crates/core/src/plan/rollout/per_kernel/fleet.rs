@@ -1,4 +1,4 @@
-//! Pure: the state of a `per-kernel` rollout: the original, its copies, its nodes and their pods.
+//! The state of a `per-kernel` rollout: the original, its copies, its nodes and their pods.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 

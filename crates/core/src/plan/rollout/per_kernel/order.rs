@@ -1,5 +1,5 @@
-//! Pure: lets an upgrade process the nodes of a `per-kernel` rollout in order. Each node gets the image of its kernel's
-//! copy, either by being handed over to the copy, or through a new pod of the copy.
+//! Lets an upgrade process the nodes of a `per-kernel` rollout in order. Each node gets the image of its kernel's copy,
+//! either by being handed over to the copy, or through a new pod of the copy.
 
 use super::{
     super::{

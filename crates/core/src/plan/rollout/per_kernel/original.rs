@@ -1,4 +1,4 @@
-//! Pure: the original DaemonSet of a `per-kernel` rollout, with its copies and their nodes.
+//! The original DaemonSet of a `per-kernel` rollout, with its copies and their nodes.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pure: the records of a `per-kernel` rollout in the original and in the copies.
+//! The records of a `per-kernel` rollout in the original and in the copies.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Pure: tests of drivers that do not start, or not as expected.
+//! Tests of drivers that do not start, or not as expected.
 
 use serde_json::json;
 

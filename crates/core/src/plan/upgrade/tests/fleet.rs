@@ -1,5 +1,5 @@
-//! Pure: a simulated fleet, small enough to play through every step of an upgrade: nodes that reboot, vanish and are
-//! cordoned by people, pods that budgets hold, and a farrier that is killed between any two steps.
+//! A simulated fleet, small enough to play through every step of an upgrade: nodes that reboot, vanish and are cordoned
+//! by people, pods that budgets hold, and a farrier that is killed between any two steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Pure: tests of nodes on which another upgrade is in progress: an operator's, or an upgrade of another driver.
+//! Tests of nodes on which another upgrade is in progress: an operator's, or an upgrade of another driver.
 
 use serde_json::json;
 

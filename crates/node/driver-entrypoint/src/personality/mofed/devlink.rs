@@ -1,5 +1,5 @@
-//! Adapter: devlink parameters and the switchdev mode of devices, which are lost when their driver is unloaded. Uses
-//! the `devlink` program (iproute2) of the image; without it no parameters are kept.
+//! Devlink parameters and the switchdev mode of devices, which are lost when their driver is unloaded. Uses the
+//! `devlink` program (iproute2) of the image; without it no parameters are kept.
 
 use std::{
     path::{Path, PathBuf},

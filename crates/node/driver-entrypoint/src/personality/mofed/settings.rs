@@ -1,5 +1,4 @@
-//! Pure: settings of a MOFED container, from its arguments and the environment variables that users of the Network
-//! Operator know.
+//! Settings of a MOFED container, from its arguments and the environment variables that users of the Network Operator know.
 
 use crate::{
     blacklist::Blacklist,

@@ -1,4 +1,4 @@
-//! Pure: udev rules that name network interfaces without their port, as the in-tree drivers of older kernels do.
+//! Udev rules that name network interfaces without their port, as the in-tree drivers of older kernels do.
 
 /// Shell script that prints the name in `$1` without its port: `enp3s0f0` for `enp3s0f0np0`, and `enp3s0f0v1` for a
 /// virtual function's `enp3s0f0np0v1`.

@@ -1,5 +1,5 @@
-//! Adapter: optional daemons and tools of the driver. They are started if the image has them, and stopped by their PID
-//! files. The modules work without them.
+//! Optional daemons and tools of the driver. They are started if the image has them, and stopped by their PID files.
+//! The modules work without them.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Pure: command line and environment variables of `nvidia-driver`.
+//! Command line and environment variables of `nvidia-driver`.
 
 /// Usage text of `nvidia-driver`.
 pub(crate) const USAGE: &str = "\

@@ -1,5 +1,5 @@
-//! Adapter: parameter files at `/drivers`, which the operator mounts from the user's ConfigMap. They are checked before
-//! anything is unloaded: a silently lost parameter is worse than a driver that does not start.
+//! Parameter files at `/drivers`, which the operator mounts from the user's ConfigMap. They are checked before anything
+//! is unloaded: a silently lost parameter is worse than a driver that does not start.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Adapter: SELinux labels on the exposed device files, so that containers may use them on hosts with SELinux.
+//! SELinux labels on the exposed device files, so that containers may use them on hosts with SELinux.
 
 use std::{io, path::Path};
 

@@ -1,5 +1,5 @@
-//! Adapter: status files through which containers coordinate. The GPU driver's container writes below `/run/nvidia` for
-//! the operator's other containers; OFED's container writes at `/run/mellanox/drivers`.
+//! Status files through which containers coordinate. The GPU driver's container writes below `/run/nvidia` for the
+//! operator's other containers; OFED's container writes at `/run/mellanox/drivers`.
 
 use crate::{error::Error, files, modules::loaded::Loaded, node::Node};
 

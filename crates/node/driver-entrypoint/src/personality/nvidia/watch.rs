@@ -1,5 +1,5 @@
-//! Pure: decides when to load and unload a peer-memory module. The module depends on two drivers that are loaded and
-//! unloaded by other containers.
+//! Decides when to load and unload a peer-memory module. The module depends on two drivers that are loaded and unloaded
+//! by other containers.
 
 /// Observed state of the two drivers and of the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

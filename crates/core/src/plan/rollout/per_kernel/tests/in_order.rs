@@ -1,4 +1,4 @@
-//! Pure: tests of handing nodes over, and of new versions, in the order of an upgrade.
+//! Tests of handing nodes over, and of new versions, in the order of an upgrade.
 
 use proptest::prelude::*;
 use serde_json::json;

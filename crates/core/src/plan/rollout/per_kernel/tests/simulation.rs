@@ -1,5 +1,5 @@
-//! Pure: a simulated cluster, small enough to play through every step of a rollout: nodes, DaemonSets with their
-//! controller, pods.
+//! A simulated cluster, small enough to play through every step of a rollout: nodes, DaemonSets with their controller,
+//! pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 

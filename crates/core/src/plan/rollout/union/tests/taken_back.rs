@@ -1,4 +1,4 @@
-//! Pure: tests of union images that were rolled back or failed.
+//! Tests of union images that were rolled back or failed.
 
 use super::*;
 use crate::plan::{pause, rollback};
