@@ -91,6 +91,23 @@ fn no_crate_depends_upwards() {
     assert!(packages.len() > 20, "{} packages", packages.len());
 }
 
+/// The page lists each folder before the folders that it depends on.
+#[test]
+fn the_page_lists_the_crates_in_the_order_of_their_dependencies() {
+    let page = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | "));
+    let listed: Vec<&str> = rows.map(|(folder, _)| if folder == "src" { "" } else { folder }).collect();
+    let place = |folder: &str| listed.iter().position(|listed| *listed == folder);
+    let packages = packages();
+    for (name, package) in &packages {
+        let own = place(&package.folder).unwrap_or_else(|| panic!("the page does not list {name}"));
+        for used in package.dependencies.iter().filter_map(|used| packages.get(used)) {
+            let place = place(&used.folder);
+            assert!(place > Some(own), "{name} depends on {}, which the page lists before it", used.folder);
+        }
+    }
+}
+
 /// What decides has no clients, no runtime and no file system among its dependencies.
 #[test]
 fn the_core_has_no_input_and_output() {
