@@ -9,6 +9,8 @@ use clap::Args;
 use farrier_builder::parts::{Parts, TargetError};
 use farrier_cluster::ClusterError;
 use farrier_controller::{Planned, observe_and_plan};
+#[cfg(feature = "bootcheck")]
+use farrier_core::image::Definitions;
 use farrier_core::{
     image::{Digest, ImageName},
     plan::{NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, WriteNamespaces},
@@ -28,8 +30,6 @@ use super::{
     env_vars as vars, output,
     session::{Connection, Session},
 };
-#[cfg(feature = "bootcheck")]
-use farrier_core::image::Definitions;
 
 /// A certificate or an OpenPGP key that expires within this time is a finding, as for the alert
 /// FarrierCertificateEnds.
