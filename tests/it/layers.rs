@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 use walkdir::WalkDir;
 
-/// Place of a crate in the tree of folders. A crate depends only on crates of lower layers or of its own.
+/// Layer of a crate, given by its folder. A crate depends only on crates of its layer or of lower layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Layer {
     /// Formats and protocols that are useful without farrier.
@@ -43,7 +43,7 @@ impl Layer {
 struct Package {
     folder: String,
     layer: Layer,
-    /// Dependencies of the program, without those of its tests.
+    /// Normal dependencies; development dependencies are left out.
     dependencies: BTreeSet<String>,
 }
 
@@ -108,7 +108,7 @@ fn the_page_lists_the_crates_in_the_order_of_their_dependencies() {
     }
 }
 
-/// What decides has no clients, no runtime and no file system among its dependencies.
+/// The pure crates depend on no client, no async runtime and no file system.
 #[test]
 fn the_core_has_no_input_and_output() {
     let packages = packages();

@@ -1,4 +1,4 @@
-//! What an unload of a driver would take from the node, and which of it the definition allows.
+//! Effects that the unload of a driver has on the node, and the effects that the definition allows.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Network interfaces of a driver in other network namespaces: those of pods that have a virtual function, or a macvlan,
+//! Finds network interfaces of a driver in other network namespaces, such as those of pods that have a virtual function, or a macvlan,
 //! an ipvlan or a VLAN of one of the node's interfaces.
 
 use std::{
