@@ -26,17 +26,15 @@ const MEMORY: u32 = 2048;
 /// Timeout for one user and one state of the walls, with software emulation.
 const PLAY: Duration = Duration::from_mins(15);
 
-/// Users and walls to play with.
-const PLAYS: [(User, Walls); 6] = [
+/// Users and walls to play with. Each wall stands alone once; the other tests play every combination on this machine's kernel.
+const PLAYS: [(User, Walls); 4] = [
     (User::Root, Walls::Both),
     (User::Ordinary, Walls::Both),
-    (User::Root, Walls::OnlyA),
     (User::Ordinary, Walls::OnlyA),
     (User::Root, Walls::LeakOfRoot),
-    (User::Ordinary, Walls::LeakOfRoot),
 ];
 
-/// Boots the machine and plays all combinations in turn.
+/// Boots the machine and plays these combinations in turn.
 #[test]
 fn debian_12s_kernel_holds() {
     let release = releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel");
