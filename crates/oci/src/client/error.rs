@@ -17,6 +17,10 @@ pub enum RegistryError {
     /// The connection failed or broke. Transient, unless TLS is at fault (see [`ConnectionProblem`]).
     #[error("reach {host} to {action}")]
     Unreachable { host: String, action: String, source: Box<dyn Error + Send + Sync> },
+    /// Nothing listens at the registry's address, and the registry has not answered before. Transient, but a retry within
+    /// seconds is useless: the address is wrong, or the registry is not running.
+    #[error("registry {host}")]
+    Refused { host: String, source: NotListening },
     /// Status 5xx or 429, with the delay from `Retry-After`. Transient.
     #[error(
         "{host} answered {status} to {action}{}",
@@ -84,7 +88,7 @@ impl RegistryError {
             Self::Unreachable { source, .. } => {
                 connection_problem(source.as_ref()) == ConnectionProblem::Broken
             }
-            Self::Server { .. } | Self::Digest { .. } | Self::Missed { .. } => true,
+            Self::Refused { .. } | Self::Server { .. } | Self::Digest { .. } | Self::Missed { .. } => true,
             Self::NotSent { transient, .. } => *transient,
             Self::Denied { .. }
             | Self::TokenServer { .. }
@@ -99,9 +103,15 @@ impl RegistryError {
 
     /// Whether the registry was unreachable or failed with a server error.
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Server { .. })
+        matches!(self, Self::Unreachable { .. } | Self::Refused { .. } | Self::Server { .. })
     }
 }
+
+/// Nothing listens at an address. It is a source of the error, so that it is found in errors that contain
+/// [`RegistryError::Refused`].
+#[derive(Debug, thiserror::Error)]
+#[error("connection refused")]
+pub struct NotListening;
 
 /// Cause of a failed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +168,13 @@ fn is_about_our_certificate(alert: AlertDescription) -> bool {
             | AlertDescription::AccessDenied
             | AlertDescription::CertificateRequired
     )
+}
+
+/// Whether nothing listens at the address.
+pub(super) fn is_refused(error: &(dyn Error + 'static)) -> bool {
+    error_causes(error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Whether the TCP connection succeeded and TLS did not, so that the server may speak plain HTTP. An untrusted

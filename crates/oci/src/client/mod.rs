@@ -22,7 +22,7 @@ mod upload;
 
 pub use self::{
     disk_limit::{DiskLimit, free_space},
-    error::{ConnectionProblem, RegistryError, Result, connection_problem, excerpt},
+    error::{ConnectionProblem, NotListening, RegistryError, Result, connection_problem, excerpt},
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation},
     pace::{Pace, Pacer, TooSlow},

@@ -21,10 +21,11 @@ pub fn retry_delay(attempt: u32) -> Option<Duration> {
 const LONGEST_ASKED: Duration = Duration::from_mins(2);
 
 /// Delay before a failed call is retried: the backoff of [`retry_delay`], or the delay that the registry asks for if that
-/// is longer. `None` for permanent errors, after the last attempt, and when the registry asks for more than two minutes.
+/// is longer. `None` for permanent errors, for a registry that is not there, after the last attempt, and when the registry asks for more than two minutes.
 pub fn delay_after(error: &RegistryError, attempt: u32) -> Option<Duration> {
     let delay = retry_delay(attempt).filter(|_| error.is_transient())?;
     match error {
+        RegistryError::Refused { .. } => None,
         RegistryError::Server { after: Some(asked), .. } => {
             (*asked <= LONGEST_ASKED).then(|| delay.max(*asked))
         }
@@ -48,6 +49,7 @@ pub async fn pause_before(attempt: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client::error::NotListening;
 
     #[test]
     fn doubles_and_gives_up() {
@@ -73,6 +75,8 @@ mod tests {
         assert_eq!(delay_after(&error(Some(30)), RETRIES), None);
         assert!(delay_after(&error(None), 0).unwrap() <= FIRST);
         assert_eq!(delay_after(&RegistryError::Canceled, 0), None);
+        let refused = RegistryError::Refused { host: "r.example".to_owned(), source: NotListening };
+        assert_eq!((delay_after(&refused, 0), refused.is_transient()), (None, true));
         insta::assert_snapshot!(
             error(Some(30)),
             @"r.example answered 429 to list tags of x; retry after 30 s"

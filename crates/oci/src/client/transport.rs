@@ -5,7 +5,7 @@
 //! transfers.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     sync::{
         Arc,
@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::{
-    error::{RegistryError, Result, excerpt, speaks_something_else},
+    error::{NotListening, RegistryError, Result, excerpt, is_refused, speaks_something_else},
     pace::{Pace, Pacer, TooSlow},
     registry::Access,
 };
@@ -82,11 +82,13 @@ pub(super) struct Transport {
     pub(super) pace: Pace,
     /// Detected scheme of each host that may be used without TLS.
     schemes: Mutex<HashMap<String, &'static str>>,
+    /// Registries that have answered before. A refused connection to one of them is a restart.
+    answered: Mutex<HashSet<String>>,
 }
 
 impl Transport {
     pub(super) fn new(access: Arc<dyn Access>) -> Self {
-        Self { access, pace: Pace::default(), schemes: Mutex::default() }
+        Self { access, pace: Pace::default(), schemes: Mutex::default(), answered: Mutex::default() }
     }
 
     /// `<scheme>://<host>/v2/<repository>/<rest>`.
@@ -131,7 +133,8 @@ impl Transport {
         let mut before = moved.load(Ordering::Relaxed);
         loop {
             if let Ok(answer) = timeout(self.pace.within, &mut sending).await {
-                let mut answer = answer?;
+                let mut answer = answer.map_err(|error| self.classify(error, host))?;
+                self.answered.lock().insert(host.to_owned());
                 answer.extensions_mut().insert(Pacer::new(self.pace));
                 return Ok(answer);
             }
@@ -142,6 +145,17 @@ impl Transport {
                 return Err(too_slow(TooSlow(self.pace), host, action));
             }
             before = now;
+        }
+    }
+
+    fn classify(&self, error: RegistryError, host: &str) -> RegistryError {
+        match error {
+            RegistryError::Unreachable { source, .. }
+                if is_refused(source.as_ref()) && !self.answered.lock().contains(host) =>
+            {
+                RegistryError::Refused { host: host.to_owned(), source: NotListening }
+            }
+            error => error,
         }
     }
 }

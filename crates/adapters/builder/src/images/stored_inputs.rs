@@ -99,7 +99,7 @@ pub async fn look_at_root_fs(
     }
 }
 
-/// Looks up one root file system. A registry error is only logged, because the lookups of images report it.
+/// Looks up one root file system. A registry error is not reported here, because the lookups of images report it.
 async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: &mut Resolved) {
     if resolved.unverified_root_fs.contains_key(&key) {
         return;
@@ -113,7 +113,7 @@ async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: 
         Ok(found) => found.map(Unverified::Content),
         Err(error) if error.is_unreachable() => {
             resolved.unreachable = true;
-            tracing::warn!(
+            tracing::debug!(
                 error = error_chain(&error),
                 "cannot look up the root file systems in the registry"
             );

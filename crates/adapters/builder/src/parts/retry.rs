@@ -1,7 +1,9 @@
 //! Retries an action after transient errors, with the delays of [`retry_delay`].
 
-use farrier_store::registry::retry_delay;
-use oci::error_chain;
+use std::error::Error;
+
+use farrier_store::registry::{NotListening, retry_delay};
+use oci::{error_causes, error_chain};
 use tokio_util::sync::CancellationToken;
 
 use super::error::TargetError;
@@ -27,7 +29,9 @@ where
             Ok(value) => return Ok(value),
             Err(error) => error.into(),
         };
-        let delay = if error.is_transient() { retry_delay(attempt) } else { None };
+        let is_worthwhile =
+            error.is_transient() && !error_causes(&error).any(<dyn Error>::is::<NotListening>);
+        let delay = if is_worthwhile { retry_delay(attempt) } else { None };
         let Some(delay) = delay else { return Err(error) };
         attempt += 1;
         tracing::warn!(what, attempt, ?delay, error = %error_chain(&error), "transient fault, retrying");

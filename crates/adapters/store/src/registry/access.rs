@@ -110,11 +110,10 @@ pub fn hint(error: &RegistryError) -> Option<String> {
                 ConnectionProblem::NotTls => format!(
                     "plain HTTP is only used for loopback; pass --insecure-registry {host} to allow it"
                 ),
-                problem => connection_hint(problem, host).unwrap_or_else(|| {
-                    format!("check that the registry is running and that {host} is its address")
-                }),
+                problem => connection_hint(problem, host).unwrap_or_else(|| is_it_running(host)),
             })
         }
+        RegistryError::Refused { host, .. } => Some(is_it_running(host)),
         RegistryError::Denied { host, .. } => Some(format!(
             "run `docker login {host}` as a user with this permission, or check the name of the repository"
         )),
@@ -141,6 +140,10 @@ pub fn hint(error: &RegistryError) -> Option<String> {
         }
         error => net_error(error).and_then(NetError::hint),
     }
+}
+
+fn is_it_running(host: &str) -> String {
+    format!("check that the registry is running and that {host} is its address")
 }
 
 #[cfg(test)]

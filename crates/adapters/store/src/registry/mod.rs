@@ -6,9 +6,9 @@ mod signatures;
 
 pub use ::oci::client::{
     Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, DiskLimit, LayoutRegistry,
-    LocationError, MAX_TRIES, Pace, Pacer, Registry, RegistryError, RegistryLocation, RemoteRegistry,
-    Retrying, StoredManifest, TooSlow, Upload, connection_problem, excerpt, free_space, pause_before,
-    retry_delay,
+    LocationError, MAX_TRIES, NotListening, Pace, Pacer, Registry, RegistryError, RegistryLocation,
+    RemoteRegistry, Retrying, StoredManifest, TooSlow, Upload, connection_problem, excerpt, free_space,
+    pause_before, retry_delay,
 };
 
 pub use self::signatures::{Joined, is_joined, join};
