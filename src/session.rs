@@ -95,7 +95,12 @@ impl Session {
             return Ok(Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube) });
         }
         let path = cluster.strip_prefix("dir:").filter(|path| !path.is_empty()).ok_or_else(|| {
-            CliError::usage(format!("--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH"))
+            let meant = if Path::new(cluster).is_dir() {
+                format!("; did you mean dir:{cluster}?")
+            } else {
+                String::new()
+            };
+            CliError::usage(format!("--cluster: {cluster:?} is not kube, kube:CONTEXT or dir:PATH{meant}"))
         })?;
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })
     }

@@ -95,11 +95,11 @@ impl de::Error for DecodeError {
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
-        Self::new(format!("unknown value {}; {}", shown(variant), known(expected)))
+        Self::new(format!("unknown value {}; {}", shown(variant), suggestion(variant, expected)))
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
-        let message = format!("unknown field {}; {}", shown(field), known(expected));
+        let message = format!("unknown field {}; {}", shown(field), suggestion(field, expected));
         Self { unknown_field: Some(field.to_owned()), ..Self::new(message) }
     }
 
@@ -108,8 +108,23 @@ impl de::Error for DecodeError {
     }
 }
 
-fn known(names: &[&str]) -> String {
-    format!("known: {}", names.join(", "))
+fn suggestion(name: &str, known: &[&str]) -> String {
+    match similar(name, known.iter().copied()) {
+        Some(meant) => format!("did you mean {meant:?}?"),
+        None => format!("known: {}", known.join(", ")),
+    }
+}
+
+/// Returns the known name that was probably meant by a mistyped one: at most a third of its characters differ.
+pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let length = name.chars().count();
+    // A hostile name must not cost time.
+    if length > 64 {
+        return None;
+    }
+    let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(name, known), known));
+    let (distance, nearest) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance * 3 <= length).then_some(nearest)
 }
 
 fn shown(text: &str) -> String {

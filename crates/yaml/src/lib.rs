@@ -11,7 +11,7 @@ use std::{
     rc::Rc,
 };
 
-pub use decode::decode;
+pub use decode::{decode, similar};
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span, options};
 
 /// Maximum nesting depth, aliases followed. It bounds the recursion over a tree and its drop. Valid documents

@@ -111,7 +111,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             names.claim(&mut report, "driver image", &image.metadata.name);
             validate::image(&mut report, &image, &definitions.templates);
             if templates_are_sound {
-                errors.extend(validate::rendering(&image, &definitions.templates));
+                validate::rendering(&mut report, &image, &definitions.templates);
             }
             definitions.images.insert(image.metadata.name.clone(), image.clone());
             read.push(needs::Read { file, document, image });

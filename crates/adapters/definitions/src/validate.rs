@@ -135,25 +135,36 @@ fn in_template(file: &File, line: usize, message: String) -> DefinitionError {
     DefinitionError::at(file, YamlError { at: Position { line, column: 1 }, message })
 }
 
-/// Reports a template with a variable that the image does not define, by rendering the template for an ordinary kernel.
-pub(super) fn rendering(
-    image: &DriverImage,
-    templates: &BTreeMap<String, String>,
-) -> Option<DefinitionError> {
+/// Reports variables of a template that the image does not define, by rendering the template for an ordinary kernel.
+pub(super) fn rendering(report: &mut Report<'_>, image: &DriverImage, templates: &BTreeMap<String, String>) {
     let spec = &image.spec;
-    let text = templates.get(spec.template.as_str())?;
-    let target = KernelTarget {
+    let (Some(text), Some(target)) = (templates.get(spec.template.as_str()), ordinary_kernel()) else {
+        return;
+    };
+    let mut context = image.template_context("toolchain", "1.0", &target);
+    context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
+    while let Err(error) = template::render(&spec.template, text, &context) {
+        let Some(name) = error.missing_var.filter(|name| !context.vars.contains_key(name)) else {
+            let image = image.metadata.name.as_str();
+            let file =
+                File { name: format!("templates/{}.Dockerfile.hbs", spec.template), text: text.clone() };
+            let message = format!("{} for driver image {image:?}", error.reason);
+            report.errors.push(in_template(&file, error.line, message));
+            return;
+        };
+        let message = format!("template {} needs {name}; add `{name}: \"\"`, or its value", spec.template);
+        report.wrong(&["spec", "vars"], message);
+        context.vars.insert(name, String::new());
+    }
+}
+
+fn ordinary_kernel() -> Option<KernelTarget> {
+    Some(KernelTarget {
         os: "debian".parse().ok()?,
         os_version: "12".parse().ok()?,
         release: "6.1.0-1-amd64".parse().ok()?,
         arch: Architecture::Amd64,
-    };
-    let name = image.metadata.name.as_str();
-    let mut context = image.template_context("toolchain", "1.0", &target);
-    context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
-    let error = template::render(&spec.template, text, &context).err()?;
-    let file = File { name: format!("templates/{}.Dockerfile.hbs", spec.template), text: text.clone() };
-    Some(in_template(&file, error.line, format!("{} for driver image {name:?}", error.reason)))
+    })
 }
 
 /// The names in use, with the file that defines each.

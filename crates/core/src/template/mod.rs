@@ -61,6 +61,8 @@ pub struct TemplateError {
     pub line: usize,
     /// Description of the problem, with the name of the variable.
     pub reason: String,
+    /// Name of the variable in `vars` that is missing.
+    pub missing_var: Option<String>,
 }
 
 impl TemplateContext {
@@ -129,6 +131,7 @@ impl Templates {
             template: name.to_owned(),
             line: line.unwrap_or_default(),
             reason,
+            missing_var: None,
         };
         if let Some(value) = context.value_with_line_break() {
             return Err(failed(None, format!("the value {value:?} holds a line break")));
@@ -136,7 +139,10 @@ impl Templates {
         if !self.0.has_template(name) {
             register(&mut self.0, name, text)?;
         }
-        self.0.render(name, context).map_err(|error| failed(error.line_no, reason(&error)))
+        self.0.render(name, context).map_err(|error| TemplateError {
+            missing_var: missing_var(&error),
+            ..failed(error.line_no, reason(&error))
+        })
     }
 
     /// Renders one line, such as a tag pattern, from named values. The error is only the reason.
@@ -151,7 +157,12 @@ impl Templates {
                 .register_template_string(&name, text)
                 .map_err(|_| format!("invalid Handlebars: {text}"))?;
         }
-        self.0.render(&name, values).map_err(|error| reason(&error))
+        self.0.render(&name, values).map_err(|error| {
+            let known = serde_json::to_value(values).unwrap_or_default();
+            let known = known.as_object().into_iter().flat_map(serde_json::Map::keys);
+            let known = known.map(String::as_str).collect::<Vec<_>>();
+            format!("{}; known: {}", reason(&error), known.join(", "))
+        })
     }
 }
 
@@ -167,7 +178,7 @@ pub fn parse(name: &str, text: &str) -> Result<(), TemplateError> {
 
 fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), TemplateError> {
     if let Some((line, reason)) = nesting::too_deep(text) {
-        return Err(TemplateError { template: name.to_owned(), line, reason });
+        return Err(TemplateError { template: name.to_owned(), line, reason, missing_var: None });
     }
     engine.register_template_string(name, text).map_err(|error| TemplateError {
         template: name.to_owned(),
@@ -179,6 +190,7 @@ fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), T
             }
             other => other.to_string(),
         },
+        missing_var: None,
     })
 }
 
@@ -200,6 +212,13 @@ fn reason(error: &handlebars::RenderError) -> String {
             format!("word {} after `{helper}` is missing or an unknown variable", index + 1)
         }
         other => other.to_string(),
+    }
+}
+
+fn missing_var(error: &handlebars::RenderError) -> Option<String> {
+    match error.reason() {
+        RenderErrorReason::MissingVariable(Some(path)) => path.strip_prefix("vars.").map(str::to_owned),
+        _ => None,
     }
 }
 
