@@ -48,7 +48,8 @@ pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError>
             let PlannedCell { image, target, outcome, .. } = planned;
             [image.to_string(), target.to_string(), output::printable(&outcome.why_not())]
         };
-        output::table(["BUILT AGAIN", "KERNEL", "BECAUSE"], failed.iter().map(row))
+        let table = output::table(["CLEARED", "KERNEL", "FAILED BECAUSE"], failed.iter().map(row));
+        format!("{table}\nthe next run of the controller builds it, or `farrier build`")
     })?;
     Ok(Exit::Done)
 }

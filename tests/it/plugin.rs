@@ -119,7 +119,7 @@ fn a_build_that_failed_is_tried_again() {
     fs::write(&record, failure.to_string()).unwrap();
     assert!(done(&mut kubectl(&live, "farrier status")).contains("failed"));
     let again = done(&mut kubectl(&live, &format!("farrier retry driver {KERNEL}")));
-    assert!(again.contains("BUILT AGAIN") && again.contains("error: no such thing"), "{again}");
+    assert!(again.contains("CLEARED") && again.contains("error: no such thing"), "{again}");
     assert!(!record.exists());
     assert!(done(&mut kubectl(&live, "farrier status")).contains("missing"));
     for image in ["driver", "nonesuch"] {
