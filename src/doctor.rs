@@ -13,7 +13,9 @@ use farrier_controller::{Planned, observe_and_plan};
 use farrier_core::image::Definitions;
 use farrier_core::{
     image::{Digest, ImageName},
-    plan::{NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, WriteNamespaces},
+    plan::{
+        NoNodeReason, NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, UnusedImage, WriteNamespaces,
+    },
     provenance::Confinement,
 };
 use farrier_engines::Engine;
@@ -265,16 +267,26 @@ impl Visit {
             }
         }
         let mut left: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
-        for node in &plan.left_alone {
+        for node in &plan.skipped_nodes {
             left.entry(&node.why).or_default().push(&node.node);
         }
         for (why, nodes) in left {
             let says = match nodes[..] {
-                [node] => format!("{node} is left alone: {why}"),
-                [node, ..] => format!("{} are left alone, {node} among them: {why}", nodes.len()),
+                [node] => format!("{node} is skipped: {why}"),
+                [node, ..] => format!("{} are skipped, {node} among them: {why}", nodes.len()),
                 [] => continue,
             };
             self.missing("nodes", says, &why.remedy(nodes[0]));
+        }
+        for UnusedImage { image, why } in &plan.unused_images {
+            let says = format!("image {image}: {why}");
+            // That some images of many are for no node is in order; that all are, or that a label is nearly right, is not.
+            if plan.cells.is_empty() || matches!(why, NoNodeReason::NoLabel { nearest: Some(_), .. }) {
+                let hint = "correct `nodes` of the definition, or label the nodes: kubectl label node NODE LABEL=VALUE";
+                self.missing("nodes", says, hint);
+            } else {
+                self.fine("nodes", says);
+            }
         }
         let mut skipped: BTreeMap<String, Vec<&PlannedCell>> = BTreeMap::new();
         for cell in &plan.cells {

@@ -38,6 +38,10 @@ pub struct PlanCommandArgs {
     /// Print only the list of builds, from which a CI system makes jobs of `farrier build --push`
     #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
     pub matrix: Option<MatrixForm>,
+    /// Exit with 1 if something needs attention: a conflict, a failed build, an image that cannot be built, a skipped node
+    /// or a rollout on hold
+    #[arg(long)]
+    pub exit_code: bool,
 }
 
 #[derive(Debug, Args)]
@@ -87,32 +91,37 @@ impl From<MatrixForm> for plan::MatrixForm {
 
 /// Runs `farrier plan`.
 pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
-    let PlanCommandArgs { mut plan, matrix } = args;
+    let PlanCommandArgs { mut plan, matrix, exit_code } = args;
     // The jobs run on the CI system's own machines, so this machine's limits do not apply, as for builds in a
     // cluster.
     if matrix.is_some() {
         plan.engine.engine = EngineChoice::Kubernetes;
     }
     let (parts, cluster) = session.of_cluster(&plan).await?;
-    let Some(form) = matrix else { return show(session, &parts, cluster.as_ref()).await };
-    let planned = observe_and_plan(&parts, cluster.as_ref()).await?;
-    // The list cannot express what cannot be built, and why.
-    if planned.unreachable || planned.plan.cells.iter().any(|cell| cell.outcome.is_unbuildable()) {
-        output::message(&output::plan(&planned.plan));
+    let Planned { plan, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let attention = if exit_code && plan.needs_attention() { Exit::Failed } else { Exit::Done };
+    let exit = if unreachable { Exit::Unreachable } else { attention };
+    let Some(form) = matrix else {
+        session.show(&plan, output::plan)?;
+        return Ok(exit);
+    };
+    // The list cannot express what is not built, and why.
+    if unreachable || plan.needs_attention() {
+        output::message(&output::plan(&plan));
     }
     // Jobs must not be made from an incomplete plan.
-    if planned.unreachable {
-        return Ok(Exit::Unreachable);
+    if unreachable {
+        return Ok(exit);
     }
-    let text = plan::ci_matrix(&planned.plan, form.into());
+    let text = plan::ci_matrix(&plan, form.into());
     // An empty list prints no line at all.
     if !text.is_empty() {
         output::result(&text)?;
     }
-    Ok(Exit::Done)
+    Ok(exit)
 }
 
-/// Prints the plan, for both `plan` and `run --dry-run`.
+/// Prints the plan, for `run --dry-run`.
 pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit> {
     let planned = observe_and_plan(parts, cluster).await?;
     session.show(&planned.plan, output::plan)?;

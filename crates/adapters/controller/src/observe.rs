@@ -144,8 +144,8 @@ impl LookupCache {
     }
 }
 
-/// Makes each round of lookups, as far as `observed` lacks the answers, then the plan. Sets `unreachable` if the registry
-/// is unreachable.
+/// Makes each round of lookups, as far as `observed` lacks the answers, then the plan. Sets `unreachable` if an image
+/// cannot be looked up.
 pub(super) async fn look_up_and_plan(
     parts: &Parts,
     inputs: &PlanInputs<'_>,
@@ -185,7 +185,7 @@ async fn look_up_images(
             Ok(None) => drop(observed.absent.insert(reference)),
             Ok(Some(published)) => drop(observed.published.insert(reference, published)),
             Err(error) => {
-                *unreachable |= error.is_unreachable();
+                *unreachable = true;
                 observed.unreachable.insert(reference, with_hint(&error));
             }
         }

@@ -14,6 +14,7 @@ use super::{
     node::{NodeGroup, group_nodes},
     outcome::Key,
     skip_reason::explained,
+    unused_image::UnusedImage,
 };
 use crate::{
     image::{Chains, DriverImage, ImageName, ImageReference, Need},
@@ -34,7 +35,9 @@ pub(super) struct FixedParts<'a> {
     pub(super) inputs: PlanInputs<'a>,
     pub(super) chains: Chains,
     /// Nodes that the plan skips, because they have no usable kernel target.
-    pub(super) left_alone: Vec<SkippedNode>,
+    pub(super) skipped_nodes: Vec<SkippedNode>,
+    /// Images for which there is no node, in dependency order.
+    pub(super) unused_images: Vec<UnusedImage>,
     /// Nodes with their own driver, sorted by image, then target.
     pub(super) own_drivers: Vec<OwnDriver>,
 }
@@ -91,8 +94,12 @@ impl<'a> Matrix<'a> {
         let mut demands = demands(inputs, &chains, &groups);
         let mut templates = Templates::default();
         let mut rows: Vec<Vec<DraftedCell<'_>>> = Vec::new();
+        let mut unused_images = Vec::new();
         for name in chains.order() {
             let (Some(image), Some(demands)) = (images.get(name), demands.remove(name)) else { continue };
+            if demands.is_empty() {
+                unused_images.extend(UnusedImage::of(name, &image.spec.nodes, &groups));
+            }
             let drafted = |(target, demand): (&KernelTarget, Demand<'a>)| {
                 let request = CellRequest { inputs: inputs.cells, image, target };
                 let need_draft =
@@ -105,8 +112,11 @@ impl<'a> Matrix<'a> {
             rows.push(row);
         }
         let own_drivers = own_drivers(images, &groups);
-        let left_alone = left_alone(&groups);
-        Self { fixed: FixedParts { inputs: *inputs, chains, left_alone, own_drivers }, rows }
+        let skipped_nodes = skipped_nodes(&groups);
+        Self {
+            fixed: FixedParts { inputs: *inputs, chains, skipped_nodes, unused_images, own_drivers },
+            rows,
+        }
     }
 
     /// Round 1: lists every name of every cell that the definitions and the resolved inputs allow. The cell's needs may be
@@ -138,7 +148,7 @@ pub(super) fn find<'c, C>(
 }
 
 /// Returns the nodes without a usable kernel target, except for ignored nodes.
-fn left_alone(groups: &[NodeGroup<'_>]) -> Vec<SkippedNode> {
+fn skipped_nodes(groups: &[NodeGroup<'_>]) -> Vec<SkippedNode> {
     let mut found = Vec::new();
     for group in groups {
         if let Err(why) = &group.target

@@ -59,6 +59,7 @@ mod target;
 pub mod testing;
 mod unfinished;
 mod union;
+mod unused_image;
 #[expect(clippy::similar_names, reason = "`node` and `note` are the natural names")]
 mod upgrade;
 mod why;
@@ -67,7 +68,7 @@ mod write_namespaces;
 pub use activity::{Activity, BuildActivity, Stage};
 pub use announced::{
     AnnouncedBy, AnnouncementReason, Announcements, Platform, TrackedKernel, UnusedAnnouncement, called_for,
-    newest, rpm_flavour,
+    newest, rpm_flavor,
 };
 pub use budget::Budget;
 pub use build_times::{BuildTime, BuildTimes};
@@ -123,12 +124,13 @@ pub use status::{StatusEntry, StatusRow, status, status_at, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
 pub use table::{
-    Table, counts, decided, left_alone, readiness_table, status_table, summary, tables, why_not,
+    Table, counts, decided, readiness_table, skipped_nodes, status_table, summary, tables, why_not,
     with_short_digests,
 };
 pub use target::{ManifestLocation, RolloutObject, RolloutTarget};
 pub use unfinished::{RolloutWait, UnfinishedRollout, unfinished_kernels, unfinished_rollouts};
 pub use union::{PlannedUnion, UnionMember, images_in_use};
+pub use unused_image::{NoNodeReason, UnusedImage};
 pub use upgrade::{
     DriverPod, Forecast, JobKind, JobState, PlannedNodeUpgrade, PlannedUpgrade, Upgrade, UpgradeNode,
     UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait, abandoned, forgiven, upgrade_table,

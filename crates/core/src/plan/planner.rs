@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::{
     Cell, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
-    PlannedUnion, RolloutDecision, SkippedNode, UnusedAnnouncement,
+    PlannedUnion, RolloutDecision, SkippedNode, UnusedAnnouncement, UnusedImage,
 };
 use crate::image::{Digest, ImageReference};
 
@@ -20,7 +20,9 @@ pub struct Plan {
     /// Published images without the site's signature.
     pub signatures: Vec<PlannedSignature>,
     /// Nodes without a known kernel target.
-    pub left_alone: Vec<SkippedNode>,
+    pub skipped_nodes: Vec<SkippedNode>,
+    /// Images for which there is no node.
+    pub unused_images: Vec<UnusedImage>,
     /// Nodes that an image skips because they bring their own driver.
     pub own_drivers: Vec<OwnDriver>,
     /// Images with the payloads of several kernels to assemble and publish.
@@ -34,6 +36,18 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether something waits for a person: a tag conflict, a failed build, an image that cannot be built, a skipped node or a
+    /// held rollout.
+    pub fn needs_attention(&self) -> bool {
+        let is_stuck = |cell: &PlannedCell| {
+            cell.outcome.is_unbuildable()
+                || matches!(cell.outcome.phase(), Phase::Conflict | Phase::Failed | Phase::Unknown)
+        };
+        self.cells.iter().any(is_stuck)
+            || !self.skipped_nodes.is_empty()
+            || self.rollouts.iter().any(|rollout| matches!(rollout.decision, RolloutDecision::Hold(_)))
+    }
+
     /// Returns the cells in a phase, judged by registry and cluster alone.
     pub fn cells_in(&self, phase: Phase) -> impl Iterator<Item = &PlannedCell> {
         self.cells.iter().filter(move |cell| cell.outcome.phase() == phase)
@@ -98,7 +112,8 @@ impl Serialize for Plan {
         let Self {
             cells,
             signatures,
-            left_alone,
+            skipped_nodes,
+            unused_images,
             own_drivers,
             unions,
             unused_announcements,
@@ -115,7 +130,8 @@ impl Serialize for Plan {
             held_back: of(Phase::Failed),
             unknown: of(Phase::Unknown),
             skipped,
-            left_alone,
+            skipped_nodes,
+            unused_images,
             own_drivers,
             unions,
             unused_announcements,
@@ -140,7 +156,9 @@ struct Document<'a> {
     held_back: Vec<&'a Outcome>,
     unknown: Vec<&'a Outcome>,
     skipped: Vec<&'a PlannedCell>,
-    left_alone: &'a [SkippedNode],
+    skipped_nodes: &'a [SkippedNode],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    unused_images: &'a [UnusedImage],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     own_drivers: &'a [OwnDriver],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]

@@ -132,10 +132,11 @@ impl DecidedMatrix<'_> {
                 && observed.image(&union.reference, union.architecture).is_none()
         };
         let unused_announcements = inputs.announced.unused.clone();
-        let FixedParts { left_alone, own_drivers, .. } = self.fixed;
+        let FixedParts { skipped_nodes, unused_images, own_drivers, .. } = self.fixed;
         Plan {
             signatures,
-            left_alone,
+            skipped_nodes,
+            unused_images,
             own_drivers,
             unions: unions.into_iter().filter(is_missing).collect(),
             unused_announcements,

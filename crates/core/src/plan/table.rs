@@ -32,7 +32,8 @@ pub fn tables(plan: &Plan) -> Vec<Table> {
         images(plan),
         rollouts(plan),
         nodes(plan),
-        left_alone(plan),
+        skipped_nodes(plan),
+        unused_images(plan),
         own_drivers(plan),
         unused_announcements(plan),
     ];
@@ -52,8 +53,17 @@ pub fn summary(plan: &Plan) -> String {
 
 /// Returns the number of items of each kind. Kinds without items are omitted.
 pub fn counts(plan: &Plan) -> String {
-    let Plan { cells, signatures, left_alone, own_drivers, unions, unused_announcements, rollouts, nodes } =
-        plan;
+    let Plan {
+        cells,
+        signatures,
+        skipped_nodes,
+        unused_images,
+        own_drivers,
+        unions,
+        unused_announcements,
+        rollouts,
+        nodes,
+    } = plan;
     let misses_tags = |cell: &&PlannedCell| matches!(&cell.outcome, Outcome::UpToDate { missing_tags, .. } if !missing_tags.is_empty());
     let count =
         |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
@@ -76,7 +86,11 @@ pub fn counts(plan: &Plan) -> String {
             "already set",
         ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
-        (left_alone.len(), if left_alone.len() == 1 { "node skipped" } else { "nodes skipped" }),
+        (skipped_nodes.len(), if skipped_nodes.len() == 1 { "node skipped" } else { "nodes skipped" }),
+        (
+            unused_images.len(),
+            if unused_images.len() == 1 { "image without nodes" } else { "images without nodes" },
+        ),
         (own_drivers.iter().map(|own| own.nodes.len()).sum(), "with their own driver"),
         (nodes.iter().filter(|node| node.change.is_some()).count(), "to mark for their next kernel"),
         (
@@ -251,9 +265,15 @@ fn nodes(plan: &Plan) -> Table {
 
 /// Returns the table of skipped nodes, with one row per reason: in a fleet without labels, ten thousand rows would add
 /// nothing.
-pub fn left_alone(plan: &Plan) -> Table {
-    let left = plan.left_alone.iter().map(|left| (left.why.to_string(), left.node.as_str()));
+pub fn skipped_nodes(plan: &Plan) -> Table {
+    let left = plan.skipped_nodes.iter().map(|left| (left.why.to_string(), left.node.as_str()));
     by_reason("SKIPPED NODES", left)
+}
+
+fn unused_images(plan: &Plan) -> Table {
+    let unused =
+        plan.unused_images.iter().map(|unused| vec![unused.image.to_string(), unused.why.to_string()]);
+    table(&["IMAGES WITHOUT NODES", "WHY"], unused)
 }
 
 fn own_drivers(plan: &Plan) -> Table {

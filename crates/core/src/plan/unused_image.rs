@@ -1,0 +1,106 @@
+//! Images whose selector matches no node, with the label that was probably meant.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{NodeFacts, node::NodeGroup, skip_reason::explained};
+use crate::image::{ImageName, NodeSelector};
+
+/// Image whose `nodes` matches no node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnusedImage {
+    /// Name of the image.
+    pub image: ImageName,
+    /// The first label that keeps nodes out.
+    #[serde(serialize_with = "explained")]
+    pub why: NoNodeReason,
+}
+
+/// Reason why a selector matches no node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+pub enum NoNodeReason {
+    /// No node has the label, with any value. `nearest` is a label that some nodes have.
+    #[error("no node has label {label}{}", .nearest.as_ref().map(|near| format!("; nearest: {near} on {}", node_count(*.nodes))).unwrap_or_default())]
+    NoLabel { label: String, nearest: Option<String>, nodes: usize },
+    /// Nodes have the label with other values.
+    #[error("no node has label {label}={value}; it is {found:?} on {}", node_count(*.nodes))]
+    OtherValue { label: String, value: String, found: String, nodes: usize },
+    /// Each label is on some node, but no node has all of them.
+    #[error("no node has all of these labels: {}", .labels.join(", "))]
+    NotTogether { labels: Vec<String> },
+}
+
+fn node_count(nodes: usize) -> String {
+    format!("{nodes} {}", if nodes == 1 { "node" } else { "nodes" })
+}
+
+impl UnusedImage {
+    /// Returns the reason if the selector matches no node; `None` if there are no nodes at all.
+    pub(super) fn of(
+        image: &ImageName,
+        selector: &NodeSelector,
+        groups: &[NodeGroup<'_>],
+    ) -> Option<UnusedImage> {
+        if groups.is_empty() || groups.iter().any(|group| selector.matches(&group.sample.labels)) {
+            return None;
+        }
+        let wanted = selector.match_labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let missing = wanted.clone().find_map(|(key, value)| missing_label(key, value, groups));
+        let labels = || wanted.map(|(key, value)| format!("{key}={value}")).collect();
+        let why = missing.unwrap_or_else(|| NoNodeReason::NotTogether { labels: labels() });
+        Some(UnusedImage { image: image.clone(), why })
+    }
+}
+
+fn missing_label(key: &str, value: &str, groups: &[NodeGroup<'_>]) -> Option<NoNodeReason> {
+    let mut values: BTreeMap<&str, usize> = BTreeMap::new();
+    for group in groups {
+        if let Some(found) = group.sample.labels.get(key) {
+            *values.entry(found).or_default() += group.nodes.len();
+        }
+    }
+    if values.contains_key(value) {
+        return None;
+    }
+    if let Some((found, nodes)) = values.into_iter().max_by_key(|(_, nodes)| *nodes) {
+        let (label, value, found) = (key.to_owned(), value.to_owned(), found.to_owned());
+        return Some(NoNodeReason::OtherValue { label, value, found, nodes });
+    }
+    let nodes = || groups.iter().flat_map(|group| group.nodes.iter().copied());
+    let nearest =
+        nodes().flat_map(|node: &NodeFacts| node.labels.keys()).find(|label| is_similar(label, key));
+    let count = nearest.map_or(0, |near| nodes().filter(|node| node.labels.contains_key(near)).count());
+    Some(NoNodeReason::NoLabel { label: key.to_owned(), nearest: nearest.cloned(), nodes: count })
+}
+
+/// Whether a label was probably mistyped. `pci-10de` and `pci-15b3` differ in three characters and are both right.
+fn is_similar(label: &str, wanted: &str) -> bool {
+    label.len().abs_diff(wanted.len()) <= 2 && strsim::damerau_levenshtein(label, wanted) <= 2
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::plan::{Plan, testing::Fleet};
+
+    fn reasons(plan: &Plan) -> Vec<String> {
+        plan.unused_images.iter().map(|unused| format!("{}: {}", unused.image, unused.why)).collect()
+    }
+
+    #[test]
+    fn a_selector_that_matches_no_node_is_reported_with_the_nearest_label() {
+        let mut fleet = Fleet::new(&["6.1.0-47-amd64", "6.1.0-48-amd64"]);
+        assert_eq!(reasons(&fleet.plan()), [""; 0]);
+        for index in 0..2 {
+            let value = fleet.node(index).labels.remove("pci").unwrap();
+            fleet.node(index).labels.insert("pic".to_owned(), value);
+        }
+        assert_eq!(reasons(&fleet.plan()), ["mft: no node has label pci; nearest: pic on 2 nodes"]);
+        fleet.node(0).labels.insert("pci".to_owned(), "no".to_owned());
+        assert_eq!(reasons(&fleet.plan()), [r#"mft: no node has label pci=yes; it is "no" on 1 node"#]);
+        fleet.node(1).labels.insert("pci".to_owned(), "yes".to_owned());
+        assert_eq!(reasons(&fleet.plan()), [""; 0]);
+    }
+}
