@@ -333,7 +333,7 @@ impl Bench {
             assert!(began.elapsed() < QUIET_LIMIT, "the nodes keep changing");
         }
         eprintln!(
-            "the nodes have been left alone since {} s",
+            "the nodes have not been written since {} s",
             began.elapsed().saturating_sub(QUIET).as_secs()
         );
     }

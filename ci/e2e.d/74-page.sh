@@ -43,6 +43,6 @@ expect 30 "the page shows the paused rollout" says viewer rollouts.html "it is p
 steady 4 "nothing is written" ds_spec solo
 expect 0 "the rollout resumes" act resume
 expect 30 "kernel B's image is set" has_image solo "$image_b"
-expect 0 "the rollout is reverted" act put-back
+expect 0 "the rollout is reverted" act restore
 expect 10 "the DaemonSet has the previous image" has_image solo "$image_a"
 steady 4 "the running farrier keeps the previous image" has_image solo "$image_a"

@@ -74,7 +74,7 @@ grep -qF "$kernel_b" "$here/page/index.html" || expect 0 "the page's files show 
 answers 0 "$mark=true;solo" "$farrier" why "node/$run-$scenario-n1"
 answers 0 "published" "$farrier" why "node/$last"
 answers 0 "published;$kernel_b" "$farrier" why "$driver" "$kernel_b"
-answers 1 "left alone;kubectl label --overwrite node;may be written;$no_headers" "$farrier" doctor
+answers 1 "skipped;kubectl label --overwrite node;may be written;$no_headers" "$farrier" doctor
 answers 0 "ready for $kernel_b" "$farrier" preflight --kernel "$kernel_b" --node "$last"
 answers 1 "more: not ready for $no_headers" "$farrier" preflight --kernel "$no_headers"
 answers 0 "definitions/images/mstflint.yaml" env KUBECONFIG="$kubeconfig" "$farrier" init "$here/init/definitions" --driver "$driver"

@@ -5,9 +5,9 @@
 
 # Debian's packages as installed on a node, with headers in three places: the kernel's tree, a common tree and the kernel's own
 # tools.
-flavour="cloud-$(dpkg --print-architecture)"
-kernel="$(debian_kernels bookworm-security 1 "$flavour")"
-[ -n "$kernel" ] || expect 0 "the security suite has a kernel of the flavour $flavour" false
+flavor="cloud-$(dpkg --print-architecture)"
+kernel="$(debian_kernels bookworm-security 1 "$flavor")"
+[ -n "$kernel" ] || expect 0 "the security suite has a kernel of the flavor $flavor" false
 # A separate registry path, because another scenario may have stored this kernel's headers in the shared one.
 registry="$registry/$scenario"
 mkdir -p "$here/host" "$here/node" "$here/definitions/kernels"

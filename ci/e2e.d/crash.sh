@@ -55,7 +55,7 @@ plan_tells() {
 }
 event_tells() {
     k get events.events.k8s.io -n "$drivers" -o json | jq -e --arg words "$crash_words" '.items
-        | any(.regarding.name == "solo" and .reason == "RolloutPutBack" and (.note | contains($words)))'
+        | any(.regarding.name == "solo" and .reason == "RolloutRestored" and (.note | contains($words)))'
 }
 never_good() { not grep -q '"state":"good"' <(k get daemonset solo -n "$drivers" -o json | jq -r '.metadata.annotations["farrier.dev/record"] // ""'); }
 

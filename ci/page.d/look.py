@@ -182,7 +182,7 @@ class Look:
 
     def live(self, fleet, nodes, old, new):
         """Open pages follow the cluster without a reload, and keep the user's position."""
-        driver, says = self.driver, "document.body.textContent.includes('left alone 2 nodes')"
+        driver, says = self.driver, "document.body.textContent.includes('skipped 2 nodes')"
         self.window(1280, "light", 100)
         driver.get(fleet)
         driver.execute_script(PLACE)

@@ -56,7 +56,7 @@ pub fn text(report: &GcReport, remote: bool) -> String {
 
 fn state(state: &GcState) -> &'static str {
     match state {
-        GcState::WouldGo => "would be deleted",
+        GcState::WouldDelete => "would be deleted",
         GcState::Deleted => "deleted",
         GcState::Failed { .. } => "failed",
         GcState::Untouched => "not tried",

@@ -1,7 +1,7 @@
 //! Output of plans and of the status matrix as text.
 
 use farrier_core::plan::{
-    PastUpgrade, Plan, PlannedUpgrade, StatusRow, Table, left_alone, past_table, status_table, summary,
+    PastUpgrade, Plan, PlannedUpgrade, StatusRow, Table, past_table, skipped_nodes, status_table, summary,
     tables, upgrade_table,
 };
 
@@ -24,8 +24,8 @@ pub fn status(rows: &[StatusRow], plan: &Plan) -> String {
     } else {
         laid_out(&status_table(rows))
     };
-    let left_alone = left_alone(plan);
-    if left_alone.rows.is_empty() { matrix } else { format!("{matrix}\n{}", laid_out(&left_alone)) }
+    let skipped_nodes = skipped_nodes(plan);
+    if skipped_nodes.rows.is_empty() { matrix } else { format!("{matrix}\n{}", laid_out(&skipped_nodes)) }
 }
 
 /// Formats the state of upgrades and their nodes.

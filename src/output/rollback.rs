@@ -90,16 +90,16 @@ mod tests {
 
     #[test]
     fn people_read_what_became_of_each_field_and_how_to_go_on() {
-        let put_back = || RollbackOutcome::PutBack { from: "new@1".to_owned(), to: "old:1".to_owned() };
+        let restored = || RollbackOutcome::Restored { from: "new@1".to_owned(), to: "old:1".to_owned() };
         let all = [
-            taken("a/put-back", put_back(), None),
+            taken("a/restored", restored(), None),
             taken("b/released", RollbackOutcome::Released { holds: "theirs:1".to_owned() }, None),
             taken(
                 "c/nothing",
                 RollbackOutcome::Nothing { why: "it was rolled back before".to_owned() },
                 None,
             ),
-            taken("d/failed", put_back(), Some("write DaemonSet d/failed: forbidden")),
+            taken("d/failed", restored(), Some("write DaemonSet d/failed: forbidden")),
         ];
         let everything =
             Looked { place: "cluster at https://k.test".to_owned(), objects: &[], unseen: false };

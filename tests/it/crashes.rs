@@ -66,7 +66,7 @@ fn assert_told(live: &Live, why: &Value) {
     live.until("the event", |live| {
         let events = live.api.list("events.events.k8s.io");
         let told = |event: &&Value| {
-            event["reason"] == "RolloutPutBack"
+            event["reason"] == "RolloutRestored"
                 && event["note"].as_str().is_some_and(|note| note.contains(WORDS))
         };
         events.iter().any(|event| told(&event) && event["regarding"]["name"] == DRIVER)
@@ -85,7 +85,7 @@ fn assert_never_good(live: &Live) {
 }
 
 #[test]
-fn a_driver_that_crashes_at_its_start_is_put_back_after_its_deadline() {
+fn a_driver_that_crashes_at_its_start_is_restored_after_its_deadline() {
     let live = rollout("image", "deadline: 3s, stableFor: 2s", Fate::Crashes(Crash::at_once(WORDS)));
     live.until("the old image", |live| live.image(DRIVER) == OLD_IMAGE);
     live.until("the node to run it", |live| on_node(live) == [OLD_IMAGE]);
@@ -95,7 +95,7 @@ fn a_driver_that_crashes_at_its_start_is_put_back_after_its_deadline() {
 }
 
 #[test]
-fn a_driver_that_starts_to_crash_while_it_is_watched_is_put_back() {
+fn a_driver_that_starts_to_crash_while_it_is_watched_is_restored() {
     let crash = Crash::after(Duration::from_secs(4), WORDS);
     let live = rollout("image", "deadline: 2s, stableFor: 10s", Fate::Crashes(crash));
     live.until("the old image", |live| live.image(DRIVER) == OLD_IMAGE);

@@ -55,22 +55,22 @@ fn target(name: &str, release: KernelRelease, arch: Architecture) -> KernelTarge
 async fn releases(family: &KernelFamily, arch: Architecture) -> Vec<KernelRelease> {
     let name = &family.metadata.name;
     let HeaderSource::Apt(apt) = &family.spec.headers else { panic!("{name} has no packages") };
-    let suites = serde_json::from_value(json!({"suites": apt.suites, "flavours": [arch]})).unwrap();
+    let suites = serde_json::from_value(json!({"suites": apt.suites, "flavors": [arch]})).unwrap();
     let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
     fetcher.headers().releases(&family.spec.headers, &suites, arch).await.unwrap()
 }
 
 /// Returns the kernels of the default flavor with headers in a family's suites, oldest first.
 async fn kernels(name: &str, arch: Architecture) -> Vec<KernelTarget> {
-    flavour(name, arch, "").await
+    flavor(name, arch, "").await
 }
 
 /// Returns the kernels of another flavor, such as `cloud-` or `rt-`.
-async fn flavour(name: &str, arch: Architecture, flavour: &str) -> Vec<KernelTarget> {
+async fn flavor(name: &str, arch: Architecture, flavor: &str) -> Vec<KernelTarget> {
     let family = family(name);
     let releases = releases(&family, arch).await;
     let is_of_it = |release: &KernelRelease| {
-        let version = release.as_str().strip_suffix(&format!("-{flavour}{arch}"));
+        let version = release.as_str().strip_suffix(&format!("-{flavor}{arch}"));
         version.is_some_and(|version| !version.ends_with("-cloud") && !version.ends_with("-rt"))
     };
     let mut kernels: Vec<KernelTarget> =
@@ -190,7 +190,7 @@ async fn debian_13() {
 /// The kernel for cloud virtual machines.
 #[tokio::test]
 async fn debian_13_cloud() {
-    let kernels = flavour("debian-13", Architecture::Amd64, "cloud-").await;
+    let kernels = flavor("debian-13", Architecture::Amd64, "cloud-").await;
     proven(&site("mstflint"), "mstflint", kernels.last().expect("the suites contain a cloud kernel"));
 }
 
@@ -213,7 +213,7 @@ async fn the_gpu_driver_is_patched_where_debian_12_s_kernels_want_it() {
     let node = fs::read_to_string(root.join("tests/fixtures/gpudirect/cluster/node.yaml")).unwrap();
     let mut kernels = Vec::new();
     for kind in ["", "cloud-"] {
-        for kernel in flavour("debian-12", Architecture::Amd64, kind).await {
+        for kernel in flavor("debian-12", Architecture::Amd64, kind).await {
             let release = kernel.release.as_str();
             let text = node.replace("NAME", &format!("node-{}", kernels.len())).replace("KERNEL", release);
             fs::write(site.cluster().join(format!("{release}.yaml")), text).unwrap();

@@ -197,7 +197,7 @@ fn hostile_labels_and_annotations_reach_nothing() {
     // The DaemonSet selects a node with an unknown kernel, so farrier does not change the image.
     assert_eq!(live.image(DRIVER), OLD_IMAGE);
     let plan = live.plan();
-    assert_eq!(plan["leftAlone"][0]["node"], "evil", "{plan}");
+    assert_eq!(plan["skippedNodes"][0]["node"], "evil", "{plan}");
     assert_eq!(plan["rollouts"][0]["reason"], "unknown-node", "{plan}");
 }
 

@@ -61,7 +61,7 @@ impl Page {
         live.start(&["--listen", &format!("0.0.0.0:{port}"), "--page-actions"]);
         live.until("the first image", |live| live.image(DRIVER) == images[0]);
         let page = Self { live, port };
-        page.live.until("the page", |_| page.get("rollouts.html", Some(OPERATOR)).contains("put-back"));
+        page.live.until("the page", |_| page.get("rollouts.html", Some(OPERATOR)).contains("restore"));
         (page, images)
     }
 
@@ -102,7 +102,7 @@ fn who_the_cluster_allows_the_write_pauses_resumes_and_puts_back() {
     let (page, [first, second]) = Page::new();
     let live = &page.live;
     let rollouts = page.get("rollouts.html", Some(OPERATOR));
-    for what in ["what&#x3D;pause&amp;of&#x3D;drivers%2Fdriver", "what&#x3D;put-back&amp;"] {
+    for what in ["what&#x3D;pause&amp;of&#x3D;drivers%2Fdriver", "what&#x3D;restore&amp;"] {
         assert!(rollouts.contains(what), "{rollouts}");
     }
     let shown = page.act("pause");
@@ -120,10 +120,10 @@ fn who_the_cluster_allows_the_write_pauses_resumes_and_puts_back() {
     assert_eq!(annotation().as_deref(), Some("false"));
     live.until("the second image", |live| live.image(DRIVER) == second);
     live.until("the page to show the second image", |_| {
-        page.get("rollouts.html", Some(OPERATOR)).contains("put-back")
+        page.get("rollouts.html", Some(OPERATOR)).contains("restore")
     });
 
-    let shown = page.act("put-back");
+    let shown = page.act("restore");
     // The first image never had a running pod, so a rollback does not return to it.
     assert!(shown.contains(&second) && shown.contains(OLD_IMAGE), "{shown}");
     live.until("the previous image", |live| live.image(DRIVER) == OLD_IMAGE);

@@ -67,8 +67,8 @@ fn results_as_json() {
     let plan = site.farrier(&["plan", "-o", "json"]).exits(0).json();
     assert_eq!(plan["builds"][0]["cell"]["target"]["release"], kernel.as_str());
     assert_eq!(plan["builds"][0]["why"]["reason"], "not-published");
-    assert_eq!(plan["leftAlone"][0]["node"], "cp-1");
-    assert_eq!(plan["leftAlone"][0]["why"]["reason"], "missing-label");
+    assert_eq!(plan["skippedNodes"][0]["node"], "cp-1");
+    assert_eq!(plan["skippedNodes"][0]["why"]["reason"], "missing-label");
     assert_eq!(plan["rollouts"][0]["decision"], "pending");
 
     let run = site.farrier(&["run", "--once", "-o", "json"]).exits(0).json();

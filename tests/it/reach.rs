@@ -96,7 +96,7 @@ fn a_dead_node_is_named_and_ignored_where_the_site_says_so() {
     );
     let said = once(&live);
     assert_eq!(live.image(DRIVER), published[A], "{said}");
-    assert_eq!(live.plan()["leftAlone"], json!([]));
+    assert_eq!(live.plan()["skippedNodes"], json!([]));
     let preflight = live.command(&["preflight", "--kernel", B, "--node", "dead"]).output().unwrap();
     let said = String::from_utf8_lossy(&preflight.stderr);
     assert!(said.contains("ignoreNodes[0] in site.yaml ignores node"), "{said}");

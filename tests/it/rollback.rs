@@ -79,7 +79,7 @@ fn everything_that_carries_a_record_is_taken_back_without_any_definition() {
     }
 
     let shown = done(&rollback(directory.path(), &["--dry-run"]).output().unwrap());
-    assert_eq!(shown.matches("put back").count(), 55, "{shown}");
+    assert_eq!(shown.matches("restored").count(), 55, "{shown}");
     let all_writes = || {
         let is_policy = |resource: &str| policies().iter().any(|(kind, _)| kind.resource() == resource);
         let written = |resource: &str| resource == "daemonsets.apps" || is_policy(resource);

@@ -173,7 +173,7 @@ async fn suse_s_and_azure_s_packages_are_told_by_their_files() {
     }
     // openSUSE's layout: signed metadata, xz compression and SHA-512 checksums.
     index(&world.served("repo"), "xz", "sha512");
-    let unsigned = headers(&["kernel-{{flavour}}-devel", "kernel-devel"], &["repo/"], "both");
+    let unsigned = headers(&["kernel-{{flavor}}-devel", "kernel-devel"], &["repo/"], "both");
     let error = world.find(&unsigned, SUSE).await.unwrap_err();
     assert!(error_chain(&error).contains("there is no signature"), "{}", error_chain(&error));
     world.key.sign_file(&world.served("repo/repodata/repomd.xml"));

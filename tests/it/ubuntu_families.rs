@@ -88,7 +88,7 @@ fn packages(release: &str, arch: Architecture, common: &str) -> [Deb; 2] {
             *text = text.replace("CONFIG_X86_64=y", "CONFIG_ARM64=y");
         }
     }
-    let flavour = Deb {
+    let flavor = Deb {
         name: format!("linux-headers-{release}"),
         source: "linux",
         architecture: if arch == ARM64 { "arm64" } else { "amd64" },
@@ -104,11 +104,11 @@ fn packages(release: &str, arch: Architecture, common: &str) -> [Deb; 2] {
         files: vec![(format!("usr/src/{common}/Makefile"), String::new())],
         link: None,
     };
-    [flavour, common]
+    [flavor, common]
 }
 
 #[tokio::test]
-async fn each_finds_headers_of_each_flavour_in_its_suites() {
+async fn each_finds_headers_of_each_flavor_in_its_suites() {
     let authority = Authority::new();
     authority.issue("server", "IP:127.0.0.1", LATER);
     authority.issue("client", "DNS:farrier.test", LATER);

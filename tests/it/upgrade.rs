@@ -197,7 +197,7 @@ fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
         |live: &Live, wanted: &str| ["n0", "n1", "n2"].iter().all(|node| driver_on(live, node) == wanted);
     live.until("all nodes have the new driver", |live| all(live, &image));
     let taken = said(&live, &["upgrade", "abort", &object]);
-    assert_eq!(taken[0]["fields"]["driver"]["outcome"], "put-back", "{taken}");
+    assert_eq!(taken[0]["fields"]["driver"]["outcome"], "restored", "{taken}");
     live.until("all nodes have the old driver again", |live| all(live, OLD_IMAGE));
     assert_eq!(live.image(DRIVER), OLD_IMAGE);
     let past = said(&live, &["upgrade", "history"]);

@@ -132,7 +132,7 @@ async fn roll_back_copies(
         if made == 0 && failed.is_none() {
             continue;
         }
-        let outcome = RollbackOutcome::PutBack {
+        let outcome = RollbackOutcome::Restored {
             from: "a DaemonSet for each kernel".to_owned(),
             to: "the DaemonSet itself, on all its nodes".to_owned(),
         };

@@ -418,7 +418,7 @@ fn the_plan_for_nodes_of_many_distributions() {
     let told = nodes.iter().map(|(target, _)| {
         let found = explain.image(&image, &target.release);
         let found = found.iter().find(|found| found.subject.ends_with(&target.to_string()));
-        let Some(found) = found else { panic!("{target} is not planned: {:?}", plan.left_alone) };
+        let Some(found) = found else { panic!("{target} is not planned: {:?}", plan.skipped_nodes) };
         let links = found.chain.iter().filter(|link| ["family", "state"].contains(&link.about.as_str()));
         let told = links.map(|link| format!("\n  {}: {}", link.about, link.says));
         format!("{target}{}", told.collect::<String>())

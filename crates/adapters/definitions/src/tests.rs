@@ -154,7 +154,7 @@ fn unknown_fields_are_refused_everywhere() {
 #[test]
 fn unknown_fields_of_families_are_refused_everywhere() {
     insta::assert_snapshot!(family_mistakes(&[
-        ("arch: amd64", "arch: amd64, flavour: x"),
+        ("arch: amd64", "arch: amd64, flavor: x"),
         ("packages:", "package: x, packages:"),
         ("suite: bookworm", "suite: bookworm, suites: []"),
     ]));

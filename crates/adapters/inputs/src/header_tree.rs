@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read_where_flavours_share_it() {
+    fn a_header_is_read_where_flavors_share_it() {
         let tree = Tree::debian();
         tree.write("usr/src/common/include/linux/pci.h", "shared");
         tree.link("/usr/src/common", &format!("lib/modules/{RELEASE}/source"));

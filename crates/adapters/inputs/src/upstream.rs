@@ -241,7 +241,7 @@ mod tests {
     fn a_family_names_archives_repositories_and_registries() {
         let family = json!({
             "headers": {"apt": {"packages": ["linux-headers-{{release}}"], "suites": ["sid"], "mirror": "http://deb.test/debian"}},
-            "track": {"apt": {"suites": ["sid"], "flavours": ["amd64"]}},
+            "track": {"apt": {"suites": ["sid"], "flavors": ["amd64"]}},
             "toolchain": {"bootstrap": {"suite": "bookworm", "extraSuites": ["bookworm-updates"], "include": []}},
         });
         assert_eq!(

@@ -152,8 +152,8 @@ texts! {
     StreamName: r"^[A-Za-z0-9][A-Za-z0-9+._-]*$",
         "the name of a module or of a stream: letters, digits and `+._-`, starting with a letter or digit";
     /// Alternative RPM package names; the first package for the kernel's release is used.
-    RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavour|release)\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavour|release)\}\}[A-Za-z0-9+._-]*)?)*$",
-        "an RPM package's name, or several with ` | ` between them, where `{{flavour}}` is replaced by the part of the kernel release after its last `-`, and `{{release}}` by the release in any form";
+    RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavor|release)\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{(flavor|release)\}\}[A-Za-z0-9+._-]*)?)*$",
+        "an RPM package's name, or several with ` | ` between them, where `{{flavor}}` is replaced by the part of the kernel release after its last `-`, and `{{release}}` by the release in any form";
     /// URL of an RPM repository, or of a list of its mirrors.
     RepositoryAddress: r"^https?://[^\s\x00-\x1f/?#@{}]+(/([^\s\x00-\x1f{}#]|\{\{(releasever|releasever_major|releasever_minor|basearch)\}\})*)?$",
         "an RPM repository's address: `http://` or `https://`, without a password (reference it in site.yaml: `login` under `hosts`), in which `{{releasever}}`, `{{releasever_major}}`, `{{releasever_minor}}` and `{{basearch}}` are replaced by the values of the node's system";
@@ -166,8 +166,8 @@ texts! {
     Suite: r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$",
         "a suite: letters, digits and `._-`, as in `bookworm-security`";
     /// A kernel's flavor.
-    Flavour: "^[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$",
-        "a kernel's flavour: letters, digits, `_` and `-`, as in `cloud-amd64`";
+    Flavor: "^[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$",
+        "a kernel's flavor: letters, digits, `_` and `-`, as in `cloud-amd64`";
     /// A component of a Debian-like archive.
     Component: r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", "a component: letters, digits and `._/-`, as in `main`";
     /// URL of a Debian-like archive. Blanks and brackets would change the meaning of a line in an apt source list.

@@ -15,7 +15,7 @@ use super::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmPackages {
-    /// Package names. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavour}}` is replaced
+    /// Package names. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavor}}` is replaced
     /// with the text after the last `-` of the release, `{{release}}` with the release in any form that package names use. What a
     /// package provides, or its files, determine the kernel that it belongs to.
     pub packages: NonEmpty<RpmAlternatives>,
@@ -166,12 +166,12 @@ mod tests {
         for text in [
             "kernel-devel",
             "kernel6.12-devel | kernel-devel",
-            "kernel-{{flavour}}-devel",
+            "kernel-{{flavor}}-devel",
             "kmod-acme-{{release}}",
         ] {
             assert!(text.parse::<RpmAlternatives>().is_ok(), "{text}");
         }
-        for text in ["", "-x", "a|b", "a b", "{{release}}", "k{{flavour}}-{{release}}", "../x"] {
+        for text in ["", "-x", "a|b", "a b", "{{release}}", "k{{flavor}}-{{release}}", "../x"] {
             assert!(text.parse::<RpmAlternatives>().is_err(), "{text}");
         }
     }

@@ -163,7 +163,7 @@ pub struct AptSource {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmSource {
-    /// The package's name. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavour}}` is
+    /// The package's name. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavor}}` is
     /// replaced with the text after the last `-` of the release, `{{release}}` with the release in any form that package names
     /// use. What a package provides, or its files, determine the kernel that it belongs to.
     pub package: RpmAlternatives,

@@ -129,7 +129,7 @@ pub enum Drain {
 pub enum OnFailure {
     /// Restore the previous image. Nodes that have the new image get the previous one, in the same order.
     #[default]
-    PutBack,
+    Restore,
     /// Upgrade no further node until the annotation `farrier.dev/upgrade` is removed from the node, or the DaemonSet gets another
     /// image.
     Stop,
@@ -260,7 +260,7 @@ mod tests {
         let least = read(json!({})).unwrap();
         assert_eq!(
             (least.max_parallel.of(9), least.drain, least.on_failure),
-            (1, Drain::None, OnFailure::PutBack)
+            (1, Drain::None, OnFailure::Restore)
         );
     }
 

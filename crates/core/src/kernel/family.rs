@@ -14,7 +14,7 @@ use crate::definition::{
     ApiVersion, AptPackages, BootstrapSpec, FurtherRpmPackages, Metadata, NonEmpty, OneOf, RpmArchive,
     RpmPackages, RpmToolchain, TEXT,
     checked::{
-        CompilerName, Flavour, HeadersPath, ImageDigest, ImagePattern, ImageStream, PackagePattern,
+        CompilerName, Flavor, HeadersPath, ImageDigest, ImagePattern, ImageStream, PackagePattern,
         PathInside, Suite,
     },
     one_of,
@@ -93,7 +93,7 @@ pub struct TrackedSuites {
     /// Suites, such as `bookworm-security`.
     pub suites: NonEmpty<Suite>,
     /// Suffixes of releases, after their last number and a `-`: `amd64`, `cloud-amd64`. The newest kernel of each is announced.
-    pub flavours: NonEmpty<Flavour>,
+    pub flavors: NonEmpty<Flavor>,
 }
 
 /// Match conditions. All given fields must match; without fields, the family matches every target.

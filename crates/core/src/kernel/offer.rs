@@ -75,8 +75,8 @@ pub fn sources_of(family: &KernelFamily, target: &KernelTarget) -> String {
                 repository.address().expand(&target.repository_version(), target.arch.gnu_name())
             };
             let places: Vec<String> = from.repositories.iter().map(address).collect();
-            let flavour = target.release.as_str().rsplit('-').next().unwrap_or_default();
-            let packages = packages.join(", ").replace("{{flavour}}", flavour);
+            let flavor = target.release.as_str().rsplit('-').next().unwrap_or_default();
+            let packages = packages.join(", ").replace("{{flavor}}", flavor);
             format!("{packages} in {}", places.join(", "))
         }
         HeaderSource::Tarball(file) => target.fill(&file.path),

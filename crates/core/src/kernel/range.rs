@@ -173,8 +173,8 @@ impl Bound {
         }
         if let Some(at) = flavor_index(version) {
             return Err(format!(
-                "{version:?} holds a flavour, {:?}, which is not part of the order of versions: remove it, \
-                 and select flavours with `release`, a regular expression",
+                "{version:?} holds a flavor, {:?}, which is not part of the order of versions: remove it, \
+                 and select flavors with `release`, a regular expression",
                 &version[at..]
             ));
         }

@@ -74,7 +74,7 @@ pub struct TrackedKernel {
     /// The family that tracks it.
     pub family: ImageName,
     /// Flavor of the kernel, such as `cloud-amd64`.
-    pub flavour: String,
+    pub flavor: String,
 }
 
 /// Returns the newest release of a flavor, with versions ordered by `compare`. Skips releases that belong to another
@@ -83,38 +83,38 @@ pub fn newest(
     definitions: &Definitions,
     family: &ImageName,
     platform: &Platform,
-    flavour: &str,
+    flavor: &str,
     releases: impl IntoIterator<Item = KernelRelease>,
     compare: impl Fn(&str, &str) -> std::cmp::Ordering,
 ) -> Option<TrackedKernel> {
     let target = releases
         .into_iter()
-        .filter(|release| has_flavour(release, flavour))
+        .filter(|release| has_flavor(release, flavor))
         .map(|release| platform.with(release))
         .filter(|target| {
             match_family(&definitions.families, target).is_some_and(|found| found.metadata.name == *family)
         })
         .max_by(|a, b| compare(a.release.as_str(), b.release.as_str()))?;
-    Some(TrackedKernel { target, family: family.clone(), flavour: flavour.to_owned() })
+    Some(TrackedKernel { target, family: family.clone(), flavor: flavor.to_owned() })
 }
 
 /// Whether a release has a flavor. The part before the flavor must start with a digit:
 /// `6.1.0-47-cloud-amd64` has the flavor `cloud-amd64` and not `amd64`; `5.14.0-503.el9.x86_64` has `x86_64`.
-fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
-    let before = release.as_str().strip_suffix(flavour).and_then(|rest| rest.strip_suffix(['-', '.']));
+fn has_flavor(release: &KernelRelease, flavor: &str) -> bool {
+    let before = release.as_str().strip_suffix(flavor).and_then(|rest| rest.strip_suffix(['-', '.']));
     let previous = before.and_then(|before| before.rsplit('-').next());
     let follows_number = previous.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()));
-    follows_number || rpm_flavour(release) == flavour
+    follows_number || rpm_flavor(release) == flavor
 }
 
 /// Returns the flavor of an RPM distribution's release: `x86_64`, `x86_64+rt`, `default`, `azl3`. Without an
 /// architecture in the release, the flavor consists of the words that do not start with a digit: `acme` for
 /// `5.10.0-acme.3`, and an empty flavor for `6.12.90` and `6.12.0-rc3`.
-pub fn rpm_flavour(release: &KernelRelease) -> String {
+pub fn rpm_flavor(release: &KernelRelease) -> String {
     let text = release.as_str();
     let arch = [".x86_64", ".aarch64"].iter().filter_map(|arch| text.find(arch)).min();
-    if let Some((_, flavour)) = arch.and_then(|at| text.split_at_checked(at + 1)) {
-        return flavour.to_owned();
+    if let Some((_, flavor)) = arch.and_then(|at| text.split_at_checked(at + 1)) {
+        return flavor.to_owned();
     }
     let is_number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit());
     let is_word = |word: &&str| !is_number(word) && !word.strip_prefix("rc").is_some_and(is_number);
@@ -194,7 +194,7 @@ impl Announcements {
             }
         }
         let platforms = if tracked.is_empty() { BTreeMap::new() } else { called_for(definitions, snapshot) };
-        for TrackedKernel { target, family, flavour: _ } in &tracked {
+        for TrackedKernel { target, family, flavor: _ } in &tracked {
             let matching = platforms.iter().find(|(platform, _)| platform.matches(target));
             if let Some((_, images)) = matching.filter(|(_, images)| !images.is_empty()) {
                 let by = AnnouncedBy::Tracked { family: family.to_string() };
@@ -277,7 +277,7 @@ impl Announcements {
         }
         let (platform, release) = (Platform::of(node)?, node.kernel_version.parse().ok()?);
         let fits = |tracked: &&TrackedKernel| {
-            platform.matches(&tracked.target) && has_flavour(&release, &tracked.flavour)
+            platform.matches(&tracked.target) && has_flavor(&release, &tracked.flavor)
         };
         let mut tracked: Vec<&KernelTarget> =
             self.tracked.iter().filter(fits).map(|tracked| &tracked.target).collect();

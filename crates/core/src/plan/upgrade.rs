@@ -174,7 +174,7 @@ impl PlannedUpgrade {
         self.nodes.iter().find(|turn| turn.stage == UpgradeStage::Failed)?.failure()
     }
 
-    /// Returns the first node that failed because of the new driver. With `onFailure: put-back`, such a failure
+    /// Returns the first node that failed because of the new driver. With `onFailure: restore`, such a failure
     /// restores the previous image.
     pub(super) fn fault(&self) -> Option<(&str, &str)> {
         self.nodes.iter().find(|turn| turn.is_faulty())?.failure()

@@ -29,7 +29,7 @@ pub enum Action {
     /// Resumes writes to an object, also after a rollback.
     Resume,
     /// Restores what a rewrite replaced, as `farrier rollback` does.
-    PutBack,
+    Restore,
 }
 
 impl Action {
@@ -100,7 +100,7 @@ pub fn of_object(facts: &Facts, name: &str) -> Vec<Action> {
         waits |= matches!(decision, RolloutDecision::Hold(why) if why.is_given_up());
         written |= target.strategy == Strategy::PerKernel || facts.record_of(target).is_some();
     }
-    let all = [(Action::Resume, waits), (Action::Pause, !waits), (Action::PutBack, written)];
+    let all = [(Action::Resume, waits), (Action::Pause, !waits), (Action::Restore, written)];
     all.into_iter().filter(|(_, offered)| *offered && is_named).map(|(action, _)| action).collect()
 }
 
@@ -137,7 +137,7 @@ pub fn foresee_pause(changes: &[Change]) -> Vec<String> {
     let then = if paused.is_some_and(|value| value != "false") {
         "While it is paused, farrier writes nothing else to it: no image, no restart, no rollback. Running pods stay, and builds continue."
     } else {
-        "The next reconcile decides again and sets the planned image, even if an image was put back, failed, or was changed by \
+        "The next reconcile decides again and sets the planned image, even if an image was restored, failed, or was changed by \
          another writer."
     };
     says.into_iter().chain([then.to_owned()]).collect()
@@ -155,7 +155,7 @@ pub fn foresee_rolled(rolled: &[RollbackResult]) -> Result<Vec<String>, String> 
         }));
     }
     if !rolled.iter().any(|rolled| rolled.written && rolled.failed.is_none()) {
-        says.insert(0, "nothing to put back".to_owned());
+        says.insert(0, "nothing to restore".to_owned());
         return Err(says.join("; "));
     }
     says.push(

@@ -197,7 +197,7 @@ impl Actions {
             (_, None) => {
                 facts.live.get(&of).ok_or_else(gone)?;
                 let says = match action {
-                    Action::PutBack => foresee_rolled(&self.roll_back(&of, true).await?)?,
+                    Action::Restore => foresee_rolled(&self.roll_back(&of, true).await?)?,
                     _ => foresee_pause(&self.pause_changes(action, &of).await?),
                 };
                 (of.clone(), says, "rollouts.html".to_owned())
@@ -240,7 +240,7 @@ impl Actions {
                 forgotten.map_err(|error| error_chain(&error))
             }
             (Action::Prebuild, Some(planned)) => self.prebuild(planned, definitions),
-            (Action::PutBack, _) => {
+            (Action::Restore, _) => {
                 let rolled = self.roll_back(of, false).await?;
                 let failed = rolled.into_iter().find_map(|rolled| rolled.failed.or(rolled.step.error));
                 failed.map_or(Ok(()), Err)

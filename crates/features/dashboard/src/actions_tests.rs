@@ -144,7 +144,7 @@ async fn a_foreign_page_gets_nothing_done() {
         ("what=reboot&of=x", 400),
         ("what=retry&of=c%2F0123456789abcdef.html", 409),
         ("what=pause&of=kube-system%2Fmft", 409),
-        ("what=put-back&of=..%2F..", 409),
+        ("what=restore&of=..%2F..", 409),
         (&format!("what=retry&of={}&seen=0000000000000000", served.cell), 409),
         (&format!("what=retry&of={}", served.cell), 409),
         (&format!("what=prebuild&of={}&seen=", served.cell), 409),

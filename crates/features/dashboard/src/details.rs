@@ -206,7 +206,7 @@ impl Fleet<'_> {
         let node = self.facts.nodes.get(name)?;
         let group = node.group.as_ref().ok().and_then(|place| self.facts.groups.get(*place));
         let runs = match (&node.group, group) {
-            (Err(why), _) => format!("left alone: {why}"),
+            (Err(why), _) => format!("skipped: {why}"),
             (Ok(_), group) => group.map(|group| group.target.to_string()).unwrap_or_default(),
         };
         let nothing = OfNode::default();
@@ -375,7 +375,7 @@ impl NodesPage {
         let unknown: Vec<&String> =
             facts.nodes.iter().filter(|(_, node)| node.group.is_err()).map(|(name, _)| name).collect();
         if !unknown.is_empty() {
-            groups.push(of("left alone".to_owned(), unknown));
+            groups.push(of("skipped".to_owned(), unknown));
         }
         Self { groups }
     }

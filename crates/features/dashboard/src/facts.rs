@@ -181,7 +181,7 @@ impl Facts {
         let names = facts.groups.iter_mut().map(|group| &mut group.nodes);
         let names = names.chain(facts.announced.iter_mut().map(|announced| &mut announced.nodes));
         names.for_each(|nodes| nodes.sort_unstable_by(|a, b| natural(a, b)));
-        let left = plan.left_alone.iter().map(|left| (format!("left alone: {}", left.why), &left.node));
+        let left = plan.skipped_nodes.iter().map(|left| (format!("skipped: {}", left.why), &left.node));
         let unused = plan.unused_announcements.iter();
         let unused = unused.map(|unused| (format!("ignored announcement: {}", unused.why), &unused.node));
         for (why, node) in left.chain(unused) {

@@ -274,7 +274,7 @@ impl<'a> Fleet<'a> {
                 ([first, ..], 1) => format!("node {first}"),
                 (_, count) => format!("{count} nodes"),
             };
-            let (state, class, hint) = ("left alone", "warn", String::new());
+            let (state, class, hint) = ("skipped", "warn", String::new());
             problems.push(Problem { state, class, subject, link: None, more: 0, reason: why.clone(), hint });
         }
         problems

@@ -125,7 +125,7 @@ pub fn record_state(state: RecordState) -> (&'static str, &'static str) {
     match state {
         RecordState::Set => ("set", "run"),
         RecordState::Good => ("good", "ok"),
-        RecordState::Failed => ("put back", "bad"),
+        RecordState::Failed => ("restored", "bad"),
         RecordState::RolledBack => ("rolled back", "warn"),
         RecordState::Conflict => ("changed by another writer", "bad"),
     }

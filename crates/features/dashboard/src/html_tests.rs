@@ -183,7 +183,7 @@ fn hostile_pages() -> Vec<(String, String)> {
     let [image_part, kernel, os, state] = [HOSTILE; 4].map(str::to_owned);
     let filter = Filter { image: image_part, kernel, os, state };
     let preview = Preview {
-        action: Action::PutBack,
+        action: Action::Restore,
         of: HOSTILE.to_owned(),
         title: HOSTILE.to_owned(),
         says: vec![HOSTILE.to_owned(), "W".repeat(500)],
@@ -256,14 +256,14 @@ fn story() -> Vec<(String, String)> {
     let excerpt = Some(Excerpt { error: None, lines: (0..10).map(line).collect() });
     let found = Found { log: Some(Log { path: "log".into(), excerpt }), ..Found::default() };
     let object = "kube-system/mft";
-    let actions = [Action::Pause, Action::PutBack].map(|action| Offer::of(action, object));
+    let actions = [Action::Pause, Action::Restore].map(|action| Offer::of(action, object));
     let offers = Offers::from([(object.to_owned(), actions.to_vec())]);
     let preview = Preview {
-        action: Action::PutBack,
+        action: Action::Restore,
         of: object.to_owned(),
-        title: format!("put back: {object}"),
+        title: format!("restored: {object}"),
         says: vec![
-            format!("DaemonSet {object}, driver: put back: {} -> {}", image("a"), image("c")),
+            format!("DaemonSet {object}, driver: restored: {} -> {}", image("a"), image("c")),
             "farrier leaves it unchanged until another image is planned, or until it is resumed.".to_owned(),
         ],
         seen: "0123456789abcdef".to_owned(),

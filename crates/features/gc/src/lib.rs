@@ -39,7 +39,7 @@ pub struct GcOptions {
 #[serde(rename_all = "kebab-case", tag = "state")]
 pub enum GcState {
     /// The dry run would delete the image.
-    WouldGo,
+    WouldDelete,
     /// The image and everything stored about it were deleted.
     Deleted,
     /// The image, or something stored about it, could not be deleted.
@@ -308,7 +308,7 @@ async fn report_of(
     let leftover = |(repository, subject): &(Repository, Digest)| Leftover {
         repository: repository.clone(),
         subject: subject.clone(),
-        state: GcState::WouldGo,
+        state: GcState::WouldDelete,
     };
     let mut report = GcReport {
         registry: parts.location.to_string(),
@@ -363,7 +363,7 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
         };
     }
     // If an image has reappeared, its referrers are no longer leftovers.
-    report.leftovers.retain(|leftover| leftover.state != GcState::WouldGo);
+    report.leftovers.retain(|leftover| leftover.state != GcState::WouldDelete);
     match stopped {
         Some(TargetError::Canceled) => Err(TargetError::Canceled),
         Some(error) => {
@@ -418,7 +418,7 @@ impl GcReport {
     /// Takes over the planned deletions and kept images.
     fn take(&mut self, plan: GcPlan) {
         let GcPlan { going, kept, bytes } = plan;
-        self.images = going.into_iter().map(|going| GcImage { going, state: GcState::WouldGo }).collect();
+        self.images = going.into_iter().map(|going| GcImage { going, state: GcState::WouldDelete }).collect();
         (self.kept, self.bytes) = (kept, bytes);
     }
 

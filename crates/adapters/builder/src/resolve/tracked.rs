@@ -10,7 +10,7 @@ use farrier_core::{
         FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, debian_version,
         rpm_version,
     },
-    plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavour},
+    plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavor},
 };
 use farrier_inputs::Result;
 use oci::error_chain;
@@ -55,8 +55,8 @@ async fn of_suites(
 ) -> Result<Vec<TrackedKernel>> {
     let headers = parts.fetcher.headers();
     let releases = headers.releases(&family.spec.headers, suites, platform.arch).await?;
-    let newest = |flavour| newest_of(parts, family, platform, flavour, &releases, debian_version::compare);
-    Ok(suites.flavours.iter().filter_map(|flavour| newest(flavour)).collect())
+    let newest = |flavor| newest_of(parts, family, platform, flavor, &releases, debian_version::compare);
+    Ok(suites.flavors.iter().filter_map(|flavor| newest(flavor)).collect())
 }
 
 /// Returns the newest kernel of each flavor in each repository.
@@ -79,12 +79,12 @@ async fn of_repositories(
     };
     let mut found = Vec::new();
     for repository in releases {
-        let mut flavours: BTreeMap<String, Vec<KernelRelease>> = BTreeMap::new();
+        let mut flavors: BTreeMap<String, Vec<KernelRelease>> = BTreeMap::new();
         for release in repository {
-            flavours.entry(rpm_flavour(&release)).or_default().push(release);
+            flavors.entry(rpm_flavor(&release)).or_default().push(release);
         }
-        found.extend(flavours.iter().filter_map(|(flavour, releases)| {
-            newest_of(parts, family, platform, flavour, releases, rpm_version::compare)
+        found.extend(flavors.iter().filter_map(|(flavor, releases)| {
+            newest_of(parts, family, platform, flavor, releases, rpm_version::compare)
         }));
     }
     Ok(found)
@@ -94,10 +94,10 @@ fn newest_of(
     parts: &Parts,
     family: &KernelFamily,
     platform: &Platform,
-    flavour: &str,
+    flavor: &str,
     releases: &[KernelRelease],
     order: fn(&str, &str) -> Ordering,
 ) -> Option<TrackedKernel> {
     let name = &family.metadata.name;
-    newest(&parts.definitions, name, platform, flavour, releases.iter().cloned(), order)
+    newest(&parts.definitions, name, platform, flavor, releases.iter().cloned(), order)
 }

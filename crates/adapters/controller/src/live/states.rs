@@ -76,7 +76,7 @@ impl StateLog {
 
     /// Logs nodes that have become untrusted, one line per reason.
     fn log_distrust(&mut self, plan: &Plan) {
-        let distrusted = || plan.left_alone.iter().filter(|left| left.why.is_rejected_claim());
+        let distrusted = || plan.skipped_nodes.iter().filter(|left| left.why.is_rejected_claim());
         let mut news: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
         for left in distrusted().filter(|left| !self.distrusted.contains(&left.node)) {
             news.entry(&left.why).or_default().push(&left.node);

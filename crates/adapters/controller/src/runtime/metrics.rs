@@ -97,7 +97,7 @@ pub struct Metrics {
     images: Family<[(&'static str, String); 2], Gauge>,
     kernels: Family<[(&'static str, String); 1], DecimalGauge>,
     kernels_left_out: Gauge,
-    nodes_left_alone: Gauge,
+    nodes_skipped: Gauge,
     upgrade_nodes: Family<[(&'static str, String); 2], Gauge>,
     rollouts: Family<[(&'static str, String); 3], DecimalGauge>,
     certificates: Family<[(&'static str, String); 1], DecimalGauge>,
@@ -131,8 +131,8 @@ impl Default for Metrics {
                 "kernels_unresolved_left_out",
                 "Kernel targets without a separate time series, because there are too many",
             ),
-            nodes_left_alone: made.add(
-                "nodes_left_alone",
+            nodes_skipped: made.add(
+                "nodes_skipped",
                 "Nodes whose kernel target is unknown or contradictory",
             ),
             upgrade_nodes: made.add(
@@ -208,7 +208,7 @@ impl Metrics {
             let labels = [("image", row.image), ("phase", row.phase.as_str().to_owned())];
             self.images.get_or_create(&labels).inc();
         }
-        self.nodes_left_alone.set(count(plan.left_alone.len()));
+        self.nodes_skipped.set(count(plan.skipped_nodes.len()));
         self.upgrade_nodes.clear();
         for upgrade in plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
             for turn in &upgrade.nodes {

@@ -129,7 +129,7 @@ fn published(phase: Phase) -> ConditionState {
         Phase::Waiting => ("False", "WaitingForNeeds"),
         Phase::Failed => ("False", "Failed"),
         Phase::Conflict => ("False", "TagConflict"),
-        Phase::Unknown => ("Unknown", "RegistrySilent"),
+        Phase::Unknown => ("Unknown", "RegistryUnavailable"),
         Phase::Skipped => ("False", "NotBuildable"),
         Phase::OwnDriver => ("False", "OwnDriver"),
     }
@@ -139,7 +139,7 @@ fn checked(phase: Phase, verdict: Option<Verdict>) -> ConditionState {
     match (phase, verdict) {
         (_, Some(Verdict::Loads)) => ("True", "Loads"),
         (_, Some(Verdict::Refused)) => ("False", "Refused"),
-        (_, Some(Verdict::Unknown)) => ("Unknown", "NotAllKnown"),
+        (_, Some(Verdict::Unknown)) => ("Unknown", "VerdictUnknown"),
         (Phase::Published, None) => ("Unknown", "NoReport"),
         (_, None) => ("Unknown", "NotPublished"),
     }

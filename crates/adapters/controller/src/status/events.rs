@@ -35,7 +35,7 @@ pub enum EventReason {
     /// Another writer reverted a rewrite of a rollout target.
     RolloutConflict,
     /// The pods did not become ready, so farrier restored the previous image.
-    RolloutPutBack,
+    RolloutRestored,
     /// A rollout target is held, and a person has to resolve the reason.
     RolloutHeld,
     /// A build began.
@@ -52,7 +52,7 @@ pub enum EventReason {
     /// A node may no longer boot the kernel that it was ready for.
     NotReadyForKernel,
     /// A node's labels and its nodeInfo contradict each other about the kernel or the architecture.
-    NodeWaits,
+    NodeLabelsContradict,
     /// A node announces a kernel that farrier does not use.
     AnnouncementNotUsed,
     /// The upgrade of a node's driver is complete.
@@ -60,7 +60,7 @@ pub enum EventReason {
     /// A node could not be drained for its new driver, or the new driver does not work.
     UpgradeFailed,
     /// A node's kernel or announcement exceeds a limit of `kernelLimits`, so farrier ignores it.
-    NodeNotBelieved,
+    NodeClaimRejected,
 }
 
 impl EventReason {
@@ -68,7 +68,7 @@ impl EventReason {
     pub fn action(self) -> (&'static str, bool) {
         match self {
             Self::Rewritten => ("RollOut", false),
-            Self::RewriteFailed | Self::RolloutConflict | Self::RolloutPutBack | Self::RolloutHeld => {
+            Self::RewriteFailed | Self::RolloutConflict | Self::RolloutRestored | Self::RolloutHeld => {
                 ("RollOut", true)
             }
             Self::Upgraded => ("UpgradeNode", false),
@@ -79,8 +79,8 @@ impl EventReason {
             Self::PublicationLost => ("Publish", true),
             Self::ReadyForKernel => ("MarkNode", false),
             Self::NotReadyForKernel => ("MarkNode", true),
-            Self::NodeWaits => ("Observe", false),
-            Self::AnnouncementNotUsed | Self::NodeNotBelieved => ("Observe", true),
+            Self::NodeLabelsContradict => ("Observe", false),
+            Self::AnnouncementNotUsed | Self::NodeClaimRejected => ("Observe", true),
         }
     }
 }
@@ -202,13 +202,13 @@ fn states(view: &ReconcileView, told: &mut EventHistory) {
             told.nodes.insert((EventReason::ReadyForKernel, node.node.clone()), next.kernel.to_string());
         }
     }
-    for left in &view.plan.left_alone {
+    for left in &view.plan.skipped_nodes {
         let contradicts = matches!(
             left.why,
             NodeReason::KernelLabelDiffers { .. } | NodeReason::ArchitectureLabelDiffers { .. }
         );
-        let rejected = left.why.is_rejected_claim().then_some(EventReason::NodeNotBelieved);
-        if let Some(reason) = rejected.or(contradicts.then_some(EventReason::NodeWaits)) {
+        let rejected = left.why.is_rejected_claim().then_some(EventReason::NodeClaimRejected);
+        if let Some(reason) = rejected.or(contradicts.then_some(EventReason::NodeLabelsContradict)) {
             told.nodes.insert((reason, left.node.clone()), left.why.to_string());
         }
     }
@@ -244,7 +244,7 @@ fn states(view: &ReconcileView, told: &mut EventHistory) {
 fn held(why: &HoldReason) -> EventReason {
     match why {
         HoldReason::ChangedBack { .. } | HoldReason::FenceUndone { .. } => EventReason::RolloutConflict,
-        HoldReason::RolloutFailed { .. } | HoldReason::CopyFailed { .. } => EventReason::RolloutPutBack,
+        HoldReason::RolloutFailed { .. } | HoldReason::CopyFailed { .. } => EventReason::RolloutRestored,
         _ => EventReason::RolloutHeld,
     }
 }
@@ -294,7 +294,9 @@ fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<Stat
             EventReason::ReadyForKernel => {
                 tell(*reason, node, &format!("every image that the node needs for {what} is published"));
             }
-            EventReason::NodeWaits => tell(*reason, node, &format!("left alone until they agree: {what}")),
+            EventReason::NodeLabelsContradict => {
+                tell(*reason, node, &format!("skipped until they agree: {what}"));
+            }
             _ => tell(*reason, node, what),
         }
     }

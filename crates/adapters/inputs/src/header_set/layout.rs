@@ -163,13 +163,13 @@ pub(super) fn link_build(tree: &Path, release: &KernelRelease) -> Result<()> {
 /// Returns the locations below `usr/src` where distributions put a kernel's headers: Debian and Ubuntu, RHEL and Fedora, plain
 /// `make install`, SUSE on x86 and on Arm.
 pub(super) fn usual_places(release: &KernelRelease) -> [String; 5] {
-    let (version, flavour) = release.as_str().rsplit_once('-').unwrap_or((release.as_str(), ""));
+    let (version, flavor) = release.as_str().rsplit_once('-').unwrap_or((release.as_str(), ""));
     [
         format!("linux-headers-{release}"),
         format!("kernels/{release}"),
         format!("linux-{release}"),
-        format!("linux-{version}-obj/x86_64/{flavour}"),
-        format!("linux-{version}-obj/aarch64/{flavour}"),
+        format!("linux-{version}-obj/x86_64/{flavor}"),
+        format!("linux-{version}-obj/aarch64/{flavor}"),
     ]
 }
 

@@ -124,7 +124,7 @@ impl Repositories {
             return Ok(Err(format!("repository {}", absent.join(", "))));
         }
         let names = groups.iter().flat_map(RpmAlternatives::names);
-        let names = names.map(|name| name.replace("{{flavour}}", "*").replace("{{release}}", "*")).collect();
+        let names = names.map(|name| name.replace("{{flavor}}", "*").replace("{{release}}", "*")).collect();
         let (fetcher, signed) = (fetcher.clone(), archive.signed);
         Ok(Ok(Self { fetcher, arch, signed, keys, places, names, absent, all: false }))
     }

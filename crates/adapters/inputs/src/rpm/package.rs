@@ -81,13 +81,13 @@ pub fn release_in(path: &str) -> Option<String> {
 
 /// Expands a list of alternative package names, separated by ` | `, for a release.
 ///
-/// `{{flavour}}` becomes the part after the release's last `-`; a name that contains `{{flavour}}` is dropped if the release
+/// `{{flavor}}` becomes the part after the release's last `-`; a name that contains `{{flavor}}` is dropped if the release
 /// has no flavor. `{{release}}` becomes `*`, because package names shorten the release in different ways.
 pub fn names_for(alternatives: &str, release: &str) -> Vec<String> {
     let flavor = release.rsplit_once('-').map(|(_, flavor)| flavor);
     let with_flavor = |name: &str| match flavor {
-        Some(flavor) => Some(name.replace("{{flavour}}", flavor)),
-        None => (!name.contains("{{flavour}}")).then(|| name.to_owned()),
+        Some(flavor) => Some(name.replace("{{flavor}}", flavor)),
+        None => (!name.contains("{{flavor}}")).then(|| name.to_owned()),
     };
     alternatives.split(" | ").filter_map(with_flavor).map(|name| name.replace("{{release}}", "*")).collect()
 }
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(chosen(rhel, "5.14.0-504.el9.x86_64"), None);
         let suse = "6.4.0-150600.23.60-default";
         assert_eq!(
-            chosen("kernel-{{flavour}}-devel", suse).unwrap(),
+            chosen("kernel-{{flavor}}-devel", suse).unwrap(),
             "kernel-default-devel=6.4.0-150600.23.60.5"
         );
         assert_eq!(
@@ -164,8 +164,8 @@ mod tests {
             "kernel-devel=6.4.0-150600.23.60.3",
             "the epoch counts first"
         );
-        assert_eq!(chosen("kernel-{{flavour}}-devel", "6.4.0-150600.23.60-azure"), None);
-        assert_eq!(names_for("kernel-{{flavour}} | kernel", "6.12"), ["kernel"]);
+        assert_eq!(chosen("kernel-{{flavor}}-devel", "6.4.0-150600.23.60-azure"), None);
+        assert_eq!(names_for("kernel-{{flavor}} | kernel", "6.12"), ["kernel"]);
     }
 
     #[test]

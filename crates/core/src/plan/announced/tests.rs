@@ -67,7 +67,7 @@ fn a_tracked_kernel_is_for_the_images_of_its_platform() {
             arch: Architecture::Amd64,
         },
         family: name("debian-12"),
-        flavour: "amd64".to_owned(),
+        flavor: "amd64".to_owned(),
     };
     world.tracked = [tracked("debian"), tracked("devuan")].into();
     assert_eq!(
@@ -131,7 +131,7 @@ fn an_announced_kernel_gives_way_to_one_that_runs() {
 }
 
 #[test]
-fn the_newest_release_of_a_flavour_is_found_as_versions_go() {
+fn the_newest_release_of_a_flavor_is_found_as_versions_go() {
     let world = World::new(&[]);
     let platform = Platform {
         os: "debian".parse().unwrap(),
@@ -146,10 +146,10 @@ fn the_newest_release_of_a_flavour_is_found_as_versions_go() {
         "6.1.0-48-rt-amd64",
         "6.12.9+bpo-amd64",
     ];
-    let newest = |flavour, releases: &[&str]| {
+    let newest = |flavor, releases: &[&str]| {
         let releases = releases.iter().map(|release| release.parse().unwrap());
         let compare = crate::kernel::debian_version::compare;
-        newest(&world.definitions, &name("debian-12"), &platform, flavour, releases, compare)
+        newest(&world.definitions, &name("debian-12"), &platform, flavor, releases, compare)
             .map(|found| found.target.release.to_string())
     };
     assert_eq!(newest("amd64", &releases[..5]).as_deref(), Some("6.1.0-47-amd64"));
@@ -161,8 +161,8 @@ fn the_newest_release_of_a_flavour_is_found_as_versions_go() {
 /// Custom kernels have no architecture in their release. If each version counted as a flavor, all versions would be
 /// announced.
 #[test]
-fn versions_are_no_flavours() {
-    for (release, flavour) in [
+fn versions_are_no_flavors() {
+    for (release, flavor) in [
         ("5.14.0-503.11.1.el9_5.x86_64", "x86_64"),
         ("5.14.0-570.el9.x86_64+rt", "x86_64+rt"),
         ("6.4.0-150600.23.60-default", "default"),
@@ -173,7 +173,7 @@ fn versions_are_no_flavours() {
         ("5.10.0-acme.3", "acme"),
         ("5.10.0-acme-4", "acme"),
     ] {
-        assert_eq!(rpm_flavour(&release.parse().unwrap()), flavour, "{release}");
+        assert_eq!(rpm_flavor(&release.parse().unwrap()), flavor, "{release}");
     }
     let mut world = World::new(&["5.10.0-acme.3"]);
     let platform = Platform::of(&world.snapshot.nodes[0]).unwrap();

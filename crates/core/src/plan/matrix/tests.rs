@@ -54,7 +54,7 @@ fn one_cell_for_each_kernel() {
             ("registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64".to_owned(), "n1".to_owned()),
         ]
     );
-    assert!(world.skipped().is_empty() && world.plan().left_alone.is_empty());
+    assert!(world.skipped().is_empty() && world.plan().skipped_nodes.is_empty());
     let cell = &cells[0];
     assert!(cell.dockerfile.contains(&format!("FROM {} AS modules", cell.base_name)), "{}", cell.dockerfile);
     assert!(cell.base_name.starts_with("localhost/farrier/base:"), "{}", cell.base_name);
@@ -91,8 +91,8 @@ fn nodes_with_their_own_driver_are_left_alone() {
     insta::assert_snapshot!(super::super::text(&super::super::status_table(&super::super::status(&plan))));
     assert!(super::super::SnapshotScope::of(&world.definitions).labels.contains(key));
     // No one has to wait for an image that the node does not need.
-    let left_alone = world.snapshot.nodes[2].clone();
-    assert!(!left_alone.is_selected_by(world.image("mft")));
+    let skipped_nodes = world.snapshot.nodes[2].clone();
+    assert!(!skipped_nodes.is_selected_by(world.image("mft")));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn nodes_of_unknown_kernel_are_left_alone() {
     world.snapshot.nodes[3].name = "n2".to_owned();
     assert!(world.cells().is_empty());
     let left: Vec<_> =
-        world.plan().left_alone.iter().map(|left| format!("{}: {}", left.node, left.why)).collect();
+        world.plan().skipped_nodes.iter().map(|left| format!("{}: {}", left.node, left.why)).collect();
     insta::assert_snapshot!(left.join("\n"), @r#"
     n0: label feature.node.kubernetes.io/kernel-version.full is missing
     n1: kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are allowed

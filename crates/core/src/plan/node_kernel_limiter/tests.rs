@@ -47,8 +47,8 @@ fn kernels(plan: &Plan) -> BTreeSet<String> {
     plan.cells.iter().map(|planned| planned.target.release.to_string()).collect()
 }
 
-fn left_alone(plan: &Plan) -> Vec<String> {
-    plan.left_alone.iter().map(|left| format!("{}: {}", left.node, left.why)).collect()
+fn skipped_nodes(plan: &Plan) -> Vec<String> {
+    plan.skipped_nodes.iter().map(|left| format!("{}: {}", left.node, left.why)).collect()
 }
 
 #[test]
@@ -63,13 +63,13 @@ fn a_node_that_cycles_through_kernels_has_few_of_them_built_and_blocks_no_other_
 
     story.world.publish(Verdict::Loads);
     let plan = story.minute();
-    insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n1: it named more than 16 kernels within 1d, and no other node runs its current one: it is untrusted until those expire, and blocks no other nodes; find out who changes its kernel and its labels, or raise kernelLimits.perNode in site.yaml");
+    insta::assert_snapshot!(skipped_nodes(&plan).join("\n"), @"n1: it named more than 16 kernels within 1d, and no other node runs its current one: it is untrusted until those expire, and blocks no other nodes; find out who changes its kernel and its labels, or raise kernelLimits.perNode in site.yaml");
     assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Rewrite { .. }), "{:?}", plan.rollouts);
     assert!(crate::plan::table(&plan).contains("kernelLimits.perNode"));
 
     // A kernel that trusted nodes run costs nothing more, so the node's claim to run it is accepted.
     story.runs(1, K47);
-    assert_eq!(left_alone(&story.minute()), [""; 0]);
+    assert_eq!(skipped_nodes(&story.minute()), [""; 0]);
     // The node's announcement is still rejected.
     story.world.snapshot.nodes[1]
         .annotations
@@ -104,7 +104,7 @@ fn an_honest_node_is_believed_whatever_its_day_is_like() {
     for turn in 0..7 * 24 * 6_u32 {
         let newest = format!("6.1.0-{}-amd64", 50 + turn / 36);
         story.runs(0, if turn % 2 == 0 { &newest } else { K48 });
-        assert_eq!(left_alone(&story.after(Duration::from_mins(10))), [""; 0], "{turn}");
+        assert_eq!(skipped_nodes(&story.after(Duration::from_mins(10))), [""; 0], "{turn}");
     }
 }
 
@@ -116,11 +116,11 @@ fn the_kernels_of_most_nodes_and_those_that_were_first_stay() {
     story.world.snapshot.nodes.push(node("n4", "6.1.0-1-amd64"));
     let plan = story.minute();
     assert!(!kernels(&plan).contains("6.1.0-1-amd64"), "the kernel that came last is rejected");
-    insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n4: nodes run more than 3 kernels, and the others run on more nodes or for longer: this node is skipped, and blocks no other nodes; retire kernels, or raise kernelLimits.distinct in site.yaml");
+    insta::assert_snapshot!(skipped_nodes(&plan).join("\n"), @"n4: nodes run more than 3 kernels, and the others run on more nodes or for longer: this node is skipped, and blocks no other nodes; retire kernels, or raise kernelLimits.distinct in site.yaml");
     story.world.snapshot.nodes.push(node("n5", "6.1.0-1-amd64"));
     let plan = story.minute();
     assert!(kernels(&plan).contains("6.1.0-1-amd64") && kernels(&plan).len() == 3);
-    assert_eq!(plan.left_alone.len(), 1);
+    assert_eq!(plan.skipped_nodes.len(), 1);
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn only_nodes_that_an_image_is_meant_for_count() {
         story.world.snapshot.nodes[place].labels.remove("pci");
     }
     let plan = story.minute();
-    assert_eq!((kernels(&plan), left_alone(&plan)), ([K48.to_owned()].into(), Vec::new()));
+    assert_eq!((kernels(&plan), skipped_nodes(&plan)), ([K48.to_owned()].into(), Vec::new()));
 }
 
 #[test]

@@ -218,7 +218,7 @@ impl Change {
     }
 
     /// Whether the change sets an image that differs from the snapshot's. Records, restarts and labels do not. An image
-    /// that is put back counts, although it needs no proof.
+    /// that is restored counts, although it needs no proof.
     pub fn sets_image(&self, seen: &ClusterSnapshot) -> bool {
         let puts_back = match self {
             Self::DaemonSet(change) => !change.image_changes().is_empty(),

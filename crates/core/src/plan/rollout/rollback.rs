@@ -21,7 +21,7 @@ use crate::plan::{ClusterSnapshot, DaemonSetFacts, RECORD_ANNOTATION, ResourceFa
 #[serde(rename_all = "kebab-case", tag = "outcome")]
 pub enum RollbackOutcome {
     /// The previous value (`to`) is restored.
-    PutBack { from: String, to: String },
+    Restored { from: String, to: String },
     /// Another writer has set the field since: its value stays, and farrier leaves the field, too.
     Released { holds: String },
     /// Nothing is to be done, with the reason.
@@ -32,7 +32,7 @@ impl RollbackOutcome {
     /// Returns the result in a word, and its details.
     pub fn summary(&self) -> (&'static str, String) {
         match self {
-            Self::PutBack { from, to } => ("put back", format!("{from} -> {to}")),
+            Self::Restored { from, to } => ("restored", format!("{from} -> {to}")),
             Self::Released { holds } => {
                 ("release", format!("it now holds {holds}, which farrier did not set; left unchanged"))
             }
@@ -141,7 +141,7 @@ impl Rollback {
             return None;
         }
         let restored =
-            outcomes.iter().filter(|(_, outcome)| matches!(outcome, RollbackOutcome::PutBack { .. }));
+            outcomes.iter().filter(|(_, outcome)| matches!(outcome, RollbackOutcome::Restored { .. }));
         let restored: Vec<String> = restored.map(|(field, _)| field.clone()).collect();
         let differs = outcomes.values().any(|outcome| !matches!(outcome, RollbackOutcome::Nothing { .. }));
         let change = if differs { change(&record, &restored) } else { None };
@@ -175,7 +175,7 @@ fn roll_back(
                 (nothing("another writer has set it, so farrier left it unchanged"), field.clone())
             }
             (RecordState::Set | RecordState::Good, Some(now)) if now == field.set => {
-                (RollbackOutcome::PutBack { from: to_text(&now), to: to_text(&field.replaced) }, updated)
+                (RollbackOutcome::Restored { from: to_text(&now), to: to_text(&field.replaced) }, updated)
             }
             (RecordState::Set | RecordState::Good, Some(now)) => {
                 (RollbackOutcome::Released { holds: to_text(&now) }, updated)

@@ -245,7 +245,7 @@ proptest! {
                 });
                 prop_assert!(good, "{} is not for {}", to, node.kernel_version);
                 let left = |l: &SkippedNode| l.node == node.name;
-                prop_assert!(!plan.left_alone.iter().any(left));
+                prop_assert!(!plan.skipped_nodes.iter().any(left));
             }
         }
     }

@@ -234,7 +234,7 @@ impl<'a> Workloads<'a> {
 }
 
 /// Returns how an image that is rolled out by an upgrade is doing. It is good when the upgrade is over. It has failed
-/// when the upgrade has failed and the definition says `onFailure: put-back`.
+/// when the upgrade has failed and the definition says `onFailure: restore`.
 pub(super) fn progress(
     context: &Context<'_>,
     found: &DaemonSetFacts,
@@ -244,7 +244,7 @@ pub(super) fn progress(
     let spec = context.spec.upgrade()?;
     let Some(plan) = plan_of(context, found, live, container, None) else { return Some(Progress::Waiting) };
     Some(match plan.fault() {
-        Some((node, why)) if spec.on_failure == OnFailure::PutBack => {
+        Some((node, why)) if spec.on_failure == OnFailure::Restore => {
             Progress::Failed { node: node.to_owned(), messages: vec![why.to_owned()] }
         }
         None if plan.forecast.is_over() => Progress::Good,

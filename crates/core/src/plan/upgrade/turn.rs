@@ -196,7 +196,7 @@ impl Upgrade<'_> {
         let ready_by = self.deadline.saturating_add(self.stable_for);
         let checked_by = ready_by.saturating_add(seconds(self.spec.timeout));
         match node.running_pod() {
-            // The DaemonSet has got another image again, for example when one was put back.
+            // The DaemonSet has got another image again, for example when one was restored.
             Some(driver) if !driver.is_current => return self.enter(node, note, UpgradeState::Drained),
             Some(driver) if driver.pod.is_stable(self.stable_for, self.now) => {}
             found if self.is_late(note, ready_by) => {

@@ -121,7 +121,7 @@ fn a_flapping_node_is_told_once() {
         all.extend(story.next(&fleet.plan(), &[]).0);
         story.now -= SignedDuration::from_millis(59_400);
     }
-    let waits = all.iter().filter(|event| event.reason == EventReason::NodeWaits).count();
+    let waits = all.iter().filter(|event| event.reason == EventReason::NodeLabelsContradict).count();
     assert_eq!((waits, all.len()), (1, 1), "{all:?}");
 }
 
@@ -131,7 +131,7 @@ fn a_node_that_is_not_believed_is_told() {
     story.next(&fleet.plan(), &[]);
     fleet.node(1).rejected_claims.kernel = Some(ExceededLimit::Distinct(1));
     let told = story.lines(&fleet.plan());
-    let wanted = "NodeNotBelieved node n1: nodes run more than 1 kernels";
+    let wanted = "NodeClaimRejected node n1: nodes run more than 1 kernels";
     assert!(told.contains(wanted) && told.contains("kernelLimits.distinct"), "{told}");
 }
 
@@ -178,7 +178,7 @@ fn a_hold_is_told_once() {
 /// Pod messages are read from the note when the pod is gone. The API refuses a note longer than 1024 bytes.
 #[test]
 fn a_note_has_room_for_a_pods_last_words() {
-    let note = |text: &str| event(EventReason::RolloutPutBack, Regarding::Node("n".to_owned()), text).note;
+    let note = |text: &str| event(EventReason::RolloutRestored, Regarding::Node("n".to_owned()), text).note;
     let image = format!("registry.example/drivers/driver@sha256:{}", "0".repeat(64));
     let said = format!(
         "mft: {image} was taken back to {image}: the pod on node n0 was not ready within 10m: no such device"

@@ -369,9 +369,9 @@ struct Witness {
 impl Witness {
     fn see(&mut self, world: &World, before: &str, decision: &RolloutDecision) -> Result<(), TestCaseError> {
         let after = world.image_of("driver").to_owned();
-        let put_back = matches!(decision, RolloutDecision::Hold(_)) && before != after;
-        if put_back {
-            prop_assert!(self.worked.contains(&after), "{after} is put back and never worked");
+        let restored = matches!(decision, RolloutDecision::Hold(_)) && before != after;
+        if restored {
+            prop_assert!(self.worked.contains(&after), "{after} is restored and never worked");
             self.written = Some(after);
             return Ok(());
         }

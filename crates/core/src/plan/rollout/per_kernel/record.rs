@@ -122,7 +122,7 @@ fn watch(
     };
     let why = match context.spec.upgrade().map(|spec| spec.on_failure) {
         Some(OnFailure::Stop) => None,
-        Some(OnFailure::PutBack) => failed.or_else(late),
+        Some(OnFailure::Restore) => failed.or_else(late),
         None => late(),
     };
     let Some(why) = why else { return };

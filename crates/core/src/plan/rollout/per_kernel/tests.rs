@@ -132,12 +132,12 @@ fn a_new_image_that_fails_is_replaced_by_the_one_before() {
     cluster.pass_time(601);
     // The registry may be unavailable by now, or may have lost the previous image.
     let changes = cluster.plan().changes;
-    let [put_back @ Change::Copy(_)] = &changes[..] else { panic!("{changes:?}") };
-    assert!(put_back.proof().is_empty() && put_back.sets_image(&cluster.world.snapshot), "{put_back:?}");
-    cluster.apply(put_back);
+    let [restored @ Change::Copy(_)] = &changes[..] else { panic!("{changes:?}") };
+    assert!(restored.proof().is_empty() && restored.sets_image(&cluster.world.snapshot), "{restored:?}");
+    cluster.apply(restored);
     cluster.settle();
     cluster.plan();
-    assert!(!put_back.sets_image(&cluster.world.snapshot), "the copy already has that image");
+    assert!(!restored.sets_image(&cluster.world.snapshot), "the copy already has that image");
     assert!(matches!(cluster.converge().decision, RolloutDecision::Hold(HoldReason::CopyFailed { .. })));
     assert_eq!(cluster.all_selected(), good);
 }

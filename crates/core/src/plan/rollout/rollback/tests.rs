@@ -41,7 +41,7 @@ fn roll_back(world: &mut World, selected: &[&str]) -> Vec<RollbackStep> {
 }
 
 #[test]
-fn what_was_before_is_put_back_and_stays() {
+fn what_was_before_is_restored_and_stays() {
     let mut world = world();
     let steps = roll_back(&mut world, &[]);
     assert_eq!(world.image_of("driver"), "registry.test/old:1");

@@ -245,8 +245,8 @@ fn failed(on_failure: &str) -> World {
 }
 
 #[test]
-fn an_image_that_fails_is_put_back_or_stays_as_the_definition_says() {
-    let mut world = failed("put-back");
+fn an_image_that_fails_is_restored_or_stays_as_the_definition_says() {
+    let mut world = failed("restore");
     let planned_now = planned(&world);
     assert!(
         matches!(planned_now.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. })),
@@ -285,8 +285,8 @@ fn stage(world: &World, node: &str) -> UpgradeStage {
 }
 
 #[test]
-fn an_image_is_put_back_whatever_else_the_rollout_waits_for() {
-    let mut world = failed("put-back");
+fn an_image_is_restored_whatever_else_the_rollout_waits_for() {
+    let mut world = failed("restore");
     world.snapshot.nodes.push(node("n3", K48));
     let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
     live.annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
@@ -388,7 +388,7 @@ fn a_right_that_is_missing_in_another_namespace_holds_nothing() {
 #[test]
 fn a_failure_is_forgotten_that_no_upgrade_is_about() {
     let given = |world: &World| uncordoned(&world.snapshot, &world.plan().rollouts, &world.instance).len();
-    let mut world = failed("put-back");
+    let mut world = failed("restore");
     assert_eq!(given(&world), 0);
     apply(&mut world);
     assert_eq!(given(&world), 0, "the node will get the old driver back");

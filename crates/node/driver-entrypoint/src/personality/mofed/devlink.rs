@@ -229,7 +229,7 @@ pci/0000:08:00.0:
     }
 
     #[test]
-    fn parameters_that_are_others_now_are_put_back() {
+    fn parameters_that_are_others_now_are_restored() {
         let mut saved = parameters(SHOWN);
         let arguments = |parameter: &Parameter| {
             let Parameter { name, mode, value, set, .. } = parameter;

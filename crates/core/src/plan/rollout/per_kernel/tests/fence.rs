@@ -8,7 +8,7 @@ fn unfence(cluster: &mut Cluster) {
 }
 
 #[test]
-fn a_fence_that_is_taken_away_long_after_is_put_back() {
+fn a_fence_that_is_taken_away_long_after_is_restored() {
     let mut cluster = Cluster::new(&[K47, K48], &[]);
     cluster.publish();
     settled(&mut cluster);
