@@ -10,7 +10,8 @@ use crate::{
     },
 };
 
-const PREDICATES: [&str; 3] = ["cyclonedx", "slsaprovenance1", "https://farrier.dev/check-report/v1"];
+const PREDICATES: [&str; 4] =
+    ["cyclonedx", "spdxjson", "slsaprovenance1", "https://farrier.dev/check-report/v1"];
 /// Media type of check reports.
 const REPORT: &str = "application/vnd.farrier.check-report.v1+json";
 

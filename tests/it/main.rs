@@ -7,6 +7,7 @@ mod admission;
 mod air_gap;
 mod architectures;
 mod argocd;
+mod bills;
 mod boot;
 mod build_jobs;
 mod bundle;

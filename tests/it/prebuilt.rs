@@ -98,7 +98,7 @@ async fn an_image_with_modules_is_checked_published_and_signed_at_a_word() {
     let source = source_in_bill(&site, &kernels.newer, "1.0");
     let digest = image.rsplit(':').next().unwrap();
     let purl = source["purl"].as_str().unwrap();
-    assert!(purl.starts_with(&format!("pkg:oci/acme@sha256%3A{digest}?repository_url=")), "{purl}");
+    assert!(purl.starts_with(&format!("pkg:oci/acme@sha256:{digest}?repository_url=")), "{purl}");
     assert_eq!(source["hashes"][0]["content"], digest);
 
     // The image's modules are for another kernel than its tag and directories claim. Kernels of one flavor may load each

@@ -39,6 +39,7 @@ fn another_directory_time_cache_and_engine() {
     assert_eq!(
         kinds,
         [
+            "application/spdx+json",
             "application/vnd.cyclonedx+json",
             "application/vnd.farrier.check-report.v1+json",
             "application/vnd.in-toto+json",

@@ -414,9 +414,12 @@ fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     assert_eq!(report["check"]["boot"]["modules"][0]["outcome"], "loaded", "{built}");
     assert_eq!(report["check"]["boot"]["kernel"], release, "{built}");
 
-    let bill = bill(&site, report["digest"].as_str().unwrap());
+    let provenance = provenance(&site, report["digest"].as_str().unwrap());
     for package in ["gcc-12", "make"] {
-        assert!(bill.contains(&format!("pkg:rpm/{package}@")), "{package} is not in {bill}");
+        assert!(
+            provenance.contains(&format!("pkg:rpm/rocky/{package}@")),
+            "{package} is not in {provenance}"
+        );
     }
 
     // Like with apt, the store holds header set, sources, toolchain and base, and a bundle carries them over. Then the
@@ -447,10 +450,10 @@ fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
     assert_eq!(offline.json()["check"]["verdict"], "loads", "{offline}");
 }
 
-/// Returns the image's bill of materials, which is a referrer of the image.
-fn bill(site: &Site, image: &str) -> String {
+/// Returns the image's provenance, which is a referrer of the image.
+fn provenance(site: &Site, image: &str) -> String {
     let beside = site.inspect_raw(&format!("hello:{}", image.replace(':', "-")));
-    let of_type = |one: &&Value| one["artifactType"] == "application/vnd.cyclonedx+json";
+    let of_type = |one: &&Value| one["artifactType"] == "application/vnd.in-toto+json";
     let found = beside["manifests"].as_array().unwrap().iter().find(of_type).unwrap();
     let artifact = site.inspect_raw(&format!("hello@{}", found["digest"].as_str().unwrap()));
     String::from_utf8(site.registry.blob(artifact["layers"][0]["digest"].as_str().unwrap())).unwrap()

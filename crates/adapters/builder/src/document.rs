@@ -7,10 +7,10 @@ use std::{
 };
 
 use farrier_core::{
-    image::{Digest, RuntimeBase, SourceOrigin},
-    kernel::Architecture,
-    plan::{BUILD_FORMAT, FetchedInputs},
-    provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
+    image::{AptSource, Digest, MinimalSpec, RuntimeBase, SourceOrigin},
+    kernel::{Architecture, BootstrapSpec, KernelTarget, Toolchain},
+    plan::{BUILD_FORMAT, Cell, FetchedInputs},
+    provenance::{Distribution, Material, ModuleFile, PackageList, PackageReader, Provenance, Role, Subject},
 };
 use farrier_definitions::read_patch;
 use farrier_inputs::PackageRoot;
@@ -40,7 +40,10 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
     materials.push(Material { digest: Some(recipe), ..Material::new(Role::Recipe, "Dockerfile") });
     match &payload.reused_from {
         None => {
-            materials.extend(headers.iter().map(|o| Material::of_origin(Role::Headers, o, "kernel headers")));
+            let origin = |o: &String| {
+                Material::of_origin(Role::Headers, o, "kernel headers", Some(distribution_of(&cell.target)))
+            };
+            materials.extend(headers.iter().map(origin));
             materials.extend(header_content.clone().map(|content| Material {
                 digest: Some(content),
                 ..Material::new(Role::Headers, "header set")
@@ -117,7 +120,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
         let identity = cell.fetched.sources.get(source.name.as_str()).map_or("", String::as_str);
         let mut material = match &source.from {
             SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),
-            _ => Material::of_origin(Role::Source, identity, source.name.as_str()),
+            from => Material::of_origin(Role::Source, identity, source.name.as_str(), publisher(from, cell)),
         };
         if let SourceOrigin::Url { url, .. } = &source.from {
             material.uri = Some(url.to_string());
@@ -135,6 +138,25 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
     Ok(materials)
 }
 
+/// Returns the distribution that a source's package belongs to.
+fn publisher(from: &SourceOrigin, cell: &Cell) -> Option<Distribution> {
+    match from {
+        SourceOrigin::Apt(AptSource { suites, mirror, .. }) => {
+            Distribution::of_suite(suites.first()?, mirror.as_deref())
+        }
+        SourceOrigin::Rpm(_) => Some(distribution_of(&cell.target)),
+        SourceOrigin::Path { .. } | SourceOrigin::Url { .. } | SourceOrigin::Image(_) => None,
+    }
+}
+
+fn suite_of(spec: &BootstrapSpec) -> Option<Distribution> {
+    Distribution::of_suite(&spec.suite, spec.mirror.as_deref())
+}
+
+fn distribution_of(target: &KernelTarget) -> Distribution {
+    Distribution { id: target.os.to_string(), version: target.os_version.to_string() }
+}
+
 async fn toolchain(job: &Job<'_>) -> Result<Material> {
     let cell = job.cell;
     let Some(root) = PackageRoot::of_toolchain(&job.toolchain, &cell.target) else {
@@ -146,11 +168,15 @@ async fn toolchain(job: &Job<'_>) -> Result<Material> {
             ..Material::new(Role::Toolchain, name)
         });
     };
-    let mut material = Material::new(Role::Toolchain, root.name(cell.target.arch));
+    let distribution = match &job.toolchain {
+        Toolchain::Bootstrap(spec) => suite_of(spec),
+        Toolchain::Rpm(_) | Toolchain::Image(_) => Some(distribution_of(&cell.target)),
+    };
+    let mut material =
+        Material { distribution, ..Material::new(Role::Toolchain, root.name(cell.target.arch)) };
     let used = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN);
-    if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, &root, used).await? {
-        material.digest = Some(digest);
-        material.packages = packages;
+    if let Some((digest, list)) = toolchain_packages(job.parts, cell.target.arch, &root, used).await? {
+        material = Material { digest: Some(digest), ..material.with(list) };
     }
     // Record the toolchain that was used: the registry may hold another one by now.
     if let Some(used) = used
@@ -169,7 +195,7 @@ async fn toolchain_packages(
     arch: Architecture,
     root: &PackageRoot,
     used: Option<&Digest>,
-) -> Result<Option<(Digest, Vec<Package>)>> {
+) -> Result<Option<(Digest, PackageList)>> {
     let found = published_root_fs(parts, root, arch).await?;
     if let Some((reference, _)) = found.filter(|(_, unverified)| unverified.as_ref() == used) {
         let base = base_image(parts, &reference, arch).await?;
@@ -184,45 +210,41 @@ async fn toolchain_packages(
 
 async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material> {
     let parts = job.parts;
-    let digest = Some(base.image.digest.clone());
-    let packages = match spec {
-        RuntimeBase::Need(_) | RuntimeBase::Minimal(_) => Vec::new(),
-        _ => packages_of(parts, base).await?,
-    };
-    Ok(match spec {
-        RuntimeBase::Need(name) => Material { digest, ..Material::new(Role::Base, name.as_str()) },
-        RuntimeBase::Minimal(spec) => {
-            let arch = job.cell.target.arch;
-            let package = parts
-                .retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch))
-                .await?;
-            // The base holds only this package, and the package's digest is more specific than the image's.
-            let material = Material::of_origin(Role::Base, &package, &spec.package);
-            // If only the registry vouches for the package, record the content's digest.
-            match job.cell.fetched.unverified.get(FetchedInputs::BASE) {
-                Some(content) => Material { digest: Some(content.clone()), ..material },
-                None => material,
-            }
-        }
-        RuntimeBase::Bootstrap(spec) => {
-            Material { digest, packages, ..Material::new(Role::Base, spec.suite.as_str()) }
-        }
+    let (name, distribution) = match spec {
+        RuntimeBase::Minimal(spec) => return minimal_base(job, spec).await,
+        RuntimeBase::Need(name) => (name.to_string(), None),
+        RuntimeBase::Bootstrap(spec) => (spec.suite.to_string(), suite_of(spec)),
         // The installer is one of the sources.
         RuntimeBase::Runfile(runfile) => {
-            let suite = runfile.spec().bootstrap.suite;
-            Material { digest, packages, ..Material::new(Role::Base, suite.as_str()) }
+            let spec = runfile.spec().bootstrap;
+            (spec.suite.to_string(), suite_of(&spec))
         }
-        RuntimeBase::Image(name) => Material {
-            digest,
-            uri: Some(format!("oci://{}@{}", base.repository, base.image.digest)),
-            packages,
-            ..Material::new(Role::Base, name.as_str())
-        },
+        RuntimeBase::Image(name) => (name.to_string(), None),
+    };
+    let uri = matches!(spec, RuntimeBase::Image(_))
+        .then(|| format!("oci://{}@{}", base.repository, base.image.digest));
+    let digest = Some(base.image.digest.clone());
+    let material = Material { digest, uri, distribution, ..Material::new(Role::Base, name) };
+    Ok(material.with(packages_of(parts, base).await?))
+}
+
+/// The base holds only one package, and the package's digest is more specific than the image's.
+async fn minimal_base(job: &Job<'_>, spec: &MinimalSpec) -> Result<Material> {
+    let (parts, arch) = (job.parts, job.cell.target.arch);
+    let package =
+        parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch)).await?;
+    let suite = spec.suites.first();
+    let distribution = suite.and_then(|suite| Distribution::of_suite(suite, spec.mirror.as_deref()));
+    let material = Material::of_origin(Role::Base, &package, &spec.package, distribution);
+    // If only the registry vouches for the package, record the content's digest.
+    Ok(match job.cell.fetched.unverified.get(FetchedInputs::BASE) {
+        Some(content) => Material { digest: Some(content.clone()), ..material },
+        None => material,
     })
 }
 
 /// Returns the packages of a base image, from the cache if possible.
-async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>> {
+async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<PackageList> {
     let mut key = Sha256::new();
     for layer in &base.image.layers {
         key.update(layer.digest.as_str());
@@ -238,7 +260,7 @@ async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>> {
 }
 
 /// Reads the packages from layer files, once per cache.
-async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<Vec<Package>> {
+async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<PackageList> {
     if let Some(known) = parts.cache.read_record(PACKAGES, key)? {
         return Ok(known);
     }

@@ -6,6 +6,8 @@ pub use oci::media_type::*;
 pub const CHECK_REPORT: &str = "application/vnd.farrier.check-report.v1+json";
 /// A bill of materials: CycloneDX in JSON.
 pub const CYCLONEDX: &str = "application/vnd.cyclonedx+json";
+/// A bill of materials: SPDX in JSON.
+pub const SPDX: &str = "application/spdx+json";
 /// A statement about an image, such as its provenance.
 pub const IN_TOTO: &str = "application/vnd.in-toto+json";
 /// A kernel's header set: one layer, a tree rooted at `/`.

@@ -1,17 +1,17 @@
 //! The bill of materials, as CycloneDX 1.6 (ECMA-424) in JSON.
 //!
-//! CycloneDX is used instead of SPDX 2.3 for three reasons. A time and a unique namespace are optional, so the same inputs can
-//! give the same bytes. It separates the image's content from its build inputs (`scope`). It has a type for device drivers.
-
-use std::collections::BTreeMap;
+//! `components` is the image's content. `formulation` has the inputs of the build that are not part of the image, which scanners
+//! do not read.
 
 use serde_json::{Value, json};
 
 use super::{
-    Material, ModuleFile, Package, Provenance, Role,
-    materials::{oci_url, package_url, without_nulls},
+    Provenance, Subject,
+    components::{Component, Components, Kind},
+    materials::without_nulls,
+    purl,
 };
-use crate::image::Digest;
+use crate::{image::Digest, oci::CREATED};
 
 /// The predicate type of a bill as a signed statement, as `cosign` defines it.
 pub const CYCLONEDX_PREDICATE: &str = "https://cyclonedx.org/bom";
@@ -20,142 +20,93 @@ const IMAGE: &str = "image";
 
 /// Returns the bill of materials of one image.
 pub fn bill(provenance: &Provenance) -> Value {
-    let Provenance { subject, farrier, build_format: _, materials, modules, confinement: _ } = provenance;
-    let mut components = Components::default();
-    for material in materials {
-        components.material(material);
-    }
-    for module in modules {
-        components.module(module);
-    }
-    let refs: Vec<Value> = components.all.iter().map(|one| one["bom-ref"].clone()).collect();
-    let mut properties = vec![property("input-hash", &subject.input_hash.to_string())];
-    properties.push(property("architecture", subject.architecture.as_str()));
-    if let Some(target) = &subject.target {
+    let Provenance { subject, farrier: _, build_format: _, materials: _, modules: _, confinement: _ } =
+        provenance;
+    let Components { shipped, build, .. } = Components::of(provenance);
+    let refs: Vec<&str> = shipped.iter().map(|one| one.reference.as_str()).collect();
+    let formulation = (!build.is_empty())
+        .then(|| json!([{"bom-ref": "build", "components": build.iter().map(described).collect::<Value>()}]));
+    let required = |component: &Component<'_>| {
+        let mut described = described(component);
+        described["scope"] = json!("required");
+        described
+    };
+    let mut bill = without_nulls(json!({
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "timestamp": CREATED,
+            "tools": {"components": [{"type": "application", "name": "farrier"}]},
+            "component": image(subject),
+        },
+        "components": shipped.iter().map(required).collect::<Value>(),
+        "dependencies": [{"ref": IMAGE, "dependsOn": refs}],
+        "formulation": formulation,
+    }));
+    bill["serialNumber"] = json!(format!("urn:uuid:{}", uuid_of(&bill)));
+    bill
+}
+
+fn image(subject: &Subject) -> Value {
+    let Subject { name, version, digest, target, architecture, input_hash } = subject;
+    let mut properties = vec![property("input-hash", &input_hash.to_string())];
+    properties.push(property("architecture", architecture.as_str()));
+    if let Some(target) = target {
         properties.push(property("kernel-release", target.release.as_str()));
         properties.push(property("os", &format!("{} {}", target.os, target.os_version)));
     }
     json!({
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "serialNumber": serial(&subject.digest),
-        "version": 1,
-        "metadata": {
-            "tools": {"components": [{"type": "application", "name": "farrier", "version": farrier}]},
-            "component": {
-                "type": "container",
-                "bom-ref": IMAGE,
-                "name": subject.name,
-                "version": subject.version,
-                "purl": oci_url(&subject.name, &subject.digest),
-                "hashes": hashes(&subject.digest),
-                "properties": properties,
-            },
-        },
-        "components": components.all,
-        "dependencies": [{"ref": IMAGE, "dependsOn": refs}],
+        "type": "container",
+        "bom-ref": IMAGE,
+        "name": name,
+        "version": version,
+        "purl": purl::of_image(name, digest, None),
+        "hashes": hashes(digest),
+        "properties": properties,
     })
 }
 
-/// A UUID (RFC 9562, version 8) derived from the image's digest. The specification requires a UUID for each bill, and each image
-/// has one bill.
-fn serial(image: &Digest) -> String {
-    let hex: String = Digest::of(format!("bill of materials of {image}").as_bytes()).hex().to_owned();
+/// Returns a UUID (RFC 9562, version 8) derived from a document's content.
+pub(super) fn uuid_of(document: &Value) -> String {
+    let hex: String = Digest::of(document.to_string().as_bytes()).hex().to_owned();
     let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
     // The first digit of the variant must be 8, 9, a or b.
-    format!("urn:uuid:{}-{}-8{}-8{}-{}", part(0, 8), part(8, 12), part(12, 15), part(15, 18), part(18, 30))
+    format!("{}-{}-8{}-8{}-{}", part(0, 8), part(8, 12), part(12, 15), part(15, 18), part(18, 30))
 }
 
-#[derive(Default)]
-struct Components {
-    all: Vec<Value>,
-    /// Number of components that share a reference.
-    taken: BTreeMap<String, usize>,
+fn described(component: &Component<'_>) -> Value {
+    let Component { kind, reference, name, version, digest, purl, url, licenses, supplier, properties } =
+        component;
+    let licenses: Option<Value> = (!licenses.is_empty())
+        .then(|| licenses.iter().map(|name| json!({"license": {"name": name}})).collect());
+    let is_certificate = *kind == Kind::Certificate;
+    without_nulls(json!({
+        "type": kind.cyclonedx(),
+        "bom-ref": reference,
+        "name": name,
+        "version": version,
+        "supplier": supplier.map(|name| json!({"name": name})),
+        "hashes": digest.map(hashes),
+        "purl": purl,
+        "externalReferences": url.map(|url| json!([{"type": "distribution", "url": url}])),
+        "licenses": licenses,
+        "cryptoProperties": is_certificate.then(|| json!({"assetType": "certificate"})),
+        "properties": properties.iter().map(|(name, value)| property(name, value)).collect::<Value>(),
+    }))
 }
 
-impl Components {
-    fn material(&mut self, material: &Material) {
-        let Material { role, name, version, digest, uri, packages } = material;
-        let (purl, url) = match uri.as_deref() {
-            Some(uri) if uri.starts_with("pkg:") => (Some(uri), None),
-            url => (None, url),
-        };
-        let is_certificate = *role == Role::ModuleCertificate;
-        let fields = json!({
-            "type": kind(*role),
-            "name": name,
-            "version": version,
-            "hashes": digest.as_ref().map(hashes),
-            "purl": purl,
-            "externalReferences": url.map(|url| json!([{"type": "distribution", "url": url}])),
-            "cryptoProperties": is_certificate.then(|| json!({"assetType": "certificate"})),
-        });
-        self.add(*role, name, version.as_deref(), fields);
-        for package in packages {
-            self.package(*role, package);
+impl Kind {
+    fn cyclonedx(self) -> &'static str {
+        match self {
+            Self::Application => "application",
+            Self::Base | Self::Image => "container",
+            Self::Certificate => "cryptographic-asset",
+            Self::File => "file",
+            Self::Library => "library",
+            Self::OperatingSystem => "operating-system",
         }
     }
-
-    fn package(&mut self, role: Role, package: &Package) {
-        let Package { name, version, architecture, licenses } = package;
-        let licenses: Option<Value> =
-            (!licenses.is_empty()).then(|| licenses.iter().map(|name| license(name)).collect());
-        let fields = json!({
-            "type": "library",
-            "name": name,
-            "version": version,
-            "purl": package_url(name, version, Some(architecture)),
-            "licenses": licenses,
-        });
-        self.add(role, name, Some(version), fields);
-    }
-
-    fn module(&mut self, module: &ModuleFile) {
-        let ModuleFile { path, name, version, license: named, srcversion, digest } = module;
-        let mut properties = vec![property("role", "module"), property("path", path)];
-        properties.extend(srcversion.as_ref().map(|value| property("srcversion", value)));
-        self.all.push(without_nulls(json!({
-            "type": "device-driver",
-            "name": name,
-            "version": version,
-            "hashes": hashes(digest),
-            "licenses": named.as_ref().map(|named| json!([license(named)])),
-            "scope": "required",
-            "properties": properties,
-            "bom-ref": format!("module:{path}"),
-        })));
-    }
-
-    /// Adds a component with a unique reference and its role.
-    fn add(&mut self, role: Role, name: &str, version: Option<&str>, mut fields: Value) {
-        let version = version.map(|version| format!("@{version}")).unwrap_or_default();
-        let plain = format!("{}:{name}{version}", role.as_str());
-        let taken = self.taken.entry(plain.clone()).or_default();
-        let reference = if *taken == 0 { plain } else { format!("{plain}#{taken}") };
-        *taken += 1;
-        fields["bom-ref"] = json!(reference);
-        fields["scope"] = json!(if role.is_in_image() { "required" } else { "excluded" });
-        fields["properties"] = json!([property("role", role.as_str())]);
-        self.all.push(without_nulls(fields));
-    }
-}
-
-fn kind(role: Role) -> &'static str {
-    match role {
-        Role::Source => "device-driver",
-        Role::Patch | Role::Recipe => "file",
-        Role::Headers | Role::Need => "library",
-        Role::Toolchain | Role::Base => "operating-system",
-        Role::Entrypoint => "application",
-        Role::ModuleCertificate => "cryptographic-asset",
-        Role::ReusedImage | Role::Member => "container",
-    }
-}
-
-/// Keeps the license name as given: `MODULE_LICENSE` and Debian's copyright files have their own names, which are not SPDX
-/// identifiers.
-fn license(name: &str) -> Value {
-    json!({"license": {"name": name}})
 }
 
 fn hashes(digest: &Digest) -> Value {
@@ -184,19 +135,24 @@ mod tests {
         twice.materials.extend(provenance().materials);
         let bill = bill(&twice);
         let components = bill["components"].as_array().unwrap();
-        let refs: BTreeSet<&str> = components.iter().map(|one| one["bom-ref"].as_str().unwrap()).collect();
+        let build = bill["formulation"][0]["components"].as_array().unwrap();
+        let refs: BTreeSet<&str> =
+            components.iter().chain(build).map(|one| one["bom-ref"].as_str().unwrap()).collect();
         // Modules are files of one tree, so their paths are unique.
-        assert_eq!(refs.len(), components.len());
+        assert_eq!(refs.len(), components.len() + build.len());
         assert_eq!(bill["dependencies"][0]["dependsOn"].as_array().unwrap().len(), components.len());
+        let systems = components.iter().filter(|one| one["type"] == "operating-system");
+        assert_eq!(systems.count(), 1, "scanners take the first for the distribution");
     }
 
     #[test]
-    fn the_serial_number_is_an_uuid_that_follows_from_the_image() {
-        let number = serial(&Digest::of(b"a"));
+    fn the_serial_number_is_an_uuid_that_follows_from_the_content() {
+        let number = bill(&provenance())["serialNumber"].as_str().unwrap().to_owned();
         let form =
             regex::Regex::new("^urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}$");
         assert!(form.unwrap().is_match(&number), "{number}");
-        assert_ne!(number, serial(&Digest::of(b"b")));
-        assert_eq!(number, serial(&Digest::of(b"a")));
+        let mut other = provenance();
+        other.modules[0].version = None;
+        assert_ne!(bill(&other)["serialNumber"], number);
     }
 }

@@ -1,6 +1,6 @@
 //! The inputs and content of an image, independent of any document format.
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use crate::{
     kernel::{Architecture, KernelTarget},
 };
 
-use super::Package;
+use super::{Distribution, Package, PackageList, purl};
 
 /// Role of a material. The documents list materials in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::IntoStaticStr)]
@@ -74,17 +74,26 @@ pub struct Material {
     pub uri: Option<String>,
     /// Packages of a root file system.
     pub packages: Vec<Package>,
+    /// Distribution of a root file system or of a package.
+    pub distribution: Option<Distribution>,
 }
 
 impl Material {
     /// Creates a material with only a name.
     pub fn new(role: Role, name: impl Into<String>) -> Self {
-        Self { role, name: name.into(), version: None, digest: None, uri: None, packages: Vec::new() }
+        let (version, digest, uri, distribution) = (None, None, None, None);
+        Self { role, name: name.into(), version, digest, uri, packages: Vec::new(), distribution }
+    }
+
+    /// Adds the content of a root file system. Its `os-release` takes precedence over the material's distribution.
+    #[must_use]
+    pub fn with(self, PackageList { packages, distribution }: PackageList) -> Self {
+        Self { packages, distribution: distribution.or(self.distribution), ..self }
     }
 
     /// Parses farrier's notation for the origin of files and packages: `name=version sha256:...`, `name sha256:...`,
-    /// `sha256:...`, `tree sha256:...`. If the origin has no name, `fallback` is the name.
-    pub fn of_origin(role: Role, origin: &str, fallback: &str) -> Self {
+    /// `sha256:...`, `tree sha256:...`. If the origin has no name, `fallback` is the name. `distribution` published the package.
+    pub fn of_origin(role: Role, origin: &str, fallback: &str, distribution: Option<Distribution>) -> Self {
         let digest = origin.split_whitespace().find_map(|word| word.parse::<Digest>().ok());
         let first = origin.split_whitespace().next().unwrap_or_default();
         let (name, version) = match first.split_once('=') {
@@ -93,45 +102,22 @@ impl Material {
             None => (first, None),
         };
         let uri = version.as_ref().map(|version| match version.rsplit_once('.') {
-            Some((version, arch)) if is_of_rpm(arch) => package_url(name, version, Some(arch)),
-            _ => package_url(name, version, None),
+            Some((version, arch)) if purl::is_of_rpm(arch) => {
+                purl::of_package(name, version, Some(arch), distribution.as_ref())
+            }
+            _ => purl::of_package(name, version, None, distribution.as_ref()),
         });
-        Self { version, digest, uri, ..Self::new(role, name) }
+        Self { version, digest, uri, distribution, ..Self::new(role, name) }
     }
 
     /// Parses the origin of an image: `repository sha256:...`. The URI contains the digest.
     pub fn of_image(role: Role, origin: &str) -> Self {
-        let material = Self::of_origin(role, origin, "image");
+        let material = Self::of_origin(role, origin, "image", None);
         let name = material.name.rsplit('/').next().unwrap_or_default();
-        let url = |digest| format!("{}?repository_url={}", oci_url(name, digest), escape(&material.name));
+        let url = |digest| purl::of_image(name, digest, Some(&material.name));
         let uri = material.digest.as_ref().map(url);
         Self { uri, ..material }
     }
-}
-
-/// Returns a package URL (purl specification, types `deb` and `rpm`).
-pub(super) fn package_url(name: &str, version: &str, arch: Option<&str>) -> String {
-    let is_rpm = arch.is_some_and(is_of_rpm);
-    let arch = arch.map(|arch| format!("?arch={}", escape(arch))).unwrap_or_default();
-    if !is_rpm {
-        return format!("pkg:deb/debian/{}@{}{arch}", escape(name), escape(version));
-    }
-    let (epoch, version) = match version.split_once(':') {
-        Some((epoch, version)) => (format!("&epoch={}", escape(epoch)), version),
-        None => (String::new(), version),
-    };
-    format!("pkg:rpm/{}@{}{arch}{epoch}", escape(name), escape(version))
-}
-
-/// RPM and Debian use different names for each architecture.
-fn is_of_rpm(arch: &str) -> bool {
-    ["aarch64", "noarch", "x86_64"].contains(&arch)
-}
-
-/// Returns a package URL of an image (purl specification, type `oci`). It contains the last part of the name and the digest, so
-/// that copies of the image in other registries have the same package URL.
-pub(super) fn oci_url(name: &str, digest: &Digest) -> String {
-    format!("pkg:oci/{}@{}", escape(&name.to_lowercase()), escape(digest.as_str()))
 }
 
 /// Removes the fields of an object that are null.
@@ -140,20 +126,6 @@ pub(super) fn without_nulls(mut object: Value) -> Value {
         fields.retain(|_, value| !value.is_null());
     }
     object
-}
-
-/// Percent-encodes all characters that a package URL does not allow unencoded.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
 }
 
 /// A module of the payload.
@@ -228,10 +200,12 @@ mod tests {
     fn origins_are_read() {
         let digest = Digest::of(b"x");
         let read = |text: &str| {
-            let Material { name, version, digest, uri, .. } = Material::of_origin(Role::Source, text, "src");
+            let debian = Distribution { id: "debian".to_owned(), version: "12".to_owned() };
+            let Material { name, version, digest, uri, .. } =
+                Material::of_origin(Role::Source, text, "src", Some(debian));
             (name, version, digest, uri)
         };
-        let url = Some("pkg:deb/debian/mft@4.1%2B2-1".to_owned());
+        let url = Some("pkg:deb/debian/mft@4.1%2B2-1?distro=debian-12".to_owned());
         assert_eq!(
             read(&format!("mft=4.1+2-1 {digest}")),
             ("mft".to_owned(), Some("4.1+2-1".to_owned()), Some(digest.clone()), url)
@@ -245,11 +219,10 @@ mod tests {
         }
         assert_eq!(read(""), ("src".to_owned(), None, None, None));
         let image = Material::of_image(Role::Source, &format!("r.test:5000/kmm/acme {digest} path=/opt"));
-        let url = format!("pkg:oci/acme@sha256%3A{}?repository_url=r.test%3A5000%2Fkmm%2Facme", digest.hex());
+        let url = format!("pkg:oci/acme@sha256:{}?repository_url=r.test:5000/kmm/acme", digest.hex());
         assert_eq!((image.digest, image.uri), (Some(digest.clone()), Some(url)));
         let (.., url) = read("kernel-devel=5.14.0-503.el9.x86_64 sha512:00");
-        assert_eq!(url.unwrap(), "pkg:rpm/kernel-devel@5.14.0-503.el9?arch=x86_64");
-        let url = package_url("gcc", "1:11.5.0-2.el9", Some("aarch64"));
-        assert_eq!(url, "pkg:rpm/gcc@11.5.0-2.el9?arch=aarch64&epoch=1");
+        let package = "pkg:rpm/debian/kernel-devel@5.14.0-503.el9?arch=x86_64&distro=debian-12";
+        assert_eq!(url.as_deref(), Some(package));
     }
 }

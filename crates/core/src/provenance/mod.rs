@@ -3,13 +3,16 @@
 
 mod bill;
 mod bundle;
+mod components;
 mod cosign;
 mod dsse;
 mod key;
 mod materials;
 mod package;
+mod purl;
 mod signers;
 mod slsa;
+mod spdx;
 mod statement;
 #[cfg(test)]
 mod testing;
@@ -23,7 +26,9 @@ pub use cosign::{
 pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyAlgorithm, KeyError, PublicKey};
 pub use materials::{Confinement, Material, ModuleFile, Provenance, Role, Subject};
-pub use package::{Package, PackageReader, RPM_LIST, RPM_LIST_FORMAT};
+pub use package::{Package, PackageList, PackageReader, RPM_LIST, RPM_LIST_FORMAT};
+pub use purl::Distribution;
 pub use signers::{FoundSignatures, ImageSignature, Judgement, NamedKey, RequiredSigners, TooFewKeys, Trust};
 pub use slsa::{SLSA_PREDICATE, slsa};
+pub use spdx::{SPDX_PREDICATE, spdx};
 pub use statement::{CHECK_REPORT_PREDICATE, Statement, StatementError, is_about, statement};

@@ -1,5 +1,5 @@
-//! Reads the packages of a root file system from its layers. The sources are dpkg's status with the copyright files, and the list
-//! of RPM packages in images without RPM's database.
+//! Reads the packages and the distribution of a root file system from its layers. The sources are dpkg's status with the copyright
+//! files, the list of RPM packages in images without RPM's database, and `os-release`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,6 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::Distribution;
 use crate::oci::{LayerReader, each_entry, plain_path};
 
 /// Size limit of a status or copyright file. Debian's whole archive has a status of 70 MB, more than any image.
@@ -18,6 +19,8 @@ const MAX_FILE: u64 = 32 << 20;
 pub const RPM_LIST: &str = "var/lib/rpmmanifest/container-manifest-2";
 /// Format of a line in that list, as rpm's `--queryformat`.
 pub const RPM_LIST_FORMAT: &str = r"%{NAME}\t%{VERSION}-%{RELEASE}\t%{INSTALLTIME}\t%{BUILDTIME}\t%{VENDOR}\t%{EPOCH}\t%{SIZE}\t%{ARCH}\t%{EPOCHNUM}\t%{SOURCERPM}\n";
+/// Paths of `os-release(5)`. A symbolic link is not followed, because its target is the other path.
+const OS_RELEASE: [&str; 2] = ["etc/os-release", "usr/lib/os-release"];
 /// Maximum number of licenses of one package. The parts of the kernel's headers have about 20.
 const MAX_LICENSES: usize = 64;
 
@@ -35,9 +38,20 @@ pub struct Package {
     pub licenses: Vec<String>,
 }
 
+/// Packages of a root file system, by name, and its distribution.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackageList {
+    /// Empty if the root file system has no package list.
+    pub packages: Vec<Package>,
+    /// `None` if the root file system has no `os-release`.
+    pub distribution: Option<Distribution>,
+}
+
 /// Collects packages from the layers of one image, the lowest layer first.
 #[derive(Debug, Default)]
 pub struct PackageReader {
+    /// By path: `/etc` takes precedence over `/usr/lib`.
+    releases: BTreeMap<&'static str, Option<Distribution>>,
     status: BTreeMap<String, Vec<Package>>,
     licenses: BTreeMap<String, BTreeSet<String>>,
 }
@@ -52,6 +66,8 @@ impl PackageReader {
             };
             if path == Path::new(RPM_LIST) {
                 self.status.insert(RPM_LIST.to_owned(), rpm_packages(&text(entry)?));
+            } else if let Some(file) = OS_RELEASE.into_iter().find(|file| path == Path::new(file)) {
+                self.releases.insert(file, Distribution::parse(&text(entry)?));
             } else if let Some(file) = status_file(&path) {
                 self.status.insert(file, packages(&text(entry)?));
             } else if let Some(name) = copyright_of(&path) {
@@ -62,9 +78,9 @@ impl PackageReader {
         .map(drop)
     }
 
-    /// Returns the packages, by name. Empty if the image has no package list.
-    pub fn finish(self) -> Vec<Package> {
-        let Self { status, licenses } = self;
+    /// Returns the packages and the distribution.
+    pub fn finish(self) -> PackageList {
+        let Self { releases, status, licenses } = self;
         let mut all: Vec<Package> = status.into_values().flatten().collect();
         for package in &mut all {
             let named = licenses.get(&package.name).into_iter().flatten();
@@ -72,7 +88,7 @@ impl PackageReader {
         }
         all.sort();
         all.dedup();
-        all
+        PackageList { packages: all, distribution: releases.into_values().flatten().next() }
     }
 }
 
@@ -170,12 +186,14 @@ mod tests {
             .layer(
                 &layer(&[
                     ("./var/lib/dpkg/status", STATUS),
+                    ("usr/lib/os-release", "ID=debian\nVERSION_ID=\"12\"\n"),
                     ("usr/share/doc/make/copyright", copyright),
                     ("usr/share/doc/base-files/copyright", "This is free software: License: any\n"),
                 ])[..],
             )
             .unwrap();
-        let found = reader.finish();
+        let PackageList { packages: found, distribution } = reader.finish();
+        assert_eq!(distribution, Distribution::of_suite("bookworm", None));
         let names: Vec<_> = found.iter().map(|p| (p.name.as_str(), p.version.as_str())).collect();
         assert_eq!(names, [("base-files", "12.4"), ("make", "4.3-4.1")]);
         assert_eq!(found[1].licenses, ["GFDL-1.3+", "GPL-3+"]);
@@ -189,7 +207,7 @@ mod tests {
             perl\t5.32-1\t(none)\t1\tAcme\t4\t9\tnoarch\t4\tperl.src.rpm\ntoo\tshort\n";
         reader.layer(&layer(&[(RPM_LIST, list)])[..]).unwrap();
         let found: Vec<_> =
-            reader.finish().into_iter().map(|p| (p.name, p.version, p.architecture)).collect();
+            reader.finish().packages.into_iter().map(|p| (p.name, p.version, p.architecture)).collect();
         let of =
             |name: &str, version: &str, arch: &str| (name.to_owned(), version.to_owned(), arch.to_owned());
         assert_eq!(found, [of("gcc", "11.5.0-2.el9", "x86_64"), of("perl", "4:5.32-1", "noarch")]);
@@ -201,7 +219,7 @@ mod tests {
         reader.layer(&layer(&[("var/lib/dpkg/status", STATUS)])[..]).unwrap();
         let newer = STATUS.replace("4.3-4.1", "4.4-1");
         reader.layer(&layer(&[("var/lib/dpkg/status", &newer)])[..]).unwrap();
-        let found = reader.finish();
+        let found = reader.finish().packages;
         assert_eq!((found.len(), found[1].version.as_str()), (2, "4.4-1"));
     }
 
@@ -218,9 +236,9 @@ mod tests {
                 ])[..],
             )
             .unwrap();
-        let found = reader.finish();
+        let found = reader.finish().packages;
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].name, "a[2J");
-        assert!(PackageReader::default().finish().is_empty());
+        assert_eq!(PackageReader::default().finish(), PackageList::default());
     }
 }

@@ -2,10 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{
-    Confinement, Material, Package, Provenance,
-    materials::{package_url, without_nulls},
-};
+use super::{Confinement, Material, Package, Provenance, materials::without_nulls, purl};
 
 /// The predicate type.
 pub const SLSA_PREDICATE: &str = "https://slsa.dev/provenance/v1";
@@ -56,8 +53,10 @@ pub fn slsa(provenance: &Provenance) -> Value {
 /// Returns a material as a resource descriptor (in-toto attestation framework, `resource_descriptor.md`). The packages of a root
 /// file system are annotations, because the digest of the whole covers them.
 fn dependency(material: &Material) -> Value {
-    let Material { role, name, version, digest, uri, packages } = material;
-    let url = |package: &Package| package_url(&package.name, &package.version, Some(&package.architecture));
+    let Material { role, name, version, digest, uri, packages, distribution } = material;
+    let url = |Package { name, version, architecture, licenses: _ }: &Package| {
+        purl::of_package(name, version, Some(architecture), distribution.as_ref())
+    };
     let packages: Option<Value> = (!packages.is_empty()).then(|| packages.iter().map(url).collect());
     without_nulls(json!({
         "name": name,

@@ -1,6 +1,6 @@
 //! A sample provenance that fills every field, and test keys.
 
-use super::{Confinement, Material, ModuleFile, Package, Provenance, Role, Subject};
+use super::{Confinement, Distribution, Material, ModuleFile, Package, Provenance, Role, Subject};
 use crate::{
     image::Digest,
     kernel::{Architecture, KernelTarget},
@@ -22,6 +22,7 @@ pub(super) fn provenance() -> Provenance {
         architecture: "amd64".to_owned(),
         licenses: licenses.iter().map(ToString::to_string).collect(),
     };
+    let debian = Distribution::of_suite("bookworm", None);
     let with = |role, name: &str| Material { digest: Some(digest(name)), ..Material::new(role, name) };
     Provenance {
         subject: Subject {
@@ -40,19 +41,36 @@ pub(super) fn provenance() -> Provenance {
         farrier: "0.1.0".to_owned(),
         build_format: "farrier.dev/build/1".to_owned(),
         materials: vec![
-            Material::of_origin(Role::Source, &format!("mft-dkms=4.22+1-1 {}", digest("source")), "mft"),
+            Material::of_origin(
+                Role::Source,
+                &format!("mft-dkms=4.22+1-1 {}", digest("source")),
+                "mft",
+                None,
+            ),
             Material {
                 uri: Some("https://example.test/mft.tgz".to_owned()),
                 ..with(Role::Source, "mft-extra")
             },
             with(Role::Patch, "001-fix.patch"),
             with(Role::Recipe, "Dockerfile"),
+            Material::of_origin(
+                Role::Headers,
+                &format!("linux-headers-6.1.0-56-acme=6.1.1-1 {}", digest("headers")),
+                "kernel headers",
+                debian.clone(),
+            ),
             Material {
+                distribution: debian.clone(),
                 packages: vec![package("gcc-12", &["GPL-3+", "LGPL-2+"]), package("make", &[])],
                 ..with(Role::Toolchain, "bookworm")
             },
             Material { version: Some("6A:0F".to_owned()), ..with(Role::ModuleCertificate, "Acme modules") },
-            Material { packages: vec![package("busybox", &[])], ..with(Role::Base, "busybox-static") },
+            Material {
+                distribution: debian,
+                packages: vec![package("busybox", &["GPL-2"])],
+                ..with(Role::Base, "bookworm")
+            },
+            Material { version: Some("0.1.0".to_owned()), ..with(Role::Entrypoint, "driver-entrypoint") },
         ],
         modules: vec![ModuleFile {
             path: "lib/modules/6.1.0-56-acme+/extra/mst.ko".to_owned(),

@@ -25,7 +25,7 @@ use super::{
     action::Offers,
     fleet::Listed,
     log::Log,
-    materials::{Before, Part, image_of, parts_of},
+    materials::{Before, Part, image_of, parts_of, toolchain_of},
 };
 
 /// Maximum number of cached images, and how long they are cached. The content of a digest does not change,
@@ -148,12 +148,19 @@ async fn look_at(parts: &Parts, reference: &ImageReference) -> Result<Image, Tar
     let statement = image.find_document(&PROVENANCE).await?;
     let statement = statement.and_then(|bytes| Statement::parse(&bytes).ok());
     let statement = statement.filter(|statement| is_about(statement, &stored.digest));
+    let mut listed = bill.and_then(|bytes| Some(parts_of(&serde_json::from_slice(&bytes).ok()?)));
+    if let (Some(listed), Some(statement)) = (&mut listed, &statement) {
+        // Earlier versions of farrier listed these packages in the bill.
+        let new = |package: &Part| !listed.contains(package);
+        let packages: Vec<Part> = toolchain_of(&statement.predicate).into_iter().filter(new).collect();
+        listed.extend(packages);
+    }
     Ok(Image {
         size: layers.iter().fold(0, |sum, layer| layer.size.saturating_add(sum)),
         signature: Some(image.standing().await?),
         // A report in another format than this farrier's is not shown.
         report: report.and_then(|bytes| read_report(&bytes)),
-        parts: bill.and_then(|bytes| Some(parts_of(&serde_json::from_slice(&bytes).ok()?))),
+        parts: listed,
         provenance: statement.map(|statement| built(&statement.predicate)),
     })
 }

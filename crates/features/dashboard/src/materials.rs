@@ -47,17 +47,20 @@ impl Part {
 
 impl From<Material> for Part {
     fn from(material: Material) -> Self {
-        let Material { role, name, version, digest, uri: _, packages: _ } = material;
+        let Material { role, name, version, digest, uri: _, packages: _, distribution: _ } = material;
         let digest = digest.map(|digest| digest.hex().to_owned()).unwrap_or_default();
         Self { role: role.as_str().to_owned(), name, version: version.unwrap_or_default(), digest }
     }
 }
 
-/// Returns the components in a bill of materials.
+/// Returns the components in a bill of materials, and the inputs of the build that are not part of the image.
 pub fn parts_of(bill: &Value) -> Vec<Part> {
     let text = |value: &Value| value.as_str().unwrap_or_default().chars().take(SHOWN).collect::<String>();
-    let components = bill["components"].as_array().into_iter().flatten().take(MOST);
-    components
+    let formulas = bill["formulation"].as_array().into_iter().flatten();
+    let lists = std::iter::once(bill).chain(formulas).filter_map(|list| list["components"].as_array());
+    lists
+        .flatten()
+        .take(MOST)
         .map(|component| {
             let mut properties = component["properties"].as_array().into_iter().flatten();
             let role = properties.find(|property| property["name"] == "farrier:role");
@@ -71,11 +74,28 @@ pub fn parts_of(bill: &Value) -> Vec<Part> {
         .collect()
 }
 
+/// Returns the packages of the toolchain in a provenance. A bill of materials does not contain them.
+pub fn toolchain_of(predicate: &Value) -> Vec<Part> {
+    let inputs = predicate["buildDefinition"]["resolvedDependencies"].as_array().into_iter().flatten();
+    let notes = inputs.map(|input| &input["annotations"]);
+    let toolchain = notes.filter(|notes| notes["role"] == Role::Toolchain.as_str());
+    let packages = toolchain.filter_map(|notes| notes["packages"].as_array()).flatten();
+    // `pkg:deb/debian/NAME@VERSION?arch=...`
+    let part = |package: &Value| {
+        let path = package.as_str()?.split('?').next()?;
+        let (name, version) = path.rsplit('/').next()?.split_once('@')?;
+        let text = |text: &str| text.replace("%2B", "+").chars().take(SHOWN).collect();
+        let (role, digest) = (Role::Toolchain.as_str().to_owned(), String::new());
+        Some(Part { role, name: text(name), version: text(version), digest })
+    };
+    packages.filter_map(part).take(MOST).collect()
+}
+
 /// Returns the components that a plan knows before the image is built.
 pub fn planned_parts(cell: &Cell) -> Vec<Part> {
     let FetchedInputs { sources, .. } = &cell.fetched;
     let sources = sources.iter().map(|(name, identity)| {
-        let material = Material::of_origin(Role::Source, identity, name);
+        let material = Material::of_origin(Role::Source, identity, name, None);
         Material { version: material.version.or_else(|| Some(cell.version.clone())), ..material }
     });
     let patches = cell.patches.iter().map(|patch| Material {

@@ -23,13 +23,23 @@ fn a_bill_is_read_whatever_it_holds() {
         },
         {"name": "x".repeat(5000), "version": 7, "properties": {"name": "farrier:role"}},
         "text",
-    ]});
+    ], "formulation": [{"components": [{"name": "Dockerfile"}]}, 1]});
     let parts = parts_of(&bill);
     assert_eq!(parts[0], part("toolchain", "gcc-12", "12.2.0-14", "abc"));
     assert_eq!(parts[1], part("", &"x".repeat(SHOWN), "", ""));
-    assert_eq!(parts[2], Part::default());
+    assert_eq!((&parts[2], &parts[3]), (&Part::default(), &part("", "Dockerfile", "", "")));
     let many = json!({"components": vec![json!({}); MOST + 1]});
     assert_eq!((parts_of(&many).len(), parts_of(&json!([])).len()), (MOST, 0));
+}
+
+#[test]
+fn the_provenance_names_the_packages_of_the_toolchain() {
+    let packages = json!(["pkg:deb/debian/g%2B%2B-12@12.2.0-14?arch=amd64&distro=debian-12", "pkg:x", 7]);
+    let input = |role: &str| json!({"annotations": {"role": role, "packages": packages}});
+    let predicate =
+        json!({"buildDefinition": {"resolvedDependencies": [input("toolchain"), input("runtime-base"), 1]}});
+    assert_eq!(toolchain_of(&predicate), [part("toolchain", "g++-12", "12.2.0-14", "")]);
+    assert!(toolchain_of(&json!([])).is_empty());
 }
 
 #[test]

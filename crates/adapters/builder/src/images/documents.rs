@@ -4,7 +4,10 @@
 use farrier_core::{
     facts::{annotations, media_type},
     image::{Digest, Version},
-    provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, Subject},
+    provenance::{
+        self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, SPDX_PREDICATE,
+        Subject,
+    },
 };
 use oci::{Artifact, Descriptor, ImageError, ImageManifest};
 use serde_json::Value;
@@ -34,6 +37,12 @@ pub const BILL_OF_MATERIALS: DocumentKind = DocumentKind {
     media_type: media_type::CYCLONEDX,
     predicate_type: CYCLONEDX_PREDICATE,
 };
+/// The same bill of materials in the other format.
+pub(crate) const SPDX: DocumentKind = DocumentKind {
+    name: "bill of materials (SPDX)",
+    media_type: media_type::SPDX,
+    predicate_type: SPDX_PREDICATE,
+};
 /// Provenance with the inputs and steps of the build.
 pub const PROVENANCE: DocumentKind =
     DocumentKind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: SLSA_PREDICATE };
@@ -54,7 +63,7 @@ impl Claim {
     }
 }
 
-/// Bill of materials and provenance of an image, as artifacts and as claims.
+/// Bills of materials and provenance of an image, as artifacts and as claims.
 pub struct Documents {
     /// Artifacts to push as referrers of the image.
     pub artifacts: Vec<Artifact>,
@@ -66,15 +75,18 @@ impl Documents {
     /// Creates the documents of the image with the manifest bytes `manifest`.
     pub fn of(provenance: &Provenance, manifest: &[u8]) -> Result<Self> {
         let Subject { name, digest, .. } = &provenance.subject;
-        let (bill, slsa) = (provenance::bill(provenance), provenance::slsa(provenance));
+        let (bill, spdx, slsa) =
+            (provenance::bill(provenance), provenance::spdx(provenance), provenance::slsa(provenance));
         let statement = provenance::statement(name, digest, SLSA_PREDICATE, &slsa);
         let note = [(annotations::PREDICATE_TYPE, SLSA_PREDICATE)];
         let artifacts = vec![
             Artifact::about(manifest, media_type::CYCLONEDX, bill.to_string().into_bytes(), &[])?,
+            Artifact::about(manifest, media_type::SPDX, spdx.to_string().into_bytes(), &[])?,
             Artifact::about(manifest, media_type::IN_TOTO, statement, &note)?,
         ];
         let claims = vec![
             Claim { predicate_type: CYCLONEDX_PREDICATE, predicate: bill },
+            Claim { predicate_type: SPDX_PREDICATE, predicate: spdx },
             Claim { predicate_type: SLSA_PREDICATE, predicate: slsa },
         ];
         Ok(Self { artifacts, claims })

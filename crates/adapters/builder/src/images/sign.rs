@@ -11,7 +11,7 @@ use oci::{Descriptor, ImageError};
 use serde_json::json;
 
 use super::{
-    documents::{BILL_OF_MATERIALS, CHECK_REPORT, Claim, PROVENANCE, parse_json},
+    documents::{BILL_OF_MATERIALS, CHECK_REPORT, Claim, PROVENANCE, SPDX, parse_json},
     keys::{ImageSigner, own_key},
     signatures::StoredImage,
 };
@@ -110,7 +110,7 @@ impl StoredImage<'_> {
     pub async fn sign_published(self, name: &str) -> Result<()> {
         self.parts.may_write()?;
         let mut claims = Vec::new();
-        for kind in [&CHECK_REPORT, &BILL_OF_MATERIALS, &PROVENANCE] {
+        for kind in [&CHECK_REPORT, &BILL_OF_MATERIALS, &SPDX, &PROVENANCE] {
             let Some(found) = self.find_document(kind).await? else { continue };
             let mut predicate = parse_json(kind.name, &found)?;
             if *kind == PROVENANCE {

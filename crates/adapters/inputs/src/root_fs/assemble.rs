@@ -217,7 +217,7 @@ mod tests {
         assert!(!found.contains_key("usr/share/man/man1/gcc.1"));
         let mut reader = PackageReader::default();
         reader.layer(&bytes[..]).unwrap();
-        let packages: Vec<_> = reader.finish().into_iter().map(|p| (p.name, p.version)).collect();
+        let packages: Vec<_> = reader.finish().packages.into_iter().map(|p| (p.name, p.version)).collect();
         assert_eq!(packages, [("aa".to_owned(), "1:2-3".to_owned()), ("bb".to_owned(), "1:2-3".to_owned())]);
     }
 }

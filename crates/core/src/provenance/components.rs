@@ -1,0 +1,168 @@
+//! Components of an image and of its build, independent of the format of the bill of materials.
+
+use std::collections::BTreeMap;
+
+use super::{Distribution, Material, ModuleFile, Package, Provenance, Role, purl};
+use crate::image::Digest;
+
+/// Type of a component. Scanners ignore images and files, and take the first operating system for the distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Application,
+    /// An image below other content.
+    Base,
+    Certificate,
+    File,
+    Image,
+    Library,
+    OperatingSystem,
+}
+
+pub(super) struct Component<'a> {
+    pub(super) kind: Kind,
+    /// Unique in the bill.
+    pub(super) reference: String,
+    pub(super) name: &'a str,
+    pub(super) version: Option<&'a str>,
+    pub(super) digest: Option<&'a Digest>,
+    pub(super) purl: Option<String>,
+    /// Address of the download.
+    pub(super) url: Option<&'a str>,
+    /// Names as the component states them. `MODULE_LICENSE` and Debian's copyright files have their own names, which are not
+    /// SPDX identifiers.
+    pub(super) licenses: Vec<&'a str>,
+    pub(super) supplier: Option<&'a str>,
+    pub(super) properties: Vec<(&'static str, &'a str)>,
+}
+
+/// Components of an image.
+#[derive(Default)]
+pub(super) struct Components<'a> {
+    /// Content of the image.
+    pub(super) shipped: Vec<Component<'a>>,
+    /// Inputs of the build that are not part of the image.
+    pub(super) build: Vec<Component<'a>>,
+    /// Number of components that share a reference.
+    taken: BTreeMap<String, usize>,
+}
+
+impl<'a> Components<'a> {
+    pub(super) fn of(provenance: &'a Provenance) -> Self {
+        let mut all = Self::default();
+        let mut base = provenance.materials.iter().filter(|material| material.role == Role::Base);
+        if let Some(distribution) = base.find_map(|material| material.distribution.as_ref()) {
+            all.distribution(distribution);
+        }
+        for material in &provenance.materials {
+            all.material(material);
+        }
+        for module in &provenance.modules {
+            all.module(module);
+        }
+        all
+    }
+
+    fn distribution(&mut self, Distribution { id, version }: &'a Distribution) {
+        let version = Some(version.as_str()).filter(|version| !version.is_empty());
+        self.shipped.push(Component {
+            supplier: Some(id),
+            ..component(Kind::OperatingSystem, "distribution", id, version, "distribution".to_owned())
+        });
+    }
+
+    fn material(&mut self, material: &'a Material) {
+        let Material { role, name, version, digest, uri, packages, distribution } = material;
+        let role = *role;
+        let (purl, url) = match uri.as_deref() {
+            Some(uri) if uri.starts_with("pkg:") => (Some(uri.to_owned()), None),
+            url => (None, url),
+        };
+        let is_software = matches!(role, Role::Source | Role::Entrypoint);
+        let purl = purl.or_else(|| is_software.then(|| purl::of_software(name, version.as_deref(), url)));
+        let kind = match role {
+            // The minimal base is one package.
+            Role::Base if purl.is_some() => Kind::Library,
+            Role::Base | Role::Toolchain => Kind::Base,
+            Role::Source | Role::Headers | Role::Need => Kind::Library,
+            Role::Patch | Role::Recipe => Kind::File,
+            Role::ReusedImage | Role::Member => Kind::Image,
+            Role::Entrypoint => Kind::Application,
+            Role::ModuleCertificate => Kind::Certificate,
+        };
+        let reference = self.unique(role, name, version.as_deref());
+        let is_content_fixed = role != Role::Toolchain || url.is_some();
+        let component = Component {
+            digest: digest.as_ref().filter(|_| is_content_fixed),
+            purl,
+            // A base has another address where it comes from the registry's store.
+            url: url.filter(|_| role != Role::Base),
+            supplier: supplier(role, distribution.as_ref(), url),
+            ..component(kind, role.as_str(), name, version.as_deref(), reference)
+        };
+        self.list(role).push(component);
+        if role.is_in_image() {
+            packages.iter().for_each(|package| self.package(role, package, distribution.as_ref()));
+        }
+    }
+
+    fn package(&mut self, role: Role, package: &'a Package, distribution: Option<&'a Distribution>) {
+        let Package { name, version, architecture, licenses } = package;
+        let reference = self.unique(role, name, Some(version));
+        let component = Component {
+            purl: Some(purl::of_package(name, version, Some(architecture), distribution)),
+            licenses: licenses.iter().map(String::as_str).collect(),
+            supplier: supplier(role, distribution, None),
+            ..component(Kind::Library, role.as_str(), name, Some(version), reference)
+        };
+        self.list(role).push(component);
+    }
+
+    fn module(&mut self, module: &'a ModuleFile) {
+        let ModuleFile { path, name, version, license, srcversion, digest } = module;
+        let version = version.as_deref();
+        let mut component = Component {
+            digest: Some(digest),
+            purl: Some(purl::of_software(name, version, None)),
+            licenses: license.iter().map(String::as_str).collect(),
+            ..component(Kind::Library, "module", name, version, format!("module:{path}"))
+        };
+        component.properties.push(("path", path));
+        component.properties.extend(srcversion.as_deref().map(|value| ("srcversion", value)));
+        self.shipped.push(component);
+    }
+
+    fn list(&mut self, role: Role) -> &mut Vec<Component<'a>> {
+        if role.is_in_image() { &mut self.shipped } else { &mut self.build }
+    }
+
+    /// Returns a reference that no other component has.
+    fn unique(&mut self, role: Role, name: &str, version: Option<&str>) -> String {
+        let version = version.map(|version| format!("@{version}")).unwrap_or_default();
+        let plain = format!("{}:{name}{version}", role.as_str());
+        let taken = self.taken.entry(plain.clone()).or_default();
+        *taken += 1;
+        if *taken == 1 { plain } else { format!("{plain}#{}", *taken - 1) }
+    }
+}
+
+fn component<'a>(
+    kind: Kind,
+    role: &'a str,
+    name: &'a str,
+    version: Option<&'a str>,
+    reference: String,
+) -> Component<'a> {
+    let (digest, purl, url, supplier) = (None, None, None, None);
+    let (licenses, properties) = (Vec::new(), vec![("role", role)]);
+    Component { kind, reference, name, version, digest, purl, url, licenses, supplier, properties }
+}
+
+/// The distribution that published a package, or the host that a download came from.
+fn supplier<'a>(role: Role, distribution: Option<&'a Distribution>, url: Option<&'a str>) -> Option<&'a str> {
+    match (role, distribution, url) {
+        (Role::Entrypoint, ..) => Some("farrier"),
+        (Role::Toolchain, ..) => None,
+        (_, Some(distribution), _) => Some(&distribution.id),
+        (_, None, url) => url?.split_once("://")?.1.split('/').next(),
+    }
+}

@@ -1,0 +1,55 @@
+"""Validates the documents of an image with other projects' validators, and prints what syft reads from its bills, as JSON.
+
+Usage: check_bills.py CYCLONEDX SPDX STATEMENT
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+from packageurl import PackageURL
+from spdx_tools.spdx.parser.parse_anything import parse_file
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+cyclonedx, spdx, statement = sys.argv[1:]
+
+bill = pathlib.Path(cyclonedx).read_text()
+error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill)
+if error:
+    sys.exit(f"CycloneDX: {error}")
+for message in validate_full_spdx_document(parse_file(spdx), "SPDX-2.3"):
+    sys.exit(f"SPDX: {message.validation_message}")
+
+read = json_format.Parse(pathlib.Path(statement).read_text(), statement_pb2.Statement())
+Statement.copy_from_pb(read).validate()
+predicate = json.loads(pathlib.Path(statement).read_text())["predicate"]
+json_format.ParseDict(predicate, provenance_pb2.Provenance())
+
+urls = [component["purl"] for component in json.loads(bill)["components"] if "purl" in component]
+urls += [r["referenceLocator"] for p in json.loads(pathlib.Path(spdx).read_text())["packages"] for r in p.get("externalRefs", [])]
+for url in urls:
+    if PackageURL.from_string(url).to_string() != url:
+        sys.exit(f"not a canonical package URL: {url}")
+
+
+def listed(path):
+    syft = pathlib.Path(sys.executable).with_name("syft")
+    # The first line of the script names the place where the environment was made.
+    command = [sys.executable, syft, "-q", "convert", path, "-o", "syft-json"]
+    offline = {**os.environ, "SYFT_CHECK_FOR_APP_UPDATE": "false"}
+    run = subprocess.run(command, check=True, capture_output=True, text=True, env=offline)
+    found = json.loads(run.stdout)
+    distribution = " ".join(found["distro"].get(key, "") for key in ("id", "versionID"))
+    # Of SPDX, syft lists the distribution as a package without a type.
+    packages = sorted(f'{one["name"]} {one["version"]}' for one in found["artifacts"] if one["type"])
+    return {"distribution": distribution, "packages": packages}
+
+
+print(json.dumps([listed(cyclonedx), listed(spdx)]))
