@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     offline::MSTFLINT,
+    signatures::{P256, SIGNING, key, site_yaml},
     support::{kept, kernels, packages::run, site::Site},
 };
 
@@ -76,4 +77,20 @@ fn syft_lists_what_ships_and_nothing_else() {
     let purls = bill["components"].as_array().unwrap().iter().filter_map(|one| one["purl"].as_str());
     let debian: Vec<&str> = purls.filter(|purl| purl.starts_with("pkg:deb/debian/")).collect();
     assert!(debian.len() == 2 && debian.iter().all(|purl| purl.contains("distro=debian-")), "{debian:?}");
+}
+
+/// After `farrier mirror`, a build takes its inputs from the store. Its image is the same, and so are its bills.
+#[test]
+fn a_forced_build_after_mirror_adds_no_second_bill() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    site.define("images/mstflint.yaml", MSTFLINT);
+    key(&site, "site", P256);
+    site_yaml(&site, SIGNING);
+    let image = publish(&site, &kernel, &[]);
+    let bills = [CYCLONEDX, SPDX].map(|kind| documents(&site, &image, kind));
+    assert!(bills.iter().all(|of_kind| of_kind.len() == 1));
+    let target = ["--kernel", &kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
+    site.farrier(&[&["mirror", "--image", "mstflint"][..], &target].concat()).exits(0);
+    assert_eq!(publish(&site, &kernel, &["--force"]), image);
+    assert_eq!([CYCLONEDX, SPDX].map(|kind| documents(&site, &image, kind)), bills);
 }

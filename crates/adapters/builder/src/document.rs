@@ -46,7 +46,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
             materials.extend(headers.iter().map(origin));
             materials.extend(header_content.clone().map(|content| Material {
                 digest: Some(content),
-                ..Material::new(Role::Headers, "header set")
+                ..Material::new(Role::StoredHeaders, "header set")
             }));
             materials.push(toolchain(job).await?);
         }

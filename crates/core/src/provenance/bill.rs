@@ -122,7 +122,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::provenance::testing::provenance;
+    use crate::provenance::{Role, slsa, spdx, testing::provenance};
 
     #[test]
     fn the_bill() {
@@ -154,5 +154,20 @@ mod tests {
         let mut other = provenance();
         other.modules[0].version = None;
         assert_ne!(bill(&other)["serialNumber"], number);
+    }
+
+    /// The first build compiled with another toolchain, and did not take its headers from the registry's store.
+    #[test]
+    fn two_builds_of_one_image_give_one_bill() {
+        let (first, second) = (&mut provenance(), &provenance());
+        first.farrier = "0.0.9".to_owned();
+        first.confinement.landlock = 7;
+        first.materials.retain(|material| material.role != Role::StoredHeaders);
+        for material in first.materials.iter_mut().filter(|material| material.role == Role::Toolchain) {
+            material.digest = Some(Digest::of(b"other"));
+            material.packages.clear();
+        }
+        assert_ne!(slsa(first), slsa(second));
+        assert_eq!((bill(first), spdx(first)), (bill(second), spdx(second)));
     }
 }

@@ -1,4 +1,8 @@
 //! Components of an image and of its build, independent of the format of the bill of materials.
+//!
+//! The bill is a function of the image and of its definition, so that two builds of one image give one bill. Facts that may differ
+//! between two such builds are recorded by the provenance alone: farrier's version, the content of the toolchain, and whether the
+//! headers came from the registry's store.
 
 use std::collections::BTreeMap;
 
@@ -73,6 +77,9 @@ impl<'a> Components<'a> {
     fn material(&mut self, material: &'a Material) {
         let Material { role, name, version, digest, uri, packages, distribution } = material;
         let role = *role;
+        if role == Role::StoredHeaders {
+            return;
+        }
         let (purl, url) = match uri.as_deref() {
             Some(uri) if uri.starts_with("pkg:") => (Some(uri.to_owned()), None),
             url => (None, url),
@@ -83,7 +90,7 @@ impl<'a> Components<'a> {
             // The minimal base is one package.
             Role::Base if purl.is_some() => Kind::Library,
             Role::Base | Role::Toolchain => Kind::Base,
-            Role::Source | Role::Headers | Role::Need => Kind::Library,
+            Role::Source | Role::Headers | Role::StoredHeaders | Role::Need => Kind::Library,
             Role::Patch | Role::Recipe => Kind::File,
             Role::ReusedImage | Role::Member => Kind::Image,
             Role::Entrypoint => Kind::Application,

@@ -24,6 +24,9 @@ pub enum Role {
     /// Kernel headers that the modules were compiled against.
     #[strum(serialize = "kernel-headers")]
     Headers,
+    /// Content of the kernel headers, where they came from the registry's store.
+    #[strum(serialize = "kernel-headers")]
+    StoredHeaders,
     /// Toolchain that compiled the modules.
     Toolchain,
     /// Exposed headers of another driver that the modules were compiled against.
@@ -54,7 +57,12 @@ impl Role {
             Self::Source | Self::Patch | Self::Base | Self::Entrypoint | Self::ReusedImage | Self::Member => {
                 true
             }
-            Self::Recipe | Self::Headers | Self::Toolchain | Self::Need | Self::ModuleCertificate => false,
+            Self::Recipe
+            | Self::Headers
+            | Self::StoredHeaders
+            | Self::Toolchain
+            | Self::Need
+            | Self::ModuleCertificate => false,
         }
     }
 }

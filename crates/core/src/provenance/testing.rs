@@ -59,6 +59,7 @@ pub(super) fn provenance() -> Provenance {
                 "kernel headers",
                 debian.clone(),
             ),
+            with(Role::StoredHeaders, "header set"),
             Material {
                 distribution: debian.clone(),
                 packages: vec![package("gcc-12", &["GPL-3+", "LGPL-2+"]), package("make", &[])],
