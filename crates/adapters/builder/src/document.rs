@@ -7,10 +7,15 @@ use std::{
 };
 
 use farrier_core::{
-    image::{AptSource, Digest, MinimalSpec, RuntimeBase, SourceOrigin},
+    image::{
+        AptSource, Digest, DriverImage, MinimalSpec, Redistribute, RuntimeBase, SourceOrigin,
+        checked::LicenseExpression,
+    },
     kernel::{Architecture, BootstrapSpec, KernelTarget, Toolchain},
     plan::{BUILD_FORMAT, Cell, FetchedInputs},
-    provenance::{Distribution, Material, ModuleFile, PackageList, PackageReader, Provenance, Role, Subject},
+    provenance::{
+        Distribution, Material, ModuleFile, PackageList, PackageReader, Provenance, Role, Subject, Terms,
+    },
 };
 use farrier_definitions::read_patch;
 use farrier_inputs::PackageRoot;
@@ -82,6 +87,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
             target: Some(cell.target.clone()),
             architecture: cell.target.arch,
             input_hash: cell.input_hash,
+            terms: terms(image, image.spec.license.as_ref(), image.spec.redistribute),
         },
         farrier: FARRIER.to_owned(),
         build_format: BUILD_FORMAT.to_owned(),
@@ -128,6 +134,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
         if material.version.is_none() {
             material.version = Some(cell.version.clone());
         }
+        material.terms = terms(image, source.license.as_ref(), source.redistribute);
         materials.push(material);
     }
     for patch in &cell.patches {
@@ -136,6 +143,15 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
         materials.push(Material { digest, ..Material::new(Role::Patch, patch.name.clone()) });
     }
     Ok(materials)
+}
+
+fn terms(
+    image: &DriverImage,
+    license: Option<&LicenseExpression>,
+    redistribute: Option<Redistribute>,
+) -> Terms {
+    let supplier = image.spec.supplier.as_ref().map(ToString::to_string);
+    Terms { supplier, license: license.map(ToString::to_string), redistribute }
 }
 
 /// Returns the distribution that a source's package belongs to.

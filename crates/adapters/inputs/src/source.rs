@@ -93,7 +93,8 @@ impl Sources<'_> {
 
     /// Fetches and unpacks the source.
     pub async fn fetch(self, spec: &SourceSpec) -> Result<FetchedSource> {
-        let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir }) = (self, spec);
+        let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir, license: _, redistribute: _ }) =
+            (self, spec);
         if let Some(stored) = self.in_place_of(spec).await? {
             let origin = stored_identity(spec, &stored)?;
             let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
@@ -371,7 +372,7 @@ fn identity(spec: &SourceSpec, content: &Content) -> String {
 
 /// Returns the suffix of the identity that names the used part of the original.
 fn parts_of(spec: &SourceSpec) -> String {
-    let SourceSpec { name: _, from: _, unpack, subdir } = spec;
+    let SourceSpec { name: _, from: _, unpack, subdir, license: _, redistribute: _ } = spec;
     let mut text = String::new();
     for (name, value) in [("unpack", unpack), ("subdir", subdir)] {
         if let Some(value) = value {

@@ -263,7 +263,7 @@ pub fn content_tag(stored: &StoredInput) -> Option<Tag> {
 
 /// Returns the tag of a definition's source. It does not depend on where the source is used.
 pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
-    let SourceSpec { name: _, from, unpack, subdir } = spec;
+    let SourceSpec { name: _, from, unpack, subdir, license: _, redistribute: _ } = spec;
     let mut parts = match from {
         SourceOrigin::Path { path, sha256 } => vec![
             "path".to_owned(),

@@ -160,6 +160,9 @@ texts! {
     /// A package argument that both apt-get and mmdebstrap accept.
     PackageToInstall: r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(/[A-Za-z0-9.+~:-]+|=([A-Za-z0-9.+~:-]|\{\{ *version *\}\})+\*?)?$",
         "a package to install: `name`, `name:arch`, `name=version` or `name/suite`; a version may end in `*`, and in a runtime base `{{version}}` in it is replaced by the driver's";
+    /// An SPDX license expression.
+    LicenseExpression: r"^\(*[A-Za-z0-9][A-Za-z0-9.:-]*\+?\)*( (AND|OR|WITH) \(*[A-Za-z0-9][A-Za-z0-9.:-]*\+?\)*)*$",
+        "an SPDX license expression, as in `GPL-2.0-only OR MIT`; a license without an SPDX identifier is `LicenseRef-NAME`";
     /// Version of a Debian package.
     PackageVersion: "^[0-9A-Za-z][A-Za-z0-9.+~:-]*$", "a package version: letters, digits and `.+~:-`";
     /// A suite of a Debian-like archive.

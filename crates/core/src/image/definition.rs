@@ -6,15 +6,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
-    BuildSpec, KernelVars, MinimalSpec, Need, PatchSpec, RolloutSpec, RunfileBase, SourceSpec, VersionSpec,
-    kernel_choice::Choice, tag,
+    BuildSpec, KernelVars, MinimalSpec, Need, PatchSpec, Redistribute, RolloutSpec, RunfileBase, SourceSpec,
+    VersionSpec, kernel_choice::Choice, tag,
 };
 use crate::{
     definition::{
         ApiVersion, BootstrapSpec, Metadata, NonEmpty, ParseError,
         checked::{
-            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine,
-            PackageToInstall, Reference, RpmName, TemplateName, VariableName, texts,
+            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, LicenseExpression, ModuleName,
+            OneLine, PackageToInstall, Reference, RpmName, TemplateName, VariableName, texts,
         },
         is_default,
     },
@@ -96,6 +96,12 @@ pub struct DriverImageSpec {
     pub kernels: Option<KernelRange>,
     /// A regular expression that must match the whole kernel release. A kernel must satisfy both `kernels` and `release`.
     pub release: Option<Pattern>,
+    /// Organization that supplies the driver, such as `NVIDIA`. Changes only the bill of materials.
+    pub supplier: Option<OneLine>,
+    /// License of the image's content, as an SPDX expression. Changes only the bill of materials.
+    pub license: Option<LicenseExpression>,
+    /// Whether the licenses allow to pass on the image. Changes only the bill of materials.
+    pub redistribute: Option<Redistribute>,
     /// Names of modules that the payload must contain and that must pass the check.
     pub modules: Vec<ModuleName>,
     /// Options of the load check.

@@ -29,7 +29,7 @@ pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
 pub use rollout::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch};
 pub use runfile::{RunfileBase, RunfileSpec};
-pub use source::{AptSource, PatchSpec, RpmSource, SourceImage, SourceOrigin, SourceSpec};
+pub use source::{AptSource, PatchSpec, Redistribute, RpmSource, SourceImage, SourceOrigin, SourceSpec};
 pub use source_entry::{SourceEntry, is_version_control};
 pub use tag::{TagError, TagInputs, needs_in, render_tags, share_tags};
 pub use upgrade::{Canary, Drain, LabelSelector, MaxParallel, OnFailure, UpgradeSpec, WaitFor, Window};

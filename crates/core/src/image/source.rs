@@ -8,8 +8,8 @@ use crate::{
     definition::{
         AptSuites, NonEmpty, RpmArchive,
         checked::{
-            Component, Download, ImageName, ImagePattern, InnerPattern, LocalPath, Mirror, PackageVersion,
-            PathInside, RpmAlternatives, Sha256, SourcePackage, Suite,
+            Component, Download, ImageName, ImagePattern, InnerPattern, LicenseExpression, LocalPath, Mirror,
+            PackageVersion, PathInside, RpmAlternatives, Sha256, SourcePackage, Suite,
         },
     },
     kernel::{Architecture, HeaderText, KernelRange, KernelTarget, Pattern, image_for, text_for},
@@ -30,6 +30,25 @@ pub struct SourceSpec {
     /// The part of the (unpacked) tree to use, as a relative path. Its last component may contain one `*`, and it must match
     /// exactly once. Default: the whole tree.
     pub subdir: Option<InnerPattern>,
+    /// License of the source, as an SPDX expression. Changes only the bill of materials.
+    pub license: Option<LicenseExpression>,
+    /// Whether the source's license allows to pass on what is built from it. Changes only the bill of materials.
+    pub redistribute: Option<Redistribute>,
+}
+
+/// Whether a license allows redistribution.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr,
+)]
+#[serde(rename_all = "camelCase")]
+#[strum(serialize_all = "camelCase")]
+pub enum Redistribute {
+    /// Anyone may pass it on.
+    Yes,
+    /// It must not leave the site.
+    No,
+    /// It may be passed on under conditions, as with proprietary parts of NVIDIA's driver.
+    Terms,
 }
 
 impl SourceSpec {

@@ -108,6 +108,9 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
         nodes: _,
         kernels: _,
         release: _,
+        supplier: _,
+        license: _,
+        redistribute: _,
         modules,
         check: _,
         reuse: _,
@@ -128,7 +131,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
     if !exposes.is_empty() {
         hasher.add("exposes", canonical("exposes", exposes)?);
     }
-    for SourceSpec { name, from: _, unpack, subdir } in sources {
+    for SourceSpec { name, from: _, unpack, subdir, license: _, redistribute: _ } in sources {
         let identity = resolved
             .sources
             .get(name.as_str())

@@ -6,22 +6,21 @@
 use serde_json::{Value, json};
 
 use super::{
-    Provenance, Subject,
-    components::{Component, Components, Kind},
+    Provenance,
+    components::{CERTIFICATE, Component, Components, REDISTRIBUTE},
     materials::without_nulls,
-    purl,
 };
-use crate::{image::Digest, oci::CREATED};
+use crate::{
+    image::{Digest, Redistribute},
+    oci::CREATED,
+};
 
 /// The predicate type of a bill as a signed statement, as `cosign` defines it.
 pub const CYCLONEDX_PREDICATE: &str = "https://cyclonedx.org/bom";
-/// The image's `bom-ref`.
-const IMAGE: &str = "image";
 
 /// Returns the bill of materials of one image.
 pub fn bill(provenance: &Provenance) -> Value {
-    let Provenance { subject, farrier: _, build_format: _, materials: _, modules: _, confinement: _ } =
-        provenance;
+    let image = Component::image(&provenance.subject);
     let Components { shipped, build, .. } = Components::of(provenance);
     let refs: Vec<&str> = shipped.iter().map(|one| one.reference.as_str()).collect();
     let formulation = (!build.is_empty())
@@ -35,36 +34,31 @@ pub fn bill(provenance: &Provenance) -> Value {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {
+        "metadata": without_nulls(json!({
             "timestamp": CREATED,
             "tools": {"components": [{"type": "application", "name": "farrier"}]},
-            "component": image(subject),
-        },
+            "supplier": provenance.subject.terms.supplier.as_ref().map(|name| json!({"name": name})),
+            "component": described(&image),
+        })),
         "components": shipped.iter().map(required).collect::<Value>(),
-        "dependencies": [{"ref": IMAGE, "dependsOn": refs}],
+        "dependencies": [{"ref": image.reference, "dependsOn": refs}],
         "formulation": formulation,
     }));
     bill["serialNumber"] = json!(format!("urn:uuid:{}", uuid_of(&bill)));
     bill
 }
 
-fn image(subject: &Subject) -> Value {
-    let Subject { name, version, digest, target, architecture, input_hash } = subject;
-    let mut properties = vec![property("input-hash", &input_hash.to_string())];
-    properties.push(property("architecture", architecture.as_str()));
-    if let Some(target) = target {
-        properties.push(property("kernel-release", target.release.as_str()));
-        properties.push(property("os", &format!("{} {}", target.os, target.os_version)));
-    }
-    json!({
-        "type": "container",
-        "bom-ref": IMAGE,
-        "name": name,
-        "version": version,
-        "purl": purl::of_image(name, digest, None),
-        "hashes": hashes(digest),
-        "properties": properties,
-    })
+/// Returns the components of a bill whose licenses restrict redistribution. The image is one of them.
+pub fn restricted(bill: &Value) -> Vec<(String, Redistribute)> {
+    let components = bill["components"].as_array().into_iter().flatten();
+    let restriction = |component: &Value| {
+        let mut properties = component["properties"].as_array()?.iter();
+        let named = properties.find(|property| property["name"] == format!("farrier:{REDISTRIBUTE}"))?;
+        let redistribute: Redistribute = serde_json::from_value(named["value"].clone()).ok()?;
+        Some((component["name"].as_str()?.to_owned(), redistribute))
+    };
+    let all = std::iter::once(&bill["metadata"]["component"]).chain(components).filter_map(restriction);
+    all.filter(|(_, redistribute)| *redistribute != Redistribute::Yes).collect()
 }
 
 /// Returns a UUID (RFC 9562, version 8) derived from a document's content.
@@ -75,45 +69,25 @@ pub(super) fn uuid_of(document: &Value) -> String {
     format!("{}-{}-8{}-8{}-{}", part(0, 8), part(8, 12), part(12, 15), part(15, 18), part(18, 30))
 }
 
-fn described(component: &Component<'_>) -> Value {
-    let Component { kind, reference, name, version, digest, purl, url, licenses, supplier, properties } =
-        component;
-    let licenses: Option<Value> = (!licenses.is_empty())
-        .then(|| licenses.iter().map(|name| json!({"license": {"name": name}})).collect());
-    let is_certificate = *kind == Kind::Certificate;
+fn described(of: &Component<'_>) -> Value {
+    let named = || of.licenses.iter().map(|name| json!({"license": {"name": name}})).collect();
+    let licenses: Vec<Value> = of.license.map_or_else(named, |license| vec![json!({"expression": license})]);
     without_nulls(json!({
-        "type": kind.cyclonedx(),
-        "bom-ref": reference,
-        "name": name,
-        "version": version,
-        "supplier": supplier.map(|name| json!({"name": name})),
-        "hashes": digest.map(hashes),
-        "purl": purl,
-        "externalReferences": url.map(|url| json!([{"type": "distribution", "url": url}])),
-        "licenses": licenses,
-        "cryptoProperties": is_certificate.then(|| json!({"assetType": "certificate"})),
-        "properties": properties.iter().map(|(name, value)| property(name, value)).collect::<Value>(),
+        "type": of.kind.0,
+        "bom-ref": of.reference,
+        "name": of.name,
+        "version": of.version,
+        "supplier": of.supplier.map(|name| json!({"name": name})),
+        "hashes": of.digest.map(|digest| json!([{"alg": "SHA-256", "content": digest.hex()}])),
+        "purl": of.purl,
+        "externalReferences": of.url.map(|url| json!([{"type": "distribution", "url": url}])),
+        "licenses": (!licenses.is_empty()).then_some(licenses),
+        "cryptoProperties": (of.kind == CERTIFICATE).then(|| json!({"assetType": "certificate"})),
+        "properties": of.properties.iter().map(property).collect::<Value>(),
     }))
 }
 
-impl Kind {
-    fn cyclonedx(self) -> &'static str {
-        match self {
-            Self::Application => "application",
-            Self::Base | Self::Image => "container",
-            Self::Certificate => "cryptographic-asset",
-            Self::File => "file",
-            Self::Library => "library",
-            Self::OperatingSystem => "operating-system",
-        }
-    }
-}
-
-fn hashes(digest: &Digest) -> Value {
-    json!([{"alg": "SHA-256", "content": digest.hex()}])
-}
-
-fn property(name: &str, value: &str) -> Value {
+fn property((name, value): &(&'static str, String)) -> Value {
     json!({"name": format!("farrier:{name}"), "value": value})
 }
 
@@ -169,5 +143,16 @@ mod tests {
         }
         assert_ne!(slsa(first), slsa(second));
         assert_eq!((bill(first), spdx(first)), (bill(second), spdx(second)));
+    }
+
+    #[test]
+    fn restricted_components_are_read_back() {
+        let mut provenance = provenance();
+        let of = |name: &str, redistribute| (name.to_owned(), redistribute);
+        let found = restricted(&bill(&provenance));
+        assert_eq!(found, [of("mft", Redistribute::Terms), of("mft-extra", Redistribute::No)]);
+        provenance.subject.terms.redistribute = Some(Redistribute::Yes);
+        assert_eq!(restricted(&bill(&provenance)), [of("mft-extra", Redistribute::No)]);
+        assert!(restricted(&json!([])).is_empty());
     }
 }

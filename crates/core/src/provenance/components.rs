@@ -6,21 +6,22 @@
 
 use std::collections::BTreeMap;
 
-use super::{Distribution, Material, ModuleFile, Package, Provenance, Role, purl};
+use super::{Distribution, Material, ModuleFile, Package, Provenance, Role, Subject, Terms, purl};
 use crate::image::Digest;
 
-/// Type of a component. Scanners ignore images and files, and take the first operating system for the distribution.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Application,
-    /// An image below other content.
-    Base,
-    Certificate,
-    File,
-    Image,
-    Library,
-    OperatingSystem,
-}
+/// Property that says whether the license allows redistribution.
+pub(super) const REDISTRIBUTE: &str = "redistribute";
+
+/// Type of a component in CycloneDX and in SPDX. Scanners ignore CycloneDX's containers and files, but no SPDX package.
+pub(super) type Kind = (&'static str, Option<&'static str>);
+const APPLICATION: Kind = ("application", Some("APPLICATION"));
+const BASE: Kind = ("container", None);
+pub(super) const CERTIFICATE: Kind = ("cryptographic-asset", None);
+const FILE: Kind = ("file", None);
+const IMAGE: Kind = ("container", Some("CONTAINER"));
+const LIBRARY: Kind = ("library", Some("LIBRARY"));
+/// Scanners take the first one for the distribution.
+const OPERATING_SYSTEM: Kind = ("operating-system", Some("OPERATING-SYSTEM"));
 
 pub(super) struct Component<'a> {
     pub(super) kind: Kind,
@@ -35,8 +36,37 @@ pub(super) struct Component<'a> {
     /// Names as the component states them. `MODULE_LICENSE` and Debian's copyright files have their own names, which are not
     /// SPDX identifiers.
     pub(super) licenses: Vec<&'a str>,
+    /// License that the definition states, as an SPDX expression.
+    pub(super) license: Option<&'a str>,
     pub(super) supplier: Option<&'a str>,
-    pub(super) properties: Vec<(&'static str, &'a str)>,
+    pub(super) properties: Vec<(&'static str, String)>,
+}
+
+impl<'a> Component<'a> {
+    /// Describes the image itself.
+    pub(super) fn image(subject: &'a Subject) -> Self {
+        let Subject { name, version, digest, target, architecture, input_hash, terms } = subject;
+        let mut image = Self {
+            digest: Some(digest),
+            purl: Some(purl::of_image(name, digest, None)),
+            ..component(IMAGE, "image", name, Some(version), "image".to_owned())
+        };
+        image.properties.push(("input-hash", input_hash.to_string()));
+        image.properties.push(("architecture", architecture.as_str().to_owned()));
+        if let Some(target) = target {
+            image.properties.push(("kernel-release", target.release.to_string()));
+            image.properties.push(("os", format!("{} {}", target.os, target.os_version)));
+        }
+        image.with(terms)
+    }
+
+    fn with(mut self, Terms { supplier, license, redistribute }: &'a Terms) -> Self {
+        self.supplier = supplier.as_deref().or(self.supplier);
+        self.license = license.as_deref();
+        let redistribute = redistribute.map(|value| (REDISTRIBUTE, <&str>::from(value).to_owned()));
+        self.properties.extend(redistribute);
+        self
+    }
 }
 
 /// Components of an image.
@@ -70,12 +100,12 @@ impl<'a> Components<'a> {
         let version = Some(version.as_str()).filter(|version| !version.is_empty());
         self.shipped.push(Component {
             supplier: Some(id),
-            ..component(Kind::OperatingSystem, "distribution", id, version, "distribution".to_owned())
+            ..component(OPERATING_SYSTEM, "distribution", id, version, "distribution".to_owned())
         });
     }
 
     fn material(&mut self, material: &'a Material) {
-        let Material { role, name, version, digest, uri, packages, distribution } = material;
+        let Material { role, name, version, digest, uri, packages, distribution, terms } = material;
         let role = *role;
         if role == Role::StoredHeaders {
             return;
@@ -88,13 +118,13 @@ impl<'a> Components<'a> {
         let purl = purl.or_else(|| is_software.then(|| purl::of_software(name, version.as_deref(), url)));
         let kind = match role {
             // The minimal base is one package.
-            Role::Base if purl.is_some() => Kind::Library,
-            Role::Base | Role::Toolchain => Kind::Base,
-            Role::Source | Role::Headers | Role::StoredHeaders | Role::Need => Kind::Library,
-            Role::Patch | Role::Recipe => Kind::File,
-            Role::ReusedImage | Role::Member => Kind::Image,
-            Role::Entrypoint => Kind::Application,
-            Role::ModuleCertificate => Kind::Certificate,
+            Role::Base if purl.is_some() => LIBRARY,
+            Role::Base | Role::Toolchain => BASE,
+            Role::Source | Role::Headers | Role::StoredHeaders | Role::Need => LIBRARY,
+            Role::Patch | Role::Recipe => FILE,
+            Role::ReusedImage | Role::Member => IMAGE,
+            Role::Entrypoint => APPLICATION,
+            Role::ModuleCertificate => CERTIFICATE,
         };
         let reference = self.unique(role, name, version.as_deref());
         let is_content_fixed = role != Role::Toolchain || url.is_some();
@@ -106,9 +136,11 @@ impl<'a> Components<'a> {
             supplier: supplier(role, distribution.as_ref(), url),
             ..component(kind, role.as_str(), name, version.as_deref(), reference)
         };
-        self.list(role).push(component);
+        self.list(role).push(component.with(terms));
         if role.is_in_image() {
-            packages.iter().for_each(|package| self.package(role, package, distribution.as_ref()));
+            for package in packages {
+                self.package(role, package, distribution.as_ref());
+            }
         }
     }
 
@@ -119,7 +151,7 @@ impl<'a> Components<'a> {
             purl: Some(purl::of_package(name, version, Some(architecture), distribution)),
             licenses: licenses.iter().map(String::as_str).collect(),
             supplier: supplier(role, distribution, None),
-            ..component(Kind::Library, role.as_str(), name, Some(version), reference)
+            ..component(LIBRARY, role.as_str(), name, Some(version), reference)
         };
         self.list(role).push(component);
     }
@@ -131,10 +163,10 @@ impl<'a> Components<'a> {
             digest: Some(digest),
             purl: Some(purl::of_software(name, version, None)),
             licenses: license.iter().map(String::as_str).collect(),
-            ..component(Kind::Library, "module", name, version, format!("module:{path}"))
+            ..component(LIBRARY, "module", name, version, format!("module:{path}"))
         };
-        component.properties.push(("path", path));
-        component.properties.extend(srcversion.as_deref().map(|value| ("srcversion", value)));
+        component.properties.push(("path", path.clone()));
+        component.properties.extend(srcversion.clone().map(|value| ("srcversion", value)));
         self.shipped.push(component);
     }
 
@@ -154,14 +186,14 @@ impl<'a> Components<'a> {
 
 fn component<'a>(
     kind: Kind,
-    role: &'a str,
+    role: &str,
     name: &'a str,
     version: Option<&'a str>,
     reference: String,
 ) -> Component<'a> {
-    let (digest, purl, url, supplier) = (None, None, None, None);
-    let (licenses, properties) = (Vec::new(), vec![("role", role)]);
-    Component { kind, reference, name, version, digest, purl, url, licenses, supplier, properties }
+    let (licenses, properties) = (Vec::new(), vec![("role", role.to_owned())]);
+    let (digest, purl, url, license, supplier) = (None, None, None, None, None);
+    Component { kind, reference, name, version, digest, purl, url, licenses, license, supplier, properties }
 }
 
 /// The distribution that published a package, or the host that a download came from.

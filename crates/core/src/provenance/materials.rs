@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::{
-    image::{Digest, InputHash},
+    image::{Digest, InputHash, Redistribute},
     kernel::{Architecture, KernelTarget},
 };
 
@@ -84,13 +84,27 @@ pub struct Material {
     pub packages: Vec<Package>,
     /// Distribution of a root file system or of a package.
     pub distribution: Option<Distribution>,
+    /// What the definition states about the material.
+    pub terms: Terms,
+}
+
+/// Statements of a definition about software.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Organization that supplies the software.
+    pub supplier: Option<String>,
+    /// License, as an SPDX expression.
+    pub license: Option<String>,
+    /// Whether the license allows redistribution.
+    pub redistribute: Option<Redistribute>,
 }
 
 impl Material {
     /// Creates a material with only a name.
     pub fn new(role: Role, name: impl Into<String>) -> Self {
         let (version, digest, uri, distribution) = (None, None, None, None);
-        Self { role, name: name.into(), version, digest, uri, packages: Vec::new(), distribution }
+        let (packages, terms) = (Vec::new(), Terms::default());
+        Self { role, name: name.into(), version, digest, uri, packages, distribution, terms }
     }
 
     /// Adds the content of a root file system. Its `os-release` takes precedence over the material's distribution.
@@ -168,6 +182,8 @@ pub struct Subject {
     pub architecture: Architecture,
     /// The input hash.
     pub input_hash: InputHash,
+    /// What the definition states about the image.
+    pub terms: Terms,
 }
 
 /// All content of the documents. Equal inputs give the same bytes: except for the confinement of the build, a provenance contains

@@ -17,7 +17,7 @@ mod statement;
 #[cfg(test)]
 mod testing;
 
-pub use bill::{CYCLONEDX_PREDICATE, bill};
+pub use bill::{CYCLONEDX_PREDICATE, bill, restricted};
 pub use bundle::{SIGNED_PREDICATE, SIGSTORE_BUNDLE, bundle, bundle_layer, may_be_bundle};
 pub use cosign::{
     Layered, SIMPLE_SIGNING, attestation_layer, attestation_tag, is_cosign_tag, layer_signature, layered,
@@ -25,7 +25,7 @@ pub use cosign::{
 };
 pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyAlgorithm, KeyError, PublicKey};
-pub use materials::{Confinement, Material, ModuleFile, Provenance, Role, Subject};
+pub use materials::{Confinement, Material, ModuleFile, Provenance, Role, Subject, Terms};
 pub use package::{Package, PackageList, PackageReader, RPM_LIST, RPM_LIST_FORMAT};
 pub use purl::Distribution;
 pub use signers::{FoundSignatures, ImageSignature, Judgement, NamedKey, RequiredSigners, TooFewKeys, Trust};

@@ -53,7 +53,7 @@ pub fn slsa(provenance: &Provenance) -> Value {
 /// Returns a material as a resource descriptor (in-toto attestation framework, `resource_descriptor.md`). The packages of a root
 /// file system are annotations, because the digest of the whole covers them.
 fn dependency(material: &Material) -> Value {
-    let Material { role, name, version, digest, uri, packages, distribution } = material;
+    let Material { role, name, version, digest, uri, packages, distribution, terms: _ } = material;
     let url = |Package { name, version, architecture, licenses: _ }: &Package| {
         purl::of_package(name, version, Some(architecture), distribution.as_ref())
     };

@@ -1,14 +1,15 @@
 //! The bill of materials, as SPDX 2.3 in JSON. Scanners read each SPDX package as content of the image, so the document has no
 //! inputs of the build, patches or base image.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{
     Provenance,
     bill::uuid_of,
-    components::{Component, Components, Kind},
+    components::{Component, Components},
     materials::without_nulls,
-    purl,
 };
 use crate::{image::Digest, oci::CREATED};
 
@@ -20,22 +21,14 @@ const IMAGE: &str = "SPDXRef-image";
 /// Returns the bill of materials of one image.
 pub fn spdx(provenance: &Provenance) -> Value {
     let subject = &provenance.subject;
-    let image = Component {
-        kind: Kind::Image,
-        reference: String::new(),
-        name: &subject.name,
-        version: Some(&subject.version),
-        digest: Some(&subject.digest),
-        purl: Some(purl::of_image(&subject.name, &subject.digest, None)),
-        url: None,
-        licenses: Vec::new(),
-        supplier: None,
-        properties: Vec::new(),
-    };
+    let image = Component::image(subject);
     let mut packages = vec![package(&image, "CONTAINER", IMAGE)];
+    let mut licenses: Vec<&str> = image.license.into_iter().collect();
     let mut relationships = vec![relationship(DOCUMENT, "DESCRIBES", IMAGE)];
-    for component in &Components::of(provenance).shipped {
-        let Some(purpose) = component.kind.purpose() else { continue };
+    let Components { shipped, .. } = Components::of(provenance);
+    for component in &shipped {
+        licenses.extend(component.license);
+        let Some(purpose) = component.kind.1 else { continue };
         let id = format!("SPDXRef-{}", packages.len());
         packages.push(package(component, purpose, &id));
         relationships.push(relationship(IMAGE, "CONTAINS", &id));
@@ -47,60 +40,46 @@ pub fn spdx(provenance: &Provenance) -> Value {
         "name": format!("{} {}", subject.name, subject.version),
         "creationInfo": {"created": CREATED, "creators": ["Tool: farrier"]},
         "packages": packages,
+        "hasExtractedLicensingInfos": extracted(&licenses),
         "relationships": relationships,
     });
     document["documentNamespace"] = json!(format!("https://farrier.dev/spdx/{}", uuid_of(&document)));
     document
 }
 
+/// SPDX requires a text for each license without an SPDX identifier.
+fn extracted(licenses: &[&str]) -> Vec<Value> {
+    let words = licenses.iter().flat_map(|license| license.split(['(', ')', ' ', '+']));
+    let names: BTreeSet<&str> = words.filter(|word| word.starts_with("LicenseRef-")).collect();
+    let text = "The supplier's own license, which farrier does not have.";
+    names.into_iter().map(|name| json!({"licenseId": name, "extractedText": text})).collect()
+}
+
 fn relationship(from: &str, kind: &str, to: &str) -> Value {
     json!({"spdxElementId": from, "relationshipType": kind, "relatedSpdxElement": to})
 }
 
-fn package(component: &Component<'_>, purpose: &str, id: &str) -> Value {
+fn package(of: &Component<'_>, purpose: &str, id: &str) -> Value {
     const UNKNOWN: &str = "NOASSERTION";
-    let Component {
-        kind: _,
-        reference: _,
-        name,
-        version,
-        digest,
-        purl,
-        url,
-        licenses,
-        supplier,
-        properties: _,
-    } = component;
     let checksum = |digest: &Digest| json!([{"algorithm": "SHA256", "checksumValue": digest.hex()}]);
     let reference = |url: &String| json!([{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": url}]);
-    let comments = (!licenses.is_empty()).then(|| format!("The component states: {}", licenses.join(", ")));
+    let comments =
+        (!of.licenses.is_empty()).then(|| format!("The component states: {}", of.licenses.join(", ")));
     without_nulls(json!({
         "SPDXID": id,
-        "name": name,
-        "versionInfo": version,
-        "supplier": supplier.map_or_else(|| UNKNOWN.to_owned(), |name| format!("Organization: {name}")),
-        "downloadLocation": url.unwrap_or(UNKNOWN),
+        "name": of.name,
+        "versionInfo": of.version,
+        "supplier": of.supplier.map_or_else(|| UNKNOWN.to_owned(), |name| format!("Organization: {name}")),
+        "downloadLocation": of.url.unwrap_or(UNKNOWN),
         "filesAnalyzed": false,
-        "checksums": digest.map(checksum),
-        "externalRefs": purl.as_ref().map(reference),
+        "checksums": of.digest.map(checksum),
+        "externalRefs": of.purl.as_ref().map(reference),
         "licenseConcluded": UNKNOWN,
-        "licenseDeclared": UNKNOWN,
+        "licenseDeclared": of.license.unwrap_or(UNKNOWN),
         "licenseComments": comments,
         "copyrightText": UNKNOWN,
         "primaryPackagePurpose": purpose,
     }))
-}
-
-impl Kind {
-    fn purpose(self) -> Option<&'static str> {
-        match self {
-            Self::Application => Some("APPLICATION"),
-            Self::Image => Some("CONTAINER"),
-            Self::Library => Some("LIBRARY"),
-            Self::OperatingSystem => Some("OPERATING-SYSTEM"),
-            Self::Base | Self::Certificate | Self::File => None,
-        }
-    }
 }
 
 #[cfg(test)]

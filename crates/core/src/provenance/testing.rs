@@ -1,8 +1,8 @@
 //! A sample provenance that fills every field, and test keys.
 
-use super::{Confinement, Distribution, Material, ModuleFile, Package, Provenance, Role, Subject};
+use super::{Confinement, Distribution, Material, ModuleFile, Package, Provenance, Role, Subject, Terms};
 use crate::{
-    image::Digest,
+    image::{Digest, Redistribute},
     kernel::{Architecture, KernelTarget},
 };
 
@@ -36,6 +36,11 @@ pub(super) fn provenance() -> Provenance {
                 arch: Architecture::Amd64,
             }),
             architecture: Architecture::Amd64,
+            terms: Terms {
+                supplier: Some("Acme".to_owned()),
+                license: Some("GPL-2.0-only AND LicenseRef-Acme".to_owned()),
+                redistribute: Some(Redistribute::Terms),
+            },
             input_hash: "ab".repeat(32).parse().unwrap(),
         },
         farrier: "0.1.0".to_owned(),
@@ -49,6 +54,11 @@ pub(super) fn provenance() -> Provenance {
             ),
             Material {
                 uri: Some("https://example.test/mft.tgz".to_owned()),
+                terms: Terms {
+                    supplier: Some("Acme".to_owned()),
+                    license: Some("LicenseRef-Acme".to_owned()),
+                    redistribute: Some(Redistribute::No),
+                },
                 ..with(Role::Source, "mft-extra")
             },
             with(Role::Patch, "001-fix.patch"),

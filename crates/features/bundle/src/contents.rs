@@ -136,7 +136,7 @@ pub fn needed<'a>(
             let wanted: Vec<SourceSpec> = own.into_iter().chain(of_kernels).collect();
             for source in wanted {
                 let same = |other: &SourceSpec| {
-                    let SourceSpec { name: _, from, unpack, subdir } = &source;
+                    let SourceSpec { name: _, from, unpack, subdir, license: _, redistribute: _ } = &source;
                     (&other.from, &other.unpack, &other.subdir) == (from, unpack, subdir)
                 };
                 if !needed.sources.iter().any(same) {

@@ -47,7 +47,7 @@ impl Part {
 
 impl From<Material> for Part {
     fn from(material: Material) -> Self {
-        let Material { role, name, version, digest, uri: _, packages: _, distribution: _ } = material;
+        let Material { role, name, version, digest, .. } = material;
         let digest = digest.map(|digest| digest.hex().to_owned()).unwrap_or_default();
         Self { role: role.as_str().to_owned(), name, version: version.unwrap_or_default(), digest }
     }

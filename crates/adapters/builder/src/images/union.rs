@@ -5,7 +5,7 @@ use farrier_core::{
     facts::{UnionNotes, UnionPart, assemble_union, media_type},
     image::{ImageReference, Repository, Version},
     plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
-    provenance::{Confinement, Material, Provenance, Role, Subject},
+    provenance::{Confinement, Material, Provenance, Role, Subject, Terms},
 };
 use farrier_store::registry::StoredManifest;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -72,6 +72,8 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
             target: None,
             architecture: union.architecture,
             input_hash: union.input_hash,
+            // The members' bills have their terms.
+            terms: Terms::default(),
         },
         farrier: super::FARRIER.to_owned(),
         build_format: BUILD_FORMAT.to_owned(),
