@@ -1,6 +1,9 @@
 //! Bills of materials and provenance of a real image: the formats' validators accept them, and syft lists what ships.
 use std::{fs, path::Path, process::Command};
 
+use farrier_core::image::Version;
+use farrier_store::registry::{Registry as _, RegistryOptions, RemoteRegistry};
+use oci::Artifact;
 use serde_json::{Value, json};
 
 use crate::{
@@ -93,4 +96,40 @@ fn a_forced_build_after_mirror_adds_no_second_bill() {
     site.farrier(&[&["mirror", "--image", "mstflint"][..], &target].concat()).exits(0);
     assert_eq!(publish(&site, &kernel, &["--force"]), image);
     assert_eq!([CYCLONEDX, SPDX].map(|kind| documents(&site, &image, kind)), bills);
+}
+
+/// Attaches an OpenVEX document to an image, as `oras attach` does.
+#[tokio::test]
+async fn a_vex_statement_travels_with_its_image() {
+    const OPENVEX: &str = "application/vnd.openvex+json";
+    let (from, to) = (Site::new(), Site::new());
+    let files = [("etc/hello".to_owned(), b"hello".to_vec())];
+    let image = tiny_image::push_files(&from.registry.host, "drivers/mstflint", "1", &files).await;
+    let (repository, digest) = image.split_once('@').unwrap();
+    let document = json!({
+        "@context": "https://openvex.dev/ns/v0.2.0",
+        "@id": "https://example.test/vex/1",
+        "author": "Acme",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "version": 1,
+        "statements": [{
+            "vulnerability": {"name": "CVE-2026-0001"},
+            "products": [{"@id": format!("pkg:oci/mstflint@{digest}")}],
+            "status": "not_affected",
+            "justification": "vulnerable_code_not_present",
+        }],
+    });
+    let repository = repository.parse().unwrap();
+    let registry = RemoteRegistry::new("test".to_owned(), &RegistryOptions::default());
+    let version = Version::Digest(digest.parse().unwrap());
+    let manifest = registry.manifest(&repository, &version).await.unwrap().unwrap();
+    let vex = Artifact::about(&manifest.bytes, OPENVEX, document.to_string().into_bytes(), &[]).unwrap();
+    registry.push_bytes(&repository, vex.config).await.unwrap();
+    registry.push_bytes(&repository, &vex.content).await.unwrap();
+    registry.push_referrer(&repository, &vex.manifest).await.unwrap();
+
+    let bundle = from.path("vex.bundle").display().to_string();
+    from.farrier(&["bundle", "export", "--reference", "mstflint:1", "--to", &bundle]).exits(0);
+    to.farrier(&["bundle", "import", "--insecure-no-signature", &bundle]).exits(0);
+    assert_eq!(documents(&to, digest, OPENVEX), [vex.content]);
 }
