@@ -16,7 +16,7 @@ use crate::support::{
     site::{Site, skopeo},
 };
 use kmod::{CheckReport, Verdict};
-use oci::{Artifact, Assembly, ImageIndex, ImageManifest, assemble, referrers_tag};
+use oci::{Artifact, Assembly, ImageIndex, ImageManifest, assemble, keep_tag, referrers_tag};
 use serde_json::{Value, json};
 
 const KERNEL: &str = "6.1.0-56-amd64";
@@ -231,11 +231,15 @@ async fn half_hearted_registries_get_the_tag_as_well() {
     let empty = || answer(200, ImageIndex::empty().to_bytes().unwrap());
     let script: Vec<Answer> = vec![
         answer(201, "").header("OCI-Subject", Digest::of(b"another")),
+        // The tag that keeps the report is not there yet.
+        answer(404, ""),
+        answer(201, ""),
         answer(404, ""),
         answer(201, ""),
         by_tag(),
         empty(),
         by_tag(),
+        answer(200, ""),
     ];
     let fake = FakeHttp::start(script).await;
     let (registry, repository) = (remote(), repository(&fake.host));
@@ -246,8 +250,11 @@ async fn half_hearted_registries_get_the_tag_as_well() {
     );
     let tag = referrers_tag(&digest).unwrap();
     let requests = fake.requests();
-    assert_eq!(requests[2].target, format!("/v2/drivers/x/manifests/{tag}"));
-    assert_eq!((requests[2].method.as_str(), requests[2].body.clone()), ("PUT", index.to_bytes().unwrap()));
+    let keep = keep_tag(&digest, &artifact.digest).unwrap();
+    assert_eq!(requests[2].target, format!("/v2/drivers/x/manifests/{keep}"));
+    assert_eq!(requests[2].body, artifact.manifest);
+    assert_eq!(requests[4].target, format!("/v2/drivers/x/manifests/{tag}"));
+    assert_eq!((requests[4].method.as_str(), requests[4].body.clone()), ("PUT", index.to_bytes().unwrap()));
 }
 
 #[tokio::test]

@@ -55,6 +55,7 @@ mod plugin;
 mod prebuilt;
 mod reach;
 mod registry;
+mod registry_garbage;
 mod reproducible;
 mod reuse;
 mod rollback;

@@ -68,18 +68,29 @@ pub fn referrers_tag(subject: &Digest) -> Option<Tag> {
     format!("sha256-{}", subject.hex()).parse().ok()
 }
 
-/// Digest of the manifest that a tag refers to, or `None` for other tags. Two kinds of tag name a subject: a fallback
-/// list of referrers (`sha256-<hex>`), and a signature or attestation of cosign, which adds a suffix
-/// (`sha256-<hex>.sig`).
+/// Number of hexadecimal digits of a manifest's digest in its [`keep_tag`]; a tag has at most 128 characters.
+const KEEP_DIGITS: usize = 32;
+
+/// Tag that keeps a manifest without another tag from a garbage collection that deletes untagged manifests. `subject` is
+/// the manifest that a referrer refers to; an image of an index is its own subject.
+pub fn keep_tag(subject: &Digest, manifest: &Digest) -> Option<Tag> {
+    format!("sha256-{}-{}", subject.hex(), manifest.hex().get(..KEEP_DIGITS)?).parse().ok()
+}
+
+/// Digest of the manifest that a tag refers to, or `None` for other tags. Three kinds of tag name a subject: a fallback
+/// list of referrers (`sha256-<hex>`), a signature or attestation of cosign, which adds a suffix (`sha256-<hex>.sig`),
+/// and a [`keep_tag`].
 pub fn subject_of_tag(tag: &Tag) -> Option<Digest> {
     let text = tag.as_str().strip_prefix("sha256-")?;
-    let hex = text.split_once('.').map_or(text, |(hex, _)| hex);
+    let hex = text.split_once(['.', '-']).map_or(text, |(hex, _)| hex);
     format!("sha256:{hex}").parse().ok()
 }
 
-/// Whether `tag` is a fallback tag as [`referrers_tag`] returns it.
+/// Whether `tag` is a fallback tag as [`referrers_tag`] returns it, or a [`keep_tag`].
 pub fn is_referrers_tag(tag: &Tag) -> bool {
-    tag.as_str()
-        .strip_prefix("sha256-")
-        .is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    let is_hex = |hex: &str, length| hex.len() == length && hex.bytes().all(|byte| byte.is_ascii_hexdigit());
+    tag.as_str().strip_prefix("sha256-").is_some_and(|text| match text.split_once('-') {
+        Some((subject, manifest)) => is_hex(subject, 64) && is_hex(manifest, KEEP_DIGITS),
+        None => is_hex(text, 64),
+    })
 }

@@ -20,7 +20,7 @@ pub mod media_type;
 mod reference;
 mod scan;
 
-pub use artifact::{Artifact, EMPTY, is_referrers_tag, referrers_tag, subject_of_tag};
+pub use artifact::{Artifact, EMPTY, is_referrers_tag, keep_tag, referrers_tag, subject_of_tag};
 pub use assemble::{Assembled, Assembly, CREATED, PAYLOAD_HISTORY, assemble};
 pub use base::{Base, architecture_of};
 pub use entry::{Extensions, MAX_NAME, NameError, Names, each_entry};

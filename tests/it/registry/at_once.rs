@@ -54,10 +54,15 @@ async fn a_list_that_is_not_there_for_a_moment_keeps_what_was_just_added() {
     };
     let put = || answer(201, "");
     let fake = FakeHttp::start(vec![
+        // The document, the tag that keeps it, and the list.
+        put(),
+        answer(404, ""),
         put(),
         answer(404, ""),
         put(),
         answer(200, list(&[&one])),
+        put(),
+        answer(404, ""),
         put(),
         answer(404, ""),
         put(),
@@ -67,7 +72,7 @@ async fn a_list_that_is_not_there_for_a_moment_keeps_what_was_just_added() {
     let (registry, repository) = (plain(), repository(&fake.host, "drivers/x"));
     registry.push_referrer(&repository, one.as_bytes()).await.unwrap();
     registry.push_referrer(&repository, two.as_bytes()).await.unwrap();
-    let written = String::from_utf8(fake.requests()[6].body.clone()).unwrap();
+    let written = String::from_utf8(fake.requests()[10].body.clone()).unwrap();
     for document in [&one, &two] {
         assert!(written.contains(Digest::of(document.as_bytes()).as_str()), "{written}");
     }

@@ -122,8 +122,18 @@ impl RegistryProcess {
 
     /// Garbage-collects the storage, like a registry's administrator.
     pub fn collect_garbage(&self) {
+        self.garbage_collect(&[]);
+    }
+
+    /// Garbage-collects the storage, and deletes every manifest without a tag.
+    pub fn delete_untagged(&self) {
+        self.garbage_collect(&["--delete-untagged"]);
+    }
+
+    fn garbage_collect(&self, options: &[&str]) {
         let config = self.directory.path().join("config.yml");
-        let collected = Command::new("docker-registry").arg("garbage-collect").arg(config).output().unwrap();
+        let mut command = Command::new("docker-registry");
+        let collected = command.arg("garbage-collect").args(options).arg(config).output().unwrap();
         assert!(collected.status.success(), "{}", String::from_utf8_lossy(&collected.stderr));
     }
 

@@ -59,7 +59,7 @@ impl CheckReportDocument<'_> {
 mod tests {
     use super::*;
     use kmod::{BootOutcome, BootReport, ModuleBoot, Verdict};
-    use oci::{ImageManifest, is_referrers_tag, referrers_tag, subject_of_tag};
+    use oci::{ImageManifest, is_referrers_tag, keep_tag, referrers_tag, subject_of_tag};
 
     fn report(milliseconds: u64) -> CheckReport {
         CheckReport {
@@ -119,7 +119,12 @@ mod tests {
     fn tags_that_list_referrers() {
         let tag = referrers_tag(&Digest::of(b"x")).unwrap();
         assert!(is_referrers_tag(&tag), "{tag}");
-        assert!(!is_referrers_tag(&"sha256-1".parse().unwrap()));
+        let keep = keep_tag(&Digest::of(b"x"), &Digest::of(b"y")).unwrap();
+        assert!(is_referrers_tag(&keep), "{keep}");
+        assert_eq!(subject_of_tag(&keep), Some(Digest::of(b"x")));
+        for other in ["sha256-1".to_owned(), format!("{tag}.sig"), format!("{tag}-1"), format!("{keep}0")] {
+            assert!(!is_referrers_tag(&other.parse().unwrap()), "{other}");
+        }
         assert_eq!(subject_of_tag(&tag), Some(Digest::of(b"x")));
         assert_eq!(subject_of_tag(&format!("{tag}.sig").parse().unwrap()), Some(Digest::of(b"x")));
         for other in ["sha256-1", "1.0", &tag.as_str().to_uppercase()] {

@@ -230,21 +230,21 @@ impl Http {
         self.transport.execute(request, &moved, call.action, &call.name.host, sent_by).await
     }
 
-    /// Reads a paginated list; a missing list has no pages. `read` parses a page and returns what is wrong with it.
+    /// Reads a paginated list, and returns whether it exists. `read` parses a page and returns what is wrong with it.
     pub(super) async fn pages(
         &self,
         mut call: Call<'_>,
         mut read: impl FnMut(&[u8]) -> Result<(), String> + Send,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         for _ in 0..MAX_PAGES {
             let mut response = self.expect(&call, &[200, 404]).await?;
             if response.status().as_u16() == 404 {
-                return Ok(());
+                return Ok(false);
             }
             let next = next_page(&response);
             let page = body(&call, &mut response).await?;
             read(&page).map_err(|reason| call.unusable(&reason, &response, &page))?;
-            let Some(url) = next else { return Ok(()) };
+            let Some(url) = next else { return Ok(true) };
             call.url = url;
         }
         Err(call.protocol(format!("more than {MAX_PAGES} pages")))

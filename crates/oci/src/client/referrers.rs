@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use reqwest::{Method, header::ACCEPT};
 
 use super::{
@@ -13,12 +14,16 @@ use super::{
     transport::RemoteName,
 };
 use crate::{
-    AnyManifest, Descriptor, Digest, ImageIndex, ImageManifest, Repository, Version, media_type,
+    AnyManifest, Descriptor, Digest, ImageIndex, ImageManifest, Repository, Version, keep_tag, media_type,
     referrers_tag,
 };
 
+/// Number of manifests that are looked up at once.
+const AT_ONCE: usize = 8;
+
 impl RemoteRegistry {
-    /// Pushes a manifest with a subject. If the registry does not list it, adds it to the subject's fallback tag.
+    /// Pushes a manifest with a subject. If the registry does not list it, adds it to the subject's fallback tag, and
+    /// tags the manifest: for the garbage collection of such a registry a list is no reference.
     pub(super) async fn push_with_subject(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {
         let unusable = |reason: String| {
             let host = RemoteName::of(repository).host;
@@ -31,9 +36,58 @@ impl RemoteRegistry {
         let (digest, listed) =
             self.put_manifest(repository, &version, media_type::OCI_MANIFEST, bytes).await?;
         if listed.as_ref() != Some(&subject.digest) {
+            self.keep(repository, &subject.digest, (media_type::OCI_MANIFEST, bytes)).await?;
             self.add_to_tag(repository, &subject.digest, &manifest.as_referrer(bytes)).await?;
         }
         Ok(digest)
+    }
+
+    /// Pushes a manifest under its [`keep_tag`].
+    async fn keep(&self, repository: &Repository, subject: &Digest, manifest: (&str, &[u8])) -> Result<()> {
+        let (media_type, bytes) = manifest;
+        let Some(tag) = keep_tag(subject, &Digest::of(bytes)) else { return Ok(()) };
+        let version = Version::Tag(tag);
+        if !self.has_manifest(repository, &version).await? {
+            self.put_manifest(repository, &version, media_type, bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// Tags the images of an index that was pushed under a tag. Registries with a referrers API keep them without tags.
+    pub(super) async fn keep_images_of(&self, repository: &Repository, index: &ImageIndex) -> Result<()> {
+        let Some(Descriptor { digest, .. }) = index.manifests.first() else { return Ok(()) };
+        if self.listed_by_registry(repository, digest, None).await?.is_some() {
+            return Ok(());
+        }
+        for Descriptor { digest, .. } in &index.manifests {
+            let found = self.manifest_at(repository, &Version::Digest(digest.clone())).await?;
+            if let Some(found) = found {
+                self.keep(repository, digest, (&*found.media_type, &found.bytes[..])).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the entries of a fallback list whose manifests the registry deleted, with a warning. A registry may
+    /// refuse a list with such an entry.
+    async fn existing(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        listed: Vec<Descriptor>,
+    ) -> Result<Vec<Descriptor>> {
+        let check = |listed: Descriptor| async move {
+            let version = Version::Digest(listed.digest.clone());
+            if self.has_manifest(repository, &version).await? {
+                return Ok::<_, RegistryError>(Some(listed));
+            }
+            tracing::warn!(
+                "{repository}{version}, which refers to {subject}, is listed, but gone: the registry deleted it"
+            );
+            Ok(None)
+        };
+        let found: Vec<_> = stream::iter(listed).map(check).buffered(AT_ONCE).try_collect().await?;
+        Ok(found.into_iter().flatten().collect())
     }
 
     /// Adds a referrer to the fallback tag: reads the list, writes it with the entry, and repeats until a read shows
@@ -60,6 +114,7 @@ impl RemoteRegistry {
             if missing.is_empty() {
                 return Ok(());
             }
+            index.manifests = self.existing(repository, subject, index.manifests).await?;
             index.manifests.extend(missing);
             let bytes =
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
@@ -92,7 +147,7 @@ impl RemoteRegistry {
     }
 
     /// Referrers from the registry's API, or else from the fallback tag. The API may have been enabled after the tag
-    /// was written.
+    /// was written. Leaves out what the fallback tag lists although it is gone.
     pub(super) async fn list_referrers(
         &self,
         repository: &Repository,
@@ -103,21 +158,22 @@ impl RemoteRegistry {
             artifact_type.is_none_or(|kind| descriptor.artifact_type.as_deref() == Some(kind))
         };
         let listed = self.listed_by_registry(repository, subject, artifact_type).await?;
-        let mut found: Vec<Descriptor> = listed.into_iter().filter(wanted).collect();
+        let mut found: Vec<Descriptor> = listed.unwrap_or_default().into_iter().filter(wanted).collect();
         if found.is_empty() {
             found = self.listed_by_tag(repository, subject).await?.manifests;
             found.retain(wanted);
+            found = self.existing(repository, subject, found).await?;
         }
         Ok(found)
     }
 
-    /// Empty where the registry has no referrers API, which it reports as 404.
+    /// `None` where the registry has no referrers API, which it reports as 404.
     async fn listed_by_registry(
         &self,
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>> {
+    ) -> Result<Option<Vec<Descriptor>>> {
         let name = &RemoteName::of(repository);
         let action = format!("list referrers of {}@{subject}", name.path);
         let rest = format!("referrers/{subject}");
@@ -130,8 +186,8 @@ impl RemoteRegistry {
             found.extend(ImageIndex::parse(page).map_err(|error| error.to_string())?.manifests);
             Ok(())
         };
-        self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), read).await?;
-        Ok(found)
+        let exists = self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), read).await?;
+        Ok(exists.then_some(found))
     }
 }
 

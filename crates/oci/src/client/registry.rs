@@ -140,7 +140,7 @@ pub trait Registry: Send + Sync {
     async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest>;
 
     /// Manifests that refer to `subject`, of one artifact type or of all, in no order. Empty if the registry lists
-    /// none.
+    /// none. Leaves out listed manifests that the registry deleted.
     async fn referrers(
         &self,
         repository: &Repository,

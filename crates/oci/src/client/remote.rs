@@ -20,7 +20,7 @@ use super::{
     stream::{digest_of, save},
     transport::{RemoteName, next_chunk},
 };
-use crate::{Descriptor, Digest, Repository, Tag, Version, error_chain, media_type};
+use crate::{AnyManifest, Descriptor, Digest, Repository, Tag, Version, error_chain, media_type};
 
 /// Header of registries that list referrers themselves (distribution spec, "Pushing Manifests with Subject").
 const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
@@ -95,6 +95,15 @@ impl RemoteRegistry {
         let media_type = media_type_of(&bytes, content_type.as_deref())
             .ok_or_else(|| call.unusable("not a manifest", &response, &bytes))?;
         Ok(Some(StoredManifest { digest, media_type, bytes }))
+    }
+
+    /// Whether the repository has the manifest.
+    pub(super) async fn has_manifest(&self, repository: &Repository, version: &Version) -> Result<bool> {
+        let name = &RemoteName::of(repository);
+        let action = format!("look for manifest {}{version}", name.path);
+        let call = self.http.call(Method::HEAD, name, Scope::Pull, &manifests(version), &action).await?;
+        let call = call.with(ACCEPT, media_type::MANIFESTS.join(", "));
+        Ok(self.http.expect(&call, &[200, 404]).await?.status().as_u16() == 200)
     }
 
     /// Pushes a manifest. The second digest is the subject under which the registry lists it.
@@ -256,7 +265,11 @@ impl Registry for RemoteRegistry {
         media_type: &str,
         bytes: &[u8],
     ) -> Result<Digest> {
-        self.put_manifest(repository, version, media_type, bytes).await.map(|(digest, _)| digest)
+        let (digest, _) = self.put_manifest(repository, version, media_type, bytes).await?;
+        if let (Version::Tag(_), Ok(AnyManifest::Index(index))) = (version, AnyManifest::parse(bytes)) {
+            self.keep_images_of(repository, &index).await?;
+        }
+        Ok(digest)
     }
 
     async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {

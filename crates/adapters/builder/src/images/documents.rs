@@ -9,7 +9,7 @@ use farrier_core::{
         Subject,
     },
 };
-use oci::{Artifact, Descriptor, ImageError, ImageManifest};
+use oci::{AnyManifest, Artifact, Descriptor, ImageError, ImageManifest, referrers_tag};
 use serde_json::Value;
 
 use super::signatures::StoredImage;
@@ -121,6 +121,23 @@ impl StoredImage<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Whether the image's fallback list names a referrer of this artifact type that the registry deleted.
+    pub(super) async fn is_gone(self, media_type: &str) -> Result<bool> {
+        let Self { parts, repository, digest } = self;
+        let registry = parts.registry_of(repository);
+        let Some(tag) = referrers_tag(digest) else { return Ok(false) };
+        let Some(list) = registry.manifest(repository, &Version::Tag(tag)).await? else { return Ok(false) };
+        let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&list.bytes) else { return Ok(false) };
+        for listed in index.manifests {
+            if listed.artifact_type.as_deref() == Some(media_type)
+                && registry.manifest(repository, &Version::Digest(listed.digest)).await?.is_none()
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Reads a listed document. `None` if the entry is stale or about another image: clients maintain the lists of

@@ -130,6 +130,8 @@ impl Checks {
     }
 }
 
+const LISTED_BUT_GONE: &str = "listed, but gone: the registry deleted its manifest";
+
 // Hints of findings.
 const USE_PUBLISHED_IMAGE: &str = "give an image that farrier published";
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from an intact registry";
@@ -307,8 +309,10 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     };
     let keys: Vec<&PublicKey> = signers.keys().collect();
     // Read all signatures, so that a damaged signature is reported even if the others suffice.
-    let found = StoredImage { parts, repository, digest }.look_for(&keys, &|_| false).await?;
+    let image = StoredImage { parts, repository, digest };
+    let found = image.look_for(&keys, &|_| false).await?;
     let judgement = signers.judge(&found);
+    let is_gone = found.is_empty() && image.is_gone(provenance::SIGSTORE_BUNDLE).await?;
     checks.add(
         "signature",
         match (judgement.is_enough(), found.unread()) {
@@ -316,6 +320,7 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
             (true, Some(why)) => {
                 Err(Finding::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
             }
+            (false, _) if is_gone => Err(Finding::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
             (false, _) if found.is_empty() => Err(Finding::absent(judgement.to_string(), SIGN)),
             (false, _) => Err(Finding::failed(judgement.to_string(), SIGN)),
         },
@@ -331,7 +336,12 @@ async fn read_document(
     about: &Digest,
     kind: &DocumentKind,
 ) -> Result<Result<Option<Vec<u8>>, Finding>> {
-    match (StoredImage { parts, repository: subject.repository, digest: about }).find_document(kind).await {
+    let image = StoredImage { parts, repository: subject.repository, digest: about };
+    let found = image.find_document(kind).await;
+    if matches!(found, Ok(None)) && image.is_gone(kind.media_type).await? {
+        return Ok(Err(Finding::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
+    }
+    match found {
         Ok(found) => Ok(Ok(found)),
         Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
             Ok(Err(Finding::failed(format!("it cannot be read: {}", error_chain(&error)), NOT_AS_STORED)))
