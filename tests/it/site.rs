@@ -128,6 +128,35 @@ async fn hints_explain_a_bad_server_certificate() {
 }
 
 #[tokio::test]
+async fn the_very_certificate_in_the_ca_file_is_accepted_for_its_names_and_in_its_time() {
+    let ours = Authority::new();
+    ours.self_signed("own", ALL_NAMES, LATER);
+    ours.self_signed("other", ALL_NAMES, LATER);
+    ours.self_signed("expired", ALL_NAMES, PAST);
+    ours.self_signed("elsewhere", "DNS:elsewhere.test", LATER);
+    for (certificate, trusted, wanted) in [
+        ("own", "own", None),
+        ("own", "other", Some("if your own authority issued the certificate of ")),
+        ("own", "ca", Some("if your own authority issued the certificate of ")),
+        ("expired", "expired", Some("renew the certificate of ")),
+        ("elsewhere", "elsewhere", Some("use a host name that the certificate contains")),
+    ] {
+        let server = RegistryProcess::start_with_tls(&tls(&ours, certificate, None));
+        let ca_file = ours.path(&format!("{trusted}.pem"));
+        let of_host = json!({"hosts": [{"host": "127.0.0.1", "caFile": ca_file}]});
+        let everywhere = NetOptions { ca_file: Some(ca_file.clone()), ..NetOptions::default() };
+        for net in [net(of_host, ours.directory.path(), false), Net::new(everywhere).unwrap()] {
+            let found = registry(&net).tags(&repository(format!("{}/x", server.host))).await;
+            let hint = found.err().map(|error| registry::hint(&error).unwrap());
+            match wanted {
+                None => assert_eq!(hint, None),
+                Some(wanted) => assert!(hint.as_ref().unwrap().contains(wanted), "{trusted}: {hint:?}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn mirrors_stand_in_for_a_host_that_does_not_exist() {
     let (empty, full) = (RegistryProcess::start(Wants::default()), RegistryProcess::start(Wants::default()));
     let mut gone = RegistryProcess::start(Wants::default());

@@ -41,9 +41,19 @@ impl Authority {
     /// Issues a certificate `<name>.pem` and its key `<name>.key` for these names (`IP:127.0.0.1`). An expired certificate has
     /// an `end` in the past (`20200102000000Z`).
     pub fn issue(&self, name: &str, alternatives: &str, end: &str) {
+        self.sign(name, alternatives, end, ("FALSE", &["-cert", "ca.pem", "-keyfile", "ca.key"]));
+    }
+
+    /// Creates a self-signed certificate that is its own authority, as `openssl req -x509` does.
+    pub fn self_signed(&self, name: &str, alternatives: &str, end: &str) {
+        let key = format!("{name}.key");
+        self.sign(name, alternatives, end, ("TRUE", &["-selfsign", "-keyfile", &key]));
+    }
+
+    fn sign(&self, name: &str, alternatives: &str, end: &str, (is_ca, issuer): (&str, &[&str])) {
         self.request(name, &format!("/CN={name}"));
         let extensions = format!(
-            "basicConstraints = critical, CA:FALSE\nsubjectAltName = {alternatives}\n\
+            "basicConstraints = critical, CA:{is_ca}\nsubjectAltName = {alternatives}\n\
              extendedKeyUsage = serverAuth, clientAuth\n"
         );
         let ext = format!("{name}.ext");
@@ -58,27 +68,10 @@ impl Authority {
         )
         .unwrap();
         let (csr, pem) = (format!("{name}.csr"), format!("{name}.pem"));
-        self.openssl(&[
-            "ca",
-            "-batch",
-            "-notext",
-            "-config",
-            "ca.cnf",
-            "-cert",
-            "ca.pem",
-            "-keyfile",
-            "ca.key",
-            "-in",
-            &csr,
-            "-extfile",
-            &ext,
-            "-startdate",
-            "20200101000000Z",
-            "-enddate",
-            end,
-            "-out",
-            &pem,
-        ]);
+        let batch = ["ca", "-batch", "-notext", "-config", "ca.cnf"];
+        let dates = ["-startdate", "20200101000000Z", "-enddate", end];
+        let files = ["-in", &csr, "-extfile", &ext, "-out", &pem];
+        self.openssl(&[&batch[..], issuer, &dates, &files].concat());
     }
 
     fn request(&self, name: &str, subject: &str) {

@@ -9,8 +9,15 @@ use farrier_core::site::Host;
 use jiff::Timestamp;
 use kmod::Certificate;
 use rustls::{
-    ClientConfig, RootCertStore, SupportedProtocolVersion,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    SupportedProtocolVersion,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_name,
+    },
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
+    server::ParsedCertificate,
 };
 
 use super::{NetError, Secret};
@@ -85,14 +92,25 @@ impl Trusted {
     ) -> Result<ClientConfig, String> {
         let entry = host.and_then(|at| self.hosts.get(at));
         let mut roots = self.system.get_or_init(system_roots).clone();
-        for certificate in self.everywhere.iter().chain(entry.iter().flat_map(|entry| &entry.roots)) {
+        let of_host = entry.iter().flat_map(|entry| &entry.roots);
+        let given: Vec<_> = self.everywhere.iter().chain(of_host).cloned().collect();
+        for certificate in &given {
             roots.add(certificate.clone()).map_err(|error| format!("a root certificate: {error}"))?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(versions)
-            .map_err(|error| error.to_string())?
-            .with_root_certificates(roots);
+            .map_err(|error| error.to_string())?;
+        // Without any root, `GivenOrIssued` has nothing to verify with, and every server is refused.
+        let builder = if given.is_empty() {
+            builder.with_root_certificates(roots)
+        } else {
+            let issued = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .map_err(|error| error.to_string())?;
+            let verifier = Arc::new(GivenOrIssued { given, issued });
+            builder.dangerous().with_custom_certificate_verifier(verifier)
+        };
         let mut config = match (entry.map(|entry| &entry.client), key) {
             (Some(chain), Some(key)) if !chain.is_empty() => {
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| {
@@ -106,6 +124,68 @@ impl Trusted {
         };
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(config)
+    }
+}
+
+/// Accepts a server's certificate that one of the roots issued, or that is itself in a CA file, as OpenSSL does. rustls
+/// refuses a self-signed certificate that is an authority's (`CA:TRUE`), which `openssl req -x509` makes by default.
+#[derive(Debug)]
+struct GivenOrIssued {
+    given: Vec<CertificateDer<'static>>,
+    issued: Arc<WebPkiServerVerifier>,
+}
+
+impl ServerCertVerifier for GivenOrIssued {
+    fn verify_server_cert(
+        &self,
+        server: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        match self.issued.verify_server_cert(server, intermediates, name, ocsp, now) {
+            Err(_) if self.given.iter().any(|given| given == server) => {
+                is_valid_at(server, now)?;
+                verify_server_name(&ParsedCertificate::try_from(server)?, name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        server: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.issued.verify_tls12_signature(message, server, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        server: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.issued.verify_tls13_signature(message, server, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.issued.supported_verify_schemes()
+    }
+}
+
+fn is_valid_at(der: &CertificateDer<'_>, now: UnixTime) -> Result<(), CertificateError> {
+    let certificate = Certificate::parse(der).map_err(|_| CertificateError::BadEncoding)?;
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    if now < certificate.not_before.as_second() {
+        Err(CertificateError::NotValidYet)
+    } else if now > certificate.not_after.as_second() {
+        Err(CertificateError::Expired)
+    } else {
+        Ok(())
     }
 }
 
