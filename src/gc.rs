@@ -29,15 +29,19 @@ pub struct GcArgs {
     /// Delete the images instead of only listing them
     #[arg(long)]
     pub delete: bool,
+    /// Go on although no kernel at all was seen for --keep-days, which usually means a wrong clock or a
+    /// record that no farrier writes
+    #[arg(long)]
+    pub accept_stale_record: bool,
 }
 
 /// Lists what would be deleted, or deletes it.
 pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit> {
-    let GcArgs { registry, cluster, keep_days, image, delete } = args;
+    let GcArgs { registry, cluster, keep_days, image, delete, accept_stale_record } = args;
     let further = image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
     let plan = PlanArgs { registry, cluster, engine: EngineArg { engine: EngineChoice::Auto } };
     let (parts, cluster) = session.of_cluster(&plan).await?;
-    let options = GcOptions { keep_days, further, delete };
+    let options = GcOptions { keep_days, further, delete, accept_stale_record };
     let report = tokio::select! {
         // Poll the work first, so that the report of deletions is printed in any case.
         biased;

@@ -106,8 +106,8 @@ fn gc(live: &Live, args: &[&str]) -> Run {
 fn fleet(wants: Wants) -> (Live, BTreeMap<String, String>) {
     let live = Live::at(Site::with_registry(wants), [node("n0", A)], "image");
     let images = live.publish_for("n0", &[B, C, D, E]);
-    let long_ago = [A, B, C, D].map(|kernel| (kernel, LONG_AGO));
-    remember(&live.site, &long_ago);
+    let today = jiff::Zoned::now().date().to_string();
+    remember(&live.site, &[(A, &today), (B, LONG_AGO), (C, LONG_AGO), (D, LONG_AGO)]);
     (live, images)
 }
 
@@ -196,6 +196,39 @@ fn what_an_interrupted_run_left_is_found() {
     assert_eq!(manifest(&format!("{repository}@{report}")), None);
     let run = gc(&live, &["-o", "json"]).exits(0);
     assert_eq!(run.json()["leftovers"], json!([]));
+}
+
+#[test]
+fn a_record_in_which_every_kernel_is_old_is_not_trusted() {
+    let (live, images) = fleet(Wants { deletion: true, ..Wants::default() });
+    remember(&live.site, &[A, B, C, D].map(|kernel| (kernel, LONG_AGO)));
+    for args in [&["-o", "json"][..], &["--delete", "-o", "json"]] {
+        let run = gc(&live, args).exits(1);
+        run.line("no kernel was seen after 2020-01-02");
+        run.line("--accept-stale-record");
+        assert!(run.json()["images"].as_array().unwrap().iter().all(|image| image["state"] == "untouched"));
+    }
+    assert!(images.values().all(|image| manifest(image).is_some()));
+    gc(&live, &["--delete", "--accept-stale-record"]).exits(0).line("3 of 3 images deleted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clock_that_differs_from_the_registrys_deletes_nothing() {
+    let site = Site::new();
+    for (ahead, code) in [(jiff::Span::new().minutes(50), 0), (jiff::Span::new().minutes(70), 1)] {
+        let date = (jiff::Zoned::now() + ahead).with_time_zone(jiff::tz::TimeZone::UTC);
+        let date = date.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let location = format!("{}/drivers", listener.local_addr().unwrap());
+        // An empty registry, whose clock is ahead.
+        let answer = move || async move { (axum::http::StatusCode::NOT_FOUND, [("date", date)]) };
+        let server = axum::serve(listener, axum::Router::new().fallback(answer));
+        let server = tokio::spawn(async { server.await });
+        let run = tokio::task::block_in_place(|| site.farrier(&["gc", "--registry", &location, "--delete"]));
+        let run = run.exits(code);
+        assert_eq!(run.stderr.contains("differ by more than an hour"), code == 1, "{run}");
+        server.abort();
+    }
 }
 
 #[test]

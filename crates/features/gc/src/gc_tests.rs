@@ -23,7 +23,7 @@ async fn what_is_about_an_image_that_came_meanwhile_stays() {
     let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
     registry.push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &signed.manifest).await.unwrap();
     registry.push_referrer(&repository, &artifact.manifest).await.unwrap();
-    let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true };
+    let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
     let holdings = list_holdings(parts, &options).await.unwrap();
     assert_eq!(holdings.leftovers, [(repository.clone(), digest.clone())].into());
     let report = async || {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_builder::{
-    images::{add_to_record, day, read_record},
+    images::{RECORDS, add_to_record, day, read_record},
     parts::{AT_ONCE, Parts, Result, TargetError},
     resolve::tracked,
 };
@@ -19,9 +19,12 @@ use farrier_core::{
 use farrier_git as git;
 use farrier_store::{InputKind, is_referrer_or_signature, registry::RegistryError};
 use futures::{StreamExt, stream};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp, ToSpan as _, civil::Date};
 use oci::{ImageManifest, error_chain, subject_of_tag};
 use serde::Serialize;
+
+/// Largest accepted difference between this machine's clock and the registry's.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 /// Options of a garbage collection.
 #[derive(Clone, Debug)]
@@ -32,6 +35,8 @@ pub struct GcOptions {
     pub further: Vec<ImageName>,
     /// Whether to delete; `false` is a dry run.
     pub delete: bool,
+    /// Whether to go on if no kernel was seen for `keep_days`.
+    pub accept_stale_record: bool,
 }
 
 /// Outcome for an image to remove.
@@ -149,7 +154,8 @@ struct Uses {
 
 /// Plans a garbage collection, and deletes if the options say so. An interrupted run continues on the next call.
 pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
-    let today = day(Timestamp::now());
+    let now = Timestamp::now();
+    let today = day(now);
     let holdings = list_holdings(parts, options).await?;
     let candidates = Candidates::of(&holdings.images);
     let mut record: KernelRecord = read_record(parts).await?;
@@ -165,6 +171,12 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
     };
     let uses = look_at_uses(parts, cluster, &candidates).await?;
     let mut report = report_of(parts, options, &holdings, decide(&uses, &record)).await?;
+    let stale = if report.images.is_empty() { None } else { stale_record(options, &record, today) };
+    if let Some((refused, hint)) = wrong_clock(parts, now).await?.or(stale) {
+        (report.refused, report.hint) = (Some(refused), Some(hint));
+        report.all(&GcState::Untouched);
+        return Ok(report);
+    }
     if !options.delete {
         return Ok(report);
     }
@@ -185,6 +197,34 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
     report.take(decide(&uses, &record));
     delete_all(parts, &holdings, &mut report).await?;
     Ok(report)
+}
+
+/// Reason not to count days with this machine's clock, and the remedy.
+async fn wrong_clock(parts: &Parts, now: Timestamp) -> Result<Option<(String, String)>> {
+    let theirs = parts.registry.clock(&parts.location.repository(RECORDS)?).await?;
+    let Some(theirs) = theirs.filter(|theirs| now.duration_since(*theirs).abs() > MAX_CLOCK_SKEW) else {
+        return Ok(None);
+    };
+    let refused = format!(
+        "the clocks of this machine ({now:.0}) and of the registry ({theirs:.0}) differ by more than an hour"
+    );
+    Ok(Some((refused, "set the clock that is wrong: the age of images is counted in days".to_owned())))
+}
+
+/// Reason not to trust a record in which every kernel is older than `keep_days`, and the remedy. With 0 days the record does
+/// not matter.
+fn stale_record(options: &GcOptions, record: &KernelRecord, today: Date) -> Option<(String, String)> {
+    if options.accept_stale_record || options.keep_days == 0 {
+        return None;
+    }
+    let last = today.saturating_sub(i64::from(options.keep_days).days());
+    let newest = record.newest().filter(|seen| *seen <= last)?;
+    let refused = format!(
+        "the record of kernels is stale: by this machine's clock it is {today}, and no kernel was seen after {newest}"
+    );
+    let hint = "check the clock, and that `farrier run`, which writes the record every day, uses this registry; \
+                --accept-stale-record goes on anyway";
+    Some((refused, hint.to_owned()))
 }
 
 async fn look_at_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candidates) -> Result<Uses> {

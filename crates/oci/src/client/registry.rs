@@ -10,6 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::Stream;
+use jiff::Timestamp;
 use url::Url;
 
 use super::error::Result;
@@ -147,6 +148,11 @@ pub trait Registry: Send + Sync {
         subject: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>>;
+
+    /// Time of the registry's clock; `None` if the registry does not state it. A layout directory has no clock.
+    async fn clock(&self, _repository: &Repository) -> Result<Option<Timestamp>> {
+        Ok(None)
+    }
 
     /// Deletes a manifest with all its tags. Returns `false` if there was none. A registry garbage-collects
     /// unreferenced blobs at a time of its choice; a layout directory deletes them at once.

@@ -2,9 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
+use jiff::Timestamp;
 use reqwest::{
     Method,
-    header::{ACCEPT, CONTENT_TYPE, HeaderName},
+    header::{ACCEPT, CONTENT_TYPE, DATE, HeaderName},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -284,6 +285,15 @@ impl Registry for RemoteRegistry {
     ) -> Result<Vec<Descriptor>> {
         let list = |place| async move { self.list_referrers(&place, subject, artifact_type).await };
         self.locations.first_list_of(repository, list).await
+    }
+
+    async fn clock(&self, repository: &Repository) -> Result<Option<Timestamp>> {
+        let name = &RemoteName::of(repository);
+        let action = format!("ask for the time at {}", name.path);
+        let call = self.http.call(Method::GET, name, Scope::Pull, "tags/list?n=1", &action).await?;
+        let response = self.http.expect(&call, &[200, 404]).await?;
+        let date = header(response.headers(), &DATE).and_then(|text| jiff::fmt::rfc2822::parse(text).ok());
+        Ok(date.map(|date| date.timestamp()))
     }
 
     async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {

@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
+use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -82,4 +83,5 @@ repeated! {
     push_manifest(repository: &Repository, version: &Version, media_type: &str, bytes: &[u8]) -> Digest;
     push_referrer(repository: &Repository, bytes: &[u8]) -> Digest;
     referrers(repository: &Repository, subject: &Digest, artifact_type: Option<&str>) -> Vec<Descriptor>;
+    clock(repository: &Repository) -> Option<Timestamp>;
 }

@@ -77,6 +77,11 @@ impl KernelRecord {
         self.0.iter().filter(|(key, _)| key.release == release).map(|(_, seen)| *seen).max()
     }
 
+    /// Returns the last day on which any kernel was seen.
+    pub fn newest(&self) -> Option<Date> {
+        self.0.values().copied().max()
+    }
+
     /// Returns the record updated with kernels seen on a day.
     #[must_use]
     pub fn with<'a>(&self, kernels: impl IntoIterator<Item = &'a KernelKey>, day: Date) -> Self {
