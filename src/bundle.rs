@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use farrier_builder::images;
 use farrier_bundle as bundle;
 use farrier_bundle::{Bundle, BundleError, Content, ContentKind, Since, Target, Verified, Wanted};
-use farrier_core::image::ImageReference;
+use farrier_core::image::{Definitions, ImageReference};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
 use farrier_store::registry::{self, RegistryLocation, RegistryOptions};
@@ -170,8 +170,8 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
         return Err(CliError::usage(format!("--farrier-image: {reference} names no registry")));
     };
     let location = RegistryLocation::Remote { host: host.to_owned(), prefix: None };
-    let registry =
-        registry::connect(&location, &Settings::registry_options(global, global.definitions.as_deref())?);
+    let definitions = definitions(global, None)?;
+    let registry = registry::connect(&location, &Settings::registry_options(global, &definitions)?);
     let found = registry.manifest(repository, version).await?;
     let found = found.ok_or_else(|| BundleError::Absent(reference.to_string()))?;
     let tag = version.tag().cloned();
@@ -183,7 +183,9 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
 async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     let BundleImportArgs { file, key, insecure_no_signature: _, registry, definitions_to, overwrite, accept } =
         args;
-    let options = registry_options(&session.global, definitions_to.as_deref())?;
+    let definitions = definitions(&session.global, definitions_to.as_deref())?;
+    images::check_named_keys(&definitions, key).await?;
+    let options = Settings::registry_options(&session.global, &definitions)?;
     let (location, registry) = connect(&registry.registry, &options)?;
     let bar = Arc::new(Bar::new());
     let verified = Arc::new(verify(file, key, Arc::clone(&bar)).await?);
@@ -220,19 +222,19 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the options of the registry connection. If the import is to create the definitions directory, they
-/// come from the built-in definitions alone.
-fn registry_options(global: &Global, definitions_to: Option<&Path>) -> Result<RegistryOptions> {
+/// Returns the site's definitions. If the import is to create their directory, they are the built-in ones.
+fn definitions(global: &Global, definitions_to: Option<&Path>) -> Result<Definitions> {
     let is_to = |path: &Path| match (definitions_to.map(std::path::absolute), std::path::absolute(path)) {
         (Some(Ok(to)), Ok(path)) => to == path,
         _ => false,
     };
-    let definitions = global.definitions.as_deref().filter(|path| path.exists() || !is_to(path));
-    Settings::registry_options(global, definitions)
+    Settings::definitions(global.definitions.as_deref().filter(|path| path.exists() || !is_to(path)))
 }
 
 async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
     let BundleInspectArgs { file, verify: all, key } = args;
+    let definitions = definitions(&session.global, session.global.definitions.as_deref())?;
+    images::check_named_keys(&definitions, key).await?;
     let bundle = if *all {
         verify(file, key, Arc::new(Bar::new())).await?.bundle().clone()
     } else {

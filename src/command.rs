@@ -23,6 +23,7 @@ use super::{
     render::RenderArgs,
     retry::RetryArgs,
     rollback::RollbackArgs,
+    rotate::RotateArgs,
     run::RunArgs,
     schema::SchemaArgs,
     upgrade::UpgradeCommand,
@@ -84,6 +85,8 @@ pub enum Command {
     #[command(subcommand)]
     #[cfg(feature = "bundle")]
     Bundle(BundleCommand),
+    /// Sign with the key of imageSigning what other trusted keys signed, to replace those keys
+    Rotate(RotateArgs),
     /// Run the control loop: observe, plan, build, check, publish, roll out
     Run(RunArgs),
     /// Show the matrix of images and kernels

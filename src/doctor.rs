@@ -6,7 +6,10 @@ mod network;
 use std::{collections::BTreeMap, path::Path};
 
 use clap::Args;
-use farrier_builder::parts::{Parts, TargetError};
+use farrier_builder::{
+    images,
+    parts::{Parts, TargetError},
+};
 use farrier_cluster::ClusterError;
 use farrier_controller::{Planned, observe_and_plan};
 #[cfg(feature = "bootcheck")]
@@ -147,6 +150,10 @@ impl Visit {
         self.fine("definitions", format!("driver images: {images}, kernel families: {families}"));
         self.room(parts.cache.root());
         self.certificates(&parts.certificate_ends());
+        if !definitions.site.revoked.is_empty() {
+            let unused = images::check_revoked_keys(parts).await;
+            self.note("revoked keys", unused.map(|count| format!("{count}, none of which the site uses")));
+        }
         let engine = parts.engine.get().await.map_err(TargetError::from);
         self.note(
             "engine",

@@ -32,6 +32,7 @@ mod preflight;
 mod render;
 mod retry;
 mod rollback;
+mod rotate;
 mod run;
 mod schema;
 mod serve;
@@ -141,6 +142,7 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             Command::Bundle(command) => bundle::bundle(&session, command).await,
             Command::Run(args) => run::run(&session, args).await,
             Command::Rollback(args) => rollback::rollback(&session, args).await,
+            Command::Rotate(args) => rotate::rotate(&session, args).await,
             Command::Upgrade(command) => upgrade::upgrade(&session, command).await,
             #[cfg(feature = "gc")]
             Command::Gc(args) => gc::gc(&session, args).await,

@@ -42,8 +42,7 @@ pub struct Settings {
 impl Settings {
     /// Reads the definitions and opens the cache.
     pub fn resolve(global: &Global) -> Result<Self> {
-        let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
-        let definitions = definitions::load(directory.as_deref())?;
+        let definitions = Self::definitions(global.definitions.as_deref())?;
         let cache = open_cache(global)?;
         let options =
             FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
@@ -55,12 +54,16 @@ impl Settings {
         Ok(Self { definitions, cache, fetcher, registry })
     }
 
-    /// Returns the access to registries as a directory of definitions configures it, or the built-in
-    /// definitions alone.
+    /// Returns the access to registries as definitions configure it.
     #[cfg(feature = "bundle")]
-    pub fn registry_options(global: &Global, definitions: Option<&Path>) -> Result<RegistryOptions> {
-        let directory = definitions.map(existing_directory).transpose()?;
-        reach(global, &definitions::load(directory.as_deref())?)
+    pub fn registry_options(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> {
+        reach(global, definitions)
+    }
+
+    /// Loads the definitions of a directory, or the built-in ones.
+    pub fn definitions(directory: Option<&Path>) -> Result<Definitions> {
+        let directory = directory.map(existing_directory).transpose()?;
+        Ok(definitions::load(directory.as_deref())?)
     }
 }
 

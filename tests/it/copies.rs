@@ -7,9 +7,12 @@ use farrier_core::{
 };
 use farrier_store::registry::{Registry as _, RegistryOptions, RemoteRegistry};
 
-use crate::support::{
-    registry_process::{RegistryProcess, Wants},
-    site::Site,
+use crate::{
+    signatures::{P256, key, site_yaml},
+    support::{
+        registry_process::{RegistryProcess, Wants},
+        site::Site,
+    },
 };
 use serde_json::{Value, json};
 
@@ -97,13 +100,18 @@ fn write_headers(site: &Site) {
     }
 }
 
+/// Returns the reports of `farrier mirror`.
+#[track_caller]
+fn mirror(site: &Site) -> Vec<Value> {
+    let target = ["--kernel", KERNEL, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
+    let run = site.farrier(&[&["mirror", "-o", "json"][..], &target].concat()).exits(0);
+    run.json().as_array().unwrap().clone()
+}
+
 /// Returns the reports of `farrier mirror` about copied images.
 #[track_caller]
 fn mirrored(site: &Site) -> Vec<Value> {
-    let target = ["--kernel", KERNEL, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
-    let run = site.farrier(&[&["mirror", "-o", "json"][..], &target].concat()).exits(0);
-    let reports = run.json();
-    reports.as_array().unwrap().iter().filter(|report| report["kind"] == "mirror").cloned().collect()
+    mirror(site).into_iter().filter(|report| report["kind"] == "mirror").collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,4 +173,76 @@ async fn images_with_all_their_platforms_are_copied_and_stand_in_for_a_registry_
     assert!(hashes(&before).iter().all(Value::is_string), "{before:#}");
     let online = site.farrier(&["plan", "-o", "json"]);
     assert_eq!(online.code, Some(3), "{online}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mirror_adds_the_sites_signature_to_that_of_another_trusted_key_and_rotate_to_all() {
+    let origin = RegistryProcess::start(Wants::default());
+    publish(&repository(&format!("{}/build/gcc", origin.host)), "12").await;
+    publish(&repository(&format!("{}/base", origin.host)), "1").await;
+    let site = Site::new();
+    site.define("kernels/00-acme.yaml", &FAMILY.replace("HOST", &origin.host));
+    write_headers(&site);
+    fs::remove_file(site.definitions().join("images/broken.yaml")).unwrap();
+    let hello = fs::read_to_string(site.definitions().join("images/hello.yaml")).unwrap();
+    let (head, _rollout) = hello.split_once("  rollout:").unwrap();
+    let base = format!("  runtime: {{base: {{image: \"{}/base:1\"}}, entrypoint: [insmod]}}\n", origin.host);
+    site.define("images/hello.yaml", &format!("{head}{base}"));
+    for name in ["first", "second", "third"] {
+        key(&site, name, P256);
+    }
+    let uses = |own: &str, accepted: &str| {
+        site_yaml(
+            &site,
+            &format!(
+                "  imageSigning: {{key: {{file: {own}.key}}}}\n  policy: {{requireSigned: [{accepted}]}}\n"
+            ),
+        );
+    };
+    let signers = async |report: &Value| {
+        let digest: Digest = report["digest"].as_str().unwrap().parse().unwrap();
+        let place = format!("{}/{}", site.location, report["repository"].as_str().unwrap());
+        let signature = tag(&format!("sha256-{}.sig", digest.hex()));
+        let found = remote().manifest(&repository(&place), &signature).await.unwrap().expect(&place);
+        let manifest: Value = serde_json::from_slice(&found.bytes).unwrap();
+        manifest["layers"].as_array().unwrap().len()
+    };
+    uses("first", "first.pem");
+    let inputs = |reports: Vec<Value>| -> Vec<Value> {
+        // The definitions change with site.yaml.
+        let is_input = |report: &Value| report["kind"] != "mirror" && report["kind"] != "definitions";
+        reports.into_iter().filter(is_input).collect()
+    };
+    let stored = inputs(mirror(&site));
+    assert!(stored.len() >= 2, "{stored:#?}");
+    uses("second", "second.pem, first.pem");
+    let puts = site.registry.requests_to("PUT", "drivers/headers");
+    for report in inputs(mirror(&site)) {
+        assert_eq!((&report["new"], signers(&report).await), (&json!(false), 2), "{report:#}");
+    }
+    assert!(site.registry.requests_to("PUT", "drivers/headers") > puts);
+    let puts = site.registry.requests_to("PUT", "drivers/headers");
+    mirror(&site);
+    assert_eq!(
+        site.registry.requests_to("PUT", "drivers/headers"),
+        puts,
+        "an existing signature is made again"
+    );
+
+    uses("third", "third.pem, second.pem");
+    let rotated = site.farrier(&["rotate", "--offline", "-o", "json"]).exits(0).json();
+    let of = |kind: &str| {
+        let is_of = |artifact: &&Value| artifact["reference"].as_str().unwrap().contains(kind);
+        rotated.as_array().unwrap().iter().filter(is_of).map(|artifact| artifact["outcome"].clone()).collect()
+    };
+    let (headers, definitions): (Vec<Value>, Vec<Value>) = (of("/headers@"), of("/definitions@"));
+    assert_eq!(headers, ["signed"]);
+    // The first key alone signed the first definitions.
+    assert!(
+        definitions.contains(&json!("signed")) && definitions.contains(&json!("untrusted")),
+        "{rotated:#}"
+    );
+    for report in &stored {
+        assert_eq!(signers(report).await, 3, "{report:#}");
+    }
 }

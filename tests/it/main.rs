@@ -59,6 +59,7 @@ mod registry_garbage;
 mod reproducible;
 mod reuse;
 mod rollback;
+mod rotation;
 mod rpm;
 mod rpm_families;
 mod rpm_toolchain;

@@ -17,6 +17,12 @@ pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
                        or set `trustRegistryWriters: true` if everyone who may write to the registry is trusted";
         report.wrong(&["spec", "imageSigning", "existing"], message);
     }
+    for (index, revoked) in site.revoked.iter().enumerate() {
+        if revoked.key.is_some() == revoked.fingerprint.is_some() {
+            let message = "set either `key` or `fingerprint`";
+            report.wrong(&["spec", "revoked", &index.to_string()], message);
+        }
+    }
 }
 
 /// Reports mistakes in the site's network settings.

@@ -127,12 +127,16 @@ impl Fetcher {
         }
     }
 
-    /// Returns the stored artifact of an input, unless it is untrusted.
+    /// Returns the stored artifact of an input, unless it is untrusted. Adds the own key's signature to that of another trusted
+    /// key.
     pub(super) async fn kept(&self, input: &Input) -> Result<Option<StoredInput>> {
         let store = self.required_store()?;
         let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };
         Ok(match store.standing(&stored).await? {
-            Standing::Signed => Some(StoredInput { is_signed: true, ..stored }),
+            Standing::Signed => {
+                let signed = store.signed(stored, &input.tag).await?;
+                Some(StoredInput { is_signed: true, ..signed })
+            }
             Standing::NoKeys => Some(stored),
             Standing::Refused(_) => None,
         })

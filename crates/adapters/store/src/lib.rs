@@ -213,7 +213,8 @@ impl Store {
         self.signed(StoredInput { kind, repository, digest, layer, annotations, is_signed: false }, tag).await
     }
 
-    async fn signed(&self, stored: StoredInput, tag: &Tag) -> Result<StoredInput, StoreError> {
+    /// Signs an input that was made here, or that a trusted key signed, if the site has a signing key.
+    pub async fn signed(&self, stored: StoredInput, tag: &Tag) -> Result<StoredInput, StoreError> {
         let Some(trust) = &self.trust else { return Ok(stored) };
         let name = format!("{}:{tag}", stored.kind.repository());
         let is_signed = trust.sign(&stored.repository, &stored.digest, &name).await?;

@@ -32,6 +32,7 @@ pub trait Trust: Send + Sync {
     /// Returns how a manifest relates to the keys.
     async fn standing(&self, repository: &Repository, digest: &Digest) -> Result<Standing, TrustFault>;
 
-    /// Signs a manifest whose content comes from this machine. Returns whether the site has a signing key.
+    /// Signs a manifest whose content comes from this machine, or that a trusted key signed, unless the own key did. Returns
+    /// whether the site has a signing key.
     async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault>;
 }

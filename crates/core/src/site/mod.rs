@@ -22,7 +22,7 @@ pub use mirrors::{Images, MirrorRule, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, Login, Proxy};
 pub use policy::{Policy, RequireSigned, Signatures, SiteCheck, UnprovenPolicy};
 pub use secret::{SecretKey, SecretName, SecretSource};
-pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
+pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, RevokedKey, Signed};
 
 use crate::definition::{ApiVersion, Memory, Metadata, Period, checked::OneLine, is_default};
 pub use crate::definition::{ParseError, without_logins};
@@ -59,6 +59,7 @@ impl SiteSpec {
             credentials,
             module_signing,
             image_signing,
+            revoked: _,
             policy: _,
             check: _,
             kernel_limits: _,
@@ -117,6 +118,8 @@ pub struct SiteSpec {
     pub module_signing: Option<ModuleSigning>,
     /// Signs published images.
     pub image_signing: Option<ImageSigning>,
+    /// Keys for images whose signatures no longer count.
+    pub revoked: Vec<RevokedKey>,
     /// Requirements for images before a rollout.
     #[serde(default, skip_serializing_if = "Policy::is_empty")]
     pub policy: Policy,
@@ -148,6 +151,7 @@ impl SiteSpec {
             credentials,
             module_signing: _,
             image_signing: _,
+            revoked: _,
             policy: _,
             check: _,
             kernel_limits: _,

@@ -1,11 +1,12 @@
 //! Keys that sign modules and images.
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString};
 
 use super::{Policy, SecretKey, SecretSource};
-use crate::definition::checked::LocalPath;
+use crate::{definition::checked::LocalPath, image::Digest};
 
 /// A private key, or a command that uses one. Set exactly one field. The key is never in a build, a layer, a log or the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -82,6 +83,22 @@ impl ImageSigning {
         let Self { existing, trust_registry_writers, .. } = self;
         *existing == Existing::Sign && !trust_registry_writers && !policy.is_empty()
     }
+}
+
+/// A key for images whose signatures no longer count, whenever they were made: whoever has the key can state any time. Set `key`
+/// or `fingerprint`.
+#[serde_with::skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RevokedKey {
+    /// The public key, PEM, relative to the definitions directory.
+    pub key: Option<LocalPath>,
+    /// `sha256:` and the SHA-256 of the public key in DER (`openssl pkey -pubin -outform DER`).
+    #[schemars(with = "Option<String>")]
+    pub fingerprint: Option<Digest>,
+    /// Time of the revocation, for messages.
+    #[schemars(with = "String")]
+    pub since: Timestamp,
 }
 
 /// Treatment of published images without this site's signature.

@@ -6,12 +6,14 @@ use std::{
 };
 
 use farrier_core::{
+    image::Definitions,
     provenance::{PublicKey, RequiredSigners},
-    site::ImageSigning,
+    site::{ImageSigning, RevokedKey},
 };
 use farrier_local::blocking::blocking;
 use farrier_signing as signing;
 use farrier_signing::{SignatureHash, Signer};
+use jiff::Timestamp;
 
 use crate::parts::{FindingKind, Parts, Result, TargetError};
 
@@ -35,6 +37,7 @@ impl ImageSigner {
         }
         let public = PublicKey::from_info(signer.public_key().info())
             .map_err(|source| TargetError::image_key("imageSigning", source))?;
+        must_count(&parts.definitions, "imageSigning", &public).await?;
         Ok(Some(Self { signer: Arc::new(signer), public }))
     }
 
@@ -54,7 +57,7 @@ pub async fn can_sign_images(parts: &Parts) -> Result<()> {
 pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize) -> Result<RequiredSigners> {
     if !named.is_empty() {
         let named = named.iter().map(|path| (path.display().to_string(), path.clone()));
-        return signers("--key", named.collect(), at_least).await;
+        return signers(&parts.definitions, "--key", named.collect(), at_least).await;
     }
     if let Some(required) = required_signers(parts).await? {
         return Ok(required);
@@ -80,7 +83,9 @@ pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
         Some(path) => Some(read_key(&parts.definitions.root.join(path)).await?),
         None => ImageSigner::load(parts).await?.map(|signer| signer.public),
     };
-    Ok(public.map(|key| RequiredSigners::one("imageSigning", key)))
+    let Some(key) = public else { return Ok(None) };
+    must_count(&parts.definitions, "imageSigning", &key).await?;
+    Ok(Some(RequiredSigners::one("imageSigning", key)))
 }
 
 /// Whether the site names any keys for images. The key files need not be readable here.
@@ -97,7 +102,8 @@ pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSig
     }
     let root = &parts.definitions.root;
     let named = wanted.keys().iter().map(|path| (path.display().to_string(), root.join(path)));
-    signers("policy.requireSigned", named.collect(), wanted.at_least()).await.map(Some)
+    let at_least = wanted.at_least();
+    signers(&parts.definitions, "policy.requireSigned", named.collect(), at_least).await.map(Some)
 }
 
 /// Signs bytes other than an image with the site's key; `None` if the site signs no images.
@@ -115,19 +121,78 @@ pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>> {
     Ok(keys)
 }
 
-pub(super) async fn signers(
+/// Fails if one of the keys that the command line names is revoked.
+pub async fn check_named_keys(definitions: &Definitions, paths: &[PathBuf]) -> Result<()> {
+    for path in paths {
+        must_count(definitions, &format!("--key {}", path.display()), &read_key(path).await?).await?;
+    }
+    Ok(())
+}
+
+/// Reads accepted keys, without those that the site revoked.
+async fn signers(
+    definitions: &Definitions,
     what: &str,
     named: Vec<(String, PathBuf)>,
     at_least: usize,
 ) -> Result<RequiredSigners> {
-    let mut keys = Vec::new();
+    let (mut keys, mut revoked) = (Vec::new(), Vec::new());
     for (name, path) in named {
-        keys.push((name, read_key(&path).await?));
+        let key = read_key(&path).await?;
+        match revoked_since(definitions, &key).await? {
+            Some(since) => revoked.push(format!("; {name} is revoked since {since}")),
+            None => keys.push((name, key)),
+        }
     }
     RequiredSigners::new(keys, at_least).map_err(|error| {
-        let hint = "name more keys, or require fewer: a key that is named twice counts once";
-        TargetError::finding(FindingKind::Usage, format!("{what}: {error}"), Some(hint.to_owned()))
+        let hint = "name more keys, or require fewer: a key that is named twice counts once, and a revoked one does not";
+        let message = format!("{what}: {error}{}", revoked.concat());
+        TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned()))
     })
+}
+
+/// Time since which the site revokes a key.
+async fn revoked_since(definitions: &Definitions, key: &PublicKey) -> Result<Option<Timestamp>> {
+    for RevokedKey { key: file, fingerprint, since } in &definitions.site.revoked {
+        let is_it = match file {
+            Some(file) => read_key(&definitions.root.join(file)).await?.is_same_key(key),
+            None => fingerprint.as_ref() == Some(&key.fingerprint()),
+        };
+        if is_it {
+            return Ok(Some(*since));
+        }
+    }
+    Ok(None)
+}
+
+/// Fails if the site revokes the key.
+async fn must_count(definitions: &Definitions, what: &str, key: &PublicKey) -> Result<()> {
+    let Some(since) = revoked_since(definitions, key).await? else { return Ok(()) };
+    let message = format!("{what}: its key ({}) is revoked since {since}", key.fingerprint());
+    let hint = "use another key: docs/rotation.md says how to replace a key";
+    Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
+}
+
+/// Revoked keys whose files the site has, with their names for messages.
+pub(super) async fn revoked_keys(parts: &Parts) -> Result<Vec<(String, PublicKey)>> {
+    let Definitions { site, root, .. } = &parts.definitions;
+    let mut keys = Vec::new();
+    for RevokedKey { key, since, .. } in &site.revoked {
+        let Some(path) = key else { continue };
+        keys.push((format!("{}, revoked since {since}", path.display()), read_key(&root.join(path)).await?));
+    }
+    Ok(keys)
+}
+
+/// Fails if a key that the site uses is revoked, with its name. Returns the number of revoked keys.
+pub async fn check_revoked_keys(parts: &Parts) -> Result<usize> {
+    let Definitions { site, root, .. } = &parts.definitions;
+    own_key(parts).await?;
+    for path in site.policy.require_signed.keys() {
+        let what = format!("policy.requireSigned {}", path.display());
+        must_count(&parts.definitions, &what, &read_key(&root.join(path)).await?).await?;
+    }
+    Ok(site.revoked.len())
 }
 
 async fn read_key(path: &Path) -> Result<PublicKey> {

@@ -6,6 +6,7 @@ mod documents;
 mod keys;
 mod record;
 mod root_fs;
+mod rotate;
 mod shared_tags;
 mod sign;
 mod signatures;
@@ -18,7 +19,9 @@ pub use contents::contents;
 pub use copies::{ImageCopy, copy_image, copy_tag};
 pub(crate) use documents::Claim;
 pub use documents::{BILL_OF_MATERIALS, CHECK_REPORT, Documents, PROVENANCE};
-pub use keys::{can_sign_images, read_keys, sign_bytes, verification_keys};
+pub use keys::{
+    can_sign_images, check_named_keys, check_revoked_keys, read_keys, sign_bytes, verification_keys,
+};
 pub(crate) use record::record_build;
 pub use record::{
     LastRecord, REPOSITORY as RECORDS, add_to_record, build_times, day, read_record, record_kernels,
@@ -27,6 +30,7 @@ pub(crate) use root_fs::{
     BaseImage, DEFAULT_PATH, base_image, layer_files, published_root_fs, runtime_base, toolchain_tree,
 };
 pub use root_fs::{base_root, root_fs_layer, root_fs_tag};
+pub use rotate::{Rotated, RotatedArtifact, rotate};
 pub(crate) use shared_tags::tag_beside_others;
 pub use signatures::{StoredImage, look_up_signatures};
 pub(crate) use sources::fetch_source;

@@ -19,7 +19,7 @@ use super::{keys::has_keys, signatures::StoredImage};
 use crate::parts::{Parts, Result, TargetError};
 
 /// Repository of published root file systems, below the registry's prefix.
-const ROOT_FS: &str = "farrier-rootfs";
+pub(super) const ROOT_FS: &str = "farrier-rootfs";
 /// Annotation on a root file system's manifest: whether `/lib` is a symbolic link. It saves reading the layers.
 const USR_MERGED: &str = "farrier.dev/usr-merged";
 /// Debian's default `PATH` in containers.

@@ -35,6 +35,18 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
+    /// Signs a stored input without documents, unless the site's key did; then the private key is not needed. Returns whether
+    /// the site has a key.
+    pub(super) async fn sign_once(self, name: &str) -> Result<bool> {
+        let Some(own) = own_key(self.parts).await? else { return Ok(false) };
+        for key in own.keys() {
+            if !self.is_tagged_by(key).await? {
+                self.sign(name, &[]).await?;
+            }
+        }
+        Ok(true)
+    }
+
     /// Signs each claim under the attestation tag and in a bundle. Also signs, only in a bundle, the statement that the
     /// image is signed.
     async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64> {

@@ -15,7 +15,7 @@ use farrier_store::Standing;
 use futures::{StreamExt as _, stream};
 use oci::{Descriptor, ImageManifest, error_chain};
 
-use super::keys::{has_keys, own_key, required_signers};
+use super::keys::{has_keys, own_key, required_signers, revoked_keys};
 use crate::parts::{AT_ONCE, Parts, Result, TargetError};
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
@@ -197,7 +197,23 @@ impl StoredImage<'_> {
         for key in known.signers() {
             found.add_signer(key);
         }
-        Ok(judge(&found))
+        match judge(&found) {
+            Ok(()) => Ok(Ok(())),
+            Err(why) => Ok(Err(why + &self.revoked_signers().await?)),
+        }
+    }
+
+    /// Names the revoked keys that signed the image, to complete a message.
+    pub(super) async fn revoked_signers(self) -> Result<String> {
+        let revoked = revoked_keys(self.parts).await?;
+        if revoked.is_empty() {
+            return Ok(String::new());
+        }
+        let keys: Vec<&PublicKey> = revoked.iter().map(|(_, key)| key).collect();
+        let found = self.look_for(&keys, &|_| false).await?;
+        let signed = |key: &PublicKey| found.signers().iter().any(|signer| signer.is_same_key(key));
+        let names = revoked.iter().filter(|(_, key)| signed(key));
+        Ok(names.map(|(name, _)| format!("; it is signed by {name}")).collect::<Vec<_>>().concat())
     }
 
     /// Whether enough of the keys signed the image; the inner error is the reason if not.

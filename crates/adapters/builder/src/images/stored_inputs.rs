@@ -46,10 +46,8 @@ impl Trust for SiteKeys {
     }
 
     async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault> {
-        let parts = &self.parts;
-        let signs = parts.definitions.site.image_signing.is_some();
-        StoredImage { parts, repository, digest }.sign(name, &[]).await.map_err(|error| fault(&error))?;
-        Ok(signs)
+        let stored = StoredImage { parts: &self.parts, repository, digest };
+        stored.sign_once(name).await.map_err(|error| fault(&error))
     }
 }
 

@@ -312,6 +312,7 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     let image = StoredImage { parts, repository, digest };
     let found = image.look_for(&keys, &|_| false).await?;
     let judgement = signers.judge(&found);
+    let revoked = if judgement.is_enough() { String::new() } else { image.revoked_signers().await? };
     let is_gone = found.is_empty() && image.is_gone(provenance::SIGSTORE_BUNDLE).await?;
     checks.add(
         "signature",
@@ -322,7 +323,7 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
             }
             (false, _) if is_gone => Err(Finding::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
             (false, _) if found.is_empty() => Err(Finding::absent(judgement.to_string(), SIGN)),
-            (false, _) => Err(Finding::failed(judgement.to_string(), SIGN)),
+            (false, _) => Err(Finding::failed(format!("{judgement}{revoked}"), SIGN)),
         },
     );
     Ok(())

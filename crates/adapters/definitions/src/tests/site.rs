@@ -64,6 +64,8 @@ fn numbers_are_read_and_what_is_none_is_told() {
     for (spec, expected) in [
         ("kernelLimits: {perNode: many}", "site.yaml:5:27: expected a number, found \"many\""),
         ("kernelLimits: {perNode: 0}", "site.yaml:5:27: "),
+        ("revoked: [{since: 2026-01-02T03:04:05Z}]", "site.yaml:5:13: set either `key` or `fingerprint`"),
+        ("revoked: [{key: a.pem, since: yesterday}]", "site.yaml:5:"),
         ("policy: {requireSigned: {atLeast: 3, keys: [a.pem]}}", "3 keys must have signed, but 1 are named"),
     ] {
         assert!(told(spec).contains(expected), "{}", told(spec));

@@ -1,0 +1,112 @@
+//! Signs with the site's own key what other trusted keys signed, so that those keys can be replaced.
+
+use std::collections::BTreeSet;
+
+use farrier_core::{
+    image::{Digest, ImageName, Repository, Version},
+    provenance::{PublicKey, RequiredSigners},
+};
+use farrier_store::{InputKind, is_referrer_or_signature};
+use oci::AnyManifest;
+use serde::Serialize;
+
+use super::{
+    documents::{BILL_OF_MATERIALS, CHECK_REPORT, Claim, PROVENANCE},
+    keys::own_key,
+    root_fs::ROOT_FS,
+    signatures::StoredImage,
+};
+use crate::parts::{FindingKind, Parts, Result, TargetError};
+
+/// Outcome for one artifact.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "outcome")]
+pub enum Rotated {
+    /// The own key signed the artifact, or documents about it.
+    Signed,
+    /// The own key had signed the artifact and all documents.
+    Present,
+    /// No trusted key signed the artifact.
+    Untrusted {
+        /// Reason for the refusal.
+        why: String,
+    },
+}
+
+/// An image or stored input, and its outcome.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RotatedArtifact {
+    /// The artifact by digest.
+    pub reference: String,
+    #[serde(flatten)]
+    pub outcome: Rotated,
+}
+
+/// Signs every tagged image and stored input that `accepted` keys signed, with the documents that they signed. Asks no other
+/// registry than the published images'. `further` are names of images without a definition.
+pub async fn rotate(
+    parts: &Parts,
+    accepted: &RequiredSigners,
+    further: &[ImageName],
+) -> Result<Vec<RotatedArtifact>> {
+    let own = own_key(parts).await?.ok_or_else(|| {
+        let hint = "name the new key in site.yaml: `imageSigning`".to_owned();
+        TargetError::finding(FindingKind::Usage, "no key to sign with".to_owned(), Some(hint))
+    })?;
+    let images = parts.definitions.images.keys().chain(further).map(ImageName::as_str);
+    let names: BTreeSet<&str> =
+        images.chain(InputKind::ALL.map(InputKind::repository)).chain([ROOT_FS]).collect();
+    let mut artifacts = Vec::new();
+    for name in names {
+        let repository = parts.location.repository(name)?;
+        for digest in tagged(parts, &repository).await? {
+            let image = StoredImage { parts, repository: &repository, digest: &digest };
+            let outcome = image.rotate(&own, accepted, name).await?;
+            artifacts.push(RotatedArtifact { reference: format!("{repository}@{digest}"), outcome });
+        }
+    }
+    Ok(artifacts)
+}
+
+/// Manifests under tags, and the images of indexes among them.
+async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Digest>> {
+    let mut found = BTreeSet::new();
+    for tag in parts.registry.tags(repository).await? {
+        let version = Version::Tag(tag);
+        if version.tag().is_some_and(is_referrer_or_signature) {
+            continue;
+        }
+        let Some(stored) = parts.registry.manifest(repository, &version).await? else { continue };
+        if let Ok(AnyManifest::Index(index)) = AnyManifest::parse(&stored.bytes) {
+            for entry in index.manifests {
+                let image = parts.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
+                found.extend(image.map(|image| image.digest));
+            }
+        }
+        found.insert(stored.digest);
+    }
+    Ok(found)
+}
+
+impl StoredImage<'_> {
+    async fn rotate(self, own: &RequiredSigners, accepted: &RequiredSigners, name: &str) -> Result<Rotated> {
+        if let Err(why) = self.signed_by(accepted).await? {
+            return Ok(Rotated::Untrusted { why });
+        }
+        let keys: Vec<&PublicKey> = accepted.keys().collect();
+        let mut statements = self.tagged_statements(&keys).await?;
+        statements.extend(self.bundled_statements(&keys).await?);
+        let mut claims: Vec<Claim> = Vec::new();
+        for statement in statements {
+            let kinds = [CHECK_REPORT, BILL_OF_MATERIALS, PROVENANCE];
+            let kind = kinds.into_iter().find(|kind| kind.predicate_type == statement.predicate_type);
+            let claim = kind
+                .map(|kind| Claim { predicate_type: kind.predicate_type, predicate: statement.predicate });
+            claims.extend(claim.filter(|claim| !claims.contains(claim)));
+        }
+        let was_signed = self.signed_by(own).await?.is_ok();
+        let sent = self.sign(name, &claims).await?;
+        Ok(if was_signed && sent == 0 { Rotated::Present } else { Rotated::Signed })
+    }
+}
