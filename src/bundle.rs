@@ -15,6 +15,7 @@ use farrier_core::image::{Definitions, ImageReference};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
 use farrier_store::registry::{self, RegistryLocation, RegistryOptions};
+use oci::error_chain;
 
 use super::{
     CliError, Exit, Result,
@@ -67,6 +68,10 @@ pub struct BundleExportArgs {
     /// for it
     #[arg(long, value_name = "FILE")]
     pub since: Option<PathBuf>,
+    /// Name of the exporter, which orders its bundles: a site refuses a bundle that is older than what it
+    /// accepted from the same exporter [default: the registry]
+    #[arg(long, value_name = "NAME")]
+    pub origin: Option<String>,
     /// Also export farrier's own image, from this reference; it becomes `farrier` in the site's registry
     #[arg(long, value_name = "REFERENCE")]
     pub farrier_image: Option<String>,
@@ -86,6 +91,9 @@ pub struct BundleImportArgs {
     pub insecure_no_signature: bool,
     #[command(flatten)]
     pub registry: RegistryArg,
+    /// Import the bundle even if the site accepted a newer one of the same exporter; tags then go back
+    #[arg(long)]
+    pub allow_older: bool,
     /// Also write the bundle's definitions into this directory
     #[arg(long, value_name = "DIR")]
     pub definitions_to: Option<PathBuf>,
@@ -140,7 +148,13 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     if let Some(reference) = &args.farrier_image {
         wanted.push(farrier_image(&session.global, reference).await?);
     }
-    let collection = bundle::collect(&wanted, &location.to_string(), since.as_ref()).await?;
+    let from = location.to_string();
+    let mut collection = bundle::collect(&wanted, &from, since.as_ref()).await?;
+    let target = Target { location: location.clone(), registry: Arc::clone(registry) };
+    let origin = args.origin.as_ref().unwrap_or(&from);
+    if let Some(error) = collection.put_in_order(&target, origin, since.as_ref()).await? {
+        output::message(&format!("note: the clock alone orders this bundle: {}", error_chain(&error)));
+    }
     let exported = bundle::export(collection, &args.to, Arc::new(Bar::new())).await?;
     if exported.kept > 0 {
         output::message(&format!("kept {} blobs that an earlier run wrote", exported.kept));
@@ -181,14 +195,20 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
 }
 
 async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
-    let BundleImportArgs { file, key, insecure_no_signature: _, registry, definitions_to, overwrite, accept } =
-        args;
+    let BundleImportArgs { file, key, registry, definitions_to, overwrite, accept, .. } = args;
     let definitions = definitions(&session.global, definitions_to.as_deref())?;
     images::check_named_keys(&definitions, key).await?;
     let options = Settings::registry_options(&session.global, &definitions)?;
     let (location, registry) = connect(&registry.registry, &options)?;
     let bar = Arc::new(Bar::new());
     let verified = Arc::new(verify(file, key, Arc::clone(&bar)).await?);
+    let target = Target { location: location.clone(), registry };
+    if let Some(older) = target.older(&verified).await? {
+        if !args.allow_older {
+            return Err(BundleError::Older(Box::new(older)).into());
+        }
+        output::message(&format!("note: {older}"));
+    }
     // Write definitions before anything is pushed, so that conflicting files stop the import first.
     let (from, to) = (Arc::clone(&verified), definitions_to.clone());
     let (overwrite, accept) = (*overwrite, *accept);
@@ -197,7 +217,6 @@ async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
         None => Ok(None),
     })
     .await?;
-    let target = Target { location: location.clone(), registry };
     let imported = bundle::import(&verified, &target, bar.as_ref()).await?;
     let report = ImportReport::of(verified.bundle().id(), &location, &imported, written);
     session.show(&report, |_| output::bundle::imported(&imported))?;

@@ -107,6 +107,7 @@ pub fn summary(bundle: &Bundle) -> String {
         format!("holds    {}", kinds.join(", ")),
         format!("blobs    {}, {}, each once", index.carried().count(), HumanBytes(carried)),
     ];
+    lines.extend(index.order.as_ref().map(|order| format!("order    {order}")));
     if let Some(base) = &index.base {
         lines.push(format!("adds to  bundle {}, made from {}", base.id, base.from));
         lines.push(format!("         which has {} more of its contents", HumanBytes(in_base)));

@@ -2,6 +2,7 @@
 
 mod command;
 mod held;
+mod order;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -76,6 +76,7 @@ pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Re
         format_version: FORMAT,
         made_by: concat!("farrier ", env!("CARGO_PKG_VERSION")).to_owned(),
         from: from.to_owned(),
+        order: None,
         base: since.map(Since::base),
         contents: contents.into_values().collect(),
         blobs,

@@ -9,6 +9,8 @@ use farrier_core::image::Digest;
 use farrier_store::registry::{self, RegistryError};
 use oci::ImageError;
 
+use super::Older;
+
 /// Result of an operation on a bundle.
 pub type Result<T, E = BundleError> = std::result::Result<T, E>;
 
@@ -27,6 +29,9 @@ pub enum BundleError {
          delta to bundle {base}, made from {from}"
     )]
     BaseMissing { count: usize, first: Digest, registry: String, base: Digest, from: String },
+    /// The site accepted a newer bundle of the same exporter.
+    #[error("{0}")]
+    Older(Box<Older>),
     /// Content for the bundle is not in the registry.
     #[error("{0} is not in the registry")]
     Absent(String),
@@ -93,6 +98,9 @@ impl BundleError {
         let text = match self {
             Self::NotABundle(..) => "name a file that `farrier bundle export` wrote",
             Self::Unusable { hint, .. } => hint,
+            Self::Older(_) => {
+                "import the newest bundle of this exporter, or pass --allow-older to go back; nothing was pushed"
+            }
             Self::BaseMissing { .. } => "import that bundle first, or export again without --since",
             Self::Absent(_) => {
                 "publish it first: `farrier prebuild`, or `farrier plan` to see what is missing"

@@ -98,6 +98,8 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     // Collected first, because a stream that borrows from a closure's argument is not `Send` for all lifetimes.
     let pushes: Vec<_> = blobs.iter().map(|wanted| target.push_blob(verified, wanted, meter)).collect();
     let sent: Vec<u64> = futures::stream::iter(pushes).buffer_unordered(AT_ONCE).try_collect().await?;
+    // Before the first tag moves, so that an interrupted import rules out older bundles, too.
+    target.accept(verified).await?;
     // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.
     for (content, _) in contents.iter().filter(|(content, taken)| content.is_image() && is_pending(taken)) {
         target.push_manifests(verified, content).await?;
@@ -162,7 +164,7 @@ impl Target {
 
     /// Determines the action for one content. Existing content under its tag is complete, because registries enforce
     /// that.
-    async fn state(&self, verified: &Verified, content: &Content) -> Result<Taken> {
+    pub(super) async fn state(&self, verified: &Verified, content: &Content) -> Result<Taken> {
         let Content { repository, tag, digest, .. } = content;
         // For an untagged referrer, the push checks whether the registry lists it.
         let Some(tag) = tag else { return Ok(Taken::Pushed) };

@@ -10,10 +10,10 @@ use farrier_core::{
 use oci::{Descriptor, ImageError, ImageIndex, MAX_MANIFEST};
 use serde::{Deserialize, Serialize};
 
-use super::contents::Content;
+use super::{contents::Content, order::Order};
 
 /// Format version that this farrier writes, and the newest that it reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Name of the bundle index in the tar.
 pub(super) const INDEX_NAME: &str = "farrier-bundle.json";
 /// Maximum size of an index in bytes.
@@ -33,6 +33,9 @@ pub struct BundleIndex {
     pub made_by: String,
     /// Registry that the bundle was exported from.
     pub from: String,
+    /// Position among the exporter's bundles; `None` for bundles of format 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<Order>,
     /// The bundle that this delta extends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
@@ -153,6 +156,9 @@ impl BundleIndex {
     /// Checks the index and returns the problem, if any. Covers every property that readers rely on and that digests do
     /// not guarantee.
     pub fn contradiction(&self) -> Option<String> {
+        if let Some(fault) = self.order.as_ref().and_then(Order::fault) {
+            return Some(fault.to_owned());
+        }
         let order = |blob: &Blob| (blob.manifest.is_none(), blob.digest.clone());
         if !self.blobs.is_sorted_by(|a, b| order(a) < order(b)) {
             return Some("its blobs are not sorted, or named twice".to_owned());

@@ -121,6 +121,7 @@ fn index_of(blobs: &[(&[u8], Option<&str>)], contents: Vec<Listed>) -> BundleInd
         format_version: FORMAT,
         made_by: "farrier 0".to_owned(),
         from: "a.example".to_owned(),
+        order: None,
         base: None,
         contents,
         blobs,
@@ -176,11 +177,11 @@ proptest! {
 #[test]
 fn a_newer_format_is_told_from_damage() {
     let (_, mut index) = small();
-    index.format_version = 2;
+    index.format_version = 3;
     index.made_by = "farrier 9.1.0".to_owned();
     insta::assert_snapshot!(
         refused(&made(&index, &[])).split_once("has ").unwrap().1,
-        @"format 2, made by farrier 9.1.0; this farrier reads formats up to 1"
+        @"format 3, made by farrier 9.1.0; this farrier reads formats up to 2"
     );
 }
 

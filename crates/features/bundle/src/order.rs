@@ -1,0 +1,228 @@
+//! The order of one exporter's bundles. A registry remembers the newest order that was exported from it, and the newest
+//! of each exporter that was imported into it, so that no older bundle moves tags back unnoticed.
+//!
+//! Each order is one manifest in [`RECORDS`] under a tag of its own: no tag moves, and concurrent writers need no lock.
+
+use std::fmt;
+
+use farrier_builder::images::RECORDS;
+use farrier_core::{
+    facts::{annotations, media_type},
+    image::{Digest, ReferenceError, Tag, Version},
+    text::is_deceptive,
+};
+use farrier_store::registry::RegistryError;
+use jiff::Timestamp;
+use oci::{Descriptor, ImageManifest};
+use serde::{Deserialize, Serialize};
+
+use super::{BundleError, Collection, Result, Since, Target, Verified, import::Taken, referrers::repository};
+
+/// Media type of a record.
+const KIND: &str = "application/vnd.farrier.bundle-order.v1";
+/// Annotation with a [`Recorded`] in JSON.
+const NOTE: &str = "farrier.dev/bundle-order";
+/// Largest counter: it fits into an `i64`, and a successor always exists.
+const MAX_COUNTER: u64 = i64::MAX as u64;
+/// Longest description of a content in a message.
+const MAX_DESCRIPTION: usize = 80;
+
+/// Position of a bundle among the bundles of one exporter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Order {
+    /// The exporter: the registry that the bundles are exported from, or the name given with `--origin`.
+    pub origin: String,
+    /// Increases with each export of other contents, even if the clock was set back.
+    pub counter: u64,
+    /// Time of the export, for messages.
+    pub time: Timestamp,
+}
+
+/// Whose orders a record holds.
+#[derive(Clone, Copy, Debug, strum::Display)]
+#[strum(serialize_all = "kebab-case")]
+enum Role {
+    /// Exported from this registry.
+    Exported,
+    /// Imported into this registry.
+    Accepted,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Recorded {
+    order: Order,
+    /// Digest of the index without its order; for imports, the bundle's ID.
+    content: Digest,
+}
+
+impl Order {
+    /// Returns the problem with an order from a bundle, if any.
+    pub(super) fn fault(&self) -> Option<&'static str> {
+        let Self { origin, counter, time: _ } = self;
+        if origin.is_empty() || origin.len() > 512 || origin.contains(is_deceptive) {
+            return Some("the origin in its order is not a name");
+        }
+        (*counter > MAX_COUNTER).then_some("the counter in its order is too large")
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "number {} of {}, exported {}", self.counter, self.origin, self.time)
+    }
+}
+
+/// Reason to refuse a bundle: the site accepted a newer one of the same exporter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Older {
+    /// Order of the bundle; `None` for a bundle of a farrier that wrote no order.
+    pub order: Option<Order>,
+    /// Newest order that the site accepted.
+    pub newest: Order,
+    /// What each moving tag would go back from and to.
+    pub changes: Vec<String>,
+}
+
+impl fmt::Display for Older {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.order {
+            Some(order) => write!(to, "the bundle ({order})")?,
+            None => write!(to, "the bundle has no order, because an older farrier made it, and")?,
+        }
+        write!(to, " is older than the newest that this site accepted ({}); ", self.newest)?;
+        match &self.changes[..] {
+            [] => write!(to, "no tag goes back"),
+            changes => write!(to, "these tags go back: {}", changes.join(", ")),
+        }
+    }
+}
+
+impl Collection {
+    /// Gives the bundle its order, and records it in the exporter's registry. The same contents as in the newest export
+    /// get the same order, so an interrupted export resumes. Returns the error of a registry that refuses the record;
+    /// the counter is then the clock's.
+    pub async fn put_in_order(
+        &mut self,
+        registry: &Target,
+        origin: &str,
+        since: Option<&Since>,
+    ) -> Result<Option<RegistryError>> {
+        let index = self.index.to_bytes().map_err(|error| BundleError::Manifest("the index".to_owned(), error))?;
+        let content = Digest::of(&index);
+        let newest = registry.newest(Role::Exported, origin).await?;
+        if let Some(Recorded { order, .. }) = newest.as_ref().filter(|newest| newest.content == content) {
+            self.index.order = Some(order.clone());
+            return Ok(None);
+        }
+        let now = Timestamp::now().as_second();
+        let base = since.and_then(|since| since.index.order.clone()).filter(|order| order.origin == origin);
+        let before = newest.map(|newest| newest.order).into_iter().chain(base).map(|order| order.counter + 1);
+        let counter = before.chain(u64::try_from(now)).max().unwrap_or_default();
+        let time = Timestamp::from_second(now).unwrap_or_default();
+        let order = Order { origin: origin.to_owned(), counter, time };
+        if let Some(fault) = order.fault() {
+            return Err(BundleError::Nothing(fault.to_owned()));
+        }
+        self.index.order = Some(order.clone());
+        match registry.record(Role::Exported, &Recorded { order, content }).await {
+            Err(BundleError::Registry(
+                error @ (RegistryError::Denied { .. } | RegistryError::Protocol { .. }),
+            )) => Ok(Some(error)),
+            recorded => recorded.map(|()| None),
+        }
+    }
+}
+
+impl Target {
+    /// Returns why the bundle is older than what the site has, if it is.
+    pub async fn older(&self, verified: &Verified) -> Result<Option<Older>> {
+        let index = verified.bundle.index();
+        let order = index.order.clone();
+        let origin = order.as_ref().map_or(&index.from, |order| &order.origin);
+        let counter = order.as_ref().map_or(0, |order| order.counter);
+        let Some(newest) = self.newest(Role::Accepted, origin).await?.map(|newest| newest.order) else {
+            return Ok(None);
+        };
+        if newest.counter <= counter {
+            return Ok(None);
+        }
+        let mut changes = Vec::new();
+        for content in index.contents.iter().map(|listed| &listed.content).filter(|c| c.has_moving_tag()) {
+            let Taken::Moved { held } = self.state(verified, content).await? else { continue };
+            let (Some(tag), Some(new)) = (&content.tag, verified.manifests.get(&content.digest)) else { continue };
+            let name = &content.repository;
+            let version = Version::Digest(held.clone());
+            let old = self.registry.manifest(&repository(&self.location, name)?, &version).await?;
+            let old = described(&held, old.as_ref().map(|old| &old.bytes[..]));
+            changes.push(format!("{name}:{tag} from {old} to {}", described(&content.digest, Some(&new.bytes))));
+        }
+        Ok(Some(Older { order, newest, changes }))
+    }
+
+    /// Remembers that the site accepted the bundle.
+    pub(super) async fn accept(&self, verified: &Verified) -> Result<()> {
+        let Some(order) = verified.bundle.index().order.clone() else { return Ok(()) };
+        match self.newest(Role::Accepted, &order.origin).await? {
+            Some(newest) if newest.order.counter >= order.counter => Ok(()),
+            _ => self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await,
+        }
+    }
+
+    /// Newest recorded order of an exporter.
+    async fn newest(&self, role: Role, origin: &str) -> Result<Option<Recorded>> {
+        let repository = repository(&self.location, RECORDS)?;
+        let start = start(role, origin);
+        let of_origin = |tag: &Tag| tag.as_str().starts_with(&start);
+        // The counters in the tags have a fixed width.
+        let Some(tag) = self.registry.tags(&repository).await?.into_iter().filter(of_origin).max() else {
+            return Ok(None);
+        };
+        let version = Version::Tag(tag);
+        let Some(stored) = self.registry.manifest(&repository, &version).await? else { return Ok(None) };
+        let manifest = ImageManifest::parse(&stored.bytes).map_err(RegistryError::from)?;
+        let note = manifest.annotations.get(NOTE).map(String::as_str).unwrap_or_default();
+        let unusable = |error: serde_json::Error| {
+            let action = format!("read the order in {repository}{version}");
+            RegistryError::protocol(self.registry.describe(), action, error.to_string())
+        };
+        Ok(Some(serde_json::from_str(note).map_err(unusable)?))
+    }
+
+    async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
+        let repository = repository(&self.location, RECORDS)?;
+        let Order { origin, counter, time: _ } = &recorded.order;
+        let action = || "record the bundle's order".to_owned();
+        let unusable = |reason: String| RegistryError::Options(action(), reason);
+        let tag = format!("{}{counter:019}", start(role, origin)).parse();
+        let tag: Tag = tag.map_err(|error: ReferenceError| unusable(error.to_string()))?;
+        let text = serde_json::to_string(recorded).map_err(|error| unusable(error.to_string()))?;
+        let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
+        let notes = [(annotations::CREATED, oci::CREATED.to_owned()), (NOTE, text)];
+        let manifest = ImageManifest {
+            artifact_type: Some(KIND.to_owned()),
+            annotations: notes.into_iter().map(|(key, note)| (key.to_owned(), note)).collect(),
+            ..ImageManifest::new(empty(), vec![empty()])
+        };
+        let bytes = manifest.to_bytes().map_err(RegistryError::from)?;
+        self.registry.push_bytes(&repository, oci::EMPTY).await?;
+        self.registry.push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &bytes).await?;
+        Ok(())
+    }
+}
+
+/// First part of the tags with one exporter's orders.
+fn start(role: Role, origin: &str) -> String {
+    format!("{role}-{}-", Digest::of(origin.as_bytes()).short())
+}
+
+/// Identity of a stored input as its manifest states it, and its digest.
+fn described(digest: &Digest, manifest: Option<&[u8]>) -> String {
+    let manifest = manifest.and_then(|bytes| ImageManifest::parse(bytes).ok());
+    let identity = manifest.and_then(|manifest| manifest.annotations.get(annotations::IDENTITY).cloned());
+    let digest = format!("sha256:{}", digest.short());
+    identity.map_or(digest.clone(), |identity| {
+        let text: String = identity.chars().filter(|c| !is_deceptive(*c)).take(MAX_DESCRIPTION).collect();
+        format!("{text} ({digest})")
+    })
+}

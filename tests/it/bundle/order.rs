@@ -1,0 +1,142 @@
+//! The order of bundles: an older one does not move tags back unnoticed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use farrier_bundle as bundle;
+use farrier_bundle::{Bundle, Content, ContentKind, Order, Since, Wanted};
+use farrier_core::{
+    facts::{annotations::IDENTITY, media_type},
+    image::Digest,
+};
+use oci::{Descriptor, ImageManifest};
+
+use super::{Silent, Site, content, farrier, text};
+
+const ORIGIN: &str = "a.example/drivers";
+
+/// Stores a source under a tag that moves.
+async fn source(site: &Site, identity: &str) -> Content {
+    let repository = site.location.repository("sources").unwrap();
+    for bytes in [identity.as_bytes(), oci::EMPTY] {
+        site.registry.push_bytes(&repository, bytes).await.unwrap();
+    }
+    let layer = Descriptor::of(media_type::OCI_LAYER, identity.as_bytes());
+    let config = Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
+    let annotations = [(IDENTITY.to_owned(), identity.to_owned())].into();
+    let manifest = ImageManifest { annotations, ..ImageManifest::new(config, vec![layer]) };
+    let bytes = manifest.to_bytes().unwrap();
+    let digest = site.put("sources", "declared-1", media_type::OCI_MANIFEST, &bytes).await;
+    content(ContentKind::Source, "sources", "declared-1", &digest)
+}
+
+/// Exports one content with an order, as `farrier bundle export` does.
+async fn export(site: &Site, content: Content, origin: &str, to: &Path, since: Option<&Since>) -> Order {
+    let repository = site.location.repository(&content.repository).unwrap();
+    let wanted = [Wanted { content, repository, registry: Arc::clone(&site.registry) }];
+    let mut collection = bundle::collect(&wanted, ORIGIN, since).await.unwrap();
+    assert!(collection.put_in_order(&site.target(), origin, since).await.unwrap().is_none());
+    bundle::export(collection, to, Arc::new(Silent)).await.unwrap();
+    Bundle::open(to).unwrap().index().order.clone().unwrap()
+}
+
+/// Imports a bundle from a machine that has imported none before. Returns the exit code and standard error.
+fn import(to: &Site, file: &Path, more: &[&str]) -> (Option<i32>, String) {
+    let (file, registry) = (file.to_str().unwrap(), to.location.to_string());
+    let words = ["bundle", "import", "--insecure-no-signature", file, "--registry", &registry];
+    let output = farrier(&[&words[..], more].concat());
+    (output.status.code(), text(&output.stderr))
+}
+
+async fn declared(site: &Site) -> Digest {
+    Digest::of(&site.manifest("sources", "declared-1").await.unwrap())
+}
+
+#[tokio::test]
+async fn an_older_bundle_is_refused_and_says_what_goes_back() {
+    let (from, to) = (Site::start(), Site::start());
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| -> PathBuf { directory.path().join(name) };
+    let old = source(&from, "mstflint 4.33").await;
+    let unordered = file("unordered.bundle");
+    from.export(std::slice::from_ref(&old), &unordered, None).await.unwrap();
+    let first = export(&from, old.clone(), ORIGIN, &file("old.bundle"), None).await;
+    let new = source(&from, "mstflint 4.34").await;
+    let second = export(&from, new.clone(), ORIGIN, &file("new.bundle"), None).await;
+    assert!(first.counter < second.counter, "{first:?} {second:?}");
+
+    assert_eq!(import(&to, &unordered, &[]).0, Some(0), "nothing is newer yet");
+    for name in ["old.bundle", "new.bundle", "new.bundle"] {
+        assert_eq!(import(&to, &file(name), &[]).0, Some(0), "{name}");
+    }
+    let short = |content: &Content| content.digest.short().to_owned();
+    let back = format!(
+        "these tags go back: sources:declared-1 from mstflint 4.34 (sha256:{}) to mstflint 4.33 (sha256:{})",
+        short(&new),
+        short(&old)
+    );
+    let (code, said) = import(&to, &file("old.bundle"), &[]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains(&format!("number {} of {ORIGIN}", first.counter)), "{said}");
+    assert!(said.contains(&format!("accepted (number {} of {ORIGIN}", second.counter)), "{said}");
+    assert!(said.contains(&back) && said.contains("pass --allow-older"), "{said}");
+    let (code, said) = import(&to, &unordered, &[]);
+    assert!(code == Some(1) && said.contains("has no order, because an older farrier made it"), "{said}");
+    assert_eq!(declared(&to).await, new.digest);
+
+    let (code, said) = import(&to, &file("old.bundle"), &["--allow-older"]);
+    assert!(code == Some(0) && said.contains(&back), "{said}");
+    assert_eq!(declared(&to).await, old.digest);
+    // The site remembers the newest order that it ever accepted.
+    let (code, said) = import(&to, &file("old.bundle"), &[]);
+    assert!(code == Some(1) && said.contains("no tag goes back"), "{said}");
+    assert_eq!(import(&to, &file("new.bundle"), &[]).0, Some(0));
+    assert_eq!(declared(&to).await, new.digest);
+}
+
+#[tokio::test]
+async fn other_exporters_are_not_blocked_and_deltas_go_in_order() {
+    let (from, to) = (Site::start(), Site::start());
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| -> PathBuf { directory.path().join(name) };
+    let old = source(&from, "one").await;
+    export(&from, old.clone(), "b.example", &file("other"), None).await;
+    export(&from, old, ORIGIN, &file("base"), None).await;
+    let since = Since::read(&file("base")).unwrap();
+    let two = source(&from, "two").await;
+    export(&from, two, ORIGIN, &file("delta"), Some(&since)).await;
+    let three = source(&from, "three").await;
+    export(&from, three.clone(), ORIGIN, &file("next"), Some(&Since::read(&file("delta")).unwrap())).await;
+    for name in ["base", "delta", "next"] {
+        assert_eq!(import(&to, &file(name), &[]).0, Some(0), "{name}");
+    }
+    let (code, said) = import(&to, &file("delta"), &[]);
+    assert!(code == Some(1) && said.contains("is older than"), "{said}");
+    assert_eq!(declared(&to).await, three.digest);
+    assert_eq!(import(&to, &file("other"), &[]).0, Some(0), "it is of another exporter");
+}
+
+#[tokio::test]
+async fn the_same_contents_have_the_same_order_and_a_lost_record_does_not_restart_it() {
+    let from = Site::start();
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| -> PathBuf { directory.path().join(name) };
+    let one = source(&from, "one").await;
+    let first = export(&from, one.clone(), ORIGIN, &file("1"), None).await;
+    assert_eq!(export(&from, one.clone(), ORIGIN, &file("again"), None).await, first);
+    assert!(fs::read(file("1")).unwrap() == fs::read(file("again")).unwrap());
+    let two = source(&from, "two").await;
+    let second = export(&from, two, ORIGIN, &file("2"), None).await;
+    let third = export(&from, one, ORIGIN, &file("3"), None).await;
+    assert!(first.counter < second.counter && second.counter < third.counter, "going back is an export, too");
+
+    // Another registry has no record; the base of a delta still comes first.
+    let other = Site::start();
+    let two = source(&other, "two").await;
+    let since = Since::read(&file("3")).unwrap();
+    let delta = export(&other, two, ORIGIN, &file("4"), Some(&since)).await;
+    assert!(delta.counter > third.counter, "{delta:?}");
+}
