@@ -11,7 +11,7 @@ use clap::{Args, Subcommand};
 use farrier_builder::images;
 use farrier_bundle as bundle;
 use farrier_bundle::{Bundle, BundleError, Content, ContentKind, Since, Target, Verified, Wanted};
-use farrier_core::image::{Definitions, ImageReference};
+use farrier_core::image::{Definitions, Digest, ImageReference};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
 use farrier_store::registry::{self, RegistryLocation, RegistryOptions};
@@ -136,7 +136,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
     // Fail fast, not after gigabytes.
-    images::can_sign_images(&parts).await?;
+    let key = images::signing_key(&parts).await?;
     let Some(contents) = select::contents(&parts, args).await? else { return Ok(Exit::Failed) };
     let (location, registry) = (&parts.location, &parts.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
@@ -150,6 +150,9 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let from = location.to_string();
     let mut collection = bundle::collect(&wanted, &from, since.as_ref()).await?;
+    if let Some(key) = &key {
+        collection.signed_with(key);
+    }
     let target = Target { location: location.clone(), registry: Arc::clone(registry) };
     let origin = args.origin.as_ref().unwrap_or(&from);
     if let Some(error) = collection.put_in_order(&target, origin, since.as_ref()).await? {
@@ -168,7 +171,10 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
         }
         None => output::message("note: the bundle is not signed, because site.yaml has no imageSigning"),
     }
-    session.show(&Listing::of(&written), |_| output::bundle::summary(&written))?;
+    let (summed, signed_by) = (written.clone(), key.map(|key| key.fingerprint()));
+    let (beside, sha256) = blocking(move || summed.write_checksum()).await?;
+    output::message(&format!("checksum: {}, for sha256sum -c", beside.display()));
+    session.show(&Listing { sha256: Some(sha256), ..Listing::of(&written, signed_by) }, Listing::summary)?;
     output::message(&format!(
         "next: farrier bundle import {} --key PUBLIC-KEY --registry REGISTRY, at the site",
         args.to.display()
@@ -254,32 +260,30 @@ async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
     let BundleInspectArgs { file, verify: all, key } = args;
     let definitions = definitions(&session.global, session.global.definitions.as_deref())?;
     images::check_named_keys(&definitions, key).await?;
-    let bundle = if *all {
-        verify(file, key, Arc::new(Bar::new())).await?.bundle().clone()
-    } else {
-        open(file, key).await?
-    };
-    session.show(&Listing::of(&bundle), |_| output::bundle::listing(&bundle))?;
+    let (bundle, signed_by) = open(file, key).await?;
+    if *all {
+        let (bundle, bar) = (bundle.clone(), Bar::new());
+        blocking(move || bundle.verify(&bar)).await?;
+    }
+    session.show(&Listing::of(&bundle, signed_by), Listing::table)?;
     if *all {
         output::message(&format!("{} is complete", file.display()));
     }
     Ok(Exit::Done)
 }
 
-/// Opens a bundle. If keys are given, one of them must have signed it.
-async fn open(file: &Path, keys: &[PathBuf]) -> Result<Bundle> {
+/// Opens a bundle. If keys are given, one of them must have signed it; also returns its fingerprint.
+async fn open(file: &Path, keys: &[PathBuf]) -> Result<(Bundle, Option<Digest>)> {
     let (path, keys) = (file.to_owned(), images::read_keys(keys).await?);
     let open = move || {
         let bundle = Bundle::open(&path)?;
-        if !keys.is_empty() {
-            bundle.must_be_signed(&keys)?;
-        }
-        Ok::<_, BundleError>(bundle)
+        let signed_by = if keys.is_empty() { None } else { Some(bundle.must_be_signed(&keys)?) };
+        Ok::<_, BundleError>((bundle, signed_by))
     };
     Ok(blocking(open).await?)
 }
 
 async fn verify(file: &Path, keys: &[PathBuf], meter: Arc<Bar>) -> Result<Verified> {
-    let bundle = open(file, keys).await?;
+    let (bundle, _) = open(file, keys).await?;
     Ok(blocking(move || bundle.verify(meter.as_ref())).await?)
 }

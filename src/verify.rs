@@ -37,9 +37,12 @@ pub struct VerifyArgs {
 /// Verifies the image and prints a line for each check.
 pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit> {
     let (layout, name) = place(&args.image)?;
-    let location = layout.as_deref().or(args.registry.as_deref());
-    let parts = session.parts(location, EngineChoice::Auto)?;
     let mut reference: ImageReference = settings::parse("image", name)?;
+    // An image with a host needs no --registry.
+    let ImageReference { repository, .. } = &reference;
+    let own = repository.host().and_then(|_| Some(repository.as_str().rsplit_once('/')?.0.to_owned()));
+    let location = layout.as_deref().or(args.registry.as_deref()).or(own.as_deref());
+    let parts = session.parts(location, EngineChoice::Auto)?;
     // With --registry, a name below its prefix is sufficient.
     if layout.is_none() && args.registry.is_some() && reference.repository.host().is_none() {
         let ImageReference { repository, version } = reference;

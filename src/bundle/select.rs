@@ -25,10 +25,12 @@ pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<O
     if !args.carry.kernel.is_empty() {
         let selection = selection(&args.carry, parts)?;
         let (images, mut missing) = published(parts, &selection).await?;
-        if images.is_empty() {
-            let kernels: Vec<&str> = args.carry.kernel.iter().map(String::as_str).collect();
-            let reason = format!("{} has no image for {}", parts.location, kernels.join(", "));
-            return Err(BundleError::Nothing(reason).into());
+        let nothing = || {
+            let reason = format!("{} has no image for {}", parts.location, args.carry.kernel.join(", "));
+            Err(BundleError::Nothing(reason).into())
+        };
+        if images.is_empty() && !args.incomplete {
+            return nothing();
         }
         let (made_from, not_kept) = find_inputs(parts, &selection).await;
         missing.extend(not_kept);
@@ -43,6 +45,9 @@ pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<O
         }
         found.extend(images);
         found.extend(made_from);
+        if found.is_empty() {
+            return nothing();
+        }
     }
     Ok(Some(in_order(found)))
 }

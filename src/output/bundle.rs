@@ -12,10 +12,18 @@ use super::indented_table;
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listing<'a> {
+    #[serde(skip)]
+    bundle: &'a Bundle,
     id: &'a str,
     file: String,
     /// Size of the file, in bytes.
     length: u64,
+    /// Digest of the file, if it was read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<Digest>,
+    /// Fingerprint of the key whose signature was verified.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signed_by: Option<Digest>,
     /// Size of the file's blobs in bytes, each counted once.
     carried: u64,
     /// Size in bytes of the blobs that only the base bundle holds.
@@ -25,9 +33,12 @@ pub struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
-    pub fn of(bundle: &'a Bundle) -> Self {
+    pub fn of(bundle: &'a Bundle, signed_by: Option<Digest>) -> Self {
         let (carried, in_base) = bundle.index().bytes();
         Self {
+            bundle,
+            sha256: None,
+            signed_by,
             id: bundle.id().as_str(),
             file: bundle.path().display().to_string(),
             length: bundle.length(),
@@ -35,6 +46,44 @@ impl<'a> Listing<'a> {
             in_base,
             index: bundle.index(),
         }
+    }
+
+    /// Formats the contents of the bundle.
+    pub fn table(&self) -> String {
+        let rows = self.index.contents.iter().map(|Listed { content, kernel, size, artifact_type: _ }| {
+            let kernel = kernel.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+            [content.kind.to_string(), name(content), kernel, HumanBytes(*size).to_string()]
+        });
+        format!("{}\n{}", indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows), self.summary())
+    }
+
+    /// Formats the number of contents of each kind, and the sizes.
+    pub fn summary(&self) -> String {
+        let Self { bundle, index, carried, in_base, .. } = self;
+        let mut kinds: Vec<(ContentKind, usize)> = Vec::new();
+        for listed in &index.contents {
+            let kind = listed.content.kind;
+            match kinds.last_mut() {
+                Some((last, count)) if *last == kind => *count += 1,
+                _ => kinds.push((kind, 1)),
+            }
+        }
+        let kinds: Vec<String> = kinds.into_iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        let mut lines = vec![
+            format!("bundle   {}", bundle.id()),
+            format!("file     {}, {}", bundle.path().display(), HumanBytes(bundle.length())),
+        ];
+        lines.extend(self.sha256.as_ref().map(|digest| format!("sha256   {}", digest.hex())));
+        lines.push(format!("made     by {} from {}", index.made_by, index.from));
+        lines.extend(index.order.as_ref().map(|order| format!("order    {order}")));
+        lines.extend(self.signed_by.as_ref().map(|key| format!("signed   by {key}")));
+        lines.push(format!("holds    {}", kinds.join(", ")));
+        lines.push(format!("blobs    {}, {}, each once", index.carried().count(), HumanBytes(*carried)));
+        if let Some(base) = &index.base {
+            lines.push(format!("adds to  bundle {}, made from {}", base.id, base.from));
+            lines.push(format!("         which has {} more of its contents", HumanBytes(*in_base)));
+        }
+        lines.join("\n")
     }
 }
 
@@ -76,43 +125,6 @@ impl<'a> ImportReport<'a> {
             definitions_written,
         }
     }
-}
-
-/// Formats the contents of a bundle.
-pub fn listing(bundle: &Bundle) -> String {
-    let rows = bundle.index().contents.iter().map(|Listed { content, kernel, size, artifact_type: _ }| {
-        let kernel = kernel.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
-        [content.kind.to_string(), name(content), kernel, HumanBytes(*size).to_string()]
-    });
-    format!("{}\n{}", indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows), summary(bundle))
-}
-
-/// Formats the number of contents of each kind, and the sizes.
-pub fn summary(bundle: &Bundle) -> String {
-    let index = bundle.index();
-    let (carried, in_base) = index.bytes();
-    let mut kinds: Vec<(ContentKind, usize)> = Vec::new();
-    for listed in &index.contents {
-        let kind = listed.content.kind;
-        match kinds.last_mut() {
-            Some((last, count)) if *last == kind => *count += 1,
-            _ => kinds.push((kind, 1)),
-        }
-    }
-    let kinds: Vec<String> = kinds.into_iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-    let mut lines = vec![
-        format!("bundle   {}", bundle.id()),
-        format!("file     {}, {}", bundle.path().display(), HumanBytes(bundle.length())),
-        format!("made     by {} from {}", index.made_by, index.from),
-        format!("holds    {}", kinds.join(", ")),
-        format!("blobs    {}, {}, each once", index.carried().count(), HumanBytes(carried)),
-    ];
-    lines.extend(index.order.as_ref().map(|order| format!("order    {order}")));
-    if let Some(base) = &index.base {
-        lines.push(format!("adds to  bundle {}, made from {}", base.id, base.from));
-        lines.push(format!("         which has {} more of its contents", HumanBytes(in_base)));
-    }
-    lines.join("\n")
 }
 
 /// Formats the outcome for each imported content.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_bundle::ContentKind;
-use farrier_core::facts::media_type;
+use farrier_core::{facts::media_type, provenance::PublicKey};
 use oci::{Descriptor, ImageIndex};
 
 use super::{KERNEL, Site, content, farrier, filled, noise, text};
@@ -45,7 +45,11 @@ async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
         fs::write(&bad, &flipped).unwrap();
         let (code, said) = refusal(&bad);
         assert_eq!(code, Some(1), "flipped at {at}: {said}");
-        assert!(said.contains("FILE is damaged at byte"), "flipped at {at}: {said}");
+        assert!(said.contains("FILE is damaged at bytes"), "flipped at {at}: {said}");
+        let place = said.split_once("at bytes ").unwrap().1.split_once(", in ").unwrap();
+        let (first, last) = place.0.split_once(" to ").unwrap();
+        assert!((first.parse().unwrap()..=last.parse().unwrap()).contains(&at), "flipped at {at}: {said}");
+        assert!(at < 1000 || at > whole.len() - 100 || place.1.starts_with("blobs/sha256/"), "{said}");
     }
     fs::write(&bad, b"PK\x03\x04 something else").unwrap();
     let (code, said) = refusal(&bad);
@@ -127,7 +131,7 @@ async fn a_full_disk_is_told_and_what_is_written_is_kept() {
 }
 
 /// Writes definitions of three images, the last one for kernels of another series.
-fn definitions(directory: &Path) -> String {
+pub(super) fn definitions(directory: &Path) -> String {
     for (name, kernels) in [("one", ">=6.1"), ("two", ">=6.1"), ("three", ">=6.12")] {
         let text = format!(
             "apiVersion: farrier.dev/v1alpha1\nkind: DriverImage\nmetadata: {{name: {name}}}\nspec:\n  version: '1'\n  \
@@ -286,7 +290,14 @@ async fn a_bundle_counts_for_who_signed_it() {
     };
     assert_eq!(import(&[]).0, Some(2));
     let (code, said) = import(&["--key", stranger.to_str().unwrap()]);
-    assert!(code == Some(1) && said.contains("is not signed: "), "{said}");
+    let fingerprint = PublicKey::from_pem(&fs::read_to_string(&ours).unwrap()).unwrap().fingerprint();
+    let wrong = format!("is signed by {fingerprint}, which is not among the given keys");
+    assert!(code == Some(1) && said.contains(&wrong), "{said}");
+    let words = ["bundle", "inspect", &file, "--key", ours.to_str().unwrap()];
+    assert!(text(&farrier(&words).stdout).contains(&format!("signed   by {fingerprint}")));
+    let printed = farrier(&[&words[..], &["-o", "json"]].concat()).stdout;
+    let printed: serde_json::Value = serde_json::from_slice(&printed).unwrap();
+    assert_eq!(printed["signedBy"], fingerprint.as_str());
     assert!(to.manifest("one", "1").await.is_none());
     let (code, said) = import(&["--key", ours.to_str().unwrap()]);
     assert_eq!(code, Some(0), "{said}");

@@ -8,6 +8,7 @@ use std::{
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, Repository, Version},
+    provenance::PublicKey,
 };
 use farrier_store::registry::{Registry, StoredManifest};
 use oci::{AnyManifest, Descriptor};
@@ -77,6 +78,7 @@ pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Re
         made_by: concat!("farrier ", env!("CARGO_PKG_VERSION")).to_owned(),
         from: from.to_owned(),
         order: None,
+        signer: None,
         base: since.map(Since::base),
         contents: contents.into_values().collect(),
         blobs,
@@ -86,6 +88,13 @@ pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Re
     }
     let manifests = manifests.into_iter().map(|(digest, stored)| (digest, stored.bytes)).collect();
     Ok(Collection { index, manifests, sources })
+}
+
+impl Collection {
+    /// Names the key that will sign the bundle, so that a reader with other keys learns which one is missing.
+    pub fn signed_with(&mut self, key: &PublicKey) {
+        self.index.signer = Some(key.fingerprint());
+    }
 }
 
 impl Collector {

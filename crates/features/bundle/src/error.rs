@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -59,6 +60,9 @@ pub enum BundleError {
     /// None of the given keys signed the bundle: path and reason.
     #[error("{0} is not signed: {1}")]
     Unsigned(PathBuf, String),
+    /// The bundle names another key as its signer: path and fingerprint.
+    #[error("{0} is signed by {1}, which is not among the given keys")]
+    OtherSigner(PathBuf, Digest),
     /// The definitions cannot be unpacked.
     #[error("unpack the definitions")]
     Unpack(#[from] farrier_local::archive::UnpackError),
@@ -80,9 +84,10 @@ impl BundleError {
         Self::Unusable { path: path.to_owned(), message, hint }
     }
 
-    /// Creates the error for damage to a part of the bundle that begins at byte `at`.
-    pub(super) fn damaged(path: &Path, at: u64, what: &str, reason: &str) -> Self {
-        let message = format!("is damaged at byte {at}, in {what}: {reason}");
+    /// Creates the error for damage to the entry `what`, which has these bytes of the file.
+    pub(super) fn damaged(path: &Path, bytes: &Range<u64>, what: &str, reason: &str) -> Self {
+        let Range { start, end } = bytes;
+        let message = format!("is damaged at bytes {start} to {}, in {what}: {reason}", end.saturating_sub(1));
         let hint = "copy it again and compare its sha256; nothing was pushed";
         Self::Unusable { path: path.to_owned(), message, hint }
     }
@@ -121,6 +126,9 @@ impl BundleError {
             Self::NotAccepted(..) => {
                 "they run with farrier's rights: review them, then pass --accept; nothing was written or \
                  pushed"
+            }
+            Self::OtherSigner(..) => {
+                "pass the public key with this fingerprint with --key, if you trust its owner; nothing was pushed"
             }
             Self::Unsigned(..) => {
                 "copy the bundle's .sig file, too, and pass the public key of the exporting site (its \

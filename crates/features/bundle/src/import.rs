@@ -107,7 +107,9 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     // Push referrers before the tag of their image, so that a tag never exists without its report. Check the tags
     // again, because the uploads may have taken hours.
     for (content, taken) in contents.iter_mut().rev().filter(|(_, taken)| is_pending(taken)) {
-        *taken = target.state(verified, content).await?;
+        if content.tag.is_some() {
+            *taken = target.state(verified, content).await?;
+        }
         if is_pending(taken) && !target.push_content(verified, content, taken).await? {
             *taken = target.state(verified, content).await?;
         }
@@ -166,9 +168,9 @@ impl Target {
     /// that.
     pub(super) async fn state(&self, verified: &Verified, content: &Content) -> Result<Taken> {
         let Content { repository, tag, digest, .. } = content;
-        // For an untagged referrer, the push checks whether the registry lists it.
-        let Some(tag) = tag else { return Ok(Taken::Pushed) };
-        let found = self.registry.manifest(&self.repository(repository)?, &Version::Tag(tag.clone())).await?;
+        let repository = &self.repository(repository)?;
+        let Some(tag) = tag else { return self.untagged(verified, repository, digest).await };
+        let found = self.registry.manifest(repository, &Version::Tag(tag.clone())).await?;
         let Some(found) = found else { return Ok(Taken::Pushed) };
         if found.digest == *digest {
             return Ok(Taken::Present);
@@ -182,6 +184,21 @@ impl Target {
             Joined::New | Joined::Both(_) => Taken::Moved { held: found.digest },
             Joined::Foreign => Taken::Conflict { holds: found.digest },
         })
+    }
+
+    /// Determines the action for a manifest without a tag. A referrer is present if the registry also lists it.
+    async fn untagged(&self, verified: &Verified, repository: &Repository, digest: &Digest) -> Result<Taken> {
+        if self.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_none() {
+            return Ok(Taken::Pushed);
+        }
+        let subject = match verified.manifests.get(digest).map(|manifest| &manifest.parsed) {
+            Some(AnyManifest::Image(image)) => image.subject.as_ref(),
+            _ => None,
+        };
+        let Some(subject) = subject else { return Ok(Taken::Present) };
+        let listed = self.registry.referrers(repository, &subject.digest, None).await?;
+        let is_listed = listed.iter().any(|listed| listed.digest == *digest);
+        Ok(if is_listed { Taken::Present } else { Taken::Pushed })
     }
 
     /// Checks that the registry has the blobs that the bundle omits because its base has them.

@@ -36,6 +36,9 @@ pub struct BundleIndex {
     /// Position among the exporter's bundles; `None` for bundles of format 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<Order>,
+    /// Fingerprint of the exporter's signing key. Only the signature proves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signer: Option<Digest>,
     /// The bundle that this delta extends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, Read},
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -24,7 +25,7 @@ pub(super) const HEAD: usize = 3;
 /// Magic number of a zstd frame.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Bytes read at a time.
-const CHUNK: usize = 256 << 10;
+pub(super) const CHUNK: usize = 256 << 10;
 
 /// A bundle whose head and end are valid. The content between them is unverified.
 #[derive(Clone, Debug)]
@@ -47,14 +48,14 @@ impl Bundle {
             return Err(BundleError::NotABundle(path.to_owned(), "not a file".to_owned()));
         }
         let length = metadata.len();
-        let index_bytes = index_bytes(path, &file, length)?;
-        let damaged = |at: u64, what: &str, reason: &str| BundleError::damaged(path, at, what, reason);
+        let (index_bytes, place) = index_bytes(path, &file, length)?;
+        let wrong_index = |reason: &str| BundleError::damaged(path, &place, INDEX_NAME, reason);
         check_version(path, &index_bytes)?;
         let truncated = |reason| BundleError::truncated(path, length, reason);
         let end = length.checked_sub(FIXED as u64).ok_or_else(|| truncated("is shorter than any bundle"))?;
         let wrong_end = |error: TrailerError| match error {
             TrailerError::Truncated => truncated("does not end like a bundle of this length"),
-            TrailerError::Damaged(reason) => damaged(end, "its end", reason),
+            TrailerError::Damaged(reason) => BundleError::damaged(path, &(end..length), "its end", reason),
         };
         let mut last = [0; FIXED];
         file.read_exact_at(&mut last, end)?;
@@ -66,10 +67,10 @@ impl Bundle {
         let id = Digest::of(&index_bytes);
         if id != trailer.index {
             let reason = format!("its sha256 is {id}, the end of the file says {}", trailer.index);
-            return Err(damaged(0, "its index", &reason));
+            return Err(wrong_index(&reason));
         }
-        let index: BundleIndex = serde_json::from_slice(&index_bytes)
-            .map_err(|error| damaged(0, "its index", &error.to_string()))?;
+        let index: BundleIndex =
+            serde_json::from_slice(&index_bytes).map_err(|error| wrong_index(&error.to_string()))?;
         if let Some(reason) = index.contradiction() {
             return Err(BundleError::inconsistent(path, &reason));
         }
@@ -110,7 +111,7 @@ impl Bundle {
 
     /// Checks that the first frames hold exactly the entries that the index implies.
     fn check_head(&self, index_bytes: &[u8]) -> Result<()> {
-        let head = self.index.head().map_err(|error| self.damaged(0, "its index", &error.to_string()))?;
+        let head = self.index.head().map_err(|error| self.damaged(HEAD - 1, INDEX_NAME, &error.to_string()))?;
         for (frame, (name, content)) in head.iter().enumerate() {
             if *name == INDEX_NAME && content != index_bytes {
                 return Err(self.damaged(frame, name, "it is not in the form that farrier writes"));
@@ -146,8 +147,8 @@ impl Bundle {
     }
 
     pub(super) fn damaged(&self, frame: usize, what: &str, reason: &str) -> BundleError {
-        let at = self.offsets.get(frame).copied().unwrap_or_default();
-        BundleError::damaged(&self.path, at, what, reason)
+        let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length);
+        BundleError::damaged(&self.path, &(at(frame)..at(frame + 1)), what, reason)
     }
 
     /// Blob in a frame, which can be read several times. Its digest is not verified.
@@ -156,8 +157,9 @@ impl Bundle {
     }
 }
 
-/// Finds farrier's index among the first entries by name, so that bundles in newer formats are recognized.
-fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>> {
+/// Finds farrier's index among the first entries by name, so that bundles in newer formats are recognized. Also returns
+/// its bytes in the file.
+fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<(Vec<u8>, Range<u64>)> {
     let not = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
     let mut magic = [0; 4];
     if length < 4 || file.read_exact_at(&mut magic, 0).is_err() || magic != ZSTD {
@@ -167,7 +169,7 @@ fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>> {
     for _ in 0..HEAD {
         let wrong = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => BundleError::truncated(path, length, "ends within its head"),
-            _ => BundleError::damaged(path, at, "its head", &error.to_string()),
+            _ => BundleError::damaged(path, &(at..length), "its head", &error.to_string()),
         };
         let mut reader = FrameReader::new(Section::new(Arc::clone(file), at, length)).map_err(wrong)?;
         let mut header = tar::Header::new_old();
@@ -181,7 +183,7 @@ fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>> {
         let mut content = vec![0; usize::try_from(size).unwrap_or_default()];
         reader.read_exact(&mut content).map_err(wrong)?;
         if header.path_bytes().as_ref() == INDEX_NAME.as_bytes() {
-            return Ok(content);
+            return Ok((content, at..at + reader.consumed()));
         }
         io::copy(&mut reader.by_ref().take(UNIT as u64), &mut io::sink()).map_err(wrong)?;
         reader.expect_end().map_err(wrong)?;

@@ -4,21 +4,26 @@
 use std::{
     io::Read as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use farrier_core::provenance::PublicKey;
+use farrier_core::{image::Digest, provenance::PublicKey};
 use fs_err as fs;
+use sha2::Digest as _;
 
-use super::{Bundle, BundleError, Result};
+use super::{
+    Bundle, BundleError, Result,
+    read::{CHUNK, Section},
+};
 
 /// Maximum size of a signature file in bytes.
 const MAX_SIGNATURE: u64 = 16 << 10;
 
-/// Path of a bundle's signature.
-fn signature_file(bundle: &Path) -> PathBuf {
+/// Path of a file next to a bundle: its signature, or its checksum.
+fn beside(bundle: &Path, end: &str) -> PathBuf {
     let mut path = bundle.as_os_str().to_owned();
-    path.push(".sig");
+    path.push(end);
     path.into()
 }
 
@@ -32,14 +37,31 @@ impl Bundle {
 
     /// Writes the signature next to the bundle.
     pub fn write_signature(&self, signature: &[u8]) -> Result<PathBuf> {
-        let path = signature_file(self.path());
+        let path = beside(self.path(), ".sig");
         fs::write(&path, STANDARD.encode(signature) + "\n")?;
         Ok(path)
     }
 
-    /// Fails if none of the keys signed the bundle.
-    pub fn must_be_signed(&self, keys: &[PublicKey]) -> Result<()> {
-        let path = signature_file(self.path());
+    /// Computes the digest of the bundle's file and writes it next to the bundle, in the form that `sha256sum -c` reads.
+    pub fn write_checksum(&self) -> Result<(PathBuf, Digest)> {
+        let mut from = Section::new(Arc::clone(&self.file), 0, self.length());
+        let (mut hash, mut buffer) = (sha2::Sha256::new(), vec![0; CHUNK]);
+        loop {
+            match from.read(&mut buffer)? {
+                0 => break,
+                count => hash.update(&buffer[..count]),
+            }
+        }
+        let digest = Digest::from_sha256(&hash.finalize().into());
+        let name = self.path().file_name().unwrap_or_default().display();
+        let path = beside(self.path(), ".sha256");
+        fs::write(&path, format!("{}  {name}\n", digest.hex()))?;
+        Ok((path, digest))
+    }
+
+    /// Returns the fingerprint of the key that signed the bundle. Fails if it is none of these keys.
+    pub fn must_be_signed(&self, keys: &[PublicKey]) -> Result<Digest> {
+        let path = beside(self.path(), ".sig");
         let refused = |why: String| BundleError::Unsigned(self.path().to_owned(), why);
         let mut text = String::new();
         let read = fs::File::open(&path).map(|file| file.take(MAX_SIGNATURE).read_to_string(&mut text));
@@ -49,12 +71,18 @@ impl Bundle {
         let signature = STANDARD.decode(text.trim());
         let signature = signature.map_err(|_| refused(format!("{} is not a signature", path.display())))?;
         let signed = self.signed_bytes()?;
-        if keys.iter().any(|key| key.verifies(&signed, &signature)) {
-            return Ok(());
+        if let Some(key) = keys.iter().find(|key| key.verifies(&signed, &signature)) {
+            return Ok(key.fingerprint());
         }
-        Err(refused(format!(
-            "{} was not made with a given key, or belongs to another bundle",
-            path.display()
-        )))
+        let is_given = |signer: &&Digest| keys.iter().any(|key| key.fingerprint() == **signer);
+        let signer = self.index().signer.as_ref();
+        if let Some(signer) = signer.filter(|signer| !is_given(signer)) {
+            return Err(BundleError::OtherSigner(self.path().to_owned(), signer.clone()));
+        }
+        let why = match signer {
+            Some(_) => "belongs to another bundle",
+            None => "was not made with a given key, or belongs to another bundle",
+        };
+        Err(refused(format!("{} {why}", path.display())))
     }
 }

@@ -122,6 +122,7 @@ fn index_of(blobs: &[(&[u8], Option<&str>)], contents: Vec<Listed>) -> BundleInd
         made_by: "farrier 0".to_owned(),
         from: "a.example".to_owned(),
         order: None,
+        signer: None,
         base: None,
         contents,
         blobs,

@@ -150,6 +150,6 @@ impl Bundle {
             Ok(_) => "its frame is shorter than the trailer states".to_owned(),
             Err(error) => error.to_string(),
         };
-        Err(self.damaged(frame, &format!("blob {}", blob.digest), &wrong))
+        Err(self.damaged(frame, &entry::blob_name(&blob.digest), &wrong))
     }
 }

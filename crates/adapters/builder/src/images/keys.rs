@@ -53,6 +53,11 @@ pub async fn can_sign_images(parts: &Parts) -> Result<()> {
     ImageSigner::load(parts).await.map(drop)
 }
 
+/// Public key of the site's signing key, if the site signs images. Fails if the key is unusable.
+pub async fn signing_key(parts: &Parts) -> Result<Option<PublicKey>> {
+    Ok(ImageSigner::load(parts).await?.map(|signer| signer.public))
+}
+
 /// Keys to verify an image with: `at_least` of the `named` keys, or else the policy's keys, or else the site's own key.
 pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize) -> Result<RequiredSigners> {
     if !named.is_empty() {

@@ -136,9 +136,10 @@ const LISTED_BUT_GONE: &str = "listed, but gone: the registry deleted its manife
 const USE_PUBLISHED_IMAGE: &str = "give an image that farrier published";
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from an intact registry";
 const SIGN: &str = "`farrier build --push --force` signs what it builds with the key in site.yaml \
-    (imageSigning); or pass the key that signed it with --key";
-const BUILD_AGAIN: &str =
-    "images of older versions of farrier have none: raise the version, or delete the tag, and build";
+    (imageSigning); or pass the key that signed it with --key; `skopeo copy` leaves signatures behind: copy with \
+    `oras cp -r` or a bundle";
+const BUILD_AGAIN: &str = "`skopeo copy` leaves documents behind: copy with `oras cp -r` or a bundle; images of older \
+    versions of farrier have none: raise the version, or delete the tag, and build";
 const NOT_AS_STORED: &str = "the registry returns other content than was pushed: copy the image again from \
     an intact registry, or build it again with --push --force";
 const ALLOW: &str = "the verdict `unknown` is accepted if --definitions has the driver image with `check: \
