@@ -2,6 +2,7 @@
 
 mod command;
 mod held;
+mod immutable;
 mod messages;
 mod order;
 

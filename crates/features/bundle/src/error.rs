@@ -10,7 +10,7 @@ use farrier_core::image::Digest;
 use farrier_store::registry::{self, RegistryError};
 use oci::ImageError;
 
-use super::Older;
+use super::{Older, moving::MOVING};
 
 /// Result of an operation on a bundle.
 pub type Result<T, E = BundleError> = std::result::Result<T, E>;
@@ -33,6 +33,9 @@ pub enum BundleError {
     /// The site accepted a newer bundle of the same exporter.
     #[error("{0}")]
     Older(Box<Older>),
+    /// The registry refused to move a tag that must move.
+    #[error("{0} cannot be moved: the registry may have immutable tags")]
+    Immutable(String, #[source] RegistryError),
     /// Content for the bundle is not in the registry.
     #[error("{0} is not in the registry")]
     Absent(String),
@@ -105,6 +108,12 @@ impl BundleError {
             Self::Unusable { hint, .. } => hint,
             Self::Older(_) => {
                 "import the newest bundle of this exporter, or pass --allow-older to go back; nothing was pushed"
+            }
+            Self::Immutable(..) => {
+                return Some(format!(
+                    "exempt these tags from immutability, or allow this credential to overwrite them: {MOVING}; then \
+                     import again: what was sent is not sent again"
+                ));
             }
             Self::BaseMissing { .. } => "import that bundle first, or export again without --since",
             Self::Absent(_) => {

@@ -92,6 +92,7 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
         contents.iter().filter(|(_, taken)| is_pending(taken)).map(|(content, _)| content).collect();
     let blobs = wanted_blobs(verified, &pending);
     target.check_base(verified, &blobs).await?;
+    target.check_moving_tags(&contents).await?;
 
     let carried = || blobs.iter().filter(|wanted| wanted.blob.is_carried());
     meter.begin(Phase::Push, carried().map(|wanted| wanted.blob.size).sum());
@@ -110,7 +111,14 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
         if content.tag.is_some() {
             *taken = target.state(verified, content).await?;
         }
-        if is_pending(taken) && !target.push_content(verified, content, taken).await? {
+        if !is_pending(taken) {
+            continue;
+        }
+        let pushed = match target.push_content(verified, content, taken).await {
+            Err(error) => return Err(target.explained(&target.repository(&content.repository)?, error).await),
+            Ok(pushed) => pushed,
+        };
+        if !pushed {
             *taken = target.state(verified, content).await?;
         }
     }
@@ -160,7 +168,7 @@ fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Diges
 }
 
 impl Target {
-    fn repository(&self, name: &str) -> Result<Repository> {
+    pub(super) fn repository(&self, name: &str) -> Result<Repository> {
         repository(&self.location, name)
     }
 

@@ -23,6 +23,7 @@ mod import;
 mod index;
 mod meter;
 mod mirror;
+mod moving;
 mod order;
 mod read;
 mod referrers;

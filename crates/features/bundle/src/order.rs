@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use oci::{Descriptor, ImageManifest};
 use serde::{Deserialize, Serialize};
 
-use super::{BundleError, Collection, Result, Since, Target, Verified, import::Taken, referrers::repository};
+use super::{BundleError, Collection, Result, Since, Target, Verified, import::Taken};
 
 /// Media type of a record.
 const KIND: &str = "application/vnd.farrier.bundle-order.v1";
@@ -153,7 +153,7 @@ impl Target {
             let (Some(tag), Some(new)) = (&content.tag, verified.manifests.get(&content.digest)) else { continue };
             let name = &content.repository;
             let version = Version::Digest(held.clone());
-            let old = self.registry.manifest(&repository(&self.location, name)?, &version).await?;
+            let old = self.registry.manifest(&self.repository(name)?, &version).await?;
             let old = described(&held, old.as_ref().map(|old| &old.bytes[..]));
             changes.push(format!("{name}:{tag} from {old} to {}", described(&content.digest, Some(&new.bytes))));
         }
@@ -171,7 +171,7 @@ impl Target {
 
     /// Newest recorded order of an exporter.
     async fn newest(&self, role: Role, origin: &str) -> Result<Option<Recorded>> {
-        let repository = repository(&self.location, RECORDS)?;
+        let repository = self.repository(RECORDS)?;
         let start = start(role, origin);
         let of_origin = |tag: &Tag| tag.as_str().starts_with(&start);
         // The counters in the tags have a fixed width.
@@ -190,7 +190,7 @@ impl Target {
     }
 
     async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
-        let repository = repository(&self.location, RECORDS)?;
+        let repository = self.repository(RECORDS)?;
         let Order { origin, counter, time: _ } = &recorded.order;
         let action = || "record the bundle's order".to_owned();
         let unusable = |reason: String| RegistryError::Options(action(), reason);

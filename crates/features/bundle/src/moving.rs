@@ -1,0 +1,58 @@
+//! Registries with immutable tags. An import moves few tags; a registry that refuses that is found out before the import
+//! changes anything that a running site uses.
+
+use std::collections::BTreeSet;
+
+use farrier_core::image::{Repository, Tag, Version};
+use farrier_store::registry::RegistryError;
+
+use super::{BundleError, Content, Result, Target, import::Taken};
+
+/// Tags that imports, `farrier mirror` and `farrier run` move, in the words of immutability rules.
+pub(super) const MOVING: &str = "`sha256-*` in all repositories, `declared-*` in sources and rootfs, `latest` in \
+    definitions, `last-seen` and `build-times` in kernels";
+
+impl Target {
+    /// Writes one tag of each repository that the import will move again, with its present content. Registries with
+    /// immutable tags refuse this write, too. Tags with signatures are skipped: a concurrent signer writes them.
+    pub(super) async fn check_moving_tags(&self, contents: &[(Content, Taken)]) -> Result<()> {
+        let mut tried = BTreeSet::new();
+        for (content, taken) in contents {
+            let (Taken::Moved { .. }, true, Some(tag)) = (taken, content.has_moving_tag(), &content.tag) else {
+                continue;
+            };
+            if !tried.insert(&content.repository) {
+                continue;
+            }
+            let (repository, version) = (self.repository(&content.repository)?, Version::Tag(tag.clone()));
+            let Some(held) = self.registry.manifest(&repository, &version).await? else { continue };
+            let written = self.registry.push_manifest(&repository, &version, &held.media_type, &held.bytes);
+            if let Err(error) = written.await {
+                return Err(self.explained(&repository, error.into()).await);
+            }
+        }
+        Ok(())
+    }
+
+    /// Names the tags to exempt if the registry refused to move an existing tag, and returns other errors as they are.
+    pub(super) async fn explained(&self, repository: &Repository, error: BundleError) -> BundleError {
+        let BundleError::Registry(
+            RegistryError::Denied { action, .. } | RegistryError::Protocol { action, .. },
+        ) = &error
+        else {
+            return error;
+        };
+        let is_moving = |tag: &Tag| {
+            let text = tag.as_str();
+            text.starts_with("sha256-") || text.starts_with("declared-") || text == "latest"
+        };
+        let tag = action.rsplit_once(':').and_then(|(_, tag)| tag.parse::<Tag>().ok()).filter(is_moving);
+        let Some(tag) = tag.filter(|_| action.starts_with("push manifest to ")) else { return error };
+        match (self.registry.manifest(repository, &Version::Tag(tag.clone())).await, error) {
+            (Ok(Some(_)), BundleError::Registry(source)) => {
+                BundleError::Immutable(format!("{repository}:{tag}"), source)
+            }
+            (_, error) => error,
+        }
+    }
+}
