@@ -48,7 +48,8 @@ async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
         assert!(said.contains("FILE is damaged at bytes"), "flipped at {at}: {said}");
         let place = said.split_once("at bytes ").unwrap().1.split_once(", in ").unwrap();
         let (first, last) = place.0.split_once(" to ").unwrap();
-        assert!((first.parse().unwrap()..=last.parse().unwrap()).contains(&at), "flipped at {at}: {said}");
+        let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap());
+        assert!((first..=last).contains(&at), "flipped at {at}: {said}");
         assert!(at < 1000 || at > whole.len() - 100 || place.1.starts_with("blobs/sha256/"), "{said}");
     }
     fs::write(&bad, b"PK\x03\x04 something else").unwrap();

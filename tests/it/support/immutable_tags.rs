@@ -11,6 +11,7 @@ use axum::{
 pub async fn immutable_tags(upstream: &str, exempt: &'static [&'static str]) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let (client, upstream) = (reqwest::Client::new(), format!("http://{upstream}"));
     let answer = move |request: Request| forward(client.clone(), upstream.clone(), exempt, request);
     tokio::spawn(async move { axum::serve(listener, Router::new().fallback(answer)).await });

@@ -114,12 +114,12 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
         if !is_pending(taken) {
             continue;
         }
-        let pushed = match target.push_content(verified, content, taken).await {
-            Err(error) => return Err(target.explained(&target.repository(&content.repository)?, error).await),
-            Ok(pushed) => pushed,
-        };
-        if !pushed {
-            *taken = target.state(verified, content).await?;
+        match target.push_content(verified, content, taken).await {
+            Ok(true) => {}
+            Ok(false) => *taken = target.state(verified, content).await?,
+            Err(error) => {
+                return Err(target.explained(&target.repository(&content.repository)?, error).await);
+            }
         }
     }
     meter.end();

@@ -18,7 +18,8 @@ impl Target {
     pub(super) async fn check_moving_tags(&self, contents: &[(Content, Taken)]) -> Result<()> {
         let mut tried = BTreeSet::new();
         for (content, taken) in contents {
-            let (Taken::Moved { .. }, true, Some(tag)) = (taken, content.has_moving_tag(), &content.tag) else {
+            let (Taken::Moved { .. }, true, Some(tag)) = (taken, content.has_moving_tag(), &content.tag)
+            else {
                 continue;
             };
             if !tried.insert(&content.repository) {

@@ -8,7 +8,7 @@ use std::fmt;
 use farrier_builder::images::RECORDS;
 use farrier_core::{
     facts::{annotations, media_type},
-    image::{Digest, ReferenceError, Tag, Version},
+    image::{Digest, Tag, Version},
     text::is_deceptive,
 };
 use farrier_store::registry::RegistryError;
@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use oci::{Descriptor, ImageManifest};
 use serde::{Deserialize, Serialize};
 
-use super::{BundleError, Collection, Result, Since, Target, Verified, import::Taken};
+use super::{BundleError, Collection, Listed, Result, Since, Target, Verified, import::Taken};
 
 /// Media type of a record.
 const KIND: &str = "application/vnd.farrier.bundle-order.v1";
@@ -104,13 +104,12 @@ impl Collection {
     /// the counter is then the clock's.
     pub async fn put_in_order(
         &mut self,
-        registry: &Target,
+        exporter: &Target,
         origin: &str,
         since: Option<&Since>,
     ) -> Result<Option<RegistryError>> {
-        let index = self.index.to_bytes().map_err(|error| BundleError::Manifest("the index".to_owned(), error))?;
-        let content = Digest::of(&index);
-        let newest = registry.newest(Role::Exported, origin).await?;
+        let content = Digest::of(&self.index.to_bytes().map_err(RegistryError::from)?);
+        let newest = exporter.newest(Role::Exported, origin).await?;
         if let Some(Recorded { order, .. }) = newest.as_ref().filter(|newest| newest.content == content) {
             self.index.order = Some(order.clone());
             return Ok(None);
@@ -125,7 +124,7 @@ impl Collection {
             return Err(BundleError::Nothing(fault.to_owned()));
         }
         self.index.order = Some(order.clone());
-        match registry.record(Role::Exported, &Recorded { order, content }).await {
+        match exporter.record(Role::Exported, &Recorded { order, content }).await {
             Err(BundleError::Registry(
                 error @ (RegistryError::Denied { .. } | RegistryError::Protocol { .. }),
             )) => Ok(Some(error)),
@@ -148,14 +147,19 @@ impl Target {
             return Ok(None);
         }
         let mut changes = Vec::new();
-        for content in index.contents.iter().map(|listed| &listed.content).filter(|c| c.has_moving_tag()) {
+        for Listed { content, .. } in &index.contents {
+            if !content.has_moving_tag() {
+                continue;
+            }
             let Taken::Moved { held } = self.state(verified, content).await? else { continue };
-            let (Some(tag), Some(new)) = (&content.tag, verified.manifests.get(&content.digest)) else { continue };
+            let new = verified.manifests.get(&content.digest);
+            let (Some(tag), Some(new)) = (&content.tag, new) else { continue };
             let name = &content.repository;
             let version = Version::Digest(held.clone());
             let old = self.registry.manifest(&self.repository(name)?, &version).await?;
             let old = described(&held, old.as_ref().map(|old| &old.bytes[..]));
-            changes.push(format!("{name}:{tag} from {old} to {}", described(&content.digest, Some(&new.bytes))));
+            changes
+                .push(format!("{name}:{tag} from {old} to {}", described(&content.digest, Some(&new.bytes))));
         }
         Ok(Some(Older { order, newest, changes }))
     }
@@ -165,7 +169,9 @@ impl Target {
         let Some(order) = verified.bundle.index().order.clone() else { return Ok(()) };
         match self.newest(Role::Accepted, &order.origin).await? {
             Some(newest) if newest.order.counter >= order.counter => Ok(()),
-            _ => self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await,
+            _ => {
+                self.record(Role::Accepted, &Recorded { order, content: verified.bundle.id().clone() }).await
+            }
         }
     }
 
@@ -192,10 +198,10 @@ impl Target {
     async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
         let repository = self.repository(RECORDS)?;
         let Order { origin, counter, time: _ } = &recorded.order;
-        let action = || "record the bundle's order".to_owned();
-        let unusable = |reason: String| RegistryError::Options(action(), reason);
-        let tag = format!("{}{counter:019}", start(role, origin)).parse();
-        let tag: Tag = tag.map_err(|error: ReferenceError| unusable(error.to_string()))?;
+        let unusable =
+            |reason: String| RegistryError::Options("record the bundle's order".to_owned(), reason);
+        let tag = format!("{}{counter:019}", start(role, origin)).parse::<Tag>();
+        let tag = tag.map_err(|error| unusable(error.to_string()))?;
         let text = serde_json::to_string(recorded).map_err(|error| unusable(error.to_string()))?;
         let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
         let notes = [(annotations::CREATED, oci::CREATED.to_owned()), (NOTE, text)];
@@ -206,7 +212,9 @@ impl Target {
         };
         let bytes = manifest.to_bytes().map_err(RegistryError::from)?;
         self.registry.push_bytes(&repository, oci::EMPTY).await?;
-        self.registry.push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &bytes).await?;
+        self.registry
+            .push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &bytes)
+            .await?;
         Ok(())
     }
 }
