@@ -1,5 +1,5 @@
 //! farrier and `cosign` 2 and 3 verify each other's signatures, with one key and with several.
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, process::Command};
 
 use crate::{
     signatures::{P256, RSA, SIGNING, curl, key, pinned, result, rows, site_yaml},
@@ -84,6 +84,28 @@ fn cosign_2_and_3_accept_what_farrier_signs() {
         let all = rows(&site, &[&image], 0);
         assert!(result(&all, "provenance").1.ends_with(", signed"), "{all:?}");
     }
+}
+
+/// The signature of a bundle covers its index, as `zstd -dc | tar -x` unpacks it.
+#[test]
+fn cosign_2_verifies_a_bundle_as_a_blob() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    key(&site, "site", P256);
+    site_yaml(&site, SIGNING);
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let digest = pinned(&site, &kernel);
+    let reference = format!("hello@{}", digest.split_once('@').unwrap().1);
+    let bundle = site.path("site.bundle").display().to_string();
+    let words =
+        ["bundle", "export", "--registry", &site.location, "--reference", &reference, "--to", &bundle];
+    site.farrier(&words).exits(0);
+    let unpack = format!("zstd -dc '{bundle}' | tar -x -C '{}' farrier-bundle.json", home(&site).display());
+    assert!(Command::new("bash").args(["-c", &unpack]).status().unwrap().success());
+    let (index, signature) = (home(&site).join("farrier-bundle.json"), format!("{bundle}.sig"));
+    let pem = site.definitions().join("site.pem").display().to_string();
+    let words = ["verify-blob", "--key", &pem, "--signature", &signature, index.to_str().unwrap()];
+    Cosign::of(&TWO, &home(&site)).accepts(&words);
 }
 
 /// The site requires signatures by two of three keys. The release teams sign with `cosign` 3.x and 2.x.
