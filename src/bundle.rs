@@ -10,8 +10,8 @@ use std::{
 use clap::{Args, Subcommand};
 use farrier_builder::images;
 use farrier_bundle as bundle;
-use farrier_bundle::{Bundle, BundleError, Content, ContentKind, Since, Target, Verified, Wanted};
-use farrier_core::image::{Definitions, Digest, ImageReference};
+use farrier_bundle::{Bundle, BundleError, Content, ContentKind, Since, Target, Wanted};
+use farrier_core::image::{Definitions, Digest, ImageReference, Memory};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
 use farrier_store::registry::{self, RegistryLocation, RegistryOptions};
@@ -64,6 +64,9 @@ pub struct BundleExportArgs {
     /// Bundle file to write
     #[arg(long, value_name = "FILE")]
     pub to: PathBuf,
+    /// Write parts of at most this size, such as 4G for FAT32: FILE.001, FILE.002, ...
+    #[arg(long, value_name = "SIZE")]
+    pub split: Option<Memory>,
     /// Omit the contents of this earlier bundle: the bundle file, or the output of `bundle inspect -o json`
     /// for it
     #[arg(long, value_name = "FILE")]
@@ -80,8 +83,13 @@ pub struct BundleExportArgs {
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("trust").args(["key", "insecure_no_signature"]).required(true)))]
 pub struct BundleImportArgs {
-    /// Bundle file; its signature is next to it, in FILE.sig
-    pub file: PathBuf,
+    /// Bundle file; its parts in any order, or their directory; `-` for standard input; an unpacked layout or
+    /// tar
+    #[arg(required = true)]
+    pub file: Vec<PathBuf>,
+    /// Signature of the bundle [default: FILE.sig]
+    #[arg(long, value_name = "FILE")]
+    pub signature: Option<PathBuf>,
     /// Trusted public key (PEM) of the exporting site; one of the keys must have signed the bundle
     /// (repeatable)
     #[arg(long, value_name = "FILE")]
@@ -108,8 +116,12 @@ pub struct BundleImportArgs {
 
 #[derive(Debug, Args)]
 pub struct BundleInspectArgs {
-    /// Bundle file
-    pub file: PathBuf,
+    /// Bundle file, or what `farrier bundle import` accepts
+    #[arg(required = true)]
+    pub file: Vec<PathBuf>,
+    /// Signature of the bundle [default: FILE.sig]
+    #[arg(long, value_name = "FILE")]
+    pub signature: Option<PathBuf>,
     /// Read the whole bundle, as an import does before it pushes anything
     #[arg(long)]
     pub verify: bool,
@@ -158,7 +170,8 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     if let Some(error) = collection.put_in_order(&target, origin, since.as_ref()).await? {
         output::message(&format!("note: the clock alone orders this bundle: {}", error_chain(&error)));
     }
-    let exported = bundle::export(collection, &args.to, Arc::new(Bar::new())).await?;
+    let split = args.split.map(Memory::bytes);
+    let exported = bundle::export_parts(collection, &args.to, split, Arc::new(Bar::new())).await?;
     if exported.kept > 0 {
         output::message(&format!("kept {} blobs that an earlier run wrote", exported.kept));
     }
@@ -172,9 +185,9 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
         None => output::message("note: the bundle is not signed, because site.yaml has no imageSigning"),
     }
     let (summed, signed_by) = (written.clone(), key.map(|key| key.fingerprint()));
-    let (beside, sha256) = blocking(move || summed.write_checksum()).await?;
+    let (beside, sha256) = blocking(move || summed.write_checksums()).await?;
     output::message(&format!("checksum: {}, for sha256sum -c", beside.display()));
-    session.show(&Listing { sha256: Some(sha256), ..Listing::of(&written, signed_by) }, Listing::summary)?;
+    session.show(&Listing::of(&written, signed_by, sha256), Listing::summary)?;
     output::message(&format!(
         "next: farrier bundle import {} --key PUBLIC-KEY --registry REGISTRY, at the site",
         args.to.display()
@@ -201,13 +214,15 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted> {
 }
 
 async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit> {
-    let BundleImportArgs { file, key, registry, definitions_to, overwrite, accept, .. } = args;
+    let BundleImportArgs { file, signature, key, registry, definitions_to, overwrite, accept, .. } = args;
     let definitions = definitions(&session.global, definitions_to.as_deref())?;
     images::check_named_keys(&definitions, key).await?;
     let options = Settings::registry_options(&session.global, &definitions)?;
     let (location, registry) = connect(&registry.registry, &options)?;
     let bar = Arc::new(Bar::new());
-    let verified = Arc::new(verify(file, key, Arc::clone(&bar)).await?);
+    let (bundle, _) = open(file, key, signature.as_deref()).await?;
+    let meter = Arc::clone(&bar);
+    let verified = Arc::new(blocking(move || bundle.verify(meter.as_ref())).await?);
     let target = Target { location: location.clone(), registry };
     if let Some(older) = target.older(&verified).await? {
         if !args.allow_older {
@@ -257,33 +272,34 @@ fn definitions(global: &Global, definitions_to: Option<&Path>) -> Result<Definit
 }
 
 async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit> {
-    let BundleInspectArgs { file, verify: all, key } = args;
+    let BundleInspectArgs { file, signature, verify: all, key } = args;
     let definitions = definitions(&session.global, session.global.definitions.as_deref())?;
     images::check_named_keys(&definitions, key).await?;
-    let (bundle, signed_by) = open(file, key).await?;
+    let (bundle, signed_by) = open(file, key, signature.as_deref()).await?;
     if *all {
         let (bundle, bar) = (bundle.clone(), Bar::new());
         blocking(move || bundle.verify(&bar)).await?;
     }
-    session.show(&Listing::of(&bundle, signed_by), Listing::table)?;
+    session.show(&Listing::of(&bundle, signed_by, String::new()), Listing::table)?;
     if *all {
-        output::message(&format!("{} is complete", file.display()));
+        output::message(&format!("{} is complete", bundle.path().display()));
     }
     Ok(Exit::Done)
 }
 
 /// Opens a bundle. If keys are given, one of them must have signed it; also returns its fingerprint.
-async fn open(file: &Path, keys: &[PathBuf]) -> Result<(Bundle, Option<Digest>)> {
-    let (path, keys) = (file.to_owned(), images::read_keys(keys).await?);
+async fn open(
+    files: &[PathBuf],
+    keys: &[PathBuf],
+    signature: Option<&Path>,
+) -> Result<(Bundle, Option<Digest>)> {
+    let (files, keys) = (files.to_owned(), images::read_keys(keys).await?);
+    let signature = signature.map(Path::to_owned);
     let open = move || {
-        let bundle = Bundle::open(&path)?;
-        let signed_by = if keys.is_empty() { None } else { Some(bundle.must_be_signed(&keys)?) };
+        let bundle = Bundle::receive(&files)?;
+        let signed = || bundle.must_be_signed(&keys, signature.as_deref());
+        let signed_by = if keys.is_empty() { None } else { Some(signed()?) };
         Ok::<_, BundleError>((bundle, signed_by))
     };
     Ok(blocking(open).await?)
-}
-
-async fn verify(file: &Path, keys: &[PathBuf], meter: Arc<Bar>) -> Result<Verified> {
-    let (bundle, _) = open(file, keys).await?;
-    Ok(blocking(move || bundle.verify(meter.as_ref())).await?)
 }

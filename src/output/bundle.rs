@@ -18,9 +18,9 @@ pub struct Listing<'a> {
     file: String,
     /// Size of the file, in bytes.
     length: u64,
-    /// Digest of the file, if it was read.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub sha256: Option<Digest>,
+    /// Digest of each file, if they were read, as `sha256sum` prints them.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    sha256: String,
     /// Fingerprint of the key whose signature was verified.
     #[serde(skip_serializing_if = "Option::is_none")]
     signed_by: Option<Digest>,
@@ -33,11 +33,11 @@ pub struct Listing<'a> {
 }
 
 impl<'a> Listing<'a> {
-    pub fn of(bundle: &'a Bundle, signed_by: Option<Digest>) -> Self {
+    pub fn of(bundle: &'a Bundle, signed_by: Option<Digest>, sha256: String) -> Self {
         let (carried, in_base) = bundle.index().bytes();
         Self {
             bundle,
-            sha256: None,
+            sha256,
             signed_by,
             id: bundle.id().as_str(),
             file: bundle.path().display().to_string(),
@@ -73,7 +73,7 @@ impl<'a> Listing<'a> {
             format!("bundle   {}", bundle.id()),
             format!("file     {}, {}", bundle.path().display(), HumanBytes(bundle.length())),
         ];
-        lines.extend(self.sha256.as_ref().map(|digest| format!("sha256   {}", digest.hex())));
+        lines.extend(self.sha256.lines().map(|line| format!("sha256   {line}")));
         lines.push(format!("made     by {} from {}", index.made_by, index.from));
         lines.extend(index.order.as_ref().map(|order| format!("order    {order}")));
         lines.extend(self.signed_by.as_ref().map(|key| format!("signed   by {key}")));

@@ -5,6 +5,7 @@ mod held;
 mod immutable;
 mod messages;
 mod order;
+mod parts;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -90,7 +90,8 @@ impl BundleError {
     /// Creates the error for damage to the entry `what`, which has these bytes of the file.
     pub(super) fn damaged(path: &Path, bytes: &Range<u64>, what: &str, reason: &str) -> Self {
         let Range { start, end } = bytes;
-        let message = format!("is damaged at bytes {start} to {}, in {what}: {reason}", end.saturating_sub(1));
+        let message =
+            format!("is damaged at bytes {start} to {}, in {what}: {reason}", end.saturating_sub(1));
         let hint = "copy it again and compare its sha256; nothing was pushed";
         Self::Unusable { path: path.to_owned(), message, hint }
     }
@@ -140,7 +141,7 @@ impl BundleError {
                 "pass the public key with this fingerprint with --key, if you trust its owner; nothing was pushed"
             }
             Self::Unsigned(..) => {
-                "copy the bundle's .sig file, too, and pass the public key of the exporting site (its \
+                "copy the bundle's .sig file, too, or name it with --signature, and pass the public key of the exporting site (its \
                  imageSigning) with --key; --insecure-no-signature imports the bundle unverified; nothing was pushed"
             }
             Self::Io(source) if source.kind() == io::ErrorKind::StorageFull => {

@@ -31,10 +31,20 @@ type Message = Result<Option<Bytes>, RegistryError>;
 /// Writes the bundle to `to`. The data goes to `<to>.partial` first; an interrupted run leaves this file, and the next
 /// run resumes from it.
 pub async fn export(collection: Collection, to: &Path, meter: Arc<dyn Meter>) -> Result<Exported> {
+    export_parts(collection, to, None, meter).await
+}
+
+/// Like [`export`], in parts of `split` bytes: `<to>.001`, `<to>.002` and so on.
+pub async fn export_parts(
+    collection: Collection,
+    to: &Path,
+    split: Option<u64>,
+    meter: Arc<dyn Meter>,
+) -> Result<Exported> {
     let collection = Arc::new(collection);
     let (path, index) = (to.to_owned(), Arc::clone(&collection));
     let of_writer = Arc::clone(&meter);
-    let writer = blocking(move || Writer::open(&path, &index.index, of_writer.as_ref())).await?;
+    let writer = blocking(move || Writer::open(&path, split, &index.index, of_writer.as_ref())).await?;
     let kept = writer.kept();
     let (sender, receiver) = mpsc::channel(WAITING);
     let index = Arc::clone(&collection);

@@ -22,3 +22,10 @@ pub trait Meter: Send + Sync {
     /// Ends the phase.
     fn end(&self);
 }
+
+/// Ignores the progress.
+impl Meter for () {
+    fn begin(&self, _: Phase, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}

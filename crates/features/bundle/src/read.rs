@@ -9,7 +9,6 @@ use std::{
 
 use farrier_core::{image::Digest, text::is_deceptive};
 use farrier_store::registry::BlobSource;
-use fs_err::{File, os::unix::fs::FileExt as _};
 use sha2::Digest as _;
 
 use super::{
@@ -18,6 +17,7 @@ use super::{
     frame::FrameReader,
     index::{Blob, BundleIndex, FORMAT, INDEX_NAME, MAX_INDEX},
     trailer::{FIXED, Trailer, TrailerError},
+    volume::{Volume, parts_of},
 };
 
 /// Number of entries before the blobs.
@@ -31,8 +31,7 @@ pub(super) const CHUNK: usize = 256 << 10;
 #[derive(Clone, Debug)]
 pub struct Bundle {
     pub(super) path: PathBuf,
-    pub(super) file: Arc<File>,
-    length: u64,
+    pub(super) file: Arc<Volume>,
     index: BundleIndex,
     id: Digest,
     /// Start of each frame, and the end of the last one.
@@ -42,12 +41,14 @@ pub struct Bundle {
 impl Bundle {
     /// Opens a bundle, and checks its head and its end.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = Arc::new(File::open(path)?);
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(BundleError::NotABundle(path.to_owned(), "not a file".to_owned()));
-        }
-        let length = metadata.len();
+        let (name, files) = parts_of(&[path.to_owned()])?;
+        Self::open_parts(&name, &files)
+    }
+
+    /// Opens a bundle from its name and its files.
+    pub(super) fn open_parts(path: &Path, files: &[PathBuf]) -> Result<Self> {
+        let file = Arc::new(Volume::open(files)?);
+        let length = file.length;
         let (index_bytes, place) = index_bytes(path, &file, length)?;
         let wrong_index = |reason: &str| BundleError::damaged(path, &place, INDEX_NAME, reason);
         check_version(path, &index_bytes)?;
@@ -84,7 +85,7 @@ impl Bundle {
             *at += length;
             Some(*at)
         }));
-        let bundle = Self { path: path.to_owned(), file, length, index, id, offsets };
+        let bundle = Self { path: path.to_owned(), file, index, id, offsets };
         bundle.check_head(&index_bytes)?;
         Ok(bundle)
     }
@@ -101,17 +102,18 @@ impl Bundle {
 
     /// Size of the file in bytes.
     pub fn length(&self) -> u64 {
-        self.length
+        self.file.length
     }
 
-    /// Path of the file.
+    /// Path of the file, without the number of a part.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Checks that the first frames hold exactly the entries that the index implies.
     fn check_head(&self, index_bytes: &[u8]) -> Result<()> {
-        let head = self.index.head().map_err(|error| self.damaged(HEAD - 1, INDEX_NAME, &error.to_string()))?;
+        let head =
+            self.index.head().map_err(|error| self.damaged(HEAD - 1, INDEX_NAME, &error.to_string()))?;
         for (frame, (name, content)) in head.iter().enumerate() {
             if *name == INDEX_NAME && content != index_bytes {
                 return Err(self.damaged(frame, name, "it is not in the form that farrier writes"));
@@ -142,12 +144,12 @@ impl Bundle {
     }
 
     pub(super) fn section(&self, frame: usize) -> Section {
-        let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length);
+        let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length());
         Section::new(Arc::clone(&self.file), at(frame), at(frame + 1))
     }
 
     pub(super) fn damaged(&self, frame: usize, what: &str, reason: &str) -> BundleError {
-        let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length);
+        let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length());
         BundleError::damaged(&self.path, &(at(frame)..at(frame + 1)), what, reason)
     }
 
@@ -159,7 +161,7 @@ impl Bundle {
 
 /// Finds farrier's index among the first entries by name, so that bundles in newer formats are recognized. Also returns
 /// its bytes in the file.
-fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<(Vec<u8>, Range<u64>)> {
+fn index_bytes(path: &Path, file: &Arc<Volume>, length: u64) -> Result<(Vec<u8>, Range<u64>)> {
     let not = |reason: &str| BundleError::NotABundle(path.to_owned(), reason.to_owned());
     let mut magic = [0; 4];
     if length < 4 || file.read_exact_at(&mut magic, 0).is_err() || magic != ZSTD {
@@ -192,7 +194,7 @@ fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<(Vec<u8>, R
     Err(not(&format!("{INDEX_NAME} is not among its first entries")))
 }
 
-fn check_version(path: &Path, index: &[u8]) -> Result<()> {
+pub(super) fn check_version(path: &Path, index: &[u8]) -> Result<()> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Version {
@@ -254,16 +256,16 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8]
     Ok(reader.consumed())
 }
 
-/// A byte range of a file. Several ranges can be read concurrently.
+/// A byte range of a bundle. Several ranges can be read concurrently.
 #[derive(Clone, Debug)]
 pub(super) struct Section {
-    file: Arc<File>,
+    file: Arc<Volume>,
     at: u64,
     end: u64,
 }
 
 impl Section {
-    pub(super) fn new(file: Arc<File>, at: u64, end: u64) -> Self {
+    pub(super) fn new(file: Arc<Volume>, at: u64, end: u64) -> Self {
         Self { file, at, end }
     }
 

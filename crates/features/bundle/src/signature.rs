@@ -42,26 +42,33 @@ impl Bundle {
         Ok(path)
     }
 
-    /// Computes the digest of the bundle's file and writes it next to the bundle, in the form that `sha256sum -c` reads.
-    pub fn write_checksum(&self) -> Result<(PathBuf, Digest)> {
-        let mut from = Section::new(Arc::clone(&self.file), 0, self.length());
-        let (mut hash, mut buffer) = (sha2::Sha256::new(), vec![0; CHUNK]);
-        loop {
-            match from.read(&mut buffer)? {
-                0 => break,
-                count => hash.update(&buffer[..count]),
+    /// Computes the digest of each of the bundle's files and writes them next to the bundle, in the form that
+    /// `sha256sum -c` reads. Returns the path and the text.
+    pub fn write_checksums(&self) -> Result<(PathBuf, String)> {
+        let mut text = String::new();
+        let ends = self.file.parts.iter().skip(1).map(|(start, _)| *start).chain([self.length()]);
+        for ((start, file), end) in self.file.parts.iter().zip(ends) {
+            let mut from = Section::new(Arc::clone(&self.file), *start, end);
+            let (mut hash, mut buffer) = (sha2::Sha256::new(), vec![0; CHUNK]);
+            loop {
+                match from.read(&mut buffer)? {
+                    0 => break,
+                    count => hash.update(&buffer[..count]),
+                }
             }
+            let digest = Digest::from_sha256(&hash.finalize().into());
+            let name = file.path().file_name().unwrap_or_default().display();
+            text.extend([digest.hex(), "  ", &name.to_string(), "\n"]);
         }
-        let digest = Digest::from_sha256(&hash.finalize().into());
-        let name = self.path().file_name().unwrap_or_default().display();
         let path = beside(self.path(), ".sha256");
-        fs::write(&path, format!("{}  {name}\n", digest.hex()))?;
-        Ok((path, digest))
+        fs::write(&path, &text)?;
+        Ok((path, text))
     }
 
-    /// Returns the fingerprint of the key that signed the bundle. Fails if it is none of these keys.
-    pub fn must_be_signed(&self, keys: &[PublicKey]) -> Result<Digest> {
-        let path = beside(self.path(), ".sig");
+    /// Returns the fingerprint of the key that signed the bundle. Fails if it is none of these keys. The signature is
+    /// next to the bundle, unless another file is named.
+    pub fn must_be_signed(&self, keys: &[PublicKey], signature: Option<&Path>) -> Result<Digest> {
+        let path = signature.map_or_else(|| beside(self.path(), ".sig"), Path::to_owned);
         let refused = |why: String| BundleError::Unsigned(self.path().to_owned(), why);
         let mut text = String::new();
         let read = fs::File::open(&path).map(|file| file.take(MAX_SIGNATURE).read_to_string(&mut text));
@@ -75,11 +82,11 @@ impl Bundle {
             return Ok(key.fingerprint());
         }
         let is_given = |signer: &&Digest| keys.iter().any(|key| key.fingerprint() == **signer);
-        let signer = self.index().signer.as_ref();
-        if let Some(signer) = signer.filter(|signer| !is_given(signer)) {
-            return Err(BundleError::OtherSigner(self.path().to_owned(), signer.clone()));
+        let claimed = self.index().signer.as_ref();
+        if let Some(other) = claimed.filter(|signer| !is_given(signer)) {
+            return Err(BundleError::OtherSigner(self.path().to_owned(), other.clone()));
         }
-        let why = match signer {
+        let why = match claimed {
             Some(_) => "belongs to another bundle",
             None => "was not made with a given key, or belongs to another bundle",
         };

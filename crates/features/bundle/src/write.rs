@@ -1,8 +1,7 @@
 //! Writes a bundle's file frame by frame, and resumes an interrupted run.
 
 use std::{
-    fs::TryLockError,
-    io::{self, BufWriter, Seek as _, SeekFrom, Write as _},
+    io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -10,7 +9,6 @@ use std::{
 use bytes::Bytes;
 use farrier_core::image::Digest;
 use farrier_store::registry::RegistryError;
-use fs_err::{self as fs, File, OpenOptions, os::unix::fs::FileExt as _};
 use oci::ImageError;
 use sha2::Digest as _;
 
@@ -21,6 +19,7 @@ use super::{
     index::{Blob, BundleIndex},
     read::{Section, read_blob},
     trailer::Trailer,
+    volume::{Volume, VolumeWriter, part},
 };
 
 /// Size of the write buffer in bytes.
@@ -28,9 +27,8 @@ const BUFFER: usize = 1 << 20;
 
 /// A bundle in progress, written to a temporary file next to its destination.
 pub(super) struct Writer {
-    partial: PathBuf,
     to: PathBuf,
-    out: BufWriter<File>,
+    out: BufWriter<VolumeWriter>,
     frames: Vec<u64>,
     /// Offset of the next frame.
     at: u64,
@@ -38,20 +36,22 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Opens `FILE.partial`, keeps the complete frames of an earlier run, and truncates the rest.
-    pub(super) fn open(to: &Path, index: &BundleIndex, meter: &dyn Meter) -> Result<Self> {
-        if to.exists() {
-            return Err(BundleError::Exists(to.to_owned()));
+    /// Opens `FILE.partial` or its parts of `split` bytes, keeps the complete frames of an earlier run, and truncates the
+    /// rest.
+    pub(super) fn open(
+        to: &Path,
+        split: Option<u64>,
+        index: &BundleIndex,
+        meter: &dyn Meter,
+    ) -> Result<Self> {
+        for existing in [to.to_owned(), part(to, Some(1))] {
+            if existing.exists() {
+                return Err(BundleError::Exists(existing));
+            }
         }
         let mut partial = to.as_os_str().to_owned();
         partial.push(".partial");
-        let partial = PathBuf::from(partial);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(BundleError::Busy(partial)),
-            Err(TryLockError::Error(error)) => return Err(error.into()),
-        }
+        let mut files = VolumeWriter::open(Path::new(&partial), split)?;
         let manifest = |source: ImageError| BundleError::Manifest("the bundle's index".to_owned(), source);
         let bytes = index.to_bytes().map_err(manifest)?;
         let mut head = Vec::new();
@@ -62,21 +62,16 @@ impl Writer {
             write_frame(&mut head, &entry)?;
             frames.push((head.len() - before) as u64);
         }
-        let file = Arc::new(file);
-        let kept = kept_frames(&file, &head, index, meter)?;
-        let mut file =
-            Arc::into_inner(file).ok_or_else(|| io::Error::other("the bundle's file is still being read"))?;
-        if let Some(kept) = kept {
+        if let Some(kept) = kept_frames(&Arc::new(Volume::open(&files.paths())?), &head, index, meter)? {
             frames.extend(kept);
         } else {
-            file.set_len(0)?;
-            file.write_all(&head)?;
+            files.truncate(0)?;
+            files.write_all(&head)?;
         }
         let at = frames.iter().sum();
-        file.set_len(at)?;
-        file.seek(SeekFrom::Start(at))?;
-        let out = BufWriter::with_capacity(BUFFER, file);
-        Ok(Self { partial, to: to.to_owned(), out, frames, at, index: Digest::of(&bytes) })
+        files.truncate(at)?;
+        let out = BufWriter::with_capacity(BUFFER, files);
+        Ok(Self { to: to.to_owned(), out, frames, at, index: Digest::of(&bytes) })
     }
 
     /// Number of the index's blobs that the file already has.
@@ -105,7 +100,7 @@ impl Writer {
         }
         content.check()?;
         writer.write(entry::padding(blob.size)).and_then(|()| writer.finish().map(drop))?;
-        let end = self.out.stream_position()?;
+        let end = self.out.get_ref().at + self.out.buffer().len() as u64;
         self.frames.push(end - self.at);
         self.at = end;
         Ok(())
@@ -118,9 +113,8 @@ impl Writer {
         self.frames.push(end.len() as u64);
         let trailer = Trailer { frames: std::mem::take(&mut self.frames), index: self.index.clone() };
         end.extend(trailer.to_bytes());
-        self.out.write_all(&end).and_then(|()| self.out.flush())?;
-        self.out.get_ref().sync_data()?;
-        fs::rename(&self.partial, &self.to)?;
+        self.out.write_all(&end)?;
+        self.out.into_inner().map_err(io::IntoInnerError::into_error)?.finish(&self.to)?;
         Ok((self.at + end.len() as u64, self.index))
     }
 }
@@ -163,10 +157,10 @@ impl Content<'_> {
 
 /// Starts a blob's frame, after its first bytes have determined the encoding.
 fn begin<'a>(
-    out: &'a mut BufWriter<File>,
+    out: &'a mut BufWriter<VolumeWriter>,
     blob: &Blob,
     start: &[u8],
-) -> io::Result<FrameWriter<&'a mut BufWriter<File>>> {
+) -> io::Result<FrameWriter<&'a mut BufWriter<VolumeWriter>>> {
     let mut writer = FrameWriter::new(out, Packing::of(start), entry::entry_size(blob.size))?;
     writer.write(&entry::header(&blob_name(&blob.digest), blob.size)?)?;
     writer.write(start)?;
@@ -175,12 +169,12 @@ fn begin<'a>(
 
 /// Lengths of the blob frames that an earlier run completed; `None` if the file has other content or is empty.
 fn kept_frames(
-    file: &Arc<File>,
+    file: &Arc<Volume>,
     head: &[u8],
     index: &BundleIndex,
     meter: &dyn Meter,
 ) -> io::Result<Option<Vec<u64>>> {
-    let length = file.metadata()?.len();
+    let length = file.length;
     let mut start = vec![0; head.len()];
     if length < head.len() as u64 {
         return Ok(None);

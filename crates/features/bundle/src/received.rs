@@ -1,0 +1,88 @@
+//! Opens a bundle in each form in which it reaches a site: a file, parts, a pipe, a plain tar, an unpacked layout.
+
+use std::{
+    io::{self, Cursor, Read},
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use farrier_local::archive::{Limits, UnpackError, unpack_tar};
+use fs_err::{self as fs, File};
+use oci::error_chain;
+
+use super::{
+    Bundle, BundleError, Result,
+    entry::{UNIT, blob_name},
+    index::{BundleIndex, INDEX_NAME, MAX_INDEX},
+    read::{CHUNK, check_version},
+    volume::parts_of,
+    write::Writer,
+};
+
+/// Limits for a layout, which is at most as large as a bundle may be.
+const LIMITS: Limits = Limits { entries: 1 << 20, bytes: 1 << 45, depth: 8 };
+
+impl Bundle {
+    /// Opens what a site received: `-` for standard input; a file or its parts in any order; a tar that is not
+    /// compressed; a directory with parts or with an unpacked layout. What is not a bundle's file is packed again in a
+    /// temporary directory, and every digest is verified like in a file.
+    pub fn receive(paths: &[PathBuf]) -> Result<Self> {
+        let scratch = tempfile::tempdir()?;
+        let (name, files) = parts_of(paths)?;
+        let [file] = &files[..] else { return Self::open_parts(&name, &files) };
+        if file.join("oci-layout").is_file() {
+            return repack(file, scratch.path(), file);
+        }
+        let is_pipe = file == Path::new("-");
+        let mut from: Box<dyn Read> =
+            if is_pipe { Box::new(io::stdin()) } else { Box::new(File::open(file)?) };
+        let mut start = Vec::new();
+        from.by_ref().take(UNIT as u64).read_to_end(&mut start)?;
+        let is_tar = start.get(257..262) == Some(b"ustar");
+        let mut from = Cursor::new(start).chain(from);
+        if is_tar {
+            let layout = scratch.path().join("layout");
+            fs::create_dir(&layout)?;
+            let wrong = |error: UnpackError| BundleError::NotABundle(name.clone(), error_chain(&error));
+            unpack_tar(from, &layout, &LIMITS).map_err(wrong)?;
+            return repack(&layout, scratch.path(), &name);
+        }
+        if !is_pipe {
+            return Self::open_parts(&name, &files);
+        }
+        let file = scratch.path().join("bundle");
+        io::copy(&mut from, &mut File::create(&file)?)?;
+        Self::open_parts(&name, &[file])
+    }
+}
+
+/// Packs an unpacked layout into a bundle, which has the same bytes as the bundle that it was unpacked from.
+fn repack(layout: &Path, scratch: &Path, name: &Path) -> Result<Bundle> {
+    let not = |reason: String| BundleError::NotABundle(name.to_owned(), reason);
+    let mut bytes = Vec::new();
+    File::open(layout.join(INDEX_NAME))?.take(MAX_INDEX).read_to_end(&mut bytes)?;
+    check_version(name, &bytes)?;
+    let index: BundleIndex =
+        serde_json::from_slice(&bytes).map_err(|error| not(format!("{INDEX_NAME}: {error}")))?;
+    if let Some(reason) = index.contradiction() {
+        return Err(BundleError::inconsistent(name, &reason));
+    }
+    let file = scratch.join("bundle");
+    let mut writer = Writer::open(&file, None, &index, &())?;
+    for blob in index.carried() {
+        let entry = blob_name(&blob.digest);
+        let mut from = File::open(layout.join(&entry))?;
+        let next = || -> Result<Option<Bytes>> {
+            let mut chunk = vec![0; CHUNK];
+            let count = from.read(&mut chunk)?;
+            chunk.truncate(count);
+            Ok((count > 0).then(|| Bytes::from(chunk)))
+        };
+        writer.blob(blob, next).map_err(|error| match error {
+            BundleError::Registry(_) => not(format!("{entry} has other content than its name says")),
+            error => error,
+        })?;
+    }
+    writer.finish()?;
+    Bundle::open_parts(name, &[file])
+}

@@ -1,0 +1,189 @@
+//! The bytes of a bundle, in one file or in parts of a fixed size: `FILE.001`, `FILE.002` and so on. `cat FILE.*` joins
+//! the parts.
+
+use std::{
+    fs::TryLockError,
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use fs_err::{self as fs, File, OpenOptions, os::unix::fs::FileExt as _};
+
+use super::{BundleError, Result};
+
+/// The files of a bundle, for reading.
+#[derive(Debug)]
+pub(super) struct Volume {
+    /// The parts in order, each with the offset of its first byte.
+    pub(super) parts: Vec<(u64, File)>,
+    pub(super) length: u64,
+}
+
+impl Volume {
+    pub(super) fn open(paths: &[PathBuf]) -> io::Result<Self> {
+        let (mut parts, mut length) = (Vec::new(), 0);
+        for path in paths {
+            let file = File::open(path)?;
+            let size = file.metadata()?.len();
+            parts.push((length, file));
+            length += size;
+        }
+        Ok(Self { parts, length })
+    }
+
+    /// Reads from the part that has this offset. Returns 0 at the end of the last part.
+    pub(super) fn read_at(&self, to: &mut [u8], at: u64) -> io::Result<usize> {
+        let after = self.parts.partition_point(|(start, _)| *start <= at);
+        let part = after.checked_sub(1).and_then(|part| self.parts.get(part));
+        part.map_or(Ok(0), |(start, file)| file.read_at(to, at - start))
+    }
+
+    pub(super) fn read_exact_at(&self, mut to: &mut [u8], mut at: u64) -> io::Result<()> {
+        while !to.is_empty() {
+            match self.read_at(to, at)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => (to, at) = (&mut to[count..], at + count as u64),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Path of a part, or of the whole file without a number.
+pub(super) fn part(file: &Path, number: Option<usize>) -> PathBuf {
+    let mut path = file.as_os_str().to_owned();
+    path.push(number.map(|number| format!(".{number:03}")).unwrap_or_default());
+    path.into()
+}
+
+/// Number of a part according to its name.
+fn number(path: &Path) -> Option<usize> {
+    path.extension()?.to_str().filter(|end| end.len() >= 3)?.parse().ok()
+}
+
+/// Files of a bundle in order, and the name that they have in common. One part, the name without a number, or a
+/// directory with parts stands for all parts in that directory.
+pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
+    let mut parts = paths.to_vec();
+    if let [path] = paths {
+        if path.join("oci-layout").is_file() {
+            return Ok((path.clone(), parts));
+        }
+        let stem = path.with_extension("");
+        let is_part = number(path).is_some() && part(&stem, Some(1)).is_file();
+        let name = if is_part { stem } else { path.clone() };
+        let directory: &Path = match path.parent() {
+            _ if path.is_dir() => path,
+            _ if !is_part && !part(path, Some(1)).is_file() => return Ok((name, parts)),
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        let files = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
+        parts = files.collect::<io::Result<_>>()?;
+        parts.retain(|file| {
+            let same = file.with_extension("").file_name() == name.file_name();
+            number(file).is_some() && (path.is_dir() || same)
+        });
+        if parts.is_empty() {
+            return Err(BundleError::NotABundle(name, "the directory has no parts of a bundle".to_owned()));
+        }
+    }
+    parts.sort_by_key(|path| number(path));
+    let name = parts.first().map(|first| first.with_extension("")).unwrap_or_default();
+    for (expected, path) in (1..).zip(&parts) {
+        let is_same = path.with_extension("").file_name() == name.file_name();
+        if !is_same || number(path) != Some(expected) {
+            let reason = format!("part {expected} is missing or given twice, before {}", path.display());
+            return Err(BundleError::NotABundle(name, reason));
+        }
+    }
+    Ok((name, parts))
+}
+
+/// Writes a bundle's files. They keep what an earlier run wrote until [`Self::truncate`].
+pub(super) struct VolumeWriter {
+    base: PathBuf,
+    /// Size of a part in bytes; `None` for one file.
+    size: Option<u64>,
+    pub(super) parts: Vec<File>,
+    pub(super) at: u64,
+}
+
+impl VolumeWriter {
+    pub(super) fn open(base: &Path, size: Option<u64>) -> Result<Self> {
+        let mut writer = Self { base: base.to_owned(), size, parts: Vec::new(), at: 0 };
+        loop {
+            let path = part(base, writer.number());
+            if !writer.parts.is_empty() && !path.exists() {
+                break;
+            }
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            // The first part represents the bundle.
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => return Err(BundleError::Busy(path)),
+                Err(TryLockError::Error(error)) => return Err(error.into()),
+                Ok(()) => {}
+            }
+            let length = file.metadata()?.len();
+            if size.is_some_and(|size| length > size) {
+                file.set_len(0)?;
+            }
+            writer.parts.push(file);
+            if Some(length) != size {
+                break;
+            }
+        }
+        Ok(writer)
+    }
+
+    /// Number of the next part, if the bundle has parts.
+    fn number(&self) -> Option<usize> {
+        self.size.map(|_| self.parts.len() + 1)
+    }
+
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.parts.iter().map(|file| file.path().to_owned()).collect()
+    }
+
+    /// Continues at this offset, and drops everything after it.
+    pub(super) fn truncate(&mut self, at: u64) -> io::Result<()> {
+        let size = self.size.unwrap_or(u64::MAX);
+        let kept = usize::try_from(at.div_ceil(size)).unwrap_or(usize::MAX).max(1).min(self.parts.len());
+        for file in self.parts.drain(kept..) {
+            fs::remove_file(file.path())?;
+        }
+        if let Some(last) = self.parts.last() {
+            last.set_len(at - size.saturating_mul(kept as u64 - 1))?;
+        }
+        self.at = at;
+        Ok(())
+    }
+
+    /// Makes the files durable, and gives them their final names.
+    pub(super) fn finish(self, to: &Path) -> io::Result<()> {
+        self.parts.iter().try_for_each(File::sync_data)?;
+        for (at, file) in self.parts.iter().enumerate() {
+            fs::rename(file.path(), part(to, self.size.map(|_| at + 1)))?;
+        }
+        Ok(())
+    }
+}
+
+impl Write for VolumeWriter {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let size = self.size.unwrap_or(u64::MAX);
+        let (part_at, offset) = (usize::try_from(self.at / size).unwrap_or(usize::MAX), self.at % size);
+        if part_at == self.parts.len() {
+            self.parts.push(File::create(part(&self.base, self.number()))?);
+        }
+        let most = data.len().min(usize::try_from(size - offset).unwrap_or(usize::MAX));
+        let file = self.parts.get(part_at).ok_or(io::ErrorKind::NotFound)?;
+        let count = file.write_at(&data[..most], offset)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
