@@ -14,7 +14,7 @@ use farrier_bundle::{Bundle, BundleError, Content, ContentKind, Since, Target, W
 use farrier_core::image::{Definitions, Digest, ImageReference, Memory};
 use farrier_engines::EngineChoice;
 use farrier_local::blocking::blocking;
-use farrier_store::registry::{self, RegistryLocation, RegistryOptions};
+use farrier_store::registry::{self, RegistryLocation};
 use oci::error_chain;
 
 use super::{
@@ -82,6 +82,7 @@ pub struct BundleExportArgs {
 
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("trust").args(["key", "insecure_no_signature"]).required(true)))]
+#[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub struct BundleImportArgs {
     /// Bundle file; its parts in any order, or their directory; `-` for standard input; an unpacked layout or
     /// tar

@@ -38,7 +38,7 @@ fn row(RotatedArtifact { reference, outcome }: &RotatedArtifact) -> [String; 2] 
     let outcome = match outcome {
         Rotated::Signed => "signed".to_owned(),
         Rotated::Present => "signed already".to_owned(),
-        Rotated::Untrusted { why } => format!("not signed: {}", why),
+        Rotated::Untrusted { why } => format!("not signed: {why}"),
     };
     [outcome, reference.clone()]
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::{
     offline::MSTFLINT,
     signatures::{P256, SIGNING, key, site_yaml},
-    support::{kept, kernels, packages::run, site::Site},
+    support::{kept, kernels, packages::run, site::Site, tiny_image},
 };
 
 const CYCLONEDX: &str = "application/vnd.cyclonedx+json";

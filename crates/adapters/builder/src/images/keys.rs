@@ -135,7 +135,7 @@ pub async fn check_named_keys(definitions: &Definitions, paths: &[PathBuf]) -> R
 }
 
 /// Reads accepted keys, without those that the site revoked.
-async fn signers(
+pub(super) async fn signers(
     definitions: &Definitions,
     what: &str,
     named: Vec<(String, PathBuf)>,

@@ -152,7 +152,7 @@ impl Found {
         if let (false, Version::Digest(digest)) = (source.signed_by.is_empty(), &nearest.version) {
             let root = &parts.definitions.root;
             let named = source.signed_by.iter().map(|key| (key.display().to_string(), root.join(key)));
-            let required = signers("signedBy", named.collect(), 1).await?;
+            let required = signers(&parts.definitions, "signedBy", named.collect(), 1).await?;
             let stored = StoredImage { parts, repository: &nearest.repository, digest };
             stored.signed_by(&required).await?.map_err(|why| {
                 let message = format!(
