@@ -302,6 +302,12 @@ async fn a_bundle_counts_for_who_signed_it() {
     assert!(to.manifest("one", "1").await.is_none());
     let (code, said) = import(&["--key", ours.to_str().unwrap()]);
     assert_eq!(code, Some(0), "{said}");
+    // Other programs verify the signature of the index.
+    let script = "zstd -dc $1 | tar -x farrier-bundle.json && openssl dgst -sha256 -verify $2 \
+                  -signature <(base64 -d $1.sig) farrier-bundle.json";
+    let mut bash = Command::new("bash");
+    bash.args(["-euo", "pipefail", "-c", script, "bash", &file, ours.to_str().unwrap()]);
+    assert!(bash.current_dir(directory.path()).status().unwrap().success());
     // The signature of one bundle is not valid for another bundle.
     let other = directory.path().join("other.bundle");
     from.publish("two", "2", &[b"another"]).await;
