@@ -80,7 +80,6 @@ pub struct BundleExportArgs {
     pub farrier_image: Option<String>,
 }
 
-#[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("trust").args(["key", "insecure_no_signature"]).required(true)))]
 #[allow(clippy::struct_excessive_bools, reason = "flags of a command line")]
