@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use farrier_builder::{builds_elsewhere, parts::Parts};
 use farrier_cluster::Cluster;
 use farrier_controller::{Planned, observe_and_plan};
-use farrier_core::plan;
+use farrier_core::plan::{self, Phase, PlannedCell};
 use farrier_engines::EngineChoice;
 use jiff::Timestamp;
 
@@ -105,8 +105,13 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
         session.show(&plan, output::plan)?;
         return Ok(exit);
     };
-    // The list cannot express what is not built, and why.
-    if unreachable || plan.needs_attention() {
+    // The list cannot express what cannot be built, nor why it is empty.
+    let is_unbuildable = |cell: &PlannedCell| cell.outcome.is_unbuildable();
+    let builds_nothing = plan.count(Phase::Missing) + plan.count(Phase::Waiting) == 0;
+    if unreachable
+        || plan.cells.iter().any(is_unbuildable)
+        || (builds_nothing && (plan.needs_attention() || !plan.unused_images.is_empty()))
+    {
         output::message(&output::plan(&plan));
     }
     // Jobs must not be made from an incomplete plan.

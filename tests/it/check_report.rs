@@ -352,9 +352,9 @@ fn a_published_image_has_its_report_beside_it() {
     assert_eq!(notes["farrier.dev/check-summary"], words);
 
     let list = site.inspect_raw(&format!("hello:{}", digest.replace(':', "-")));
-    // The image's other referrers are the bill of materials and the provenance.
+    // The image's other referrers are the two forms of the bill of materials, and the provenance.
     let listed = list["manifests"].as_array().unwrap();
-    assert_eq!(listed.len(), 3, "{list:#}");
+    assert_eq!(listed.len(), 4, "{list:#}");
     let of_reports = |entry: &&Value| entry["artifactType"] == media_type::CHECK_REPORT;
     let report = listed.iter().find(of_reports).unwrap()["digest"].as_str().unwrap();
     let manifest = site.inspect_raw(&format!("hello@{report}"));

@@ -354,7 +354,7 @@ fn definitions_with_mistakes() {
     site.edit("images/hello.yaml", "  template: kbuild", "  tempalte: kbuild");
     let run = fails(&site, "hello", 2);
     insta::assert_snapshot!(run.stderr, @r#"
-    error: images/hello.yaml:6:3: unknown field "tempalte"; known: version, template, vars, kernelVars, sources, patches, buildPackages, needs, exposes, nodes, kernels, release, modules, check, reuse, runtime, output, build, tags, onConflict, rollout
+    error: images/hello.yaml:6:3: unknown field "tempalte"; did you mean "template"?
       6 |   tempalte: kbuild
         |   ^
     error: images/hello.yaml:5:3: field "template" is missing

@@ -186,7 +186,7 @@ async fn mirrors_stand_in_for_a_host_that_does_not_exist() {
     assert!(empty.requests("GET") > 0, "farrier did not contact the empty mirror");
     // An unreachable mirror may contain what the others lack.
     let error = reader.manifest(&short, &tag("2")).await.unwrap_err();
-    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error:?}");
+    assert!(error.is_unreachable(), "{error:?}");
     // farrier reads its own images from the registry that it publishes to, not from a mirror.
     let rule = json!({"mirrors": [{"from": full.host, "to": [gone.host]}]});
     let publisher =

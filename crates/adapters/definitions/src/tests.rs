@@ -392,9 +392,9 @@ fn a_template_is_tried_with_the_variables_of_its_image() {
     1 mistake in the definitions
     "#);
     insta::assert_snapshot!(image_mistakes(&[("directory: ., ", "")]), @r#"
-    error: templates/kbuild.Dockerfile.hbs:21:1: there is no variable vars.directory for driver image "mstflint"
-      21 |     directory="$(realpath "/build/{{vars.directory}}")"; \
-         | ^
+    error: images/m.yaml:18:9: template kbuild needs directory; add `directory: ""`, or its value
+      18 |   vars: {makeArgs: ""}
+         |         ^
     1 mistake in the definitions
     "#);
 }

@@ -44,9 +44,9 @@ pub struct SourceSpec {
 #[strum(serialize_all = "camelCase")]
 pub enum Redistribute {
     /// Anyone may pass it on.
-    Yes,
+    Allowed,
     /// It must not leave the site.
-    No,
+    Forbidden,
     /// It may be passed on under conditions, as with proprietary parts of NVIDIA's driver.
     Terms,
 }

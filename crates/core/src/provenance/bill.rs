@@ -58,7 +58,7 @@ pub fn restricted(bill: &Value) -> Vec<(String, Redistribute)> {
         Some((component["name"].as_str()?.to_owned(), redistribute))
     };
     let all = std::iter::once(&bill["metadata"]["component"]).chain(components).filter_map(restriction);
-    all.filter(|(_, redistribute)| *redistribute != Redistribute::Yes).collect()
+    all.filter(|(_, redistribute)| *redistribute != Redistribute::Allowed).collect()
 }
 
 /// Returns a UUID (RFC 9562, version 8) derived from a document's content.
@@ -150,9 +150,9 @@ mod tests {
         let mut provenance = provenance();
         let of = |name: &str, redistribute| (name.to_owned(), redistribute);
         let found = restricted(&bill(&provenance));
-        assert_eq!(found, [of("mft", Redistribute::Terms), of("mft-extra", Redistribute::No)]);
-        provenance.subject.terms.redistribute = Some(Redistribute::Yes);
-        assert_eq!(restricted(&bill(&provenance)), [of("mft-extra", Redistribute::No)]);
+        assert_eq!(found, [of("mft", Redistribute::Terms), of("mft-extra", Redistribute::Forbidden)]);
+        provenance.subject.terms.redistribute = Some(Redistribute::Allowed);
+        assert_eq!(restricted(&bill(&provenance)), [of("mft-extra", Redistribute::Forbidden)]);
         assert!(restricted(&json!([])).is_empty());
     }
 }

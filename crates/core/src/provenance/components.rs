@@ -83,11 +83,13 @@ pub(super) struct Components<'a> {
 impl<'a> Components<'a> {
     pub(super) fn of(provenance: &'a Provenance) -> Self {
         let mut all = Self::default();
-        let mut base = provenance.materials.iter().filter(|material| material.role == Role::Base);
-        if let Some(distribution) = base.find_map(|material| material.distribution.as_ref()) {
+        // The base comes first: syft takes the distribution of an SPDX document from the first package URL.
+        let (base, others): (Vec<_>, Vec<_>) =
+            provenance.materials.iter().partition(|material| material.role == Role::Base);
+        if let Some(distribution) = base.iter().find_map(|material| material.distribution.as_ref()) {
             all.distribution(distribution);
         }
-        for material in &provenance.materials {
+        for material in base.into_iter().chain(others) {
             all.material(material);
         }
         for module in &provenance.modules {

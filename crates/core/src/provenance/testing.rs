@@ -57,7 +57,7 @@ pub(super) fn provenance() -> Provenance {
                 terms: Terms {
                     supplier: Some("Acme".to_owned()),
                     license: Some("LicenseRef-Acme".to_owned()),
-                    redistribute: Some(Redistribute::No),
+                    redistribute: Some(Redistribute::Forbidden),
                 },
                 ..with(Role::Source, "mft-extra")
             },
