@@ -105,13 +105,12 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
         session.show(&plan, output::plan)?;
         return Ok(exit);
     };
-    // The list cannot express what cannot be built, nor why it is empty.
-    let is_unbuildable = |cell: &PlannedCell| cell.outcome.is_unbuildable();
-    let builds_nothing = plan.count(Phase::Missing) + plan.count(Phase::Waiting) == 0;
-    if unreachable
-        || plan.cells.iter().any(is_unbuildable)
-        || (builds_nothing && (plan.needs_attention() || !plan.unused_images.is_empty()))
-    {
+    // The list cannot express what cannot be built, nor why no image is called for.
+    let is_stuck = |cell: &PlannedCell| {
+        cell.outcome.is_unbuildable() || matches!(cell.outcome.phase(), Phase::Conflict | Phase::Failed)
+    };
+    let asks_for_nothing = plan.cells.is_empty() && plan.skipped_nodes.len() + plan.unused_images.len() > 0;
+    if unreachable || asks_for_nothing || plan.cells.iter().any(is_stuck) {
         output::message(&output::plan(&plan));
     }
     // Jobs must not be made from an incomplete plan.
