@@ -163,7 +163,7 @@ impl Two {
             .iter()
             .map(|one| one["digest"].as_str().unwrap())
             .collect();
-        assert_eq!((listed.len(), listed.iter().collect::<BTreeSet<_>>().len()), (3, 3), "{beside}");
+        assert_eq!((listed.len(), listed.iter().collect::<BTreeSet<_>>().len()), (4, 4), "{beside}");
         for one in listed {
             assert_eq!(self.site.inspect_raw(&format!("hello@{one}"))["subject"]["digest"], *digest);
         }
