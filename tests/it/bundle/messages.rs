@@ -1,4 +1,4 @@
-//! What the commands around bundles say.
+//! Messages of the commands for bundles.
 
 use std::{fs, process::Command};
 

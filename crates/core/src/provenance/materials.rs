@@ -84,7 +84,7 @@ pub struct Material {
     pub packages: Vec<Package>,
     /// Distribution of a root file system or of a package.
     pub distribution: Option<Distribution>,
-    /// What the definition states about the material.
+    /// Terms that the definition states for the material.
     pub terms: Terms,
 }
 
@@ -182,7 +182,7 @@ pub struct Subject {
     pub architecture: Architecture,
     /// The input hash.
     pub input_hash: InputHash,
-    /// What the definition states about the image.
+    /// Terms that the definition states for the image.
     pub terms: Terms,
 }
 

@@ -39,7 +39,7 @@ pub struct Order {
     pub time: Timestamp,
 }
 
-/// Whose orders a record holds.
+/// Side of the gap that a record of orders belongs to.
 #[derive(Clone, Copy, Debug, strum::Display)]
 #[strum(serialize_all = "kebab-case")]
 enum Role {
@@ -80,7 +80,7 @@ pub struct Older {
     pub order: Option<Order>,
     /// Newest order that the site accepted.
     pub newest: Order,
-    /// What each moving tag would go back from and to.
+    /// Each tag that would move back, with its present and its former target.
     pub changes: Vec<String>,
 }
 
