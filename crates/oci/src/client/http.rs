@@ -131,7 +131,7 @@ impl Http {
         Err(unexpected(call, response).await)
     }
 
-    /// Sends the request and is_from_registry challenges. Refusals (401, 403), throttling (429) and server errors (5xx) return
+    /// Sends the request and answers challenges. Refusals (401, 403), throttling (429) and server errors (5xx) return
     /// an error; every other status returns the response.
     pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response> {
         let Call { name, scope, source, action, .. } = *call;
