@@ -147,7 +147,7 @@ fn a_layout_directory_as_the_registry() {
     assert_eq!(site.manifests(), before);
     site.run_once().exits(0).line("nothing to do");
 
-    // The index lists the image by tag; its check report, bill of materials and provenance by digest; and the record of each
+    // The index lists the image by tag; its check report, both bills of materials and its provenance by digest; and the record of each
     // kernel's last sighting.
     let mut names = read_index(&site);
     assert!(names.iter().any(|name| name == "kernels:last-seen"), "{names:?}");

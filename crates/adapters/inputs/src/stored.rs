@@ -127,8 +127,8 @@ impl Fetcher {
         }
     }
 
-    /// Returns the stored artifact of an input, unless it is untrusted. Adds the own key's signature to that of another trusted
-    /// key.
+    /// Returns the stored artifact of an input, unless it is untrusted. If only another trusted key signed it, signs it with the
+    /// site's key, too.
     pub(super) async fn kept(&self, input: &Input) -> Result<Option<StoredInput>> {
         let store = self.required_store()?;
         let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };

@@ -1,7 +1,7 @@
 //! The order of one exporter's bundles. A registry remembers the newest order that was exported from it, and the newest
 //! of each exporter that was imported into it, so that no older bundle moves tags back unnoticed.
 //!
-//! Each order is one manifest in [`RECORDS`] under a tag of its own: no tag moves, and concurrent writers need no lock.
+//! Each order is one manifest in [`RECORDS`] with a separate tag. No tag moves, so concurrent writers need no lock.
 
 use std::fmt;
 

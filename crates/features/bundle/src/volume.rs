@@ -61,8 +61,8 @@ fn number(path: &Path) -> Option<usize> {
     path.extension()?.to_str().filter(|end| end.len() >= 3)?.parse().ok()
 }
 
-/// Files of a bundle in order, and the name that they have in common. One part, the name without a number, or a
-/// directory with parts stands for all parts in that directory.
+/// Files of a bundle in order, and the name that they have in common. If one path is given and it is a part, the name
+/// without a number, or a directory, the directory is searched for all parts.
 pub(super) fn parts_of(paths: &[PathBuf]) -> Result<(PathBuf, Vec<PathBuf>)> {
     let mut parts = paths.to_vec();
     if let [path] = paths {

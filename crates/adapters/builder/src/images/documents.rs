@@ -37,7 +37,7 @@ pub const BILL_OF_MATERIALS: DocumentKind = DocumentKind {
     media_type: media_type::CYCLONEDX,
     predicate_type: CYCLONEDX_PREDICATE,
 };
-/// The same bill of materials in the other format.
+/// The bill of materials as SPDX.
 pub(crate) const SPDX: DocumentKind = DocumentKind {
     name: "bill of materials (SPDX)",
     media_type: media_type::SPDX,
