@@ -1,12 +1,13 @@
 //! Runs QEMU. The report arrives on standard output; the kernel's console and QEMU's messages arrive on standard error.
 //! QEMU opens no socket, display or network, runs in its seccomp sandbox, and is killed when the future that runs it is
-//! dropped.
+//! dropped. A limit on its processor time ends it also when farrier itself was killed.
 
 use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
 
 use driver_entrypoint::report::Key;
 use farrier_core::kernel::Architecture;
 use farrier_inputs::KernelImage;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     process::{Child, Command},
@@ -20,6 +21,9 @@ use super::{BootError, BootLimits, Result, console::Console, protocol::Transcrip
 const KVM_HELLO: Duration = Duration::from_secs(3);
 /// Time for the machine to restart after the last record, before it is killed.
 const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Number of QEMU's threads that can be busy: its main loop and one virtual processor.
+const THREADS: u64 = 2;
 
 /// Prevents a guest that escapes into QEMU from starting processes, gaining privileges, or changing resource limits of
 /// other processes.
@@ -137,6 +141,7 @@ impl Machine<'_> {
             let has_sandbox = has_sandbox(program).await;
             match self.command(program, accelerator, has_sandbox).spawn() {
                 Ok(child) => {
+                    limit_processor_time(&child, self.limits.time);
                     if !has_sandbox {
                         let (program, hint) = (program.to_string_lossy(), "install the distribution's QEMU");
                         tracing::warn!(%program, hint, "this QEMU has no sandbox: the boot check runs without one");
@@ -182,6 +187,17 @@ impl Machine<'_> {
         command.process_group(0).kill_on_drop(true);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
+    }
+}
+
+/// Limits the processor time of a machine that may run for `time`. A module can hang the guest in a busy loop, and a
+/// farrier that was killed cannot kill the machine.
+fn limit_processor_time(child: &Child, time: Duration) {
+    let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed())) else { return };
+    let seconds = Some(time.as_secs().saturating_mul(THREADS).max(1));
+    let limit = Rlimit { current: seconds, maximum: seconds };
+    if let Err(error) = prlimit(Some(pid), Resource::Cpu, limit) {
+        tracing::warn!(%error, "the processor time of QEMU cannot be limited");
     }
 }
 
@@ -234,5 +250,21 @@ async fn read(pipe: &mut Option<impl AsyncRead + Unpin>, buffer: &mut [u8]) -> i
     match pipe {
         Some(pipe) => pipe.read(buffer).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_machine_that_nobody_kills_ends_by_itself() {
+        let mut machine = Command::new("sh");
+        let mut child = machine.args(["-c", "while :; do :; done"]).kill_on_drop(true).spawn().unwrap();
+        limit_processor_time(&child, Duration::ZERO);
+        let status = child.wait().await.unwrap();
+        assert!(status.signal().is_some(), "{status:?}");
     }
 }
