@@ -60,28 +60,37 @@ impl NodeLabeler {
     }
 }
 
-/// Writes the labels that tell nodes which kernel they may boot, where they are stale. Clears the change of each node
-/// that was written, and returns the writes. Failures are logged once per distinct error and planned again by the next
-/// reconcile.
+/// Writes of next-kernel labels.
+#[derive(Debug, Default)]
+pub(super) struct NodeLabelWrites {
+    /// Nodes that were written.
+    pub(super) nodes: BTreeSet<String>,
+    /// Descriptions of the writes.
+    pub(super) steps: Vec<String>,
+}
+
+/// Writes the labels that tell nodes which kernel they may boot, where they are stale. Failures are logged once per
+/// distinct error and planned again by the next reconcile.
 pub(super) async fn label_nodes(
     parts: &Parts,
     cluster: &dyn Cluster,
-    nodes: &mut [PlannedNode],
+    nodes: &[PlannedNode],
     labels: &mut NodeLabeler,
-) -> Vec<String> {
+) -> NodeLabelWrites {
     let outcomes = stream::iter(labels.due(nodes))
         .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
-        .map(|(place, change)| async move { (place, cluster.apply(&change).await, change) })
+        .map(|(index, change)| async move { (index, cluster.apply(&change).await, change) })
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
-    let (mut faults, mut written) = (BTreeSet::new(), Vec::new());
-    for (place, outcome, change) in outcomes {
+    let (mut faults, mut written) = (BTreeSet::new(), NodeLabelWrites::default());
+    for (index, outcome, change) in outcomes {
         match outcome {
             Ok(()) => {
-                written.push(change.step());
-                labels.note(&nodes[place].node, change);
-                nodes[place].change = None;
+                let node = &nodes[index].node;
+                written.steps.push(change.step());
+                written.nodes.insert(node.clone());
+                labels.note(node, change);
             }
             Err(error) => drop(faults.insert(error_chain(&error))),
         }
@@ -89,7 +98,7 @@ pub(super) async fn label_nodes(
     for error in faults {
         tracing::warn!(error, "the labels for the next kernel cannot be written to nodes");
     }
-    written.sort();
+    written.steps.sort();
     written
 }
 

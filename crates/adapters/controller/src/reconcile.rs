@@ -32,7 +32,11 @@ use kmod::{CheckReport, Verdict};
 use oci::error_chain;
 use tokio::time::Instant;
 
-use super::{LookupCache, TargetReport, apply::ensure_published, observe::look_up_and_plan};
+use super::{
+    LookupCache, TargetReport,
+    apply::{NodeLabelWrites, ensure_published},
+    observe::look_up_and_plan,
+};
 
 /// A plan, together with the state it was computed from.
 pub struct Planned {
@@ -42,6 +46,17 @@ pub struct Planned {
     pub(super) announced: Announcements,
     /// Cluster snapshot that the plan was computed from.
     pub snapshot: ClusterSnapshot,
+}
+
+impl Planned {
+    /// Returns the plan as it stands after the writes of a reconcile.
+    pub(super) fn after(self, rollouts: Vec<PlannedRollout>, labels: &NodeLabelWrites) -> Self {
+        let mut nodes = self.plan.nodes;
+        for node in nodes.iter_mut().filter(|node| labels.nodes.contains(&node.node)) {
+            node.change = None;
+        }
+        Self { plan: Plan { rollouts, nodes, ..self.plan }, ..self }
+    }
 }
 
 /// Outcome of a build: its report, and the kind of fault if the build failed.

@@ -82,6 +82,16 @@ pub struct RolloutReport {
 }
 
 impl RolloutReport {
+    /// The rollout as it stands afterwards.
+    pub(super) fn rollout_after(&self) -> PlannedRollout {
+        let mut rollout = self.planned.clone();
+        if let (RolloutDecision::Rewrite { to, .. }, None) = (&self.planned.decision, &self.error) {
+            rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
+            rollout.changes.clear();
+        }
+        rollout
+    }
+
     /// Writes that were made besides the rewrite of the target itself.
     pub fn steps(&self) -> impl Iterator<Item = String> {
         let is_rewrite = matches!(self.planned.decision, RolloutDecision::Rewrite { .. });

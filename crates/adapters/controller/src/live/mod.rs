@@ -44,13 +44,14 @@ use self::{
     builds::{Builds, FinishedBuild},
     queue::Queue,
     reconcile_timer::ReconcileTimer,
+    rollouts::RolloutOutcomes,
     states::{StateLog, log_while_waiting},
     view::StatusWorker,
     wait_tracker::WaitTracker,
 };
 use super::{
     LookupCache, Planned, RolloutReport, TargetReport,
-    apply::{NodeLabeler, label_nodes},
+    apply::{NodeLabelWrites, NodeLabeler, label_nodes},
     reconcile::{add_missing_tags, plan_for, publish_planned_union, record_kernels_in_use, sign_planned},
 };
 use crate::runtime::{Configuration, Health, Metrics, ReconcileOutcomeLabel};
@@ -253,11 +254,13 @@ impl Live {
             farrier_core::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
-            rollouts = self.roll_out(&mut planned).await?;
+            let RolloutOutcomes { reports, after } = self.roll_out(&planned).await?;
+            rollouts = reports;
             targets = self.complete(&planned.plan).await;
             targets.extend(self.publish_unions(&planned.plan).await);
             self.upgrade(&planned).await;
-            self.label_nodes(&mut planned.plan).await;
+            let labels = self.label_nodes(&planned.plan).await;
+            planned = planned.after(after, &labels);
             self.builds.update(&planned.plan, &self.parts);
             self.start_builds();
             // Write the record last, because nothing depends on it.
@@ -382,9 +385,8 @@ impl Live {
     }
 
     /// Labels nodes with the kernel that they may boot.
-    async fn label_nodes(&mut self, plan: &mut Plan) -> Vec<String> {
-        let cluster = self.context.cluster.as_ref();
-        label_nodes(&self.parts, cluster, &mut plan.nodes, &mut self.labels).await
+    async fn label_nodes(&mut self, plan: &Plan) -> NodeLabelWrites {
+        label_nodes(&self.parts, self.context.cluster.as_ref(), &plan.nodes, &mut self.labels).await
     }
 
     fn start_builds(&mut self) {

@@ -11,6 +11,7 @@ use super::{
     Live, LiveContext,
     builds::{FinishedBuild, NO_BUILD_RESULT},
     queue::Queue,
+    rollouts::RolloutOutcomes,
 };
 use crate::{
     Planned, ReconcileReport, RolloutReport, TargetReport,
@@ -54,25 +55,26 @@ impl Live {
             report.targets.extend(self.publish_unions(&planned.plan).await);
             planned = self.plan_again(planned, &mut report).await?;
         }
-        loop {
-            let rollouts = self.roll_out(&mut planned).await?;
+        let after = loop {
+            let RolloutOutcomes { reports: rollouts, after } = self.roll_out(&planned).await?;
             report.steps.extend(rollouts.iter().flat_map(RolloutReport::steps));
             let reported: Vec<_> =
                 report.rollouts.iter().map(|rollout| rollout.planned.target.clone()).collect();
             let is_new = |rollout: &RolloutReport| !reported.contains(&rollout.planned.target);
             report.rollouts.extend(rollouts.into_iter().filter(is_new));
             if report.rollouts.len() >= planned.plan.rollouts.len() || self.parts.cancel.is_cancelled() {
-                break;
+                break after;
             }
             // Nodes have changed since the plan was made. Keep the reports of written rollouts, and plan the others again.
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, &mut report).await?;
-        }
+        };
         report.steps.extend(self.upgrade(&planned).await);
-        report.steps.extend(self.label_nodes(&mut planned.plan).await);
+        let labels = self.label_nodes(&planned.plan).await;
         record_kernels_in_use(&self.parts, &planned, &mut self.last_record).await;
         report.unreachable |= planned.unreachable;
-        report.plan = planned.plan;
+        report.plan = planned.after(after, &labels).plan;
+        report.steps.extend(labels.steps);
         Ok(report)
     }
 

@@ -22,86 +22,112 @@ use crate::{
 /// Delay before retrying an eviction that a PodDisruptionBudget refused.
 const NEXT_EVICTION: Duration = Duration::from_secs(15);
 
+/// Outcome of the rollouts of a plan.
+pub(super) struct RolloutOutcomes {
+    /// Reports of the rollouts that were made, failed or are held.
+    pub(super) reports: Vec<RolloutReport>,
+    /// Every rollout of the plan, as it stands afterwards.
+    pub(super) after: Vec<PlannedRollout>,
+}
+
 impl Live {
-    /// Makes the planned rollouts and updates the plan with the result. A rollout that would reach a node unknown to
-    /// the plan waits for the next plan, with the rest of its chain (guarantee 1). Other rollouts are not affected.
-    pub(super) async fn roll_out(&mut self, planned: &mut Planned) -> Result<Vec<RolloutReport>> {
-        let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
+    /// Makes the planned rollouts. A rollout that would reach a node unknown to the plan waits for the next plan, with
+    /// the rest of its chain (guarantee 1). Other rollouts are not affected.
+    pub(super) async fn roll_out(&mut self, planned: &Planned) -> Result<RolloutOutcomes> {
         let mut broken = BrokenChains::of(&self.parts.definitions);
-        let seen = &planned.snapshot;
-        for rollout in &mut planned.plan.rollouts {
+        let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
+        let mut after = planned.plan.rollouts.clone();
+        for rollout in &mut after {
             if self.parts.cancel.is_cancelled() {
                 break;
             }
-            if let Some(why) = broken.hold(rollout) {
-                if !self.builds.is_single_run() {
-                    tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
-                }
-                broken.note(rollout, &why);
-                reports.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
-                continue;
+            if let Some(report) = self.roll_out_one(rollout.clone(), &planned.snapshot, &mut broken).await? {
+                *rollout = report.rollout_after();
+                reports.push(report);
             }
-            if let Some(why) = broken.hold_of_write(rollout).or_else(|| self.hold_reason(rollout)) {
-                tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
-                if matches!(why, HoldReason::TooOften) {
-                    broken.deferred(rollout);
-                }
-                broken.held(rollout, &why);
-                rollout.hold(why);
-            }
-            if broken.is_deferred(rollout) {
-                broken.deferred(rollout);
-                continue;
-            }
-            let contested = self.handovers.drop_contested(&mut rollout.changes, self.started.elapsed());
-            if let Some(node) = contested.first() {
-                let (count, target) = (contested.len(), &rollout.target);
-                let hint = "configure it to keep the labels farrier.dev/driver... of nodes; farrier writes them again later";
-                tracing::warn!(%target, node, count, hint, "another writer reverts the labels that assign nodes to DaemonSets");
-            }
-            if !rollout.changes.is_empty() && !self.is_still_valid(seen, &rollout.target).await? {
-                tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
-                broken.deferred(rollout);
-                continue;
-            }
-            // Only a write counts toward the rate limit.
-            if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) && !rollout.changes.is_empty() {
-                self.rewrite_rate_limiter.take(&rollout.target);
-            }
-            let error = roll_out(&self.parts, self.context.cluster.as_ref(), rollout).await.err();
-            self.context.health.beat();
-            if let Some(ManifestLocation::Git(place)) = &rollout.target.place
-                && !rollout.changes.is_empty()
-            {
-                self.lookup_cache.repositories.remove(place);
-                self.timer.changed(Instant::now());
-            }
-            if let Some(TargetError::Cluster(error)) = &error
-                && let Some(detail) = error.disruption()
-            {
-                self.evictions.insert(rollout.target.to_string(), Instant::now() + NEXT_EVICTION);
-                self.timer.by(Instant::now() + NEXT_EVICTION);
-                tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
-                let why = HoldReason::Disruption { detail: detail.to_owned() };
-                broken.held(rollout, &why);
-                rollout.hold(why);
-                reports.push(RolloutReport { planned: rollout.clone(), error: None });
-                continue;
-            }
-            let error = error.map(|error| error_chain(&error));
-            match &error {
-                Some(error) => broken.note(rollout, error),
-                None => self.handovers.record_writes(&rollout.changes, self.started.elapsed()),
-            }
-            self.log(seen, rollout, error.as_deref());
-            let planned = rollout.clone();
-            if let (RolloutDecision::Rewrite { to, .. }, None) = (&planned.decision, &error) {
-                rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
-                rollout.changes.clear();
-            }
-            reports.push(RolloutReport { planned, error });
         }
-        Ok(reports)
+        Ok(RolloutOutcomes { reports, after })
+    }
+
+    /// Makes one rollout. Returns `None` if it waits for the next plan.
+    async fn roll_out_one(
+        &mut self,
+        mut rollout: PlannedRollout,
+        seen: &ClusterSnapshot,
+        broken: &mut BrokenChains,
+    ) -> Result<Option<RolloutReport>> {
+        if let Some(why) = broken.hold(&rollout) {
+            if !self.builds.is_single_run() {
+                tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
+            }
+            broken.note(&rollout, &why);
+            return Ok(Some(RolloutReport { planned: rollout, error: Some(why) }));
+        }
+        if let Some(why) = broken.hold_of_write(&rollout).or_else(|| self.hold_reason(&rollout)) {
+            tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
+            if matches!(why, HoldReason::TooOften) {
+                broken.deferred(&rollout);
+            }
+            broken.held(&rollout, &why);
+            rollout.hold(why);
+        }
+        if broken.is_deferred(&rollout) {
+            broken.deferred(&rollout);
+            return Ok(None);
+        }
+        self.drop_contested(&mut rollout);
+        if !rollout.changes.is_empty() && !self.is_still_valid(seen, &rollout.target).await? {
+            tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
+            broken.deferred(&rollout);
+            return Ok(None);
+        }
+        let Err(error) = self.write(&rollout).await else {
+            self.handovers.record_writes(&rollout.changes, self.started.elapsed());
+            self.log(seen, &rollout, None);
+            return Ok(Some(RolloutReport { planned: rollout, error: None }));
+        };
+        if let TargetError::Cluster(error) = &error
+            && let Some(detail) = error.disruption()
+        {
+            self.evictions.insert(rollout.target.to_string(), Instant::now() + NEXT_EVICTION);
+            self.timer.by(Instant::now() + NEXT_EVICTION);
+            tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
+            let why = HoldReason::Disruption { detail: detail.to_owned() };
+            broken.held(&rollout, &why);
+            rollout.hold(why);
+            return Ok(Some(RolloutReport { planned: rollout, error: None }));
+        }
+        let error = error_chain(&error);
+        broken.note(&rollout, &error);
+        self.log(seen, &rollout, Some(&error));
+        Ok(Some(RolloutReport { planned: rollout, error: Some(error) }))
+    }
+
+    /// Drops the changes of nodes that another writer keeps reverting.
+    fn drop_contested(&mut self, rollout: &mut PlannedRollout) {
+        let contested = self.handovers.drop_contested(&mut rollout.changes, self.started.elapsed());
+        if let Some(node) = contested.first() {
+            let (count, target) = (contested.len(), &rollout.target);
+            let hint = "configure it to keep the labels farrier.dev/driver... of nodes; farrier writes them again later";
+            tracing::warn!(%target, node, count, hint, "another writer reverts the labels that assign nodes to DaemonSets");
+        }
+    }
+
+    /// Writes the changes of a rollout.
+    async fn write(&mut self, rollout: &PlannedRollout) -> Result<()> {
+        // Only a write counts toward the rate limit.
+        if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) && !rollout.changes.is_empty() {
+            self.rewrite_rate_limiter.take(&rollout.target);
+        }
+        let outcome = roll_out(&self.parts, self.context.cluster.as_ref(), rollout).await;
+        self.context.health.beat();
+        if let Some(ManifestLocation::Git(place)) = &rollout.target.place
+            && !rollout.changes.is_empty()
+        {
+            self.lookup_cache.repositories.remove(place);
+            self.timer.changed(Instant::now());
+        }
+        outcome
     }
 
     /// Reason to delay a rollout that is otherwise ready: a recent refused eviction, or too many rewrites.
