@@ -3,6 +3,7 @@
 
 mod at_once;
 mod authorization;
+mod quirks;
 mod slow;
 mod token_servers;
 
@@ -456,16 +457,20 @@ async fn a_registry_is_left_alone_for_as_long_as_it_asks() {
 }
 
 #[tokio::test]
-async fn a_token_that_is_refused_is_renewed_once() {
+async fn a_refused_token_is_renewed_once_and_asked_for_with_the_wider_scope_once() {
     let fake = FakeHttp::start_with(|host| {
         let challenge = format!(r#"Bearer realm="http://{host}/token""#);
         let refusal = || answer(401, "").header("WWW-Authenticate", &challenge);
-        vec![refusal(), answer(200, r#"{"token":"1"}"#), refusal(), refusal()]
+        let token = |token| answer(200, format!(r#"{{"token":"{token}"}}"#));
+        vec![refusal(), token(1), refusal(), refusal(), token(2), refusal(), refusal()]
     })
     .await;
     let error = plain().tags(&repository(&fake.host, "x")).await.unwrap_err();
     assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
-    assert_eq!(fake.requests().len(), 3);
+    let targets: Vec<_> = fake.requests().into_iter().map(|request| request.target).collect();
+    let tokens = ["pull", "pull%2Cpush"].map(|scope| format!("/token?scope=repository%3Ax%3A{scope}"));
+    assert_eq!([&targets[1], &targets[4]], [&tokens[0], &tokens[1]], "one token for each scope");
+    assert_eq!(targets.len(), 6);
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ async fn forward(
     exempt: &[&str],
     request: Request,
 ) -> Response<Body> {
-    let (mut head, body) = request.into_parts();
+    let (head, body) = request.into_parts();
     if let Some((repository, tag)) = head.uri.path().split_once("/manifests/")
         && head.method == Method::PUT
         && !tag.starts_with("sha256:")
@@ -38,6 +38,12 @@ async fn forward(
             return response;
         }
     }
+    pass_on(&client, &upstream, Request::from_parts(head, body)).await
+}
+
+/// Sends a request to the upstream registry, and returns its answer.
+pub async fn pass_on(client: &reqwest::Client, upstream: &str, request: Request) -> Response<Body> {
+    let (mut head, body) = request.into_parts();
     head.headers.remove(TRANSFER_ENCODING);
     let url = format!("{upstream}{}", head.uri);
     let body = to_bytes(body, usize::MAX).await.unwrap();

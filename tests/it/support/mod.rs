@@ -19,6 +19,7 @@ pub mod own_kernel;
 pub mod packages;
 pub mod published;
 pub mod registry_process;
+pub mod registry_quirks;
 pub mod rpm_repository;
 pub mod site;
 pub mod tiny_image;

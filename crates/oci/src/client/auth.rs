@@ -1,7 +1,7 @@
 //! Authorization: computes the `Authorization` header for a request from credentials, challenges and token servers.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
@@ -80,6 +80,8 @@ type Key = (String, String, Scope, Option<String>);
 #[derive(Default)]
 pub(super) struct Authorizer {
     slots: Mutex<HashMap<Key, Slot>>,
+    /// Authorities that asked for a token.
+    token_users: Mutex<HashSet<String>>,
 }
 
 #[derive(Deserialize)]
@@ -92,6 +94,11 @@ struct TokenResponse {
 }
 
 impl Authorizer {
+    /// Whether a registry has asked for tokens, which are issued for a scope.
+    pub(super) fn uses_tokens(&self, name: &RemoteName) -> bool {
+        self.token_users.lock().contains(&name.authority)
+    }
+
     fn slot(&self, Purpose { name, scope, source }: Purpose<'_>) -> Slot {
         let key = (name.authority.clone(), name.path.clone(), scope, source.map(str::to_owned));
         self.slots.lock().entry(key).or_default().clone()
@@ -184,6 +191,7 @@ impl Authorizer {
                 _ => None,
             },
             Challenge::Bearer { realm, service } => {
+                self.token_users.lock().insert(purpose.name.authority.clone());
                 let over_tls = response.url().scheme() == "https";
                 let query = TokenQuery { purpose, action, realm, over_tls, service: service.as_deref() };
                 Some(query.send(transport, credential).await?)

@@ -43,6 +43,9 @@ pub enum RegistryError {
     /// before. docker-registry 2.8 writes its links in place, so it can miss a link that another client is writing.
     #[error("{host} lost content that was pushed before, to {action}: {reason}")]
     Missed { host: String, action: String, reason: String },
+    /// The repository does not exist, and a push does not create it. Permanent.
+    #[error("{host} has no repository {repository} to {action}")]
+    NoRepository { host: String, repository: String, action: String },
     /// The registry is configured to refuse deletion. Permanent.
     #[error("{host} does not allow to {action}")]
     NoDeletion { host: String, action: String },
@@ -93,6 +96,7 @@ impl RegistryError {
             Self::Denied { .. }
             | Self::TokenServer { .. }
             | Self::Protocol { .. }
+            | Self::NoRepository { .. }
             | Self::NoDeletion { .. }
             | Self::Image(_)
             | Self::Io(_)
@@ -198,7 +202,7 @@ pub fn excerpt(body: &[u8]) -> String {
     let word = |error: &Value, key: &str| error[key].as_str().unwrap_or_default().to_owned();
     let errors = answer["errors"].as_array().into_iter().flatten();
     let errors: Vec<_> = errors.map(|e| format!("{}: {}", word(e, "code"), word(e, "message"))).collect();
-    let text = if errors.is_empty() { String::from_utf8_lossy(body).into_owned() } else { errors.join("; ") };
+    let text = if errors.is_empty() { readable(&String::from_utf8_lossy(body)) } else { errors.join("; ") };
     let printable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { ' ' } else { c };
     let words: String = text.chars().take(2000).map(printable).collect();
     let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -207,6 +211,17 @@ pub fn excerpt(body: &[u8]) -> String {
     } else {
         words
     }
+}
+
+/// Returns the title of an HTML page, as proxies send it, and any other text unchanged.
+fn readable(text: &str) -> String {
+    let lower = text.to_ascii_lowercase();
+    let title = || {
+        let start = lower.find("<title>")? + "<title>".len();
+        let length = lower.get(start..)?.find("</title>")?;
+        text.get(start..start + length)
+    };
+    title().map_or_else(|| text.to_owned(), |title| format!("an HTML page, {:?}", title.trim()))
 }
 
 #[cfg(test)]
@@ -220,6 +235,8 @@ mod tests {
             @"DENIED: no [31m way"
         );
         insta::assert_snapshot!(excerpt(b"<html>\r\n\x1b]0;x\x07\xff hello"), @"<html> ]0;x hello");
+        let page = b"<html>\r\n<head><TITLE>502 Bad Gateway</TITLE></head>\r\n<body><center>nginx</center>";
+        insta::assert_snapshot!(excerpt(page), @r#"an HTML page, "502 Bad Gateway""#);
         assert_eq!(excerpt("x".repeat(5000).as_bytes()).len(), 163);
         assert_eq!(excerpt(b""), "");
     }

@@ -48,6 +48,18 @@ pub(super) enum Payload<'a> {
     Source(&'a Arc<dyn BlobSource>),
 }
 
+impl Payload<'_> {
+    /// Size in bytes.
+    fn size(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::File { from, to, .. } => to.saturating_sub(*from),
+            Self::Source(source) => source.size(),
+        }
+    }
+}
+
 /// One request of the protocol.
 pub(super) struct Call<'a> {
     pub name: &'a RemoteName,
@@ -94,6 +106,14 @@ impl<'a> Call<'a> {
     }
 }
 
+/// Outcome of a request that was sent with one scope.
+enum Outcome {
+    /// Any other response than a refusal.
+    Answered(Response),
+    /// The registry itself, and no host that it refers to, answered 401 or 403.
+    Refused(RegistryError),
+}
+
 /// Sends requests with authorization.
 pub(super) struct Http {
     pub(super) transport: Transport,
@@ -133,8 +153,26 @@ impl Http {
 
     /// Sends the request and answers challenges. Refusals (401, 403), throttling (429) and server errors (5xx) return
     /// an error; every other status returns the response.
+    ///
+    /// Quay and GitLab refuse a token for `pull` where the repository does not exist yet, and answer 404 to a token for
+    /// `pull,push` (containers/image issue 1265). A refused read is therefore sent again with the wider scope.
     pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response> {
-        let Call { name, scope, source, action, .. } = *call;
+        let refusal = match self.send_in(call, call.scope).await? {
+            Outcome::Answered(response) => return Ok(response),
+            Outcome::Refused(error) => error,
+        };
+        if call.scope == Scope::Pull
+            && self.authorizer.uses_tokens(call.name)
+            && let Ok(Outcome::Answered(response)) = self.send_in(call, Scope::Push).await
+        {
+            return Ok(response);
+        }
+        Err(refusal)
+    }
+
+    /// Sends the request with authorization for a scope.
+    async fn send_in(&self, call: &Call<'_>, scope: Scope) -> Result<Outcome> {
+        let Call { name, source, action, .. } = *call;
         let purpose = Purpose { name, scope, source };
         // An upload may go to another host; credentials are only for the registry itself.
         let own = name.serves(&call.url);
@@ -193,7 +231,8 @@ impl Http {
                         (_, Ok(text)) if text.is_empty() => "403 without a reason".to_owned(),
                         (_, Ok(text)) => text,
                     };
-                    Err(RegistryError::Denied { host, action, reason })
+                    let refusal = RegistryError::Denied { host, action, reason };
+                    if is_from_registry { Ok(Outcome::Refused(refusal)) } else { Err(refusal) }
                 }
                 status @ (429 | 500..=599) => {
                     let after = retry_after(response.headers());
@@ -202,7 +241,7 @@ impl Http {
                     }
                     Err(RegistryError::Server { host, status, action, after })
                 }
-                _ => Ok(response),
+                _ => Ok(Outcome::Answered(response)),
             };
         }
     }
@@ -230,15 +269,17 @@ impl Http {
         self.transport.execute(request, &moved, call.action, &call.name.host, sent_by).await
     }
 
-    /// Reads a paginated list, and returns whether it exists. `read` parses a page and returns what is wrong with it.
+    /// Reads a paginated list, and returns whether it exists. `absent` has the statuses of a list that does not exist.
+    /// `read` parses a page and returns what is wrong with it.
     pub(super) async fn pages(
         &self,
         mut call: Call<'_>,
+        absent: &[u16],
         mut read: impl FnMut(&[u8]) -> Result<(), String> + Send,
     ) -> Result<bool> {
         for _ in 0..MAX_PAGES {
-            let mut response = self.expect(&call, &[200, 404]).await?;
-            if response.status().as_u16() == 404 {
+            let mut response = self.expect(&call, &[&[200], absent].concat()).await?;
+            if absent.contains(&response.status().as_u16()) {
                 return Ok(false);
             }
             let next = next_page(&response);
@@ -272,6 +313,10 @@ pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> Regis
     let body = body_start(&mut response, MAX_ERROR_BODY).await;
     let status = response.status().as_u16();
     call.protocol(match call.name.quote(&response, &body) {
+        _ if status == 413 => format!(
+            "413: the registry, or a proxy in front of it, accepts no request of {} bytes (nginx: client_max_body_size)",
+            call.payload.size()
+        ),
         Ok(text) if text.is_empty() => status.to_string(),
         Ok(text) => format!("{status}, {text}"),
         Err(other) => format!("{status} from {other}, to which the registry refers"),

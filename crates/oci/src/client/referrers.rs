@@ -14,12 +14,37 @@ use super::{
     transport::RemoteName,
 };
 use crate::{
-    AnyManifest, Descriptor, Digest, ImageIndex, ImageManifest, Repository, Version, keep_tag, media_type,
-    referrers_tag,
+    AnyManifest, Descriptor, Digest, ImageIndex, ImageManifest, Repository, Version, is_referrers_tag,
+    keep_tag, media_type, referrers_tag, subject_of_tag,
 };
 
 /// Number of manifests that are looked up at once.
 const AT_ONCE: usize = 8;
+
+/// Statuses of registries without a referrers API. The specification has 404; Artifactory answers 406
+/// (go-containerregistry issue 1962), others 400 or 405.
+const NO_API: [u16; 4] = [400, 404, 405, 406];
+
+/// Content of a subject's fallback tag.
+enum FallbackTag {
+    /// List of referrers; empty where the tag does not exist.
+    List(ImageIndex),
+    /// The registry resolves the tag to the subject itself, and thus cannot hold a list. GitLab does (oras-go issue 1396).
+    Subject,
+}
+
+impl FallbackTag {
+    fn is_subject(&self) -> bool {
+        matches!(self, Self::Subject)
+    }
+
+    fn into_list(self) -> ImageIndex {
+        match self {
+            Self::List(index) => index,
+            Self::Subject => ImageIndex::empty(),
+        }
+    }
+}
 
 impl RemoteRegistry {
     /// Pushes a manifest with a subject. If the registry does not list it, adds it to the subject's fallback tag, and
@@ -109,7 +134,10 @@ impl RemoteRegistry {
         let added = listing.insert(added);
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
-            let mut index = self.listed_by_tag(repository, subject).await?;
+            let FallbackTag::List(mut index) = self.fallback_tag(repository, subject).await? else {
+                // The tag that keeps the referrer lists it, too.
+                return Ok(());
+            };
             let missing = added.missing_in(&index);
             if missing.is_empty() {
                 return Ok(());
@@ -119,7 +147,8 @@ impl RemoteRegistry {
             let bytes =
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
             self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
-            if added.missing_in(&self.listed_by_tag(repository, subject).await?).is_empty() {
+            let written = self.fallback_tag(repository, subject).await?;
+            if written.is_subject() || added.missing_in(&written.into_list()).is_empty() {
                 return Ok(());
             }
         }
@@ -130,20 +159,37 @@ impl RemoteRegistry {
         ))
     }
 
-    /// List under the fallback tag; empty if there is none.
-    async fn listed_by_tag(&self, repository: &Repository, subject: &Digest) -> Result<ImageIndex> {
-        let Some(tag) = referrers_tag(subject) else { return Ok(ImageIndex::empty()) };
+    async fn fallback_tag(&self, repository: &Repository, subject: &Digest) -> Result<FallbackTag> {
+        let empty = FallbackTag::List(ImageIndex::empty());
+        let Some(tag) = referrers_tag(subject) else { return Ok(empty) };
         let version = Version::Tag(tag);
-        let Some(stored) = self.manifest_at(repository, &version).await? else {
-            return Ok(ImageIndex::empty());
-        };
+        let Some(stored) = self.manifest_at(repository, &version).await? else { return Ok(empty) };
+        if Digest::of(&stored.bytes) == *subject {
+            return Ok(FallbackTag::Subject);
+        }
         match AnyManifest::parse(&stored.bytes) {
-            Ok(AnyManifest::Index(index)) => Ok(index),
+            Ok(AnyManifest::Index(index)) => Ok(FallbackTag::List(index)),
             Ok(AnyManifest::Image(_)) => {
                 Err(unusable(repository, &version, "it is an image manifest, not a list of referrers"))
             }
             Err(error) => Err(unusable(repository, &version, &error.to_string())),
         }
+    }
+
+    /// Referrers from the tags that keep them, where the registry has neither a referrers API nor a list.
+    async fn kept(&self, repository: &Repository, subject: &Digest) -> Result<Vec<Descriptor>> {
+        let mut kept = Vec::new();
+        for tag in self.tags_at(repository).await?.into_iter().filter(is_referrers_tag) {
+            if subject_of_tag(&tag).as_ref() != Some(subject) {
+                continue;
+            }
+            let Some(stored) = self.manifest_at(repository, &Version::Tag(tag)).await? else { continue };
+            let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { continue };
+            if manifest.subject.as_ref().is_some_and(|found| found.digest == *subject) {
+                kept.push(manifest.as_referrer(&stored.bytes));
+            }
+        }
+        Ok(kept)
     }
 
     /// Referrers from the registry's API, or else from the fallback tag. The API may have been enabled after the tag
@@ -160,14 +206,20 @@ impl RemoteRegistry {
         let listed = self.listed_by_registry(repository, subject, artifact_type).await?;
         let mut found: Vec<Descriptor> = listed.unwrap_or_default().into_iter().filter(wanted).collect();
         if found.is_empty() {
-            found = self.listed_by_tag(repository, subject).await?.manifests;
-            found.retain(wanted);
-            found = self.existing(repository, subject, found).await?;
+            found = match self.fallback_tag(repository, subject).await? {
+                FallbackTag::List(index) => {
+                    let listed = index.manifests.into_iter().filter(wanted).collect();
+                    self.existing(repository, subject, listed).await?
+                }
+                FallbackTag::Subject => {
+                    self.kept(repository, subject).await?.into_iter().filter(wanted).collect()
+                }
+            };
         }
         Ok(found)
     }
 
-    /// `None` where the registry has no referrers API, which it reports as 404.
+    /// `None` where the registry has no referrers API.
     async fn listed_by_registry(
         &self,
         repository: &Repository,
@@ -186,7 +238,7 @@ impl RemoteRegistry {
             found.extend(ImageIndex::parse(page).map_err(|error| error.to_string())?.manifests);
             Ok(())
         };
-        let exists = self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), read).await?;
+        let exists = self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), &NO_API, read).await?;
         Ok(exists.then_some(found))
     }
 }

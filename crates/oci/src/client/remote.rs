@@ -133,7 +133,7 @@ impl RemoteRegistry {
         Ok((digest, subject))
     }
 
-    async fn tags_at(&self, repository: &Repository) -> Result<Vec<Tag>> {
+    pub(super) async fn tags_at(&self, repository: &Repository) -> Result<Vec<Tag>> {
         #[derive(Deserialize)]
         struct TagList {
             tags: Option<Vec<String>>,
@@ -149,7 +149,7 @@ impl RemoteRegistry {
             tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
             Ok(())
         };
-        self.http.pages(call.with(ACCEPT, "application/json"), read).await?;
+        self.http.pages(call.with(ACCEPT, "application/json"), &[404], read).await?;
         Ok(tags)
     }
 

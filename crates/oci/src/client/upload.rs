@@ -150,7 +150,14 @@ impl Session<'_> {
     async fn open(&self) -> Result<(Url, u64)> {
         let call =
             self.http.call(Method::POST, self.name, Scope::Push, "blobs/uploads/", self.action).await?;
-        let response = self.http.expect(&call, &[202]).await?;
+        let response = self.http.expect(&call, &[202, 404]).await?;
+        if response.status().as_u16() == 404 {
+            return Err(RegistryError::NoRepository {
+                host: self.name.host.clone(),
+                repository: self.name.path.clone(),
+                action: self.action.to_owned(),
+            });
+        }
         let min_chunk = header(response.headers(), &MIN_CHUNK_HEADER).and_then(|text| text.parse().ok());
         Ok((location(&call, &response)?, min_chunk.unwrap_or_default()))
     }

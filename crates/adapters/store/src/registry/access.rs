@@ -101,6 +101,19 @@ fn net_error(error: &RegistryError) -> Option<&NetError> {
     }
 }
 
+/// Tells how to create a repository that a push does not create.
+fn create_repository(host: &str, repository: &str) -> String {
+    // ACCOUNT.dkr.ecr.REGION.amazonaws.com; see "Creating a repository" in the manual of Amazon ECR.
+    match host.split_once(".dkr.ecr.").and_then(|(_, rest)| rest.split_once('.')) {
+        Some((region, _)) => {
+            format!("aws ecr create-repository --region {region} --repository-name {repository}")
+        }
+        None => {
+            format!("create the repository {repository} at {host}, or allow pushes to create repositories")
+        }
+    }
+}
+
 /// Suggested remedy, if one is known.
 pub fn hint(error: &RegistryError) -> Option<String> {
     match error {
@@ -127,6 +140,7 @@ pub fn hint(error: &RegistryError) -> Option<String> {
         RegistryError::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
             Some("free some space; no partial files were left".to_owned())
         }
+        RegistryError::NoRepository { host, repository, .. } => Some(create_repository(host, repository)),
         RegistryError::NoDeletion { host, .. } => Some(format!(
             "allow deletion at {host}: for docker-registry (distribution), set \
              REGISTRY_STORAGE_DELETE_ENABLED=true or `storage: {{delete: {{enabled: true}}}}`; for others, \
