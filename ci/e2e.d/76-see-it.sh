@@ -25,8 +25,13 @@ fleet_of_nodes() {
                    containerRuntimeVersion: "containerd://1.7.27", machineID: "", systemUUID: "", bootID: "", kubeletVersion: "v1.30.0",
                    kubeProxyVersion: ""}}}'
 }
-# Delete all nodes in one request; one request per node takes minutes.
-remove_fleet() { k delete --raw "/api/v1/nodes?labelSelector=$mark" > /dev/null; }
+# Deletes all nodes with one request, because one request per node takes minutes. A busy API server ends the request after a
+# minute.
+fleet_is_gone() {
+    k delete --raw "/api/v1/nodes?labelSelector=$mark" > /dev/null 2>&1 || true
+    [ -z "$(k get --raw "/api/v1/nodes?labelSelector=$mark&limit=1" | jq -r '.items[].metadata.name')" ]
+}
+remove_fleet() { wait_until 300 fleet_is_gone; }
 trap remove_fleet EXIT
 fleet_of_nodes | split --number r/8 - "$here/nodes."
 printf '%s\n' "$here"/nodes.* | xargs -P 8 -I FILE kubectl --kubeconfig "$kubeconfig" create --validate=false -f FILE > /dev/null

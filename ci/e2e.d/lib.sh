@@ -123,6 +123,8 @@ remove_objects() {
     done
     k delete clusterrolebindings,clusterroles,validatingadmissionpolicybindings,validatingadmissionpolicies -l "$run_label=$run" > /dev/null
     wait_until 60 namespaces_gone || { echo "namespaces of run $run still exist" >&2; return 1; }
+    # The run may have ended before it made any.
+    [ -f "$state/crds" ] || return 0
     while read -r object; do k delete crd "$object" --ignore-not-found > /dev/null; done < "$state/crds"
 }
 
