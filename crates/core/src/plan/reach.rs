@@ -68,6 +68,64 @@ impl fmt::Display for Taint {
     }
 }
 
+/// Label in which the GPU Operator records the NVIDIADriver of a node, since version 26.7.
+pub(super) const DRIVER_OWNER: &str = "nvidia.com/gpu-operator.driver.owner";
+/// Label of the nodes on which the GPU Operator found a GPU.
+const GPU_PRESENT: &str = "nvidia.com/gpu.present";
+
+/// Assignment of each node to one NVIDIADriver. A resource with `spec.default` takes the nodes that no other one selects
+/// (GPU Operator 26.7, `internal/nvidiadriver` and `internal/state/nodepool.go`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverOwnership {
+    name: String,
+    /// Whether the operator assigns nodes. Older operators only follow the node selector.
+    in_use: bool,
+    /// Names and node selectors of the other resources, without that with `spec.default`.
+    rivals: Vec<(String, BTreeMap<String, String>)>,
+}
+
+impl DriverOwnership {
+    /// Assignment of an operator that only follows the node selector.
+    fn by_selector(name: &str) -> Self {
+        Self { name: name.to_owned(), ..Self::default() }
+    }
+
+    /// Assignment among the resources of a cluster.
+    pub(super) fn among(name: &str, snapshot: &ClusterSnapshot) -> Self {
+        let drivers = snapshot.resources.iter().filter(|found| found.kind == OperatorResource::NvidiaDriver);
+        let rivals = drivers.filter(|found| found.name != name && found.spec["default"] != true);
+        Self {
+            name: name.to_owned(),
+            in_use: snapshot.has_driver_owners(),
+            rivals: rivals.map(|found| (found.name.clone(), driver_selector(&found.spec))).collect(),
+        }
+    }
+
+    /// Returns the reason why the operator does not assign a node that the node selector matches. A node that another
+    /// resource still owns is about to change over, unless the other one selects it, too.
+    fn exclusion<'a>(&'a self, node: &NodeFacts) -> Option<Exclusion<'a>> {
+        if !self.in_use || node.labels.get(DRIVER_OWNER) == Some(&self.name) {
+            return None;
+        }
+        if node.labels.get(GPU_PRESENT).is_none_or(|present| present != "true") {
+            return Some(Exclusion::NodeSelector { key: GPU_PRESENT, value: "true" });
+        }
+        let selects = |selector: &BTreeMap<String, String>| {
+            selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
+        };
+        let rival = self.rivals.iter().find(|(_, selector)| selects(selector))?;
+        Some(Exclusion::Owner { name: &rival.0 })
+    }
+}
+
+/// Returns the node selector of an NVIDIADriver without `spec.default`.
+fn driver_selector(spec: &Value) -> BTreeMap<String, String> {
+    if spec["nodeSelector"].is_null() {
+        return BTreeMap::from([(GPU_PRESENT.to_owned(), "true".to_owned())]);
+    }
+    strings(&spec["nodeSelector"])
+}
+
 /// Toleration of a pod template. Empty fields have the API's defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
@@ -111,6 +169,8 @@ pub struct Placement {
     pub tolerations: Vec<Toleration>,
     /// `hostNetwork`.
     pub host_network: bool,
+    /// Assignment of nodes to an NVIDIADriver.
+    pub ownership: Option<DriverOwnership>,
 }
 
 impl Placement {
@@ -122,12 +182,17 @@ impl Placement {
             affinity: NodeAffinity::required(&spec["affinity"]["nodeAffinity"]),
             tolerations: tolerations(&spec["tolerations"]),
             host_network: spec["hostNetwork"] == true,
+            ownership: None,
         }
     }
 
     /// Returns the label keys that decide which nodes are reached.
     pub fn label_keys(&self) -> impl Iterator<Item = &str> {
-        self.node_selector.keys().map(String::as_str).chain(self.affinity.label_keys())
+        let owner = self.ownership.iter().flat_map(|ownership| {
+            let selectors = ownership.rivals.iter().flat_map(|(_, selector)| selector.keys());
+            [DRIVER_OWNER, GPU_PRESENT].into_iter().chain(selectors.map(String::as_str))
+        });
+        self.node_selector.keys().map(String::as_str).chain(self.affinity.label_keys()).chain(owner)
     }
 
     /// Whether nodes are selected by name.
@@ -142,6 +207,11 @@ impl Placement {
         }
         if let Some(name) = self.node_name.as_deref().filter(|name| *name != node.name) {
             return NodeReach::Excluded(Exclusion::NodeName { name });
+        }
+        // A node that NFD labels again keeps its owner, which the operator writes.
+        let ownership = self.ownership.as_ref().filter(|_| !node.is_unlabeled());
+        if let Some(why) = ownership.and_then(|ownership| ownership.exclusion(node)) {
+            return NodeReach::Excluded(why);
         }
         let selector = |missing_counts: bool| {
             self.node_selector.iter().find(|(key, value)| {
@@ -211,6 +281,9 @@ pub enum Exclusion<'a> {
     /// A label of the node selector is missing or has another value.
     #[error("it does not have the label {key}={value} of the node selector")]
     NodeSelector { key: &'a str, value: &'a str },
+    /// The GPU Operator assigns the node to another NVIDIADriver.
+    #[error("NVIDIADriver {name} selects it, too")]
+    Owner { name: &'a str },
     /// The required node affinity does not match.
     #[error("the node affinity does not match it")]
     Affinity,
@@ -312,7 +385,7 @@ fn tolerations(list: &Value) -> Vec<Toleration> {
 ///
 /// Facts: Network Operator `manifests/state-ofed-driver/0050_ofed-driver-ds.yaml`; GPU Operator
 /// `manifests/state-driver/0500_daemonset.yaml` and `applyCommonDaemonsetConfig` in `controllers/object_controls.go`.
-pub(super) fn operator_placement(kind: OperatorResource, spec: &Value) -> Placement {
+pub(super) fn operator_placement(kind: OperatorResource, name: &str, spec: &Value) -> Placement {
     let on_gpu_nodes = Toleration {
         key: "nvidia.com/gpu".to_owned(),
         operator: "Exists".to_owned(),
@@ -343,6 +416,7 @@ pub(super) fn operator_placement(kind: OperatorResource, spec: &Value) -> Placem
         },
         tolerations: own,
         host_network: of_network_operator,
+        ownership: (kind == OperatorResource::NvidiaDriver).then(|| DriverOwnership::by_selector(name)),
     }
 }
 

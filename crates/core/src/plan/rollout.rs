@@ -11,6 +11,7 @@ mod field;
 mod git;
 mod handover;
 mod image;
+mod manifest;
 mod merge;
 mod operator;
 mod past;
@@ -357,7 +358,7 @@ fn decide_by_strategy(
         RolloutSpec::Image { .. } => {
             image::decide(context, target).map(|decided| with_restarts(context, target, decided))
         }
-        RolloutSpec::File { .. } => image::decide(context, target),
+        RolloutSpec::File { .. } => manifest::decide(context, target),
         RolloutSpec::Git { .. } => git::decide(context, target),
         RolloutSpec::PerKernel { .. } => per_kernel::decide(context, target),
         RolloutSpec::Union { .. } => return union::decide(context, target),

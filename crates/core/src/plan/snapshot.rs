@@ -11,8 +11,9 @@ use serde::Serialize;
 
 use super::{
     JobState, KERNEL_LABEL, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR, ReachingObject,
-    RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces, labels::HANDOVER_LABELS,
-    reach::operator_placement,
+    RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces,
+    labels::HANDOVER_LABELS,
+    reach::{DRIVER_OWNER, DriverOwnership, operator_placement},
 };
 use crate::{
     image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy},
@@ -394,10 +395,24 @@ impl PodFacts {
     }
 }
 
+impl ClusterSnapshot {
+    /// Whether the GPU Operator assigns nodes to NVIDIADriver resources, as it does since version 26.7.
+    pub(super) fn has_driver_owners(&self) -> bool {
+        self.nodes.iter().any(|node| node.labels.contains_key(DRIVER_OWNER))
+    }
+}
+
 impl ResourceFacts {
-    /// Returns the rules of the DaemonSet that the operator creates.
+    /// Returns the rules of the DaemonSet that the operator creates, apart from what other resources change.
     pub fn placement(&self) -> Placement {
-        operator_placement(self.kind, &self.spec)
+        operator_placement(self.kind, &self.name, &self.spec)
+    }
+
+    /// Returns the rules of the DaemonSet that the operator creates in a cluster.
+    pub(super) fn placement_in(&self, snapshot: &ClusterSnapshot) -> Placement {
+        let placement = self.placement();
+        let ownership = placement.ownership.is_some().then(|| DriverOwnership::among(&self.name, snapshot));
+        Placement { ownership, ..placement }
     }
 }
 

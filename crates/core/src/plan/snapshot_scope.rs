@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{UPGRADE_STATE_LABELS, labels::TARGET_LABELS, rollout::skip_labels};
 use crate::{
     definition::checked::ImageStream,
-    image::{Canary, Definitions, Drain, OperatorResource, RolloutSpec, Strategy},
+    image::{Canary, Definitions, Drain, OperatorResource, RolloutSpec},
     kernel::{OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL},
 };
 
@@ -56,7 +56,7 @@ impl SnapshotScope {
         for image in definitions.images.values() {
             scope.labels.extend(image.spec.nodes.keys().map(str::to_owned));
             for rollout in &image.spec.rollout {
-                if let Some(target) = rollout.daemon_set().filter(|_| rollout.strategy() != Strategy::File) {
+                if let Some(target) = rollout.daemon_set() {
                     let name = (target.namespace.to_string(), target.daemon_set.to_string());
                     scope.daemon_sets.insert(name);
                 }
@@ -70,6 +70,10 @@ impl SnapshotScope {
                 match rollout {
                     RolloutSpec::CustomResource { resource, name: _ } => {
                         scope.resources.insert(*resource);
+                        // A ClusterPolicy decides whether the operator uses NVIDIADriver resources.
+                        if *resource == OperatorResource::NvidiaDriver {
+                            scope.resources.insert(OperatorResource::ClusterPolicy);
+                        }
                         scope.labels.insert(resource.node_label().0.to_owned());
                         scope.labels.extend(skip_labels(*resource).iter().map(|(key, _)| (*key).to_owned()));
                     }

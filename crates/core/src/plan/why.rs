@@ -185,7 +185,7 @@ impl Explain<'_> {
                 }
                 RolloutObject::Resource { resource, name } => {
                     let is_named = |found: &&ResourceFacts| found.kind == *resource && found.name == *name;
-                    operators = snapshot.resources.iter().find(is_named)?.placement();
+                    operators = snapshot.resources.iter().find(is_named)?.placement_in(snapshot);
                     ReachingObject::new(&operators, snapshot, [])
                 }
                 RolloutObject::Nothing {} => return None,

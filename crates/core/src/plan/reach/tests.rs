@@ -142,7 +142,7 @@ fn an_ignored_node_is_not_reached() {
 #[test]
 fn an_operators_daemon_set_has_its_resources_rules() {
     let reach = |kind, spec: &Value, node: &NodeFacts| {
-        operator_placement(kind, spec).reach(node, false) == NodeReach::Reached
+        operator_placement(kind, "driver", spec).reach(node, false) == NodeReach::Reached
     };
     let gpu = node(&[("nvidia.com/gpu", "present", "NoSchedule")]);
     for kind in OperatorResource::ALL {
@@ -165,4 +165,54 @@ fn an_operators_daemon_set_has_its_resources_rules() {
     assert!(reach(OperatorResource::NvidiaDriver, &affinity, &node(&[])), "it has no node affinity");
     let selector = json!({"nodeSelector": {"pci": "no"}});
     assert!(!reach(OperatorResource::NvidiaDriver, &selector, &node(&[])));
+}
+
+/// GPU Operator 26.7: a node belongs to one NVIDIADriver, and `default` takes the rest.
+#[test]
+fn an_nvidia_driver_reaches_the_nodes_that_it_owns() {
+    let gpu = |name: &str, labels: &[(&str, &str)]| {
+        let labels = [&[("nvidia.com/gpu.present", "true")], labels].concat();
+        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let mut node = NodeFacts { name: name.to_owned(), ..node(&[]) };
+        node.labels.extend(labels);
+        node
+    };
+    let mut without_gpu = gpu("without-gpu", &[]);
+    without_gpu.labels.remove("nvidia.com/gpu.present");
+    let nodes = [
+        gpu("owned", &[(DRIVER_OWNER, "rest")]),
+        gpu("new", &[]),
+        gpu("moving", &[(DRIVER_OWNER, "rest"), ("pool", "a")]),
+        gpu("contested", &[(DRIVER_OWNER, "a"), ("pool", "a"), ("also", "b")]),
+        without_gpu,
+    ];
+    let resource = |name: &str, spec: Value| fixtures::resource(OperatorResource::NvidiaDriver, name, spec);
+    let mut snapshot = ClusterSnapshot {
+        nodes: nodes.into_iter().map(Into::into).collect(),
+        resources: vec![
+            resource("rest", json!({"default": true})),
+            resource("a", json!({"nodeSelector": {"pool": "a"}})),
+            resource("b", json!({"nodeSelector": {"also": "b"}})),
+        ],
+        ..ClusterSnapshot::default()
+    };
+    let reached = |snapshot: &ClusterSnapshot, name: &str| {
+        let resource = snapshot.resources.iter().find(|found| found.name == name).unwrap();
+        let placement = resource.placement_in(snapshot);
+        let nodes = snapshot.nodes.iter();
+        let reached = nodes.filter(|node| placement.reach(node, false) == NodeReach::Reached);
+        reached.map(|node| node.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        reached(&snapshot, "rest"),
+        ["owned", "new", "moving"],
+        "until the operator changes the owner"
+    );
+    assert_eq!(reached(&snapshot, "a"), ["moving", "contested"]);
+    assert!(reached(&snapshot, "b").is_empty(), "the operator leaves a contested node to its owner");
+
+    // An older operator only follows the node selector.
+    snapshot.nodes.iter_mut().for_each(|node| drop(node.labels.remove(DRIVER_OWNER)));
+    assert_eq!(reached(&snapshot, "a"), ["moving", "contested"]);
+    assert_eq!(reached(&snapshot, "b"), ["contested"]);
 }

@@ -1,16 +1,12 @@
 //! The strategy `git`: sets an image in a Git repository by a commit, then waits until the cluster has the image.
 
-use std::collections::BTreeSet;
-
 use super::{
-    Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, ManifestLocation, PlannedRollout,
-    RolloutDecision, RolloutTarget,
-    daemon_set::{manifests, named},
-    image,
+    Change, Context, DaemonSetChange, Decided, HoldReason, ManifestLocation, PlannedRollout, RolloutDecision,
+    RolloutTarget, daemon_set::manifests, manifest,
 };
 use crate::{
     image::{ImageReference, RolloutSpec, Version},
-    plan::{ObservedKind, ReachingObject, table::some_of},
+    plan::ObservedKind,
 };
 
 /// Commit to make.
@@ -23,41 +19,13 @@ pub struct GitCommit {
 }
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    let manifest = named(context.inputs, target)?.daemon_set;
-    if let Some(why) = reaches_differently(context, manifest) {
-        return Err(why);
-    }
-    let decided = image::decide(context, target)?;
+    let decided = manifest::decide(context, target)?;
     match &decided.decision {
         RolloutDecision::Rewrite { .. } => proposed(context, target, &decided),
         RolloutDecision::AlreadySet { image } => not_synced(context, image),
         _ => None,
     }
     .map_or(Ok(decided), Err)
-}
-
-/// Returns the hold where the live DaemonSet reaches other nodes than the manifest, for example because an overlay
-/// changes the manifest. The image would be chosen for the wrong kernels.
-fn reaches_differently(context: &Context<'_>, manifest: &DaemonSetFacts) -> Option<HoldReason> {
-    let snapshot = context.inputs.snapshot;
-    let same =
-        |found: &&DaemonSetFacts| (&found.namespace, &found.name) == (&manifest.namespace, &manifest.name);
-    let live = snapshot.daemon_sets.iter().find(same).filter(|found| found.live.is_some())?;
-    let nodes = |found: &DaemonSetFacts| {
-        let object = ReachingObject::new(&found.placement, snapshot, []);
-        let reach = context.groups.iter().map(|group| object.reach_alike(&group.nodes));
-        let nodes = reach.flat_map(|reach| reach.reached.into_iter().chain(reach.undetermined));
-        nodes.map(|node| node.name.as_str()).collect::<BTreeSet<&str>>()
-    };
-    let (in_cluster, in_manifest) = (nodes(live), nodes(manifest));
-    let only = |one: &BTreeSet<&str>, other: &BTreeSet<&str>| {
-        let names: Vec<&str> = one.difference(other).copied().collect();
-        if names.is_empty() { "no other nodes".to_owned() } else { some_of(&names, 3) }
-    };
-    (in_cluster != in_manifest).then(|| HoldReason::ReachDiffers {
-        cluster: only(&in_cluster, &in_manifest),
-        manifest: only(&in_manifest, &in_cluster),
-    })
 }
 
 /// Holds a change that was already proposed. A change is proposed only once: a closed pull request whose branch remains

@@ -3,40 +3,75 @@
 //! Facts: Network Operator `pkg/state/state_ofed.go` (`<version>-<kernel label>-<os><os version>-<arch>`) and GPU
 //! Operator `api/nvidia/v1alpha1/nvidiadriver_types.go`, `controllers/object_controls.go` (`<version>-<kernel
 //! label>-<os tag>`). The operators assemble the tags themselves: a resource contains only the part before the kernel.
+//!
+//! Before 26.7 the GPU Operator keeps the minor version in the tags of NVIDIADriver resources for Oracle Linux and for RHEL up
+//! to 9 (`getOSTag` in `internal/state/nodepool.go`): `rhel9.4` instead of `rhel9`.
 
 use std::collections::BTreeMap;
 
 use crate::{
     image::{ImageReference, OperatorResource, Version},
     kernel::{KernelLabel, KernelTarget},
-    plan::{Cell, UPGRADE_STATE_LABELS},
+    plan::{Cell, ClusterSnapshot, UPGRADE_STATE_LABELS},
 };
 
 /// Returns the end of the tag that the operator looks for on nodes of this target; `None` where the kernel has no
 /// label, and thus no tag.
-pub(super) fn tag_end(kind: OperatorResource, target: &KernelTarget) -> Option<String> {
+pub(super) fn tag_end(form: TagForm, target: &KernelTarget) -> Option<String> {
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release)?;
-    Some(if kind.is_of_gpu_operator() {
-        format!("-{label}-{}", target.os_tag())
-    } else {
-        format!("-{label}-{os}{os_version}-{}", arch.as_str())
+    Some(match form {
+        TagForm::OsTag => format!("-{label}-{}", target.os_tag()),
+        TagForm::OsVersion => format!("-{label}-{os}{os_version}"),
+        TagForm::OsVersionAndArchitecture => format!("-{label}-{os}{os_version}-{}", arch.as_str()),
     })
 }
 
-/// Returns a pattern for an image's `tags` that gives tags in the operator's form.
-pub(super) fn tag_pattern(kind: OperatorResource) -> &'static str {
-    if kind.is_of_gpu_operator() {
-        "{{version}}-{{kernel_label}}-{{os_tag}}"
-    } else {
-        "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}"
+/// Form of the tags that an operator computes for a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TagForm {
+    OsTag,
+    OsVersion,
+    OsVersionAndArchitecture,
+}
+
+impl TagForm {
+    pub(super) fn of(kind: OperatorResource, target: &KernelTarget, snapshot: &ClusterSnapshot) -> Self {
+        if !kind.is_of_gpu_operator() {
+            return Self::OsVersionAndArchitecture;
+        }
+        let major = target.os_version.as_str().split('.').next().and_then(|major| major.parse::<u32>().ok());
+        let has_minor = match target.os.as_str() {
+            "ol" => true,
+            "rhel" => major.is_some_and(|major| major < 10),
+            _ => false,
+        };
+        if kind == OperatorResource::NvidiaDriver && has_minor && !snapshot.has_driver_owners() {
+            Self::OsVersion
+        } else {
+            Self::OsTag
+        }
+    }
+
+    /// Returns a pattern for an image's `tags` that gives tags in this form.
+    pub(super) fn pattern(self) -> &'static str {
+        match self {
+            Self::OsTag => "{{version}}-{{kernel_label}}-{{os_tag}}",
+            Self::OsVersion => "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}",
+            Self::OsVersionAndArchitecture => "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}",
+        }
     }
 }
 
 /// Returns the versions with which the operator finds this image, each with the name that the operator then looks for,
 /// in the order of the image's tags.
-pub(super) fn versions<'a>(kind: OperatorResource, cell: &'a Cell) -> Vec<(&'a str, &'a ImageReference)> {
-    let Some(end) = tag_end(kind, &cell.target) else { return Vec::new() };
+pub(super) fn versions<'a>(
+    kind: OperatorResource,
+    cell: &'a Cell,
+    snapshot: &ClusterSnapshot,
+) -> Vec<(&'a str, &'a ImageReference)> {
+    let form = TagForm::of(kind, &cell.target, snapshot);
+    let Some(end) = tag_end(form, &cell.target) else { return Vec::new() };
     let version = |reference: &'a ImageReference| {
         let Version::Tag(tag) = &reference.version else { return None };
         let version = tag.as_str().strip_suffix(end.as_str()).filter(|version| !version.is_empty())?;

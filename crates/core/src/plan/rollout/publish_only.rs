@@ -36,9 +36,9 @@ pub(super) fn decide(
     let mut tags = 0;
     for (planned, cell) in all.iter().filter_map(|planned| Some((planned, planned.outcome.cell()?))) {
         if let Some(kind) = operator
-            && operator::versions(kind, cell).is_empty()
+            && operator::versions(kind, cell, inputs.snapshot).is_empty()
         {
-            return Err(tag_form(kind, cell));
+            return Err(tag_form(kind, cell, inputs.snapshot));
         }
         match cells.state(image, &planned.target) {
             CellState::Published(cell, published) => {

@@ -12,7 +12,8 @@ use serde_json::{Map, Value};
 use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
     field::{self, Field, Step},
-    no_image, operator,
+    no_image,
+    operator::{self, TagForm},
     reached::{Kernels, Reached, understood},
     record::FieldRecord,
     watch::Progress,
@@ -20,8 +21,8 @@ use super::{
 use crate::{
     image::{ImageReference, OperatorResource, RolloutSpec},
     plan::{
-        Cell, NodeFacts, ObservedKind, Placement, ReachingObject, ResourceFacts, labels::is_in_progress,
-        outcome::CellState, reach::Reach,
+        Cell, ClusterSnapshot, NodeFacts, ObservedKind, Placement, ReachingObject, ResourceFacts,
+        labels::is_in_progress, outcome::CellState, reach::Reach,
     },
 };
 
@@ -49,7 +50,7 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
             let skip_labels = operator::skip_labels(*resource).iter().map(|(key, _)| *key);
             keys.extend(image.spec.nodes.keys().chain(own).chain(skip_labels).map(str::to_owned));
             if let Some(found) = find(inputs, *resource, name) {
-                keys.extend(found.placement().label_keys().map(str::to_owned));
+                keys.extend(found.placement_in(inputs.snapshot).label_keys().map(str::to_owned));
             }
         }
     }
@@ -71,10 +72,13 @@ pub(super) fn decide(
     }
     let found = find(inputs, kind, name).ok_or(HoldReason::NoResource)?;
     let driver = driver_section(found)?;
+    if kind == OperatorResource::NvidiaDriver {
+        is_delegated(inputs.snapshot)?;
+    }
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
-    let placement = found.placement();
+    let placement = found.placement_in(inputs.snapshot);
     understood(&placement)?;
     let by_kernel = reached(context, kind, &placement).known()?;
     match wish(context, kind, &by_kernel)? {
@@ -114,6 +118,21 @@ fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReas
             Err(HoldReason::Immutable { field: "spec.usePrecompiled", needed: true })
         }
     }
+}
+
+/// Checks that the GPU Operator takes its driver from NVIDIADriver resources. It ignores them as long as a ClusterPolicy
+/// manages the driver (`controllers/nvidiadriver_controller.go`, since 25.10.1).
+fn is_delegated(snapshot: &ClusterSnapshot) -> Result<(), HoldReason> {
+    let mut policies =
+        snapshot.resources.iter().filter(|found| found.kind == OperatorResource::ClusterPolicy);
+    let managing = policies.find(|found| found.spec["driver"]["useNvidiaDriverCRD"] != true);
+    managing.map_or(Ok(()), |found| {
+        let name = &found.name;
+        let detail = format!(
+            "ClusterPolicy {name} manages the driver: set spec.driver.useNvidiaDriverCRD: true there"
+        );
+        Err(HoldReason::DriverOff { detail })
+    })
 }
 
 /// Returns the fields of the driver's section, if present.
@@ -157,9 +176,10 @@ fn wish<'a>(
             CellState::Published(cell, _) | CellState::Building(cell) => Some(*cell),
             CellState::Absent(absence) => absence.cell,
         };
-        let versions = cell.map(|cell| operator::versions(kind, cell)).unwrap_or_default();
+        let versions =
+            cell.map(|cell| operator::versions(kind, cell, context.inputs.snapshot)).unwrap_or_default();
         if let Some(cell) = cell.filter(|_| versions.is_empty()) {
-            return Err(tag_form(kind, cell));
+            return Err(tag_form(kind, cell, context.inputs.snapshot));
         }
         match state {
             CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
@@ -209,12 +229,13 @@ pub(super) fn is_published(context: &Context<'_>, cell: &Cell, name: &ImageRefer
 }
 
 /// Returns the hold for an image whose tags do not match those that the operator computes.
-pub(super) fn tag_form(kind: OperatorResource, cell: &Cell) -> HoldReason {
+pub(super) fn tag_form(kind: OperatorResource, cell: &Cell, snapshot: &ClusterSnapshot) -> HoldReason {
+    let form = TagForm::of(kind, &cell.target, snapshot);
     HoldReason::TagForm {
         image: cell.reference.clone(),
-        looked_for: operator::tag_end(kind, &cell.target)
+        looked_for: operator::tag_end(form, &cell.target)
             .unwrap_or_else(|| "a kernel label, which this kernel's release is too long for".to_owned()),
-        pattern: operator::tag_pattern(kind),
+        pattern: form.pattern(),
     }
 }
 

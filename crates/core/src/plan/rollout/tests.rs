@@ -6,7 +6,7 @@ use proptest::{
 use super::{
     super::{
         HoldReason, KERNEL_LABEL, Operator, Outcome, Phase, Requirement, SelectorTerm, SkippedNode,
-        fixtures::{K47, K48, World, daemon_set, image, node},
+        fixtures::{K47, K48, World, daemon_set, image, live_daemon_set, node},
         node_target,
     },
     *,
@@ -157,6 +157,14 @@ fn file_rollouts_look_into_their_own_directory() {
     let facts = ManifestFacts { daemon_sets: vec![daemon_set("mft")], ..ManifestFacts::default() };
     world.manifests.insert(place.clone(), Ok(facts));
     assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
+    let mut live = live_daemon_set("mft");
+    world.snapshot.daemon_sets = vec![live.clone()];
+    assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
+    // An overlay of the manifest selects other nodes.
+    live.placement.node_selector.insert("pool".to_owned(), "other".to_owned());
+    world.snapshot.daemon_sets = vec![live];
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::ReachDiffers { .. })));
+    world.snapshot.daemon_sets.clear();
     world.manifests.insert(place, Err("a.yaml:1:2: no".to_owned()));
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));
 }

@@ -7,6 +7,7 @@ use crate::{
     plan::{
         KERNEL_LABEL, Plan, Taint,
         fixtures::{K47, K48, World, name, node, resource},
+        reach::DRIVER_OWNER,
         rollout::RecordState,
     },
 };
@@ -170,6 +171,10 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         gpu(|w| set_spec(w, json!({"driver": {"enabled": false}}))),
         gpu(|w| set_spec(w, json!({"driver": {"useNvidiaDriverCRD": true}}))),
         driver(|w| set_spec(w, json!({"usePrecompiled": false}))),
+        driver(|w| {
+            let policy = resource(OperatorResource::ClusterPolicy, "policy", json!({"driver": {}}));
+            w.snapshot.resources.push(policy);
+        }),
         nic(|w| w.location.pullable = false),
         nic(|w| w.snapshot.nodes.iter_mut().for_each(|node| drop(node.labels.remove("pci")))),
         nic(|w| drop(w.snapshot.nodes[1].labels.remove(KERNEL_LABEL))),
@@ -320,9 +325,9 @@ fn kernels_with_different_versions_cannot_share_a_resource() {
     insta::assert_snapshot!(hold(&world), @"the resource has one version, and its kernels need several: 6.1.0-47-amd64-4.33.0 for 6.1.0-47-amd64 (debian 12, amd64), 6.1.0-48-amd64-4.33.0 for 6.1.0-48-amd64 (debian 12, amd64)");
 }
 
-#[test]
-fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
-    let mut world = world(OperatorResource::ClusterPolicy);
+/// Returns a world whose nodes run RHEL 9.4.
+fn rhel(kind: OperatorResource) -> World {
+    let mut world = world(kind);
     for facts in &mut world.snapshot.nodes {
         facts.labels.insert(crate::plan::OS_ID_LABEL.to_owned(), "rhel".to_owned());
         facts.labels.insert(crate::plan::OS_VERSION_LABEL.to_owned(), "9.4".to_owned());
@@ -332,14 +337,32 @@ fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
     family["spec"]["match"]["os"] = json!(["rhel"]);
     world.definitions.families = vec![serde_json::from_value(family).unwrap()];
     world.publish(Verdict::Loads);
+    world
+}
+
+#[test]
+fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
+    let world = rhel(OperatorResource::ClusterPolicy);
     assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
     // The Network Operator expects the whole OS version.
     let cell = &world.cells()[0];
-    assert!(operator::versions(OperatorResource::NicClusterPolicy, cell).is_empty());
+    assert!(operator::versions(OperatorResource::NicClusterPolicy, cell, &world.snapshot).is_empty());
     assert_eq!(
-        operator::tag_end(OperatorResource::NicClusterPolicy, &cell.target).unwrap(),
+        operator::tag_end(TagForm::OsVersionAndArchitecture, &cell.target).unwrap(),
         "-6.1.0-47-amd64-rhel9.4-amd64"
     );
+}
+
+#[test]
+fn an_nvidia_driver_of_an_older_gpu_operator_has_the_minor_version_of_rhel_9_in_its_tags() {
+    let mut world = rhel(OperatorResource::NvidiaDriver);
+    let HoldReason::TagForm { looked_for, pattern, .. } = hold(&world) else { panic!("{:?}", hold(&world)) };
+    assert_eq!((&*looked_for, pattern), ("-6.1.0-47-amd64-rhel9.4", TagForm::OsVersion.pattern()));
+    for node in 0..world.snapshot.nodes.len() {
+        label(&mut world, node, "nvidia.com/gpu.present", "true");
+        label(&mut world, node, DRIVER_OWNER, "policy");
+    }
+    assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
 }
 
 #[test]

@@ -1,0 +1,39 @@
+//! DaemonSets in manifests, which the strategies `file` and `git` change. The image is chosen for the nodes that the live
+//! DaemonSet reaches, where the cluster has it.
+
+use std::collections::BTreeSet;
+
+use super::{Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::named, image};
+use crate::plan::{ReachingObject, table::some_of};
+
+pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
+    let manifest = named(context.inputs, target)?.daemon_set;
+    if let Some(why) = reaches_differently(context, manifest) {
+        return Err(why);
+    }
+    image::decide(context, target)
+}
+
+/// Returns the hold where the live DaemonSet reaches other nodes than the manifest, for example because an overlay
+/// changes the manifest. The image would be chosen for the wrong kernels.
+fn reaches_differently(context: &Context<'_>, manifest: &DaemonSetFacts) -> Option<HoldReason> {
+    let snapshot = context.inputs.snapshot;
+    let same =
+        |found: &&DaemonSetFacts| (&found.namespace, &found.name) == (&manifest.namespace, &manifest.name);
+    let live = snapshot.daemon_sets.iter().find(same).filter(|found| found.live.is_some())?;
+    let nodes = |found: &DaemonSetFacts| {
+        let object = ReachingObject::new(&found.placement, snapshot, []);
+        let reach = context.groups.iter().map(|group| object.reach_alike(&group.nodes));
+        let nodes = reach.flat_map(|reach| reach.reached.into_iter().chain(reach.undetermined));
+        nodes.map(|node| node.name.as_str()).collect::<BTreeSet<&str>>()
+    };
+    let (in_cluster, in_manifest) = (nodes(live), nodes(manifest));
+    let only = |one: &BTreeSet<&str>, other: &BTreeSet<&str>| {
+        let names: Vec<&str> = one.difference(other).copied().collect();
+        if names.is_empty() { "no other nodes".to_owned() } else { some_of(&names, 3) }
+    };
+    (in_cluster != in_manifest).then(|| HoldReason::ReachDiffers {
+        cluster: only(&in_cluster, &in_manifest),
+        manifest: only(&in_manifest, &in_cluster),
+    })
+}
