@@ -7,52 +7,53 @@ use crate::machine::Answer;
 const EBADMSG: i32 = 74;
 const EKEYREJECTED: i32 = 129;
 
-/// Result of a comparison.
+/// Result of comparing a verdict of the check with the kernel's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Comparison {
     Agrees,
-    /// The kernel crashes, and the check expects it to load the module.
+    /// The check expects the module to load, but the kernel crashes; with the end of the console.
     Crashes(String),
-    /// The check does not decide.
+    /// The verdict is `unknown`; with the report's summary.
     Unknown(String),
+    /// The check and the kernel disagree; with both answers.
     Differs(String),
 }
 
-/// Compares a verdict, and for a refused module also the rule, with the kernel's answer.
+/// Compares a verdict with the kernel's answer. For a module that both refuse, compares the rule as well.
 pub fn compare(report: &CheckReport, answer: &Answer) -> Comparison {
     match (report.verdict, answer) {
         (Verdict::Loads, Answer::Loaded) | (Verdict::Refused, Answer::Died(_)) => Comparison::Agrees,
         (Verdict::Unknown, _) => Comparison::Unknown(report.summary()),
         (Verdict::Refused, Answer::Refused(error, messages)) => {
-            let mut rules = kernels_rules(*error, messages);
-            // Of a file that is no module, the check reads no more than that.
+            let mut rules = rules_of_refusal(*error, messages);
+            // For a file that is not a module, the check reports nothing but the rule `elf`.
             if report.modules.iter().any(|module| module.about == ModuleAbout::default()) {
                 rules.push(Rule::Elf);
             }
-            let ours: Vec<Rule> = refusing(report).collect();
-            if rules.is_empty() || ours.iter().any(|rule| rules.contains(rule)) {
+            let reported: Vec<Rule> = refusing_rules(report).collect();
+            if rules.is_empty() || reported.iter().any(|rule| rules.contains(rule)) {
                 return Comparison::Agrees;
             }
             Comparison::Differs(format!(
                 "the check names another reason: {}; {}",
                 report.summary(),
-                said(answer)
+                describe(answer)
             ))
         }
         (Verdict::Loads, Answer::Died(console)) => Comparison::Crashes(console.clone()),
-        _ => Comparison::Differs(format!("the check: {}; {}", report.summary(), said(answer))),
+        _ => Comparison::Differs(format!("the check: {}; {}", report.summary(), describe(answer))),
     }
 }
 
-fn refusing(report: &CheckReport) -> impl Iterator<Item = Rule> {
+/// Rules of the findings that refuse the module.
+fn refusing_rules(report: &CheckReport) -> impl Iterator<Item = Rule> {
     let of_modules = report.modules.iter().flat_map(|module| &module.findings);
-    let refusing =
-        report.findings.iter().chain(of_modules).filter(|finding| finding.verdict == Verdict::Refused);
-    refusing.map(|finding| finding.rule)
+    let findings = report.findings.iter().chain(of_modules);
+    findings.filter(|finding| finding.verdict == Verdict::Refused).map(|finding| finding.rule)
 }
 
 /// Describes the kernel's answer.
-fn said(answer: &Answer) -> String {
+fn describe(answer: &Answer) -> String {
     match answer {
         Answer::Loaded => "the kernel loads it".to_owned(),
         Answer::Refused(error, messages) => {
@@ -62,9 +63,9 @@ fn said(answer: &Answer) -> String {
     }
 }
 
-/// Rules that the kernel's messages and its error can mean; empty if they are of no certain rule.
-fn kernels_rules(error: i32, messages: &[String]) -> Vec<Rule> {
-    let known: [(&str, &[Rule]); 16] = [
+/// Rules that the kernel's messages and its error number point to; empty if they point to none.
+fn rules_of_refusal(error: i32, messages: &[String]) -> Vec<Rule> {
+    let rules_by_message: [(&str, &[Rule]); 16] = [
         ("disagrees about version of symbol", &[Rule::SymbolVersion]),
         ("no symbol version for", &[Rule::SymbolVersion]),
         ("version magic", &[Rule::Vermagic]),
@@ -82,7 +83,7 @@ fn kernels_rules(error: i32, messages: &[String]) -> Vec<Rule> {
         ("cannot create duplicate filename", &[Rule::Elf, Rule::BuiltIn]),
         (".gnu.linkonce.this_module section size", &[Rule::ModuleSize]),
     ];
-    let of_messages = known
+    let of_messages = rules_by_message
         .iter()
         .filter(|(text, _)| messages.iter().any(|message| message.contains(text)))
         .flat_map(|(_, rules)| *rules);

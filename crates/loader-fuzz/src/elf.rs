@@ -1,54 +1,54 @@
-//! Edits of relocatable ELF objects of 64 bits. A new or longer section is appended to the file, so that no other changes.
+//! Edits 64-bit relocatable ELF objects. New and longer sections are appended to the file, so that no other section moves.
 
 use std::ops::Range;
 
-pub const ALLOC: u64 = 2;
-pub const WRITE: u64 = 1;
-pub const EXEC: u64 = 4;
-pub const PROGBITS: u32 = 1;
-pub const SYMTAB: u32 = 2;
-pub const STRTAB: u32 = 3;
-pub const RELA: u32 = 4;
-pub const NOBITS: u32 = 8;
-pub const REL: u32 = 9;
+pub const SHF_ALLOC: u64 = 2;
+pub const SHF_WRITE: u64 = 1;
+pub const SHF_EXECINSTR: u64 = 4;
+pub const SHT_PROGBITS: u32 = 1;
+pub const SHT_SYMTAB: u32 = 2;
+pub const SHT_STRTAB: u32 = 3;
+pub const SHT_RELA: u32 = 4;
+pub const SHT_NOBITS: u32 = 8;
+pub const SHT_REL: u32 = 9;
 
-const HEADER: usize = 64;
-const SYMBOL: usize = 24;
-const RELOCATION: usize = 24;
+const SECTION_HEADER_SIZE: usize = 64;
+const SYMBOL_SIZE: usize = 24;
+const RELOCATION_SIZE: usize = 24;
 
-/// Field of a section header: its offset and its size in bytes.
+/// Offset and size in bytes of a field within its structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field(pub usize, pub usize);
 
-pub const NAME: Field = Field(0, 4);
-pub const KIND: Field = Field(4, 4);
-pub const FLAGS: Field = Field(8, 8);
-pub const ADDRESS: Field = Field(16, 8);
-pub const OFFSET: Field = Field(24, 8);
-pub const SIZE: Field = Field(32, 8);
-pub const LINK: Field = Field(40, 4);
-pub const INFO: Field = Field(44, 4);
-pub const ALIGN: Field = Field(48, 8);
-pub const ENTRY: Field = Field(56, 8);
+pub const SH_NAME: Field = Field(0, 4);
+pub const SH_TYPE: Field = Field(4, 4);
+pub const SH_FLAGS: Field = Field(8, 8);
+pub const SH_ADDR: Field = Field(16, 8);
+pub const SH_OFFSET: Field = Field(24, 8);
+pub const SH_SIZE: Field = Field(32, 8);
+pub const SH_LINK: Field = Field(40, 4);
+pub const SH_INFO: Field = Field(44, 4);
+pub const SH_ADDRALIGN: Field = Field(48, 8);
+pub const SH_ENTSIZE: Field = Field(56, 8);
 
 /// Fields of the file's header.
-pub const TYPE: Field = Field(16, 2);
-pub const MACHINE: Field = Field(18, 2);
-pub const SECTIONS_AT: Field = Field(40, 8);
-pub const SECTION_SIZE: Field = Field(58, 2);
-pub const SECTION_COUNT: Field = Field(60, 2);
-pub const NAMES_INDEX: Field = Field(62, 2);
+pub const E_TYPE: Field = Field(16, 2);
+pub const E_MACHINE: Field = Field(18, 2);
+pub const E_SHOFF: Field = Field(40, 8);
+pub const E_SHENTSIZE: Field = Field(58, 2);
+pub const E_SHNUM: Field = Field(60, 2);
+pub const E_SHSTRNDX: Field = Field(62, 2);
 
 /// Fields of a symbol.
-pub const SYMBOL_NAME: Field = Field(0, 4);
-pub const SYMBOL_INFO: Field = Field(4, 1);
-pub const SYMBOL_SECTION: Field = Field(6, 2);
-pub const SYMBOL_VALUE: Field = Field(8, 8);
+pub const ST_NAME: Field = Field(0, 4);
+pub const ST_INFO: Field = Field(4, 1);
+pub const ST_SHNDX: Field = Field(6, 2);
+pub const ST_VALUE: Field = Field(8, 8);
 
 /// Fields of a relocation.
-pub const PLACE: Field = Field(0, 8);
-pub const RELOCATION_KIND: Field = Field(8, 4);
-pub const RELOCATION_SYMBOL: Field = Field(12, 4);
+pub const R_OFFSET: Field = Field(0, 8);
+pub const R_TYPE: Field = Field(8, 4);
+pub const R_SYM: Field = Field(12, 4);
 
 /// A well-formed object.
 #[derive(Clone)]
@@ -68,8 +68,8 @@ impl Object {
     }
 
     pub fn set(&mut self, at: usize, Field(offset, size): Field, value: u64) {
-        let place = self.bytes.get_mut(at + offset..at + offset + size);
-        for (byte, new) in place.into_iter().flatten().zip(value.to_le_bytes()) {
+        let field = self.bytes.get_mut(at + offset..at + offset + size);
+        for (byte, new) in field.into_iter().flatten().zip(value.to_le_bytes()) {
             *byte = new;
         }
     }
@@ -78,13 +78,14 @@ impl Object {
         usize::try_from(self.get(at, field)).unwrap_or(usize::MAX)
     }
 
+    /// Number of sections.
     pub fn count(&self) -> usize {
-        self.number(0, SECTION_COUNT)
+        self.number(0, E_SHNUM)
     }
 
-    /// Position of a section's header.
+    /// File offset of a section's header.
     pub fn header(&self, section: usize) -> usize {
-        self.number(0, SECTIONS_AT) + section * HEADER
+        self.number(0, E_SHOFF) + section * SECTION_HEADER_SIZE
     }
 
     pub fn section(&self, section: usize, field: Field) -> u64 {
@@ -95,13 +96,13 @@ impl Object {
         self.set(self.header(section), field, value);
     }
 
-    /// Position of a section's bytes in the file; empty for a section without.
+    /// Range of a section's bytes in the file; empty for a section without bytes.
     pub fn range(&self, section: usize) -> Range<usize> {
-        if self.section(section, KIND) == u64::from(NOBITS) {
+        if self.section(section, SH_TYPE) == u64::from(SHT_NOBITS) {
             return 0..0;
         }
-        let start = self.number(self.header(section), OFFSET);
-        start..start + self.number(self.header(section), SIZE)
+        let start = self.number(self.header(section), SH_OFFSET);
+        start..start + self.number(self.header(section), SH_SIZE)
     }
 
     pub fn content(&self, section: usize) -> &[u8] {
@@ -109,9 +110,14 @@ impl Object {
     }
 
     pub fn name(&self, section: usize) -> &[u8] {
-        let names = self.content(self.number(0, NAMES_INDEX));
-        let name = names.get(self.number(self.header(section), NAME)..).unwrap_or_default();
+        let names = self.content(self.number(0, E_SHSTRNDX));
+        let name = names.get(self.number(self.header(section), SH_NAME)..).unwrap_or_default();
         name.split(|&byte| byte == 0).next().unwrap_or_default()
+    }
+
+    /// Name of a section, for descriptions.
+    pub fn section_label(&self, section: usize) -> String {
+        String::from_utf8_lossy(self.name(section)).into_owned()
     }
 
     /// Finds the first section of this name.
@@ -119,6 +125,7 @@ impl Object {
         (1..self.count()).find(|&section| self.name(section) == name.as_bytes())
     }
 
+    /// Appends bytes to the file, aligned to 64 bytes. Returns their offset.
     fn append(&mut self, content: &[u8]) -> u64 {
         self.bytes.resize(self.bytes.len().next_multiple_of(64), 0);
         let at = self.bytes.len() as u64;
@@ -126,98 +133,107 @@ impl Object {
         at
     }
 
+    /// Appends a string to a string table. Returns its offset in the table.
+    fn append_string(&mut self, table: usize, text: &[u8]) -> u64 {
+        let strings = self.content(table).to_vec();
+        let offset = strings.len() as u64;
+        self.replace(table, &[&strings, text, b"\0"].concat());
+        offset
+    }
+
     /// Replaces a section's content.
     pub fn replace(&mut self, section: usize, content: &[u8]) {
         let at = self.append(content);
-        self.set_section(section, OFFSET, at);
-        self.set_section(section, SIZE, content.len() as u64);
+        self.set_section(section, SH_OFFSET, at);
+        self.set_section(section, SH_SIZE, content.len() as u64);
     }
 
     /// Adds a section, and returns its number.
     pub fn add(&mut self, name: &str, kind: u32, flags: u64, content: &[u8]) -> usize {
-        let (count, names) = (self.count(), self.number(0, NAMES_INDEX));
-        let mut texts = self.content(names).to_vec();
-        let name_at = texts.len() as u64;
-        texts.extend([name.as_bytes(), b"\0"].concat());
-        self.replace(names, &texts);
-        let at = self.append(content);
+        let count = self.count();
+        let name_offset = self.append_string(self.number(0, E_SHSTRNDX), name.as_bytes());
+        let offset = self.append(content);
         let start = self.header(0);
-        let headers = self.bytes.get(start..start + count * HEADER).unwrap_or_default().to_vec();
-        let table = self.append(&[headers, vec![0; HEADER]].concat());
-        self.set(0, SECTIONS_AT, table);
-        self.set(0, SECTION_COUNT, count as u64 + 1);
+        let headers = self.bytes.get(start..start + count * SECTION_HEADER_SIZE).unwrap_or_default().to_vec();
+        let table = self.append(&[headers, vec![0; SECTION_HEADER_SIZE]].concat());
+        self.set(0, E_SHOFF, table);
+        self.set(0, E_SHNUM, count as u64 + 1);
         let size = content.len() as u64;
-        let values =
-            [(NAME, name_at), (KIND, kind.into()), (FLAGS, flags), (OFFSET, at), (SIZE, size), (ALIGN, 8)];
+        let values = [
+            (SH_NAME, name_offset),
+            (SH_TYPE, kind.into()),
+            (SH_FLAGS, flags),
+            (SH_OFFSET, offset),
+            (SH_SIZE, size),
+            (SH_ADDRALIGN, 8),
+        ];
         for (field, value) in values {
             self.set_section(count, field, value);
         }
         count
     }
 
-    /// Renames a section. The old name may be part of another section's, so the new one is appended.
+    /// Renames a section. Appends the new name, because another section's name may share the bytes of the old one.
     pub fn rename(&mut self, section: usize, name: &str) {
-        let names = self.number(0, NAMES_INDEX);
-        let mut texts = self.content(names).to_vec();
-        let at = texts.len() as u64;
-        texts.extend([name.as_bytes(), b"\0"].concat());
-        self.replace(names, &texts);
-        self.set_section(section, NAME, at);
+        let offset = self.append_string(self.number(0, E_SHSTRNDX), name.as_bytes());
+        self.set_section(section, SH_NAME, offset);
     }
 
-    /// The number of the symbol table.
+    /// Number of the symbol table's section.
     pub fn symbol_table(&self) -> usize {
         (1..self.count())
-            .find(|&section| self.section(section, KIND) == u64::from(SYMTAB))
+            .find(|&section| self.section(section, SH_TYPE) == u64::from(SHT_SYMTAB))
             .unwrap_or_default()
     }
 
-    /// The number of the table with the symbols' names.
+    /// Number of the section with the symbols' names.
     pub fn symbol_names(&self) -> usize {
-        self.number(self.header(self.symbol_table()), LINK)
+        self.number(self.header(self.symbol_table()), SH_LINK)
     }
 
-    /// Positions of all symbols but the first.
+    /// File offsets of all symbols except the null symbol.
     pub fn symbols(&self) -> Vec<usize> {
-        self.range(self.symbol_table()).step_by(SYMBOL).skip(1).collect()
+        self.range(self.symbol_table()).step_by(SYMBOL_SIZE).skip(1).collect()
     }
 
     pub fn symbol_name(&self, symbol: usize) -> &[u8] {
         let names = self.content(self.symbol_names());
-        let name = names.get(self.number(symbol, SYMBOL_NAME)..).unwrap_or_default();
+        let name = names.get(self.number(symbol, ST_NAME)..).unwrap_or_default();
         name.split(|&byte| byte == 0).next().unwrap_or_default()
     }
 
-    /// Gives a symbol another name.
-    pub fn rename_symbol(&mut self, symbol: usize, name: &[u8]) {
-        let table = self.symbol_names();
-        let mut texts = self.content(table).to_vec();
-        let at = texts.len() as u64;
-        texts.extend([name, b"\0"].concat());
-        self.replace(table, &texts);
-        self.set(symbol, SYMBOL_NAME, at);
+    /// Name of a symbol, for descriptions.
+    pub fn symbol_label(&self, symbol: usize) -> String {
+        String::from_utf8_lossy(self.symbol_name(symbol)).into_owned()
     }
 
-    /// Positions of the relocations of loaded sections, with the number of the section that they change.
+    /// Renames a symbol. Appends the new name, because another symbol's name may share the bytes of the old one.
+    pub fn rename_symbol(&mut self, symbol: usize, name: &[u8]) {
+        let offset = self.append_string(self.symbol_names(), name);
+        self.set(symbol, ST_NAME, offset);
+    }
+
+    /// File offsets of the relocations of loaded sections, each with the number of the section that it changes.
     pub fn relocations(&self) -> Vec<(usize, usize)> {
         let is_applied = |&section: &usize| {
-            let target = self.number(self.header(section), INFO);
-            self.section(section, KIND) == u64::from(RELA) && self.section(target, FLAGS) & ALLOC != 0
+            let target = self.number(self.header(section), SH_INFO);
+            self.section(section, SH_TYPE) == u64::from(SHT_RELA)
+                && self.section(target, SH_FLAGS) & SHF_ALLOC != 0
         };
         let tables = (1..self.count()).filter(is_applied);
         tables
             .flat_map(|section| {
-                let target = self.number(self.header(section), INFO);
-                self.range(section).step_by(RELOCATION).map(move |at| (at, target))
+                let target = self.number(self.header(section), SH_INFO);
+                self.range(section).step_by(RELOCATION_SIZE).map(move |at| (at, target))
             })
             .collect()
     }
 
-    /// Takes the pointers to the init and exit functions out of `struct module`, so that the kernel runs no code of the module.
-    pub fn set_no_functions(&mut self) {
+    /// Removes the pointers to the init and exit functions from `struct module`, so that the kernel runs no code of the module.
+    pub fn remove_init_and_exit(&mut self) {
         let Some(section) = self.find(".rela.gnu.linkonce.this_module") else { return };
-        for at in self.range(section).step_by(RELOCATION) {
-            self.set(at, RELOCATION_KIND, 0);
+        for at in self.range(section).step_by(RELOCATION_SIZE) {
+            self.set(at, R_TYPE, 0);
         }
     }
 }

@@ -1,9 +1,19 @@
 /* Init of the virtual machine: loads each mutant of /plan, and reports the kernel's answer to the device of the first argument.
  *
- * The plan holds little-endian words of 32 bits: the number of bases, and for each its length and its bytes; the number of
- * mutants, and for each its number, its base, its length, the number of its edits, and for each edit the offset, the length and
- * the bytes. Lines of the report: "B NUMBER" before a load, "K TEXT" for each kernel message, "R NUMBER ERRNO" after it, "S
- * NUMBER" for a module that cannot be unloaded, and "E" at the end. */
+ * The plan consists of 32-bit little-endian words and of bytes:
+ *
+ *     number of bases; for each base: length, bytes
+ *     number of mutants; for each mutant: number, index of the base, length, number of edits;
+ *         for each edit: offset, length, bytes
+ *
+ * Lines of the report:
+ *
+ *     B NUMBER        before a load
+ *     K TEXT          a kernel message during the load
+ *     R NUMBER ERRNO  after the load; 0 if it succeeded
+ *     S NUMBER        the module cannot be unloaded, and the machine restarts
+ *     X TEXT          init failed
+ *     E               end of the report */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -40,8 +50,8 @@ static unsigned char *bytes(FILE *plan, size_t length) {
     return content;
 }
 
-/* Reads all new kernel messages, and reports up to 12 of them. */
-static void messages(int shown) {
+/* Reads all new kernel messages. If asked to, reports the first 12 of them. */
+static void read_messages(int report_them) {
     char record[8192];
     int count = 0;
     for (;;) {
@@ -50,7 +60,7 @@ static void messages(int shown) {
         if (length <= 0) return;
         record[length] = 0;
         char *text = strchr(record, ';');
-        if (!text || !shown || ++count > 12) continue;
+        if (!text || !report_them || ++count > 12) continue;
         text[1 + strcspn(text + 1, "\n")] = 0;
         fprintf(report, "K %.200s\n", text + 1);
     }
@@ -85,7 +95,7 @@ int main(int argc, char **argv) {
     }
     for (uint32_t left = word(plan); left > 0; left--) {
         uint32_t number = word(plan), base = word(plan), length = word(plan), edits = word(plan);
-        if (base >= count) give_up("a base");
+        if (base >= count) give_up("find the base of a mutant");
         unsigned char *module = calloc(1, length > lengths[base] ? length : lengths[base] + 1);
         memcpy(module, bases[base], lengths[base]);
         while (edits-- > 0) {
@@ -94,11 +104,11 @@ int main(int argc, char **argv) {
             memcpy(module + offset, content, size);
             free(content);
         }
-        messages(0);
+        read_messages(0);
         fprintf(report, "B %u\n", number);
         fflush(report);
         int error = syscall(SYS_init_module, module, (unsigned long)length, "") ? errno : 0;
-        messages(1);
+        read_messages(1);
         fprintf(report, "R %u %d\n", number, error);
         fflush(report);
         free(module);

@@ -1,4 +1,4 @@
-//! Kernels in directories with their unpacked Debian packages.
+//! Reads kernels from directories with unpacked Debian packages.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,7 @@ use kmod::{
 
 use crate::{Result, elf::Object, fail};
 
-/// A kernel with its modules, and the facts about it for the check.
+/// A kernel with its modules, and the facts that the check needs.
 pub struct Kernel {
     pub facts: KernelFacts,
     pub vmlinuz: PathBuf,
@@ -22,13 +22,13 @@ pub struct Kernel {
     modules: PathBuf,
 }
 
-/// A module of the kernel that mutants are made from.
+/// A module of the kernel from which mutants are made.
 #[derive(Clone)]
-pub struct Base {
+pub struct BaseModule {
     pub name: String,
-    /// The file as the kernel's package has it, with its signature.
+    /// Contents of the file in the kernel's package, including the signature.
     pub signed: Vec<u8>,
-    /// The object without its signature. Its init function does not run, because no relocation sets the pointer to it.
+    /// ELF object without the signature. Its init function does not run, because no relocation sets the pointer to it.
     pub object: Object,
     pub module: Module,
 }
@@ -38,40 +38,40 @@ impl Kernel {
     pub fn read(root: &Path) -> Result<Self> {
         let modules = ["lib/modules", "usr/lib/modules"]
             .iter()
-            .find_map(|place| {
-                fs::read_dir(root.join(place))
+            .find_map(|directory| {
+                fs::read_dir(root.join(directory))
                     .ok()?
                     .flatten()
                     .map(|entry| entry.path())
                     .find(|p| p.join("kernel").is_dir())
             })
-            .ok_or_else(|| fail(format!("{} has no kernel", root.display())))?;
+            .ok_or_else(|| fail(format!("{} has no lib/modules/RELEASE/kernel", root.display())))?;
         let release = modules.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
         let headers = root.join("usr/src").join(format!("linux-headers-{release}"));
-        let common = fs::read_dir(root.join("usr/src"))?
+        let common_headers = fs::read_dir(root.join("usr/src"))?
             .flatten()
             .map(|entry| entry.path())
             .find(|path| path.join("include/linux/vermagic.h").is_file())
-            .ok_or_else(|| fail(format!("{} has no headers", root.display())))?;
+            .ok_or_else(|| fail(format!("{} has no usr/src/*/include/linux/vermagic.h", root.display())))?;
         let config = KernelConfig::parse(&fs::read_to_string(headers.join("include/config/auto.conf"))?)
             .map_err(fail)?;
-        let (arch, asm) = if config.is_set("ARM64") {
+        let (arch, arch_header) = if config.is_set("ARM64") {
             (Architecture::Arm64, "arch/arm64/include/asm/vermagic.h")
         } else {
             (Architecture::Amd64, "arch/x86/include/asm/vermagic.h")
         };
         let release: KernelRelease = release.parse().map_err(fail)?;
-        let places = [root.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
-        let vmlinuz = places
+        let candidates = [root.join(format!("boot/vmlinuz-{release}")), modules.join("vmlinuz")];
+        let vmlinuz = candidates
             .into_iter()
-            .find(|place| place.is_file())
-            .ok_or_else(|| fail("the kernel's image is missing"))?;
+            .find(|path| path.is_file())
+            .ok_or_else(|| fail(format!("{} has no boot/vmlinuz-{release}", root.display())))?;
         let mut facts = KernelFacts::new(release, arch, config);
         facts.symbols =
             Some(SymbolTable::parse(&fs::read_to_string(headers.join("Module.symvers"))?).map_err(fail)?);
         facts.vermagic_headers = Some(VermagicHeaders {
-            vermagic: fs::read_to_string(common.join("include/linux/vermagic.h"))?,
-            arch: fs::read_to_string(common.join(asm))?,
+            vermagic: fs::read_to_string(common_headers.join("include/linux/vermagic.h"))?,
+            arch: fs::read_to_string(common_headers.join(arch_header))?,
             layout_seed: String::new(),
         });
         let mut kernel = Self { facts, vmlinuz, modules };
@@ -79,7 +79,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Adds the facts that the kernel image and one of the kernel's own modules have.
+    /// Adds the facts that only the kernel image and the kernel's own modules contain.
     fn add_facts(&mut self) -> Result<()> {
         let mut image = File::open(&self.vmlinuz)?;
         let payload = kmod::locate(&mut image).map_err(fail)?;
@@ -89,13 +89,14 @@ impl Kernel {
         let mut vmlinux = Vmlinux::open(plain).map_err(fail)?;
         let mut extra = vmlinux.facts().map_err(fail)?;
         let mut index = InTree::default();
-        for file in self.files()? {
+        for file in self.module_files()? {
             index.add_module(&file.strip_prefix(&self.modules).unwrap_or(&file).to_string_lossy());
         }
         index.add_builtin(&fs::read_to_string(self.modules.join("modules.builtin")).unwrap_or_default());
         extra.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });
-        let sample = self.files()?.into_iter().next().ok_or_else(|| fail("the kernel has no modules"))?;
-        let module = Module::parse(&contents(&sample)?[..]).map_err(fail)?;
+        let sample =
+            self.module_files()?.into_iter().next().ok_or_else(|| fail("the kernel has no modules"))?;
+        let module = Module::parse(&read_module_file(&sample)?[..]).map_err(fail)?;
         let source = FactSource::InTreeModule(module.name.clone());
         extra.vermagic =
             module.vermagic().map(|text| Known { value: text.to_owned(), source: source.clone() });
@@ -105,8 +106,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// All module files of the kernel, sorted.
-    pub fn files(&self) -> Result<Vec<PathBuf>> {
+    /// Lists all module files of the kernel, sorted.
+    fn module_files(&self) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         let mut directories = vec![self.modules.join("kernel")];
         while let Some(directory) = directories.pop() {
@@ -123,45 +124,47 @@ impl Kernel {
         Ok(files)
     }
 
-    /// Chooses small modules that need no other module: half of them with exports, the rest at random.
-    pub fn bases(&self, count: usize, random: &mut fastrand::Rng) -> Result<Vec<Base>> {
-        let mut files = self.files()?;
+    /// Chooses up to `count` small modules that depend on no other module, up to half of them with exports and up to half without.
+    pub fn base_modules(&self, count: usize, random: &mut fastrand::Rng) -> Result<Vec<BaseModule>> {
+        let mut files = self.module_files()?;
         random.shuffle(&mut files);
-        let (mut plain, mut exporting) = (Vec::new(), Vec::new());
+        let (mut without_exports, mut exporting) = (Vec::new(), Vec::new());
         for file in files {
-            if plain.len() + exporting.len() == count {
+            if without_exports.len() + exporting.len() == count {
                 break;
             }
             let is_small = fs::metadata(&file)?.len() < 64 << 10;
-            let Some(base) = is_small.then(|| Base::read(&file)).transpose()?.flatten() else { continue };
-            let chosen = if base.module.exports.is_empty() { &mut plain } else { &mut exporting };
+            let Some(base) = is_small.then(|| BaseModule::read(&file)).transpose()?.flatten() else {
+                continue;
+            };
+            let chosen = if base.module.exports.is_empty() { &mut without_exports } else { &mut exporting };
             if chosen.len() < count.div_ceil(2) {
                 chosen.push(base);
             }
         }
-        plain.append(&mut exporting);
-        Ok(plain)
+        without_exports.append(&mut exporting);
+        Ok(without_exports)
     }
 }
 
-impl Base {
-    /// Reads a module; `None` if it is too large or needs other modules.
+impl BaseModule {
+    /// Reads a module; returns `None` if the module is too large or depends on other modules.
     fn read(file: &Path) -> Result<Option<Self>> {
-        let signed = contents(file)?;
+        let signed = read_module_file(file)?;
         let Ok(module) = Module::parse(&signed[..]) else { return Ok(None) };
         let (object, _) = kmod::without_signature(&signed);
         if signed.len() > 128 << 10 || module.field("depends").is_some_and(|names| !names.is_empty()) {
             return Ok(None);
         }
         let mut object = Object::new(object.to_vec());
-        object.set_no_functions();
+        object.remove_init_and_exit();
         let module = Module::parse(&object.bytes[..]).map_err(fail)?;
         Ok(Some(Self { name: module.name.clone(), signed, object, module }))
     }
 }
 
-/// Reads a module file, which may be compressed.
-pub fn contents(file: &Path) -> Result<Vec<u8>> {
+/// Reads a module file, and decompresses it if its name ends in `.xz` or `.zst`.
+fn read_module_file(file: &Path) -> Result<Vec<u8>> {
     let program = match file.extension().and_then(|end| end.to_str()) {
         Some("xz") => "xz",
         Some("zst") => "zstd",

@@ -1,12 +1,12 @@
-//! Loads mutants in virtual machines, each of which runs until the kernel dies or no mutant is left.
+//! Loads mutants in virtual machines. A virtual machine loads mutants until its kernel dies or no mutant is left.
 
 use std::{
     collections::BTreeMap,
     fs,
     io::{BufRead as _, BufReader, Write as _},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::mpsc::channel,
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
     thread,
     time::Duration,
 };
@@ -16,15 +16,21 @@ use tempfile::TempDir;
 
 use crate::{
     Result, fail,
-    kernel::{Base, Kernel},
+    kernel::{BaseModule, Kernel},
 };
 
-/// Time for a machine to start, and to answer about one module. The machine is emulated, on a host that may be busy.
-const START: Duration = Duration::from_mins(3);
-const ANSWER: Duration = Duration::from_mins(1);
+/// Timeout for the first line of a virtual machine's report. The machine is emulated, on a host that may be busy.
+const BOOT_TIMEOUT: Duration = Duration::from_mins(3);
+/// Timeout for each further line of the report.
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
+/// Number of virtual machines in a row that may end without an answer.
+const MAX_IDLE_RUNS: u32 = 2;
+/// Number of the console's last lines in errors and answers.
+const CONSOLE_LINES: usize = 40;
 
-/// A mutant to load: its base, and its bytes.
+/// A mutant to load.
 pub struct Load<'a> {
+    /// Index of the base module.
     pub base: usize,
     pub bytes: &'a [u8],
 }
@@ -33,35 +39,38 @@ pub struct Load<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Loaded,
-    /// Number of the error, and the kernel's messages.
+    /// The `errno` of the system call, and the kernel's messages.
     Refused(i32, Vec<String>),
     /// The kernel panicked or hung, with the end of its console.
     Died(String),
 }
 
-/// A place for the machine's files, with the compiled init.
-pub struct Guests<'a> {
+/// Loads mutants in virtual machines, one machine at a time.
+pub struct MutantLoader<'a> {
     kernel: &'a Kernel,
-    bases: &'a [Base],
-    place: TempDir,
+    bases: &'a [BaseModule],
+    /// Directory with the compiled init, the initramfs and the console's output.
+    directory: TempDir,
 }
 
-impl<'a> Guests<'a> {
-    pub fn new(kernel: &'a Kernel, bases: &'a [Base]) -> Result<Self> {
-        let place = tempfile::tempdir()?;
-        let source = place.path().join("guest.c");
+impl<'a> MutantLoader<'a> {
+    /// Compiles the init of the virtual machines.
+    pub fn new(kernel: &'a Kernel, bases: &'a [BaseModule]) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let source = directory.path().join("guest.c");
         fs::write(&source, include_str!("guest.c"))?;
-        let root = place.path().join("root");
+        let root = directory.path().join("root");
         fs::create_dir(&root)?;
         let compiler = match kernel.facts.arch {
             Architecture::Amd64 => "x86_64-linux-gnu-gcc",
             Architecture::Arm64 => "aarch64-linux-gnu-gcc",
         };
         let options = ["-static", "-O1", "-Wall", "-Werror", "-o"];
-        let done = Command::new(compiler).args(options).arg(root.join("init")).arg(&source).status();
-        match done {
-            Ok(status) if status.success() => Ok(Self { kernel, bases, place }),
-            other => Err(fail(format!("{compiler}: {other:?}"))),
+        let compiled = Command::new(compiler).args(options).arg(root.join("init")).arg(&source).status();
+        match compiled {
+            Ok(status) if status.success() => Ok(Self { kernel, bases, directory }),
+            Ok(status) => Err(fail(format!("compile guest.c with {compiler}: {status}"))),
+            Err(error) => Err(fail(format!("start {compiler}: {error}"))),
         }
     }
 
@@ -69,101 +78,49 @@ impl<'a> Guests<'a> {
     pub fn load(&self, loads: &[Load<'_>]) -> Result<Vec<Answer>> {
         let mut answers = BTreeMap::new();
         let mut next = 0;
-        let mut idle = 0;
+        let mut idle_runs = 0;
         while next < loads.len() {
-            let before = next;
-            self.run(loads, next, &mut answers)?;
+            let first = next;
+            self.run(loads, first, &mut answers)?;
             next = answers.last_key_value().map_or(0, |(number, _)| number + 1);
-            idle = if next == before { idle + 1 } else { 0 };
-            if idle > 2 {
-                return Err(fail(format!("the machine does not reach mutant {next}: {}", self.console())));
+            idle_runs = if next == first { idle_runs + 1 } else { 0 };
+            if idle_runs > MAX_IDLE_RUNS {
+                return Err(fail(format!(
+                    "the virtual machine does not reach mutant {next}: {}",
+                    self.last_console_lines()
+                )));
             }
         }
         Ok(answers.into_values().collect())
     }
 
-    /// Runs one machine, from a mutant on.
+    /// Runs one virtual machine, which loads the mutants from `first` on.
     fn run(&self, loads: &[Load<'_>], first: usize, answers: &mut BTreeMap<usize, Answer>) -> Result<()> {
-        self.pack(loads, first)?;
+        self.write_initramfs(loads, first)?;
         let mut child = self.boot()?;
-        let (sender, lines) = channel();
-        let output = child.stdout.take();
-        // The thread ends with the machine, which closes the pipe.
-        thread::spawn(move || {
-            for line in output
-                .into_iter()
-                .flat_map(|output| BufReader::new(output).split(b'\n').map_while(std::result::Result::ok))
-            {
-                if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
-                    break;
-                }
-            }
-        });
-        let (mut current, mut messages, mut patience) = (None, Vec::new(), START);
-        while let Ok(line) = lines.recv_timeout(patience) {
-            patience = ANSWER;
-            let words: Vec<&str> = line.splitn(3, ' ').collect();
-            match words.as_slice() {
-                ["B", number] => {
-                    current = number.parse().ok();
-                    messages.clear();
-                }
-                ["K", ..] => messages.push(line.get(2..).unwrap_or_default().to_owned()),
-                ["R", number, error] => {
-                    let error: i32 = error.parse().map_err(fail)?;
-                    let answer =
-                        if error == 0 { Answer::Loaded } else { Answer::Refused(error, messages.clone()) };
-                    answers.insert(number.parse().map_err(fail)?, answer);
-                    current = None;
-                }
-                ["X", ..] => return Err(fail(format!("the machine's init failed: {line}"))),
-                ["E"] => break,
-                _ => {}
-            }
-        }
-        // The process may have ended.
+        let lines = read_lines(child.stdout.take());
+        let unanswered = read_answers_of_guest(&lines, answers);
+        // Killing a process that has already exited is not an error.
         let _ = child.kill();
         child.wait()?;
-        if let Some(number) = current {
-            answers.insert(number, Answer::Died(self.console()));
+        if let Some(number) = unanswered? {
+            answers.insert(number, Answer::Died(self.last_console_lines()));
         }
         Ok(())
     }
 
-    fn console(&self) -> String {
-        let text = fs::read(self.place.path().join("console")).unwrap_or_default();
+    fn last_console_lines(&self) -> String {
+        let text = fs::read(self.directory.path().join("console")).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        lines.get(lines.len().saturating_sub(40)..).unwrap_or_default().join("\n")
+        lines.get(lines.len().saturating_sub(CONSOLE_LINES)..).unwrap_or_default().join("\n")
     }
 
-    /// Writes the initramfs with the plan.
-    fn pack(&self, loads: &[Load<'_>], first: usize) -> Result<()> {
-        let root = self.place.path().join("root");
-        let mut plan = Vec::new();
-        let word = |plan: &mut Vec<u8>, value: usize| {
-            plan.extend(u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes());
-        };
-        word(&mut plan, self.bases.len());
-        for base in self.bases {
-            word(&mut plan, base.object.bytes.len());
-            plan.extend(&base.object.bytes);
-        }
-        word(&mut plan, loads.len() - first);
-        for (number, load) in loads.iter().enumerate().skip(first) {
-            let base = self.bases.get(load.base).map_or(&[][..], |base| &base.object.bytes);
-            let edits = difference(base, load.bytes);
-            for value in [number, load.base, load.bytes.len(), edits.len()] {
-                word(&mut plan, value);
-            }
-            for (offset, bytes) in edits {
-                word(&mut plan, offset);
-                word(&mut plan, bytes.len());
-                plan.extend(bytes);
-            }
-        }
-        fs::write(root.join("plan"), plan)?;
-        let archive = fs::File::create(self.place.path().join("initramfs"))?;
+    /// Writes the initramfs, which contains init and the plan.
+    fn write_initramfs(&self, loads: &[Load<'_>], first: usize) -> Result<()> {
+        let root = self.directory.path().join("root");
+        fs::write(root.join("plan"), self.plan(loads, first))?;
+        let archive = fs::File::create(self.directory.path().join("initramfs"))?;
         let mut cpio = Command::new("cpio")
             .args(["--quiet", "-o", "-H", "newc"])
             .current_dir(&root)
@@ -173,12 +130,38 @@ impl<'a> Guests<'a> {
         if let Some(mut names) = cpio.stdin.take() {
             names.write_all(b"init\nplan\n")?;
         }
-        if cpio.wait()?.success() { Ok(()) } else { Err(fail("cpio failed")) }
+        let status = cpio.wait()?;
+        if status.success() { Ok(()) } else { Err(fail(format!("cpio failed: {status}"))) }
     }
 
+    /// Encodes the mutants from `first` on for init, in the format that `guest.c` describes.
+    fn plan(&self, loads: &[Load<'_>], first: usize) -> Vec<u8> {
+        let mut plan = Vec::new();
+        push_word(&mut plan, self.bases.len());
+        for base in self.bases {
+            push_word(&mut plan, base.object.bytes.len());
+            plan.extend(&base.object.bytes);
+        }
+        push_word(&mut plan, loads.len() - first);
+        for (number, load) in loads.iter().enumerate().skip(first) {
+            let base = self.bases.get(load.base).map_or(&[][..], |base| &base.object.bytes);
+            let edits = edits(base, load.bytes);
+            for value in [number, load.base, load.bytes.len(), edits.len()] {
+                push_word(&mut plan, value);
+            }
+            for (offset, bytes) in edits {
+                push_word(&mut plan, offset);
+                push_word(&mut plan, bytes.len());
+                plan.extend(bytes);
+            }
+        }
+        plan
+    }
+
+    /// Starts QEMU. The report arrives on standard output, and the console goes to a file.
     fn boot(&self) -> Result<Child> {
-        let place = self.place.path();
-        let console = format!("file,id=console,path={}", place.join("console").display());
+        let directory = self.directory.path();
+        let console = format!("file,id=console,path={}", directory.join("console").display());
         let (program, machine, hardware, device) = match self.kernel.facts.arch {
             Architecture::Amd64 => ("qemu-system-x86_64", "pc", "console=ttyS0 no_timer_check", "/dev/ttyS1"),
             // Pointer authentication makes the emulator slow.
@@ -189,11 +172,11 @@ impl<'a> Guests<'a> {
         let mut command = Command::new(program);
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"])
-            // Guests hang on some nested hosts that offer KVM.
+            // Emulation, because guests hang on some nested hosts that offer KVM.
             .args(["-machine", machine, "-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", "1024", "-kernel"])
             .arg(&self.kernel.vmlinuz)
             .arg("-initrd")
-            .arg(place.join("initramfs"))
+            .arg(directory.join("initramfs"))
             .args(["-append", &format!("{hardware} quiet panic=-1 oops=panic rdinit=/init -- {device}")])
             .args([
                 "-chardev",
@@ -213,64 +196,115 @@ impl<'a> Guests<'a> {
     }
 }
 
-/// Returns what differs from the base, as positions and bytes. Bytes of the base after the mutant's end do not count.
-fn difference<'m>(base: &[u8], mutant: &'m [u8]) -> Vec<(usize, &'m [u8])> {
+/// Reads lines in a thread. The thread ends when QEMU exits and closes the pipe.
+fn read_lines(output: Option<ChildStdout>) -> Receiver<String> {
+    let (sender, lines) = channel();
+    thread::spawn(move || {
+        let lines = output
+            .into_iter()
+            .flat_map(|output| BufReader::new(output).split(b'\n').map_while(std::result::Result::ok));
+        for line in lines {
+            if sender.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    lines
+}
+
+/// Reads the guest's report until its end or a timeout. Returns the mutant that was being loaded at that time.
+fn read_answers_of_guest(
+    lines: &Receiver<String>,
+    answers: &mut BTreeMap<usize, Answer>,
+) -> Result<Option<usize>> {
+    let (mut current, mut messages, mut timeout) = (None, Vec::new(), BOOT_TIMEOUT);
+    while let Ok(line) = lines.recv_timeout(timeout) {
+        timeout = ANSWER_TIMEOUT;
+        let words: Vec<&str> = line.splitn(3, ' ').collect();
+        match words.as_slice() {
+            ["B", number] => {
+                current = number.parse().ok();
+                messages.clear();
+            }
+            ["K", ..] => messages.push(line.get(2..).unwrap_or_default().to_owned()),
+            ["R", number, errno] => {
+                let answer = match errno.parse().map_err(fail)? {
+                    0 => Answer::Loaded,
+                    errno => Answer::Refused(errno, messages.clone()),
+                };
+                answers.insert(number.parse().map_err(fail)?, answer);
+                current = None;
+            }
+            ["X", ..] => return Err(fail(format!("init of the virtual machine failed: {line}"))),
+            ["E"] => break,
+            _ => {}
+        }
+    }
+    Ok(current)
+}
+
+fn push_word(plan: &mut Vec<u8>, value: usize) {
+    plan.extend(u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes());
+}
+
+/// Returns the edits that turn the base into the mutant, as offsets and bytes. Ignores bytes of the base beyond the mutant's end.
+fn edits<'m>(base: &[u8], mutant: &'m [u8]) -> Vec<(usize, &'m [u8])> {
+    /// Differences that are closer than this number of bytes become one edit.
     const GAP: usize = 16;
-    let mut edits: Vec<(usize, usize)> = Vec::new();
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
     let common = base.len().min(mutant.len());
     for at in (0..common).filter(|&at| base.get(at) != mutant.get(at)) {
-        match edits.last_mut() {
+        match ranges.last_mut() {
             Some((_, end)) if at < *end + GAP => *end = at + 1,
-            _ => edits.push((at, at + 1)),
+            _ => ranges.push((at, at + 1)),
         }
     }
     if mutant.len() > common {
-        edits.push((common, mutant.len()));
+        ranges.push((common, mutant.len()));
     }
-    edits.into_iter().filter_map(|(start, end)| Some((start, mutant.get(start..end)?))).collect()
+    ranges.into_iter().filter_map(|(start, end)| Some((start, mutant.get(start..end)?))).collect()
 }
 
-/// The path of a file for a mutant that is kept.
-pub fn kept(place: &Path, number: usize, name: &str) -> PathBuf {
-    place.join(format!("{number}-{name}.ko"))
-}
-
-/// Reads recorded answers; `None` if there are none.
+/// Reads recorded answers; returns `None` if the file does not exist.
 pub fn read_answers(file: &Path) -> Result<Option<Vec<Answer>>> {
     if !file.exists() {
         return Ok(None);
     }
-    let answer = |line: &str| {
-        let mut fields = line.split('\t').map(str::to_owned);
-        match fields.next().as_deref() {
-            Some("loaded") => Ok(Answer::Loaded),
-            Some("refused") => {
-                let error = fields.next().unwrap_or_default().parse().map_err(fail)?;
-                Ok(Answer::Refused(error, fields.collect()))
-            }
-            Some("died") => Ok(Answer::Died(fields.collect::<Vec<_>>().join("\n"))),
-            _ => Err(fail(format!("{} has the line {line:?}", file.display()))),
-        }
-    };
-    fs::read_to_string(file)?.lines().map(answer).collect::<Result<_>>().map(Some)
+    let text = fs::read_to_string(file)?;
+    let answers = text.lines().map(|line| {
+        parse_answer(line).ok_or_else(|| fail(format!("{}: not a recorded answer: {line:?}", file.display())))
+    });
+    answers.collect::<Result<_>>().map(Some)
 }
 
-/// Records answers, a line for each.
+/// Records answers, one per line.
 pub fn write_answers(file: &Path, answers: &[Answer]) -> Result<()> {
-    if let Some(place) = file.parent() {
-        fs::create_dir_all(place)?;
+    if let Some(directory) = file.parent() {
+        fs::create_dir_all(directory)?;
     }
-    let line = |answer: &Answer| {
-        let fields: Vec<String> = match answer {
-            Answer::Loaded => vec!["loaded".to_owned()],
-            Answer::Refused(error, messages) => ["refused".to_owned(), error.to_string()]
-                .into_iter()
-                .chain(messages.iter().cloned())
-                .collect(),
-            Answer::Died(console) => ["died"].into_iter().chain(console.lines()).map(str::to_owned).collect(),
-        };
-        let fields: Vec<String> = fields.iter().map(|field| field.replace(['\t', '\n', '\r'], " ")).collect();
-        fields.join("\t") + "\n"
+    Ok(fs::write(file, answers.iter().map(answer_line).collect::<String>())?)
+}
+
+/// Parses a line of [`answer_line`]; `None` for a line of another form.
+fn parse_answer(line: &str) -> Option<Answer> {
+    let mut fields = line.split('\t').map(str::to_owned);
+    match fields.next()?.as_str() {
+        "loaded" => Some(Answer::Loaded),
+        "refused" => Some(Answer::Refused(fields.next()?.parse().ok()?, fields.collect())),
+        "died" => Some(Answer::Died(fields.collect::<Vec<_>>().join("\n"))),
+        _ => None,
+    }
+}
+
+/// Formats an answer as tab-separated fields.
+fn answer_line(answer: &Answer) -> String {
+    let fields: Vec<String> = match answer {
+        Answer::Loaded => vec!["loaded".to_owned()],
+        Answer::Refused(errno, messages) => {
+            ["refused".to_owned(), errno.to_string()].into_iter().chain(messages.iter().cloned()).collect()
+        }
+        Answer::Died(console) => ["died"].into_iter().chain(console.lines()).map(str::to_owned).collect(),
     };
-    Ok(fs::write(file, answers.iter().map(line).collect::<String>())?)
+    let fields: Vec<String> = fields.iter().map(|field| field.replace(['\t', '\n', '\r'], " ")).collect();
+    fields.join("\t") + "\n"
 }

@@ -1,13 +1,13 @@
-//! Compares the check of kernel modules with real kernels. It changes modules of a kernel, loads them in a virtual machine that
-//! runs that kernel, and compares each answer with the verdict of the check.
+//! Compares the check of kernel modules with real kernels. Mutates modules of a kernel, loads the mutants in a virtual machine
+//! that runs the same kernel, and compares each answer of the kernel with the verdict of the check.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
 mod compare;
 mod elf;
-mod grammar;
 mod kernel;
 mod machine;
+mod mutation;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,10 +19,10 @@ use std::{
 
 use compare::{Comparison, compare};
 use fastrand::Rng;
-use grammar::{Context, Mutant, mutant, rules};
-use kernel::{Base, Kernel};
+use kernel::{BaseModule, Kernel};
 use kmod::{CheckReport, CheckRequest, KernelFacts, Module, PayloadModule, check};
-use machine::{Answer, Guests, Load};
+use machine::{Answer, Load, MutantLoader};
+use mutation::{Context, Mutant, mutant, rules};
 
 const USAGE: &str = "usage: loader-fuzz [--seed N] [--mutants N] [--keep DIR] [--answers DIR] KERNEL...
 
@@ -31,17 +31,22 @@ const USAGE: &str = "usage: loader-fuzz [--seed N] [--mutants N] [--keep DIR] [-
   --seed N     seed of the random numbers (default 1)
   --keep DIR   directory for the modules on which the check and the kernel differ
   --answers DIR
-               directory for the kernels' answers. A run with the same kernel, seed and number of mutants takes them from there
-               and starts no virtual machine, so that a change of a rule can be compared with the same answers
+               directory for the kernels' answers. A run with the same kernel, seed and number of mutants reads them from there
+               instead of starting a virtual machine, so that a changed rule is compared with the same answers
 
 Exit code 1 when the check and a kernel differ.";
 
-/// Modules that mutants of one kernel are made from.
-const BASES: usize = 48;
-/// Mutants that change any field, for each mutant of a rule.
-const OF_ANY_FIELD: usize = 53;
-/// Maximum share of mutants for which the check does not decide, in percent.
+/// Maximum number of modules from which the mutants of one kernel are made.
+const MAX_BASE_MODULES: usize = 48;
+/// Number of mutants that change any field, as a multiple of the mutants of a rule.
+const ANY_FIELD_FACTOR: usize = 53;
+/// Number of attempts to make a mutant, as a multiple of the wanted mutants. An attempt fails if the mutation does not apply, or
+/// repeats an earlier mutant.
+const ATTEMPTS_FACTOR: usize = 20;
+/// Maximum share of mutants for which the check reports `unknown` or the kernel crashes, in percent.
 const MAX_UNKNOWN: usize = 2;
+/// Number of reasons for `unknown` in the summary.
+const SHOWN_REASONS: usize = 20;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -66,7 +71,7 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let options = match options() {
+    let options = match parse_options() {
         Ok(options) => options,
         Err(error) => {
             eprintln!("{error}\n{USAGE}");
@@ -75,8 +80,8 @@ fn main() -> ExitCode {
     };
     let mut agrees = true;
     for root in &options.kernels {
-        match run(root, &options) {
-            Ok(same) => agrees &= same,
+        match compare_kernel(root, &options) {
+            Ok(agrees_with_kernel) => agrees &= agrees_with_kernel,
             Err(error) => {
                 eprintln!("loader-fuzz: {}: {error}", root.display());
                 return ExitCode::from(2);
@@ -86,104 +91,110 @@ fn main() -> ExitCode {
     if agrees { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn options() -> Result<Options> {
+fn parse_options() -> Result<Options> {
     let mut options = Options { seed: 1, mutants: 20, keep: None, answers: None, kernels: Vec::new() };
-    let mut words = std::env::args().skip(1);
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| fail(format!("{word} needs a value")));
-        match word.as_str() {
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| fail(format!("{argument} needs a value")));
+        match argument.as_str() {
             "--seed" => options.seed = value()?.parse().map_err(fail)?,
             "--mutants" => options.mutants = value()?.parse().map_err(fail)?,
             "--keep" => options.keep = Some(value()?.into()),
             "--answers" => options.answers = Some(value()?.into()),
-            _ if word.starts_with('-') => return Err(fail(format!("unknown option {word}"))),
-            _ => options.kernels.push(word.into()),
+            _ if argument.starts_with('-') => return Err(fail(format!("unknown option {argument}"))),
+            _ => options.kernels.push(argument.into()),
         }
     }
-    if options.kernels.is_empty() { Err(fail("no kernel")) } else { Ok(options) }
+    if options.kernels.is_empty() { Err(fail("name at least one KERNEL")) } else { Ok(options) }
 }
 
-/// Counts of one rule.
+/// Number of mutants of one rule, by result.
 #[derive(Default)]
-struct Row {
+struct RuleCounts {
     loaded: usize,
     refused: usize,
     died: usize,
     unknown: usize,
-    /// Crashes of the kernel by modules that the check expects to load. The kernel trusts the content of a module.
+    /// Mutants that crash the kernel although the check expects them to load. The kernel trusts the contents of a module.
     crashes: usize,
     differs: usize,
 }
 
-/// Runs all mutants of a kernel and prints the table. Returns whether the check agrees with the kernel.
-fn run(root: &Path, options: &Options) -> Result<bool> {
+/// Results of all mutants of a kernel.
+#[derive(Default)]
+struct Tally {
+    rules: BTreeMap<&'static str, RuleCounts>,
+    /// Number of mutants with the verdict `unknown`, by the report's summary.
+    unknown_reasons: BTreeMap<String, usize>,
+}
+
+/// Compares the check with a kernel for all mutants, and prints the table. Returns whether both agree.
+fn compare_kernel(root: &Path, options: &Options) -> Result<bool> {
     let kernel = Kernel::read(root)?;
     let release = kernel.facts.release.as_str().to_owned();
     let mut random = Rng::with_seed(options.seed);
-    let bases = kernel.bases(BASES, &mut random)?;
+    let bases = kernel.base_modules(MAX_BASE_MODULES, &mut random)?;
     let exports = exports(&kernel.facts);
     let mutants = mutants(&kernel, &bases, &exports, options.mutants, &mut random);
     let loads: Vec<Load<'_>> =
         mutants.iter().map(|(base, mutant)| Load { base: *base, bytes: &mutant.bytes }).collect();
     eprintln!("{release}: {} mutants of {} modules", loads.len(), bases.len());
-    let record = options.answers.as_ref().map(|place| {
-        place.join(format!("{release}-{}-{}-{:016x}", options.seed, options.mutants, digest(&loads)))
-    });
-    let known = record.as_ref().map(|file| machine::read_answers(file)).transpose()?.flatten();
-    let answers = if let Some(answers) = known {
-        answers
-    } else {
-        let answers = Guests::new(&kernel, &bases)?.load(&loads)?;
-        if let Some(file) = &record {
-            machine::write_answers(file, &answers)?;
-        }
-        answers
-    };
+    let answers = answers(&kernel, &bases, &loads, options)?;
 
-    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
-    let mut unknowns: BTreeMap<String, usize> = BTreeMap::new();
+    let mut tally = Tally::default();
     for (number, ((base, mutant), answer)) in mutants.iter().zip(&answers).enumerate() {
-        let row = rows.entry(mutant.rule).or_default();
-        match answer {
-            Answer::Loaded => row.loaded += 1,
-            Answer::Refused(..) => row.refused += 1,
-            Answer::Died(_) => row.died += 1,
-        }
-        let report = checked(&kernel.facts, &mutant.bytes);
-        match compare(&report, answer) {
-            Comparison::Agrees => {}
-            Comparison::Unknown(why) => {
-                row.unknown += 1;
-                *unknowns.entry(why).or_default() += 1;
-            }
-            Comparison::Crashes(console) => {
-                row.crashes += 1;
-                let cause = console.lines().find_map(|line| line.split_once("RIP: ").map(|(_, cause)| cause));
-                let name = bases.get(*base).map_or("", |base| &base.name);
-                let cause = cause.unwrap_or("no cause");
-                println!(
-                    "{release}: mutant {number} of {name}, {}: {}\n  crashes: {cause}",
-                    mutant.rule, mutant.what
-                );
-            }
-            Comparison::Differs(how) => {
-                row.differs += 1;
-                let name = bases.get(*base).map_or("", |base| &base.name);
-                println!("{release}: mutant {number} of {name}, {}: {}\n  {how}", mutant.rule, mutant.what);
-                if let Some(place) = &options.keep {
-                    fs::create_dir_all(place)?;
-                    fs::write(machine::kept(place, number, name), &mutant.bytes)?;
+        let comparison = compare(&check_module(&kernel.facts, &mutant.bytes), answer);
+        tally.add(mutant.rule, answer, &comparison);
+        let base = bases.get(*base).map_or("", |base| &base.name);
+        let label = format!("{release}: mutant {number} of {base}, {}: {}", mutant.rule, mutant.description);
+        match comparison {
+            Comparison::Agrees | Comparison::Unknown(_) => {}
+            Comparison::Crashes(console) => println!("{label}\n  crashes: {}", crash_location(&console)),
+            Comparison::Differs(difference) => {
+                println!("{label}\n  {difference}");
+                if let Some(directory) = &options.keep {
+                    fs::create_dir_all(directory)?;
+                    fs::write(directory.join(format!("{number}-{base}.ko")), &mutant.bytes)?;
                 }
             }
         }
     }
-    Ok(summarize(&release, &rows, &unknowns))
+    Ok(tally.summarize(&release))
 }
 
-/// Digest of the mutants, which identifies the recorded answers to them.
+/// Returns the kernel's answers, from the file that an earlier run recorded or else from virtual machines.
+fn answers(
+    kernel: &Kernel,
+    bases: &[BaseModule],
+    loads: &[Load<'_>],
+    options: &Options,
+) -> Result<Vec<Answer>> {
+    let recorded_in = options.answers.as_ref().map(|directory| {
+        let release = kernel.facts.release.as_str();
+        directory.join(format!("{release}-{}-{}-{:016x}", options.seed, options.mutants, digest(loads)))
+    });
+    if let Some(file) = &recorded_in
+        && let Some(answers) = machine::read_answers(file)?
+    {
+        return Ok(answers);
+    }
+    let answers = MutantLoader::new(kernel, bases)?.load(loads)?;
+    if let Some(file) = &recorded_in {
+        machine::write_answers(file, &answers)?;
+    }
+    Ok(answers)
+}
+
+/// Returns the function and offset at which the kernel crashed, from its console.
+fn crash_location(console: &str) -> &str {
+    let location = console.lines().find_map(|line| line.split_once("RIP: ").map(|(_, location)| location));
+    location.unwrap_or("unknown location")
+}
+
+/// Digest of the mutants, for the name of the file with the answers.
 fn digest(loads: &[Load<'_>]) -> u64 {
     use std::hash::Hasher as _;
-    // With fixed keys, unlike that of a `HashMap`.
+    // The hasher of a `HashMap` has random keys; this one has fixed keys.
     let mut hasher = std::hash::DefaultHasher::new();
     for load in loads {
         hasher.write(load.bytes);
@@ -191,47 +202,73 @@ fn digest(loads: &[Load<'_>]) -> u64 {
     hasher.finish()
 }
 
-/// Prints the table. Returns whether no answer differs, and few are unknown.
-fn summarize(release: &str, rows: &BTreeMap<&str, Row>, unknowns: &BTreeMap<String, usize>) -> bool {
-    println!(
-        "{release}:\n{:18} {:>7} {:>8} {:>6} {:>8} {:>8} {:>8}",
-        "rule", "loaded", "refused", "died", "unknown", "crashes", "differs"
-    );
-    let mut total = Row::default();
-    for (rule, row) in rows {
-        let Row { loaded, refused, died, unknown, crashes, differs } = row;
-        println!("{rule:18} {loaded:7} {refused:8} {died:6} {unknown:8} {crashes:8} {differs:8}");
-        total.loaded += loaded;
-        total.refused += refused;
-        total.died += died;
-        total.unknown += unknown;
-        total.crashes += crashes;
-        total.differs += differs;
+impl Tally {
+    fn add(&mut self, rule: &'static str, answer: &Answer, comparison: &Comparison) {
+        let counts = self.rules.entry(rule).or_default();
+        match answer {
+            Answer::Loaded => counts.loaded += 1,
+            Answer::Refused(..) => counts.refused += 1,
+            Answer::Died(_) => counts.died += 1,
+        }
+        match comparison {
+            Comparison::Agrees => {}
+            Comparison::Unknown(reason) => {
+                counts.unknown += 1;
+                *self.unknown_reasons.entry(reason.clone()).or_default() += 1;
+            }
+            Comparison::Crashes(_) => counts.crashes += 1,
+            Comparison::Differs(_) => counts.differs += 1,
+        }
     }
-    let Row { loaded, refused, died, unknown, crashes, differs } = total;
-    println!("{:18} {loaded:7} {refused:8} {died:6} {unknown:8} {crashes:8} {differs:8}", "all");
-    let mut most: Vec<(&String, &usize)> = unknowns.iter().collect();
-    most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-    for (why, count) in most.into_iter().take(20) {
-        println!("  {count} unknown: {why}");
+
+    /// Prints the table. Returns whether no answer differs, and at most [`MAX_UNKNOWN`] percent are unknown or crashes.
+    fn summarize(&self, release: &str) -> bool {
+        println!(
+            "{release}:\n{:18} {:>7} {:>8} {:>6} {:>8} {:>8} {:>8}",
+            "rule", "loaded", "refused", "died", "unknown", "crashes", "differs"
+        );
+        let mut total = RuleCounts::default();
+        for (rule, counts) in &self.rules {
+            counts.print(rule);
+            total.loaded += counts.loaded;
+            total.refused += counts.refused;
+            total.died += counts.died;
+            total.unknown += counts.unknown;
+            total.crashes += counts.crashes;
+            total.differs += counts.differs;
+        }
+        total.print("all");
+        let mut reasons: Vec<(&String, &usize)> = self.unknown_reasons.iter().collect();
+        reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+        for (reason, count) in reasons.into_iter().take(SHOWN_REASONS) {
+            println!("  {count} unknown: {reason}");
+        }
+        let RuleCounts { loaded, refused, died, unknown, crashes, differs } = total;
+        differs == 0 && (unknown + crashes) * 100 <= MAX_UNKNOWN * (loaded + refused + died)
     }
-    differs == 0 && (unknown + crashes) * 100 <= MAX_UNKNOWN * (loaded + refused + died)
 }
 
-/// Mutants of all rules in random order, with the numbers of their bases.
+impl RuleCounts {
+    fn print(&self, rule: &str) {
+        let Self { loaded, refused, died, unknown, crashes, differs } = self;
+        println!("{rule:18} {loaded:7} {refused:8} {died:6} {unknown:8} {crashes:8} {differs:8}");
+    }
+}
+
+/// Makes the mutants of all rules, in random order, each with the index of its base module.
 fn mutants(
     kernel: &Kernel,
-    bases: &[Base],
+    bases: &[BaseModule],
     exports: &BTreeMap<usize, Vec<String>>,
     count: usize,
     random: &mut Rng,
 ) -> Vec<(usize, Mutant)> {
     let mut mutants = Vec::new();
     for (rule, name) in rules().enumerate() {
-        let wanted = if name == "any" { count * OF_ANY_FIELD } else { count };
+        let wanted = if name == "any" { count * ANY_FIELD_FACTOR } else { count };
         let mut seen = BTreeSet::new();
         let mut made = 0;
-        for _ in 0..wanted * 20 {
+        for _ in 0..wanted * ATTEMPTS_FACTOR {
             if made == wanted {
                 break;
             }
@@ -240,7 +277,7 @@ fn mutants(
             let Some(mutant) = mutant(&Context { kernel: &kernel.facts, base, exports }, rule, random) else {
                 continue;
             };
-            if seen.insert((number, mutant.what.clone())) {
+            if seen.insert((number, mutant.description.clone())) {
                 mutants.push((number, mutant));
                 made += 1;
             }
@@ -250,7 +287,7 @@ fn mutants(
     mutants
 }
 
-/// Symbols that the kernel image exports, by length.
+/// Symbols that the kernel image exports without a namespace, by the length of their names.
 fn exports(kernel: &KernelFacts) -> BTreeMap<usize, Vec<String>> {
     let mut exports: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     let all = kernel.symbols.iter().flat_map(kmod::SymbolTable::iter);
@@ -260,7 +297,7 @@ fn exports(kernel: &KernelFacts) -> BTreeMap<usize, Vec<String>> {
     exports
 }
 
-fn checked(kernel: &KernelFacts, bytes: &[u8]) -> CheckReport {
+fn check_module(kernel: &KernelFacts, bytes: &[u8]) -> CheckReport {
     let modules = [PayloadModule { path: "module.ko".to_owned(), module: Module::parse(bytes) }];
     check(&CheckRequest::new(kernel, &modules))
 }
