@@ -33,7 +33,7 @@ pub fn boot_checker(parts: &Parts, entrypoint: Option<PathBuf>) -> Arc<dyn BootC
     Arc::new(QemuBoot {
         fetcher: parts.fetcher.clone(),
         entrypoint,
-        memory: parts.cache.root().join(BOOT_MEMORY),
+        kvm_state_dir: parts.cache.root().join(BOOT_MEMORY),
         cancel: parts.cancel.clone(),
     })
 }
@@ -60,7 +60,7 @@ pub(super) async fn boot(
     output::message(&format!("booting {} with {count} module{plural}", kernel.facts.release));
     let mut request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
     request.decompression = Arc::clone(&context.decompression);
-    request.memory = Some(context.settings()?.cache.root().join(BOOT_MEMORY));
+    request.kvm_state_dir = Some(context.settings()?.cache.root().join(BOOT_MEMORY));
     let needed = context.args.needs.iter().filter(|path| path.is_dir());
     request.needed = needed.cloned().collect();
     let mut shown = boot::boot_check(&request, &context.session.stop.cancel).await?;

@@ -48,7 +48,7 @@ async fn modules_load_find_nothing_or_are_refused() {
         "farrier_other.ko",
     ];
     let mut request = request(&release, payload.path(), &modules);
-    request.tried_alone = true;
+    request.unload_each = true;
     let report = boot(&request).await;
     println!("{}", serde_json::to_string_pretty(&report).unwrap());
     assert_eq!(report.kernel, release.as_str());
@@ -189,7 +189,7 @@ async fn what_takes_the_kernel_down_is_said_to() {
     ] {
         let file = format!("{module}.ko");
         let mut request = request(&release, &payload, &["farrier_good.ko", &file, "farrier_absent.ko"]);
-        request.tried_alone = true;
+        request.unload_each = true;
         let report = boot(&request).await;
         let outcomes = outcomes(&report);
         assert_eq!(*outcomes["farrier_good"], BootOutcome::Loaded, "{report:#?}");
@@ -224,7 +224,7 @@ async fn without_qemu_it_says_what_to_install() {
     request.emulator = Some(PathBuf::from("/nonexistent/qemu"));
     let error = boot_check(&request, &CancellationToken::new()).await.unwrap_err();
     assert_eq!(error.to_string(), "start /nonexistent/qemu: not found");
-    assert_eq!(error.hint(), "install qemu-system-x86, or name the emulator");
+    assert_eq!(error.hint(), "install the package qemu-system-x86");
 }
 
 /// QEMU's seccomp filter restricts a guest that escapes into QEMU. A QEMU built without the filter also works.

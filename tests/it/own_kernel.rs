@@ -181,7 +181,7 @@ async fn the_kernel_takes_its_own_key_alone() {
 
     let modules = ["unsigned", "stranger", "own"].map(|directory| format!("{directory}/{HELLO}"));
     let mut request = BootRequest::new(kernel.image(), payload.clone(), modules.to_vec(), entrypoint());
-    request.tried_alone = true;
+    request.unload_each = true;
     let report = boot(&request).await;
     let [unsigned, stranger, own] = &report.modules[..] else { panic!("{report:#?}") };
     for (module, words) in [(unsigned, "Loading of unsigned module is rejected"), (stranger, "rejected")] {

@@ -168,7 +168,7 @@ async fn the_check_and_the_kernels_loader_agree() {
         .iter()
         .map(|kernel| {
             let mut request = request(kernel, directory.path(), &names);
-            request.tried_alone = true;
+            request.unload_each = true;
             async move { boot(&request).await }
         })
         .collect();

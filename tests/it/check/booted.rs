@@ -166,7 +166,7 @@ async fn compare(release: &KernelRelease, variants: &[Variant], dir: &Path) -> (
     }
     let paths: Vec<&str> = paths.iter().map(String::as_str).collect();
     let mut request = request(release, dir, &paths);
-    request.tried_alone = true;
+    request.unload_each = true;
     let kernel = KernelFacts { beyond_headers: request.kernel.facts().unwrap(), ..facts(release) };
     let report = boot(&request).await;
 

@@ -1,4 +1,4 @@
-//! Boot checks of builds, with the kernel image that the target's family names.
+//! Boot checks for builds, with the kernel image of the target's kernel family.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -21,7 +21,7 @@ pub struct QemuBoot {
     /// The static `driver-entrypoint`; `None` for the one next to farrier's executable.
     pub entrypoint: Option<PathBuf>,
     /// Directory that records that KVM does not work on this machine.
-    pub memory: PathBuf,
+    pub kvm_state_dir: PathBuf,
     /// Cancels a boot check.
     pub cancel: CancellationToken,
 }
@@ -35,7 +35,7 @@ impl BootChecker for QemuBoot {
 
     async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport> {
         let &BootCheck { target, family, payload, ref modules, needed, ref decompression } = check;
-        // Check cheap prerequisites first.
+        // Fail before the kernel image is fetched.
         let entrypoint = find_init(self.entrypoint.as_deref(), target.arch).await?;
         let fetcher = self.fetcher.in_use();
         let fetch = || fetcher.kernel_images().find(family, target);
@@ -48,7 +48,7 @@ impl BootChecker for QemuBoot {
         };
         let mut request = BootRequest::new(kernel, payload.to_owned(), modules.clone(), entrypoint);
         request.needed = needed.to_vec();
-        request.memory = Some(self.memory.clone());
+        request.kvm_state_dir = Some(self.kvm_state_dir.clone());
         request.decompression = Arc::clone(decompression);
         Ok(boot_check(&request, &self.cancel).await?)
     }

@@ -2,39 +2,40 @@
 
 use std::collections::BTreeSet;
 
-use driver_entrypoint::report::{Ended, ReadBack, Record};
+use driver_entrypoint::report::{SyscallResult, ReadBack, Record};
 use kmod::BootOutcome;
 use nix::errno::Errno;
 
 use super::{
     BootError, Result,
-    console::{Console, is_trace},
+    console::{Console, is_initcall_trace},
     protocol::Transcript,
     qemu::{Ending, Run},
     steps::PlannedStep,
 };
 
-/// Returns an outcome for each step. The kernel's init must have reported.
+/// Returns an outcome for each step. The init process must have reported.
 pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutcome>> {
     let names: Vec<(&str, bool)> =
-        steps.iter().map(|step| (step.name.as_str(), step.payload.is_some())).collect();
+        steps.iter().map(|step| (step.name.as_str(), step.payload_index.is_some())).collect();
     let mut outcomes = outcomes(&names, &run.transcript, run.ending, &run.console)?;
-    let needs: Vec<_> = steps.iter().map(|step| (step.name.as_str(), step.needs.as_slice())).collect();
-    excuse(&needs, &mut outcomes);
+    let dependencies: Vec<_> =
+        steps.iter().map(|step| (step.name.as_str(), step.dependencies.as_slice())).collect();
+    excuse_dependents(&dependencies, &mut outcomes);
     Ok(outcomes)
 }
 
-/// Excuses modules that were refused because a needed module found no hardware or is missing. Without the needed
-/// module's symbols, a refusal shows nothing about the refused module itself.
-fn excuse(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
-    let own: BTreeSet<&str> = steps.iter().map(|(name, _)| *name).collect();
-    let needed = steps.iter().flat_map(|(_, needs)| *needs).map(String::as_str);
-    let mut absent: BTreeSet<&str> = needed.filter(|name| !own.contains(name)).collect();
-    for ((name, needs), outcome) in steps.iter().zip(outcomes) {
+/// Turns the refusal of a module into [`BootOutcome::NotReached`] if one of its dependencies found no hardware or is missing.
+/// Without the symbols of the dependency, a refusal shows nothing about the module itself.
+fn excuse_dependents(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
+    let planned: BTreeSet<&str> = steps.iter().map(|(name, _)| *name).collect();
+    let dependencies = steps.iter().flat_map(|(_, dependencies)| *dependencies).map(String::as_str);
+    let mut absent: BTreeSet<&str> = dependencies.filter(|name| !planned.contains(name)).collect();
+    for ((name, dependencies), outcome) in steps.iter().zip(outcomes) {
         let is_absent = match outcome {
             BootOutcome::NotPresent { error, .. } => matches!(error.as_str(), "ENODEV" | "ENXIO"),
             BootOutcome::Refused { error, .. } if error == "ENOENT" => {
-                needs.iter().any(|needed| absent.contains(needed.as_str()))
+                dependencies.iter().any(|dependency| absent.contains(dependency.as_str()))
             }
             _ => false,
         };
@@ -47,102 +48,106 @@ fn excuse(steps: &[(&str, &[String])], outcomes: &mut [BootOutcome]) {
     }
 }
 
-/// `steps`: the name, and whether the module belongs to the payload.
+/// Derives the outcomes before dependencies are considered. `steps` contains the name of each module, and whether the module
+/// belongs to the payload.
 fn outcomes(
     steps: &[(&str, bool)],
     transcript: &Transcript,
     ending: Ending,
     console: &Console,
 ) -> Result<Vec<BootOutcome>> {
-    if !transcript.complete() {
+    if !transcript.is_complete() {
         return Err(BootError::Incomplete);
     }
-    let mut story =
-        Story { steps, outcomes: vec![BootOutcome::NotReached; steps.len()], busy: None, last: 0 };
+    let mut tracker =
+        OutcomeTracker { steps, outcomes: vec![BootOutcome::NotReached; steps.len()], current: None, latest: 0 };
     let mut failed_dependencies = Vec::new();
     for record in transcript.records() {
         match record {
             Record::Hello { .. } | Record::End(_) => {}
             Record::Failed(message) => return Err(BootError::Init(message.clone())),
-            Record::Loading(step) | Record::Unloading(step) => story.begin(*step),
-            Record::Loaded { step, ended, initialised, oops, read_back, messages } => {
-                let outcome =
-                    loaded(*ended, *initialised, *oops, read_back, &shown(&failed_dependencies, messages));
+            Record::Loading(step) | Record::Unloading(step) => tracker.begin(*step),
+            Record::Loaded { step, result, initialized, oops, read_back, messages } => {
+                let messages = shown_messages(&failed_dependencies, messages);
+                let outcome = load_outcome(*result, *initialized, *oops, read_back, messages);
                 if let (Some((name, false)), Some(error)) = (steps.get(*step), outcome.error()) {
                     failed_dependencies.push(format!("{name}, an in-tree module: {error}"));
                 }
-                story.set(*step, outcome);
+                tracker.set(*step, outcome);
             }
-            Record::Unloaded { step, oops, messages, ended: _ } => {
-                story.busy = None;
+            Record::Unloaded { step, oops, messages, result: _ } => {
+                tracker.current = None;
                 if *oops {
-                    story.set(*step, BootOutcome::Crashed { messages: shown(&[], messages) });
+                    tracker.set(*step, BootOutcome::Crashed { messages: shown_messages(&[], messages) });
                 }
             }
         }
     }
     if !transcript.ended() {
         let outcome = match ending {
-            Ending::Exited => BootOutcome::Crashed { messages: console.last_words() },
-            Ending::Silent => BootOutcome::Hung { messages: console.last_words() },
+            Ending::Exited => BootOutcome::Crashed { messages: console.crash_lines() },
+            Ending::Silent => BootOutcome::Hung { messages: console.crash_lines() },
         };
-        let step = story.busy.unwrap_or(story.last);
-        story.set(step, outcome);
+        let step = tracker.current.unwrap_or(tracker.latest);
+        tracker.set(step, outcome);
     }
-    Ok(story.outcomes)
+    Ok(tracker.outcomes)
 }
 
-struct Story<'a> {
+/// Outcomes of the steps so far.
+struct OutcomeTracker<'a> {
+    /// Name of each module, and whether the module belongs to the payload.
     steps: &'a [(&'a str, bool)],
     outcomes: Vec<BootOutcome>,
-    /// The step in progress.
-    busy: Option<usize>,
-    /// The last step that was in progress: the likeliest cause of later failures.
-    last: usize,
+    /// Step in progress.
+    current: Option<usize>,
+    /// Latest step that was in progress, which is the most likely cause of a later crash.
+    latest: usize,
 }
 
-impl Story<'_> {
+impl OutcomeTracker<'_> {
     fn begin(&mut self, step: usize) {
-        (self.busy, self.last) = (Some(step), step);
+        (self.current, self.latest) = (Some(step), step);
     }
 
+    /// Records the outcome of a step. A crash or hang of an in-tree module is attributed to the payload module that depends on
+    /// it.
     fn set(&mut self, step: usize, outcome: BootOutcome) {
-        self.busy = None;
-        // Attribute a crash or hang of an in-tree module to the payload module that needs it.
-        let fatal = matches!(outcome, BootOutcome::Crashed { .. } | BootOutcome::Hung { .. });
-        let of_payload = |&(_, (_, payload)): &(usize, &(&str, bool))| *payload;
-        let place = if fatal {
-            self.steps.iter().enumerate().skip(step).find(of_payload).map_or(step, |(place, _)| place)
-        } else {
-            step
-        };
-        if let Some(slot) = self.outcomes.get_mut(place) {
+        self.current = None;
+        let is_fatal = matches!(outcome, BootOutcome::Crashed { .. } | BootOutcome::Hung { .. });
+        let blamed_step = if is_fatal { self.next_payload_step(step) } else { step };
+        if let Some(slot) = self.outcomes.get_mut(blamed_step) {
             *slot = outcome;
         }
     }
+
+    /// Returns the first step of the payload from `step` on, or `step` if there is none.
+    fn next_payload_step(&self, step: usize) -> usize {
+        let mut later = self.steps.iter().enumerate().skip(step);
+        later.find(|(_, (_, is_payload))| *is_payload).map_or(step, |(index, _)| index)
+    }
 }
 
-fn loaded(
-    ended: Ended,
-    initialised: bool,
+fn load_outcome(
+    result: SyscallResult,
+    initialized: bool,
     oops: bool,
     read_back: &ReadBack,
-    messages: &[String],
+    messages: Vec<String>,
 ) -> BootOutcome {
-    let messages = messages.to_vec();
-    match ended {
-        Ended::Killed(_) => BootOutcome::Crashed { messages },
+    match result {
+        SyscallResult::Killed(_) => BootOutcome::Crashed { messages },
         _ if oops => BootOutcome::Crashed { messages },
-        Ended::Done if read_back.listed && read_back.state == "live" => BootOutcome::Loaded,
-        Ended::Done => BootOutcome::Failed { error: "it is not live in /proc/modules".to_owned(), messages },
-        Ended::Error(number) => {
-            let (error, known) = (name(number), Errno::from_raw(number));
-            match (initialised, means_no_hardware(known)) {
+        SyscallResult::Success if read_back.listed && read_back.state == "live" => BootOutcome::Loaded,
+        SyscallResult::Success => BootOutcome::Failed { error: "it is not live in /proc/modules".to_owned(), messages },
+        SyscallResult::Errno(number) => {
+            let (error, errno) = (errno_name(number), Errno::from_raw(number));
+            match (initialized, means_no_hardware(errno)) {
                 (true, true) => BootOutcome::NotPresent { error, messages },
                 (true, false) => BootOutcome::Failed { error, messages },
                 // The loader itself (kernel/module/main.c) never returns these errors. So the module's init function
                 // returned the error, on a kernel that does not trace init functions.
-                (false, _) if matches!(known, Errno::ENXIO | Errno::ENODEV) => {
+                (false, _) if matches!(errno, Errno::ENXIO | Errno::ENODEV) => {
                     BootOutcome::NotPresent { error, messages }
                 }
                 (false, _) => BootOutcome::Refused { error, messages },
@@ -151,17 +156,18 @@ fn loaded(
     }
 }
 
-fn shown(first: &[String], messages: &[String]) -> Vec<String> {
-    first.iter().chain(messages.iter().filter(|message| !is_trace(message))).cloned().collect()
+/// Returns the messages for people: failed dependencies first, and no traces of `initcall_debug`.
+fn shown_messages(failed_dependencies: &[String], messages: &[String]) -> Vec<String> {
+    failed_dependencies.iter().chain(messages.iter().filter(|message| !is_initcall_trace(message))).cloned().collect()
 }
 
 /// Whether the error is one that init functions return if the device, its firmware or a processor feature is missing.
-fn means_no_hardware(number: Errno) -> bool {
-    matches!(number, Errno::ENOENT | Errno::ENXIO | Errno::ENODEV | Errno::EOPNOTSUPP)
+fn means_no_hardware(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ENXIO | Errno::ENODEV | Errno::EOPNOTSUPP)
 }
 
-/// Returns an error number's symbolic name.
-fn name(number: i32) -> String {
+/// Returns the symbolic name of an `errno`.
+fn errno_name(number: i32) -> String {
     match Errno::from_raw(number) {
         Errno::UnknownErrno => format!("errno {number}"),
         known => format!("{known:?}"),
@@ -185,13 +191,13 @@ mod tests {
         transcript
     }
 
-    fn tried(step: usize, ended: Ended, initialised: bool, messages: &[&str]) -> Record {
-        let live = ended == Ended::Done;
+    fn load_record(step: usize, result: SyscallResult, initialized: bool, messages: &[&str]) -> Record {
+        let live = result == SyscallResult::Success;
         let state = if live { "live" } else { "" }.to_owned();
         Record::Loaded {
             step,
-            ended,
-            initialised,
+            result,
+            initialized,
             oops: false,
             read_back: ReadBack { listed: live, state, ..ReadBack::default() },
             messages: messages.iter().map(ToString::to_string).collect(),
@@ -205,9 +211,9 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_the_loader_and_of_the_module_are_told_apart() {
-        let answer = |number, initialised| {
-            let records = [tried(0, Ended::Error(number), initialised, &["m: x"]), Record::End(2)];
+    fn refusals_by_the_loader_differ_from_failures_of_the_init_function() {
+        let answer = |number, initialized| {
+            let records = [load_record(0, SyscallResult::Errno(number), initialized, &["m: x"]), Record::End(2)];
             outcomes(&[("m", true)], &transcript(&records), Ending::Exited, &console("")).unwrap().remove(0)
         };
         let messages = || vec!["m: x".to_owned()];
@@ -231,58 +237,58 @@ mod tests {
     }
 
     #[test]
-    fn what_was_under_way_crashed_or_hung() {
-        let records = [Record::Loading(0), tried(0, Ended::Done, true, &[]), Record::Loading(1)];
+    fn the_step_in_progress_is_the_one_that_crashed_or_hung() {
+        let records = [Record::Loading(0), load_record(0, SyscallResult::Success, true, &[]), Record::Loading(1)];
         let steps = [("a", true), ("b", true), ("c", true)];
         let console = console("x\nKernel panic - not syncing: m\n");
         let messages = || vec!["Kernel panic - not syncing: m".to_owned()];
-        let found = |ending| outcomes(&steps, &transcript(&records), ending, &console).unwrap();
+        let outcomes_with = |ending| outcomes(&steps, &transcript(&records), ending, &console).unwrap();
         let crashed = BootOutcome::Crashed { messages: messages() };
-        assert_eq!(found(Ending::Exited), [BootOutcome::Loaded, crashed, BootOutcome::NotReached]);
+        assert_eq!(outcomes_with(Ending::Exited), [BootOutcome::Loaded, crashed, BootOutcome::NotReached]);
         let hung = BootOutcome::Hung { messages: messages() };
-        assert_eq!(found(Ending::Silent), [BootOutcome::Loaded, hung, BootOutcome::NotReached]);
+        assert_eq!(outcomes_with(Ending::Silent), [BootOutcome::Loaded, hung, BootOutcome::NotReached]);
     }
 
     #[test]
-    fn a_crash_between_steps_is_that_of_the_step_before() {
-        let records = [Record::Loading(0), tried(0, Ended::Done, true, &[])];
-        let found =
+    fn a_crash_between_steps_is_attributed_to_the_earlier_step() {
+        let records = [Record::Loading(0), load_record(0, SyscallResult::Success, true, &[])];
+        let outcomes =
             outcomes(&[("a", true), ("b", true)], &transcript(&records), Ending::Exited, &console(""))
                 .unwrap();
-        assert_eq!(found, [BootOutcome::Crashed { messages: vec![] }, BootOutcome::NotReached]);
+        assert_eq!(outcomes, [BootOutcome::Crashed { messages: vec![] }, BootOutcome::NotReached]);
     }
 
     #[test]
-    fn a_crash_while_unloading_counts() {
+    fn a_crash_during_the_unload_is_reported() {
         let oops = Record::Unloaded {
             step: 0,
-            ended: Ended::Killed(9),
+            result: SyscallResult::Killed(9),
             oops: true,
             messages: vec!["BUG: x".into()],
         };
-        let records = [tried(0, Ended::Done, true, &[]), oops, Record::End(3)];
-        let found = outcomes(&[("a", true)], &transcript(&records), Ending::Exited, &console("")).unwrap();
-        assert_eq!(found, [BootOutcome::Crashed { messages: vec!["BUG: x".into()] }]);
+        let records = [load_record(0, SyscallResult::Success, true, &[]), oops, Record::End(3)];
+        let outcomes = outcomes(&[("a", true)], &transcript(&records), Ending::Exited, &console("")).unwrap();
+        assert_eq!(outcomes, [BootOutcome::Crashed { messages: vec!["BUG: x".into()] }]);
     }
 
     #[test]
-    fn a_dependency_that_failed_is_named() {
+    fn a_failed_in_tree_dependency_is_named() {
         let records = [
-            tried(0, Ended::Error(2), true, &["calling  x"]),
-            tried(1, Ended::Error(2), false, &["m: Unknown symbol y (err -2)"]),
+            load_record(0, SyscallResult::Errno(2), true, &["calling  x"]),
+            load_record(1, SyscallResult::Errno(2), false, &["m: Unknown symbol y (err -2)"]),
             Record::End(3),
         ];
         let steps = [("libcrc32c", false), ("m", true)];
-        let found = outcomes(&steps, &transcript(&records), Ending::Exited, &console("")).unwrap();
+        let outcomes = outcomes(&steps, &transcript(&records), Ending::Exited, &console("")).unwrap();
         let messages = vec![
             "libcrc32c, an in-tree module: ENOENT".to_owned(),
             "m: Unknown symbol y (err -2)".to_owned(),
         ];
-        assert_eq!(found[1], BootOutcome::Refused { error: "ENOENT".into(), messages });
+        assert_eq!(outcomes[1], BootOutcome::Refused { error: "ENOENT".into(), messages });
     }
 
     #[test]
-    fn what_needs_absent_hardware_is_not_tried() {
+    fn dependents_of_a_module_without_hardware_are_not_reached() {
         let refused = |error: &str| BootOutcome::Refused { error: error.to_owned(), messages: Vec::new() };
         let absent = |error: &str| BootOutcome::NotPresent { error: error.to_owned(), messages: Vec::new() };
         let [gpu, modeset, crc] = ["gpu", "modeset", "crc"].map(|name| [name.to_owned()]);
@@ -296,12 +302,11 @@ mod tests {
             ("crc", none),
             ("net", &crc),
         ];
-        let said = ["ENOENT", "ENOENT", "ENOENT", "EINVAL"].map(refused);
         let mut outcomes = vec![absent("ENODEV")];
-        outcomes.extend(said);
+        outcomes.extend(["ENOENT", "ENOENT", "ENOENT", "EINVAL"].map(refused));
         // This error does not indicate missing hardware.
         outcomes.extend([absent("ENOENT"), refused("ENOENT")]);
-        excuse(&steps, &mut outcomes);
+        excuse_dependents(&steps, &mut outcomes);
         assert_eq!(
             outcomes[..4],
             [absent("ENODEV"), BootOutcome::NotReached, BootOutcome::NotReached, refused("ENOENT")]
@@ -310,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_a_module_that_was_not_there_to_load_is_not_tried() {
+    fn dependents_of_a_missing_module_are_not_reached() {
         let refused = |error: &str| BootOutcome::Refused { error: error.to_owned(), messages: Vec::new() };
         let [video, own, bridge] = ["video", "own", "bridge"].map(|name| [name.to_owned()]);
         let none: &[String] = &[];
@@ -318,7 +323,7 @@ mod tests {
             ("bridge", &video),
             ("camera", &bridge),
             ("own", none),
-            // All that it needs is loaded, but it needs a symbol that nothing exports.
+            // All dependencies of this module are loaded, but nothing exports one of its symbols.
             ("user", &own),
             ("alone", none),
             // The loader got far enough to judge this module.
@@ -326,16 +331,16 @@ mod tests {
         ];
         let mut outcomes = ["ENOENT", "ENOENT", "", "ENOENT", "ENOENT", "ENOEXEC"].map(refused);
         outcomes[2] = BootOutcome::Loaded;
-        excuse(&steps, &mut outcomes);
-        let (out, enoent) = (BootOutcome::NotReached, refused("ENOENT"));
+        excuse_dependents(&steps, &mut outcomes);
+        let (not_reached, enoent) = (BootOutcome::NotReached, refused("ENOENT"));
         assert_eq!(
             outcomes,
-            [out.clone(), out, BootOutcome::Loaded, enoent.clone(), enoent, refused("ENOEXEC")]
+            [not_reached.clone(), not_reached, BootOutcome::Loaded, enoent.clone(), enoent, refused("ENOEXEC")]
         );
     }
 
     #[test]
-    fn a_report_with_a_gap_proves_nothing() {
+    fn an_incomplete_report_is_an_error() {
         let mut transcript = transcript(&[]);
         transcript.push(Record::End(5).line(&KEY, 5).as_bytes());
         let error = outcomes(&[], &transcript, Ending::Exited, &console("")).unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use driver_entrypoint::report::is_death;
+use driver_entrypoint::report::reports_oops;
 use farrier_core::text::is_deceptive;
 
 /// Maximum number of lines to keep.
@@ -36,7 +36,7 @@ impl Console {
         let line = String::from_utf8_lossy(&self.partial);
         let line: String = line.chars().filter(|c| !is_deceptive(*c)).collect();
         let line = strip_timestamp(&line).trim_end();
-        if !line.is_empty() && !is_trace(line) {
+        if !line.is_empty() && !is_initcall_trace(line) {
             if self.lines.len() == MAX_LINES {
                 self.lines.pop_front();
             }
@@ -50,9 +50,9 @@ impl Console {
         self.lines.iter().skip(start).cloned().collect()
     }
 
-    /// Returns the lines from the first sign of a kernel crash, or the last lines if there is none.
-    pub(super) fn last_words(&self) -> Vec<String> {
-        match self.lines.iter().position(|line| is_death(line)) {
+    /// Returns the lines from the first report of an oops or panic on, or the last lines if there is none.
+    pub(super) fn crash_lines(&self) -> Vec<String> {
+        match self.lines.iter().position(|line| reports_oops(line)) {
             Some(start) => self.lines.iter().skip(start).take(SHOWN_LINES).cloned().collect(),
             None => self.last_lines(),
         }
@@ -60,7 +60,7 @@ impl Console {
 }
 
 /// Whether the line comes from `initcall_debug`, which boot checks enable to classify failures. Such lines are not shown.
-pub(super) fn is_trace(line: &str) -> bool {
+pub(super) fn is_initcall_trace(line: &str) -> bool {
     ["calling  ", "initcall ", "PM: Calling "].iter().any(|start| line.starts_with(start))
 }
 
@@ -87,17 +87,17 @@ mod tests {
     }
 
     #[test]
-    fn last_words_begin_at_the_crash() {
+    fn crash_lines_begin_at_the_crash() {
         let mut console = Console::default();
         console.push(b"a\nBUG: kernel NULL pointer dereference\nb\n");
-        assert_eq!(console.last_words(), ["BUG: kernel NULL pointer dereference", "b"]);
+        assert_eq!(console.crash_lines(), ["BUG: kernel NULL pointer dereference", "b"]);
         let mut console = Console::default();
         console.push("x\n".repeat(1000).as_bytes());
-        assert_eq!((console.lines.len(), console.last_words().len()), (MAX_LINES, SHOWN_LINES));
+        assert_eq!((console.lines.len(), console.crash_lines().len()), (MAX_LINES, SHOWN_LINES));
     }
 
     #[test]
-    fn an_endless_line_takes_no_memory() {
+    fn an_endless_line_is_truncated() {
         let mut console = Console::default();
         console.push(&vec![b'x'; 1 << 20]);
         assert_eq!(console.partial.len(), MAX_LINE_BYTES);

@@ -46,10 +46,10 @@ pub enum BootError {
     #[error("boot kernel {wanted}: the image is kernel {found}")]
     OtherKernel { wanted: String, found: String },
     /// The init process in the virtual machine failed.
-    #[error("work in the virtual machine: {0}")]
+    #[error("run the init process in the virtual machine: {0}")]
     Init(String),
     /// Lines of the report are missing.
-    #[error("read the virtual machine's report: lines of it are missing")]
+    #[error("read the virtual machine's report: lines are missing")]
     Incomplete,
     /// The user or the caller canceled the check.
     #[error("the boot check was canceled")]
@@ -60,13 +60,13 @@ impl BootError {
     /// Hint for the user.
     pub fn hint(&self) -> String {
         let hint = match self {
-            Self::NoEmulator { package, .. } => return format!("install {package}, or name the emulator"),
+            Self::NoEmulator { package, .. } => return format!("install the package {package}"),
             Self::NoEntrypoint(error) | Self::Entrypoint(error) => return error.hint().unwrap_or_default(),
             Self::Start(..) => "check the program's permissions",
             Self::Read(_) | Self::Canceled => "start the check again",
             Self::Payload(error) if error.hint().is_some() => return error.hint().unwrap_or_default(),
             Self::Io(_) | Self::Payload(_) => "check the file, its permissions and its disk",
-            Self::Module(..) => "check the payload without the boot check for details",
+            Self::Module(..) => "run the check without the boot check for details",
             Self::Memory { .. } => {
                 "allow more memory, or strip the modules' debug information (strip --strip-debug)"
             }

@@ -1,5 +1,5 @@
-//! Locates the kernel's in-tree modules and their dependencies. These are read from the modules, because an unpacked
-//! package has no `modules.dep` until `depmod` runs.
+//! Locates the kernel's in-tree modules and their dependencies. The dependencies are read from the module files, because an
+//! unpacked package has no `modules.dep` until `depmod` runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,16 +37,17 @@ impl InTreeModules {
             if !entry.file_type().is_file() || !is_module_file(&name) {
                 continue;
             }
-            let own = entry.path().strip_prefix(directory).is_ok_and(|path| path.starts_with("kernel"));
+            let is_in_tree =
+                entry.path().strip_prefix(directory).is_ok_and(|path| path.starts_with("kernel"));
             let name = module_name(&name);
-            if own || !files.contains_key(&name) {
+            if is_in_tree || !files.contains_key(&name) {
                 files.insert(name, entry.into_path());
             }
         }
         Ok(Self { files, built_in: built_in(directory)? })
     }
 
-    /// Adds the modules of other images. They replace in-tree modules of the same name.
+    /// Adds the modules of another image, which replace in-tree modules of the same name.
     pub(super) fn replace(&mut self, others: Self) {
         self.files.extend(others.files);
     }
@@ -63,25 +64,25 @@ impl InTreeModules {
 
     /// Returns the modules that must be loaded before a module: those in `depends`, and those that `modprobe` loads
     /// first (`softdep` with `pre:`).
-    pub(super) fn needs(&self, file: &Path, budget: &DecompressionBudget) -> Result<Vec<String>> {
+    pub(super) fn dependencies(&self, file: &Path, budget: &DecompressionBudget) -> Result<Vec<String>> {
         let Some(module) = parse(file, budget)? else { return Ok(Vec::new()) };
-        let mut names = needs(&module);
-        for wish in module.fields("softdep").flat_map(before) {
-            if self.files.contains_key(&wish) {
-                names.push(wish);
+        let mut names = dependencies(&module);
+        for soft_dependency in module.fields("softdep").flat_map(pre_dependencies) {
+            if self.files.contains_key(&soft_dependency) {
+                names.push(soft_dependency);
             } else {
-                names.extend(self.algorithms(&wish, budget)?);
+                names.extend(self.algorithm_modules(&soft_dependency, budget)?);
             }
         }
         Ok(names)
     }
 
     /// Returns the modules that provide a cryptographic algorithm. A `softdep` can name an algorithm instead of a
-    /// module (`libcrc32c` names `crc32c`).
-    fn algorithms(&self, algorithm: &str, budget: &DecompressionBudget) -> Result<Vec<String>> {
+    /// module: `libcrc32c` names `crc32c`.
+    fn algorithm_modules(&self, algorithm: &str, budget: &DecompressionBudget) -> Result<Vec<String>> {
         let mut names = Vec::new();
-        let cryptographic = |path: &Path| path.components().any(|part| part.as_os_str() == "crypto");
-        for (name, file) in self.files.iter().filter(|(_, file)| cryptographic(file)) {
+        let is_crypto = |path: &Path| path.components().any(|part| part.as_os_str() == "crypto");
+        for (name, file) in self.files.iter().filter(|(_, file)| is_crypto(file)) {
             let Some(module) = parse(file, budget)? else { continue };
             if module.fields("alias").any(|alias| module_name(alias) == algorithm) {
                 names.push(name.clone());
@@ -100,29 +101,29 @@ fn built_in(directory: &Path) -> Result<BTreeSet<String>> {
     Ok(index.builtin)
 }
 
-/// Returns `None` for a file that is not a module. The kernel rejects such a file when it is loaded.
+/// Parses a module file. Returns `None` for a file that is not a module: the kernel will refuse it.
 fn parse(file: &Path, budget: &DecompressionBudget) -> Result<Option<Module>> {
     Ok(Module::parse(&CachedFile::new(open(file, budget)?)).ok())
 }
 
 /// Returns the names in `depends`, as `lsmod` shows them.
-pub(super) fn needs(module: &Module) -> Vec<String> {
+pub(super) fn dependencies(module: &Module) -> Vec<String> {
     let names = module.fields("depends").flat_map(|list| list.split(','));
     names.filter(|name| !name.is_empty()).map(module_name).collect()
 }
 
 /// Opens a module file, decompressed.
 pub(super) fn open(path: &Path, budget: &DecompressionBudget) -> Result<File> {
-    let reason = |reason: &str| BootError::Module(path.to_owned(), reason.to_owned());
-    match payload::open_module(path, budget)? {
-        Some(Ok(file)) => Ok(file),
-        Some(Err(error)) => Err(reason(&error.to_string())),
-        None => Err(reason("its name does not end in .ko, .ko.gz, .ko.xz or .ko.zst")),
-    }
+    let reason = match payload::open_module(path, budget)? {
+        Some(Ok(file)) => return Ok(file),
+        Some(Err(error)) => error.to_string(),
+        None => "its name does not end in .ko, .ko.gz, .ko.xz or .ko.zst".to_owned(),
+    };
+    Err(BootError::Module(path.to_owned(), reason))
 }
 
-/// Returns the names between `pre:` and `post:`.
-fn before(softdep: &str) -> Vec<String> {
+/// Returns the module names that follow `pre:` in a `softdep` value.
+fn pre_dependencies(softdep: &str) -> Vec<String> {
     let mut in_pre = false;
     let mut names = Vec::new();
     for word in softdep.split_whitespace() {
@@ -141,19 +142,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_part_of_the_kernel_image_is_told() {
+    fn built_in_modules_come_from_modules_builtin() {
         let dir = tempfile::tempdir().unwrap();
         assert!(!InTreeModules::find(dir.path()).unwrap().is_built_in("crc32c_intel"));
         let text = "kernel/arch/x86/crypto/crc32c-intel.ko\n";
         fs_err::write(dir.path().join("modules.builtin"), text).unwrap();
-        let found = InTreeModules::find(dir.path()).unwrap();
-        assert!(found.is_built_in("crc32c_intel") && !found.is_built_in("crc32c"));
+        let modules = InTreeModules::find(dir.path()).unwrap();
+        assert!(modules.is_built_in("crc32c_intel") && !modules.is_built_in("crc32c"));
     }
 
     #[test]
-    fn only_what_comes_before_counts() {
-        assert_eq!(before("pre: a-b c post: d"), ["a_b", "c"]);
-        assert_eq!(before("post: d pre: e"), ["e"]);
-        assert_eq!(before("d"), [""; 0]);
+    fn post_dependencies_are_ignored() {
+        assert_eq!(pre_dependencies("pre: a-b c post: d"), ["a_b", "c"]);
+        assert_eq!(pre_dependencies("post: d pre: e"), ["e"]);
+        assert_eq!(pre_dependencies("d"), [""; 0]);
     }
 }

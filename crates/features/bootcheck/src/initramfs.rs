@@ -10,7 +10,7 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// Writer for an initramfs. An entry's parents must be written before the entry.
+/// Writer for an initramfs. The parent directories of an entry must be written before the entry.
 pub(super) struct Initramfs<W> {
     out: W,
     inode: u32,
@@ -66,7 +66,8 @@ impl<W: Write> Initramfs<W> {
         self.inode += 1;
         let inode = self.inode;
         let length = name.len() + 1;
-        // inode, mode, user, group, links, time, size, device, special device, length of the name, check
+        // Fields: inode, mode, user, group, links, time, size, device (major, minor), special device (major, minor), length of
+        // the name, checksum.
         write!(
             self.out,
             "070701{inode:08x}{mode:08x}{:08x}{:08x}{:08x}{:08x}{size:08x}{:08x}{:08x}{major:08x}{minor:08x}\
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn busybox_unpacks_it() {
+    fn busybox_unpacks_the_archive() {
         let dir = tempfile::tempdir().unwrap();
         let mut cpio = Command::new("busybox")
             .args(["cpio", "-i", "-d", "-m"])
@@ -130,7 +131,7 @@ mod tests {
         let starts: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b"070701")).collect();
         assert_eq!(starts.len(), 8);
         assert!(starts.iter().all(|start| start % 4 == 0), "{starts:?}");
-        // The first name follows its header.
+        // The name of the first entry follows its header.
         assert_eq!(&bytes[110..112], b"d\0");
     }
 

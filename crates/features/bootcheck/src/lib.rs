@@ -1,7 +1,7 @@
 //! Boots a kernel in a throwaway virtual machine and loads modules there, for builds and `farrier check --boot`.
 //!
-//! The machine has no network and no disk. Its initramfs holds `driver-entrypoint` as init, the modules, the in-tree
-//! modules that they need, and a work list. The machine reports the results over a serial port.
+//! The machine has no network and no disk. Its initramfs contains `driver-entrypoint` as init, the modules, the in-tree
+//! modules that these depend on, and a work list. The machine reports the results over a serial port.
 #![forbid(unsafe_code)]
 
 mod checker;
@@ -44,26 +44,26 @@ use initramfs::Initramfs;
 use qemu::{Accelerator, Machine, Run};
 use steps::PlannedStep;
 
-/// Returns the static binary for an architecture, after checking that it can run there as init of a virtual machine.
+/// Returns the static `driver-entrypoint` for an architecture, after checking that it can run as init of a virtual machine.
 pub async fn find_init(given: Option<&Path>, arch: Architecture) -> Result<PathBuf> {
     let path = find_entrypoint(given, arch).map_err(BootError::NoEntrypoint)?;
     blocking(move || {
-        let runs = Entrypoint::read(&path).and_then(|entrypoint| entrypoint.runs_on(arch));
-        runs.map(|()| path).map_err(BootError::Entrypoint)
+        let checked = Entrypoint::read(&path).and_then(|entrypoint| entrypoint.runs_on(arch));
+        checked.map(|()| path).map_err(BootError::Entrypoint)
     })
     .await
 }
 
-/// Boots the kernel, loads the modules and reports the outcome of each. Once the function returns or is dropped, no
-/// process and no file remains, whatever the result.
+/// Boots the kernel, loads the modules and reports the outcome of each. Leaves no process and no file behind, even if the
+/// future is dropped.
 pub async fn boot_check(request: &BootRequest, cancel: &CancellationToken) -> Result<BootReport> {
     tokio::select! {
         () = cancel.cancelled() => Err(BootError::Canceled),
-        report = uncancelled(request) => report,
+        report = run_boot_check(request) => report,
     }
 }
 
-async fn uncancelled(request: &BootRequest) -> Result<BootReport> {
+async fn run_boot_check(request: &BootRequest) -> Result<BootReport> {
     let preparation = request.clone();
     let prepared = blocking(move || prepare(&preparation)).await?;
     let machine = Machine {
@@ -74,19 +74,19 @@ async fn uncancelled(request: &BootRequest) -> Result<BootReport> {
         limits: &request.limits,
         key: prepared.key,
     };
-    let begun = Instant::now();
-    let (accelerator, run) = start(&machine, request.memory.as_deref()).await?;
-    let elapsed = begun.elapsed();
+    let started = Instant::now();
+    let (accelerator, run) = run_machine(&machine, request.kvm_state_dir.as_deref()).await?;
+    let elapsed = started.elapsed();
     report(request, &prepared.steps, accelerator, &run, elapsed)
 }
 
 /// Runs the machine with KVM if that works, otherwise with software emulation.
-async fn start(machine: &Machine<'_>, memory: Option<&Path>) -> Result<(Accelerator, Run)> {
-    if kvm::may_work(machine.kernel.arch, memory) {
+async fn run_machine(machine: &Machine<'_>, kvm_state_dir: Option<&Path>) -> Result<(Accelerator, Run)> {
+    if kvm::may_be_usable(machine.kernel.arch, kvm_state_dir) {
         match machine.run(Accelerator::Kvm).await {
             Ok(run) if run.transcript.kernel().is_some() => return Ok((Accelerator::Kvm, run)),
             Err(error @ (BootError::NoEmulator { .. } | BootError::Start(..))) => return Err(error),
-            Ok(_) | Err(_) => kvm::remember_that_it_fails(memory),
+            Ok(_) | Err(_) => kvm::record_failure(kvm_state_dir),
         }
     }
     Ok((Accelerator::Tcg, machine.run(Accelerator::Tcg).await?))
@@ -111,7 +111,7 @@ fn report(
         .iter()
         .zip(outcomes)
         .filter_map(|(step, outcome)| {
-            let index = step.payload?;
+            let index = step.payload_index?;
             let path = request.modules.get(index)?.clone();
             Some((index, ModuleBoot { path, name: step.name.clone(), outcome }))
         })
@@ -125,10 +125,12 @@ fn report(
     })
 }
 
+/// The virtual machine's inputs, ready to boot.
 struct Prepared {
-    /// Deleted on drop.
+    /// Directory of the initramfs, deleted on drop.
     _dir: TempDir,
     initramfs: PathBuf,
+    /// Memory of the virtual machine in MiB.
     memory: u32,
     steps: Vec<PlannedStep>,
     key: Key,
@@ -136,25 +138,25 @@ struct Prepared {
 
 fn prepare(request: &BootRequest) -> Result<Prepared> {
     let steps = steps::plan(request)?;
-    let place = request.directory.clone().unwrap_or_else(env::temp_dir);
-    let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&place)?;
+    let parent = request.directory.clone().unwrap_or_else(env::temp_dir);
+    let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&parent)?;
     let path = dir.path().join("initramfs");
-    let key = key()?;
+    let key = generate_key()?;
     write_initramfs(request, &steps, key, BufWriter::new(File::create(&path)?))?;
-    let memory = memory(fs_err::metadata(&path)?.len(), request.limits.memory)?;
+    let memory = required_memory(fs_err::metadata(&path)?.len(), request.limits.memory)?;
     Ok(Prepared { _dir: dir, initramfs: path, memory, steps, key })
 }
 
-fn key() -> io::Result<Key> {
+fn generate_key() -> io::Result<Key> {
     let mut key = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut key)?;
     Ok(Key(key))
 }
 
-/// Returns the memory to give the machine, in MiB: enough for a kernel and three copies of the initramfs. Two copies
-/// exist while the initramfs is unpacked, and a third while its modules are loaded.
-fn memory(initramfs: u64, limit: u32) -> Result<u32> {
-    /// Debian's kernel with all its drivers boots in less than half of this.
+/// Returns the memory of the machine in MiB: enough for a kernel and three copies of the initramfs, whose size is given in
+/// bytes. Two copies exist while the initramfs is unpacked, and a third while its modules are loaded.
+fn required_memory(initramfs: u64, limit: u32) -> Result<u32> {
+    /// Debian's kernel with all its drivers boots in less than half of this number of MiB.
     const KERNEL: u64 = 384;
     let needed = KERNEL + 3 * (initramfs >> 20);
     u32::try_from(needed)
@@ -176,8 +178,8 @@ fn write_initramfs(request: &BootRequest, steps: &[PlannedStep], key: Key, out: 
     initramfs.file("init", 0o755, size, &mut init)?;
     let work = Work {
         report: qemu::report_device(request.kernel.arch).to_owned(),
-        alone: request.tried_alone,
-        steps: steps.iter().map(PlannedStep::work).collect(),
+        unload_each: request.unload_each,
+        steps: steps.iter().map(PlannedStep::work_step).collect(),
     };
     for (path, bytes) in [(WORK_PATH, work.encode()), (KEY_PATH, key.to_text().into_bytes())] {
         initramfs.bytes(path.trim_start_matches('/'), 0o400, &bytes)?;
@@ -198,26 +200,26 @@ mod tests {
 
     #[test]
     fn memory_follows_the_initramfs_up_to_the_limit() {
-        assert_eq!(memory(1 << 20, 1024).unwrap(), 387);
-        assert_eq!(memory(200 << 20, 1024).unwrap(), 984);
-        let error = memory(260 << 20, 1024).unwrap_err();
+        assert_eq!(required_memory(1 << 20, 1024).unwrap(), 387);
+        assert_eq!(required_memory(200 << 20, 1024).unwrap(), 984);
+        let error = required_memory(260 << 20, 1024).unwrap_err();
         assert!(error.to_string().contains("1164 MiB"), "{error}");
     }
 
     #[tokio::test]
-    async fn an_entrypoint_of_another_architecture_is_no_init() {
+    async fn an_entrypoint_for_another_architecture_is_rejected() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join(ENTRYPOINT);
         fs_err::write(&path, elf_program(62, 1)).unwrap();
-        let found = |arch| find_init(Some(&path), arch);
-        assert_eq!(found(Architecture::Amd64).await.unwrap(), path);
-        let error = found(Architecture::Arm64).await.unwrap_err();
-        let said = oci::error_chain(&error);
-        assert!(said.starts_with("start driver-entrypoint in a virtual machine: use "), "{said}");
-        assert!(said.ends_with("it is for amd64, not for arm64"), "{said}");
+        let find = |arch| find_init(Some(&path), arch);
+        assert_eq!(find(Architecture::Amd64).await.unwrap(), path);
+        let error = find(Architecture::Arm64).await.unwrap_err();
+        let message = oci::error_chain(&error);
+        assert!(message.starts_with("start driver-entrypoint in a virtual machine: use "), "{message}");
+        assert!(message.ends_with("it is for amd64, not for arm64"), "{message}");
         assert!(error.hint().contains("driver-entrypoint-ARCHITECTURE"), "{}", error.hint());
         let other = directory.path().join("driver-entrypoint-arm64");
         fs_err::write(&other, elf_program(183, 1)).unwrap();
-        assert_eq!(found(Architecture::Arm64).await.unwrap(), other);
+        assert_eq!(find(Architecture::Arm64).await.unwrap(), other);
     }
 }

@@ -1,9 +1,9 @@
-//! Reads the report that comes out of the virtual machine. The serial port carries untrusted text from any source. Only
-//! lines with the key's authentication code count, each once and in order.
+//! Reads the report of the virtual machine. Any program in the machine can write to the serial port, so its text is
+//! untrusted. Only lines with the key's authentication code are accepted, each once and in order.
 
 use driver_entrypoint::report::{Key, MAX_LINE, Record};
 
-/// Maximum number of records to keep. A check of four thousand modules produces a fifth of that.
+/// Maximum number of records to keep. A check of 4,000 modules produces 20,000 records.
 const MAX_RECORDS: usize = 100_000;
 
 /// Records received so far.
@@ -25,7 +25,7 @@ impl Transcript {
         Self { key, records: Vec::new(), next: 0, partial: Vec::new(), skipping: false }
     }
 
-    /// Adds output. Returns whether it completed a record.
+    /// Adds output. Returns whether the output completed a record.
     pub fn push(&mut self, bytes: &[u8]) -> bool {
         let before = self.records.len();
         for part in bytes.split_inclusive(|&byte| byte == b'\n') {
@@ -40,14 +40,14 @@ impl Transcript {
             if ends {
                 let line = std::mem::take(&mut self.partial);
                 if !std::mem::take(&mut self.skipping) {
-                    self.line(&line);
+                    self.add_line(&line);
                 }
             }
         }
         self.records.len() > before
     }
 
-    fn line(&mut self, line: &[u8]) {
+    fn add_line(&mut self, line: &[u8]) {
         if self.records.len() >= MAX_RECORDS {
             return;
         }
@@ -78,7 +78,7 @@ impl Transcript {
     }
 
     /// Whether every record from number 0 to the latest has arrived.
-    pub fn complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.next == self.records.len() as u64
     }
 }
@@ -106,16 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn a_report_is_read_among_other_text() {
+    fn records_are_found_among_other_text() {
         let text = format!("SeaBIOS\r\n[ 1.0] m: {}\n{}garbage\n{}", end(1).trim_end(), hello(0), end(1));
         let transcript = parse(text.as_bytes(), KEY);
         assert_eq!(transcript.records().len(), 2);
         assert_eq!(transcript.kernel(), Some("6.1.0"));
-        assert!(transcript.ended() && transcript.complete());
+        assert!(transcript.ended() && transcript.is_complete());
     }
 
     #[test]
-    fn repetitions_and_other_keys_do_not_count() {
+    fn repeated_and_forged_records_are_ignored() {
         let forged = Record::End(1).line(&Key([8; 16]), 1);
         let text = format!("{}{}{}", hello(0), hello(0), forged);
         let transcript = parse(text.as_bytes(), KEY);
@@ -124,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_line_is_noticed() {
+    fn a_lost_record_makes_the_transcript_incomplete() {
         let transcript = parse(format!("{}{}", hello(0), end(2)).as_bytes(), KEY);
-        assert!(transcript.ended() && !transcript.complete());
+        assert!(transcript.ended() && !transcript.is_complete());
     }
 
     #[test]
-    fn an_endless_line_takes_no_memory() {
+    fn an_endless_line_is_skipped() {
         let mut transcript = Transcript::new(KEY);
         for _ in 0..100 {
             transcript.push(&vec![b'x'; 64 << 10]);
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_how_the_bytes_arrive(size in 1_usize..200, noise in any::<Vec<u8>>()) {
+        fn records_do_not_depend_on_the_chunk_size(size in 1_usize..200, noise in any::<Vec<u8>>()) {
             let mut text = noise;
             text.extend(format!("\n{}x\n{}", hello(0), end(1)).into_bytes());
             let whole = parse(&text, KEY);

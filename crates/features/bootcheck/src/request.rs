@@ -10,24 +10,24 @@ use farrier_payload::DecompressionBudget;
 pub struct BootRequest {
     /// The kernel to boot.
     pub kernel: KernelImage,
-    /// A directory that holds the modules at any depth.
+    /// Directory that contains the modules, at any depth.
     pub payload: PathBuf,
     /// The modules to load, as paths relative to `payload`, in load order. A module replaces an in-tree module of the
     /// same name.
     pub modules: Vec<String>,
-    /// Directories with modules of other images, at any depth. They are loaded if one of `modules` needs them, and
-    /// replace in-tree modules of the same name.
+    /// Directories with modules of other images, at any depth. Such a module is loaded if one of `modules` depends on it, and
+    /// replaces an in-tree module of the same name.
     pub needed: Vec<PathBuf>,
     /// Parameters by module name, as `insmod` takes them.
     pub parameters: BTreeMap<String, String>,
     /// Whether each module is unloaded before the next is loaded, so that their outcomes are independent.
-    pub tried_alone: bool,
+    pub unload_each: bool,
     /// The static `driver-entrypoint`. [`find_entrypoint`](super::find_entrypoint) finds the one next to farrier.
     pub entrypoint: PathBuf,
     /// The emulator; `None` for QEMU in the search path.
     pub emulator: Option<PathBuf>,
     /// Directory that records, until the machine restarts, that KVM does not work here; `None` to record nothing.
-    pub memory: Option<PathBuf>,
+    pub kvm_state_dir: Option<PathBuf>,
     /// Directory for the temporary initramfs; `None` for the system's temporary directory.
     pub directory: Option<PathBuf>,
     /// Limits of the virtual machine.
@@ -45,10 +45,10 @@ impl BootRequest {
             modules,
             needed: Vec::new(),
             parameters: BTreeMap::new(),
-            tried_alone: false,
+            unload_each: false,
             entrypoint,
             emulator: None,
-            memory: None,
+            kvm_state_dir: None,
             directory: None,
             limits: BootLimits::default(),
             decompression: Arc::new(DecompressionBudget::without_build()),

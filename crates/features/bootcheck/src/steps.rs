@@ -1,4 +1,4 @@
-//! Plans what is loaded in which order: the payload's modules, each preceded by the in-tree modules that it needs.
+//! Plans the load order: the payload's modules, each preceded by the in-tree modules that it depends on.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,30 +11,31 @@ use kmod::{CachedFile, Module, module_name};
 
 use super::{
     BootRequest, Result,
-    in_tree::{InTreeModules, needs, open},
+    in_tree::{InTreeModules, dependencies, open},
 };
 
 /// A module to load.
 #[derive(Debug)]
 pub(super) struct PlannedStep {
     /// Index in the request's modules; `None` for an in-tree module.
-    pub(super) payload: Option<usize>,
+    pub(super) payload_index: Option<usize>,
     /// Name as `lsmod` shows it.
     pub(super) name: String,
     /// Path in the virtual machine.
     pub(super) path: String,
     /// Path on the host.
     pub(super) source: PathBuf,
-    /// Names of the modules that it needs, except those built into the kernel image.
-    pub(super) needs: Vec<String>,
+    /// Names of the modules that the module depends on, except those built into the kernel image.
+    pub(super) dependencies: Vec<String>,
+    /// Parameters as for `insmod`.
     parameters: String,
 }
 
 impl PlannedStep {
-    /// Returns the entry for the virtual machine's work list.
-    pub(super) fn work(&self) -> Step {
+    /// Returns the step for the virtual machine's work list.
+    pub(super) fn work_step(&self) -> Step {
         Step {
-            payload: self.payload.is_some(),
+            payload: self.payload_index.is_some(),
             name: self.name.clone(),
             path: self.path.clone(),
             parameters: self.parameters.clone(),
@@ -42,7 +43,7 @@ impl PlannedStep {
     }
 }
 
-/// Plans the steps, in order.
+/// Plans the steps of the work list, in load order.
 pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>> {
     let mut in_tree = match &request.kernel.modules {
         Some(directory) => InTreeModules::find(directory)?,
@@ -51,98 +52,101 @@ pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>> {
     for directory in &request.needed {
         in_tree.replace(InTreeModules::find(directory)?);
     }
-    let mut plan =
-        Plan { request, in_tree, payload: BTreeMap::new(), seen: BTreeSet::new(), steps: Vec::new() };
+    let mut planner =
+        StepPlanner { request, in_tree, payload: BTreeMap::new(), visited: BTreeSet::new(), steps: Vec::new() };
     let mut modules = Vec::new();
     for (index, path) in request.modules.iter().enumerate() {
         let source = request.payload.join(path);
-        let (name, needs) = read(&source, &request.decompression)?;
-        if !request.tried_alone {
-            plan.payload.insert(name.clone(), index);
+        let (name, dependencies) = read_name_and_dependencies(&source, &request.decompression)?;
+        if !request.unload_each {
+            planner.payload.insert(name.clone(), index);
         }
-        modules.push((name, needs, source));
+        modules.push((name, dependencies, source));
     }
-    for (index, (name, needs, source)) in modules.iter().enumerate() {
-        plan.payload_module(index, name, needs, source, &modules)?;
+    for (index, (name, dependencies, source)) in modules.iter().enumerate() {
+        planner.add_payload_module(index, name, dependencies, source, &modules)?;
     }
-    Ok(plan.steps)
+    Ok(planner.steps)
 }
 
-/// Name, needs and file of a payload module.
-type PayloadEntry = (String, Vec<String>, PathBuf);
+/// Name, dependencies and file of a payload module.
+type PayloadFile = (String, Vec<String>, PathBuf);
 
-struct Plan<'a> {
+/// Depth-first search through the dependencies of the payload's modules.
+struct StepPlanner<'a> {
     request: &'a BootRequest,
     in_tree: InTreeModules,
-    /// Indexes of the payload's modules by name; empty if each module is tried alone.
+    /// Indexes of the payload's modules by name; empty if each module is unloaded before the next is loaded.
     payload: BTreeMap<String, usize>,
-    /// Modules that have been visited as a dependency.
-    seen: BTreeSet<String>,
+    /// Names of the dependencies that have been visited.
+    visited: BTreeSet<String>,
     steps: Vec<PlannedStep>,
 }
 
-impl Plan<'_> {
-    fn payload_module(
+impl StepPlanner<'_> {
+    fn add_payload_module(
         &mut self,
         index: usize,
         name: &str,
-        needs: &[String],
+        dependencies: &[String],
         source: &Path,
-        modules: &[PayloadEntry],
+        modules: &[PayloadFile],
     ) -> Result<()> {
-        if self.steps.iter().any(|step| step.payload == Some(index)) {
+        if self.steps.iter().any(|step| step.payload_index == Some(index)) {
             return Ok(());
         }
-        for needed in needs {
-            self.need(needed, modules)?;
+        for dependency in dependencies {
+            self.add_dependency(dependency, modules)?;
         }
         let parameters = self.request.parameters.get(name).cloned().unwrap_or_default();
-        self.push(Some(index), name.to_owned(), source.to_owned(), needs.to_vec(), parameters);
+        self.push(Some(index), name.to_owned(), source.to_owned(), dependencies.to_vec(), parameters);
         Ok(())
     }
 
-    /// Plans a needed module. The caller determines the order of the payload's modules, and an in-tree module comes
-    /// before the first module that needs it. If an in-tree module needs a payload module, that payload module comes
-    /// first.
-    fn need(&mut self, name: &str, modules: &[PayloadEntry]) -> Result<()> {
-        if !self.seen.insert(name.to_owned()) {
+    /// Adds a dependency. An in-tree module comes before the first module that depends on it. The payload's modules keep the
+    /// caller's order, unless an in-tree module depends on a payload module, which then comes first.
+    fn add_dependency(&mut self, name: &str, modules: &[PayloadFile]) -> Result<()> {
+        if !self.visited.insert(name.to_owned()) {
             return Ok(());
         }
         if let Some(&index) = self.payload.get(name) {
             return match modules.get(index) {
-                Some((name, needs, source)) => self.payload_module(index, name, needs, source, modules),
+                Some((name, dependencies, source)) => {
+                    self.add_payload_module(index, name, dependencies, source, modules)
+                }
                 None => Ok(()),
             };
         }
         // A missing module is not an error here: the outcome shows that its dependents cannot be judged.
         let Some(source) = self.in_tree.file(name) else { return Ok(()) };
-        let needs = self.in_tree.needs(&source, &self.request.decompression)?;
-        for needed in &needs {
-            self.need(needed, modules)?;
+        let dependencies = self.in_tree.dependencies(&source, &self.request.decompression)?;
+        for dependency in &dependencies {
+            self.add_dependency(dependency, modules)?;
         }
-        self.push(None, name.to_owned(), source, needs, String::new());
+        self.push(None, name.to_owned(), source, dependencies, String::new());
         Ok(())
     }
 
     fn push(
         &mut self,
-        payload: Option<usize>,
+        payload_index: Option<usize>,
         name: String,
         source: PathBuf,
-        needs: Vec<String>,
+        dependencies: Vec<String>,
         parameters: String,
     ) {
         let path = format!("/modules/{}.ko", self.steps.len());
-        let needs = needs.into_iter().filter(|name| !self.in_tree.is_built_in(name)).collect();
-        self.steps.push(PlannedStep { payload, name, path, source, needs, parameters });
+        let dependencies = dependencies.into_iter().filter(|name| !self.in_tree.is_built_in(name)).collect();
+        self.steps.push(PlannedStep { payload_index, name, path, source, dependencies, parameters });
     }
 }
 
-fn read(path: &Path, budget: &DecompressionBudget) -> Result<(String, Vec<String>)> {
+/// Reads a payload module's name and dependencies.
+fn read_name_and_dependencies(path: &Path, budget: &DecompressionBudget) -> Result<(String, Vec<String>)> {
     let file = open(path, budget)?;
     // If farrier cannot parse the module, the kernel refuses it, and the check reports that.
     Ok(match Module::parse(&CachedFile::new(file)) {
-        Ok(module) => (module.name.clone(), needs(&module)),
+        Ok(module) => (module.name.clone(), dependencies(&module)),
         Err(_) => (module_name(&path.to_string_lossy()), Vec::new()),
     })
 }

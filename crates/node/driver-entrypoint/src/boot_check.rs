@@ -10,7 +10,7 @@ use std::{
 };
 
 use driver_entrypoint::{
-    report::{Ended, Key, ReadBack, Record, VERSION},
+    report::{SyscallResult, Key, ReadBack, Record, VERSION},
     work::{KEY_PATH, Step, WORK_PATH, Work},
 };
 use rustix::{
@@ -71,7 +71,7 @@ fn steps(work: &Work, report: &mut Report) -> Result<(), Error> {
         if stays && step.payload {
             loaded.push((number, step));
         }
-        if work.alone {
+        if work.unload_each {
             machine.unload_all(&mut loaded, report)?;
         }
         // A kernel that oopsed holds locks that are never released, so later results are meaningless.
@@ -92,13 +92,13 @@ impl Machine {
     fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Error> {
         report.send(&Record::Loading(number))?;
         self.log.read();
-        let ended = run_child(&[isolated::LOAD, &step.path, &step.parameters])?;
+        let result = run_child(&[isolated::LOAD, &step.path, &step.parameters])?;
         let messages = self.log.read();
-        let oops = self.check_oops(ended);
-        let stays = ended == Ended::Done;
+        let oops = self.check_oops(result);
+        let stays = result == SyscallResult::Success;
         let read_back = if stays { isolated::read_back(&step.name) } else { ReadBack::default() };
-        let initialised = stays || messages.iter().any(|message| is_init_call(message, &step.name));
-        report.send(&Record::Loaded { step: number, ended, initialised, oops, read_back, messages })?;
+        let initialized = stays || messages.iter().any(|message| is_init_call(message, &step.name));
+        report.send(&Record::Loaded { step: number, result, initialized, oops, read_back, messages })?;
         Ok(stays)
     }
 
@@ -107,22 +107,22 @@ impl Machine {
         while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
             report.send(&Record::Unloading(number))?;
             self.log.read();
-            let ended = run_child(&[isolated::UNLOAD, &step.name])?;
+            let result = run_child(&[isolated::UNLOAD, &step.name])?;
             let messages = self.log.read();
-            let oops = self.check_oops(ended);
-            report.send(&Record::Unloaded { step: number, ended, oops, messages })?;
+            let oops = self.check_oops(result);
+            report.send(&Record::Unloaded { step: number, result, oops, messages })?;
         }
         Ok(())
     }
 
-    fn check_oops(&mut self, ended: Ended) -> bool {
-        let oops = matches!(ended, Ended::Killed(_)) || (!self.oopsed && has_oopsed());
+    fn check_oops(&mut self, result: SyscallResult) -> bool {
+        let oops = matches!(result, SyscallResult::Killed(_)) || (!self.oopsed && has_oopsed());
         self.oopsed |= oops;
         oops
     }
 }
 
-fn run_child(arguments: &[&str]) -> Result<Ended, Error> {
+fn run_child(arguments: &[&str]) -> Result<SyscallResult, Error> {
     isolated::run_child(arguments).map_err(Error::on("start", "a process"))
 }
 

@@ -7,7 +7,7 @@ use std::{
     process::{Command, exit},
 };
 
-use driver_entrypoint::report::{Ended, ReadBack};
+use driver_entrypoint::report::{SyscallResult, ReadBack};
 use rustix::io::Errno;
 
 use crate::files;
@@ -37,11 +37,11 @@ pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
 }
 
 /// Runs this program with the arguments as a child process, and returns how the process ended.
-pub(crate) fn run_child(arguments: &[&str]) -> io::Result<Ended> {
+pub(crate) fn run_child(arguments: &[&str]) -> io::Result<SyscallResult> {
     let status = Command::new("/proc/self/exe").args(arguments).status()?;
     Ok(match (status.code(), status.signal()) {
-        (Some(0), _) => Ended::Done,
-        (Some(number), _) => Ended::Error(number),
-        (None, signal) => Ended::Killed(signal.unwrap_or_default()),
+        (Some(0), _) => SyscallResult::Success,
+        (Some(number), _) => SyscallResult::Errno(number),
+        (None, signal) => SyscallResult::Killed(signal.unwrap_or_default()),
     })
 }

@@ -25,7 +25,7 @@ const DEATH: [&str; 6] =
     ["BUG: ", "Oops", "Kernel panic", "Unable to handle", "general protection fault", "kernel BUG at"];
 
 /// Whether a kernel message reports an oops or panic. The trace that follows it has no fixed length.
-pub fn is_death(message: &str) -> bool {
+pub fn reports_oops(message: &str) -> bool {
     DEATH.iter().any(|sign| message.contains(sign))
 }
 
@@ -42,11 +42,11 @@ impl std::fmt::Debug for Key {
 
 /// Result of a system call that loads or unloads a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Ended {
+pub enum SyscallResult {
     /// The call succeeded.
-    Done,
+    Success,
     /// The call failed with this `errno`.
-    Error(i32),
+    Errno(i32),
     /// The calling process was killed by this signal, as the kernel does after an oops.
     Killed(i32),
 }
@@ -81,10 +81,10 @@ pub enum Record {
         /// Number of the step.
         step: usize,
         /// Result of the load.
-        ended: Ended,
+        result: SyscallResult,
         /// Whether the kernel called the module's initialization, which means that the loader itself had accepted the
         /// module.
-        initialised: bool,
+        initialized: bool,
         /// Whether the kernel oopsed during the load.
         oops: bool,
         /// State of the module afterwards.
@@ -99,7 +99,7 @@ pub enum Record {
         /// Number of the step.
         step: usize,
         /// Result of the unload.
-        ended: Ended,
+        result: SyscallResult,
         /// Whether the kernel oopsed during the unload.
         oops: bool,
         /// Kernel messages during the unload, oldest first.
@@ -161,7 +161,7 @@ impl Record {
 /// Keeps [`MAX_MESSAGES`] messages: after an oops from its beginning on, otherwise the last ones.
 fn keep_worst(messages: &mut Vec<String>, oops: bool) {
     let last = messages.len().saturating_sub(MAX_MESSAGES);
-    let death = messages.iter().position(|message| oops && is_death(message));
+    let death = messages.iter().position(|message| oops && reports_oops(message));
     messages.drain(..death.map_or(last, |death| death.min(last)));
     messages.truncate(MAX_MESSAGES);
 }
@@ -207,22 +207,22 @@ mod tests {
             Record::Loading(0),
             Record::Loaded {
                 step: 0,
-                ended: Ended::Done,
-                initialised: true,
+                result: SyscallResult::Success,
+                initialized: true,
                 oops: false,
                 read_back,
                 messages: messages.clone(),
             },
             Record::Loaded {
                 step: 1,
-                ended: Ended::Error(8),
-                initialised: false,
+                result: SyscallResult::Errno(8),
+                initialized: false,
                 oops: true,
                 read_back: ReadBack::default(),
                 messages: vec![],
             },
             Record::Unloading(0),
-            Record::Unloaded { step: 0, ended: Ended::Killed(9), oops: true, messages },
+            Record::Unloaded { step: 0, result: SyscallResult::Killed(9), oops: true, messages },
             Record::Failed("mount /proc".into()),
             Record::End(7),
         ]
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn what_is_written_is_bounded() {
         let messages = vec!["x\0".repeat(10_000); 1000];
-        let record = Record::Unloaded { step: 0, ended: Ended::Done, oops: false, messages };
+        let record = Record::Unloaded { step: 0, result: SyscallResult::Success, oops: false, messages };
         let line = record.line(&KEY, u64::MAX);
         assert!(line.len() <= MAX_LINE, "{}", line.len());
         let Some((_, Record::Unloaded { messages, .. })) = Record::parse(line.trim_end().as_bytes(), &KEY)
@@ -278,7 +278,7 @@ mod tests {
         let trace = (0..3 * MAX_MESSAGES).map(|frame| format!(" ? frame {frame}"));
         let death = "BUG: kernel NULL pointer dereference, address: 0".to_owned();
         let messages = ["m: hello".to_owned(), death.clone()].into_iter().chain(trace).collect();
-        let record = Record::Unloaded { step: 0, ended: Ended::Killed(9), oops: true, messages };
+        let record = Record::Unloaded { step: 0, result: SyscallResult::Killed(9), oops: true, messages };
         let line = record.line(&KEY, 0);
         let Some((_, Record::Unloaded { messages, .. })) = Record::parse(line.trim_end().as_bytes(), &KEY)
         else {

@@ -13,7 +13,7 @@ pub struct Work {
     /// Device that the report goes to, for example `/dev/ttyS1`.
     pub report: String,
     /// Whether each of the payload's modules is unloaded before the next one is loaded; otherwise all are loaded first.
-    pub alone: bool,
+    pub unload_each: bool,
     /// Modules to load, in order.
     pub steps: Vec<Step>,
 }
@@ -58,7 +58,7 @@ mod tests {
             parameters: parameters.into(),
         };
         let steps = vec![step(false, "crc16", ""), step(true, "m", "a=1 b=\"x y\"\n\t")];
-        let work = Work { report: "/dev/ttyS1".into(), alone: true, steps };
+        let work = Work { report: "/dev/ttyS1".into(), unload_each: true, steps };
         let bytes = work.encode();
         assert_eq!(Work::decode(&bytes), Some(work));
         for length in 0..bytes.len() {
