@@ -131,9 +131,9 @@ fn modules_that_the_kernel_would_refuse() {
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
     insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
-    failed    hello for KERNEL: check refused the modules: module farrier_other is required, and the payload does not hold it
+    failed    hello for KERNEL: check refused the modules: module farrier_other is required, and the payload does not contain it
               | payload on KERNEL (amd64): refused
-              | refused[required-module]: module farrier_other is required, and the payload does not hold it
+              | refused[required-module]: module farrier_other is required, and the payload does not contain it
               |   help: see the build log for why it was not compiled or not installed under /out
               | MODULE         VERDICT  REASON
               | farrier_hello  loads    warning[signature]: the module is not signed: the kernel loads it and taints itself, but under Secure Boot it locks itself down and refuses the module

@@ -93,12 +93,12 @@ impl Taint {
 }
 
 impl ModuleAbout {
-    /// Collects a module's own facts and the in-tree module of its name. `files` lists all files of the payload.
+    /// Describes a module. `files` lists all files of the payload, if known.
     pub(super) fn of(module: &Module, kernel: &KernelFacts, files: Option<&[String]>) -> Self {
         let field = |key| module.field(key).map(str::to_owned);
         let list = |key| module.fields(key).map(str::to_owned).collect::<Vec<_>>();
         let firmware = list("firmware");
-        let missing = files.map(|files| missing(&firmware, files, kernel)).unwrap_or_default();
+        let missing_firmware = files.map(|files| missing_firmware(&firmware, files, kernel)).unwrap_or_default();
         let depends = module.field("depends").unwrap_or_default();
         Self {
             version: field("version"),
@@ -108,27 +108,27 @@ impl ModuleAbout {
             signed_by: signed_by(&module.signature),
             depends: depends.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
             aliases: list("alias"),
-            missing_firmware: missing,
+            missing_firmware,
             firmware,
-            shadows: shadowed(module, kernel),
+            shadows: in_tree_file(module, kernel),
         }
     }
 }
 
-/// Follows `check_modinfo` and `module_augment_kernel_taints` in `kernel/module/main.c`.
+/// Lists the taints that a module causes, like `check_modinfo` and `module_augment_kernel_taints` in `kernel/module/main.c`.
 fn taints(module: &Module, kernel: &KernelFacts) -> Vec<Taint> {
     let has = |key| module.field(key).is_some();
-    let signed = matches!(module.signature, Signature::By(_) | Signature::Unread(_));
-    let all = [
+    let is_signed = matches!(module.signature, Signature::By(_) | Signature::Unread(_));
+    let conditions = [
         (Taint::Proprietary, !module.is_gpl_compatible()),
         (Taint::OutOfTree, !has("intree")),
-        (Taint::Unsigned, kernel.config.is_set("MODULE_SIG") && !signed),
+        (Taint::Unsigned, kernel.config.is_set("MODULE_SIG") && !is_signed),
         (Taint::Staging, has("staging")),
         (Taint::LivePatch, has("livepatch")),
         // Since Linux 6.0, commit 74829ddf5977.
         (Taint::Test, has("test") && kernel.since(6, 0)),
     ];
-    all.into_iter().filter(|(_, is)| *is).map(|(taint, _)| taint).collect()
+    conditions.into_iter().filter(|(_, applies)| *applies).map(|(taint, _)| taint).collect()
 }
 
 fn signed_by(signature: &Signature) -> Option<SignedBy> {
@@ -140,25 +140,27 @@ fn signed_by(signature: &Signature) -> Option<SignedBy> {
     })
 }
 
-fn shadowed(module: &Module, kernel: &KernelFacts) -> Option<String> {
+/// Returns the file of the in-tree module of the same name.
+fn in_tree_file(module: &Module, kernel: &KernelFacts) -> Option<String> {
     kernel.beyond_headers.in_tree.as_ref()?.value.modules.get(&module.name).cloned()
 }
 
 /// Lists firmware that the payload lacks. The directories come from `fw_path` in `drivers/base/firmware_loader/main.c`,
-/// the endings from `CONFIG_FW_LOADER_COMPRESS`. A name with a pattern counts as present if any file starts like it.
-fn missing(firmware: &[String], files: &[String], kernel: &KernelFacts) -> Vec<String> {
+/// the endings from `CONFIG_FW_LOADER_COMPRESS`. A pattern counts as present if a file starts with the text before its first
+/// wildcard.
+fn missing_firmware(firmware: &[String], files: &[String], kernel: &KernelFacts) -> Vec<String> {
     if firmware.is_empty() {
         return Vec::new();
     }
     let release = kernel.release.as_str();
-    let (updates, own) = (format!("updates/{release}/"), format!("{release}/"));
+    let (updates_directory, release_directory) = (format!("updates/{release}/"), format!("{release}/"));
     let present: BTreeSet<&str> = files
         .iter()
         .filter_map(|path| {
             let path = path.trim_start_matches("./").trim_start_matches('/');
             let path = path.strip_prefix("usr/").unwrap_or(path).strip_prefix("lib/firmware/")?;
-            let inner = [updates.as_str(), "updates/", &own].iter().find_map(|part| path.strip_prefix(part));
-            let name = inner.unwrap_or(path);
+            let directories = [updates_directory.as_str(), "updates/", &release_directory];
+            let name = directories.iter().find_map(|directory| path.strip_prefix(directory)).unwrap_or(path);
             Some([".xz", ".zst"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name))
         })
         .collect();
@@ -166,7 +168,7 @@ fn missing(firmware: &[String], files: &[String], kernel: &KernelFacts) -> Vec<S
         .iter()
         .filter(|name| match name.find(['*', '?', '[']) {
             None => !present.contains(name.as_str()),
-            Some(pattern) => !present.iter().any(|file| file.starts_with(name.get(..pattern).unwrap_or(""))),
+            Some(wildcard) => !present.iter().any(|file| file.starts_with(name.get(..wildcard).unwrap_or(""))),
         })
         .collect();
     missing.into_iter().cloned().collect()

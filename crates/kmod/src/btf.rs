@@ -11,9 +11,9 @@ const MAGIC: [u8; 2] = 0xeb9f_u16.to_le_bytes();
 /// Only version that exists (`BTF_VERSION`).
 const VERSION: u8 = 1;
 /// Bytes of the first version of `struct btf_header`; later versions may be longer.
-const HEADER: usize = 24;
+const HEADER_SIZE: usize = 24;
 /// Bytes of `struct btf_type`.
-const TYPE: usize = 12;
+const TYPE_SIZE: usize = 12;
 
 /// Kinds of types (`BTF_KIND_*`).
 const INT: u32 = 1;
@@ -58,11 +58,11 @@ pub struct Btf<'a> {
 pub struct BtfError(String);
 
 fn points_outside() -> BtfError {
-    BtfError("has a header that points outside it".to_owned())
+    BtfError("has a header that points outside the section".to_owned())
 }
 
 fn unterminated_strings() -> BtfError {
-    BtfError("has strings that do not end".to_owned())
+    BtfError("has strings that are not NUL-terminated".to_owned())
 }
 
 impl BtfBase {
@@ -75,7 +75,7 @@ impl BtfBase {
 impl<'a> Btf<'a> {
     /// Validates a section: its header, and each type once. Bytes after the strings are ignored. Allocates nothing.
     pub fn parse(section: &'a [u8]) -> Result<Self, BtfError> {
-        let (types, strings) = parts(section)?;
+        let (types, strings) = parse_sections(section)?;
         if strings.first() != Some(&0) {
             return Err(unterminated_strings());
         }
@@ -115,11 +115,12 @@ pub struct SplitBtf {
     highest_type: u32,
     /// Highest name offset that the module refers to.
     highest_name: u32,
-    /// Highest name offset that the kernel looks at.
-    highest_checked: u32,
-    /// Whether a name that the kernel looks at is no identifier, if the base's strings end before the module's own.
-    bad_name: bool,
-    /// Type numbers of the functions' types; each must be a prototype.
+    /// Highest name offset that the kernel validates.
+    highest_validated: u32,
+    /// Whether a name that the kernel validates is not an identifier. Holds only if the module's strings directly follow those
+    /// of the base, which [`Self::fit`] checks.
+    has_bad_name: bool,
+    /// Type numbers to which functions refer; each must be a prototype.
     functions: Vec<u32>,
     /// Indexes of the prototypes among the module's own types, from 0, ascending.
     prototypes: Vec<u32>,
@@ -129,23 +130,23 @@ pub struct SplitBtf {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fit {
     /// The module's BTF was built for a base of this size.
-    Yes,
-    /// The kernel would reject the module's BTF.
-    No(&'static str),
-    /// The module's BTF seems valid, but was built for a base of another size.
-    Doubtful,
+    Matches,
+    /// The kernel rejects the module's BTF, for this reason.
+    Rejected(&'static str),
+    /// The kernel accepts the module's BTF, which was built for a base of another size.
+    OtherBase,
 }
 
 impl SplitBtf {
-    /// Reads each type once. Memory: at most the section's size, for its functions and prototypes.
+    /// Reads and validates a section. Memory: at most the section's size, for its functions and prototypes.
     pub(super) fn read(section: &[u8]) -> Result<Self, BtfError> {
-        let (types, strings) = parts(section)?;
+        let (types, strings) = parse_sections(section)?;
         if !is_dense(section) {
-            return Err(BtfError("has gaps, or more than types and strings".to_owned()));
+            return Err(BtfError("has gaps between its parts, or unknown parts".to_owned()));
         }
         let last = strings.split_last().and_then(|(_, rest)| rest.iter().rposition(|&byte| byte == 0));
         let size = |length: usize| u32::try_from(length).map_err(|_| points_outside());
-        let mut found = Self {
+        let mut split = Self {
             strings: size(strings.len())?,
             last_string: size(last.map_or(0, |zero| zero + 1))?,
             ..Self::default()
@@ -155,27 +156,29 @@ impl SplitBtf {
             if !own.is_valid() {
                 return Err(BtfError(format!(
                     "has a type that the kernel does not accept (number {})",
-                    found.types + 1
+                    split.types + 1
                 )));
             }
-            found.add(&own);
+            split.add(&own);
         }
-        // Only the kernel's own BTF shows where these strings begin. `fit` compares.
-        let base = found.highest_name.saturating_sub(found.last_string);
-        let is_bad = |&offset: &u32| {
-            let own = offset.checked_sub(base).and_then(|own| strings.get(to_index(own)..));
-            own.is_some_and(|name| offset != 0 && !is_identifier(name))
+        // Only the kernel's own BTF shows the offset at which the module's strings begin. This is the offset if the highest name
+        // is the last string.
+        let first_own_string = split.highest_name.saturating_sub(split.last_string);
+        let is_bad = |offset: u32| {
+            let name = offset.checked_sub(first_own_string).and_then(|own| strings.get(to_index(own)..));
+            name.is_some_and(|name| offset != 0 && !is_identifier(name))
         };
         for own in Types::of(types) {
-            found.bad_name |= own?.identifiers().any(|offset| is_bad(&offset));
+            split.has_bad_name |= own?.identifiers().any(is_bad);
         }
-        Ok(found)
+        Ok(split)
     }
 
     fn add(&mut self, own: &Type<'_>) {
         self.highest_name = self.highest_name.max(own.name);
-        let is_checked = own.kind != FUNC_PROTO;
-        self.highest_checked = self.highest_checked.max(own.name);
+        self.highest_validated = self.highest_validated.max(own.name);
+        // The kernel does not validate the names of parameters.
+        let validates_members = own.kind != FUNC_PROTO;
         match own.kind {
             FUNC => self.functions.push(own.size),
             FUNC_PROTO => self.prototypes.push(self.types),
@@ -189,7 +192,9 @@ impl SplitBtf {
             match (word, u32_at(bytes, 0).unwrap_or_default()) {
                 (Word::Name, offset) => {
                     self.highest_name = self.highest_name.max(offset);
-                    self.highest_checked = self.highest_checked.max(if is_checked { offset } else { 0 });
+                    if validates_members {
+                        self.highest_validated = self.highest_validated.max(offset);
+                    }
                 }
                 (Word::Type, number) => self.highest_type = self.highest_type.max(number),
                 (Word::Other, _) => {}
@@ -200,31 +205,33 @@ impl SplitBtf {
 
     /// Checks whether the module's BTF continues a base of this size.
     ///
-    /// Type numbers and name offsets continue where the base's end, so a base of another size shifts all of them. The kernel
-    /// rejects names beyond the end. It does not look at the types that types refer to. Every string is used by some type. The
-    /// highest name offset is therefore the last string's, which reveals the exact size of the base's strings. Types that point
-    /// beyond the end, and functions whose type is no prototype, show another base as well.
+    /// The module's type numbers and name offsets continue those of the base, so a base of another size shifts all of them.
+    ///
+    /// - Names: the kernel rejects name offsets beyond the last string. Some type uses the last string, so the highest name offset
+    ///   reveals the exact size of the base's strings.
+    /// - Types: the kernel does not validate references to other types. A reference beyond the last type, or a function whose
+    ///   type is not a prototype, reveals another base.
     pub(super) fn fit(&self, base: BtfBase) -> Fit {
         let Self { types, strings, last_string, highest_type, highest_name, functions, prototypes, .. } =
             self;
-        let beyond =
+        let is_beyond =
             |highest: u32, base: u32, own: u32| u64::from(highest) >= u64::from(base) + u64::from(own);
-        if self.highest_checked > 0 && beyond(self.highest_checked, base.strings, *strings) {
-            return Fit::No("mentions names that neither it nor the kernel has");
+        if self.highest_validated > 0 && is_beyond(self.highest_validated, base.strings, *strings) {
+            return Fit::Rejected("refers to names beyond its own strings and the kernel's");
         }
-        let ends = *strings == 0 || highest_name.checked_sub(*last_string) == Some(base.strings);
-        if ends && self.bad_name {
-            return Fit::No("has names that are no identifiers");
+        let has_base_strings = *strings == 0 || highest_name.checked_sub(*last_string) == Some(base.strings);
+        if has_base_strings && self.has_bad_name {
+            return Fit::Rejected("has names that are not identifiers");
         }
-        let own = functions.iter().filter_map(|function| function.checked_sub(base.types));
-        if beyond(*highest_type, base.types, *types)
-            || own.into_iter().any(|own| prototypes.binary_search(&own).is_err())
+        let mut own_types = functions.iter().filter_map(|function| function.checked_sub(base.types));
+        if is_beyond(*highest_type, base.types, *types)
+            || own_types.any(|own| prototypes.binary_search(&own).is_err())
         {
-            return Fit::Doubtful;
+            return Fit::OtherBase;
         }
-        // Every prototype is used as some type, so the highest type number is at least the last prototype's.
+        // Some type refers to each prototype, so the highest type number is at least that of the last prototype.
         let last = prototypes.last().map_or(0, |own| u64::from(base.types) + u64::from(*own));
-        if u64::from(*highest_type) >= last && ends { Fit::Yes } else { Fit::Doubtful }
+        if u64::from(*highest_type) >= last && has_base_strings { Fit::Matches } else { Fit::OtherBase }
     }
 }
 
@@ -233,7 +240,7 @@ const MAX_NAME: usize = 512;
 /// Highest number of a type (`BTF_MAX_TYPE`).
 const MAX_TYPE: u32 = 0x000f_ffff;
 
-/// Meaning of a word that follows a type.
+/// Meaning of a 32-bit word that follows a type's fixed part.
 enum Word {
     /// Offset of a name.
     Name,
@@ -243,7 +250,7 @@ enum Word {
     Other,
 }
 
-/// A type, with the words that follow it.
+/// A type (`struct btf_type`), with the words that follow its fixed part.
 struct Type<'a> {
     name: u32,
     kind: u32,
@@ -251,11 +258,11 @@ struct Type<'a> {
     count: u32,
     /// `kind_flag`: the members of a structure have sizes, or an enumeration has signed values.
     flag: bool,
-    /// Whether bits are set that have no meaning before Linux 7.2, where they belong to the number of elements.
+    /// Whether bits are set that have no meaning before Linux 7.2. Linux 7.2 uses them for the number of elements.
     has_unknown_bits: bool,
-    /// Size of structures and the like, or the number of a type.
+    /// Size in bytes, or the number of another type, depending on the kind.
     size: u32,
-    /// Meaning of the words of `rest`, repeated.
+    /// Meaning of the words of `rest`; repeats for each element.
     words: &'static [Word],
     rest: &'a [u8],
 }
@@ -278,10 +285,13 @@ impl Type<'_> {
     /// Offsets of the names that must be identifiers.
     fn identifiers(&self) -> impl Iterator<Item = u32> {
         let own = matches!(self.kind, STRUCT..=TYPEDEF | FUNC | VAR | ENUM64).then_some(self.name);
-        let is_list = matches!(self.kind, STRUCT..=ENUM | ENUM64);
-        let size = 4 * self.words.len().max(1);
-        let members =
-            self.rest.chunks_exact(size).filter(move |_| is_list).filter_map(|member| u32_at(member, 0));
+        let has_named_members = matches!(self.kind, STRUCT..=ENUM | ENUM64);
+        let member_size = 4 * self.words.len().max(1);
+        let members = self
+            .rest
+            .chunks_exact(member_size)
+            .filter(move |_| has_named_members)
+            .filter_map(|member| u32_at(member, 0));
         own.into_iter().chain(members)
     }
 
@@ -341,7 +351,7 @@ impl Type<'_> {
         })
     }
 
-    /// Checks the places of the variables of a section (`btf_datasec_check_meta`).
+    /// Checks the offsets and sizes of the variables of a section (`btf_datasec_check_meta`).
     fn has_valid_variables(&self) -> bool {
         let mut end = 0_u64;
         self.rest.chunks_exact(12).all(|variable| {
@@ -353,9 +363,9 @@ impl Type<'_> {
     }
 }
 
-/// Returns the words that follow a type of this kind, and whether they repeat for each of its elements (`btf_type_size`
+/// Returns the meaning of the words that follow a type of this kind, and whether they repeat for each element (`btf_type_size`
 /// in libbpf's `btf.c`).
-fn following(kind: u32) -> Option<(&'static [Word], bool)> {
+fn trailing_words(kind: u32) -> Option<(&'static [Word], bool)> {
     use Word::{Name, Other, Type};
     Some(match kind {
         PTR | FWD..=FUNC | FLOAT | TYPE_TAG => (&[], false),
@@ -377,9 +387,10 @@ fn following(kind: u32) -> Option<(&'static [Word], bool)> {
     })
 }
 
-/// Iterator over the types; it ends after the first type that cannot be read.
+/// Iterator over the types; ends after the first type that cannot be read.
 struct Types<'a> {
     rest: &'a [u8],
+    /// Number of the next type.
     id: u32,
 }
 
@@ -391,19 +402,19 @@ impl<'a> Types<'a> {
     fn read(&mut self) -> Result<Type<'a>, BtfError> {
         // Type numbers count from 1.
         let id = self.id;
-        let truncated = || BtfError(format!("ends within a type ({id})"));
+        let truncated = || BtfError(format!("is truncated in type {id}"));
         let field = |at| u32_at(self.rest, at).ok_or_else(truncated);
         let (name, info, size) = (field(0)?, field(4)?, field(8)?);
         let kind = info >> 24 & 0x1f;
-        let (words, repeated) = following(kind)
+        let (words, is_repeated) = trailing_words(kind)
             .ok_or_else(|| BtfError(format!("has a type of an unknown kind (type {id}, kind {kind})")))?;
-        let count = if repeated { to_index(info & 0xffff) } else { 1 };
+        let count = if is_repeated { to_index(info & 0xffff) } else { 1 };
         let (whole, after) =
-            self.rest.split_at_checked(TYPE + 4 * words.len() * count).ok_or_else(truncated)?;
+            self.rest.split_at_checked(TYPE_SIZE + 4 * words.len() * count).ok_or_else(truncated)?;
         self.rest = after;
         self.id += 1;
         let (elements, flag) = (info & 0xffff, info >> 31 == 1);
-        let rest = whole.get(TYPE..).unwrap_or_default();
+        let rest = whole.get(TYPE_SIZE..).unwrap_or_default();
         let has_unknown_bits = info & 0x60ff_0000 != 0;
         Ok(Type { name, kind, count: elements, flag, has_unknown_bits, size, words, rest })
     }
@@ -425,9 +436,9 @@ impl<'a> Iterator for Types<'a> {
 }
 
 /// Returns the types and the strings of a section, validated as `btf_parse_hdr` does. A module may have no strings.
-fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
+fn parse_sections(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
     if !section.starts_with(&MAGIC) {
-        return Err(BtfError("does not start as BTF does".to_owned()));
+        return Err(BtfError("does not start with the magic number of BTF".to_owned()));
     }
     match section.get(2..4) {
         Some([VERSION, 0]) => {}
@@ -443,7 +454,7 @@ fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
         section.get(start..start.checked_add(size)?)
     };
     let (types_at, strings_at) = ((field(8)?, field(12)?), (field(16)?, field(20)?));
-    let types = part(types_at.0, types_at.1).filter(|_| header >= HEADER).ok_or_else(points_outside)?;
+    let types = part(types_at.0, types_at.1).filter(|_| header >= HEADER_SIZE).ok_or_else(points_outside)?;
     let strings = part(strings_at.0, strings_at.1).ok_or_else(points_outside)?;
     if strings.last().is_some_and(|&last| last != 0) {
         Err(unterminated_strings())
@@ -452,13 +463,13 @@ fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
     }
 }
 
-/// Whether the parts follow each other without gaps, and nothing follows them (`btf_check_sec_info`). Linux 7.2 has one more
-/// part, which only a longer header describes.
+/// Whether the types, strings and further parts follow each other without gaps up to the end of the section
+/// (`btf_check_sec_info`). Linux 7.2 has one more part, which a longer header describes.
 fn is_dense(section: &[u8]) -> bool {
     let field = |at: usize| u32_at(section, at).map_or(0, to_index);
     let header = field(4);
     let mut parts = vec![(field(8), field(12)), (field(16), field(20))];
-    if header >= HEADER + 8 && field(28) > 0 {
+    if header >= HEADER_SIZE + 8 && field(28) > 0 {
         parts.push((field(24), field(28)));
     }
     parts.sort_unstable();

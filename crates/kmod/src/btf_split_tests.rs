@@ -9,25 +9,25 @@ fn fit(base: BtfBase) -> Fit {
 
 #[test]
 fn it_fits_the_base_that_it_was_made_for() {
-    assert_eq!(fit(BASE), Fit::Yes);
+    assert_eq!(fit(BASE), Fit::Matches);
 }
 
 #[test]
 fn every_other_base_is_told() {
     for types in [0, 50, 98, 99, 101, 102, 103, 200] {
-        assert_ne!(fit(BtfBase { types, ..BASE }), Fit::Yes, "{types} types");
+        assert_ne!(fit(BtfBase { types, ..BASE }), Fit::Matches, "{types} types");
     }
     for strings in [0, 999, 1001, 5000] {
-        assert_ne!(fit(BtfBase { strings, ..BASE }), Fit::Yes, "{strings} bytes of strings");
+        assert_ne!(fit(BtfBase { strings, ..BASE }), Fit::Matches, "{strings} bytes of strings");
     }
     // The kernel does not look at the types that types refer to.
-    assert_eq!(fit(BtfBase { types: 90, ..BASE }), Fit::Doubtful);
+    assert_eq!(fit(BtfBase { types: 90, ..BASE }), Fit::OtherBase);
     assert_eq!(
         fit(BtfBase { strings: 900, ..BASE }),
-        Fit::No("mentions names that neither it nor the kernel has")
+        Fit::Rejected("refers to names beyond its own strings and the kernel's")
     );
-    assert_eq!(fit(BtfBase { types: 101, ..BASE }), Fit::Doubtful);
-    assert_eq!(fit(BtfBase { strings: 1001, ..BASE }), Fit::Doubtful);
+    assert_eq!(fit(BtfBase { types: 101, ..BASE }), Fit::OtherBase);
+    assert_eq!(fit(BtfBase { strings: 1001, ..BASE }), Fit::OtherBase);
 }
 
 #[test]
@@ -41,21 +41,21 @@ fn what_is_no_type_information_is_told() {
     let error = |bytes: &[u8]| SplitBtf::read(bytes).unwrap_err().to_string();
     let good = split();
     for bytes in [&b""[..], &[0; 24]] {
-        assert_eq!(error(bytes), "the type information does not start as BTF does");
+        assert_eq!(error(bytes), "the type information does not start with the magic number of BTF");
     }
     for length in [20, good.len() - 1] {
-        assert_eq!(error(&good[..length]), "the type information has a header that points outside it");
+        assert_eq!(error(&good[..length]), "the type information has a header that points outside the section");
     }
     let mut changed = good.clone();
     changed[2] = 2;
     assert_eq!(error(&changed), "the type information has BTF version 2, only 1 is known");
     let unknown = "the type information has a type of an unknown kind (type 1, kind 31)";
     assert_eq!(error(&btf(&[0, 31 << 24, 0], b"")), unknown);
-    assert_eq!(error(&btf(&[0, 4 << 24 | 9, 0], b"")), "the type information ends within a type (1)");
-    assert_eq!(error(&btf(&[], b"abc")), "the type information has strings that do not end");
+    assert_eq!(error(&btf(&[0, 4 << 24 | 9, 0], b"")), "the type information is truncated in type 1");
+    assert_eq!(error(&btf(&[], b"abc")), "the type information has strings that are not NUL-terminated");
     assert_eq!(
         error(&[good, vec![0; 4]].concat()),
-        "the type information has gaps, or more than types and strings"
+        "the type information has gaps between its parts, or unknown parts"
     );
 }
 

@@ -54,16 +54,16 @@ fn what_is_damaged_is_said() {
         change(&mut bytes);
         Btf::parse(&bytes).unwrap_err().to_string()
     };
-    assert_eq!(refused(&|b| b[0] = 0), "the type information does not start as BTF does");
-    assert_eq!(refused(&|b| b.truncate(1)), "the type information does not start as BTF does");
+    assert_eq!(refused(&|b| b[0] = 0), "the type information does not start with the magic number of BTF");
+    assert_eq!(refused(&|b| b.truncate(1)), "the type information does not start with the magic number of BTF");
     assert_eq!(refused(&|b| b[2] = 2), "the type information has BTF version 2, only 1 is known");
-    assert_eq!(refused(&|b| b[3] = 1), "the type information has a header that points outside it");
-    assert_eq!(refused(&|b| b.truncate(20)), "the type information has a header that points outside it");
-    assert_eq!(refused(&|b| b[4] = 8), "the type information has a header that points outside it");
-    assert_eq!(refused(&|b| b[8..16].fill(0xff)), "the type information has a header that points outside it");
+    assert_eq!(refused(&|b| b[3] = 1), "the type information has a header that points outside the section");
+    assert_eq!(refused(&|b| b.truncate(20)), "the type information has a header that points outside the section");
+    assert_eq!(refused(&|b| b[4] = 8), "the type information has a header that points outside the section");
+    assert_eq!(refused(&|b| b[8..16].fill(0xff)), "the type information has a header that points outside the section");
     assert_eq!(
         refused(&|b| *b.last_mut().unwrap() = b'x'),
-        "the type information has strings that do not end"
+        "the type information has strings that are not NUL-terminated"
     );
     assert_eq!(
         refused(&|b| b[24 + 7] = 20),
@@ -72,13 +72,13 @@ fn what_is_damaged_is_said() {
     // The first type claims the maximum number of members.
     assert_eq!(
         refused(&|b| b[24 + 4..24 + 8].copy_from_slice(&0x0400_ffff_u32.to_le_bytes())),
-        "the type information ends within a type (1)"
+        "the type information is truncated in type 1"
     );
     let unstarted = |b: &mut Vec<u8>| {
         let at = b.len() - STRINGS.len();
         b[at] = b'x';
     };
-    assert_eq!(refused(&unstarted), "the type information has strings that do not end");
+    assert_eq!(refused(&unstarted), "the type information has strings that are not NUL-terminated");
 }
 
 #[test]

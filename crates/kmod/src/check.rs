@@ -1,4 +1,4 @@
-//! Predicts what the kernel's own module loader would say about the modules of a payload.
+//! Predicts the answers of the kernel's module loader to the modules of a payload.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -67,62 +67,56 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
         .collect();
     let needs: Vec<BTreeSet<usize>> = imports.iter().map(|imports| payload_needs(imports)).collect();
     let order = load_order(&needs);
-    let tainted = taint::inherited(request, &imports, &order, &needs);
-
-    let earlier = exported_earlier(modules, &order);
+    let taints = taint::inherited(request, &imports, &order, &needs);
+    let exported_earlier = exported_earlier(modules, &order);
 
     let mut reports: Vec<ModuleReport> = modules
         .iter()
         .zip(&imports)
-        .zip(tainted.iter().zip(&earlier))
-        .map(|((payload, imports), (taint, earlier))| match &payload.module {
-            Ok(module) => ModuleReport {
-                about: ModuleAbout::of(module, kernel, files),
-                ..report(
-                    payload,
-                    module.name.clone(),
-                    rules::apply(&Subject { kernel, module, imports, earlier, taint: taint.as_ref() }),
-                )
-            },
+        .zip(taints.iter().zip(&exported_earlier))
+        .map(|((payload, imports), (taint, exported_earlier))| match &payload.module {
+            Ok(module) => {
+                let subject = Subject { kernel, module, imports, exported_earlier, taint: taint.as_ref() };
+                let report = module_report(payload, module.name.clone(), rules::apply(&subject));
+                ModuleReport { about: ModuleAbout::of(module, kernel, files), ..report }
+            }
             Err(error) => {
                 let unreadable =
                     Finding::new(Rule::Elf, error.verdict(), "file", error.to_string(), error.remedy());
-                report(payload, module_name(&payload.path), vec![unreadable])
+                module_report(payload, module_name(&payload.path), vec![unreadable])
             }
         })
         .collect();
-    follow_dependencies(&mut reports, &order, &needs);
+    propagate_verdicts(&mut reports, &order, &needs);
 
-    let findings = [missing(&reports, required), duplicates(&reports)].concat();
-    let load_order = order.order.iter().filter_map(|&index| modules.get(index));
+    let findings = [missing_modules(&reports, required), duplicate_modules(&reports)].concat();
+    let readable_modules =
+        order.order.iter().filter_map(|&index| modules.get(index)?.module.as_ref().ok());
     CheckReport {
         kernel: kernel.release.to_string(),
         architecture: kernel.arch,
         verdict: worst(&findings).max(reports.iter().map(|report| report.verdict).max().unwrap_or_default()),
-        load_order: load_order
-            .filter_map(|p| p.module.as_ref().ok())
-            .map(|module| module.name.clone())
-            .collect(),
+        load_order: readable_modules.map(|module| module.name.clone()).collect(),
         findings,
         modules: reports,
         boot: None,
     }
 }
 
-/// For each module, its exports that a module before it in the load order has, too, with that module's name. Files of the same
-/// module do not count, because only one of them is loaded.
+/// For each module, its exports that an earlier module in the load order exports, too, with the name of the earlier module.
+/// Ignores files of the same module, because only one of them is loaded.
 fn exported_earlier<'a>(modules: &'a [PayloadModule], order: &LoadOrder) -> Vec<BTreeMap<&'a str, &'a str>> {
     let mut earlier = vec![BTreeMap::new(); modules.len()];
     let mut exporters: HashMap<&str, &str> = HashMap::new();
     for &index in order.order.iter().chain(&order.circular) {
-        let Some((Ok(module), found)) = modules.get(index).map(|m| &m.module).zip(earlier.get_mut(index))
+        let Some((Ok(module), exported)) = modules.get(index).map(|m| &m.module).zip(earlier.get_mut(index))
         else {
             continue;
         };
         for export in &module.exports {
-            let owner: &str = exporters.entry(&export.name).or_insert(&module.name);
-            if owner != module.name {
-                found.insert(export.name.as_str(), owner);
+            let exporter: &str = exporters.entry(&export.name).or_insert(&module.name);
+            if exporter != module.name {
+                exported.insert(export.name.as_str(), exporter);
             }
         }
     }
@@ -133,7 +127,7 @@ fn worst(findings: &[Finding]) -> Verdict {
     findings.iter().map(|finding| finding.verdict).max().unwrap_or_default()
 }
 
-fn report(payload: &PayloadModule, name: String, findings: Vec<Finding>) -> ModuleReport {
+fn module_report(payload: &PayloadModule, name: String, findings: Vec<Finding>) -> ModuleReport {
     ModuleReport {
         path: payload.path.clone(),
         name,
@@ -143,6 +137,7 @@ fn report(payload: &PayloadModule, name: String, findings: Vec<Finding>) -> Modu
     }
 }
 
+/// Indexes of the payload's modules that provide these imports.
 fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
     let provider = |import: &Import<'_>| match import.provider {
         Provider::Payload { index, .. } => Some(index),
@@ -151,9 +146,9 @@ fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
     imports.iter().filter_map(provider).collect()
 }
 
-/// Passes verdicts on to dependents: a module does not load if a module that it needs does not. Follows the load order,
-/// so that verdicts propagate along chains.
-fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &[BTreeSet<usize>]) {
+/// Passes verdicts on to dependents, because a module loads only if the modules that it needs load. Follows the load order, so
+/// that verdicts propagate along chains.
+fn propagate_verdicts(reports: &mut [ModuleReport], order: &LoadOrder, needs: &[BTreeSet<usize>]) {
     for index in order.order.iter().copied().chain(order.circular.iter().copied()) {
         let mut findings = Vec::new();
         for needed in needs.get(index).into_iter().flatten().filter_map(|&needed| reports.get(needed)) {
@@ -181,29 +176,29 @@ fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &
     }
 }
 
-fn missing(reports: &[ModuleReport], required: &[String]) -> Vec<Finding> {
+fn missing_modules(reports: &[ModuleReport], required: &[String]) -> Vec<Finding> {
     let present: BTreeSet<&str> = reports.iter().map(|report| report.name.as_str()).collect();
     let wanted: BTreeSet<String> = required.iter().map(|name| module_name(name)).collect();
-    let missing = |name: String| {
-        let message = format!("module {name} is required, and the payload does not hold it");
+    let finding = |name: String| {
+        let message = format!("module {name} is required, and the payload does not contain it");
         let remedy = "see the build log for why it was not compiled or not installed under /out";
         Finding::new(Rule::RequiredModule, Verdict::Refused, name, message, remedy)
     };
-    wanted.into_iter().filter(|name| !present.contains(name.as_str())).map(missing).collect()
+    wanted.into_iter().filter(|name| !present.contains(name.as_str())).map(finding).collect()
 }
 
-fn duplicates(reports: &[ModuleReport]) -> Vec<Finding> {
+fn duplicate_modules(reports: &[ModuleReport]) -> Vec<Finding> {
     let mut paths: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for report in reports {
         paths.entry(&report.name).or_default().push(&report.path);
     }
-    let duplicate = |(name, paths): (&str, Vec<&str>)| {
+    let finding = |(name, paths): (&str, Vec<&str>)| {
         let message =
             format!("module {name} is in the payload {} times, but depmod uses only one", paths.len());
         Finding::new(Rule::DuplicateModule, Verdict::Unknown, name, message, "install it once")
             .found(paths.join(", "))
     };
-    paths.into_iter().filter(|(_, paths)| paths.len() > 1).map(duplicate).collect()
+    paths.into_iter().filter(|(_, paths)| paths.len() > 1).map(finding).collect()
 }
 
 #[cfg(test)]

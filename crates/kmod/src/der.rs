@@ -1,15 +1,16 @@
 //! The subset of DER (ITU-T X.690) that module signatures use.
 //!
-//! This is a custom parser in addition to crate `der`. It accepts what the kernel's `lib/asn1_decoder.c` accepts, which
-//! is less strict. It also distinguishes what the kernel refuses from what only this parser does not support.
+//! This custom parser exists beside crate `der` for two reasons. It accepts what the kernel's `lib/asn1_decoder.c` accepts,
+//! which is less strict than DER. It also distinguishes encodings that the kernel refuses from those that only this parser does
+//! not support.
 
 /// Reason why an encoding cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DerError {
     /// The kernel's parser refuses the encoding as well.
-    Bad,
-    /// The kernel's parser may accept the encoding.
-    Unread(&'static str),
+    Invalid,
+    /// Only this parser does not support the encoding, which the kernel's parser may accept.
+    Unsupported(&'static str),
 }
 
 pub const INTEGER: u8 = 0x02;
@@ -38,29 +39,29 @@ impl<'a> Der<'a> {
     }
 
     pub fn element(&mut self) -> Result<(u8, &'a [u8]), DerError> {
-        let (&tag, rest) = self.0.split_first().ok_or(DerError::Bad)?;
-        let (&first, rest) = rest.split_first().ok_or(DerError::Bad)?;
+        let (&tag, rest) = self.0.split_first().ok_or(DerError::Invalid)?;
+        let (&first, rest) = rest.split_first().ok_or(DerError::Invalid)?;
         // `lib/asn1_decoder.c` accepts tags of one byte, and lengths of up to four bytes.
         if tag & 0x1f == 0x1f {
-            return Err(DerError::Bad);
+            return Err(DerError::Invalid);
         }
         let (length, rest) = match first {
             0..0x80 => (usize::from(first), rest),
-            0x80 => return Err(DerError::Unread("has elements of indefinite length")),
+            0x80 => return Err(DerError::Unsupported("has elements of indefinite length")),
             0x81..=0x84 => {
-                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(DerError::Bad)?;
+                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(DerError::Invalid)?;
                 (bytes.iter().fold(0_usize, |value, &byte| value << 8 | usize::from(byte)), rest)
             }
-            _ => return Err(DerError::Bad),
+            _ => return Err(DerError::Invalid),
         };
-        let (content, rest) = rest.split_at_checked(length).ok_or(DerError::Bad)?;
+        let (content, rest) = rest.split_at_checked(length).ok_or(DerError::Invalid)?;
         self.0 = rest;
         Ok((tag, content))
     }
 
     pub fn expect(&mut self, wanted: u8) -> Result<&'a [u8], DerError> {
         let (tag, content) = self.element()?;
-        if tag == wanted { Ok(content) } else { Err(DerError::Bad) }
+        if tag == wanted { Ok(content) } else { Err(DerError::Invalid) }
     }
 
     pub fn open(&mut self, wanted: u8) -> Result<Self, DerError> {
@@ -96,7 +97,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_read(tag in 0_u8..0x1f, length in prop_oneof![0_usize..300, 0_usize..70_000]) {
+        fn encoded_elements_are_parsed(tag in 0_u8..0x1f, length in prop_oneof![0_usize..300, 0_usize..70_000]) {
             let content = vec![tag; length];
             let (first, second) = content.split_at(length / 3);
             let whole = encode(tag, &[first, second]);
@@ -106,7 +107,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_panics(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+        fn never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
             let mut der = Der::new(&bytes);
             while let Ok((_, content)) = der.element() {
                 prop_assert!(content.len() < bytes.len());

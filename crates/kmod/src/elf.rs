@@ -16,24 +16,24 @@ use super::{ModuleError, error::Result, file::ModuleBytes, relocation};
 
 const LE: LittleEndian = LittleEndian;
 
-/// Maximum size in bytes of all tables of a file that are read into memory. The largest known module with debug
-/// information, nvidia.ko, has 6 MB of names. A hostile file may claim any size.
+/// Maximum total size in bytes of the tables that are read into memory. The largest known module with debug information,
+/// nvidia.ko, has 6 MB of names. A hostile file may claim any size.
 const MAX_TABLES: u64 = 64 << 20;
 
 /// Maximum length of a name in bytes, including the terminating zero (`KSYM_NAME_LEN` in `include/linux/kallsyms.h`).
-/// Names may share bytes, so without a limit a small file could hold many long names.
+/// Names may share bytes, so without a limit a small file could contain many long names.
 pub(super) const MAX_NAME: usize = 512;
 
 /// Flag of relocation sections that livepatch applies (`SHF_RELA_LIVEPATCH` in `include/uapi/linux/elf.h`).
 const LIVEPATCH: elf::SectionFlags = elf::SectionFlags(0x0010_0000);
 /// Size of the smallest page in bytes.
 const PAGE: u64 = 4 << 10;
-/// Largest alignment of a section in bytes: of a page, on machines with large ones.
+/// Largest alignment of a section in bytes: the size of the largest page.
 const MAX_ALIGN: u64 = 64 << 10;
-/// Sections that the loader reads once and does not load (`rewrite_section_headers`, `layout_and_allocate`).
+/// Sections that the loader reads once and drops (`rewrite_section_headers`, `layout_and_allocate`).
 const DROPPED: [&str; 4] = [".modinfo", "__versions", "__version_ext_crcs", "__version_ext_names"];
-/// Sections that are not loaded in the end: those, and the one whose content each processor gets.
-const USED_ONCE: [&str; 5] =
+/// Sections that are not in sysfs: [`DROPPED`], and the per-CPU section, of which each CPU has a copy.
+const NOT_IN_SYSFS: [&str; 5] =
     [".modinfo", "__versions", "__version_ext_crcs", "__version_ext_names", ".data..percpu"];
 /// Section number of symbols that livepatch resolves (`include/uapi/linux/elf.h`).
 const SHN_LIVEPATCH: elf::SymbolSection = elf::SymbolSection(0xff20);
@@ -41,7 +41,7 @@ const SHN_LIVEPATCH: elf::SymbolSection = elf::SymbolSection(0xff20);
 pub(super) const BUILD_FOR_NODE: &str = "build for the node's architecture";
 pub(super) const NOT_READ: &str = "inspect the file with readelf; farrier does not read modules of this size";
 
-/// Section headers of a relocatable object; each section has been checked to be within the file.
+/// Section headers of a relocatable object. [`Elf::parse`] checks that each section lies within the file.
 pub(super) struct Elf<'d, R> {
     data: R,
     /// `e_machine`.
@@ -52,10 +52,10 @@ pub(super) struct Elf<'d, R> {
     dropped: Vec<usize>,
     /// Number of the section with the section names.
     names_index: usize,
-    /// Begin and end of the section headers in the file.
-    table: (u64, u64),
-    /// Bytes of tables that may still be read.
-    left: Cell<u64>,
+    /// Range of the section headers in the file.
+    header_range: Range<u64>,
+    /// Number of bytes of tables that may still be read.
+    table_budget: Cell<u64>,
 }
 
 /// Symbol table of a module; a valid module has exactly one.
@@ -66,15 +66,15 @@ pub(super) struct Symbols<'d> {
 
 /// Section with relocations that the loader applies.
 pub(super) struct RelocationSection {
-    /// Index of the section that they change.
+    /// Index of the section that the relocations change.
     pub target: usize,
-    /// Position in the file.
+    /// Range of the relocations in the file.
     pub bytes: Range<u64>,
     /// Whether the entries have addends (`SHT_RELA`).
     pub has_addends: bool,
 }
 
-/// Error in the table with the names of a module's symbols.
+/// Error in the string table of a module's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamesError {
     /// The table does not begin with a zero byte.
@@ -85,9 +85,9 @@ pub enum NamesError {
     Outside,
 }
 
-/// Place where a symbol is defined.
+/// Location of a symbol's definition (`st_shndx`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum SymbolLocation {
     Undefined,
     Absolute,
     Common,
@@ -101,9 +101,9 @@ pub(super) enum Place {
 /// Entry of the symbol table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Symbol<'d> {
-    /// Name, truncated to [`MAX_NAME`] bytes; valid names are shorter. Empty if it lies outside of the names.
+    /// Name, truncated to [`MAX_NAME`] bytes; valid names are shorter. Empty if the name lies outside of the string table.
     pub name: &'d [u8],
-    pub place: Place,
+    pub location: SymbolLocation,
     pub value: u64,
     pub weak: bool,
 }
@@ -112,80 +112,61 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step. `length` is the object's
     /// length without a signature, because the loader strips the signature first.
     pub fn parse(data: R, length: u64) -> Result<Self> {
-        let ident = data.read_bytes_at(0, 6).unwrap_or_default();
-        if !ident.starts_with(&elf::ELFMAG) {
-            return Err(ModuleError::not_elf(ident));
-        }
-        let header: &FileHeader64<LittleEndian> =
-            data.read_at(0).map_err(|()| ModuleError::header("the file ends in its header"))?;
-        let kind = header.e_type.get(LE);
-        if kind != elf::ET_REL {
-            let message = format!("the object has ELF type {}, not relocatable (1)", kind.0);
-            return Err(ModuleError::damaged(message));
-        }
-        let machine = header.e_machine.get(LE);
-        // The loader ignores the class and the byte order. Objects of other machines may have shorter headers.
-        if ident != [0x7f, b'E', b'L', b'F', elf::ELFCLASS64.0, elf::ELFDATA2LSB.0]
-            && ![elf::EM_X86_64, elf::EM_AARCH64].contains(&machine)
-        {
-            let message = "the object is not 64-bit little-endian";
-            return Err(ModuleError::refused(message, BUILD_FOR_NODE));
-        }
-        let count = usize::from(header.e_shnum.get(LE));
-        let table = (count * size_of::<SectionHeader64<LittleEndian>>()) as u64;
-        if usize::from(header.e_shentsize.get(LE)) != size_of::<SectionHeader64<LittleEndian>>() {
-            return Err(ModuleError::header("its section headers have an impossible size"));
-        }
-        let offset = header.e_shoff.get(LE);
-        if offset >= length || table > length - offset {
-            return Err(ModuleError::header("its section headers lie outside the file: it is truncated"));
-        }
-        let headers: &[SectionHeader64<LittleEndian>] = data
-            .read_slice_at(offset, count)
-            .map_err(|()| ModuleError::header("its section headers cannot be read"))?;
-        let names_index = usize::from(header.e_shstrndx.get(LE).0);
+        let header = read_header(data)?;
+        let (headers, header_range) = read_section_headers(data, header, length)?;
         // Valid tables do not overlap, except that section names and symbol names may share a table.
-        let left = Cell::new(length.saturating_mul(2).min(MAX_TABLES));
+        let table_budget = Cell::new(length.saturating_mul(2).min(MAX_TABLES));
         let mut elf = Self {
             data,
-            machine: machine.0,
+            machine: header.e_machine.get(LE).0,
             headers,
             names: &[],
             dropped: Vec::new(),
-            names_index,
-            table: (offset, offset + table),
-            left,
+            names_index: usize::from(header.e_shstrndx.get(LE).0),
+            header_range,
+            table_budget,
         };
-        let names = headers
-            .get(names_index)
-            .filter(|_| names_index != 0)
-            .ok_or_else(|| ModuleError::header("it has no table of section names"))?;
-        elf.check_range(names_index, names, length)?;
-        elf.names = elf.contents(names_index)?;
-        if elf.names.last() != Some(&0) {
-            return Err(ModuleError::header("its section names do not end"));
-        }
-        let first = headers.first().ok_or_else(|| ModuleError::header("it has no sections"))?;
-        if first.sh_type.get(LE) != elf::SHT_NULL || first.sh_size.get(LE) != 0 || first.sh_addr.get(LE) != 0
-        {
-            return Err(ModuleError::header("its first section is not empty"));
-        }
-        for (index, section) in headers.iter().enumerate().skip(1) {
-            let kind = section.sh_type.get(LE);
-            if kind == elf::SHT_NULL || kind == elf::SHT_NOBITS {
-                continue;
-            }
-            elf.check_range(index, section, length)?;
-            let allocated = section.sh_flags.get(LE).0 & elf::SHF_ALLOC.0 != 0;
-            if allocated && section.sh_name.get(LE) as usize >= elf.names.len() {
-                return Err(ModuleError::header("a section's name lies outside the names"));
-            }
-        }
+        elf.names = elf.read_section_names(length)?;
+        elf.check_sections(length)?;
         elf.dropped = DROPPED.iter().filter_map(|name| elf.find(name)).collect();
         Ok(elf)
     }
 
-    /// Number of sections, with the empty one.
+    fn read_section_names(&self, length: u64) -> Result<&'d [u8]> {
+        let header = self
+            .headers
+            .get(self.names_index)
+            .filter(|_| self.names_index != 0)
+            .ok_or_else(|| ModuleError::header("it has no table of section names"))?;
+        self.check_range(self.names_index, header, length)?;
+        let names = self.contents(self.names_index)?;
+        if names.last() != Some(&0) {
+            return Err(ModuleError::header("its section names are not NUL-terminated"));
+        }
+        Ok(names)
+    }
+
+    fn check_sections(&self, length: u64) -> Result<()> {
+        let first = self.headers.first().ok_or_else(|| ModuleError::header("it has no sections"))?;
+        if first.sh_type.get(LE) != elf::SHT_NULL || first.sh_size.get(LE) != 0 || first.sh_addr.get(LE) != 0
+        {
+            return Err(ModuleError::header("its first section is not empty"));
+        }
+        for (index, section) in self.headers.iter().enumerate().skip(1) {
+            let kind = section.sh_type.get(LE);
+            if kind == elf::SHT_NULL || kind == elf::SHT_NOBITS {
+                continue;
+            }
+            self.check_range(index, section, length)?;
+            let is_allocated = section.sh_flags.get(LE).0 & elf::SHF_ALLOC.0 != 0;
+            if is_allocated && section.sh_name.get(LE) as usize >= self.names.len() {
+                return Err(ModuleError::header("the name of a section lies outside the section names"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of sections, including the empty section 0.
     pub fn count(&self) -> usize {
         self.headers.len()
     }
@@ -199,89 +180,96 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     /// Finds the first loaded (`SHF_ALLOC`) section of this name, as the kernel does (`find_sec`).
     pub fn find(&self, name: &str) -> Option<usize> {
         (1..self.headers.len()).find(|&index| {
-            let allocated =
-                self.headers.get(index).is_some_and(|h| h.sh_flags.get(LE).0 & elf::SHF_ALLOC.0 != 0);
-            allocated && self.name(index) == name.as_bytes()
+            self.has_flags(index, elf::SHF_ALLOC) && self.name(index) == name.as_bytes()
         })
     }
 
     /// Lists all sections of this name, loaded or not.
-    pub fn all(&self, name: &str) -> impl Iterator<Item = usize> {
+    pub fn find_all(&self, name: &str) -> impl Iterator<Item = usize> {
         (1..self.headers.len()).filter(move |&index| self.name(index) == name.as_bytes())
     }
 
-    /// Whether the file holds the section's bytes.
+    /// Whether the file contains the section's bytes.
     pub fn has_bytes(&self, index: usize) -> bool {
         self.headers.get(index).is_some_and(|header| header.sh_type.get(LE) != elf::SHT_NOBITS)
     }
 
-    /// Returns a section's bytes; empty if the file holds none. For tables that are read once.
+    /// Returns a section's bytes; empty if the file contains none. Intended for tables that are read once, because the bytes
+    /// count against the budget.
     pub fn contents(&self, index: usize) -> Result<&'d [u8]> {
         let Some(header) = self.headers.get(index) else { return Ok(&[]) };
         if header.sh_type.get(LE) == elf::SHT_NOBITS {
             return Ok(&[]);
         }
         let size = header.sh_size.get(LE);
-        let left = self.left.get().checked_sub(size).ok_or_else(|| {
+        let table_budget = self.table_budget.get().checked_sub(size).ok_or_else(|| {
             let message = format!("section {} has {size} bytes, more than any module's", self.label(index));
             ModuleError::unknown(message, NOT_READ)
         })?;
-        self.left.set(left);
+        self.table_budget.set(table_budget);
         self.data.read_bytes_at(header.sh_offset.get(LE), size).map_err(|()| ModuleError::read("a section"))
     }
 
     /// Returns up to `size` bytes of a section from an offset. Symbols may point into thousands of overlapping
     /// sections, so these sections are never read completely.
-    pub fn piece(&self, index: usize, offset: u64, size: u64) -> Result<&'d [u8]> {
+    pub fn read_at(&self, index: usize, offset: u64, size: u64) -> Result<&'d [u8]> {
         let Some(header) = self.headers.get(index).filter(|_| self.has_bytes(index)) else { return Ok(&[]) };
         let size = header.sh_size.get(LE).saturating_sub(offset).min(size);
-        let start = header.sh_offset.get(LE).checked_add(offset).filter(|_| size > 0);
-        let Some(start) = start else { return Ok(&[]) };
-        self.data.read_bytes_at(start, size).map_err(|()| ModuleError::read("a symbol's value"))
+        let file_offset = header.sh_offset.get(LE).checked_add(offset).filter(|_| size > 0);
+        let Some(file_offset) = file_offset else { return Ok(&[]) };
+        self.data.read_bytes_at(file_offset, size).map_err(|()| ModuleError::read("a symbol's value"))
     }
 
-    /// Position of a section's bytes in the file; `None` if the file holds none.
-    pub fn start(&self, index: usize) -> Option<u64> {
+    /// Offset of a section's bytes in the file; `None` if the file contains none.
+    pub fn file_offset(&self, index: usize) -> Option<u64> {
         self.headers.get(index).filter(|_| self.has_bytes(index)).map(|header| header.sh_offset.get(LE))
     }
 
-    /// Copies bytes of the file, and subtracts their number from a budget.
+    /// Copies bytes of the file, and subtracts their number from the budget.
     pub fn copy_at(&self, offset: u64, buffer: &mut [u8], budget: &mut u64) -> Result<()> {
-        *budget = budget.checked_sub(buffer.len() as u64).ok_or_else(relocation::too_much)?;
+        *budget = budget.checked_sub(buffer.len() as u64).ok_or_else(relocation::read_limit_exceeded)?;
         self.data.copy_at(offset, buffer).map_err(|_| ModuleError::read("a section"))
     }
 
-    /// Whether a section's flags have all of these.
+    /// Whether all of these flags are set for a section.
     fn has_flags(&self, index: usize, flags: elf::SectionFlags) -> bool {
         self.headers.get(index).is_some_and(|header| header.sh_flags.get(LE).0 & flags.0 == flags.0)
     }
 
-    /// Names of the sections that are writable and executable.
-    pub fn writable_code(&self) -> impl Iterator<Item = String> {
-        let both = |index: &usize| {
+    /// Names of the sections that are both writable and executable.
+    pub fn writable_executable(&self) -> impl Iterator<Item = String> {
+        let is_both = |index: &usize| {
             self.has_flags(*index, elf::SHF_WRITE) && self.has_flags(*index, elf::SHF_EXECINSTR)
         };
-        (0..self.headers.len()).filter(both).map(|index| self.label(index))
+        (0..self.headers.len()).filter(is_both).map(|index| self.label(index))
     }
 
-    /// Names that more than one loaded section with contents has, when the loader makes a file of each. By then it has added its
-    /// symbol table and the names of the symbols to the loaded sections, and taken out those that it needs only once.
-    pub fn repeated(&self) -> Vec<String> {
-        let table = (1..self.headers.len()).find(|&index| self.is_of_type(index, elf::SHT_SYMTAB));
-        let names =
-            table.and_then(|index| self.headers.get(index)).map(|header| header.sh_link.get(LE) as usize);
-        let taken_out = USED_ONCE.map(|name| self.find(name));
-        let is_visible = |index: &usize| {
-            let is_loaded = self.has_flags(*index, elf::SHF_ALLOC) && !taken_out.contains(&Some(*index));
-            (is_loaded || [table, names].contains(&Some(*index))) && self.size(*index) > 0
+    /// Names that several non-empty sections in sysfs have. The loader makes a sysfs file for each loaded section except
+    /// [`NOT_IN_SYSFS`], and for the symbol table and its string table.
+    pub fn duplicate_names(&self) -> Vec<String> {
+        let (symbols, symbol_names) = (self.symbol_table(), self.symbol_names_index());
+        let excluded = NOT_IN_SYSFS.map(|name| self.find(name));
+        let is_in_sysfs = |index: &usize| {
+            let is_loaded = self.has_flags(*index, elf::SHF_ALLOC) && !excluded.contains(&Some(*index));
+            (is_loaded || [symbols, symbol_names].contains(&Some(*index))) && self.size(*index) > 0
         };
         let mut seen = BTreeSet::new();
-        let repeated =
-            (1..self.headers.len()).filter(is_visible).filter(|&index| !seen.insert(self.name(index)));
-        repeated.map(|index| self.label(index)).collect::<BTreeSet<_>>().into_iter().collect()
+        let duplicates =
+            (1..self.headers.len()).filter(is_in_sysfs).filter(|&index| !seen.insert(self.name(index)));
+        duplicates.map(|index| self.label(index)).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Sections with relocations of loaded sections, without those that only livepatch applies.
+    /// Index of the first symbol table.
+    fn symbol_table(&self) -> Option<usize> {
+        (1..self.headers.len()).find(|&index| self.is_of_type(index, elf::SHT_SYMTAB))
+    }
+
+    /// Index of the section with the symbols' names.
+    fn symbol_names_index(&self) -> Option<usize> {
+        self.headers.get(self.symbol_table()?).map(|header| header.sh_link.get(LE) as usize)
+    }
+
+    /// Relocation sections of loaded sections, except those that only livepatch applies.
     pub fn relocation_sections(&self) -> impl Iterator<Item = RelocationSection> {
         self.headers.iter().enumerate().skip(1).filter_map(|(index, header)| {
             let target = usize::try_from(header.sh_info.get(LE)).ok()?;
@@ -301,79 +289,78 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         self.headers.get(index).is_some_and(|header| header.sh_type.get(LE) == kind)
     }
 
-    /// Whether the loader copies a section into the module's memory and keeps it there. Symbols of other sections point into the
-    /// loader's copy of the file.
+    /// Whether the loader copies a section into the module's memory and keeps it there. Symbols of other sections have addresses
+    /// in the loader's temporary copy of the file.
     pub fn is_loaded(&self, index: usize) -> bool {
         self.has_flags(index, elf::SHF_ALLOC) && !self.dropped.contains(&index)
     }
 
-    /// Whether a section can be written to.
+    /// Whether a section is writable (`SHF_WRITE`).
     pub fn is_writable(&self, index: usize) -> bool {
         self.has_flags(index, elf::SHF_WRITE)
     }
 
-    /// Whether a section has a name outside of the section names. [`Self::parse`] has looked at those that are loaded.
-    pub fn has_name_outside(&self) -> bool {
+    /// Whether the name of a section lies outside of the section names. [`Self::parse`] checks the sections that are loaded.
+    pub fn has_section_name_outside(&self) -> bool {
         let is_outside = |header: &SectionHeader64<LittleEndian>| {
             header.sh_type.get(LE) != elf::SHT_NULL && header.sh_name.get(LE) as usize >= self.names.len()
         };
         self.headers.iter().skip(1).any(is_outside)
     }
 
-    /// Whether a table of names is in a section of another type.
+    /// Whether the section names or the symbol names are in a section of another type than `SHT_STRTAB`.
     pub fn has_names_of_other_type(&self) -> bool {
-        let table = (1..self.headers.len()).find(|&index| self.is_of_type(index, elf::SHT_SYMTAB));
-        let names =
-            table.and_then(|index| self.headers.get(index)).map(|header| header.sh_link.get(LE) as usize);
-        names.into_iter().chain([self.names_index]).any(|index| !self.is_of_type(index, elf::SHT_STRTAB))
+        let tables = self.symbol_names_index().into_iter().chain([self.names_index]);
+        tables.into_iter().any(|index| !self.is_of_type(index, elf::SHT_STRTAB))
     }
 
-    /// Names of loaded sections with an alignment that leads out of a module's memory. The loader does not need powers of two.
-    pub fn badly_aligned(&self) -> Vec<String> {
-        let is_bad = |&index: &usize| {
+    /// Names of loaded sections whose alignment would place them outside of the module's memory. The loader also accepts
+    /// alignments that are no power of two, except for per-CPU data.
+    pub fn misaligned(&self) -> Vec<String> {
+        let is_misaligned = |&index: &usize| {
             let align = self.headers.get(index).map_or(0, |header| header.sh_addralign.get(LE));
             // `percpu_modalloc` lowers alignments to a page, and raises them to four bytes.
-            let is_bad = match self.name(index) {
+            let is_impossible = match self.name(index) {
                 b".data..percpu" => (5..PAGE).contains(&align) && !align.is_power_of_two(),
                 _ => align > MAX_ALIGN,
             };
-            self.has_flags(index, elf::SHF_ALLOC) && is_bad
+            self.has_flags(index, elf::SHF_ALLOC) && is_impossible
         };
-        (1..self.headers.len()).filter(is_bad).map(|index| self.label(index)).collect()
+        (1..self.headers.len()).filter(is_misaligned).map(|index| self.label(index)).collect()
     }
 
-    /// Finds relocations of a section that the kernel itself reads which are, according to their header, of another section, or end
-    /// within one. Returns that section. Without relocations the kernel follows addresses that lead nowhere.
+    /// Returns a section that the kernel itself reads and whose relocation section is wrong: it has another type, belongs to
+    /// another section according to `sh_info`, or ends within an entry. Without the relocations, the kernel follows invalid
+    /// addresses.
     pub fn misplaced_relocations(&self) -> Option<usize> {
         let sections = (1..self.headers.len()).rev();
         let is_read = |index: &usize| self.is_loaded(*index) && is_read_by_the_kernel(self.name(*index));
-        // Of several sections of one name, the first.
-        let read: BTreeMap<&[u8], usize> =
+        // The first section of a name wins, because it is inserted last.
+        let read_sections: BTreeMap<&[u8], usize> =
             sections.filter(is_read).map(|index| (self.name(index), index)).collect();
         (1..self.headers.len()).find_map(|index| {
             let name = self.name(index).strip_prefix(b".rela")?;
-            let wanted = *read.get(name)?;
+            let target = *read_sections.get(name)?;
             let header = self.headers.get(index)?;
-            let is_right = header.sh_type.get(LE) == elf::SHT_RELA
+            let is_correct = header.sh_type.get(LE) == elf::SHT_RELA
                 && self.name(header.sh_info.get(LE) as usize) == name
-                && header.sh_size.get(LE).is_multiple_of(relocation::ENTRY as u64);
-            (!is_right).then_some(wanted)
+                && header.sh_size.get(LE).is_multiple_of(relocation::RELA_SIZE as u64);
+            (!is_correct).then_some(target)
         })
     }
 
-    /// Names of loaded sections whose bytes lie over the table of section headers.
-    pub fn over_headers(&self) -> Vec<String> {
-        let (start, end) = self.table;
-        let is_over = |index: &usize| {
-            let place = self
-                .start(*index)
-                .filter(|_| self.has_flags(*index, elf::SHF_ALLOC) && self.size(*index) > 0);
-            place.is_some_and(|at| at < end && at.saturating_add(self.size(*index)) > start)
+    /// Names of loaded sections whose bytes overlap the section headers.
+    pub fn header_overlaps(&self) -> Vec<String> {
+        let Range { start, end } = self.header_range;
+        let overlaps = |index: &usize| {
+            let size = self.size(*index);
+            let offset = self.file_offset(*index).filter(|_| self.has_flags(*index, elf::SHF_ALLOC) && size > 0);
+            offset.is_some_and(|offset| offset < end && offset.saturating_add(size) > start)
         };
-        (1..self.headers.len()).filter(is_over).map(|index| self.label(index)).collect()
+        (1..self.headers.len()).filter(overlaps).map(|index| self.label(index)).collect()
     }
 
-    /// Size of a section, whether or not the file holds its bytes.
+    /// Size of a section, whether or not the file contains its bytes.
     pub fn size(&self, index: usize) -> u64 {
         self.headers.get(index).map_or(0, |header| header.sh_size.get(LE))
     }
@@ -399,11 +386,12 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         Ok(Symbols { entries, names })
     }
 
-    /// Error that names the section.
+    /// Error about a section, with its name.
     pub fn malformed(&self, index: usize, reason: &'static str) -> ModuleError {
         ModuleError::malformed(&self.label(index), reason)
     }
 
+    /// Name of a section for messages, or its index.
     fn label(&self, index: usize) -> String {
         match self.name(index) {
             b"" => format!("number {index}"),
@@ -423,8 +411,56 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
     }
 }
 
+/// Reads and checks the ELF header.
+fn read_header<'d, R: ModuleBytes<'d>>(data: R) -> Result<&'d FileHeader64<LittleEndian>> {
+    let ident = data.read_bytes_at(0, 6).unwrap_or_default();
+    if !ident.starts_with(&elf::ELFMAG) {
+        return Err(ModuleError::not_elf(ident));
+    }
+    let header: &FileHeader64<LittleEndian> =
+        data.read_at(0).map_err(|()| ModuleError::header("the file ends in its header"))?;
+    let kind = header.e_type.get(LE);
+    if kind != elf::ET_REL {
+        let message = format!("the object has ELF type {}, not relocatable (1)", kind.0);
+        return Err(ModuleError::damaged(message));
+    }
+    // The loader ignores the class and the byte order. Objects of other machines may have shorter headers.
+    if ident != [0x7f, b'E', b'L', b'F', elf::ELFCLASS64.0, elf::ELFDATA2LSB.0]
+        && ![elf::EM_X86_64, elf::EM_AARCH64].contains(&header.e_machine.get(LE))
+    {
+        let message = "the object is not 64-bit little-endian";
+        return Err(ModuleError::refused(message, BUILD_FOR_NODE));
+    }
+    Ok(header)
+}
+
+/// Section headers, and their range in the file.
+type SectionHeaders<'d> = (&'d [SectionHeader64<LittleEndian>], Range<u64>);
+
+/// Reads the section headers of a file of this length.
+fn read_section_headers<'d, R: ModuleBytes<'d>>(
+    data: R,
+    header: &FileHeader64<LittleEndian>,
+    length: u64,
+) -> Result<SectionHeaders<'d>> {
+    let entry_size = size_of::<SectionHeader64<LittleEndian>>();
+    if usize::from(header.e_shentsize.get(LE)) != entry_size {
+        return Err(ModuleError::header("its section headers have an impossible size"));
+    }
+    let count = usize::from(header.e_shnum.get(LE));
+    let size = (count * entry_size) as u64;
+    let offset = header.e_shoff.get(LE);
+    if offset >= length || size > length - offset {
+        return Err(ModuleError::header("its section headers lie outside the file: it is truncated"));
+    }
+    let headers = data
+        .read_slice_at(offset, count)
+        .map_err(|()| ModuleError::header("its section headers cannot be read"))?;
+    Ok((headers, offset..offset + size))
+}
+
 impl<'d> Symbols<'d> {
-    /// A symbol by its number; `None` if there is no such symbol.
+    /// Returns a symbol by its index; `None` if there is no such symbol.
     pub fn get(&self, number: u32) -> Option<Symbol<'d>> {
         self.entries.get(usize::try_from(number).ok()?).map(|entry| self.symbol(entry))
     }
@@ -439,10 +475,10 @@ impl<'d> Symbols<'d> {
         let name = rest.get(..MAX_NAME).unwrap_or(rest);
         let name = string_at(name, 0).unwrap_or(name);
         let weak = entry.st_info.st_bind() == elf::STB_WEAK;
-        Symbol { name, place: place(entry), value: entry.st_value.get(LE), weak }
+        Symbol { name, location: symbol_location(entry), value: entry.st_value.get(LE), weak }
     }
 
-    /// Error in the table of names (`elf_validity_cache_strtab`).
+    /// Returns the error in the string table, if there is one (`elf_validity_cache_strtab`).
     pub fn names_error(&self) -> Option<NamesError> {
         let is_outside = |entry: &Sym64<LittleEndian>| entry.st_name.get(LE) as usize >= self.names.len();
         match self.names {
@@ -488,14 +524,14 @@ fn is_read_by_the_kernel(name: &[u8]) -> bool {
     name.starts_with(b"__ksymtab") || SECTIONS.contains(&name)
 }
 
-fn place(entry: &Sym64<LittleEndian>) -> Place {
+fn symbol_location(entry: &Sym64<LittleEndian>) -> SymbolLocation {
     match entry.st_shndx.get(LE) {
-        elf::SHN_UNDEF => Place::Undefined,
-        elf::SHN_ABS => Place::Absolute,
-        elf::SHN_COMMON => Place::Common,
-        SHN_LIVEPATCH => Place::Livepatch,
-        index if index.0 < elf::SHN_LORESERVE => Place::Section(usize::from(index.0)),
-        index => Place::Reserved(index.0),
+        elf::SHN_UNDEF => SymbolLocation::Undefined,
+        elf::SHN_ABS => SymbolLocation::Absolute,
+        elf::SHN_COMMON => SymbolLocation::Common,
+        SHN_LIVEPATCH => SymbolLocation::Livepatch,
+        index if index.0 < elf::SHN_LORESERVE => SymbolLocation::Section(usize::from(index.0)),
+        index => SymbolLocation::Reserved(index.0),
     }
 }
 

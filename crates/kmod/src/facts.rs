@@ -48,7 +48,7 @@ pub struct ExtraKernelFacts {
     /// Identifiers of keys that the kernel trusts, according to the site's owners, as `modinfo` shows them
     /// (`6A:0F:...`). The kernel may trust further keys.
     pub trusted_keys: BTreeSet<String>,
-    /// Sizes of the kernel's own type information, at which the numbering of its modules' BTF starts.
+    /// Sizes of the kernel's own type information, where the numbering of its modules' BTF starts.
     pub btf_base: Option<Known<BtfBase>>,
 }
 
@@ -89,7 +89,7 @@ pub enum FactSource {
 }
 
 impl ExtraKernelFacts {
-    /// Adds facts from the kernel's type information. Its size of `struct module` takes precedence over the size from one module.
+    /// Adds facts from the kernel's type information. The size of `struct module` in it takes precedence over the size in one module.
     pub fn add_btf(&mut self, btf: &Btf<'_>, source: &FactSource) {
         let known = |value| Known { value, source: source.clone() };
         self.btf_base = Some(Known { value: btf.base(), source: source.clone() });
@@ -104,14 +104,14 @@ impl KernelFacts {
         Self { release, arch, config, symbols: None, vermagic_headers: None, beyond_headers }
     }
 
-    /// Returns the vermagic that the kernel requires. One of the kernel's own modules reveals it exactly. Otherwise the
-    /// headers define it. Without these it is derived from the configuration, as Linux defines it.
+    /// Returns the vermagic that the kernel requires, from the best available source: one of the kernel's own modules, the headers
+    /// that define the vermagic, or else the configuration.
     pub fn expected_vermagic(&self) -> Vermagic {
         let own = self.beyond_headers.vermagic.as_ref().map(|known| Vermagic::exact(&known.value));
         own.unwrap_or_else(|| self.header_vermagic())
     }
 
-    /// Returns the vermagic that a module built against this header set gets, as far as the headers tell.
+    /// Returns the vermagic of modules that are built against this header set, as far as the headers reveal it.
     pub(super) fn header_vermagic(&self) -> Vermagic {
         let headers = self.vermagic_headers.as_ref();
         headers
@@ -119,8 +119,8 @@ impl KernelFacts {
             .unwrap_or_else(|| Vermagic::expected(&self.release, self.arch, &self.config))
     }
 
-    /// Whether the loader refuses modules without a valid signature. `None` if neither the configuration nor the
-    /// machine tells; a boot parameter or lockdown may still enforce signatures.
+    /// Whether the loader refuses modules without a valid signature. `None` if neither the configuration nor the machine
+    /// decides. A boot parameter or lockdown may then still enforce signatures.
     pub fn enforces_signatures(&self) -> Option<Known<bool>> {
         if self.config.is_set("MODULE_SIG_FORCE") || self.is_locked_down() {
             return Some(Known { value: true, source: FactSource::Config });
@@ -132,7 +132,7 @@ impl KernelFacts {
     /// (`module_sig_check` in `kernel/module/signing.c`).
     pub(super) fn is_locked_down(&self) -> bool {
         let forced = ["LOCK_DOWN_KERNEL_FORCE_INTEGRITY", "LOCK_DOWN_KERNEL_FORCE_CONFIDENTIALITY"];
-        // RHEL 8 has a separate lockdown.
+        // RHEL 8 has its own lockdown, which this option turns on.
         if self.config.is_set("LOCK_DOWN_MANDATORY") {
             return true;
         }
@@ -146,13 +146,14 @@ impl KernelFacts {
         self.config.is_set("SECURITY_LOCKDOWN_LSM") && (starts_early || self.has_security_module("lockdown"))
     }
 
-    /// Whether the configuration starts a security module (`CONFIG_LSM`). Without that option, all start that were compiled.
+    /// Whether the configuration starts a security module (`CONFIG_LSM`). Without that option, the kernel starts all security
+    /// modules that were compiled.
     pub(super) fn has_security_module(&self, name: &str) -> bool {
         self.config.get("LSM").is_none_or(|list| list.split(',').any(|module| module == name))
     }
 
-    /// Whether this is a kernel of RHEL 9 or a rebuild of it with at least this build number, such as 503 of
-    /// `5.14.0-503.40.1.el9_5.x86_64`. These kernels contain many changes of later ones.
+    /// Whether this is a kernel of RHEL 9, or of a rebuild of RHEL 9, with at least this build number. The build number of
+    /// `5.14.0-503.40.1.el9_5.x86_64` is 503. These kernels contain many changes of later kernels.
     pub(super) fn is_rhel_9_since(&self, build: u64) -> bool {
         let text = self.release.as_str();
         let number = text.strip_prefix("5.14.0-").filter(|rest| rest.contains(".el9"));
@@ -160,14 +161,14 @@ impl KernelFacts {
         number.is_some_and(|number: u64| number >= build)
     }
 
-    /// Whether the kernel compares the size of `struct module` and the number of some sections: since Linux 6.4 (commit
-    /// f3b93547b91a), and RHEL 9.5.
-    pub(super) fn counts_sections(&self) -> bool {
+    /// Whether the kernel checks the size of `struct module` and the number of some sections: since Linux 6.4 (commit
+    /// f3b93547b91a) and RHEL 9.5.
+    pub(super) fn checks_section_sanity(&self) -> bool {
         self.since(6, 4) || self.is_rhel_9_since(503)
     }
 
-    /// Whether the kernel has what Linux 6.18 and later have, and what stable updates up to Linux 6.12.117 got from them.
-    pub(super) fn is_recent(&self) -> bool {
+    /// Whether the kernel has the checks of Linux 6.18 that stable updates up to Linux 6.12.117 got, too.
+    pub(super) fn has_checks_of_6_18(&self) -> bool {
         let version = self.release.version();
         self.since(6, 18) || (version.major, version.minor) == (6, 12) && version.patch >= 117
     }

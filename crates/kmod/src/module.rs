@@ -6,7 +6,7 @@ use object::elf;
 
 use super::{
     BadRelocation, BtfError, KernelFacts, ModuleError, Signature, SplitBtf,
-    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, NamesError, Place, Symbol, Symbols, string_at},
+    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, NamesError, SymbolLocation, Symbol, Symbols, string_at},
     error::Result,
     file::ModuleBytes,
     relocation, signature,
@@ -17,14 +17,13 @@ use crate::{Architecture, rules::layout::ARM64_SECTIONS};
 const VERSION_ENTRY: usize = 64;
 /// Offset of `name` in `struct module`: after an enum and a list head, since Linux 2.6.
 const NAME_OFFSET: usize = 24;
-/// Size of that name on 64-bit machines (`MODULE_NAME_LEN`).
+/// Size of `name` in `struct module` on 64-bit machines (`MODULE_NAME_LEN`).
 const NAME_LENGTH: usize = 56;
-/// Maximum number of names, versions, and keys and values of `.modinfo` that are kept of a file. Debian's amdgpu.ko has
-/// 4,000.
+/// Maximum number of texts that are kept of a file: symbol names, and keys and values of `.modinfo`. Debian's amdgpu.ko has 4,000.
 const MAX_KEPT: usize = 65_536;
 /// Maximum number of exports of a file. Debian's drm.ko has 482.
 const MAX_EXPORTS: usize = 16_384;
-/// Maximum size of all kept text in bytes.
+/// Maximum total size of the kept texts in bytes.
 const MAX_TEXT: usize = 8 << 20;
 /// `KSYM_FLAG_GPL_ONLY` (`include/linux/module_symbol.h`).
 const GPL_ONLY: u8 = 1;
@@ -43,7 +42,7 @@ pub struct Module {
     /// Versions of the imported symbols that the module was built with, by name (section `__versions`); `None` without that
     /// section.
     pub versions: Option<BTreeMap<String, u32>>,
-    /// Versions in the form that has long names (Linux 6.14); `None` without its sections.
+    /// Versions from the extended table, which allows long names (Linux 6.14); `None` without its sections.
     pub extended_versions: Option<ExtendedVersions>,
     /// Symbols that the module needs, sorted by name.
     pub undefined: Vec<UndefinedSymbol>,
@@ -59,13 +58,13 @@ pub struct Module {
     pub btf: Option<Result<SplitBtf, BtfError>>,
     /// Whether the module contains the base of its type information (section `.BTF.base`, Linux 6.11).
     pub btf_base: bool,
-    /// Sections that occur more than once although the kernel uses only one.
-    pub repeated: Vec<&'static str>,
+    /// Names of sections that occur more than once although the kernel uses only one.
+    pub duplicate_sections: Vec<&'static str>,
     /// Properties of the other sections that the loader checks.
     pub layout: Layout,
 }
 
-/// Table of symbol versions with long names (sections `__version_ext_crcs` and `__version_ext_names`).
+/// Extended table of symbol versions, which allows long names (sections `__version_ext_crcs` and `__version_ext_names`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExtendedVersions {
     /// Versions by name.
@@ -79,39 +78,38 @@ pub enum ExtendedVersions {
 pub struct Layout {
     /// First relocation that the loader refuses.
     pub bad_relocation: Option<BadRelocation>,
-    /// Names of the sections that are writable and executable.
-    pub writable_code: Vec<String>,
-    /// Size in bytes of the variables that each processor has (section `.data..percpu`).
+    /// Names of the sections that are both writable and executable.
+    pub writable_executable: Vec<String>,
+    /// Size in bytes of the per-CPU variables (section `.data..percpu`).
     pub per_cpu_size: u64,
-    /// Sections that arm64 needs and that the module has.
+    /// Names of the sections in the module that arm64 requires.
     pub arm64_sections: Vec<&'static str>,
-    /// Whether the module has an `init_module` function, and no function with a hash of its type before it (`__cfi_` symbols,
-    /// `CONFIG_CFI_CLANG`).
+    /// Whether the module has an `init_module` function but no type hashes of functions (`__cfi_` symbols, `CONFIG_CFI_CLANG`).
     pub init_without_cfi: bool,
-    /// Names that more than one loaded section with contents has.
-    pub repeated: Vec<String>,
-    /// Names of loaded sections whose bytes lie over the section headers, which the loader changes in place.
-    pub over_headers: Vec<String>,
-    /// Tables of names.
+    /// Names that several non-empty sections have in sysfs.
+    pub duplicate_names: Vec<String>,
+    /// Names of loaded sections whose bytes overlap the section headers, which the loader changes in place.
+    pub header_overlaps: Vec<String>,
+    /// Properties of the string tables.
     pub names: NameTables,
-    /// arm64: weak symbols that the module refers to by their distance, which it does not have to a missing symbol.
-    pub near_weak: BTreeSet<String>,
+    /// arm64: weak symbols with a PC-relative relocation, whose range does not reach the address 0 of a missing symbol.
+    pub weak_pc_relative: BTreeSet<String>,
     /// Symbols with a version of more than 32 bits in `__versions`, which is never the kernel's.
-    pub wide_versions: BTreeSet<String>,
-    /// Names of loaded sections with an alignment of more than a page, and of per-CPU data with one that is no power of two.
-    pub badly_aligned: Vec<String>,
-    /// The module's `struct module`.
+    pub oversized_crcs: BTreeSet<String>,
+    /// Names of loaded sections with an alignment above 64 KiB, and of per-CPU data whose alignment is no power of two.
+    pub misaligned: Vec<String>,
+    /// Properties of the module's `struct module`.
     pub this_module: ThisModule,
     /// Sections that describe the exports.
     pub exports: ExportTables,
 }
 
-/// Tables with the names of a module's sections and symbols.
+/// Properties of the string tables with the names of a module's sections and symbols.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NameTables {
     /// Error in the names of the symbols.
     pub symbols: Option<NamesError>,
-    /// Whether a section that is not loaded has a name outside of the section names.
+    /// Whether the name of a section that is not loaded lies outside of the section names.
     pub section_is_outside: bool,
     /// Whether the names of the sections or of the symbols are in a section of another type than `SHT_STRTAB`.
     pub is_of_other_type: bool,
@@ -120,9 +118,9 @@ pub struct NameTables {
 /// Properties of a module's `struct module`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThisModule {
-    /// Whether it is in a section that can be written to, as the kernel does.
+    /// Whether the structure is in a writable section: the kernel writes to it.
     pub is_writable: bool,
-    /// Whether it holds more than the name.
+    /// Whether other bytes than the name are set.
     pub has_values: bool,
 }
 
@@ -167,8 +165,8 @@ pub fn module_name(path: &str) -> String {
 }
 
 impl Module {
-    /// Symbol versions that a kernel compares: since Linux 6.14 those with long names, if the module has them. `None` if it
-    /// has none that the kernel reads.
+    /// Symbol versions that a kernel compares: since Linux 6.14 the extended table, if the module has it. `None` if the module
+    /// has no table that the kernel reads.
     pub(super) fn versions_for(&self, kernel: &KernelFacts) -> Option<&BTreeMap<String, u32>> {
         match &self.extended_versions {
             Some(ExtendedVersions::Complete(versions)) if kernel.since(6, 14) => Some(versions),
@@ -186,25 +184,11 @@ impl Module {
         let length = data.len().map_err(|()| ModuleError::read("the file's length"))?;
         let (signature, length) = signature::read(data, length);
         let elf = Elf::parse(data, length)?;
-        let arch = match elf::Machine(elf.machine) {
-            elf::EM_X86_64 => Architecture::Amd64,
-            elf::EM_AARCH64 => Architecture::Arm64,
-            elf::Machine(other) => {
-                let message = format!(
-                    "the object is for ELF machine {other}, which is neither x86-64 (62) nor arm64 (183)"
-                );
-                return Err(ModuleError::refused(message, BUILD_FOR_NODE));
-            }
-        };
-        let this_module = elf.find(THIS_MODULE).ok_or_else(|| {
-            ModuleError::damaged("the object has no .gnu.linkonce.this_module, so it is not a kernel module")
-        })?;
-        if !elf.has_bytes(this_module) {
-            return Err(elf.malformed(this_module, "has no bytes in the file"));
-        }
-        let mut room = Room::default();
+        let arch = architecture(elf.machine)?;
+        let this_module = find_this_module(&elf)?;
+        let mut budget = ParseBudget::default();
         let info = match elf.find(".modinfo") {
-            Some(index) => read_info(elf.contents(index)?, &mut room)?,
+            Some(index) => read_info(elf.contents(index)?, &mut budget)?,
             None => Vec::new(),
         };
         let structure = elf.contents(this_module)?;
@@ -215,43 +199,31 @@ impl Module {
             )
         })?;
         let symbols = elf.symbols()?;
-        let mut near_weak = BTreeSet::new();
-        let mut layout = Layout {
-            bad_relocation: relocation::first_bad(&elf, arch, &symbols, length, &mut near_weak)?,
-            near_weak,
-            names: NameTables {
-                symbols: symbols.names_error(),
-                section_is_outside: elf.has_name_outside(),
-                is_of_other_type: elf.has_names_of_other_type(),
-            },
-            this_module: ThisModule {
-                is_writable: elf.is_writable(this_module),
-                has_values: has_values(structure),
-            },
-            ..Layout::of(&elf)
-        };
-        let (undefined, exports) = read_symbols(&elf, &symbols, &mut layout, &mut room)?;
+        let mut layout = Layout::read(&elf, arch, &symbols, length)?;
+        layout.this_module =
+            ThisModule { is_writable: elf.is_writable(this_module), has_values: has_values(structure) };
+        let (undefined, exports) = read_symbols(&elf, &symbols, &mut layout, &mut budget)?;
         Ok(Self {
             name,
             arch,
-            versions: read_versions(&elf, &mut layout.wide_versions, &mut room)?,
-            extended_versions: read_extended_versions(&elf, &mut room)?,
+            versions: read_versions(&elf, &mut layout.oversized_crcs, &mut budget)?,
+            extended_versions: read_extended_versions(&elf, &mut budget)?,
             undefined,
             exports,
             this_module_size: elf.size(this_module),
             debug_info: [".debug_info", ".zdebug_info"]
                 .into_iter()
-                .any(|name| elf.all(name).next().is_some()),
+                .any(|name| elf.find_all(name).next().is_some()),
             signature,
             // The kernel treats an empty section as absent.
-            btf: match elf.all(".BTF").find(|&index| elf.size(index) > 0) {
+            btf: match elf.find_all(".BTF").find(|&index| elf.size(index) > 0) {
                 Some(index) => Some(SplitBtf::read(elf.contents(index)?)),
                 None => None,
             },
-            btf_base: elf.all(".BTF.base").next().is_some(),
-            repeated: [THIS_MODULE, ".modinfo"]
+            btf_base: elf.find_all(".BTF.base").next().is_some(),
+            duplicate_sections: [THIS_MODULE, ".modinfo"]
                 .into_iter()
-                .filter(|name| elf.all(name).nth(1).is_some())
+                .filter(|name| elf.find_all(name).nth(1).is_some())
                 .collect(),
             layout,
             info,
@@ -290,65 +262,102 @@ impl Module {
     }
 }
 
+/// Returns the architecture of an ELF machine number.
+fn architecture(machine: u16) -> Result<Architecture> {
+    match elf::Machine(machine) {
+        elf::EM_X86_64 => Ok(Architecture::Amd64),
+        elf::EM_AARCH64 => Ok(Architecture::Arm64),
+        elf::Machine(other) => {
+            let message =
+                format!("the object is for ELF machine {other}, which is neither x86-64 (62) nor arm64 (183)");
+            Err(ModuleError::refused(message, BUILD_FOR_NODE))
+        }
+    }
+}
+
+/// Finds the section with `struct module`.
+fn find_this_module<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>) -> Result<usize> {
+    let index = elf.find(THIS_MODULE).ok_or_else(|| {
+        ModuleError::damaged("the object has no .gnu.linkonce.this_module, so it is not a kernel module")
+    })?;
+    if elf.has_bytes(index) { Ok(index) } else { Err(elf.malformed(index, "has no bytes in the file")) }
+}
+
 impl Layout {
-    /// Reads the properties of the section headers.
-    fn of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>) -> Self {
-        let has_any = |name: &str| elf.all(name).next().is_some();
+    /// Reads the properties that follow from section headers, relocations and string tables. `length` is the length of the
+    /// object.
+    fn read<'d, R: ModuleBytes<'d>>(
+        elf: &Elf<'d, R>,
+        arch: Architecture,
+        symbols: &Symbols<'d>,
+        length: u64,
+    ) -> Result<Self> {
+        let has_section = |name: &str| elf.find_all(name).next().is_some();
         // The loader takes the size of a missing section from the empty section 0.
         let size = |name| elf.find(name).map_or(0, |index| elf.size(index));
         let table = |name, versions| (size(name), elf.find(versions).is_some());
-        Self {
-            writable_code: elf.writable_code().collect(),
+        let mut weak_pc_relative = BTreeSet::new();
+        Ok(Self {
+            bad_relocation: relocation::find_bad_relocation(elf, arch, symbols, length, &mut weak_pc_relative)?,
+            weak_pc_relative,
+            names: NameTables {
+                symbols: symbols.names_error(),
+                section_is_outside: elf.has_section_name_outside(),
+                is_of_other_type: elf.has_names_of_other_type(),
+            },
+            writable_executable: elf.writable_executable().collect(),
             per_cpu_size: size(".data..percpu"),
-            arm64_sections: ARM64_SECTIONS.into_iter().filter(|name| has_any(name)).collect(),
-            repeated: elf.repeated(),
-            over_headers: elf.over_headers(),
-            badly_aligned: elf.badly_aligned(),
+            arm64_sections: ARM64_SECTIONS.into_iter().filter(|name| has_section(name)).collect(),
+            duplicate_names: elf.duplicate_names(),
+            header_overlaps: elf.header_overlaps(),
+            misaligned: elf.misaligned(),
             exports: ExportTables {
                 plain: table("__ksymtab", "__kcrctab"),
                 gpl: table("__ksymtab_gpl", "__kcrctab_gpl"),
                 has_flags: elf.find("__kflagstab").is_some(),
             },
             ..Self::default()
-        }
+        })
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+fn lossy_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Remaining budget for facts that a file may make the parser keep.
-struct Room {
+/// Remaining budget for the texts that the parser keeps of a file.
+struct ParseBudget {
     items: usize,
     bytes: usize,
 }
 
-impl Default for Room {
+impl Default for ParseBudget {
     fn default() -> Self {
         Self { items: MAX_KEPT, bytes: MAX_TEXT }
     }
 }
 
-impl Room {
+impl ParseBudget {
+    /// Keeps a text.
     fn text(&mut self, bytes: &[u8]) -> Result<String> {
-        // Check before the conversion, which may triple the length.
+        // The conversion may triple the length, so check the length before.
         if bytes.len() > self.bytes {
-            return Err(too_much());
+            return Err(over_limit());
         }
-        let kept = text(bytes);
-        self.items = self.items.checked_sub(1).ok_or_else(too_much)?;
-        self.bytes = self.bytes.checked_sub(kept.len()).ok_or_else(too_much)?;
+        let kept = lossy_text(bytes);
+        self.items = self.items.checked_sub(1).ok_or_else(over_limit)?;
+        self.bytes = self.bytes.checked_sub(kept.len()).ok_or_else(over_limit)?;
         Ok(kept)
     }
 
+    /// Keeps the name of a symbol.
     fn name(&mut self, bytes: &[u8]) -> Result<String> {
-        possible(bytes).and_then(|name| self.text(name))
+        check_name_length(bytes).and_then(|name| self.text(name))
     }
 }
 
-/// Refuses names that are longer than any kernel's.
-fn possible(name: &[u8]) -> Result<&[u8]> {
+/// Returns the name. Fails if the name is longer than the kernel allows.
+fn check_name_length(name: &[u8]) -> Result<&[u8]> {
     if name.len() < MAX_NAME {
         return Ok(name);
     }
@@ -356,20 +365,21 @@ fn possible(name: &[u8]) -> Result<&[u8]> {
     Err(ModuleError::unknown(message, NOT_READ))
 }
 
-fn too_much() -> ModuleError {
+fn over_limit() -> ModuleError {
     ModuleError::unknown("the module has more names and fields than any known one", NOT_READ)
 }
 
 /// Parses `key=value` entries, each ended by one or more zero bytes.
-fn read_info(bytes: &[u8], room: &mut Room) -> Result<Vec<(String, String)>> {
+fn read_info(bytes: &[u8], budget: &mut ParseBudget) -> Result<Vec<(String, String)>> {
     let entries = bytes.split(|&byte| byte == 0).filter_map(|entry| {
         let equals = entry.iter().position(|&byte| byte == b'=')?;
         Some((entry.get(..equals)?, entry.get(equals + 1..)?))
     });
-    entries.map(|(key, value)| Ok((room.text(key)?, room.text(value)?))).collect()
+    entries.map(|(key, value)| Ok((budget.text(key)?, budget.text(value)?))).collect()
 }
 
-/// Whether `struct module` holds more than the module's name. The pointers to its functions come from relocations.
+/// Whether bytes of `struct module` other than the name are set. Compilers leave them zero: relocations set the pointers to
+/// functions.
 fn has_values(this_module: &[u8]) -> bool {
     let is_name = |at: usize| (NAME_OFFSET..NAME_OFFSET + NAME_LENGTH).contains(&at);
     this_module.iter().enumerate().any(|(at, &byte)| byte != 0 && !is_name(at))
@@ -381,15 +391,15 @@ fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
     field
         .or_else(|| {
             let bytes = this_module.get(NAME_OFFSET..NAME_OFFSET + NAME_LENGTH)?;
-            string_at(bytes, 0).map(text)
+            string_at(bytes, 0).map(lossy_text)
         })
         .filter(|name| !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/'))
 }
 
-/// Reads the table with long names.
+/// Reads the extended table.
 fn read_extended_versions<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
-    room: &mut Room,
+    budget: &mut ParseBudget,
 ) -> Result<Option<ExtendedVersions>> {
     let (crcs, names) = match (elf.find("__version_ext_crcs"), elf.find("__version_ext_names")) {
         (None, None) => return Ok(None),
@@ -404,16 +414,16 @@ fn read_extended_versions<'d, R: ModuleBytes<'d>>(
             return Ok(Some(ExtendedVersions::Broken("has fewer names than versions")));
         };
         // The loader uses the first entry of a name.
-        versions.entry(room.name(name)?).or_insert(u32::from_le_bytes(*crc));
+        versions.entry(budget.name(name)?).or_insert(u32::from_le_bytes(*crc));
     }
     Ok(Some(ExtendedVersions::Complete(versions)))
 }
 
-/// Reads the table with entries of a fixed size. Names with a version of more than 32 bits go into `wide`.
+/// Reads the basic table, whose entries have a fixed size. Adds symbols whose version has more than 32 bits to `oversized`.
 fn read_versions<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
-    wide: &mut BTreeSet<String>,
-    room: &mut Room,
+    oversized: &mut BTreeSet<String>,
+    budget: &mut ParseBudget,
 ) -> Result<Option<BTreeMap<String, u32>>> {
     let Some(index) = elf.find("__versions") else { return Ok(None) };
     let mut versions = BTreeMap::new();
@@ -421,23 +431,23 @@ fn read_versions<'d, R: ModuleBytes<'d>>(
         let (crc, name) = entry.split_at(8);
         let (low, high) = crc.split_at(4);
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-        let name = room.name(name.get(..end).unwrap_or(name))?;
+        let name = budget.name(name.get(..end).unwrap_or(name))?;
         // The loader uses the first entry of a name.
         if high != [0; 4] && !versions.contains_key(&name) {
-            wide.insert(name.clone());
+            oversized.insert(name.clone());
         }
-        versions.entry(name).or_insert(u32_of(low));
+        versions.entry(name).or_insert(u32_le(low));
     }
     Ok(Some(versions))
 }
 
-fn u32_of(bytes: &[u8]) -> u32 {
+fn u32_le(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte))
 }
 
 /// Symbols that describe exports, by exported name; collected in one pass over the symbol table.
 #[derive(Default)]
-struct ExportParts<'d> {
+struct ExportSymbols<'d> {
     tables: BTreeMap<&'d [u8], Symbol<'d>>,
     crcs: BTreeMap<&'d [u8], Symbol<'d>>,
     namespaces: BTreeMap<&'d [u8], Symbol<'d>>,
@@ -448,58 +458,59 @@ fn read_symbols<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
     symbols: &Symbols<'d>,
     layout: &mut Layout,
-    room: &mut Room,
+    budget: &mut ParseBudget,
 ) -> Result<(Vec<UndefinedSymbol>, Vec<ModuleExport>)> {
     let mut undefined = BTreeMap::new();
-    let mut parts = ExportParts::default();
+    let mut export_symbols = ExportSymbols::default();
     let (mut has_cfi, mut has_init) = (false, false);
     for symbol in symbols.iter() {
         has_cfi |= symbol.name.starts_with(b"__cfi_");
-        has_init |= symbol.name == b"init_module" && symbol.place != Place::Undefined;
-        match symbol.place {
-            Place::Undefined if ignored(elf.machine, symbol.name) => {}
+        has_init |= symbol.name == b"init_module" && symbol.location != SymbolLocation::Undefined;
+        match symbol.location {
+            SymbolLocation::Undefined if is_ignored_undefined(elf.machine, symbol.name) => {}
             // `Layout::names` reports names outside of the table.
-            Place::Undefined if symbol.name.is_empty() && layout.names.symbols.is_some() => {}
-            Place::Undefined => {
+            SymbolLocation::Undefined if symbol.name.is_empty() && layout.names.symbols.is_some() => {}
+            SymbolLocation::Undefined => {
                 // One strong use makes the symbol required.
-                let weak = undefined.entry(possible(symbol.name)?).or_insert(true);
+                let weak = undefined.entry(check_name_length(symbol.name)?).or_insert(true);
                 *weak &= symbol.weak;
                 if undefined.len() > MAX_KEPT {
-                    return Err(too_much());
+                    return Err(over_limit());
                 }
             }
             // Slim LTO objects contain one such marker, which the loader tolerates.
-            Place::Common if !symbol.name.starts_with(b"__gnu_lto") => {
-                let name = text(symbol.name);
+            SymbolLocation::Common if !symbol.name.starts_with(b"__gnu_lto") => {
+                let name = lossy_text(symbol.name);
                 let message = format!("symbol {name} is a common symbol, which the loader refuses");
                 let remedy = "compile with the kernel's own flags, which have -fno-common";
                 return Err(ModuleError::refused(message, remedy));
             }
-            Place::Common | Place::Livepatch => {}
-            Place::Reserved(index) => return Err(no_section(&symbol, usize::from(index))),
-            Place::Section(index) if index >= elf.count() => return Err(no_section(&symbol, index)),
-            Place::Absolute | Place::Section(_) => parts.add(symbol)?,
+            SymbolLocation::Common | SymbolLocation::Livepatch => {}
+            SymbolLocation::Reserved(index) => return Err(no_section(&symbol, usize::from(index))),
+            SymbolLocation::Section(index) if index >= elf.count() => return Err(no_section(&symbol, index)),
+            SymbolLocation::Absolute | SymbolLocation::Section(_) => export_symbols.add(symbol)?,
         }
     }
     layout.init_without_cfi = has_init && !has_cfi;
-    let undefined = undefined.into_iter();
-    let undefined = undefined.map(|(name, weak)| Ok(UndefinedSymbol { name: room.name(name)?, weak }));
-    let undefined = undefined.collect::<Result<_>>()?;
-    Ok((undefined, parts.finish(elf, room)?))
+    let undefined = undefined
+        .into_iter()
+        .map(|(name, weak)| Ok(UndefinedSymbol { name: budget.name(name)?, weak }))
+        .collect::<Result<_>>()?;
+    Ok((undefined, export_symbols.exports(elf, budget)?))
 }
 
 /// Error for a symbol in a section that does not exist (`simplify_symbols`).
 fn no_section(symbol: &Symbol<'_>, index: usize) -> ModuleError {
-    ModuleError::damaged(format!("symbol {} has an invalid section index {index}", text(symbol.name)))
+    ModuleError::damaged(format!("symbol {} has an invalid section index {index}", lossy_text(symbol.name)))
 }
 
-/// Whether the kernel ignores an undefined symbol that the assembler or linker made (`ignore_undef_symbol` in
+/// Whether the kernel ignores an undefined symbol that the assembler or linker generates (`ignore_undef_symbol` in
 /// `kernel/module/main.c`).
-fn ignored(machine: u16, name: &[u8]) -> bool {
+fn is_ignored_undefined(machine: u16, name: &[u8]) -> bool {
     machine == elf::EM_X86_64.0 && name == b"_GLOBAL_OFFSET_TABLE_"
 }
 
-impl<'d> ExportParts<'d> {
+impl<'d> ExportSymbols<'d> {
     fn add(&mut self, symbol: Symbol<'d>) -> Result<()> {
         if !symbol.name.starts_with(b"__") {
             return Ok(());
@@ -515,16 +526,17 @@ impl<'d> ExportParts<'d> {
         } else {
             return Ok(());
         };
-        possible(symbol.name)?;
+        check_name_length(symbol.name)?;
         part.insert(name, symbol);
-        if part.len() > MAX_EXPORTS { Err(too_much()) } else { Ok(()) }
+        if part.len() > MAX_EXPORTS { Err(over_limit()) } else { Ok(()) }
     }
 
-    fn finish<R: ModuleBytes<'d>>(self, elf: &Elf<'d, R>, room: &mut Room) -> Result<Vec<ModuleExport>> {
+    /// Reads the exports that the collected symbols describe.
+    fn exports<R: ModuleBytes<'d>>(self, elf: &Elf<'d, R>, budget: &mut ParseBudget) -> Result<Vec<ModuleExport>> {
         let Self { tables, crcs, namespaces, flags } = self;
         let mut exports = Vec::with_capacity(tables.len());
         for (name, table) in tables {
-            let Place::Section(section) = table.place else { continue };
+            let SymbolLocation::Section(section) = table.location else { continue };
             let section = elf.name(section);
             if !section.starts_with(b"__ksymtab") && !section.starts_with(b"___ksymtab") {
                 continue;
@@ -535,32 +547,31 @@ impl<'d> ExportParts<'d> {
             };
             let namespace = namespace.filter(|namespace| !namespace.is_empty());
             exports.push(ModuleExport {
-                name: room.name(name)?,
+                name: budget.name(name)?,
                 crc: crcs.get(name).map(|symbol| crc_of(elf, symbol)).transpose()?.flatten(),
                 gpl_only: section == b"__ksymtab_gpl"
                     || section.starts_with(b"___ksymtab_gpl+")
                     || flags.get(name).map_or(Ok(false), |symbol| flagged_gpl_only(elf, symbol))?,
-                namespace: namespace.map(|namespace| room.name(namespace)).transpose()?,
+                namespace: namespace.map(|namespace| budget.name(namespace)).transpose()?,
             });
         }
         Ok(exports)
     }
 }
 
-/// Reads a symbol's version. The version is the symbol's own value (until Linux 5.18 on most machines), or is stored
-/// where the symbol points. That is in `__kcrctab` since Linux 5.19, and before that in `.rodata` with
-/// `CONFIG_MODULE_REL_CRCS`.
+/// Reads the version of an export. The version is the symbol's own value (until Linux 5.18 on most machines), or is stored at
+/// the symbol's address: in `__kcrctab` since Linux 5.19, before in `.rodata` with `CONFIG_MODULE_REL_CRCS`.
 fn crc_of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<u32>> {
-    if symbol.place == Place::Absolute {
+    if symbol.location == SymbolLocation::Absolute {
         return Ok(u32::try_from(symbol.value).ok());
     }
-    Ok(bytes_at(elf, symbol, 4)?.get(..4).map(u32_of))
+    Ok(bytes_at(elf, symbol, 4)?.get(..4).map(u32_le))
 }
 
-/// Whether the flags of an export say GPL only. Linux 7.2 and later have one table for all exports, and a separate
+/// Whether the flags of an export mark it as GPL only. Linux 7.2 and later have one table for all exports, and a separate
 /// section with a byte of flags for each.
 fn flagged_gpl_only<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<bool> {
-    let Place::Section(index) = symbol.place else { return Ok(false) };
+    let SymbolLocation::Section(index) = symbol.location else { return Ok(false) };
     let section = elf.name(index);
     if section != b"__kflagstab" && !section.starts_with(b"___kflagstab+") {
         return Ok(false);
@@ -570,14 +581,14 @@ fn flagged_gpl_only<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d
 
 /// Returns the bytes that a symbol points to, up to a size.
 fn bytes_at<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>, size: u64) -> Result<&'d [u8]> {
-    match symbol.place {
-        Place::Section(index) => elf.piece(index, symbol.value, size),
+    match symbol.location {
+        SymbolLocation::Section(index) => elf.read_at(index, symbol.value, size),
         _ => Ok(&[]),
     }
 }
 
 /// Formats a version for messages, as the kernel prints it.
-pub(super) fn crc_text(crc: u32) -> String {
+pub(super) fn format_crc(crc: u32) -> String {
     format!("{crc:#010x}")
 }
 

@@ -7,26 +7,27 @@ use object::elf;
 
 use super::{
     Architecture, ModuleError,
-    elf::{Elf, NOT_READ, Place, Symbol, Symbols},
+    elf::{Elf, NOT_READ, SymbolLocation, Symbol, Symbols},
     error::Result,
     file::ModuleBytes,
 };
 
-/// Size of `Elf64_Rela` in bytes: an offset, a symbol with a type, and an addend.
-pub(super) const ENTRY: usize = 24;
+/// Size of `Elf64_Rela` in bytes: an offset, a type with a symbol, and an addend.
+pub(super) const RELA_SIZE: usize = 24;
 /// Number of entries that are read at once.
-const ENTRIES: usize = 2048;
-/// Number of bytes of a changed section that are read at once.
+const BATCH: usize = 2048;
+/// Number of bytes of a target section that are read at once.
 const WINDOW: u64 = 64 << 10;
-/// Limit for the bytes that are read, as a multiple of the file's length. Linkers order relocations by offset, so two suffices.
-const READS: u64 = 16;
+/// Maximum number of bytes to read, as a multiple of the file's length. Linkers order relocations by offset, so a factor of two
+/// would suffice.
+const MAX_READ_FACTOR: u64 = 16;
 
 /// First relocation of a module that the loader refuses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRelocation {
-    /// Section that the relocation changes.
+    /// Name of the section that the relocation changes.
     pub section: String,
-    /// Offset in that section.
+    /// Offset of the changed bytes in the section.
     pub offset: u64,
     /// Type, such as 42 for `R_X86_64_REX_GOTPCRELX`.
     pub kind: u32,
@@ -43,62 +44,66 @@ pub enum RelocationProblem {
     WithoutAddends,
     /// x86-64: the bytes to change are not zero.
     TargetNotZero,
-    /// The address of the symbol does not fit into the bits of this type.
+    /// The address of the symbol does not fit into the field that this type changes.
     Overflow,
     /// x86-64: an earlier relocation has changed some of the bytes, which may no longer be zero.
     Overlap,
     /// The symbol is in a section that the loader drops.
     NotLoaded,
     /// A section that the kernel itself reads lacks its relocations, or its last relocation is incomplete.
-    NotOfSection,
+    Misplaced,
     /// The bytes to change lie outside of the section. The loader does not check that, and overwrites other memory.
     OutsideSection,
 }
 
-/// Finds the first relocation that the loader refuses. Relocations of sections that are not loaded do not count. Adds to `weak` the
-/// weak symbols that must be near the module, so that it does not load without them.
-pub(super) fn first_bad<'d, R: ModuleBytes<'d>>(
+/// Finds the first relocation that the loader refuses or does not check. Ignores relocations of sections that are not loaded. Adds
+/// weak symbols with a PC-relative relocation to `weak`: address 0 is out of its range, so the module does not load without them.
+pub(super) fn find_bad_relocation<'d, R: ModuleBytes<'d>>(
     elf: &Elf<'d, R>,
     arch: Architecture,
     symbols: &Symbols<'d>,
     length: u64,
     weak: &mut BTreeSet<String>,
 ) -> Result<Option<BadRelocation>> {
-    let mut budget = length.saturating_mul(READS);
-    let mut buffer = vec![0; ENTRIES * ENTRY];
+    let mut budget = length.saturating_mul(MAX_READ_FACTOR);
+    let mut buffer = vec![0; BATCH * RELA_SIZE];
     for section in elf.relocation_sections() {
-        let bad = |offset, kind, problem| {
-            let section = String::from_utf8_lossy(elf.name(section.target)).into_owned();
-            Ok(Some(BadRelocation { section, offset, kind, problem }))
-        };
         if !section.has_addends {
-            return bad(0, 0, RelocationProblem::WithoutAddends);
+            return Ok(Some(bad_relocation(elf, section.target, 0, 0, RelocationProblem::WithoutAddends)));
         }
         let mut target = Target::of(elf, section.target);
         let mut at = section.bytes.start;
-        while let Some(rest) = section.bytes.end.checked_sub(at).filter(|&rest| rest >= ENTRY as u64) {
-            let entries = usize::try_from(rest / ENTRY as u64).unwrap_or(ENTRIES).min(ENTRIES);
-            let bytes = buffer.get_mut(..entries * ENTRY).unwrap_or_default();
+        while let Some(rest) = section.bytes.end.checked_sub(at).filter(|&rest| rest >= RELA_SIZE as u64) {
+            let entries = usize::try_from(rest / RELA_SIZE as u64).unwrap_or(BATCH).min(BATCH);
+            let bytes = buffer.get_mut(..entries * RELA_SIZE).unwrap_or_default();
             elf.copy_at(at, bytes, &mut budget)?;
             at += bytes.len() as u64;
-            for entry in bytes.chunks_exact(ENTRY) {
+            for entry in bytes.chunks_exact(RELA_SIZE) {
                 let relocation = Relocation::parse(entry);
                 let problem = match arch {
                     Architecture::Amd64 => amd64(&relocation, symbols, elf, &mut target, &mut budget)?,
                     Architecture::Arm64 => arm64(&relocation, symbols, elf, &target, weak),
                 };
                 if let Some(problem) = problem {
-                    return bad(relocation.offset, relocation.kind, problem);
+                    let Relocation { offset, kind, .. } = relocation;
+                    return Ok(Some(bad_relocation(elf, section.target, offset, kind, problem)));
                 }
             }
         }
     }
-    Ok(elf.misplaced_relocations().map(|section| BadRelocation {
-        section: String::from_utf8_lossy(elf.name(section)).into_owned(),
-        offset: 0,
-        kind: 0,
-        problem: RelocationProblem::NotOfSection,
-    }))
+    let misplaced = elf.misplaced_relocations();
+    Ok(misplaced.map(|section| bad_relocation(elf, section, 0, 0, RelocationProblem::Misplaced)))
+}
+
+fn bad_relocation<'d, R: ModuleBytes<'d>>(
+    elf: &Elf<'d, R>,
+    section: usize,
+    offset: u64,
+    kind: u32,
+    problem: RelocationProblem,
+) -> BadRelocation {
+    let section = String::from_utf8_lossy(elf.name(section)).into_owned();
+    BadRelocation { section, offset, kind, problem }
 }
 
 struct Relocation {
@@ -117,29 +122,31 @@ impl Relocation {
     }
 }
 
-/// Section that relocations change, with the part of it that was read last.
+/// Section that relocations change, with a window of its bytes.
 struct Target {
     /// Size of the section.
     size: u64,
-    /// Position of its bytes in the file; `None` if the file holds none, so that all of them are zero.
-    start: Option<u64>,
-    read: Range<u64>,
+    /// Offset of the section's bytes in the file; `None` if the file contains none, so that all bytes are zero.
+    file_offset: Option<u64>,
+    /// Range of `bytes` in the section.
+    window: Range<u64>,
     bytes: Vec<u8>,
-    /// Bytes that the relocation before has changed, and whether all of them are certain not to be zero.
+    /// Range that the previous relocation has changed, and whether no byte in the range can be zero.
     changed: (Range<u64>, bool),
 }
 
 impl Target {
     fn of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, section: usize) -> Self {
         let size = elf.size(section);
-        Self { size, start: elf.start(section), read: 0..0, bytes: Vec::new(), changed: (0..0, false) }
+        let file_offset = elf.file_offset(section);
+        Self { size, file_offset, window: 0..0, bytes: Vec::new(), changed: (0..0, false) }
     }
 
-    fn holds(&self, offset: u64, size: u64) -> bool {
+    fn contains(&self, offset: u64, size: u64) -> bool {
         offset.checked_add(size).is_some_and(|end| end <= self.size)
     }
 
-    /// Whether the bytes are zero. The section holds them ([`Target::holds`]).
+    /// Whether the bytes are zero. The caller has checked that the section contains them ([`Target::contains`]).
     fn is_zero<'d, R: ModuleBytes<'d>>(
         &mut self,
         elf: &Elf<'d, R>,
@@ -147,14 +154,14 @@ impl Target {
         size: u64,
         budget: &mut u64,
     ) -> Result<bool> {
-        let Some(start) = self.start else { return Ok(true) };
-        if offset < self.read.start || offset + size > self.read.end {
+        let Some(start) = self.file_offset else { return Ok(true) };
+        if offset < self.window.start || offset + size > self.window.end {
             let length = (self.size - offset).min(WINDOW);
             self.bytes.resize(usize::try_from(length).unwrap_or_default(), 0);
             elf.copy_at(start + offset, &mut self.bytes, budget)?;
-            self.read = offset..offset + length;
+            self.window = offset..offset + length;
         }
-        let first = usize::try_from(offset - self.read.start).unwrap_or_default();
+        let first = usize::try_from(offset - self.window.start).unwrap_or_default();
         let bytes = self.bytes.get(first..).unwrap_or_default();
         Ok(bytes.iter().take(usize::try_from(size).unwrap_or_default()).all(|&byte| byte == 0))
     }
@@ -176,59 +183,59 @@ fn amd64<'d, R: ModuleBytes<'d>>(
         elf::R_X86_64_32 | elf::R_X86_64_32S | elf::R_X86_64_PC32 | elf::R_X86_64_PLT32 => 4,
         _ => return Ok(Some(RelocationProblem::Unsupported)),
     };
-    let value = symbols.get(symbol).map_or(Value::Any, |symbol| Value::of(&symbol, elf));
+    let value = symbols.get(symbol).map_or(Value::Unknown, |symbol| Value::of(&symbol, elf));
     if !value.fits(kind, addend) {
         return Ok(Some(RelocationProblem::Overflow));
     }
-    if value == Value::Copy {
+    if value == Value::LoaderCopy {
         return Ok(Some(RelocationProblem::NotLoaded));
     }
-    if !target.holds(offset, size) {
+    if !target.contains(offset, size) {
         return Ok(Some(RelocationProblem::OutsideSection));
     }
-    let place = offset..offset + size;
+    let range = offset..offset + size;
     let (changed, is_never_zero) = &target.changed;
-    if changed.start < place.end && place.start < changed.end {
+    if changed.start < range.end && range.start < changed.end {
         let problem =
             if *is_never_zero { RelocationProblem::TargetNotZero } else { RelocationProblem::Overlap };
         return Ok(Some(problem));
     }
     // The upper half of a kernel address has all bits set.
-    let is_high = kind == elf::R_X86_64_64 && value == Value::Kernel;
-    target.changed = if is_high { (offset + 4..place.end, true) } else { (place, false) };
+    let is_kernel_address = kind == elf::R_X86_64_64 && value == Value::Kernel;
+    target.changed = if is_kernel_address { (offset + 4..range.end, true) } else { (range, false) };
     let is_zero = target.is_zero(elf, offset, size, budget)?;
     Ok((!is_zero).then_some(RelocationProblem::TargetNotZero))
 }
 
-/// Value of a symbol, as far as the file tells.
+/// Value of a symbol, as far as it follows from the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
-    /// Address in the kernel or a module: on x86-64 in the upper 2 GiB of the address space.
+    /// Address in the kernel or a module, on x86-64 in the upper 2 GiB of the address space.
     Kernel,
-    /// Address in the copy of the file that the loader works on, far from the kernel and its modules.
-    Copy,
-    /// A number.
+    /// Address in the loader's temporary copy of the file, far from the kernel and its modules.
+    LoaderCopy,
+    /// Constant, independent of addresses.
     Number(u64),
-    Any,
+    Unknown,
 }
 
 impl Value {
     fn of<'d, R: ModuleBytes<'d>>(symbol: &Symbol<'d>, elf: &Elf<'d, R>) -> Self {
-        match symbol.place {
-            Place::Section(index) if elf.name(index) == b".data..percpu" => Self::Any,
-            Place::Section(index) if index == 0 || index >= elf.count() => Self::Any,
-            Place::Section(index) if elf.is_loaded(index) => Self::Kernel,
-            Place::Section(_) => Self::Copy,
-            Place::Absolute => Self::Number(symbol.value),
-            Place::Undefined if !symbol.weak && !symbol.name.is_empty() => Self::Kernel,
-            _ => Self::Any,
+        match symbol.location {
+            SymbolLocation::Section(index) if elf.name(index) == b".data..percpu" => Self::Unknown,
+            SymbolLocation::Section(index) if index == 0 || index >= elf.count() => Self::Unknown,
+            SymbolLocation::Section(index) if elf.is_loaded(index) => Self::Kernel,
+            SymbolLocation::Section(_) => Self::LoaderCopy,
+            SymbolLocation::Absolute => Self::Number(symbol.value),
+            SymbolLocation::Undefined if !symbol.weak && !symbol.name.is_empty() => Self::Kernel,
+            _ => Self::Unknown,
         }
     }
 
-    /// Whether the loader can write the value in this form.
+    /// Whether the value fits into the field of a relocation of this type.
     fn fits(self, kind: elf::RelocationType, addend: u64) -> bool {
         match (kind, self) {
-            (elf::R_X86_64_32, Self::Kernel | Self::Copy) | (elf::R_X86_64_32S, Self::Copy) => false,
+            (elf::R_X86_64_32, Self::Kernel | Self::LoaderCopy) | (elf::R_X86_64_32S, Self::LoaderCopy) => false,
             (elf::R_X86_64_32, Self::Number(value)) => u32::try_from(value.wrapping_add(addend)).is_ok(),
             (elf::R_X86_64_32S, Self::Number(value)) => {
                 i32::try_from(value.wrapping_add(addend).cast_signed()).is_ok()
@@ -238,7 +245,7 @@ impl Value {
     }
 }
 
-/// Types for fewer bits than an address of the kernel has.
+/// Types whose field has fewer bits than a kernel address.
 const NARROW: [elf::RelocationType; 7] = [
     elf::R_AARCH64_ABS32,
     elf::R_AARCH64_ABS16,
@@ -248,7 +255,7 @@ const NARROW: [elf::RelocationType; 7] = [
     elf::R_AARCH64_MOVW_SABS_G0,
     elf::R_AARCH64_MOVW_SABS_G1,
 ];
-/// Types for a distance that is shorter than that between a module and the kernel.
+/// PC-relative types whose range is shorter than the distance between a module and the kernel.
 const NEAR: [elf::RelocationType; 6] = [
     elf::R_AARCH64_PREL16,
     elf::R_AARCH64_MOVW_PREL_G0,
@@ -269,7 +276,7 @@ fn arm64<'d, R: ModuleBytes<'d>>(
     let &Relocation { offset, kind, symbol, .. } = relocation;
     let kind = elf::RelocationType(kind);
     let size = match kind {
-        // R_ARM_NONE, too.
+        // 256 is R_ARM_NONE.
         elf::R_AARCH64_NONE | elf::RelocationType(256) => return None,
         elf::R_AARCH64_ABS64 | elf::R_AARCH64_PREL64 => 8,
         elf::R_AARCH64_ABS16 | elf::R_AARCH64_PREL16 => 2,
@@ -310,25 +317,25 @@ fn arm64<'d, R: ModuleBytes<'d>>(
     };
     if let Some(symbol) = symbols.get(symbol) {
         let value = Value::of(&symbol, elf);
-        let is_far = value == Value::Copy || symbol.place == Place::Undefined;
+        let is_far = value == Value::LoaderCopy || symbol.location == SymbolLocation::Undefined;
         match value {
-            Value::Kernel | Value::Copy if NARROW.contains(&kind) => {
+            Value::Kernel | Value::LoaderCopy if NARROW.contains(&kind) => {
                 return Some(RelocationProblem::Overflow);
             }
-            Value::Kernel | Value::Copy if is_far && NEAR.contains(&kind) => {
+            Value::Kernel | Value::LoaderCopy if is_far && NEAR.contains(&kind) => {
                 return Some(RelocationProblem::Overflow);
             }
-            Value::Copy => return Some(RelocationProblem::NotLoaded),
+            Value::LoaderCopy => return Some(RelocationProblem::NotLoaded),
             _ => {}
         }
-        if kind == elf::R_AARCH64_ADR_PREL_PG_HI21 && symbol.weak && symbol.place == Place::Undefined {
+        if kind == elf::R_AARCH64_ADR_PREL_PG_HI21 && symbol.weak && symbol.location == SymbolLocation::Undefined {
             weak.insert(String::from_utf8_lossy(symbol.name).into_owned());
         }
     }
-    (!target.holds(offset, size)).then_some(RelocationProblem::OutsideSection)
+    (!target.contains(offset, size)).then_some(RelocationProblem::OutsideSection)
 }
 
-/// Error for a file whose relocations make the parser read too much.
-pub(super) fn too_much() -> ModuleError {
-    ModuleError::unknown("the module's relocations are in no order", NOT_READ)
+/// Error for a module whose relocations make the parser read the same bytes again and again.
+pub(super) fn read_limit_exceeded() -> ModuleError {
+    ModuleError::unknown("the module's relocations are not ordered by offset", NOT_READ)
 }

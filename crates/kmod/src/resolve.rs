@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{CheckRequest, ExportedSymbol, Module, ModuleExport, NeededTable, SymbolTable, UndefinedSymbol};
 
-/// The readable modules of a payload, and everything that they can be linked against.
+/// Exports of a payload, its needed images and the kernel, for resolving the symbols of the payload's modules.
 pub(super) struct Resolver<'a> {
     kernel: Option<&'a SymbolTable>,
-    /// Exports of the kernel image, from a source other than `Module.symvers`.
-    named: Option<&'a BTreeSet<String>>,
-    /// Needed images; the flag tells whether the image replaces modules of the kernel's own.
+    /// Names of the kernel image's exports, from a source other than `Module.symvers`.
+    image_exports: Option<&'a BTreeSet<String>>,
+    /// Needed images; the flag says whether the image replaces in-tree modules.
     needs: Vec<(&'a NeededTable, bool)>,
-    /// Maps a symbol to the index of the payload's module, the module and its export.
+    /// Exports of the payload by symbol, each with the index of its module, the module and the export.
     exports: HashMap<&'a str, (usize, &'a Module, &'a ModuleExport)>,
-    /// Modules that replace the kernel's own of the same name, with the replacing image; `None` is the payload.
+    /// Modules that replace an in-tree module of the same name, with the replacing image; `None` stands for the payload.
     replaced: BTreeMap<String, Option<&'a str>>,
 }
 
@@ -34,20 +34,20 @@ impl Import<'_> {
 pub(super) enum Provider<'a> {
     /// Another module of the payload, with its index in the request.
     Payload { index: usize, module: &'a Module, export: &'a ModuleExport },
-    /// A module of a needed image. `proprietary` tells whether that module passes on the taint of a proprietary
-    /// license, if known.
+    /// A module of a needed image. `proprietary` says whether that module passes on the taint of a proprietary license;
+    /// `None` if unknown.
     Needed { image: &'a str, symbol: ExportedSymbol<'a>, proprietary: Option<bool> },
     /// The kernel image or one of the kernel's own modules.
     Kernel(ExportedSymbol<'a>),
-    /// One of the kernel's own modules exports the symbol. The payload or a needed image replaces that module with one
-    /// of the same name that does not export it.
+    /// An in-tree module exports the symbol, but the payload or a needed image replaces that module with one of the same name
+    /// that does not export the symbol.
     Replaced { module: String, image: Option<&'a str> },
-    /// The kernel image, according to a source such as `System.map`, which reveals neither the version nor who may use
-    /// the symbol.
-    Named,
+    /// The kernel image, according to a source such as `System.map`, which reveals neither the symbol's version nor whether the
+    /// symbol is GPL only.
+    NameOnly,
     /// Neither the payload, a needed image nor the kernel exports the symbol.
     Missing,
-    /// The header set has no symbol table, so one of the kernel's own modules may export the symbol.
+    /// The header set has no symbol table, so an in-tree module may export the symbol.
     Unknown,
 }
 
@@ -75,15 +75,16 @@ impl<'a> Resolver<'a> {
             }
         }
         let kernel = request.kernel.symbols.as_ref();
-        let own_table = kernel.filter(|_| request.needs.iter().any(|need| need.proprietary.is_none()));
-        let own: BTreeSet<String> =
-            own_table.into_iter().flat_map(|table| table.exporters().map(super::module_name)).collect();
+        // Needed only for images whose licenses are unknown.
+        let table = kernel.filter(|_| request.needs.iter().any(|need| need.proprietary.is_none()));
+        let in_tree: BTreeSet<String> =
+            table.into_iter().flat_map(|table| table.exporters().map(super::module_name)).collect();
         let is_replacement = |need: &NeededTable| {
-            need.symbols.exporters().any(|exporter| own.contains(&super::module_name(exporter)))
+            need.symbols.exporters().any(|exporter| in_tree.contains(&super::module_name(exporter)))
         };
         let needs = request.needs.iter().map(|need| (need, is_replacement(need))).collect();
-        let named = request.kernel.beyond_headers.exports.as_ref().map(|known| &known.value);
-        Self { kernel, named, needs, exports, replaced }
+        let image_exports = request.kernel.beyond_headers.exports.as_ref().map(|known| &known.value);
+        Self { kernel, image_exports, needs, exports, replaced }
     }
 
     pub fn imports(&self, module: &'a Module) -> Vec<Import<'a>> {
@@ -92,27 +93,28 @@ impl<'a> Resolver<'a> {
         module.undefined.iter().map(import).collect()
     }
 
-    /// Finds the provider of a symbol. The payload comes first, because its modules are the ones to be loaded. The
-    /// images that it was compiled against come next. The kernel comes last, without its modules that are
-    /// replaced.
-    fn provider(&self, symbol: &str, of: &Module) -> Provider<'a> {
-        // A module that loads has no exports yet.
-        let in_payload = self.exports.get(symbol).filter(|(_, module, _)| !std::ptr::eq(*module, of));
+    /// Finds the provider of a symbol that a module needs, in this order:
+    ///
+    /// 1. the other modules of the payload, because they are the ones to be loaded,
+    /// 2. the images that the payload was compiled against,
+    /// 3. the kernel, without its modules that are replaced.
+    fn provider(&self, symbol: &str, user: &Module) -> Provider<'a> {
+        // The kernel does not resolve symbols from the exports of the module that it is loading.
+        let in_payload = self.exports.get(symbol).filter(|(_, module, _)| !std::ptr::eq(*module, user));
         if let Some(&(index, module, export)) = in_payload {
             return Provider::Payload { index, module, export };
         }
         for &(need, is_replacement) in &self.needs {
             if let Some(symbol) = need.symbols.get(symbol) {
                 let known = need.proprietary.as_ref().map(|names| names.contains(&symbol.module_name()));
-                // An image that replaces the kernel's own modules, such as OFED, is derived from these and has their
-                // license.
+                // An image that replaces in-tree modules, such as OFED, is derived from them and has their license.
                 let proprietary = known.or(is_replacement.then_some(false));
                 return Provider::Needed { image: &need.image, symbol, proprietary };
             }
         }
         let Some(kernel) = self.kernel else {
-            let named = self.named.is_some_and(|names| names.contains(symbol));
-            return if named { Provider::Named } else { Provider::Unknown };
+            let is_exported = self.image_exports.is_some_and(|names| names.contains(symbol));
+            return if is_exported { Provider::NameOnly } else { Provider::Unknown };
         };
         let Some(found) = kernel.get(symbol) else { return Provider::Missing };
         let module = found.module_name();
@@ -135,7 +137,7 @@ impl<'a> Provider<'a> {
             Self::Needed { symbol, .. } | Self::Kernel(symbol) => {
                 Some(Export { crc: Some(symbol.crc), gpl_only: symbol.gpl_only, namespace: symbol.namespace })
             }
-            Self::Named | Self::Replaced { .. } | Self::Missing | Self::Unknown => None,
+            Self::NameOnly | Self::Replaced { .. } | Self::Missing | Self::Unknown => None,
         }
     }
 
@@ -144,7 +146,7 @@ impl<'a> Provider<'a> {
         match self {
             Self::Payload { module, .. } => format!("{} of this payload", module.name),
             Self::Needed { image, symbol, .. } => format!("{} of {image}", symbol.module_name()),
-            Self::Named => "the kernel".to_owned(),
+            Self::NameOnly => "the kernel".to_owned(),
             Self::Kernel(symbol) if symbol.module == "vmlinux" => "the kernel".to_owned(),
             Self::Kernel(symbol) => format!("the kernel's {}", symbol.module_name()),
             Self::Replaced { module, .. } => format!("the kernel's {module}"),

@@ -1,4 +1,4 @@
-//! Builds the signature that the kernel's `scripts/sign-file` appends to a module, around the signature value of a key.
+//! Builds the same trailer that the kernel's `scripts/sign-file` appends to a module, from a signature made by a key.
 
 use strum::{Display, EnumString, IntoStaticStr};
 
@@ -15,7 +15,7 @@ const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
 /// 1.2.840.10045.4.3, ECDSA with SHA-2.
 const ECDSA_WITH_SHA2: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03];
 
-/// Digest that is signed. The kernel supports further ones, but current keys do not sign with SHA-1 or SHA-224.
+/// Digest algorithm of a signature. The kernel also supports SHA-1 and SHA-224, which current keys do not use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Display, EnumString, IntoStaticStr)]
 #[strum(serialize_all = "lowercase")]
 pub enum SignatureHash {
@@ -36,7 +36,7 @@ pub enum ModuleKey {
     Ecdsa,
 }
 
-/// Reason why a kernel would not accept any signature of a key.
+/// Reason why a kernel cannot verify any signature of a key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CannotVerify {
     /// farrier does not sign with the digest of the kernel's own modules, and the kernel has neither SHA-256 nor
@@ -91,7 +91,7 @@ impl SignatureHash {
         Ok(Some(hash))
     }
 
-    /// Last number of the digest's object identifier under NIST's digests; plus one, of ECDSA with that digest.
+    /// Last arc of the digest's object identifier below [`NIST_DIGESTS`]. The arc of ECDSA with that digest is one higher.
     const fn number(self) -> u8 {
         match self {
             Self::Sha256 => 1,
@@ -122,7 +122,7 @@ impl SigningRule {
     }
 }
 
-/// Builds what is appended to a module to sign it: a PKCS#7 message (RFC 5652) without certificates and attributes, the
+/// Builds the trailer that makes a module a signed one: a PKCS#7 message (RFC 5652) without certificates and attributes, the
 /// record, and the marker. `signature` is the key's signature of the module's bytes.
 pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, signature: &[u8]) -> Vec<u8> {
     let version = encode(INTEGER, &[&[1]]);
@@ -151,7 +151,7 @@ pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, s
         ],
     );
     let mut bytes = encode(SEQUENCE, &[&encode(OBJECT_ID, &[SIGNED_DATA]), &encode(CONTEXT_0, &[&data])]);
-    // Messages have some hundred bytes, or a few thousand with very long names.
+    // Messages have a few hundred bytes, or a few thousand with very long names.
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     bytes.extend([0, 0, PKCS7, 0, 0, 0, 0, 0]);
     bytes.extend(length.to_be_bytes());
@@ -159,7 +159,7 @@ pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, s
     bytes
 }
 
-/// Returns the signer that a signature with this certificate's key will name.
+/// Returns the signer that `modinfo` will show for a signature by this certificate's key.
 pub fn signer(certificate: &Certificate, hash: SignatureHash) -> Signer {
     Signer {
         name: certificate.issuer_name.clone(),
@@ -173,7 +173,7 @@ pub fn without_signature(module: &[u8]) -> (&[u8], Signature) {
     let (signature, length) = signature::read(module, module.len() as u64);
     let length = usize::try_from(length).unwrap_or(module.len());
     match signature {
-        // Keep bytes that the kernel does not treat as a signature.
+        // Bytes that the kernel does not treat as a signature are part of the module.
         Signature::By(_) | Signature::Unread(_) => (module.get(..length).unwrap_or(module), signature),
         _ => (module, signature),
     }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_is_the_kernels_where_keys_sign_with_it() {
+    fn the_digest_is_that_of_the_kernels_own_modules_if_supported() {
         let rsa = |options: &str| SignatureHash::for_kernel(&config(options), ModuleKey::Rsa);
         for hash in [SignatureHash::Sha256, SignatureHash::Sha384, SignatureHash::Sha512] {
             let own = format!("CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_HASH=\"{hash}\"\n");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn ecdsa_is_for_kernels_that_verify_it() {
+    fn ecdsa_requires_a_kernel_that_verifies_it() {
         let signed = "CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_HASH=sha512\n";
         let ecdsa = |options: &str| SignatureHash::for_kernel(&config(options), ModuleKey::Ecdsa);
         assert_eq!(ecdsa(signed), Err(CannotVerify::Ecdsa));

@@ -1,5 +1,5 @@
-//! Reads the signature at a module's end, as far as possible without the kernel's keys. This is a custom PKCS#7 parser: it
-//! accepts what the kernel accepts, so that it can predict the kernel's answer.
+//! Reads the signature at the end of a module, as far as possible without the kernel's keys. The PKCS#7 parser is a custom one: to
+//! predict the kernel's answer, it accepts exactly what the kernel accepts.
 //!
 //! The format is `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`. See `mod_check_sig` in
 //! `kernel/module_signature.c` and `module_sig_check` in `kernel/module/signing.c`.
@@ -20,7 +20,7 @@ pub(super) const RECORD: u64 = 12;
 /// `PKEY_ID_PKCS7`, the only kind that the kernel accepts since Linux 4.3.
 pub(super) const PKCS7: u8 = 2;
 /// Bytes before the end of the file in which a misplaced marker is searched for.
-const TAIL: u64 = 4096;
+const MARKER_SEARCH_RANGE: u64 = 4096;
 /// Maximum size of a message in bytes. Messages of RSA keys have about 700, with certificates a few thousand.
 const MAX_MESSAGE: u64 = 256 << 10;
 
@@ -29,8 +29,8 @@ const MAX_MESSAGE: u64 = 256 << 10;
 pub enum Signature {
     /// The module is not signed.
     None,
-    /// The marker exists, but this number of bytes follows it; the kernel treats the module as unsigned.
-    Buried(u64),
+    /// This number of bytes follows the marker, so the kernel treats the module as unsigned.
+    TrailingBytes(u64),
     /// The kernel rejects the record or message, whether or not it enforces signatures: mostly with `EBADMSG`.
     Malformed(&'static str),
     /// The signature is not PKCS#7, but of the kind with this number: `ENOPKG`.
@@ -52,13 +52,13 @@ pub struct Signer {
     pub hash: Option<&'static str>,
 }
 
-/// Reads the signature at the end of a module. Also returns the length of the object without its signature. Memory: the
-/// message, which has at most 256 KiB, and the facts from it, at most three times as much.
+/// Reads the signature at the end of a module. Also returns the length of the object without the signature. Memory: the PKCS#7
+/// message, which has at most 256 KiB, and at most three times as much for the parsed facts.
 pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64) {
     let marker = MARKER.len() as u64;
     let Some(body) = length.checked_sub(marker) else { return (Signature::None, length) };
     if data.read_bytes_at(body, marker).ok() != Some(MARKER) {
-        return (buried(data, length), length);
+        return (find_misplaced_marker(data, length), length);
     }
     let Some(record_at) = body.checked_sub(RECORD).filter(|&at| at > 0) else {
         return (Signature::Malformed("is shorter than its own record"), body);
@@ -69,7 +69,7 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
         return (Signature::Malformed("has a record that cannot be read"), body);
     };
     let size = u64::from(u32::from_be_bytes([a, b, c, d]));
-    // The checks are in the kernel's order.
+    // The following checks are in the kernel's order.
     let Some(start) = record_at.checked_sub(size).filter(|&start| start > 0) else {
         return (Signature::Malformed("claims more bytes than the file has"), body);
     };
@@ -84,19 +84,20 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
     }
     let signature = match data.read_bytes_at(start, size).map(message) {
         Ok(Ok(signer)) => Signature::By(signer),
-        Ok(Err(DerError::Bad)) | Err(()) => {
+        Ok(Err(DerError::Invalid)) | Err(()) => {
             Signature::Malformed("is not a PKCS#7 message that the kernel accepts")
         }
-        Ok(Err(DerError::Unread(what))) => Signature::Unread(what),
+        Ok(Err(DerError::Unsupported(what))) => Signature::Unread(what),
     };
     (signature, start)
 }
 
-fn buried<'d, R: ReadRef<'d>>(data: R, length: u64) -> Signature {
-    let size = length.min(TAIL);
+/// Searches for a marker that is not at the end of the file.
+fn find_misplaced_marker<'d, R: ReadRef<'d>>(data: R, length: u64) -> Signature {
+    let size = length.min(MARKER_SEARCH_RANGE);
     let Ok(tail) = data.read_bytes_at(length - size, size) else { return Signature::None };
     match tail.windows(MARKER.len()).rposition(|window| window == MARKER) {
-        Some(at) => Signature::Buried((tail.len() - at - MARKER.len()) as u64),
+        Some(at) => Signature::TrailingBytes((tail.len() - at - MARKER.len()) as u64),
         None => Signature::None,
     }
 }
@@ -107,7 +108,7 @@ pub(super) const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01
 const DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x01];
 /// 2.5.4.3 and 2.5.4.10
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
-const ORGANISATION: &[u8] = &[0x55, 0x04, 0x0a];
+const ORGANIZATION: &[u8] = &[0x55, 0x04, 0x0a];
 /// 2.16.840.1.101.3.4.2, NIST's digests.
 pub(super) const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02];
 /// 1.3.14.3.2.26
@@ -119,36 +120,36 @@ const SHA1: &[u8] = &[0x2b, 0x0e, 0x03, 0x02, 0x1a];
 fn message(bytes: &[u8]) -> Result<Signer, DerError> {
     let mut content_info = Der::new(bytes).open(SEQUENCE)?;
     if content_info.expect(OBJECT_ID)? != SIGNED_DATA {
-        return Err(DerError::Bad);
+        return Err(DerError::Invalid);
     }
     let mut data = content_info.open(CONTEXT_0)?.open(SEQUENCE)?;
     let version = data.expect(INTEGER)?;
     if !matches!(version, [1 | 3]) {
-        return Err(DerError::Bad);
+        return Err(DerError::Invalid);
     }
     let mut digests = match data.element()? {
         (SET | SEQUENCE, digests) => Der::new(digests),
-        _ => return Err(DerError::Bad),
+        _ => return Err(DerError::Invalid),
     };
     while !digests.is_empty() {
         algorithm(&mut digests)?;
     }
     let mut content = data.open(SEQUENCE)?;
     if content.expect(OBJECT_ID)? != DATA || !content.is_empty() {
-        return Err(DerError::Bad);
+        return Err(DerError::Invalid);
     }
     let mut signers = loop {
         match data.element()? {
             // Certificates and revocation lists.
             (CONTEXT_0 | CONTEXT_1 | CONTEXT_2 | CONTEXT_3, _) => {}
             (SET | SEQUENCE, signers) => break Der::new(signers),
-            _ => return Err(DerError::Bad),
+            _ => return Err(DerError::Invalid),
         }
     };
     if !data.is_empty() || !content_info.is_empty() {
-        return Err(DerError::Bad);
+        return Err(DerError::Invalid);
     }
-    // A message without a signer ends here.
+    // Fails for a message without a signer.
     let first = signer(&mut signers, version)?;
     while !signers.is_empty() {
         signer(&mut signers, version)?;
@@ -156,33 +157,33 @@ fn message(bytes: &[u8]) -> Result<Signer, DerError> {
     Ok(first)
 }
 
-/// Reads a `SignerInfo` of a message of this version.
-fn signer(signers: &mut Der<'_>, of_message: &[u8]) -> Result<Signer, DerError> {
+/// Reads a `SignerInfo` of a message with this version.
+fn signer(signers: &mut Der<'_>, message_version: &[u8]) -> Result<Signer, DerError> {
     let mut signer = signers.open(SEQUENCE)?;
-    if !matches!((signer.expect(INTEGER)?, of_message), ([1], [1]) | ([3], [3])) {
-        return Err(DerError::Bad);
+    if !matches!((signer.expect(INTEGER)?, message_version), ([1], [1]) | ([3], [3])) {
+        return Err(DerError::Invalid);
     }
     let (name, key_id) = match signer.element()? {
         (SEQUENCE, identity) => {
             let mut identity = Der::new(identity);
-            let who = (name(identity.expect(SEQUENCE)?)?, serial_id(identity.expect(INTEGER)?));
+            let issuer_and_serial = (name(identity.expect(SEQUENCE)?)?, serial_id(identity.expect(INTEGER)?));
             if !identity.is_empty() {
-                return Err(DerError::Bad);
+                return Err(DerError::Invalid);
             }
-            who
+            issuer_and_serial
         }
         (KEY_ID, octets) => (None, key_id(octets)),
-        _ => return Err(DerError::Bad),
+        _ => return Err(DerError::Invalid),
     };
     let hash = digest(algorithm(&mut signer)?);
-    // Signed attributes have another tag, and the kernel refuses them.
+    // Fails for signed attributes, which have another tag. The kernel refuses them.
     algorithm(&mut signer)?;
     signer.expect(OCTET_STRING)?;
     if !signer.is_empty() {
-        // Attributes that are not signed.
+        // Unsigned attributes.
         signer.element()?;
     }
-    if signer.is_empty() { Ok(Signer { name, key_id, hash }) } else { Err(DerError::Bad) }
+    if signer.is_empty() { Ok(Signer { name, key_id, hash }) } else { Err(DerError::Invalid) }
 }
 
 /// Reads an `AlgorithmIdentifier`, and returns its object identifier.
@@ -192,7 +193,7 @@ fn algorithm<'a>(der: &mut Der<'a>) -> Result<&'a [u8], DerError> {
     if !algorithm.is_empty() {
         algorithm.element()?;
     }
-    if algorithm.is_empty() { Ok(id) } else { Err(DerError::Bad) }
+    if algorithm.is_empty() { Ok(id) } else { Err(DerError::Invalid) }
 }
 
 /// Formats a certificate's serial number as `modinfo` prints it.
@@ -211,8 +212,9 @@ fn key_id(octets: &[u8]) -> String {
     text
 }
 
+/// Returns the common name, or else the organization, of a distinguished name.
 fn name(issuer: &[u8]) -> Result<Option<String>, DerError> {
-    let (mut issuer, mut organisation) = (Der::new(issuer), None);
+    let (mut issuer, mut organization) = (Der::new(issuer), None);
     while !issuer.is_empty() {
         let mut part = issuer.open(SET)?.open(SEQUENCE)?;
         let kind = part.expect(OBJECT_ID)?;
@@ -220,13 +222,14 @@ fn name(issuer: &[u8]) -> Result<Option<String>, DerError> {
         let text = || String::from_utf8_lossy(value).into_owned();
         match kind {
             COMMON_NAME => return Ok(Some(text())),
-            ORGANISATION => organisation = Some(text()),
+            ORGANIZATION => organization = Some(text()),
             _ => {}
         }
     }
-    Ok(organisation)
+    Ok(organization)
 }
 
+/// Returns the name of a digest algorithm as `modinfo` prints it.
 fn digest(id: &[u8]) -> Option<&'static str> {
     if id == SHA1 {
         return Some("sha1");

@@ -1,5 +1,5 @@
-//! The taint of a proprietary license, which a module inherits from the modules whose symbols it uses (`inherit_taint`
-//! in `kernel/module/main.c`).
+//! Taint of a proprietary license. A module inherits the taint from the modules whose symbols it uses (`inherit_taint` in
+//! `kernel/module/main.c`).
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -16,12 +16,12 @@ pub(super) struct InheritedTaint {
     pub by: String,
     /// Whether that module is known to be proprietary; otherwise its license is unknown.
     pub known: bool,
-    /// Whether the module loads without all symbols of such modules.
+    /// Whether the module uses only weak symbols of that module, so that it loads without them.
     pub weak: bool,
 }
 
-/// Returns the taint that each module of the payload inherits, directly or through other modules. Linux passes the
-/// taint on since 5.9 (commit 262e6ae7081d).
+/// Returns the taint that each module of the payload inherits, directly or through other modules. Before Linux 5.9 (commit
+/// 262e6ae7081d) no module inherits a taint.
 pub(super) fn inherited(
     request: &CheckRequest<'_>,
     imports: &[Vec<Import<'_>>],
@@ -46,17 +46,18 @@ pub(super) fn inherited(
             Some(InheritedTaint { weak: symbols.all(|import| import.symbol.weak), ..taint })
         });
         let mut taints: Vec<InheritedTaint> =
-            of_payload.chain(imports.clone().filter_map(of_needed)).collect();
-        // Prefer the first taint that is known, and one that the module cannot do without.
+            of_payload.chain(imports.clone().filter_map(needed_image_taint)).collect();
+        // Prefer known taints, then taints through strong symbols.
         taints.sort_by_key(|taint| (!taint.known, taint.weak));
-        if let Some(place) = inherited.get_mut(index) {
-            *place = taints.into_iter().next();
+        if let Some(slot) = inherited.get_mut(index) {
+            *slot = taints.into_iter().next();
         }
     }
     inherited
 }
 
-fn of_needed(import: &Import<'_>) -> Option<InheritedTaint> {
+/// Taint through a symbol of a needed image.
+fn needed_image_taint(import: &Import<'_>) -> Option<InheritedTaint> {
     match import.provider {
         Provider::Needed { proprietary: Some(false), .. } => None,
         Provider::Needed { proprietary, .. } => {
@@ -77,7 +78,7 @@ pub fn proprietary_modules(modules: &[PayloadModule]) -> BTreeSet<String> {
             let inherits = || module.undefined.iter().any(|symbol| exports.contains(symbol.name.as_str()));
             module.is_gpl_compatible() && !inherits()
         };
-        let (still, tainted): (Vec<&Module>, Vec<&Module>) = clean.into_iter().partition(is_clean);
+        let (still_clean, tainted): (Vec<&Module>, Vec<&Module>) = clean.into_iter().partition(is_clean);
         if tainted.is_empty() {
             return names;
         }
@@ -85,6 +86,6 @@ pub fn proprietary_modules(modules: &[PayloadModule]) -> BTreeSet<String> {
             names.insert(module.name.clone());
             exports.extend(module.exports.iter().map(|export| export.name.as_str()));
         }
-        clean = still;
+        clean = still_clean;
     }
 }

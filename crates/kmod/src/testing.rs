@@ -142,7 +142,7 @@ impl ModuleFile {
             sections.push(Section::loaded(".modinfo", b"license=GPL\0".to_vec()));
         }
         self.add_symbols(&mut sections);
-        lay_out(self.machine, sections)
+        assemble(self.machine, sections)
     }
 
     fn add_symbols(&self, sections: &mut Vec<Section>) {
@@ -221,7 +221,7 @@ impl ModuleFile {
     }
 }
 
-fn lay_out(machine: u16, mut sections: Vec<Section>) -> Vec<u8> {
+fn assemble(machine: u16, mut sections: Vec<Section>) -> Vec<u8> {
     sections.push(Section {
         name: ".shstrtab",
         kind: 3,

@@ -7,42 +7,41 @@ use std::{
 
 use super::{BootOutcome, BootReport, CheckReport, Finding, ModuleReport, Rule, Taint, Verdict};
 
-/// Maximum number of names in a line; further ones are only counted.
-const NAMES: usize = 12;
+/// Maximum number of names in a line; further names are only counted.
+const MAX_NAMES: usize = 12;
 
-/// Formats the report as a table for people. Findings of one kind are shown once, with their number, because a module
-/// built for another kernel disagrees about hundreds of symbols. A warning that several modules share is shown once,
-/// below the table.
+/// Formats the report as a table for people. Shows findings of one kind once, with their number, because a module built for
+/// another kernel disagrees about hundreds of symbols. Shows a warning that several modules share once, below the table.
 impl fmt::Display for CheckReport {
     fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kernel, architecture, verdict, findings, modules, load_order, boot } = self;
         writeln!(text, "payload on {kernel} ({architecture}): {verdict}")?;
-        for reason in reasons(findings.iter()) {
+        for reason in grouped_findings(findings.iter()) {
             writeln!(text, "{reason}")?;
         }
         if modules.is_empty() {
-            writeln!(text, "the payload holds no module")?;
+            writeln!(text, "the payload contains no module")?;
         } else {
             let shared = shared_warnings(modules);
-            rows(text, modules, &shared)?;
+            write_rows(text, modules, &shared)?;
             for ((_, message), (first, modules)) in &shared {
-                let (kind, count) = (kind(first), modules.len());
+                let (kind, count) = (kind_and_rule(first), modules.len());
                 writeln!(text, "{kind}, {count} modules: {}{}", one_line(message), details(first))?;
             }
             if load_order.len() > 1 {
                 writeln!(text, "load order: {}", names(load_order.iter().map(String::as_str)))?;
             }
-            notes(text, modules)?;
+            write_notes(text, modules)?;
         }
-        boot.as_ref().map_or(Ok(()), |boot| boot_lines(text, boot))
+        boot.as_ref().map_or(Ok(()), |boot| write_boot_report(text, boot))
     }
 }
 
 /// Warnings that several modules share, by rule and message, with the first such finding and the modules' names.
-type Shared<'a> = BTreeMap<(Rule, &'a str), (&'a Finding, Vec<&'a str>)>;
+type SharedWarnings<'a> = BTreeMap<(Rule, &'a str), (&'a Finding, Vec<&'a str>)>;
 
-fn shared_warnings(modules: &[ModuleReport]) -> Shared<'_> {
-    let mut shared = Shared::new();
+fn shared_warnings(modules: &[ModuleReport]) -> SharedWarnings<'_> {
+    let mut shared = SharedWarnings::new();
     for module in modules {
         for finding in module.findings.iter().filter(|finding| finding.verdict == Verdict::Loads) {
             let entry = shared.entry((finding.rule, &finding.message)).or_insert((finding, Vec::new()));
@@ -53,14 +52,14 @@ fn shared_warnings(modules: &[ModuleReport]) -> Shared<'_> {
     shared
 }
 
-fn rows(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport], shared: &Shared<'_>) -> fmt::Result {
+fn write_rows(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport], shared: &SharedWarnings<'_>) -> fmt::Result {
     let width = modules.iter().map(|module| module.name.chars().count()).max().unwrap_or_default().max(6);
     writeln!(text, "{:<width$}  VERDICT  REASON", "MODULE")?;
     for module in modules {
-        let own = module.findings.iter().filter(|finding| {
+        let unshared = module.findings.iter().filter(|finding| {
             finding.verdict > Verdict::Loads || !shared.contains_key(&(finding.rule, &finding.message))
         });
-        let reasons = reasons(own).join("\n");
+        let reasons = grouped_findings(unshared).join("\n");
         let mut lines = reasons.lines();
         let first = lines.next().unwrap_or_default();
         let row = format!("{:<width$}  {:<7}  {first}", one_line(&module.name), module.verdict);
@@ -74,7 +73,7 @@ fn rows(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport], shared: &Shared
 
 /// Writes facts beyond the verdicts. Two taints are omitted: every driver is out of tree, and a missing signature is
 /// already a warning.
-fn notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::Result {
+fn write_notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::Result {
     let mut taints: BTreeMap<Taint, Vec<&str>> = BTreeMap::new();
     let mut signers: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for module in modules {
@@ -109,7 +108,7 @@ fn notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::Result
     Ok(())
 }
 
-fn boot_lines(text: &mut fmt::Formatter<'_>, boot: &BootReport) -> fmt::Result {
+fn write_boot_report(text: &mut fmt::Formatter<'_>, boot: &BootReport) -> fmt::Result {
     let BootReport { kernel, accelerator, milliseconds, modules } = boot;
     let (seconds, tenths) = (milliseconds / 1000, milliseconds % 1000 / 100);
     writeln!(
@@ -120,12 +119,12 @@ fn boot_lines(text: &mut fmt::Formatter<'_>, boot: &BootReport) -> fmt::Result {
         boot.verdict()
     )?;
     for module in modules {
-        writeln!(text, "  {}: {}", one_line(&module.name), outcome(&module.outcome))?;
+        writeln!(text, "  {}: {}", one_line(&module.name), describe_outcome(&module.outcome))?;
     }
     Ok(())
 }
 
-fn outcome(outcome: &BootOutcome) -> String {
+fn describe_outcome(outcome: &BootOutcome) -> String {
     let last =
         outcome.messages().last().map(|message| format!(": {}", one_line(message))).unwrap_or_default();
     match outcome {
@@ -138,7 +137,7 @@ fn outcome(outcome: &BootOutcome) -> String {
             format!("its symbols were resolved, then it failed with {}{last}", one_line(error))
         }
         BootOutcome::Crashed { .. } => format!("crashed the kernel{last}"),
-        BootOutcome::Hung { .. } => format!("the machine went silent{last}"),
+        BootOutcome::Hung { .. } => format!("the virtual machine timed out{last}"),
         BootOutcome::NotReached => {
             "not tried: the boot ended first, or a dependency found no hardware or was missing".to_owned()
         }
@@ -153,8 +152,8 @@ fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
             list.push(one_line(name));
         }
     }
-    let more = list.len().saturating_sub(NAMES);
-    list.truncate(NAMES);
+    let more = list.len().saturating_sub(MAX_NAMES);
+    list.truncate(MAX_NAMES);
     match more {
         0 => list.join(", "),
         more => format!("{} and {more} more", list.join(", ")),
@@ -162,14 +161,14 @@ fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
 }
 
 /// Formats one entry for each kind of finding, worst kinds first. The first finding of a kind represents all.
-fn reasons<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
+fn grouped_findings<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
     let mut kinds: Vec<(&Finding, usize)> = Vec::new();
     for finding in findings {
-        let same = |kind: &&mut (&Finding, usize)| {
+        let is_same_kind = |kind: &&mut (&Finding, usize)| {
             let (first, _) = kind;
             (first.rule, first.verdict, &first.remedy) == (finding.rule, finding.verdict, &finding.remedy)
         };
-        match kinds.iter_mut().find(same) {
+        match kinds.iter_mut().find(is_same_kind) {
             Some((_, count)) => *count += 1,
             None => kinds.push((finding, 1)),
         }
@@ -179,13 +178,13 @@ fn reasons<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
         .into_iter()
         .map(|(finding, count)| {
             let more = if count > 1 { format!(" (and {} more like it)", count - 1) } else { String::new() };
-            format!("{}: {}{more}{}", kind(finding), one_line(&finding.to_string()), details(finding))
+            format!("{}: {}{more}{}", kind_and_rule(finding), one_line(&finding.to_string()), details(finding))
         })
         .collect()
 }
 
 /// Names the kind of a finding and its rule, as compilers do: `refused[vermagic]`.
-fn kind(finding: &Finding) -> String {
+fn kind_and_rule(finding: &Finding) -> String {
     let kind = match finding.verdict {
         Verdict::Loads if finding.unproven => "unproven",
         Verdict::Loads => "warning",
@@ -194,18 +193,18 @@ fn kind(finding: &Finding) -> String {
     format!("{kind}[{}]", finding.rule)
 }
 
-/// Formats the place, the kernel's own answer, and the remedy, each on a line. Omits a place that the message names, and words
-/// such as `signature`, which are no place.
+/// Formats the location, the kernel's own message, and the remedy, each on a line. Omits a location that the finding's message
+/// contains, and subjects such as `signature`, which are no location.
 fn details(finding: &Finding) -> String {
     let Finding { subject, message, kernel_message, errno, remedy, .. } = finding;
-    let is_place = subject.contains(['.', '_']) && !message.contains(subject.as_str());
-    let place = is_place.then(|| ("at", subject.clone()));
-    let answer = kernel_message.as_ref().map(|words| match errno {
-        Some(errno) => ("kernel", format!("{words} ({errno})")),
-        None => ("kernel", words.clone()),
+    let is_location = subject.contains(['.', '_']) && !message.contains(subject.as_str());
+    let location = is_location.then(|| ("at", subject.clone()));
+    let kernel_line = kernel_message.as_ref().map(|message| match errno {
+        Some(errno) => ("kernel", format!("{message} ({errno})")),
+        None => ("kernel", message.clone()),
     });
-    let lines = place.into_iter().chain(answer).chain([("help", remedy.clone())]);
-    lines.fold(String::new(), |text, (what, line)| format!("{text}\n  {what}: {}", one_line(&line)))
+    let lines = location.into_iter().chain(kernel_line).chain([("help", remedy.clone())]);
+    lines.fold(String::new(), |text, (label, line)| format!("{text}\n  {label}: {}", one_line(&line)))
 }
 
 /// Replaces control characters: names come from untrusted files, and must not move a terminal's cursor or start a line.
@@ -256,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_of_one_kind_are_shown_once_and_the_worst_first() {
+    fn findings_of_one_kind_are_grouped_and_sorted_by_verdict() {
         let refused = |symbol| finding(Rule::SymbolVersion, Verdict::Refused, symbol);
         let modules = vec![
             module("nvidia", vec![]),
@@ -273,19 +272,19 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_name_is_only_text() {
+    fn control_characters_in_names_are_replaced() {
         let hostile = finding(Rule::UndefinedSymbol, Verdict::Refused, "x\u{1b}[2J\nroot: loads");
         let text = report(vec![], vec![module("m\u{7}", vec![hostile])]).to_string();
         assert!(!text.contains(['\u{1b}', '\u{7}']) && !text.contains("\nroot"), "{text:?}");
     }
 
     #[test]
-    fn an_empty_payload_says_so() {
+    fn an_empty_payload_is_reported() {
         let missing = Finding::new(
             Rule::RequiredModule,
             Verdict::Refused,
             "m",
-            "module m is required, and the payload does not hold it",
+            "module m is required, and the payload does not contain it",
             "look in the build log",
         );
         let mut report = report(vec![missing], vec![]);
@@ -293,7 +292,7 @@ mod tests {
         insta::assert_snapshot!(report.to_string());
     }
 
-    fn full() -> CheckReport {
+    fn report_with_all_parts() -> CheckReport {
         let mut modules: Vec<ModuleReport> = ["nvidia", "nvidia_uvm", "plain"]
             .map(|name| {
                 let unsigned = Finding {
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_is_known_has_its_line() {
-        insta::assert_snapshot!(full().to_string());
+    fn all_parts_of_a_report_are_formatted() {
+        insta::assert_snapshot!(report_with_all_parts().to_string());
     }
 }

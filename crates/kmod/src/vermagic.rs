@@ -15,9 +15,9 @@ const RANDSTRUCT: &str = "RANDSTRUCT_";
 /// A kernel's `VERMAGIC_STRING` (`include/linux/vermagic.h`), as far as its header set determines it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vermagic {
-    /// Text with its trailing space, if the kernel's has one: the loader compares every byte.
+    /// Text including a trailing space, because the loader compares every byte.
     text: String,
-    /// Whether another word follows that only the kernel's own build directory determines: the hash of the layout seed.
+    /// Whether the hash of the layout seed follows, which only the kernel's own build directory contains.
     randstruct: bool,
 }
 
@@ -27,7 +27,7 @@ pub struct Vermagic {
 pub enum Difference {
     /// No difference, or only one that the loader ignores.
     None,
-    /// At most the hash of the layout seed differs, which no header set reveals.
+    /// No difference, except possibly in the hash of the layout seed, which no header set reveals.
     Undecidable,
     /// Words that only the module has, and words that only the kernel has.
     Words { module: Vec<String>, kernel: Vec<String> },
@@ -39,9 +39,9 @@ impl Vermagic {
     /// `preempt` depends on `CONFIG_PREEMPT` until Linux 5.15, and on `CONFIG_PREEMPT_BUILD` since. Commit c597bfddc9e9
     /// introduced the latter, and vendors backported both together, so either option counts.
     ///
-    /// `preempt_rt` is normally tested after `preempt`, as seen in Debian's modules. Real-time kernels of 6.12 also set
-    /// `PREEMPT_BUILD` and have `preempt`; 6.1 kernels do not set it and have `preempt_rt`. The headers of 6.14 and 7.2 test
-    /// `preempt_rt` first.
+    /// Before Linux 6.14 `preempt` takes precedence over `preempt_rt`, as seen in Debian's modules: real-time kernels of 6.12 set
+    /// `PREEMPT_BUILD` and have `preempt`, those of 6.1 do not set it and have `preempt_rt`. In the headers of 6.14 and 7.2
+    /// `preempt_rt` takes precedence.
     pub fn expected(release: &KernelRelease, arch: Architecture, config: &KernelConfig) -> Self {
         let mut text = format!("{release} ");
         if config.is_set("SMP") {
@@ -49,8 +49,8 @@ impl Vermagic {
         }
         let is_preemptible = config.is_set("PREEMPT_BUILD") || config.is_set("PREEMPT");
         let version = release.version();
-        let is_first = (version.major, version.minor) >= (6, 14);
-        if config.is_set("PREEMPT_RT") && (is_first || !is_preemptible) {
+        let rt_takes_precedence = (version.major, version.minor) >= (6, 14);
+        if config.is_set("PREEMPT_RT") && (rt_takes_precedence || !is_preemptible) {
             text.push_str("preempt_rt ");
         } else if is_preemptible {
             text.push_str("preempt ");
@@ -91,12 +91,13 @@ impl Vermagic {
         match (same, self.randstruct) {
             (true, false) => Difference::None,
             (true, true) => Difference::Undecidable,
-            (false, _) => self.words(&module, &kernel),
+            (false, _) => self.differing_words(&module, &kernel),
         }
     }
 
-    fn words(&self, module: &str, kernel: &str) -> Difference {
-        let wanted = |word: &str| {
+    /// Lists the words that only one of the two texts has.
+    fn differing_words(&self, module: &str, kernel: &str) -> Difference {
+        let is_kernels = |word: &str| {
             kernel.split_whitespace().any(|w| w == word) || (self.randstruct && word.starts_with(RANDSTRUCT))
         };
         let mut missing: Vec<String> = kernel
@@ -108,7 +109,7 @@ impl Vermagic {
             missing.push(format!("{RANDSTRUCT}<hash>"));
         }
         Difference::Words {
-            module: module.split_whitespace().filter(|word| !wanted(word)).map(str::to_owned).collect(),
+            module: module.split_whitespace().filter(|word| !is_kernels(word)).map(str::to_owned).collect(),
             kernel: missing,
         }
     }
@@ -133,7 +134,7 @@ mod tests {
 
     /// The options are from the kernels' own `auto.conf`, the strings from their in-tree modules.
     #[test]
-    fn computes_what_distribution_kernels_carry() {
+    fn the_expected_vermagic_matches_distribution_kernels() {
         use Architecture::{Amd64, Arm64};
         let base = ["SMP", "MODULE_UNLOAD", "MODVERSIONS"];
         let with = |more: &[&'static str]| [&base[..], more].concat();
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layout_seed_is_undecidable_but_must_be_there() {
+    fn the_hash_of_the_layout_seed_is_undecidable_but_required() {
         let magic = expected("6.1.1", Architecture::Amd64, &["SMP", "RANDSTRUCT"]);
         assert_eq!(magic.compare("6.1.1 SMP RANDSTRUCT_0123", false), Difference::Undecidable);
         assert_eq!(

@@ -1,7 +1,7 @@
-//! Reads a decompressed kernel: its type information, its release, and its exports.
+//! Reads the type information, the release and the exports of a decompressed kernel.
 //!
-//! On x86 the kernel is an ELF file with sections. On arm64 it is a raw memory image without sections, so the data is
-//! searched for.
+//! On x86 the kernel is an ELF file with sections. On arm64 the kernel is a raw memory image without sections, in which this
+//! module searches for the data.
 
 use std::{
     collections::BTreeSet,
@@ -23,9 +23,9 @@ use super::{
 
 /// Maximum size in bytes of a section that is read into memory. A distribution kernel's BTF has 6 MB.
 const MAX_SECTION: u64 = 64 << 20;
-/// Maximum number of sections of a kernel; usual kernels have about fifty.
+/// Maximum number of sections of a kernel; distribution kernels have about fifty.
 const MAX_SECTIONS: u16 = 4096;
-/// Bytes that are searched at a time.
+/// Number of bytes that are searched at a time.
 const CHUNK: usize = 1 << 20;
 /// Beginning of `linux_banner` in `init/version.c`.
 const BANNER: &[u8] = b"Linux version ";
@@ -35,12 +35,12 @@ const MAX_RELEASE: usize = 64;
 /// Maximum length of the user and host that compiled a kernel, in bytes.
 const MAX_BUILDER: usize = 192;
 
-/// The first words of the message that a kernel prints when it starts.
+/// Facts from the banner, the first message that a kernel prints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Banner {
     /// Release of the kernel.
     pub release: String,
-    /// User and host that compiled it: `debian-kernel@lists.debian.org`.
+    /// User and host that compiled the kernel: `debian-kernel@lists.debian.org`.
     pub builder: Option<String>,
 }
 
@@ -81,9 +81,9 @@ impl<F: Read + Seek> Vmlinux<F> {
         let damaged = VmlinuzError::Damaged;
         let (header, _) =
             from_bytes::<FileHeader64<LE>>(&start).map_err(|()| damaged("it ends in its ELF header"))?;
-        // For example a module.
+        // Relocatable objects are modules, not kernels.
         if header.e_type.get(LE) == ET_REL {
-            return Err(VmlinuzError::Form);
+            return Err(VmlinuzError::UnknownFormat);
         }
         let (offset, count) = (header.e_shoff.get(LE), header.e_shnum.get(LE));
         let names = usize::from(header.e_shstrndx.get(LE).0);
@@ -134,7 +134,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         Ok(self.banner()?.map(|banner| banner.release))
     }
 
-    /// Reads the first words of the kernel's banner, `Linux version X (BUILDER) ...`: the release and who compiled it.
+    /// Reads the kernel's banner, `Linux version RELEASE (BUILDER) ...`.
     pub fn banner(&mut self) -> Result<Option<Banner>> {
         let (start, size) = match self.section(".rodata") {
             Some(section) => (section.offset, section.size),
@@ -143,7 +143,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         self.search(start, size, BANNER, |vmlinux, at| {
             let text = vmlinux.read_up_to(at, (BANNER.len() + MAX_RELEASE + MAX_BUILDER) as u64)?;
             let text = String::from_utf8_lossy(text.get(BANNER.len()..).unwrap_or_default()).into_owned();
-            // Other messages contain the same words, followed by other text.
+            // Other texts also contain `Linux version `, but no release after it.
             let release = text.split_once(' ').filter(|(release, _)| {
                 release.len() <= MAX_RELEASE && release.starts_with(|c: char| c.is_ascii_digit())
             });
@@ -167,7 +167,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         let sections: Vec<Section> = self.sections.iter().filter(is_table).cloned().collect();
         // Limit the total size, because tables of a hostile file may overlap.
         let bytes = sections.iter().fold(0_u64, |sum, section| sum.saturating_add(section.size));
-        if bytes > MAX_EXPORTS as u64 * LARGEST_ENTRY {
+        if bytes > MAX_EXPORTS as u64 * MAX_ENTRY_SIZE {
             return Err(VmlinuzError::Damaged("its tables of exports are larger than any kernel's"));
         }
         let mut tables = Vec::new();
@@ -175,22 +175,8 @@ impl<F: Read + Seek> Vmlinux<F> {
             tables.push((section.address, self.contents(&section)?));
         }
         let names = self.contents(&strings)?;
-        Ok(ENTRY_FORMS.iter().find_map(|form| {
-            let mut found = ExportNames::default();
-            for (address, table) in &tables {
-                if table.len() % form.size != 0 {
-                    return None;
-                }
-                for (entry, place) in table.chunks_exact(form.size).zip((*address..).step_by(form.size)) {
-                    let name = form.name(entry, place)?.checked_sub(strings.address)?;
-                    let name = text_at(&names, usize::try_from(name).ok()?)?;
-                    if !is_symbol(name) || !found.add(name) {
-                        return None;
-                    }
-                }
-            }
-            (!found.names.is_empty()).then_some(found.names)
-        }))
+        let table = ExportTable { tables, names, names_address: strings.address };
+        Ok(ENTRY_FORMATS.iter().find_map(|format| table.read(format)))
     }
 
     fn section(&self, name: &str) -> Option<Section> {
@@ -221,7 +207,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         Ok(bytes)
     }
 
-    /// Searches for these bytes; returns the result of the first occurrence for which `accept` returns one.
+    /// Searches for bytes. Returns the result of `accept` for the first occurrence that it accepts.
     fn search<T>(
         &mut self,
         start: u64,
@@ -269,31 +255,61 @@ impl<F: Read + Seek> Vmlinux<F> {
     }
 }
 
+/// Contents of the sections that describe a kernel's exports.
+struct ExportTable {
+    /// Address and contents of each section with entries.
+    tables: Vec<(u64, Vec<u8>)>,
+    /// Names of the symbols, each NUL-terminated.
+    names: Vec<u8>,
+    names_address: u64,
+}
+
+impl ExportTable {
+    /// Reads the exported names. Returns `None` if the entries do not have this format.
+    fn read(&self, format: &EntryFormat) -> Option<BTreeSet<String>> {
+        let mut exports = ExportNames::default();
+        for (address, table) in &self.tables {
+            if table.len() % format.size != 0 {
+                return None;
+            }
+            let addresses = (*address..).step_by(format.size);
+            for (entry, address) in table.chunks_exact(format.size).zip(addresses) {
+                let offset = format.name_address(entry, address)?.checked_sub(self.names_address)?;
+                let name = text_at(&self.names, usize::try_from(offset).ok()?)?;
+                if !is_symbol(name) || !exports.add(name) {
+                    return None;
+                }
+            }
+        }
+        (!exports.names.is_empty()).then_some(exports.names)
+    }
+}
+
 /// Format of `struct kernel_symbol` (`kernel/module/internal.h`, before Linux 5.19 `include/linux/export.h`).
-struct EntryForm {
+struct EntryFormat {
     size: usize,
-    /// Whether fields are offsets from their own address (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`, since Linux 4.19);
-    /// otherwise they are addresses.
+    /// Whether fields are offsets from their own address (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`, since Linux 4.19).
+    /// Otherwise fields are addresses.
     relative: bool,
 }
 
 /// Size of the largest format in bytes.
-const LARGEST_ENTRY: u64 = 24;
+const MAX_ENTRY_SIZE: u64 = 24;
 
 /// Formats with the namespace's name as third field (since Linux 5.4), and without it.
-const ENTRY_FORMS: [EntryForm; 4] = [
-    EntryForm { size: 12, relative: true },
-    EntryForm { size: 8, relative: true },
-    EntryForm { size: 24, relative: false },
-    EntryForm { size: 16, relative: false },
+const ENTRY_FORMATS: [EntryFormat; 4] = [
+    EntryFormat { size: 12, relative: true },
+    EntryFormat { size: 8, relative: true },
+    EntryFormat { size: 24, relative: false },
+    EntryFormat { size: 16, relative: false },
 ];
 
-impl EntryForm {
-    /// Address of the symbol's name for an entry at address `place`. The name is the second field.
-    fn name(&self, entry: &[u8], place: u64) -> Option<u64> {
+impl EntryFormat {
+    /// Address of the symbol's name, which is the second field of an entry.
+    fn name_address(&self, entry: &[u8], entry_address: u64) -> Option<u64> {
         if self.relative {
             let offset = i32::from_le_bytes(entry.get(4..8)?.try_into().ok()?);
-            place.checked_add(4)?.checked_add_signed(offset.into())
+            entry_address.checked_add(4)?.checked_add_signed(offset.into())
         } else {
             Some(u64::from_le_bytes(entry.get(8..16)?.try_into().ok()?))
         }

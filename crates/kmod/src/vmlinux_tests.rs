@@ -136,7 +136,7 @@ fn sections_outside_the_file_are_refused() {
     assert!(Vmlinux::open(Cursor::new(&file[..50])).is_err());
     let mut module = file.clone();
     module[16] = 1;
-    assert!(matches!(Vmlinux::open(Cursor::new(&module)), Err(VmlinuzError::Form)));
+    assert!(matches!(Vmlinux::open(Cursor::new(&module)), Err(VmlinuzError::UnknownFormat)));
 }
 
 proptest! {

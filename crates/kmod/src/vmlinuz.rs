@@ -1,4 +1,4 @@
-//! Finds the kernel in a bootable image, and decompresses it.
+//! Locates the kernel in a bootable image and decompresses the kernel.
 //!
 //! x86's bzImage is described in `Documentation/arch/x86/boot.rst`, arm64's Image in
 //! `Documentation/arch/arm64/booting.rst`, and the EFI zboot image in `drivers/firmware/efi/libstub/zboot-header.S`.
@@ -11,13 +11,13 @@ use liblzma::stream::Stream;
 
 use super::{BtfError, btf::u32_at};
 
-/// Bytes at the start of an image that suffice to recognize its format.
-const START: u64 = 1024;
+/// Number of bytes at the start of an image from which its format is recognized.
+const MAX_HEADER: u64 = 1024;
 /// Memory limit for an xz or lzma stream in bytes. The kernel's own build uses a dictionary of at most 128 MiB
 /// (`scripts/xz_wrap.sh`).
 const MAX_XZ_MEMORY: u64 = 160 << 20;
 /// Maximum window of a zstd stream, as a power of two. The kernel's build compresses at level 22, whose window is 128
-/// MiB. Only as much of the window's memory is touched as the kernel is long.
+/// MiB. The decoder touches only as much of the window as the kernel is long.
 const MAX_ZSTD_WINDOW: u32 = 27;
 /// Maximum size of a decompressed kernel in bytes.
 const MAX_KERNEL: u64 = 2 << 30;
@@ -61,7 +61,7 @@ pub enum VmlinuzError {
     Read(#[from] io::Error),
     /// The file has an unknown format.
     #[error("the file is neither a bzImage, an arm64 Image, an EFI zboot image nor an ELF vmlinux")]
-    Form,
+    UnknownFormat,
     /// The header contradicts the file.
     #[error("the kernel image is damaged: {0}")]
     Damaged(&'static str),
@@ -84,7 +84,7 @@ impl VmlinuzError {
                 "the file is incomplete or damaged: fetch it again"
             }
             Self::Btf(_) => "the image is damaged, or was built by a newer kernel than farrier supports",
-            Self::Form => "give the kernel's vmlinuz, Image or vmlinux, as /boot has it",
+            Self::UnknownFormat => "give the kernel's vmlinuz, Image or vmlinux, as /boot has it",
             Self::Method(_) => {
                 "give the plain vmlinux instead (the kernel's scripts/extract-vmlinux makes it)"
             }
@@ -95,7 +95,7 @@ impl VmlinuzError {
 /// Locates the kernel in a bootable image.
 pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload> {
     let length = image.seek(SeekFrom::End(0))?;
-    let start = read_at(image, 0, START)?;
+    let start = read_at(image, 0, MAX_HEADER)?;
     let is_at = |at: usize, magic: &[u8]| start.get(at..).is_some_and(|rest| rest.starts_with(magic));
     if is_at(0, b"\x7fELF") {
         return Ok(Payload { offset: 0, length, method: Method::Plain });
@@ -112,7 +112,7 @@ pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload> {
     }
     match Method::of(&start) {
         Some(method) => Ok(Payload { offset: 0, length, method }),
-        None => Err(VmlinuzError::Form),
+        None => Err(VmlinuzError::UnknownFormat),
     }
 }
 
@@ -125,7 +125,7 @@ fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result
     if u16::from_le_bytes([low, high]) < PAYLOAD_PROTOCOL {
         return Err(VmlinuzError::Damaged("its boot protocol is older than 2.08"));
     }
-    // 0 means 4, for the oldest boot loaders; the boot sector itself is not included.
+    // For old boot loaders, 0 means 4 sectors. The number does not include the boot sector.
     let sectors = if sectors == 0 { 4 } else { u64::from(sectors) };
     let (Some(offset), Some(size)) = (u32_at(start, 0x248), u32_at(start, 0x24c)) else { return Err(short) };
     let offset = (sectors + 1) * 512 + u64::from(offset);
@@ -144,7 +144,7 @@ fn compressed(image: &mut (impl Read + Seek), offset: u64, size: u64, length: u6
         return Err(VmlinuzError::Damaged("its payload lies outside the file"));
     }
     let method = Method::of(&read_at(image, offset, 16)?)
-        .ok_or(VmlinuzError::Damaged("its payload is compressed in no known way"))?;
+        .ok_or(VmlinuzError::Damaged("its payload has no known compression"))?;
     Ok(Payload { offset, length: size, method })
 }
 
@@ -166,8 +166,8 @@ impl Method {
     }
 }
 
-/// Returns a reader of the decompressed kernel. The reader ends where the compressed stream ends; later bytes of the
-/// payload, such as the kernel's size, are ignored.
+/// Returns a reader of the decompressed kernel. The reader ends where the compressed stream ends, and ignores later bytes of
+/// the payload, such as the kernel's size.
 ///
 /// Memory: at most 161 MiB, whatever the stream asks for. The caller has to limit the amount of output.
 pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Result<Box<dyn Read + 'r>> {
@@ -196,8 +196,8 @@ pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Resul
     })
 }
 
-/// Writes the decompressed kernel of a bootable image. Fails beyond 2 GiB: Debian's kernels have 60 MiB, and one with every
-/// debugging option has 300 MiB.
+/// Writes the decompressed kernel of a bootable image. Fails for a kernel of more than 2 GiB. Debian's kernels have 60 MiB, and a
+/// kernel with every debugging option has 300 MiB.
 pub fn unpack(reader: &mut dyn Read, out: &mut dyn Write) -> Result<()> {
     let count = io::copy(&mut reader.take(MAX_KERNEL + 1), out)?;
     if count > MAX_KERNEL { Err(VmlinuzError::TooLarge(MAX_KERNEL)) } else { Ok(()) }

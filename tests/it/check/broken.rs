@@ -177,7 +177,7 @@ fn each_way_to_break_a_module_has_its_own_message() {
         &bytes,
         &[
             // The section now covers bytes of the next one.
-            "unknown struct module holds more than the module's name",
+            "unknown struct module contains more than the module's name",
             "refused struct module differs in size from the kernel's, according to the kernel's own ext4: found ",
         ],
     );

@@ -48,23 +48,23 @@ fn main() -> ExitCode {
         Ok(Verdict::Loads) => ExitCode::SUCCESS,
         Ok(Verdict::Unknown | Verdict::Refused) => ExitCode::from(1),
         Err(error) => {
-            // Nothing is left to do if this fails.
-            let _ = writeln!(io::stderr(), "error: {}", chain(&*error));
+            // If standard error is closed, only the exit status reports the error.
+            let _ = writeln!(io::stderr(), "error: {}", error_chain(&*error));
             ExitCode::from(2)
         }
     }
 }
 
 /// Formats an error with its sources.
-fn chain(error: &dyn Error) -> String {
+fn error_chain(error: &dyn Error) -> String {
     let sources = std::iter::successors(error.source(), |&error| error.source());
     sources.fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 
 fn arguments() -> Result<Vec<String>> {
-    let text =
-        |arg: OsString| arg.into_string().map_err(|arg| format!("{}: is not UTF-8", arg.display()).into());
-    std::env::args_os().skip(1).map(text).collect()
+    let to_utf8 =
+        |arg: OsString| arg.into_string().map_err(|arg| format!("{}: not UTF-8", arg.display()).into());
+    std::env::args_os().skip(1).map(to_utf8).collect()
 }
 
 fn run(mut args: impl Iterator<Item = String>) -> Result<Verdict> {
@@ -86,15 +86,16 @@ fn run(mut args: impl Iterator<Item = String>) -> Result<Verdict> {
     };
     let mut kernel = read_headers(&headers)?;
     if let Some(image) = &arguments.kernel_image {
-        add_image(&mut kernel, image).map_err(|error| format!("{}: {}", image.display(), chain(&*error)))?;
+        add_image(&mut kernel, image)
+            .map_err(|error| format!("{}: {}", image.display(), error_chain(&*error)))?;
     }
     let modules = arguments.files.iter().map(|path| read_module(path)).collect::<Result<Vec<_>>>()?;
     let report = kmod::check(&CheckRequest::new(&kernel, &modules));
-    print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { text(&report) })?;
+    print(&if arguments.json { serde_json::to_string_pretty(&report)? } else { format_report(&report) })?;
     Ok(report.verdict)
 }
 
-fn text(report: &CheckReport) -> String {
+fn format_report(report: &CheckReport) -> String {
     format!("{report}{}", report.explain_hint("kmodcheck").unwrap_or_default())
 }
 
@@ -103,15 +104,15 @@ fn print(text: &str) -> Result<Verdict> {
     Ok(Verdict::Loads)
 }
 
-/// Reads a build tree. `/lib/modules/RELEASE` has a link to it, and beside it one to the source tree, which holds the headers
-/// that several kernels share.
+/// Reads a build tree such as `/lib/modules/RELEASE/build`. Headers that several kernels share are in the source tree beside it,
+/// `/lib/modules/RELEASE/source`.
 fn read_headers(build: &Path) -> Result<KernelFacts> {
     let source = build.parent().unwrap_or(Path::new("")).join("source");
     let file = |name: &str| read_text(&build.join(name));
     let header =
         |name: &str| file(name)?.map_or_else(|| read_text(&source.join(name)), |text| Ok(Some(text)));
     let facts = KernelFacts::of_headers(None, file, header);
-    facts.map_err(|error| format!("{}: {}", build.display(), chain(&error)).into())
+    facts.map_err(|error| format!("{}: {}", build.display(), error_chain(&error)).into())
 }
 
 /// Reads a file; returns `None` if it does not exist.
@@ -124,15 +125,15 @@ fn read_text(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Adds the facts from the kernel's image, which is decompressed in memory.
+/// Adds the facts from a kernel image. Decompresses the image in memory.
 fn add_image(kernel: &mut KernelFacts, path: &Path) -> Result<()> {
     let mut file = File::open(path)?;
     let payload = kmod::locate(&mut file)?;
     let mut plain = Vec::new();
     kmod::unpack(&mut *kmod::kernel(&mut file, &payload)?, &mut plain)?;
     let mut vmlinux = Vmlinux::open(Cursor::new(plain))?;
-    if let Some(found) = vmlinux.release()?.filter(|found| found != kernel.release.as_str()) {
-        return Err(format!("this is the image of kernel {found}, not of {}", kernel.release).into());
+    if let Some(release) = vmlinux.release()?.filter(|release| release != kernel.release.as_str()) {
+        return Err(format!("this is the image of kernel {release}, not of {}", kernel.release).into());
     }
     kernel.beyond_headers = vmlinux.facts()?;
     Ok(())

@@ -290,7 +290,7 @@ fn a_structure_of_another_size_is_refused_where_the_kernel_compares() {
         said(&facts, &file.build()),
         [
             "unknown ModuleSize: struct module differs in size from the kernel's, according to the kernel's own ext4; before \
-          Linux 6.4 the kernel does not compare, and reads it wrongly: found 960 bytes, wanted 896 bytes"
+          Linux 6.4 the kernel does not compare the sizes, and misreads the structure: found 960 bytes, wanted 896 bytes"
         ]
     );
     facts.release = "6.12.115+deb12-amd64".parse().unwrap();
@@ -352,22 +352,22 @@ fn type_information_must_count_on_from_the_kernels() {
     }
     assert_eq!(
         said(&with(&strict, None), &fits),
-        ["unknown Btf: no source has the kernel's own type information, which the module's builds upon"]
+        ["unknown Btf: no source has the kernel's own type information, which the module's type information continues"]
     );
-    let sentence = "Btf: the type information mentions names that neither it nor the kernel has";
+    let sentence = "Btf: the type information refers to names beyond its own strings and the kernel's";
     assert_eq!(said(&with(&strict, Some(shifted)), &fits), [format!("refused {sentence}")]);
     assert_eq!(
         said(&with(&lax, Some(shifted)), &fits),
-        [format!("loads {sentence}: the kernel loads the module without it")]
+        [format!("loads {sentence}: the kernel loads the module without its type information")]
     );
     assert_eq!(
         said(&with(&strict, None), &other),
-        ["refused Btf: the type information does not start as BTF does"]
+        ["refused Btf: the type information does not start with the magic number of BTF"]
     );
     let doubtful = BtfBase { strings: base.strings + 1, ..base };
     assert_eq!(
         said(&with(&strict, Some(doubtful)), &fits),
-        ["unknown Btf: the type information was made for another kernel image"]
+        ["unknown Btf: the type information was built for another kernel image"]
     );
 }
 
@@ -397,7 +397,7 @@ fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
     assert_eq!(
         said(&facts, &file),
         [
-            "unknown UndefinedSymbol: the header set has no Module.symvers to look up needed symbols in (1)",
+            "unknown UndefinedSymbol: the header set has no Module.symvers to find the exporters of needed symbols (1)",
             "unknown SymbolVersion: the kernel exports symbol printk and 0 more that the module needs, and \
              no source has their versions"
         ]

@@ -11,25 +11,25 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     };
     let allowed = kernel.config.is_set("MODULE_ALLOW_BTF_MISMATCH");
     let finding = |verdict, message: &str, remedy: String| {
-        let consequence = if allowed { ": the kernel loads the module without it" } else { "" };
+        let consequence = if allowed { ": the kernel loads the module without its type information" } else { "" };
         let verdict = if allowed { Verdict::Loads } else { verdict };
         Finding::new(Rule::Btf, verdict, ".BTF", format!("{message}{consequence}"), remedy)
     };
     let release = &kernel.release;
-    let rebuild = "rebuild the module, or take the section off with objcopy --remove-section .BTF";
+    let rebuild = "rebuild the module, or remove the section with objcopy --remove-section .BTF";
     if let Err(error) = btf {
         findings.push(finding(Verdict::Refused, &error.to_string(), rebuild.to_owned()));
         return;
     }
     let relocated = subject.relocates_btf();
     findings.push(match subject.btf_fit() {
-        Some(Fit::Yes) => return,
-        Some(Fit::No(what)) => {
+        Some(Fit::Matches) => return,
+        Some(Fit::Rejected(what)) => {
             finding(Verdict::Refused, &format!("the type information {what}"), rebuild.to_owned())
         }
-        Some(Fit::Doubtful) => finding(
+        Some(Fit::OtherBase) => finding(
             Verdict::Unknown,
-            "the type information was made for another kernel image",
+            "the type information was built for another kernel image",
             format!("{rebuild}, or boot {release}"),
         ),
         // If the kernel tolerates a mismatch, report only a definite mismatch.
@@ -41,7 +41,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         ),
         None => finding(
             Verdict::Unknown,
-            "no source has the kernel's own type information, which the module's builds upon",
+            "no source has the kernel's own type information, which the module's type information continues",
             format!("provide the kernel image of {release}, or boot the kernel"),
         ),
     });

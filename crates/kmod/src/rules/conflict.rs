@@ -6,9 +6,9 @@ use super::Subject;
 use crate::{Finding, Rule, Verdict, resolve::Provider};
 
 /// Checks that the module exports no symbol of the kernel, of a module that it needs, or of an earlier module of the payload
-/// (`verify_exported_symbols` in `kernel/module/main.c`). Another of the kernel's own modules conflicts only once it is loaded.
+/// (`verify_exported_symbols` in `kernel/module/main.c`). Other in-tree modules conflict only while they are loaded.
 pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    // Modules that are loaded before this one, because it needs them, with the names for people.
+    // Modules that are loaded before this one as its dependencies, with their names for people.
     let needed: BTreeMap<String, String> = subject
         .imports
         .iter()
@@ -21,8 +21,8 @@ pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         .collect();
     for export in &subject.module.exports {
         let name = &export.name;
-        let of_kernel = subject.kernel.symbols.as_ref().and_then(|table| table.get(name));
-        let (owner, remedy) = match (of_kernel, subject.earlier.get(name.as_str())) {
+        let kernel_symbol = subject.kernel.symbols.as_ref().and_then(|table| table.get(name));
+        let (owner, remedy) = match (kernel_symbol, subject.exported_earlier.get(name.as_str())) {
             (Some(symbol), _) if symbol.module == "vmlinux" => {
                 ("the kernel itself".to_owned(), "use a driver version for this kernel")
             }
@@ -44,8 +44,8 @@ pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 /// Checks that no built-in module has the module's name.
 ///
 /// `mod_sysfs_init` in `kernel/module/sysfs.c` refuses a name that `/sys/module` already has (`EINVAL`, "module is
-/// already loaded"). A built-in module is there if it has parameters, a version or a driver. `modprobe` loads nothing
-/// for a name in `modules.builtin`.
+/// already loaded"). A built-in module is in `/sys/module` if it has parameters, a version or a driver. `modprobe` loads
+/// nothing for a name in `modules.builtin`.
 pub(super) fn built_in(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, name) = (subject.kernel, &subject.module.name);
     if kernel.beyond_headers.in_tree.as_ref().is_some_and(|known| known.value.builtin.contains(name)) {
@@ -54,7 +54,7 @@ pub(super) fn built_in(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
              /sys/module/{name} exists",
             kernel.release
         );
-        let remedy = "leave the module out for this kernel, or boot the kernel to see";
+        let remedy = "omit the module for this kernel, or run a boot check";
         findings.push(Finding::new(Rule::BuiltIn, Verdict::Unknown, name, message, remedy));
     }
 }

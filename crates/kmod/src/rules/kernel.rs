@@ -12,7 +12,7 @@ pub(super) fn modules(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks that the kernel accepts files of any file system (`security/loadpin/loadpin.c`).
+/// Checks that LoadPin does not restrict the file systems of modules (`security/loadpin/loadpin.c`).
 pub(super) fn load_pin(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     let is_enforced = ["SECURITY_LOADPIN_ENFORCE", "SECURITY_LOADPIN_ENFORCING"]
@@ -26,7 +26,7 @@ pub(super) fn load_pin(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks that a livepatch module meets a kernel with livepatch (`check_modinfo_livepatch` in `kernel/module/main.c`).
+/// Checks that the kernel supports livepatch if the module is a livepatch (`check_modinfo_livepatch` in `kernel/module/main.c`).
 pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     if subject.module.field("livepatch").is_some() && !subject.kernel.config.is_set("LIVEPATCH") {
         let message = "module is marked as livepatch module, but livepatch support is disabled";
@@ -36,8 +36,9 @@ pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks that a kernel with control-flow integrity finds the hash of its type before `init_module`, which it calls through a
-/// pointer. The compiler writes such hashes with `-fsanitize=kcfi`, and without them the kernel panics, unless it is permissive.
+/// Checks that the module has type hashes for a kernel with control-flow integrity. Such a kernel calls `init_module` through a
+/// pointer and expects the hash of the function's type before it. The compiler writes the hashes with `-fsanitize=kcfi`. Without
+/// a hash, the kernel panics, or warns if it is permissive.
 pub(super) fn control_flow(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     if !has_cfi(kernel) || !subject.module.layout.init_without_cfi {
@@ -55,7 +56,7 @@ pub(super) fn control_flow(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     findings.push(Finding::new(Rule::Kernel, verdict, "init_module", message, remedy));
 }
 
-/// Whether the kernel checks calls through pointers: `CFI_CLANG`, and `CFI` since Linux 6.18.
+/// Whether the kernel checks calls through pointers: option `CFI_CLANG`, since Linux 6.18 `CFI`.
 fn has_cfi(kernel: &KernelFacts) -> bool {
     ["CFI_CLANG", "CFI"].iter().any(|name| kernel.config.is_set(name))
 }

@@ -1,73 +1,70 @@
-//! The sections of the module must be such that the kernel can load and link them (`layout_and_allocate`, `percpu_modalloc` and
+//! The kernel must be able to load and link the sections of the module (`layout_and_allocate`, `percpu_modalloc` and
 //! `apply_relocations` in `kernel/module/main.c`).
 
 use super::Subject;
-use crate::{Architecture, BadRelocation, Finding, NamesError, RelocationProblem, Rule, Verdict};
+use crate::{
+    Architecture, BadRelocation, Finding, KernelFacts, NamesError, RelocationProblem, Rule, Verdict,
+};
 
 const COMPILE_WITH_KBUILD: &str =
     "compile it with the kernel's own makefiles, which set the code model and link with module.lds";
 
-/// Largest alignment of per-CPU data on arm64 whose loss is certain not to matter, in bytes.
-const ALIGNED: u64 = 64;
-/// Sections that modules of arm64 need, and whose flags and contents the kernel sets (`module_frob_arch_sections`).
+/// Number of bytes at the end of the per-CPU reserve that arm64 kernels may lose to alignment.
+const MAX_ALIGNMENT_LOSS: u64 = 64;
+/// Sections that arm64 requires, and whose flags and contents the kernel sets (`module_frob_arch_sections`).
 pub(crate) const ARM64_SECTIONS: [&str; 4] =
     [".plt", ".init.plt", ".text.ftrace_trampoline", ".init.text.ftrace_trampoline"];
 
-/// Checks that an arm64 module has the sections for jumps over more than 128 MiB (`module_frob_arch_sections` in
-/// `arch/arm64/kernel/module-plts.c`). The file is always compiled since Linux 6.5.
+/// Checks that an arm64 module has the sections for jumps beyond 128 MiB (`module_frob_arch_sections` in
+/// `arch/arm64/kernel/module-plts.c`, which is always compiled since Linux 6.5).
 pub(super) fn plts(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
-    let is_compiled =
+    let requires_plts =
         kernel.since(6, 5) || kernel.is_rhel_9_since(427) || kernel.config.is_set("ARM64_MODULE_PLTS");
     let (module, arm64) = (subject.module, Architecture::Arm64);
-    if (kernel.arch, module.arch) != (arm64, arm64) || !is_compiled {
+    if (kernel.arch, module.arch) != (arm64, arm64) || !requires_plts {
         return;
     }
-    let layout = &module.layout;
-    let mut missing = |section: &str, message: &str, kernel_message: &str| {
-        let finding = Finding::new(Rule::Elf, Verdict::Refused, section, message, COMPILE_WITH_KBUILD);
-        findings.push(if kernel_message.is_empty() {
-            finding
-        } else {
-            finding.kernel("ENOEXEC", kernel_message)
-        });
+    let missing = |section: &str, message: &str| {
+        Finding::new(Rule::Elf, Verdict::Refused, section, message, COMPILE_WITH_KBUILD)
     };
     let [plt, init_plt, trampoline, init_trampoline] = ARM64_SECTIONS;
-    let has = |section| layout.arm64_sections.contains(&section);
+    let has = |section| module.layout.arm64_sections.contains(&section);
     if !has(plt) || !has(init_plt) {
         let kernel_message = "module PLT section(s) missing";
-        missing(plt, &format!("{kernel_message}: arm64 modules need .plt and .init.plt"), kernel_message);
+        let finding = missing(plt, &format!("{kernel_message}: arm64 modules need .plt and .init.plt"));
+        findings.push(finding.kernel("ENOEXEC", kernel_message));
     }
     // `module_init_ftrace_plt`. The second section is required since 2025.
     if kernel.config.is_set("DYNAMIC_FTRACE") && kernel.since(5, 10) {
-        let of_init = kernel.is_recent().then_some(init_trampoline);
-        for section in [trampoline].into_iter().chain(of_init).filter(|section| !has(section)) {
-            missing(section, "a section for calls of the function tracer is missing", "");
+        let init_section = kernel.has_checks_of_6_18().then_some(init_trampoline);
+        for section in [trampoline].into_iter().chain(init_section).filter(|section| !has(section)) {
+            findings.push(missing(section, "the section for trampolines of the function tracer (ftrace) is missing"));
         }
     }
 }
 
 /// Checks that no section is writable and executable (`module_enforce_rwx_sections` in `kernel/module/strict_rwx.c`, Linux
 /// 5.8).
-pub(super) fn writable_code(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+pub(super) fn writable_executable(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     if !kernel.config.is_set("STRICT_MODULE_RWX") || !kernel.since(5, 8) {
         return;
     }
-    // The kernel sets the flags of these itself.
-    let is_own =
-        |section: &&String| kernel.arch == Architecture::Arm64 && ARM64_SECTIONS.contains(&section.as_str());
-    findings.extend(subject.module.layout.writable_code.iter().filter(|section| !is_own(section)).map(
-        |section| {
-            let message = format!("section {section} has invalid WRITE|EXEC flags");
-            let remedy = "put code and data into different sections";
-            Finding::new(Rule::Elf, Verdict::Refused, section, &message, remedy).kernel("ENOEXEC", &message)
-        },
-    ));
+    for section in &subject.module.layout.writable_executable {
+        // The kernel itself sets the flags of these sections.
+        if kernel.arch == Architecture::Arm64 && ARM64_SECTIONS.contains(&section.as_str()) {
+            continue;
+        }
+        let message = format!("section {section} has invalid WRITE|EXEC flags");
+        let remedy = "put code and data into different sections";
+        let finding = Finding::new(Rule::Elf, Verdict::Refused, section, &message, remedy);
+        findings.push(finding.kernel("ENOEXEC", &message));
+    }
 }
 
-/// Checks that the per-CPU variables fit into the memory that the kernel reserves for those of all modules
-/// (`PERCPU_MODULE_RESERVE` in `include/linux/percpu.h`).
+/// Checks that the per-CPU variables fit into the memory that the kernel reserves for all modules (`PERCPU_MODULE_RESERVE` in
+/// `include/linux/percpu.h`).
 pub(super) fn per_cpu(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     let size = subject.module.layout.per_cpu_size;
@@ -75,21 +72,13 @@ pub(super) fn per_cpu(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     if !kernel.config.is_set("SMP") {
         return;
     }
-    // Kernels that profile allocations had a larger reserve from Linux 6.10 to 6.15, from which one module could take 32 KiB, or
-    // 64 KiB with pages of that size.
-    let is_larger =
-        kernel.config.is_set("MEM_ALLOC_PROFILING") && kernel.since(6, 10) && !kernel.since(6, 16);
-    let reserve: u64 = match is_larger {
-        true if kernel.config.is_set("ARM64_64K_PAGES") => 64 << 10,
-        true => 32 << 10,
-        false => 8 << 10,
-    };
+    let reserve = per_cpu_reserve(kernel);
     let finding = |verdict, message: String| {
         let remedy = "allocate the variables with alloc_percpu when the module starts";
         let finding = Finding::new(Rule::PerCpu, verdict, ".data..percpu", message, remedy);
         finding.found(format!("{size} bytes"))
     };
-    if size > 0 && subject.module.layout.badly_aligned.iter().any(|name| name == ".data..percpu") {
+    if size > 0 && subject.module.layout.misaligned.iter().any(|name| name == ".data..percpu") {
         findings.push(finding(Verdict::Refused, "illegal size or align for percpu allocation".to_owned()));
     }
     if size > reserve {
@@ -98,9 +87,9 @@ pub(super) fn per_cpu(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         );
         let kernel_message = format!("Could not allocate {size} bytes percpu data");
         findings.push(finding(Verdict::Refused, message).kernel("ENOMEM", kernel_message));
-    } else if size > reserve - ALIGNED && kernel.arch == Architecture::Arm64 {
+    } else if size > reserve - MAX_ALIGNMENT_LOSS && kernel.arch == Architecture::Arm64 {
         let message =
-            format!("takes all of the {reserve} bytes of per-CPU data, whose begin may not be aligned");
+            format!("takes all of the {reserve} bytes of per-CPU data, whose start may not be aligned");
         findings.push(finding(Verdict::Unknown, message));
     } else if size > reserve / 2 {
         let message = format!("takes most of the {reserve} bytes of per-CPU data that all modules share");
@@ -108,39 +97,51 @@ pub(super) fn per_cpu(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
+/// Maximum size in bytes of one module's per-CPU variables. Kernels that profile allocations had a larger reserve from Linux 6.10
+/// to 6.15, from which one module could take 32 KiB, or 64 KiB with pages of that size.
+fn per_cpu_reserve(kernel: &KernelFacts) -> u64 {
+    let has_larger_reserve =
+        kernel.config.is_set("MEM_ALLOC_PROFILING") && kernel.since(6, 10) && !kernel.since(6, 16);
+    match has_larger_reserve {
+        true if kernel.config.is_set("ARM64_64K_PAGES") => 64 << 10,
+        true => 32 << 10,
+        false => 8 << 10,
+    }
+}
+
 /// Checks that the kernel can apply all relocations.
 pub(super) fn relocations(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (module, kernel) = (subject.module, subject.kernel);
-    // `object::machine` reports another processor.
+    // `object::machine` reports a module for another architecture.
     let Some(bad) = module.layout.bad_relocation.as_ref().filter(|_| module.arch == kernel.arch) else {
         return;
     };
-    // Before Linux 6.16 the loader skips the relocations of this section, and none was read after the first bad one.
+    // Before Linux 6.16 the loader skips the relocations of this section. The relocations after the first bad one are unknown.
     let is_skipped = bad.section == ".data..percpu" && !kernel.since(6, 16);
     let (kernel_message, message) = if is_skipped {
         (None, format!("per-CPU variables have a relocation of type {} that the loader skips", bad.kind))
     } else {
         relocation_messages(kernel.arch, bad)
     };
-    let place = format!("{}+{:#x}", bad.section, bad.offset);
+    let location = format!("{}+{:#x}", bad.section, bad.offset);
     let verdict = if kernel_message.is_some() { Verdict::Refused } else { Verdict::Unknown };
-    let finding = Finding::new(Rule::Relocation, verdict, place, message, COMPILE_WITH_KBUILD);
+    let finding = Finding::new(Rule::Relocation, verdict, location, message, COMPILE_WITH_KBUILD);
     findings.push(match kernel_message {
         Some(text) => finding.kernel("ENOEXEC", text),
         None => finding,
     });
 }
 
-/// Returns the kernel's message about a relocation, if the kernel refuses it, and the finding's message.
+/// Returns two messages about a relocation: the kernel's, if the kernel refuses the relocation, and that of the finding.
 fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<String>, String) {
     let kind = bad.kind;
     match bad.problem {
         RelocationProblem::NotLoaded => {
             (None, format!("a relocation of type {kind} refers to a section that the loader drops"))
         }
-        RelocationProblem::NotOfSection => (
+        RelocationProblem::Misplaced => (
             None,
-            "the relocations of this section are missing, incomplete, or of another section".to_owned(),
+            "the relocations of this section are missing, are incomplete, or belong to another section".to_owned(),
         ),
         RelocationProblem::Unsupported => {
             let kernel_message = match arch {
@@ -166,7 +167,7 @@ fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<Strin
             (Some(kernel_message), message)
         }
         RelocationProblem::Overlap => {
-            (None, format!("a relocation of type {kind} changes bytes that another has changed before"))
+            (None, format!("a relocation of type {kind} changes bytes that an earlier relocation has changed"))
         }
         RelocationProblem::OutsideSection => (
             None,
@@ -177,27 +178,27 @@ fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<Strin
     }
 }
 
-/// Checks that no two loaded sections have one name (`add_sect_attrs` in `kernel/module/sysfs.c`, which makes a file of each
-/// name). Linux 6.12 refuses the module, and earlier versions warn.
-pub(super) fn repeated(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+/// Checks that all loaded sections have different names: `add_sect_attrs` in `kernel/module/sysfs.c` makes a file for each. Linux
+/// 6.12 and later refuse a duplicate, and earlier versions warn.
+pub(super) fn duplicate_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     let is_refused = kernel.since(6, 12) && kernel.config.is_set("KALLSYMS") && kernel.config.is_set("SYSFS");
-    // `object::sections` reports these.
-    let others = subject
+    // `object::sections` reports the other duplicates.
+    let duplicates = subject
         .module
         .layout
-        .repeated
+        .duplicate_names
         .iter()
-        .filter(|name| !subject.module.repeated.contains(&name.as_str()));
-    findings.extend(others.filter(|_| is_refused).map(|section| {
+        .filter(|name| !subject.module.duplicate_sections.contains(&name.as_str()));
+    findings.extend(duplicates.filter(|_| is_refused).map(|section| {
         let message = format!(
-            "the module has more than one section {section}: the kernel cannot make a file of each (EEXIST)"
+            "the module has more than one section {section}: the kernel cannot make a sysfs file for each (EEXIST)"
         );
         Finding::new(Rule::Elf, Verdict::Refused, section, message, COMPILE_WITH_KBUILD)
     }));
 }
 
-/// Checks the names of the symbols (`elf_validity_cache_strtab`, Linux 6.14 at the latest). Earlier kernels read beyond the table.
+/// Checks the string table of the symbols (`elf_validity_cache_strtab`, since Linux 6.14). Earlier kernels read beyond the table.
 pub(super) fn symbol_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let is_checked = subject.kernel.since(6, 14);
     let (message, verdict) = match subject.module.layout.names.symbols {
@@ -211,7 +212,7 @@ pub(super) fn symbol_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             ("symbol name out of bounds in string table", Verdict::Refused)
         }
         Some(NamesError::NoEnd | NamesError::Outside) => (
-            "the name of a symbol lies outside of the names, and the loader does not check that",
+            "the name of a symbol lies outside of the string table, and the loader does not check that",
             Verdict::Unknown,
         ),
     };
@@ -219,41 +220,38 @@ pub(super) fn symbol_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     findings.push(Finding::new(Rule::Elf, verdict, ".strtab", message, remedy));
 }
 
-/// Checks that the names of all sections lie in the table of section names, and that both tables of names are such tables. Linux
-/// since 6.14 and stable updates of 6.12 look at sections that are not loaded, too.
+/// Checks that the names of all sections lie in the table of section names, and that both tables of names are string tables.
+/// Since Linux 6.14, and in stable updates of 6.12, the kernel also checks the names of sections that are not loaded.
 pub(super) fn section_names(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, layout) = (subject.kernel, &subject.module.layout);
-    let verdict = |is_checked, may_be_checked| match (is_checked, may_be_checked) {
-        (true, _) => Some(Verdict::Refused),
-        (false, true) => Some(Verdict::Unknown),
-        (false, false) => None,
+    // Stable updates of Linux 6.12 and later may have a check that the release does not reveal.
+    let verdict = |is_checked: bool| {
+        if is_checked { Some(Verdict::Refused) } else { kernel.since(6, 12).then_some(Verdict::Unknown) }
     };
     let remedy = "rebuild it, and strip nothing but debug information";
-    let names = layout
-        .names
-        .section_is_outside
-        .then(|| verdict(kernel.since(6, 14) || kernel.is_recent(), kernel.since(6, 12)));
-    if let Some(verdict) = names.flatten() {
-        let message = "Invalid ELF section name in module: it lies outside of the names";
+    let outside = layout.names.section_is_outside;
+    let outside = outside.then(|| verdict(kernel.since(6, 14) || kernel.has_checks_of_6_18()));
+    if let Some(verdict) = outside.flatten() {
+        let message = "Invalid ELF section name in module: the name lies outside of the section names";
         findings.push(Finding::new(Rule::Elf, verdict, ".shstrtab", message, remedy));
     }
-    let kinds = layout.names.is_of_other_type.then(|| verdict(kernel.is_recent(), kernel.since(6, 12)));
-    if let Some(verdict) = kinds.flatten() {
-        let message = "a table of names is not of type SHT_STRTAB";
+    let other_type = layout.names.is_of_other_type.then(|| verdict(kernel.has_checks_of_6_18()));
+    if let Some(verdict) = other_type.flatten() {
+        let message = "a string table is not of type SHT_STRTAB";
         findings.push(Finding::new(Rule::Elf, verdict, ".strtab", message, remedy));
     }
 }
 
-/// Checks the alignments of the sections, which the loader takes as they are.
+/// Checks the alignments of the sections, which the loader uses without a check.
 pub(super) fn alignment(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    findings.extend(subject.module.layout.badly_aligned.iter().map(|section| {
+    findings.extend(subject.module.layout.misaligned.iter().map(|section| {
         let message =
             format!("section {section} has an impossible alignment, and the loader does not check that");
         Finding::new(Rule::Elf, Verdict::Unknown, section, message, "rebuild it: the file is damaged")
     }));
 }
 
-/// Checks the module's `struct module`, which the kernel takes as its own.
+/// Checks the module's `struct module`, which the kernel uses and changes.
 pub(super) fn this_module(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, layout) = (subject.kernel, &subject.module.layout);
     let finding = |verdict, message: &str| {
@@ -264,23 +262,23 @@ pub(super) fn this_module(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             "struct module is in a section that is not writable, and the kernel faults when it writes to it";
         findings.push(finding(Verdict::Refused, message));
     }
-    // With a random layout, other bytes are the name.
+    // With a random layout, the name has another offset.
     if layout.this_module.has_values && !kernel.config.is_set("RANDSTRUCT") {
         let message =
-            "struct module holds more than the module's name, and the kernel takes that for its own";
+            "struct module contains more than the module's name, and the kernel uses these values as its own";
         findings.push(finding(Verdict::Unknown, message));
     }
 }
 
-/// Checks that no section lies over the section headers, which the loader changes before it copies the sections.
-pub(super) fn over_headers(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    findings.extend(subject.module.layout.over_headers.iter().map(|section| {
-        let message = format!("section {section} lies over the section headers, which the loader changes");
+/// Checks that no section overlaps the section headers, which the loader changes before it copies the sections.
+pub(super) fn header_overlaps(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    findings.extend(subject.module.layout.header_overlaps.iter().map(|section| {
+        let message = format!("section {section} overlaps the section headers, which the loader changes");
         Finding::new(Rule::Elf, Verdict::Unknown, section, message, "rebuild it: the file is damaged")
     }));
 }
 
-/// Checks that the exports have flags (`check_export_symbol_sections`, Linux 7.2).
+/// Checks that exports have flags, which Linux 7.2 requires (`check_export_symbol_sections`).
 pub(super) fn export_flags(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let tables = &subject.module.layout.exports;
     if subject.kernel.since(7, 2) && tables.plain.0 > 0 && !tables.has_flags {

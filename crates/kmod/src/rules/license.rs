@@ -11,7 +11,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         (false, _) => (Verdict::Refused, "but the module's license is not compatible".to_owned()),
         (true, Some(InheritedTaint { by, known: true, weak })) => {
             let reason = format!("but the module also uses symbols of {by}, which is proprietary");
-            // Which of the two the kernel resolves first decides whether it looks for the other.
+            // The order of the symbols decides: a symbol of one kind, if the kernel resolves it first, hides those of the other.
             if *weak {
                 (Verdict::Unknown, format!("{reason}, if it finds them"))
             } else {
@@ -23,10 +23,11 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         }
         (true, None) => return,
     };
-    let unknown = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named)).count();
-    if unknown > 0 {
+    let name_only =
+        subject.imports.iter().filter(|import| matches!(import.provider, Provider::NameOnly)).count();
+    if name_only > 0 {
         let message = format!(
-            "no source shows which of the symbols that the module needs are for GPL modules only ({unknown})"
+            "no source shows which of the symbols that the module needs are for GPL modules only ({name_only})"
         );
         findings.push(subject.symvers_needed(Rule::License, message));
     }
@@ -34,7 +35,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         if !import.provider.export().is_some_and(|export| export.gpl_only) {
             continue;
         }
-        // A weak symbol that the kernel resolves first keeps the module from those of the proprietary one.
+        // If the kernel resolves a weak GPL-only symbol first, it rejects the symbols of the proprietary module.
         let verdict = match subject.taint {
             _ if !import.symbol.weak => verdict,
             Some(taint) if module.is_gpl_compatible() && !taint.weak => Verdict::Unknown,

@@ -24,15 +24,15 @@ pub(crate) struct Subject<'a> {
     pub module: &'a Module,
     /// Symbols that the module needs, with their providers.
     pub imports: &'a [Import<'a>],
-    /// Symbols that modules of the payload export that are loaded before this one, with those modules' names.
-    pub earlier: &'a BTreeMap<&'a str, &'a str>,
+    /// Symbols that earlier modules of the payload export, each with the name of that module.
+    pub exported_earlier: &'a BTreeMap<&'a str, &'a str>,
     /// Taint of a proprietary license that the module inherits, or may inherit.
     pub taint: Option<&'a InheritedTaint>,
 }
 
 impl Subject<'_> {
     /// Finding about a module without vermagic or symbol versions (`try_to_force_load`). With `CONFIG_MODULE_FORCE_LOAD` the
-    /// kernel skips the check and taints itself (`F`). Otherwise it refuses the module.
+    /// kernel skips the check and sets its taint `F`. Otherwise the kernel refuses the module.
     pub fn force_load(&self, rule: Rule, subject: &str, message: &str, remedy: String) -> Finding {
         let (verdict, consequence) = if self.kernel.config.is_set("MODULE_FORCE_LOAD") {
             (Verdict::Loads, "the kernel skips the check and taints itself (CONFIG_MODULE_FORCE_LOAD)")
@@ -43,9 +43,9 @@ impl Subject<'_> {
         if verdict == Verdict::Loads { finding.unproven() } else { finding }
     }
 
-    /// Advice for a module that differs from the kernel. If the module agrees with the header set, it was built against it, and
-    /// then the header set differs from the kernel.
-    pub fn rebuild(&self) -> String {
+    /// Advice for a module that differs from the kernel. A module that agrees with the header set was built against it. In that
+    /// case the header set belongs to another kernel build.
+    pub fn rebuild_remedy(&self) -> String {
         let release = &self.kernel.release;
         if self.agrees_with_headers() {
             format!(
@@ -61,20 +61,20 @@ impl Subject<'_> {
     pub fn agrees_with_headers(&self) -> bool {
         let (kernel, layout) = (self.kernel, "module_layout");
         let of_headers = kernel.symbols.as_ref().and_then(|table| table.get(layout)).map(|symbol| symbol.crc);
-        let own = self.module.versions_for(kernel).and_then(|versions| versions.get(layout).copied());
+        let of_module = self.module.versions_for(kernel).and_then(|versions| versions.get(layout).copied());
         let magic = self.module.vermagic().map(|magic| kernel.header_vermagic().compare(magic, false));
-        magic == Some(Difference::None) && own.is_some() && own == of_headers
+        magic == Some(Difference::None) && of_module.is_some() && of_module == of_headers
     }
 
-    /// Whether the module's type information continues the kernel's. `None` if no source tells, or if the kernel matches types by
-    /// name, as it does for modules with `.BTF.base` since Linux 6.11 and RHEL 9.6.
+    /// Whether the module's type information continues the kernel's. `None` if no source has the kernel's type information, or if
+    /// the kernel matches the types by name ([`Self::relocates_btf`]).
     pub fn btf_fit(&self) -> Option<Fit> {
         let btf = self.module.btf.as_ref()?.as_ref().ok()?;
         let base = self.kernel.beyond_headers.btf_base.as_ref().filter(|_| !self.relocates_btf())?;
         Some(btf.fit(base.value))
     }
 
-    /// Whether the kernel matches the module's types by name.
+    /// Whether the kernel matches the module's types by name, as for modules with `.BTF.base` since Linux 6.11 and RHEL 9.6.
     pub fn relocates_btf(&self) -> bool {
         self.module.btf_base && (self.kernel.since(6, 11) || self.kernel.is_rhel_9_since(570))
     }
@@ -100,12 +100,12 @@ const RULES: [Check; 27] = [
     layout::symbol_names,
     layout::alignment,
     layout::this_module,
-    layout::over_headers,
+    layout::header_overlaps,
     object::module_size,
     vermagic::check,
     kernel::livepatch,
     layout::plts,
-    layout::writable_code,
+    layout::writable_executable,
     layout::per_cpu,
     layout::export_flags,
     undefined_symbol::check,
@@ -115,7 +115,7 @@ const RULES: [Check; 27] = [
     layout::relocations,
     conflict::export,
     conflict::built_in,
-    layout::repeated,
+    layout::duplicate_names,
     btf::check,
     kernel::control_flow,
 ];

@@ -4,15 +4,15 @@
 use super::Subject;
 use crate::{Finding, Module, Rule, Verdict};
 
-/// Prefix of a namespace that lists the modules that may use it, since Linux 6.16.
-const MODULES: &str = "module:";
+/// Prefix of a module namespace, which lists the modules that may use its symbols (since Linux 6.16).
+const MODULE_NAMESPACE: &str = "module:";
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, module) = (subject.kernel, subject.module);
     let allowed = kernel.config.is_set("MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS");
     let verdict = if allowed { Verdict::Loads } else { Verdict::Refused };
-    // `setup_modinfo`; such namespaces are implicit.
-    let of_modules = module.fields("import_ns").filter(|name| name.starts_with(MODULES));
+    // `setup_modinfo`: modules must not import module namespaces.
+    let of_modules = module.fields("import_ns").filter(|name| name.starts_with(MODULE_NAMESPACE));
     findings.extend(of_modules.filter(|_| kernel.since(6, 16)).map(|name| {
         let message = format!("module tries to import module namespace: {name}");
         let remedy = "remove the MODULE_IMPORT_NS: modules in the list need none";
@@ -28,8 +28,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 format!("module uses symbol ({name}) from namespace {namespace}, but does not import it.");
             if allowed { finding } else { finding.kernel("EINVAL", kernel_message) }
         };
-        if let Some(modules) = namespace.strip_prefix(MODULES).filter(|_| kernel.since(6, 16)) {
-            if !names(modules, &module.name) {
+        if let Some(modules) = namespace.strip_prefix(MODULE_NAMESPACE).filter(|_| kernel.since(6, 16)) {
+            if !lists_module(modules, &module.name) {
                 findings.push(finding(
                     verdict,
                     format!("symbol {name}, exported by {exporter}, is for other modules only"),
@@ -37,7 +37,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 ));
             }
         } else if !module.fields("import_ns").any(|imported| imported == namespace) {
-            // A string since Linux 6.13.
+            // The argument is a string since Linux 6.13.
             let import = if kernel.since(6, 13) {
                 format!("MODULE_IMPORT_NS(\"{namespace}\")")
             } else {
@@ -54,7 +54,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// The namespaces that the module imports, for people.
+/// Lists the namespaces that the module imports, for people.
 fn imported(module: &Module) -> String {
     let names: Vec<&str> = module.fields("import_ns").collect();
     if names.is_empty() { "no imports".to_owned() } else { names.join(", ") }
@@ -62,7 +62,7 @@ fn imported(module: &Module) -> String {
 
 /// Whether a comma-separated list of module names contains the module. In the list `-` equals `_`, and an entry may end
 /// with `*` (`verify_module_namespace`).
-fn names(list: &str, module: &str) -> bool {
+fn lists_module(list: &str, module: &str) -> bool {
     list.split(',').map(|entry| entry.replace('-', "_")).any(|entry| match entry.strip_suffix('*') {
         Some(start) => module.starts_with(start),
         None => entry == module,

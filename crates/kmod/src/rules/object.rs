@@ -17,12 +17,12 @@ pub(super) fn machine(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Checks that no section that describes the module occurs twice. Since 6.4 Linux refuses duplicates (commit
-/// f3b93547b91a, "module: add sanity check for ELF module section"). Earlier versions use the first, which may be the
+/// Checks that `.modinfo` and `.gnu.linkonce.this_module` occur only once. Since 6.4 Linux refuses duplicates (commit
+/// f3b93547b91a, "module: add sanity check for ELF module section"). Earlier versions use the first section, which may be the
 /// wrong one.
 pub(super) fn sections(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
-    let verdict = if subject.kernel.counts_sections() { Verdict::Refused } else { Verdict::Unknown };
-    findings.extend(subject.module.repeated.iter().map(|section| {
+    let verdict = if subject.kernel.checks_section_sanity() { Verdict::Refused } else { Verdict::Unknown };
+    findings.extend(subject.module.duplicate_sections.iter().map(|section| {
         let message = format!("the module has more than one section {section}");
         let remedy = "link it with the kernel's own makefiles, which merge such sections";
         Finding::new(Rule::Elf, verdict, *section, message, remedy).wanted("one")
@@ -45,10 +45,10 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     match &kernel.beyond_headers.module_size {
         Some(known) if known.value == size => {}
         Some(known) => {
-            let (verdict, consequence) = if kernel.counts_sections() {
+            let (verdict, consequence) = if kernel.checks_section_sanity() {
                 (Verdict::Refused, "")
             } else {
-                (Verdict::Unknown, "; before Linux 6.4 the kernel does not compare, and reads it wrongly")
+                (Verdict::Unknown, "; before Linux 6.4 the kernel does not compare the sizes, and misreads the structure")
             };
             let source = &known.source;
             let message = format!(
@@ -57,11 +57,11 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             let kernel_message = format!(
                 "{THIS_MODULE} section size must match the kernel's built struct module size at run time"
             );
-            let finding = finding(verdict, message, subject.rebuild()).wanted(bytes(known.value));
+            let finding = finding(verdict, message, subject.rebuild_remedy()).wanted(bytes(known.value));
             let is_refused = verdict == Verdict::Refused;
             findings.push(if is_refused { finding.kernel("ENOEXEC", kernel_message) } else { finding });
         }
-        None if layout_has_a_version(subject) => {}
+        None if compares_layout_version(subject) => {}
         None => findings.push(finding(
             Verdict::Unknown,
             "no source has the size of the kernel's struct module, and no symbol version covers it"
@@ -74,8 +74,8 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Whether the version of `module_layout` is compared. The comparison itself is done by the rule for symbol versions.
-fn layout_has_a_version(subject: &Subject<'_>) -> bool {
+/// Whether the kernel compares the version of `module_layout`. The rule for symbol versions makes the comparison.
+fn compares_layout_version(subject: &Subject<'_>) -> bool {
     let name = "module_layout";
     let kernel = subject.kernel;
     kernel.config.is_set("MODVERSIONS")

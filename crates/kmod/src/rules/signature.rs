@@ -8,7 +8,7 @@
 use super::Subject;
 use crate::{FactSource, Finding, KernelFacts, Known, Rule, Signature, Verdict};
 
-/// Advice for a module that is signed by a key that the kernel may not have.
+/// Advice for a module whose signing key the kernel may lack.
 const COMPARE_KEYS: &str = "compare the key with the kernel's (keyctl list %:.builtin_trusted_keys, mokutil --list-enrolled), \
                             or boot the kernel";
 
@@ -22,24 +22,21 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     };
     let sign = "sign it with a key that the kernel trusts, after everything that changes the file";
     let enforced = kernel.enforces_signatures();
-    let (verdict, because) = forgiven(kernel, enforced.as_ref());
-    let locks_down = enforced.is_none() && kernel.can_lock_down();
-    let kernel_says = |finding: Finding, what: &str| {
-        // Under lockdown the message has the name of the program that loads the module.
-        let is_refused = finding.verdict == Verdict::Refused && !kernel.is_locked_down();
-        if is_refused {
-            finding.kernel("EKEYREJECTED", format!("Loading of {what} is rejected"))
-        } else {
-            finding
-        }
-    };
+    let (verdict, because) = tolerated_problem(kernel, enforced.as_ref());
+    let may_lock_down = enforced.is_none() && kernel.can_lock_down();
     findings.push(match &subject.module.signature {
         // Drivers are rarely signed when they are built. The report's taints already show a missing signature.
-        Signature::None if verdict == Verdict::Loads && !locks_down => return,
+        Signature::None if verdict == Verdict::Loads && !may_lock_down => return,
         Signature::None => {
-            kernel_says(finding(verdict, format!("the module is not signed: {because}"), sign), "unsigned module")
+            let finding = finding(verdict, format!("the module is not signed: {because}"), sign);
+            // Under lockdown the kernel's message contains the name of the program that loads the module.
+            if verdict == Verdict::Refused && !kernel.is_locked_down() {
+                finding.kernel("EKEYREJECTED", "Loading of unsigned module is rejected")
+            } else {
+                finding
+            }
         }
-        Signature::Buried(after) => {
+        Signature::TrailingBytes(after) => {
             let bytes = if *after == 1 { "1 byte follows".to_owned() } else { format!("{after} bytes follow") };
             finding(
                 verdict,
@@ -50,7 +47,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         Signature::Malformed(what) => finding(
             Verdict::Refused,
             format!("the signature {what}: the kernel refuses it, whether or not it enforces signatures"),
-            "sign it again with the kernel's scripts/sign-file, or take the signature off with strip",
+            "sign it again with the kernel's scripts/sign-file, or remove the signature with strip",
         ),
         Signature::Unsupported(kind) => finding(
             if kernel.since(5, 4) { verdict } else { verdict.max(Verdict::Unknown) },
@@ -61,8 +58,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         .wanted("kind 2"),
         Signature::By(signer) if kernel.beyond_headers.trusted_keys.contains(&signer.key_id) => return,
         Signature::By(signer) if verdict == Verdict::Loads => {
-            // The kernel's own modules are signed with a key that the kernel has.
-            if !locks_down || subject.module.field("intree").is_some() {
+            // In-tree modules are signed with a key that the kernel has.
+            if !may_lock_down || subject.module.field("intree").is_some() {
                 return;
             }
             let signer = signer.name.as_deref().unwrap_or(&signer.key_id);
@@ -85,8 +82,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     });
 }
 
-/// Verdict for a module whose signature problem the kernel tolerates without enforcement, and the reason.
-fn forgiven(kernel: &KernelFacts, enforced: Option<&Known<bool>>) -> (Verdict, String) {
+/// Verdict for a signature problem that the kernel tolerates without enforcement, with the reason.
+fn tolerated_problem(kernel: &KernelFacts, enforced: Option<&Known<bool>>) -> (Verdict, String) {
     let loads = "the kernel loads it and taints itself";
     match enforced {
         Some(Known { value: true, source }) => {

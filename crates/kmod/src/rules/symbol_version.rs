@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Subject;
-use crate::{ExtendedVersions, Finding, Rule, Verdict, btf::Fit, module::crc_text, resolve::Provider};
+use crate::{ExtendedVersions, Finding, Rule, Verdict, btf::Fit, module::format_crc, resolve::Provider};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, module) = (subject.kernel, subject.module);
@@ -26,24 +26,24 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
     let Some(versions) = module.versions_for(kernel) else {
         let message = "the module carries no symbol versions";
-        let remedy = format!("{}, and do not strip __versions", with_symvers(subject));
+        let remedy = format!("{}, and do not strip __versions", rebuild_with_symvers(subject));
         findings.push(subject.force_load(Rule::SymbolVersion, "__versions", message, remedy));
         return;
     };
     findings.extend(module_layout(subject, versions));
-    findings.extend(named(subject));
-    findings.extend(foreign_headers(subject));
-    imports(subject, versions, findings);
+    findings.extend(versions_unknown(subject));
+    findings.extend(headers_of_another_build(subject));
+    compare_imports(subject, versions, findings);
 }
 
 /// Compares the version of each import with the exporter's.
-fn imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, findings: &mut Vec<Finding>) {
+fn compare_imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, findings: &mut Vec<Finding>) {
     let is_extended = reads_extended_versions(subject);
     let mut unversioned = Vec::new();
     for import in subject.imports {
         let Some(mut export) = import.provider.export() else { continue };
-        if let (Provider::Kernel(_), Some(own)) = (&import.provider, own_versions(subject)) {
-            export.crc = own.get(&import.symbol.name).copied().or(export.crc);
+        if let (Provider::Kernel(_), Some(in_tree)) = (&import.provider, in_tree_versions(subject)) {
+            export.crc = in_tree.get(&import.symbol.name).copied().or(export.crc);
         }
         let name = import.symbol.name.as_str();
         let exporter = import.provider.describe();
@@ -52,18 +52,18 @@ fn imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, findings: &m
             let remedy = remedy(subject, &import.provider, own);
             Finding::new(Rule::SymbolVersion, verdict, name, message, remedy)
         };
-        if !is_extended && subject.module.layout.wide_versions.contains(name) {
+        if !is_extended && subject.module.layout.oversized_crcs.contains(name) {
             let message =
                 format!("disagrees about version of symbol {name}: the module's has more than 32 bits");
-            findings.push(finding(Verdict::Refused, message).kernel("EINVAL", disagrees(name)));
+            findings.push(finding(Verdict::Refused, message).kernel("EINVAL", disagreement(name)));
             continue;
         }
         findings.push(match (own, export.crc) {
             (Some(found), Some(wanted)) if found == wanted => continue,
             (Some(found), Some(wanted)) => {
                 let message = format!("disagrees about version of symbol {name}, exported by {exporter}");
-                let finding = finding(Verdict::Refused, message).kernel("EINVAL", disagrees(name));
-                finding.found(crc_text(found)).wanted(crc_text(wanted))
+                let finding = finding(Verdict::Refused, message).kernel("EINVAL", disagreement(name));
+                finding.found(format_crc(found)).wanted(format_crc(wanted))
             }
             // An export without a version, for example from assembly without a prototype, in an image without versions.
             (None, None) => {
@@ -75,21 +75,21 @@ fn imports(subject: &Subject<'_>, versions: &BTreeMap<String, u32>, findings: &m
                 continue;
             }
             (None, Some(wanted)) => {
-                let (verdict, consequence) = missing(subject, is_extended);
+                let (verdict, consequence) = missing_version(subject, is_extended);
                 let message = format!("no symbol version for {name}, exported by {exporter}: {consequence}");
-                finding(verdict, message).wanted(crc_text(wanted))
+                finding(verdict, message).wanted(format_crc(wanted))
             }
             (Some(found), None) => {
                 let message = format!("the version of symbol {name} cannot be read from {exporter}");
-                finding(Verdict::Unknown, message).found(crc_text(found))
+                finding(Verdict::Unknown, message).found(format_crc(found))
             }
         });
     }
-    findings.extend(without_versions(&unversioned));
+    findings.extend(exporters_without_versions(&unversioned));
 }
 
-/// Warns that the kernel compares no versions, unless the module's type information shows that it was compiled beside this
-/// kernel's image.
+/// Warns that the kernel compares no versions, unless the module's type information shows that the module was compiled with the
+/// kernel image.
 fn kernel_without_versions(subject: &Subject<'_>) -> Option<Finding> {
     let message = "the kernel compares no symbol versions (CONFIG_MODVERSIONS is off): it loads a module that was compiled \
                    with other structures, too";
@@ -98,11 +98,11 @@ fn kernel_without_versions(subject: &Subject<'_>) -> Option<Finding> {
         subject.kernel.release
     );
     let finding = Finding::new(Rule::SymbolVersion, Verdict::Loads, "CONFIG_MODVERSIONS", message, remedy);
-    (subject.btf_fit() != Some(Fit::Yes)).then(|| finding.unproven())
+    (subject.btf_fit() != Some(Fit::Matches)).then(|| finding.unproven())
 }
 
 /// Warns about imports whose exporters have no version.
-fn without_versions(names: &[&str]) -> Option<Finding> {
+fn exporters_without_versions(names: &[&str]) -> Option<Finding> {
     let (first, more) = names.split_first()?;
     let message =
         format!("the exporter of symbol {first} and of {} more has no versions to compare", more.len());
@@ -110,13 +110,13 @@ fn without_versions(names: &[&str]) -> Option<Finding> {
     Some(Finding::new(Rule::SymbolVersion, Verdict::Loads, *first, message, remedy).unproven())
 }
 
-/// Words of the kernel about a version that differs.
-fn disagrees(name: &str) -> String {
+/// Message of the kernel about a version that differs.
+fn disagreement(name: &str) -> String {
     format!("disagrees about version of symbol {name}")
 }
 
 /// Advice for a module that lacks versions.
-fn with_symvers(subject: &Subject<'_>) -> String {
+fn rebuild_with_symvers(subject: &Subject<'_>) -> String {
     format!("rebuild it with the Module.symvers of {} in the build tree", subject.kernel.release)
 }
 
@@ -125,17 +125,17 @@ fn reads_extended_versions(subject: &Subject<'_>) -> bool {
     subject.kernel.since(6, 14) && subject.module.extended_versions.is_some()
 }
 
-/// Whether a table of exports has no versions (`check_export_symbol_sections`). Kernels with flags of exports have one table.
+/// Whether a table of exports has no versions (`check_export_symbol_sections`). Kernels with export flags ignore the GPL table.
 fn exports_lack_versions(subject: &Subject<'_>) -> bool {
     let tables = &subject.module.layout.exports;
     let lacks = |(size, has_versions): (u64, bool)| size > 0 && !has_versions;
     lacks(tables.plain) || lacks(tables.gpl) && !subject.kernel.since(7, 2)
 }
 
-/// Verdict for a symbol that the module's table of versions lacks. `check_version` only warns. In Debian's kernels it refuses
-/// the module, unless the table is an extended one. The headers do not tell whose kernel it is, and other distributions may
-/// have taken over the change.
-fn missing(subject: &Subject<'_>, is_extended: bool) -> (Verdict, &'static str) {
+/// Verdict for a symbol that the module's table of versions lacks. Upstream `check_version` only warns. In Debian's kernels it
+/// refuses the module, unless the table is an extended one. The headers do not tell who built the kernel, and other distributions
+/// may have the same patch.
+fn missing_version(subject: &Subject<'_>, is_extended: bool) -> (Verdict, &'static str) {
     if is_extended {
         (Verdict::Loads, "the kernel warns and loads it")
     } else if is_debian(subject) {
@@ -150,20 +150,20 @@ fn is_debian(subject: &Subject<'_>) -> bool {
     builder.is_some_and(|known| known.value.ends_with("@lists.debian.org"))
 }
 
-/// Versions of the kernel's symbols, from an in-tree module.
-fn own_versions<'a>(subject: &Subject<'a>) -> Option<&'a BTreeMap<String, u32>> {
+/// Symbol versions that an in-tree module expects of the kernel.
+fn in_tree_versions<'a>(subject: &Subject<'a>) -> Option<&'a BTreeMap<String, u32>> {
     subject.kernel.beyond_headers.symbol_versions.as_ref().map(|known| &known.value)
 }
 
-/// Compares the header set's `Module.symvers` with one of the kernel's own modules. If a version differs, the headers are of
-/// another build of the kernel, and then no version in them counts.
-fn foreign_headers(subject: &Subject<'_>) -> Option<Finding> {
+/// Compares the header set's `Module.symvers` with an in-tree module. If a version differs, the headers belong to another build of
+/// the kernel, and no version in them is reliable.
+fn headers_of_another_build(subject: &Subject<'_>) -> Option<Finding> {
     let known = subject.kernel.beyond_headers.symbol_versions.as_ref()?;
     let table = subject.kernel.symbols.as_ref()?;
-    let differs = |(name, own): &(&String, &u32)| {
-        table.get(name).is_some_and(|symbol| symbol.crc != 0 && symbol.crc != **own)
+    let differs = |(name, expected): &(&String, &u32)| {
+        table.get(name).is_some_and(|symbol| symbol.crc != 0 && symbol.crc != **expected)
     };
-    let (name, own) = known.value.iter().find(differs)?;
+    let (name, expected) = known.value.iter().find(differs)?;
     let found = table.get(name)?.crc;
     let message = format!(
         "the header set belongs to another build of the kernel: its version of {name} differs from that in {}",
@@ -171,12 +171,12 @@ fn foreign_headers(subject: &Subject<'_>) -> Option<Finding> {
     );
     let remedy = format!("provide the headers of exactly this build of {}", subject.kernel.release);
     let finding = Finding::new(Rule::SymbolVersion, Verdict::Unknown, "Module.symvers", message, remedy);
-    Some(finding.found(crc_text(found)).wanted(crc_text(*own)))
+    Some(finding.found(format_crc(found)).wanted(format_crc(*expected)))
 }
 
-/// Reports symbols that are known to be exported by the kernel, but whose versions are unknown (as with `System.map`).
-fn named(subject: &Subject<'_>) -> Option<Finding> {
-    let imports = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named));
+/// Reports symbols that the kernel exports according to a source without versions, such as `System.map`.
+fn versions_unknown(subject: &Subject<'_>) -> Option<Finding> {
+    let imports = subject.imports.iter().filter(|import| matches!(import.provider, Provider::NameOnly));
     let mut symbols = imports.map(|import| &import.symbol.name);
     let (first, more) = (symbols.next()?, symbols.count());
     let message = format!(
@@ -191,23 +191,23 @@ fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Opt
     let name = "module_layout";
     let of_headers =
         subject.kernel.symbols.as_ref().and_then(|table| table.get(name)).map(|symbol| symbol.crc);
-    let wanted = own_versions(subject).and_then(|own| own.get(name).copied()).or(of_headers)?;
+    let wanted = in_tree_versions(subject).and_then(|own| own.get(name).copied()).or(of_headers)?;
     let Some(found) = versions.get(name).copied() else {
         let is_extended = reads_extended_versions(subject);
-        let (verdict, consequence) = missing(subject, is_extended);
+        let (verdict, consequence) = missing_version(subject, is_extended);
         let message =
             format!("no symbol version for {name}, the kernel's structure of modules: {consequence}");
-        let finding = Finding::new(Rule::SymbolVersion, verdict, name, message, with_symvers(subject));
-        return (wanted != 0).then(|| finding.wanted(crc_text(wanted)));
+        let finding = Finding::new(Rule::SymbolVersion, verdict, name, message, rebuild_with_symvers(subject));
+        return (wanted != 0).then(|| finding.wanted(format_crc(wanted)));
     };
-    let is_wide = !reads_extended_versions(subject) && subject.module.layout.wide_versions.contains(name);
+    let is_wide = !reads_extended_versions(subject) && subject.module.layout.oversized_crcs.contains(name);
     let message = format!("disagrees about version of symbol {name}, the kernel's structure of modules");
-    let finding = Finding::new(Rule::SymbolVersion, Verdict::Refused, name, message, subject.rebuild());
-    let finding = finding.kernel("ENOEXEC", disagrees(name));
-    (found != wanted || is_wide).then(|| finding.found(crc_text(found)).wanted(crc_text(wanted)))
+    let finding = Finding::new(Rule::SymbolVersion, Verdict::Refused, name, message, subject.rebuild_remedy());
+    let finding = finding.kernel("ENOEXEC", disagreement(name));
+    (found != wanted || is_wide).then(|| finding.found(format_crc(found)).wanted(format_crc(wanted)))
 }
 
-/// Advice about a symbol, for which the module has this version.
+/// Advice about a symbol. `own` is the version that the module has for the symbol.
 fn remedy(subject: &Subject<'_>, provider: &Provider<'_>, own: Option<u32>) -> String {
     let release = &subject.kernel.release;
     match provider {
@@ -217,9 +217,9 @@ fn remedy(subject: &Subject<'_>, provider: &Provider<'_>, own: Option<u32>) -> S
         Provider::Needed { image, .. } => {
             format!("rebuild it against the exposed headers of {image} for {release}")
         }
-        _ if own.is_none() => with_symvers(subject),
-        // The version is that of the header set, so one of the kernel's own modules disagrees with the header set.
-        Provider::Kernel(symbol) if own == Some(symbol.crc) => subject.rebuild(),
+        _ if own.is_none() => rebuild_with_symvers(subject),
+        // The module agrees with the header set, so it is an in-tree module that disagrees with the header set.
+        Provider::Kernel(symbol) if own == Some(symbol.crc) => subject.rebuild_remedy(),
         Provider::Kernel(symbol) if symbol.module != "vmlinux" && subject.agrees_with_headers() => format!(
             "it was compiled against another {}: name the driver image that has it in `needs`, or rebuild without the \
              Module.symvers of that driver",

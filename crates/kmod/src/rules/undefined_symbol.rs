@@ -6,13 +6,15 @@ use crate::{Finding, Rule, Verdict, resolve::Provider};
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let release = &subject.kernel.release;
     let mut unknown = 0_usize;
-    let near = &subject.module.layout.near_weak;
-    for import in
-        subject.imports.iter().filter(|import| !import.symbol.weak || near.contains(&import.symbol.name))
+    let weak_pc_relative = &subject.module.layout.weak_pc_relative;
+    for import in subject
+        .imports
+        .iter()
+        .filter(|import| !import.symbol.weak || weak_pc_relative.contains(&import.symbol.name))
     {
         let name = &import.symbol.name;
         let (message, remedy) = match &import.provider {
-            Provider::Payload { .. } | Provider::Needed { .. } | Provider::Kernel(_) | Provider::Named => {
+            Provider::Payload { .. } | Provider::Needed { .. } | Provider::Kernel(_) | Provider::NameOnly => {
                 continue;
             }
             Provider::Unknown => {
@@ -35,7 +37,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 )
             }
         };
-        // Without a weak symbol the loader refers to address 0 instead, which is too far away.
+        // A missing weak symbol has address 0, which is out of range of the module's PC-relative relocations.
         findings.push(if import.symbol.weak {
             let finding = Finding::new(Rule::Relocation, Verdict::Refused, name, message, remedy);
             finding.kernel("ENOEXEC", "overflow in relocation type 275")
@@ -46,7 +48,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
     if unknown > 0 {
         let message =
-            format!("the header set has no Module.symvers to look up needed symbols in ({unknown})");
+            format!("the header set has no Module.symvers to find the exporters of needed symbols ({unknown})");
         let remedy = format!("provide the Module.symvers of {release}'s own build with its header set");
         let rule = Rule::UndefinedSymbol;
         findings.push(Finding::new(rule, Verdict::Unknown, "Module.symvers", message, remedy));

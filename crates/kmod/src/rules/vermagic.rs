@@ -11,20 +11,20 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         ..Finding::new(Rule::Vermagic, verdict, "vermagic", message, remedy).wanted(expected.to_string())
     };
     let Some(magic) = subject.module.vermagic() else {
-        let message = "the module has no vermagic, which tells what it was built for";
-        let missing = subject.force_load(Rule::Vermagic, "vermagic", message, subject.rebuild());
+        let message = "the module has no vermagic, which identifies the kernel that it was built for";
+        let missing = subject.force_load(Rule::Vermagic, "vermagic", message, subject.rebuild_remedy());
         findings.push(missing.wanted(expected.to_string()));
         return;
     };
-    // Without modversions in the kernel, its `same_magic` compares all words. Only the section `__versions` counts as
-    // modversions there, not the extended table.
+    // `same_magic` skips the release only if the kernel has modversions and the module has `__versions`. The extended table does
+    // not count.
     let has_versions = subject.module.versions.is_some() && kernel.config.is_set("MODVERSIONS");
     match expected.compare(magic, has_versions) {
         Difference::None => {}
         Difference::Undecidable => findings.push(finding(
             Verdict::Unknown,
-            "the vermagic holds the hash of the kernel's structure layout seed".to_owned(),
-            "provide one of the kernel's own modules, whose vermagic holds the hash".to_owned(),
+            "the vermagic contains the hash of the kernel's structure layout seed, which no source has".to_owned(),
+            "provide one of the kernel's own modules, whose vermagic contains the hash".to_owned(),
         )),
         Difference::Words { module, kernel: wanted } => {
             let quote = |words: &[String]| match words {
@@ -37,7 +37,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 format!("the vermagic has {} where the kernel has {}", quote(&module), quote(&wanted))
             };
             let text = format!("version magic '{}' should be '{expected}'", magic.trim_end());
-            findings.push(finding(Verdict::Refused, message, subject.rebuild()).kernel("ENOEXEC", text));
+            findings.push(finding(Verdict::Refused, message, subject.rebuild_remedy()).kernel("ENOEXEC", text));
         }
     }
 }

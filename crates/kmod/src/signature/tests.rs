@@ -41,7 +41,7 @@ fn no_marker_is_no_signature() {
 fn bytes_after_the_marker_hide_it() {
     let mut file = signed(b"object", &message("k", &[1], 1));
     file.extend(b"garbage");
-    assert_eq!(of(&file), (Signature::Buried(7), file.len() as u64));
+    assert_eq!(of(&file), (Signature::TrailingBytes(7), file.len() as u64));
     file.extend(vec![0; 5000]);
     assert_eq!(of(&file).0, Signature::None, "only the tail is searched");
 }

@@ -1,11 +1,11 @@
-//! Evaluates a header set's `vermagic.h`, to which vendors add words.
+//! Evaluates a header set's `vermagic.h`, because vendors add words to the vermagic.
 
 use std::collections::HashMap;
 
 use super::Vermagic;
 use crate::{KernelConfig, KernelRelease};
 
-/// Maximum number of expansions, nested and in sequence. The headers of Linux need eight.
+/// Maximum number of macro expansions, nested or in sequence. The headers of Linux need eight.
 const MAX_EXPANSIONS: u32 = 64;
 /// Maximum length of the result in bytes. Those of Linux have less than 200.
 const MAX_LENGTH: usize = 4096;
@@ -23,10 +23,10 @@ pub struct VermagicHeaders {
 }
 
 impl VermagicHeaders {
-    /// Evaluates the headers as the preprocessor does. `None` if they contain something that this evaluation does not know.
+    /// Evaluates the headers as the preprocessor does. Returns `None` for headers with constructs that are not supported.
     pub(crate) fn evaluate(&self, release: &KernelRelease, config: &KernelConfig) -> Option<Vermagic> {
         let mut macros = HashMap::from([("UTS_RELEASE", format!("\"{release}\""))]);
-        // The makefiles define these.
+        // Macros that the makefiles define.
         for (name, option) in [("RANDSTRUCT", "RANDSTRUCT"), ("RANDSTRUCT_PLUGIN", "GCC_PLUGIN_RANDSTRUCT")] {
             if config.is_set(option) {
                 macros.insert(name, String::new());
@@ -54,32 +54,44 @@ fn logical_lines(text: &str) -> String {
     plain.replace("\\\r\n", " ").replace("\\\n", " ")
 }
 
-/// Adds the definitions of a header whose conditions hold.
+/// Open conditional of the preprocessor.
+struct Conditional {
+    /// Whether the current branch is included.
+    is_included: bool,
+    /// Whether the current or an earlier branch of the conditional is included.
+    was_included: bool,
+}
+
+impl Conditional {
+    fn new(is_included: bool) -> Self {
+        Self { is_included, was_included: is_included }
+    }
+}
+
+/// Adds the definitions of a header in branches that are included. Returns `None` for conditions that are not supported.
 fn define<'t>(text: &'t str, config: &KernelConfig, macros: &mut HashMap<&'t str, String>) -> Option<()> {
-    // For each open condition: whether this branch holds, and whether one of the condition's branches did.
-    let mut branches: Vec<(bool, bool)> = Vec::new();
+    let mut conditionals: Vec<Conditional> = Vec::new();
     for line in text.lines() {
         let Some(directive) = line.trim_start().strip_prefix('#') else { continue };
         let directive = directive.trim_start();
         let (word, rest) =
             directive.split_once(|c: char| !c.is_ascii_alphabetic()).unwrap_or((directive, ""));
-        let holds = |condition: &str| holds(condition, config, macros);
         match word {
-            "if" | "ifdef" => branches.push(twice(holds(rest)?)),
-            "ifndef" => branches.push(twice(!holds(rest)?)),
+            "if" | "ifdef" => conditionals.push(Conditional::new(evaluate(rest, config, macros)?)),
+            "ifndef" => conditionals.push(Conditional::new(!evaluate(rest, config, macros)?)),
             "elif" => {
-                let (_, was) = branches.pop()?;
-                let now = !was && holds(rest)?;
-                branches.push((now, was || now));
+                let conditional = conditionals.last_mut()?;
+                conditional.is_included = !conditional.was_included && evaluate(rest, config, macros)?;
+                conditional.was_included |= conditional.is_included;
             }
             "else" => {
-                let (_, was) = branches.pop()?;
-                branches.push((!was, true));
+                let conditional = conditionals.last_mut()?;
+                *conditional = Conditional { is_included: !conditional.was_included, was_included: true };
             }
             "endif" => {
-                branches.pop()?;
+                conditionals.pop()?;
             }
-            "define" if branches.iter().all(|(now, _)| *now) => {
+            "define" if conditionals.iter().all(|conditional| conditional.is_included) => {
                 let rest = rest.trim_start();
                 let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
                 macros.insert(name, value.trim().to_owned());
@@ -87,19 +99,15 @@ fn define<'t>(text: &'t str, config: &KernelConfig, macros: &mut HashMap<&'t str
             _ => {}
         }
     }
-    branches.is_empty().then_some(())
+    conditionals.is_empty().then_some(())
 }
 
-fn twice(holds: bool) -> (bool, bool) {
-    (holds, holds)
-}
-
-/// Evaluates a condition of names and `defined`, joined by `||` and `&&`. `None` for any other form.
-fn holds(condition: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> Option<bool> {
+/// Evaluates a condition of names and `defined`, joined by `||` and `&&`. Returns `None` for any other form.
+fn evaluate(condition: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> Option<bool> {
     let any = condition.split("||").map(|part| {
         let all = part.split("&&").map(|term| {
             let term = term.split("//").next().unwrap_or(term).trim();
-            // Grouping parentheses and IS_ENABLED, which counts modules, too, are not supported.
+            // Grouping parentheses are not supported, nor is `IS_ENABLED`, which is also true for modules.
             if term.matches('(').count() != term.matches(')').count() || term.contains("IS_") {
                 return None;
             }
@@ -117,20 +125,20 @@ fn holds(condition: &str, config: &KernelConfig, macros: &HashMap<&str, String>)
 
 fn is_defined(name: &str, config: &KernelConfig, macros: &HashMap<&str, String>) -> bool {
     match name.strip_prefix("CONFIG_") {
-        // A module option defines another name.
+        // An option with the value `m` defines `CONFIG_NAME_MODULE` instead.
         Some(option) => config.get(option).is_some_and(|value| value != "m"),
-        // `kernel/module` and `modpost` define this one before they include the header.
+        // `kernel/module` and `modpost` define `INCLUDE_VERMAGIC` before they include the header.
         None => name == "INCLUDE_VERMAGIC" || macros.contains_key(name),
     }
 }
 
-/// Appends the string literals of a definition. Returns whether all names in it are known, apart from the hash of the layout
-/// seed: `Some(false)` if that one is missing at the end. `None` if another one is missing.
+/// Appends the string literals of a definition. Returns `Some(false)` if only the hash of the layout seed is undefined, at the end
+/// of the text, and `None` if another name is undefined.
 fn expand(name: &str, macros: &HashMap<&str, String>, text: &mut String, left: &mut u32) -> Option<bool> {
     *left = left.checked_sub(1)?;
     let Some(value) = macros.get(name) else {
         let is_seed = name == "RANDSTRUCT_HASHED_SEED";
-        // `Vermagic` expects the prefix itself.
+        // `Vermagic` adds the prefix itself.
         let prefix =
             ["RANDSTRUCT_PLUGIN_", "RANDSTRUCT_"].iter().find(|prefix| is_seed && text.ends_with(*prefix))?;
         text.truncate(text.len() - prefix.len());
@@ -205,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_are_those_of_the_configuration() {
+    fn conditions_follow_the_configuration() {
         let is = |text: &str, randstruct: bool| {
             Some(format!("{:?}", Vermagic { text: text.to_owned(), randstruct }))
         };
@@ -222,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vendor_adds_a_word() {
+    fn words_of_vendors_are_included() {
         let vendor = LINUX.replace("UTS_RELEASE \" \"", "UTS_RELEASE \" \" VENDOR");
         assert_eq!(vermagic(&vendor, "", &["SMP=y"]), None, "the word is not defined");
         let vendor = format!("#define VENDOR \"acme \"\n{vendor}");
@@ -230,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hostile_header_expands_to_nothing() {
+    fn expansion_of_a_hostile_header_is_limited() {
         let twice = |n: u32| format!("#define A{n} A{0} A{0}\n", n + 1);
         let nested: String = (0..60).map(twice).collect();
         for last in ["", "\"a\""] {
@@ -242,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_gives_nothing() {
+    fn unsupported_constructs_give_no_vermagic() {
         for text in [
             "",
             "#define VERMAGIC_STRING VERMAGIC_STRING",

@@ -378,7 +378,7 @@ fn relocations_belong_to_the_section_that_their_name_says() {
     let good = relocated(&[0; 8], &[rela(0, 2, 0)]);
     assert_eq!(said(&kernel(&[], ""), &good.build()), [""; 0]);
     let sentence =
-        "unknown Relocation: the relocations of this section are missing, incomplete, or of another section";
+        "unknown Relocation: the relocations of this section are missing, are incomplete, or belong to another section";
     for change in 0..3 {
         let mut file = good.clone();
         let table = file.more.last_mut().unwrap();
@@ -411,7 +411,7 @@ fn what_the_loader_trusts_without_a_check_is_unknown() {
     assert_eq!(
         changed(place + 200, &[1]),
         [
-            "unknown Elf: struct module holds more than the module's name, and the kernel takes that for its own"
+            "unknown Elf: struct module contains more than the module's name, and the kernel uses these values as its own"
         ]
     );
     assert_eq!(

@@ -4,15 +4,15 @@ use super::*;
 fn signatures_count_as_the_kernel_is_configured() {
     let object = ModuleFile::named("m").build();
     let good = testing::signature::signed(&object, &testing::signature::message("Build key", &[0x6a, 1], 1));
-    let mut buried = good.clone();
-    buried.extend(b"\n");
+    let mut trailing_byte = good.clone();
+    trailing_byte.extend(b"\n");
     let broken = testing::signature::signed(&object, b"no message");
     let mut kind = good.clone();
     let at = kind.len() - 28 - 12 + 2;
     kind[at] = 1;
 
     let ignores = kernel(&[], "");
-    for file in [&object, &good, &buried, &broken, &kind] {
+    for file in [&object, &good, &trailing_byte, &broken, &kind] {
         assert_eq!(said(&ignores, file), [""; 0]);
     }
 
@@ -21,7 +21,7 @@ fn signatures_count_as_the_kernel_is_configured() {
     assert_eq!(said(&knows, &good), [""; 0]);
     assert_eq!(said(&knows, &object), [""; 0]);
     assert_eq!(
-        said(&knows, &buried),
+        said(&knows, &trailing_byte),
         [format!(
             "loads Signature: 1 byte follows the signature, so the kernel treats the module as unsigned: {taints}"
         )]
@@ -47,7 +47,7 @@ fn signatures_count_as_the_kernel_is_configured() {
     );
     assert_eq!(said(&enforces, &broken), [fatal]);
     assert_eq!(
-        said(&enforces, &buried),
+        said(&enforces, &trailing_byte),
         [format!(
             "refused Signature: 1 byte follows the signature, so the kernel treats the module as unsigned: {rejects}"
         )]
@@ -58,7 +58,7 @@ fn signatures_count_as_the_kernel_is_configured() {
     assert_eq!(said(&lenient, &object), [""; 0]);
     let trailing = "1 byte follows the signature, so the kernel treats the module as unsigned";
     assert_eq!(
-        said(&lenient, &buried),
+        said(&lenient, &trailing_byte),
         [format!("loads Signature: {trailing}: the kernel loads it and taints itself")]
     );
     assert!(matches!(Module::parse(&good[..]).unwrap().signature, Signature::By(_)));
