@@ -123,14 +123,14 @@ fn texts(data: &[u8]) {
     }
     let node = Node { paths, kernel: &Refuses, log: log::Log::to(Box::new(io::sink())) };
     if let Ok(loaded) = Loaded::read(&node.paths) {
-        modules::versions::Exported::default().add(&node.paths.at("/run/kept"), &loaded);
+        modules::versions::ExportedVersions::default().add(&node.paths.at("/run/kept"), &loaded);
         loaded.names().for_each(|name| assert!(loaded.contains(name) || name.contains('-')));
     }
     let _ = Parameters::read(&node.paths).soft_dependencies("mlx5_core");
     let _ = Index::read(RELEASE, &[(Origin::Host, tree)]);
     let _ = mounts::conceal(&node, "/run/x");
     let _ = parameters::check(&node, &parameters::FILES);
-    let _ = sriov::State::kept(&node, "/run/kept").map(|state| state.summary());
+    let _ = sriov::State::load_if_unloaded(&node, "/run/kept").map(|state| state.summary());
     let _ = kmsg::message(data);
     let _ = storage::uses(&node.paths);
     let _ = routes::Network::read(&node.paths).uses(&node.paths.at("/sys/class/net/eth0"));

@@ -5,7 +5,7 @@
 use crate::{files, node::Node};
 
 /// The host's `/run/modprobe.d`, where the manifest mounts it.
-const VOLATILE: &str = "/host/run/modprobe.d";
+const RUN_DIRECTORY: &str = "/host/run/modprobe.d";
 
 pub(crate) struct Blacklist<'a> {
     pub(crate) node: &'a Node<'a>,
@@ -26,15 +26,15 @@ impl Blacklist<'_> {
     pub(crate) fn write(&self) {
         let Self { node, link, .. } = self;
         self.remove();
-        let written = if node.paths.at(VOLATILE).is_dir() {
-            let file = self.volatile_file();
+        let written = if node.paths.at(RUN_DIRECTORY).is_dir() {
+            let file = self.run_file();
             files::write(node, &file, &self.text()).map(|()| format!("wrote {file}"))
         } else if let Some((link, contents)) = link {
             let written =
                 files::write(node, contents, &self.text()).and_then(|()| files::link(node, link, contents));
             written.map(|()| format!("linked {link} to {contents}"))
         } else {
-            Ok(format!("{VOLATILE} is not mounted: udev may load the host's modules during the replacement"))
+            Ok(format!("{RUN_DIRECTORY} is not mounted: udev may load the host's modules during the replacement"))
         };
         match written {
             Ok(done) => node.log.step(done),
@@ -47,9 +47,9 @@ impl Blacklist<'_> {
     /// Removes the file and the symlink of [`write`](Self::write), including leftovers of a killed container of this or
     /// an earlier version.
     pub(crate) fn remove(&self) {
-        let volatile = self.volatile_file();
+        let run_file = self.run_file();
         let (link, contents) = self.link.as_ref().map(|(link, contents)| (*link, contents.as_str())).unzip();
-        for path in [link, Some(volatile.as_str()), contents].into_iter().flatten() {
+        for path in [link, Some(run_file.as_str()), contents].into_iter().flatten() {
             match files::remove(self.node, path) {
                 Ok(true) => self.node.log.step(format!("removed {path}")),
                 Ok(false) => {}
@@ -64,7 +64,7 @@ impl Blacklist<'_> {
         format!("{why}\n{}\n", lines.join("\n"))
     }
 
-    fn volatile_file(&self) -> String {
-        format!("{VOLATILE}/{}", self.name)
+    fn run_file(&self) -> String {
+        format!("{RUN_DIRECTORY}/{}", self.name)
     }
 }

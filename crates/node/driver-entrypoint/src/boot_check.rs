@@ -52,7 +52,7 @@ fn run() -> Result<(), Error> {
     let mut report = Report::open(&work.report, key)?;
     let kernel = uname().release().to_string_lossy().into_owned();
     report.send(&Record::Hello { version: VERSION.to_owned(), kernel })?;
-    let worked = steps(&work, &mut report);
+    let worked = execute_steps(&work, &mut report);
     if let Err(error) = &worked {
         report.send(&Record::Failed(error.to_string()))?;
     }
@@ -60,7 +60,7 @@ fn run() -> Result<(), Error> {
     worked
 }
 
-fn steps(work: &Work, report: &mut Report) -> Result<(), Error> {
+fn execute_steps(work: &Work, report: &mut Report) -> Result<(), Error> {
     let mut machine =
         Machine { log: KernelLog::open().map_err(Error::on("open", "/dev/kmsg"))?, oopsed: has_oopsed() };
     // `quiet` kept the boot fast up to here; from here on any message may be the last one.

@@ -15,7 +15,7 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 
 /// A device that a module knows, without a driver or with another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Undriven {
+pub(crate) struct Gpu {
     pub(crate) address: String,
     /// Name of the other driver.
     pub(crate) driver: Option<String>,
@@ -23,7 +23,7 @@ pub(crate) struct Undriven {
 
 /// Devices of these aliases (`modules.alias`) that have no driver. Skips virtual functions and devices that are reserved
 /// for another driver: people leave these without one.
-pub(crate) fn unbound(paths: &Paths, aliases: &[String]) -> Vec<String> {
+pub(crate) fn without_driver(paths: &Paths, aliases: &[String]) -> Vec<String> {
     let is_reserved = |device: &PathBuf| {
         let reserved = text(device.join("driver_override"));
         device.join("physfn").exists() || reserved.is_some_and(|name| !matches!(name.as_str(), "" | "(null)"))
@@ -34,18 +34,18 @@ pub(crate) fn unbound(paths: &Paths, aliases: &[String]) -> Vec<String> {
 }
 
 /// Graphics processors of NVIDIA, with their drivers.
-pub(crate) fn gpus(paths: &Paths) -> Vec<Undriven> {
+pub(crate) fn gpus(paths: &Paths) -> Vec<Gpu> {
     let is_gpu = |device: &PathBuf| {
         let is =
             |file: &str, start: &str| text(device.join(file)).is_some_and(|text| text.starts_with(start));
         is("vendor", "0x10de") && is("class", "0x03")
     };
     let gpus = entries(paths.at(DEVICES)).into_iter().filter(is_gpu);
-    gpus.filter_map(|device| Some(Undriven { address: name(&device)?, driver: driver(&device) })).collect()
+    gpus.filter_map(|device| Some(Gpu { address: name(&device)?, driver: driver(&device) })).collect()
 }
 
 /// Addresses of the physical PCI devices that a module drives.
-pub(crate) fn driven(paths: &Paths, module: &str) -> Vec<String> {
+pub(crate) fn bound_to_module(paths: &Paths, module: &str) -> Vec<String> {
     let drivers = entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter();
     let names = drivers.flat_map(entries).filter_map(|device| name(&device));
     let is_physical = |name: &String| {

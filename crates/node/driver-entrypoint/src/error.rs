@@ -28,7 +28,7 @@ pub(crate) enum Error {
     /// An operation on a file, a directory or a mount failed.
     Io { action: &'static str, place: String, source: io::Error },
     /// A signal ended the start.
-    Ended(&'static str),
+    Interrupted(&'static str),
     /// Any other error; the hint is empty where there is nothing to do.
     Other { message: String, hint: String },
 }
@@ -46,11 +46,11 @@ impl Error {
 
     /// Whether the node may let the same step succeed later.
     pub(crate) fn is_transient(&self) -> bool {
-        matches!(self, Self::Held { .. } | Self::InUse { .. } | Self::Ended(_))
+        matches!(self, Self::Held { .. } | Self::InUse { .. } | Self::Interrupted(_))
     }
 
     /// The kernel refused to unload a module that has no known users.
-    pub(crate) fn kept(name: &str, errno: Errno) -> Self {
+    pub(crate) fn unload_refused(name: &str, errno: Errno) -> Self {
         Self::new(format!("unload {name}: {}", meaning(errno)), remedy(errno))
     }
 
@@ -70,7 +70,7 @@ impl Error {
                 }
                 _ => "check the image and the volumes of the pod",
             },
-            Self::Ended(_) => "",
+            Self::Interrupted(_) => "",
             Self::Other { hint, .. } => hint,
         }
     }
@@ -95,7 +95,7 @@ impl fmt::Display for Error {
                 write!(f, "unload {name}: {references} reference(s) that no module holds, by {by}")
             }
             Self::Io { action, place, source } => write!(f, "{action} {place}: {source}"),
-            Self::Ended(signal) => write!(f, "received {signal} before the drivers were ready"),
+            Self::Interrupted(signal) => write!(f, "received {signal} before the drivers were ready"),
             Self::Other { message, .. } => f.write_str(message),
         }
     }

@@ -50,7 +50,7 @@ pub(crate) fn digest<'a>(
 ) -> Result<String, Error> {
     let mut digest = Sha256::new();
     for name in names {
-        let Some(file) = loader.index.of_image(name) else { continue };
+        let Some(file) = loader.index.image_file(name) else { continue };
         let info = file.info()?;
         let identity = info.identity().unwrap_or_default();
         digest.update(format!("{name} {identity} {}\n", loader.parameters.of(name)));

@@ -19,7 +19,7 @@ use crate::{error::Error, files::if_exists, node::Node};
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
 /// Bytes of two files that are compared at a time.
-const CHUNK: usize = 256 << 10;
+const COMPARE_BUFFER: usize = 256 << 10;
 
 /// Firmware directories of images. The operators mount the host's directory over `/lib/firmware`, so their own images
 /// use the first of these.
@@ -130,7 +130,7 @@ fn has_same_content(source: &Path, target: &Path) -> io::Result<bool> {
     if !there.is_file() || there.len() != fs::metadata(source)?.len() {
         return Ok(false);
     }
-    let open = |path: &Path| Ok::<_, io::Error>(BufReader::with_capacity(CHUNK, File::open(path)?));
+    let open = |path: &Path| Ok::<_, io::Error>(BufReader::with_capacity(COMPARE_BUFFER, File::open(path)?));
     let (mut one, mut other) = (open(source)?, open(target)?);
     loop {
         let (left, right) = (one.fill_buf()?, other.fill_buf()?);

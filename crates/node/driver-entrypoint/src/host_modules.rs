@@ -25,7 +25,7 @@ impl HostModules<'_> {
     }
 
     /// Saves the names of modules before they are unloaded. Returns all saved names.
-    pub(crate) fn add(&self, names: &[String]) -> Result<Vec<String>, Error> {
+    pub(crate) fn save(&self, names: &[String]) -> Result<Vec<String>, Error> {
         let mut all = self.names();
         for name in names {
             if !all.contains(name) {
@@ -41,10 +41,10 @@ impl HostModules<'_> {
     pub(crate) fn check(&self, names: &[String]) -> Result<(), Error> {
         let Loader { node, index, .. } = self.host;
         let is_lost = |name: &&String| {
-            !index.has(name) && (index.is_empty() || Loaded::is_of_kernel(&node.paths, name))
+            !index.has(name) && (index.is_empty() || Loaded::is_in_tree(&node.paths, name))
         };
         let Some(name) = names.iter().find(is_lost) else { return Ok(()) };
-        let tree = node.paths.name(&node.paths.host_modules(&node.kernel.release()));
+        let tree = node.paths.container_path(&node.paths.host_modules(&node.kernel.release()));
         Err(Error::new(
             format!("module {name} belongs to the host and cannot be restored: it is not below {tree}"),
             "mount the host's /lib/modules at /host/lib/modules, and check that the node has its running kernel's modules",
@@ -71,7 +71,7 @@ impl HostModules<'_> {
     }
 
     /// Removes the saved names after all modules are loaded again.
-    pub(crate) fn forget(&self) -> Result<(), Error> {
+    pub(crate) fn clear(&self) -> Result<(), Error> {
         files::remove(self.host.node, &self.file)?;
         Ok(())
     }

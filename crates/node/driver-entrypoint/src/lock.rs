@@ -26,11 +26,11 @@ impl Lock {
         let mut file = directory.and_then(open).map_err(Error::on("lock", path))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let by = holder(node, &mut file);
-                let busy = in_transition(node);
+                let by = describe_holder(node, &mut file);
+                let changing = describe_changing_modules(node);
                 return Err(Error::new(
                     format!(
-                        "the driver container is already running on this node: {path} is locked by {by}{busy}"
+                        "the driver container is already running on this node: {path} is locked by {by}{changing}"
                     ),
                     "wait until the other pod has ended; the kubelet restarts this one",
                 ));
@@ -44,7 +44,7 @@ impl Lock {
 }
 
 /// Describes the holder by the process ID in the lock file. The ID is from the PID namespace of the holder's container.
-fn holder(node: &Node<'_>, file: &mut File) -> String {
+fn describe_holder(node: &Node<'_>, file: &mut File) -> String {
     let mut text = String::new();
     let read = file.read_to_string(&mut text);
     let Some(id) = read.ok().and_then(|_| text.trim().parse::<u32>().ok()) else {
@@ -58,15 +58,15 @@ fn holder(node: &Node<'_>, file: &mut File) -> String {
 
 /// Names modules that the kernel is loading or unloading, as `/proc/modules` shows them: a container that was killed
 /// meanwhile ends, and releases its lock, only after the kernel.
-fn in_transition(node: &Node<'_>) -> String {
+fn describe_changing_modules(node: &Node<'_>) -> String {
     let modules = files::text(node.paths.at("/proc/modules")).unwrap_or_default();
     // Fields: name size references users state address.
-    let busy = modules.lines().filter_map(|line| {
+    let changing = modules.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let (name, state) = (fields.first()?, fields.get(4)?);
         (*state != "Live").then(|| format!("; module {name} is {}", state.to_lowercase()))
     });
-    busy.collect()
+    changing.collect()
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const SOCKETS: [&str; 3] = [
 ];
 
 /// Time limit for each answer.
-const LIMIT: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Maximum size of a message's header fields and of its body.
 const MAX_SIZE: u32 = 64 << 10;
@@ -32,7 +32,7 @@ const ERROR: u8 = 3;
 pub(crate) fn is_shutting_down(node: &Node<'_>) -> bool {
     let socket = SOCKETS.iter().find(|socket| node.paths.at(socket).exists());
     let Some(socket) = socket else { return false };
-    match UnixStream::connect(node.paths.at(socket)).and_then(query) {
+    match UnixStream::connect(node.paths.at(socket)).and_then(query_shutdown) {
         Ok(answer) => answer,
         Err(error) => {
             node.log.step(format!("whether the node shuts down is unknown: {socket}: {error}"));
@@ -41,9 +41,9 @@ pub(crate) fn is_shutting_down(node: &Node<'_>) -> bool {
     }
 }
 
-fn query(stream: UnixStream) -> io::Result<bool> {
-    stream.set_read_timeout(Some(LIMIT))?;
-    stream.set_write_timeout(Some(LIMIT))?;
+fn query_shutdown(stream: UnixStream) -> io::Result<bool> {
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
     let mut to = stream.try_clone()?;
     let mut from = BufReader::new(stream);
     let user: String = rustix::process::getuid().as_raw().to_string();
@@ -55,11 +55,11 @@ fn query(stream: UnixStream) -> io::Result<bool> {
     }
     to.write_all(b"BEGIN\r\n")?;
     let bus = ["org.freedesktop.DBus", "/org/freedesktop/DBus", "org.freedesktop.DBus", "Hello"];
-    to.write_all(&call(1, bus, &[]))?;
+    to.write_all(&encode_call(1, bus, &[]))?;
     read_reply(&mut from)?;
     let logind =
         ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.DBus.Properties", "Get"];
-    to.write_all(&call(2, logind, &["org.freedesktop.login1.Manager", "PreparingForShutdown"]))?;
+    to.write_all(&encode_call(2, logind, &["org.freedesktop.login1.Manager", "PreparingForShutdown"]))?;
     // A variant with a boolean: its signature, padding, and the value.
     match read_reply(&mut from)?.as_slice() {
         [1, b'b', 0, 0, value @ ..] => Ok(value.iter().any(|byte| *byte != 0)),
@@ -68,7 +68,7 @@ fn query(stream: UnixStream) -> io::Result<bool> {
 }
 
 /// Encodes a method call with strings as arguments; `target` is the destination, path, interface and member.
-fn call(serial: u32, target: [&str; 4], arguments: &[&str]) -> Vec<u8> {
+fn encode_call(serial: u32, target: [&str; 4], arguments: &[&str]) -> Vec<u8> {
     let mut body = Vec::new();
     for argument in arguments {
         add_string(&mut body, argument);

@@ -154,7 +154,7 @@ impl ModuleInfo {
         let section = elf.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
         let data = section.data().map_err(|_| "its .modinfo is cut off")?;
         let build_id = elf.section_by_name(".note.gnu.build-id").and_then(|section| section.data().ok());
-        let (build_id, versions) = (build_id.unwrap_or_default().to_vec(), versions(&elf));
+        let (build_id, versions) = (build_id.unwrap_or_default().to_vec(), read_versions(&elf));
         let mut info = Self { build_id, versions, ..Self::default() };
         for entry in data.split(|&byte| byte == 0) {
             let entry = String::from_utf8_lossy(entry);
@@ -177,22 +177,22 @@ impl ModuleInfo {
 /// Reads symbol versions from `__version_ext_*`, the only sections that hold long names, or else from `__versions`. An
 /// entry of `__versions` has 64 bytes and starts with the version (`include/linux/module.h`, `struct modversion_info`).
 /// Malformed entries are skipped.
-fn versions(elf: &ElfFile64<'_, Endianness>) -> Vec<(String, u32)> {
+fn read_versions(elf: &ElfFile64<'_, Endianness>) -> Vec<(String, u32)> {
     /// More symbols than a kernel exports, and longer than its longest name (`KSYM_NAME_LEN`).
-    const MOST: usize = 65_536;
-    const LONGEST: usize = 512;
+    const MAX_SYMBOLS: usize = 65_536;
+    const MAX_NAME_LENGTH: usize = 512;
     let data = |name| elf.section_by_name(name).and_then(|section| section.data().ok());
     let number = |bytes: &[u8]| elf.endian().read_u32(bytes.first_chunk().copied().unwrap_or_default());
     let extended = data("__version_ext_crcs").zip(data("__version_ext_names"));
     let entries: Vec<(&[u8], u32)> = if let Some((crcs, names)) = extended {
-        names.split(|&byte| byte == 0).zip(crcs.chunks_exact(4).map(number)).take(MOST).collect()
+        names.split(|&byte| byte == 0).zip(crcs.chunks_exact(4).map(number)).take(MAX_SYMBOLS).collect()
     } else {
-        let entries = data("__versions").unwrap_or_default().chunks_exact(64).take(MOST);
+        let entries = data("__versions").unwrap_or_default().chunks_exact(64).take(MAX_SYMBOLS);
         let entries = entries.map(|entry| entry.split_at(8));
         let ended = |name: &[u8]| name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         entries.map(|(crc, name)| (&name[..ended(name)], number(crc))).collect()
     };
-    let named = entries.into_iter().filter(|(name, _)| !name.is_empty() && name.len() <= LONGEST);
+    let named = entries.into_iter().filter(|(name, _)| !name.is_empty() && name.len() <= MAX_NAME_LENGTH);
     named.map(|(name, crc)| (String::from_utf8_lossy(name).into_owned(), crc)).collect()
 }
 

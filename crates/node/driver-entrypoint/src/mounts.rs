@@ -31,16 +31,16 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error>
     if from == "/" {
         // Mounts below `/sys` must not be bound along with the root: they would keep the container's cgroups alive.
         // Make the whole subtree unbindable, then `/sys` itself private, so that `/sys` alone can be bound.
-        propagate(node, "/sys", MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
-        propagate(node, "/sys", MountPropagationFlags::PRIVATE)?;
+        set_propagation(node, "/sys", MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
+        set_propagation(node, "/sys", MountPropagationFlags::PRIVATE)?;
         // Runtimes make the container's root shared if one of its volumes is bidirectional. A bind mount of a shared
         // mount becomes its peer. Unmounting `/proc` and `/dev` of the copy would then unmount the container's own.
-        propagate(node, "/", MountPropagationFlags::PRIVATE)?;
+        set_propagation(node, "/", MountPropagationFlags::PRIVATE)?;
     }
     let bound = node.kernel.bind(&source, &target);
     bound.map_err(Error::on("bind-mount", format!("{from} onto {to}")))?;
     node.log.step(format!("exposed {from} at {to}"));
-    let (mounts, point) = (mounts(node)?, point(node, to));
+    let (mounts, point) = (read_mounts(node)?, mount_point(node, to));
     if !mounts.iter().rev().find(|mount| mount.point == point).is_some_and(|mount| mount.shared) {
         node.log.warn(format!(
             "{to} is not shared: neither the host nor other pods see it. Give its volume mountPropagation: Bidirectional"
@@ -51,9 +51,9 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error>
 
 /// Undoes all earlier [`expose`] calls for the target. A mount made by the container runtime is kept.
 pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
-    let (target, point) = (node.paths.at(to), point(node, to));
+    let (target, point) = (node.paths.at(to), mount_point(node, to));
     for _ in 0..MAX_DEPTH {
-        let mounts = mounts(node)?;
+        let mounts = read_mounts(node)?;
         let Some(top) = mounts.iter().rev().find(|mount| mount.point == point) else { break };
         let parent = mounts.iter().find(|mount| mount.id == top.parent);
         // Volumes are mounted directly on the container's root.
@@ -73,24 +73,24 @@ fn is_volume(place: &Path) -> bool {
 }
 
 /// Path as the kernel names it in mountinfo: `/var/run` is a symlink to `/run`.
-fn point(node: &Node<'_>, place: &str) -> PathBuf {
+fn mount_point(node: &Node<'_>, place: &str) -> PathBuf {
     let at = fs::canonicalize(node.paths.at(place));
-    at.map_or_else(|_| place.into(), |at| node.paths.name(&at).into())
+    at.map_or_else(|_| place.into(), |at| node.paths.container_path(&at).into())
 }
 
-fn propagate(node: &Node<'_>, place: &str, flags: MountPropagationFlags) -> Result<(), Error> {
+fn set_propagation(node: &Node<'_>, place: &str, flags: MountPropagationFlags) -> Result<(), Error> {
     let changed = node.kernel.propagation(&node.paths.at(place), flags);
     changed.map_err(Error::on("change the propagation of", place))
 }
 
-fn mounts(node: &Node<'_>) -> Result<Vec<Mount>, Error> {
+fn read_mounts(node: &Node<'_>) -> Result<Vec<Mount>, Error> {
     let path = "/proc/self/mountinfo";
     let text = fs::read(node.paths.at(path)).map_err(Error::on("read", path))?;
-    Ok(String::from_utf8_lossy(&text).lines().filter_map(mount).collect())
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(parse_mount).collect())
 }
 
 /// Parses `id parent major:minor root point options [shared:N ...] - type source options`.
-fn mount(line: &str) -> Option<Mount> {
+fn parse_mount(line: &str) -> Option<Mount> {
     let mut fields = line.split(' ');
     let (id, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     let point = PathBuf::from(unescape(fields.nth(2)?));
@@ -124,10 +124,10 @@ mod tests {
         let line =
             r"36 35 98:0 /mnt1 /run/a\040b rw,noatime shared:7 master:1 - ext3 /dev/root rw,errors=continue";
         let expected = Mount { id: 36, parent: 35, point: "/run/a b".into(), shared: true };
-        assert_eq!(mount(line), Some(expected));
+        assert_eq!(parse_mount(line), Some(expected));
         let private = "36 35 98:0 / /x rw - tmpfs shared:9 rw";
-        assert_eq!(mount(private).map(|mount| mount.shared), Some(false));
-        assert_eq!(mount("36"), None);
+        assert_eq!(parse_mount(private).map(|mount| mount.shared), Some(false));
+        assert_eq!(parse_mount("36"), None);
         assert_eq!(unescape(r"a\134b\x"), r"a\b\x");
     }
 

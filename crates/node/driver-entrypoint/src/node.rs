@@ -26,7 +26,7 @@ impl Paths {
     }
 
     /// Inverse of [`at`](Self::at): maps a path below the root to its path in the container.
-    pub(crate) fn name(&self, path: &Path) -> String {
+    pub(crate) fn container_path(&self, path: &Path) -> String {
         let inside = path.strip_prefix(&self.0).unwrap_or(path);
         format!("/{}", inside.to_string_lossy().trim_start_matches('/'))
     }

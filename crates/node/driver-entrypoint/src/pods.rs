@@ -16,7 +16,7 @@ use crate::{
 
 /// Types of interfaces that have another interface below them, as `DEVTYPE` in their `uevent`. A veth's peer is not below
 /// it.
-const STACKED: [&str; 3] = ["macvlan", "ipvlan", "vlan"];
+const STACKED_TYPES: [&str; 3] = ["macvlan", "ipvlan", "vlan"];
 
 /// A network interface in another namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl PodInterfaces {
     pub(crate) fn read(paths: &Paths) -> Self {
         let own = |process: &str| fs::read_link(paths.at(&format!("/proc/{process}/ns/net"))).ok();
         let mut seen: BTreeSet<PathBuf> = ["1", "self"].into_iter().filter_map(own).collect();
-        let by_number = interfaces_by_number(paths);
+        let by_index = interfaces_by_index(paths);
         let mut found = Vec::new();
         for process in entries(paths.at("/proc")) {
             let Ok(namespace) = fs::read_link(process.join("ns/net")) else { continue };
@@ -46,7 +46,7 @@ impl PodInterfaces {
             }
             let pod = pod_of(&process);
             for interface in entries(process.join("root/sys/class/net")) {
-                found.extend(PodInterface::read(&interface, pod.as_ref(), &by_number));
+                found.extend(PodInterface::read(&interface, pod.as_ref(), &by_index));
             }
         }
         Self(found)
@@ -80,7 +80,7 @@ impl PodInterfaces {
 }
 
 impl PodInterface {
-    fn read(interface: &Path, pod: Option<&String>, by_number: &BTreeMap<String, PathBuf>) -> Option<Self> {
+    fn read(interface: &Path, pod: Option<&String>, by_index: &BTreeMap<String, PathBuf>) -> Option<Self> {
         let name = interface.file_name()?.to_str()?.to_owned();
         let (modules, device) = if let Some(module) = module_of(&interface.join("device")) {
             let device = fs::read_link(interface.join("device")).ok();
@@ -89,21 +89,21 @@ impl PodInterface {
         } else {
             let uevent = text(interface.join("uevent")).unwrap_or_default();
             let kind = uevent.lines().find_map(|line| line.strip_prefix("DEVTYPE="))?;
-            let below = STACKED.contains(&kind).then(|| text(interface.join("iflink")))??;
-            (modules_below(by_number.get(&below)?), String::new())
+            let below = STACKED_TYPES.contains(&kind).then(|| text(interface.join("iflink")))??;
+            (driver_modules(by_index.get(&below)?), String::new())
         };
         Some(Self { name, pod: pod.cloned(), modules, device })
     }
 }
 
 /// The node's interfaces by their number (`ifindex`).
-fn interfaces_by_number(paths: &Paths) -> BTreeMap<String, PathBuf> {
+fn interfaces_by_index(paths: &Paths) -> BTreeMap<String, PathBuf> {
     let interfaces = entries(paths.at("/sys/class/net")).into_iter();
     interfaces.filter_map(|interface| Some((text(interface.join("ifindex"))?, interface))).collect()
 }
 
 /// Modules of the drivers of an interface, or of those below it: a bond's slaves, a VLAN's interface.
-fn modules_below(interface: &Path) -> BTreeSet<String> {
+fn driver_modules(interface: &Path) -> BTreeSet<String> {
     let (mut modules, mut seen, mut next) = (BTreeSet::new(), BTreeSet::new(), vec![interface.to_owned()]);
     while let Some(interface) = next.pop() {
         if !seen.insert(interface.clone()) {

@@ -21,12 +21,12 @@ const MAX_MESSAGES: usize = 64;
 const MAX_MESSAGE: usize = 512;
 
 /// Beginnings of the kernel's report of an oops or panic, on all architectures.
-const DEATH: [&str; 6] =
+const OOPS_SIGNS: [&str; 6] =
     ["BUG: ", "Oops", "Kernel panic", "Unable to handle", "general protection fault", "kernel BUG at"];
 
 /// Whether a kernel message reports an oops or panic. The trace that follows it has no fixed length.
 pub fn reports_oops(message: &str) -> bool {
-    DEATH.iter().any(|sign| message.contains(sign))
+    OOPS_SIGNS.iter().any(|sign| message.contains(sign))
 }
 
 /// Secret of one virtual machine: 128 random bits.
@@ -140,11 +140,11 @@ impl Record {
             Self::Hello { version, kernel } => vec![version, kernel],
             Self::Loaded { oops, read_back, messages, .. } => {
                 let ReadBack { listed: _, state, source_version, taint } = read_back;
-                keep_worst(messages, *oops);
+                truncate_messages(messages, *oops);
                 messages.iter_mut().chain([state, source_version, taint]).collect()
             }
             Self::Unloaded { oops, messages, .. } => {
-                keep_worst(messages, *oops);
+                truncate_messages(messages, *oops);
                 messages.iter_mut().collect()
             }
             Self::Failed(message) => vec![message],
@@ -159,7 +159,7 @@ impl Record {
 }
 
 /// Keeps [`MAX_MESSAGES`] messages: after an oops from its beginning on, otherwise the last ones.
-fn keep_worst(messages: &mut Vec<String>, oops: bool) {
+fn truncate_messages(messages: &mut Vec<String>, oops: bool) {
     let last = messages.len().saturating_sub(MAX_MESSAGES);
     let death = messages.iter().position(|message| oops && reports_oops(message));
     messages.drain(..death.map_or(last, |death| death.min(last)));

@@ -22,7 +22,7 @@ pub(crate) trait Signals {
     fn wait(&mut self) -> &'static str;
     /// Fails if a signal has arrived, to end a start between two steps.
     fn check(&mut self) -> Result<(), Error> {
-        self.received().map_or(Ok(()), |signal| Err(Error::Ended(signal)))
+        self.received().map_or(Ok(()), |signal| Err(Error::Interrupted(signal)))
     }
 }
 
@@ -37,24 +37,24 @@ impl ProcessSignals {
 
 impl Signals for ProcessSignals {
     fn received(&mut self) -> Option<&'static str> {
-        self.0.pending().find_map(name)
+        self.0.pending().find_map(stop_signal_name)
     }
 
     fn wait(&mut self) -> &'static str {
         loop {
             // As PID 1 this process inherits orphans. Its own children have been waited for before this call.
-            reap();
-            if let Some(name) = self.0.wait().find_map(name) {
+            reap_children();
+            if let Some(name) = self.0.wait().find_map(stop_signal_name) {
                 return name;
             }
         }
     }
 }
 
-fn reap() {
+fn reap_children() {
     while let Ok(Some(_)) = waitpid(None, WaitOptions::NOHANG) {}
 }
 
-fn name(signal: i32) -> Option<&'static str> {
+fn stop_signal_name(signal: i32) -> Option<&'static str> {
     STOP_SIGNALS.contains(&signal).then(|| signal_name(signal))?
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Maximum number of stacked block devices, such as LVM on multipath on RAID.
-const DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// A use of storage.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,12 +31,12 @@ pub(crate) struct StorageUse {
 pub(crate) fn uses(paths: &Paths) -> Vec<StorageUse> {
     let mounts = fs::read_to_string(paths.at("/proc/1/mountinfo")).unwrap_or_default();
     let swaps = fs::read_to_string(paths.at("/proc/swaps")).unwrap_or_default();
-    let mut uses: Vec<StorageUse> = mounts.lines().filter_map(|line| mount(paths, line)).collect();
+    let mut uses: Vec<StorageUse> = mounts.lines().filter_map(|line| parse_mount(paths, line)).collect();
     uses.extend(swaps.lines().skip(1).filter_map(|line| {
         let device = line.split_whitespace().next()?;
         let name = device.strip_prefix("/dev/")?.rsplit('/').next()?;
         let device_path = fs::canonicalize(paths.at(&format!("/sys/class/block/{name}"))).ok()?;
-        Some(on_device(&device_path, format!("swap space on {device}")))
+        Some(use_of_device(&device_path, format!("swap space on {device}")))
     }));
     uses.retain(|found| !found.modules.is_empty() || !found.servers.is_empty());
     uses
@@ -44,7 +44,7 @@ pub(crate) fn uses(paths: &Paths) -> Vec<StorageUse> {
 
 /// Parses a line of `mountinfo` (proc_pid_mountinfo(5)): id, parent, major:minor, root, place, options, optional fields,
 /// `-`, type, source, options of the file system.
-fn mount(paths: &Paths, line: &str) -> Option<StorageUse> {
+fn parse_mount(paths: &Paths, line: &str) -> Option<StorageUse> {
     let (fields, of_file_system) = line.split_once(" - ")?;
     let mut fields = fields.split(' ').skip(2);
     let (device, place) = (fields.next()?, fields.nth(1)?);
@@ -57,12 +57,12 @@ fn mount(paths: &Paths, line: &str) -> Option<StorageUse> {
         return Some(StorageUse { what, modules: BTreeSet::new(), servers: servers.collect() });
     }
     let device = fs::canonicalize(paths.at(&format!("/sys/dev/block/{device}"))).ok()?;
-    Some(on_device(&device, what))
+    Some(use_of_device(&device, what))
 }
 
-fn on_device(device: &Path, what: String) -> StorageUse {
+fn use_of_device(device: &Path, what: String) -> StorageUse {
     let mut found = StorageUse { what, modules: BTreeSet::new(), servers: Vec::new() };
-    add_device(device, DEPTH, &mut found);
+    add_device(device, MAX_DEPTH, &mut found);
     found
 }
 

@@ -312,7 +312,7 @@ impl Kernel for FakeKernel {
         let (name, _) = ModuleFile::of(&file.path, file.origin).unwrap();
         let warnings = self.warnings.borrow().get(&name).cloned().into_iter().collect();
         self.take_time(&name, progress);
-        let from = if self.paths.name(&file.path).starts_with("/host/") { "host" } else { "image" };
+        let from = if self.paths.container_path(&file.path).starts_with("/host/") { "host" } else { "image" };
         let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
         let info = file.info().unwrap();
         let mut modules = self.modules();
@@ -376,7 +376,7 @@ impl Kernel for FakeKernel {
 
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {
         let place = fs::canonicalize(to).unwrap();
-        let (from, to) = (self.paths.name(from), self.paths.name(&place));
+        let (from, to) = (self.paths.container_path(from), self.paths.container_path(&place));
         self.call(format!("bind {from} {to}"), || {
             let mut mounts = self.mounts();
             let id = mounts.len() + 1;
@@ -396,7 +396,7 @@ impl Kernel for FakeKernel {
 
     fn unmount(&self, place: &Path) -> io::Result<()> {
         let at = fs::canonicalize(place).unwrap();
-        let place = self.paths.name(&at);
+        let place = self.paths.container_path(&at);
         self.call(format!("unmount {place}"), || {
             let mut mounts = self.mounts();
             let last = mounts.iter().rposition(|line| line.split(' ').nth(4) == Some(place.as_str()));
@@ -410,12 +410,12 @@ impl Kernel for FakeKernel {
 
     fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()> {
         let kind = if flags.contains(MountPropagationFlags::PRIVATE) { "private" } else { "runbindable" };
-        self.call(format!("make {} {kind}", self.paths.name(place)), || {});
+        self.call(format!("make {} {kind}", self.paths.container_path(place)), || {});
         Ok(())
     }
 
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()> {
-        self.call(format!("device {} {major}", self.paths.name(path)), || fs::write(path, "").unwrap());
+        self.call(format!("device {} {major}", self.paths.container_path(path)), || fs::write(path, "").unwrap());
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use crate::{
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
     node::{Node, is_plain_path},
     pods::PodInterfaces,
-    routes::{Network, Use},
+    routes::{Network, TrafficUse},
     storage::{self, StorageUse},
 };
 
@@ -98,7 +98,7 @@ impl fmt::Display for UnloadForecast {
                 write!(f, "module {name} can be unloaded, which takes down {}", down.join("; "))
             }
             (true, true, true) => write!(f, "module {name} can be unloaded"),
-            (true, false, _) => write!(f, "the unload of module {name} would disrupt {}", joined(losses)),
+            (true, false, _) => write!(f, "the unload of module {name} would disrupt {}", join_losses(losses)),
             (false, true, _) => {
                 let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
                 write!(f, "module {name} cannot be unloaded: {}", held.join("; "))
@@ -109,14 +109,14 @@ impl fmt::Display for UnloadForecast {
                     f,
                     "module {name} cannot be unloaded: {}; and would disrupt {}",
                     held.join("; "),
-                    joined(losses)
+                    join_losses(losses)
                 )
             }
         }
     }
 }
 
-fn joined(losses: &[Loss]) -> String {
+fn join_losses(losses: &[Loss]) -> String {
     losses.iter().map(Loss::to_string).collect::<Vec<_>>().join("; ")
 }
 
@@ -174,7 +174,7 @@ fn refuse_disruption(forecasts: &[UnloadForecast]) -> Result<(), Error> {
     names.dedup();
     let names: Vec<&str> = names.into_iter().map(Disruption::name).collect();
     Err(Error::new(
-        format!("refused, because the unload of the driver would disrupt {}", joined(&losses)),
+        format!("refused, because the unload of the driver would disrupt {}", join_losses(&losses)),
         format!(
             "move the traffic, file systems or pods to other devices; or accept the disruption with {VARIABLE}={} in \
              the definition's runtime.env or the DaemonSet",
@@ -184,54 +184,93 @@ fn refuse_disruption(forecasts: &[UnloadForecast]) -> Result<(), Error> {
 }
 
 /// Forecasts the unload of these modules and of all modules that use them, in unload order. Ignores processes of the
-/// pod `without`, and what is allowed.
+/// pod `driver_pod`, and disruptions that are allowed.
 fn forecast(
     node: &Node<'_>,
     names: &[&str],
-    without: Option<&str>,
+    driver_pod: Option<&str>,
     allowed: &Allowed,
 ) -> Result<Vec<UnloadForecast>, Error> {
-    let loaded = Loaded::read(&node.paths)?;
-    let (interfaces, storage) = (interfaces(node), storage::uses(&node.paths));
-    let (network, pods) = (Network::read(&node.paths), PodInterfaces::read(&node.paths));
-    let forecasts = loaded.with_holders(names).into_iter().map(|name| {
-        let down: Vec<InterfaceUse> = interfaces
-            .iter()
-            .filter(|(module, _)| *module == name)
-            .map(|(_, path)| InterfaceUse::of(&network, path))
-            .collect();
-        let mut losses: Vec<Loss> = down.iter().filter_map(InterfaceUse::loss).collect();
-        let is_lost = |found: &&StorageUse| {
-            let is_reached = |server| down.iter().any(|interface| network.carries(&interface.path, server));
-            found.modules.contains(&name) || found.servers.iter().copied().any(is_reached)
-        };
-        let lost = storage.iter().filter(is_lost).map(|found| found.what.clone());
-        losses.extend(lost.map(|what| Loss { disruption: Disruption::Storage, pod: None, what }));
-        let of_driver = |loss: &Loss| without.is_some() && loss.pod.as_deref() == without;
-        losses.extend(pods.losses(&node.paths, &name).into_iter().filter(|loss| !of_driver(loss)));
+    let state = NodeState::read(node)?;
+    let forecasts = state.loaded.with_holders(names).into_iter().map(|name| {
+        let down = state.interfaces_of(&name);
+        let mut losses = state.losses(&name, &down, driver_pod);
         losses.retain(|loss| !allowed.contains(loss.disruption));
-        let mut held = Vec::new();
-        let users = [unload::in_use, unload::functions_in_use].map(|users| users(node, &loaded, &name));
-        for error in users.into_iter().flatten() {
-            let Error::InUse { by, references, .. } = error else { continue };
-            let others = by.iter().filter(|user| without.is_none() || user.pod.as_deref() != without);
-            held.extend(others.map(|user| Holder { pod: user.pod.clone(), what: format!("used by {user}") }));
-            if by.is_empty() && held.is_empty() && losses.is_empty() {
-                let user = storage.iter().find(|found| found.modules.contains(&name));
-                let user = user.map_or("an unknown user", |found| &found.what);
-                held.push(Holder { pod: None, what: format!("{references} reference(s) of {user}") });
-            }
-        }
+        let held = state.holders(&name, !losses.is_empty(), driver_pod);
         UnloadForecast { name, held, losses, down: down.iter().map(InterfaceUse::to_string).collect() }
     });
     Ok(forecasts.collect())
+}
+
+/// What the node runs on its drivers.
+struct NodeState<'a> {
+    node: &'a Node<'a>,
+    loaded: Loaded,
+    /// Network interfaces, each with the module of its driver.
+    interfaces: Vec<(String, PathBuf)>,
+    network: Network,
+    storage: Vec<StorageUse>,
+    pods: PodInterfaces,
+}
+
+impl<'a> NodeState<'a> {
+    fn read(node: &'a Node<'a>) -> Result<Self, Error> {
+        Ok(Self {
+            node,
+            loaded: Loaded::read(&node.paths)?,
+            interfaces: interfaces(node),
+            network: Network::read(&node.paths),
+            storage: storage::uses(&node.paths),
+            pods: PodInterfaces::read(&node.paths),
+        })
+    }
+
+    /// Lists the interfaces that a module drives.
+    fn interfaces_of(&self, module: &str) -> Vec<InterfaceUse> {
+        let interfaces = self.interfaces.iter().filter(|(driver, _)| driver == module);
+        interfaces.map(|(_, path)| InterfaceUse::of(&self.network, path)).collect()
+    }
+
+    /// Lists what the node and its pods lose with a module and its interfaces `down`.
+    fn losses(&self, module: &str, down: &[InterfaceUse], driver_pod: Option<&str>) -> Vec<Loss> {
+        let mut losses: Vec<Loss> = down.iter().filter_map(InterfaceUse::loss).collect();
+        let is_lost = |storage: &&StorageUse| {
+            let is_reached =
+                |server| down.iter().any(|interface| self.network.carries(&interface.path, server));
+            storage.modules.contains(module) || storage.servers.iter().copied().any(is_reached)
+        };
+        let lost = self.storage.iter().filter(is_lost).map(|storage| storage.what.clone());
+        losses.extend(lost.map(|what| Loss { disruption: Disruption::Storage, pod: None, what }));
+        let is_driver_pod = |loss: &Loss| driver_pod.is_some() && loss.pod.as_deref() == driver_pod;
+        let of_pods = self.pods.losses(&self.node.paths, module).into_iter();
+        losses.extend(of_pods.filter(|loss| !is_driver_pod(loss)));
+        losses
+    }
+
+    /// Lists what prevents the unload of a module. References without a visible process count only if the module has
+    /// no losses, which may explain them.
+    fn holders(&self, module: &str, has_losses: bool, driver_pod: Option<&str>) -> Vec<Holder> {
+        let mut holders = Vec::new();
+        let in_use = [unload::in_use, unload::virtual_functions_in_use];
+        for error in in_use.iter().filter_map(|in_use| in_use(self.node, &self.loaded, module)) {
+            let Error::InUse { by, references, .. } = error else { continue };
+            let others = by.iter().filter(|user| driver_pod.is_none() || user.pod.as_deref() != driver_pod);
+            holders.extend(others.map(|user| Holder { pod: user.pod.clone(), what: format!("used by {user}") }));
+            if by.is_empty() && holders.is_empty() && !has_losses {
+                let user = self.storage.iter().find(|storage| storage.modules.contains(module));
+                let user = user.map_or("an unknown user", |storage| &storage.what);
+                holders.push(Holder { pod: None, what: format!("{references} reference(s) of {user}") });
+            }
+        }
+        holders
+    }
 }
 
 /// A network interface of a driver, with the traffic that it carries.
 struct InterfaceUse {
     path: PathBuf,
     name: String,
-    uses: Vec<Use>,
+    uses: Vec<TrafficUse>,
 }
 
 impl InterfaceUse {

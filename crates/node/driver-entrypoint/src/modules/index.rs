@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct Index {
     files: BTreeMap<String, ModuleFile>,
     built_in: BTreeSet<String>,
-    places: Vec<PathBuf>,
+    trees: Vec<PathBuf>,
     release: String,
 }
 
@@ -44,13 +44,13 @@ impl Index {
     pub(crate) fn read(release: &str, trees: &[(Origin, PathBuf)]) -> Result<Self, Error> {
         let mut index = Self { release: release.to_owned(), ..Self::default() };
         for (origin, directory) in trees {
-            index.places.push(directory.clone());
-            for file in tree(directory, *origin)? {
+            index.trees.push(directory.clone());
+            for file in module_files(directory, *origin)? {
                 if let Some((name, file)) = ModuleFile::of(&file, *origin) {
                     index.files.entry(name).or_insert(file);
                 }
             }
-            let built_in = text(&directory.join("modules.builtin"))?.unwrap_or_default();
+            let built_in = read_text(&directory.join("modules.builtin"))?.unwrap_or_default();
             let names = built_in.lines().filter_map(|line| ModuleFile::of(Path::new(line), *origin));
             index.built_in.extend(names.map(|(name, _)| name));
         }
@@ -63,7 +63,7 @@ impl Index {
     }
 
     /// Returns the file of a module if it comes from the image.
-    pub(crate) fn of_image(&self, name: &str) -> Option<&ModuleFile> {
+    pub(crate) fn image_file(&self, name: &str) -> Option<&ModuleFile> {
         self.file(name).filter(|file| file.origin == Origin::Image)
     }
 
@@ -83,15 +83,15 @@ impl Index {
     }
 
     /// Error for a module that no tree has; lists the searched trees.
-    pub(crate) fn missing(&self, name: &str, needed_by: Option<&str>) -> Error {
+    pub(crate) fn missing_error(&self, name: &str, needed_by: Option<&str>) -> Error {
         let needed_by = needed_by.map(|by| format!(", which {by} needs,")).unwrap_or_default();
-        let places: Vec<String> = self.places.iter().map(|place| place.display().to_string()).collect();
+        let trees: Vec<String> = self.trees.iter().map(|place| place.display().to_string()).collect();
         Error::new(
             format!(
                 "module {}{needed_by} is missing for kernel {}: looked in {}",
                 kernel_name(name),
                 self.release,
-                places.join(" and ")
+                trees.join(" and ")
             ),
             "this image was not built for the running kernel, or the host's /lib/modules is not mounted at \
              /host/lib/modules",
@@ -103,12 +103,12 @@ impl Index {
 /// reading thousands of directory entries; its entries without a file are skipped. In an image `modules.dep` may come
 /// from the topmost layer and list only that layer's modules. Files that it does not list follow after those that it
 /// lists.
-fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
+fn module_files(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
-    if let Some(list) = text(&directory.join("modules.dep"))? {
+    if let Some(list) = read_text(&directory.join("modules.dep"))? {
         let names = list.lines().filter_map(|line| Some(line.split_once(':')?.0));
         // Paths in `modules.dep` are relative to the tree, unless it was built in an unusual way.
-        let found = names.map(|name| followed(directory, directory.join(name)));
+        let found = names.map(|name| resolve_link(directory, directory.join(name)));
         files.extend(found.filter(|file| file.is_file()));
         if origin == Origin::Host && !files.is_empty() {
             return Ok(files);
@@ -122,15 +122,15 @@ fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
         let entry = entry.map_err(Error::on("read", directory.to_string_lossy()))?.map(DirEntry::into_path);
         found.extend(entry.filter(|path| ModuleFile::of(path, origin).is_some()));
     }
-    found.sort_by_cached_key(|file| (rank(directory, file), file.clone()));
-    let found = found.into_iter().map(|file| followed(directory, file));
+    found.sort_by_cached_key(|file| (search_rank(directory, file), file.clone()));
+    let found = found.into_iter().map(|file| resolve_link(directory, file));
     files.extend(found.filter(|file| file.is_file()));
     Ok(files)
 }
 
 /// Resolves a symlink with an absolute target below `/lib/modules`, as in weak-updates of RPM distributions. Such a
 /// target is relative to the root that the tree comes from, so it is looked up next to the tree.
-fn followed(directory: &Path, file: PathBuf) -> PathBuf {
+fn resolve_link(directory: &Path, file: PathBuf) -> PathBuf {
     let target = fs::read_link(&file).unwrap_or_default();
     let below = ["/lib/modules", "/usr/lib/modules"].iter().find_map(|top| target.strip_prefix(top).ok());
     match below.zip(directory.parent()) {
@@ -140,7 +140,7 @@ fn followed(directory: &Path, file: PathBuf) -> PathBuf {
 }
 
 /// Rank in depmod's default order (`search updates extra built-in weak-updates`).
-fn rank(directory: &Path, file: &Path) -> usize {
+fn search_rank(directory: &Path, file: &Path) -> usize {
     let below = file.strip_prefix(directory).unwrap_or(file);
     match below.components().next().and_then(|first| first.as_os_str().to_str()) {
         Some("updates") => 0,
@@ -150,7 +150,7 @@ fn rank(directory: &Path, file: &Path) -> usize {
     }
 }
 
-fn text(path: &Path) -> Result<Option<String>, Error> {
+fn read_text(path: &Path) -> Result<Option<String>, Error> {
     let bytes = if_exists(fs::read(path)).map_err(Error::on("read", path.to_string_lossy()))?;
     Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
@@ -171,7 +171,7 @@ mod tests {
         }
         bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/crc-t10dif.ko\n");
         let index = Index::of_node(&bench.node()).unwrap();
-        let place = |name: &str| index.file(name).map(|file| bench.node().paths.name(&file.path));
+        let place = |name: &str| index.file(name).map(|file| bench.node().paths.container_path(&file.path));
         assert_eq!(place("a"), Some(format!("/lib/modules/{RELEASE}/updates/a.ko")));
         assert_eq!(place("c"), Some(format!("/lib/modules/{RELEASE}/extra/c.ko")));
         assert_eq!(place("b"), Some(format!("/host/lib/modules/{RELEASE}/kernel/b.ko")));
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!((origin("a"), origin("b")), (Some(Origin::Image), Some(Origin::Host)));
         assert!(!index.has("d"));
         assert_eq!(
-            index.missing("d", Some("a")).to_string().split(": ").next().unwrap(),
+            index.missing_error("d", Some("a")).to_string().split(": ").next().unwrap(),
             format!("module d, which a needs, is missing for kernel {RELEASE}")
         );
     }
@@ -224,6 +224,6 @@ mod tests {
         }
         bench.file(&format!("{tree}/modules.dep"), "extra/nvidia-peermem.ko:\n");
         let index = Index::of_node(&bench.node()).unwrap();
-        assert!(index.of_image("nvidia").is_some() && index.of_image("nvidia_peermem").is_some());
+        assert!(index.image_file("nvidia").is_some() && index.image_file("nvidia_peermem").is_some());
     }
 }

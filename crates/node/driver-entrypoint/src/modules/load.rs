@@ -71,20 +71,20 @@ impl Loader<'_> {
     }
 
     /// Returns the names of the image's modules that must be loaded for a module if no modules are loaded yet.
-    pub(crate) fn of_image(&self, name: &str) -> Result<Vec<String>, Error> {
+    pub(crate) fn image_modules_for(&self, name: &str) -> Result<Vec<String>, Error> {
         let steps = self.plan(name, &Loaded::default())?.into_iter();
         Ok(steps.filter(|step| step.file.origin == Origin::Image).map(|step| step.name).collect())
     }
 
     /// Whether a module of this name is loaded and is the image's build.
-    pub(crate) fn is_ours(&self, loaded: &Loaded, name: &str) -> bool {
-        let info = self.index.of_image(name).and_then(|file| file.info().ok());
-        info.is_some_and(|info| loaded.is(&self.node.paths, name, &info))
+    pub(crate) fn is_image_build(&self, loaded: &Loaded, name: &str) -> bool {
+        let info = self.index.image_file(name).and_then(|file| file.info().ok());
+        info.is_some_and(|info| loaded.is_file(&self.node.paths, name, &info))
     }
 
     /// Returns the names of modules that are not loaded, or whose loaded module is not the image's build.
-    pub(crate) fn not_ours(&self, loaded: &Loaded, names: &[String]) -> Vec<String> {
-        names.iter().filter(|name| !self.is_ours(loaded, name)).cloned().collect()
+    pub(crate) fn without_image_build(&self, loaded: &Loaded, names: &[String]) -> Vec<String> {
+        names.iter().filter(|name| !self.is_image_build(loaded, name)).cloned().collect()
     }
 
     /// Returns the steps that load a module and its dependencies, in load order. Empty if the module is loaded or built in.
@@ -102,15 +102,15 @@ impl Loader<'_> {
 
     /// Warns of devices that the module should drive and does not: their probe failed, and the load succeeded all the
     /// same. Probes may still be running for a moment.
-    fn report_unbound(&self, name: &str, aliases: &[String]) {
+    fn warn_of_unbound_devices(&self, name: &str, aliases: &[String]) {
         let Self { node, .. } = self;
-        let mut unbound = devices::unbound(&node.paths, aliases);
+        let mut unbound = devices::without_driver(&node.paths, aliases);
         for _ in 1..MAX_ATTEMPTS {
             if unbound.is_empty() {
                 return;
             }
             node.kernel.pause(RETRY_INTERVAL);
-            unbound = devices::unbound(&node.paths, aliases);
+            unbound = devices::without_driver(&node.paths, aliases);
         }
         if !unbound.is_empty() {
             let devices = unbound.join(", ");
@@ -127,7 +127,7 @@ impl Loader<'_> {
     fn insert(&self, step: &Step) -> Result<bool, Error> {
         let Step { name, file, optional, aliases } = step;
         let parameters = self.parameters.of(name);
-        let path = self.node.paths.name(&file.path);
+        let path = self.node.paths.container_path(&file.path);
         let origin = if file.origin == Origin::Host { " of the host" } else { "" };
         let mut progress = |time: Duration| {
             let seconds = time.as_secs();
@@ -151,7 +151,7 @@ impl Loader<'_> {
                 for warning in warnings {
                     self.node.log.warn(format!("kernel: {warning}"));
                 }
-                self.report_unbound(name, aliases);
+                self.warn_of_unbound_devices(name, aliases);
                 Ok(true)
             }
             Err(refusal) if refusal.errno == Errno::EXIST => Ok(false),
@@ -203,7 +203,7 @@ impl DependencyWalk<'_> {
         let Some(file) = self.loader.index.file(name) else {
             // Soft dependencies are often aliases, which have no file.
             let may_lack_file = optional || self.loader.index.is_built_in(name);
-            return if may_lack_file { Ok(()) } else { Err(self.loader.index.missing(name, needed_by)) };
+            return if may_lack_file { Ok(()) } else { Err(self.loader.index.missing_error(name, needed_by)) };
         };
         let info = file.info()?;
         let configured = self.loader.parameters.soft_dependencies(name);

@@ -52,7 +52,7 @@ impl Loaded {
     }
 
     /// Whether the loaded module of this name is the one in the file.
-    pub(crate) fn is(&self, paths: &Paths, name: &str, file: &ModuleInfo) -> bool {
+    pub(crate) fn is_file(&self, paths: &Paths, name: &str, file: &ModuleInfo) -> bool {
         self.identity(paths, name).is_some_and(|loaded| file.identity() == Some(loaded))
     }
 
@@ -64,7 +64,7 @@ impl Loaded {
     }
 
     /// Whether the loaded module was built in the kernel's tree, unlike the out-of-tree drivers of images.
-    pub(crate) fn is_of_kernel(paths: &Paths, name: &str) -> bool {
+    pub(crate) fn is_in_tree(paths: &Paths, name: &str) -> bool {
         let taint = files::text(paths.at(&format!("/sys/module/{}/taint", kernel_name(name))));
         taint.is_some_and(|taint| !taint.contains('O'))
     }
@@ -83,8 +83,8 @@ impl Loaded {
 
     /// Returns the state after these modules are unloaded.
     pub(crate) fn without(&self, names: &[String]) -> Self {
-        let staying = self.0.iter().filter(|(name, _)| !names.contains(name));
-        Self(staying.map(|(name, module)| (name.clone(), module.clone())).collect())
+        let remaining = self.0.iter().filter(|(name, _)| !names.contains(name));
+        Self(remaining.map(|(name, module)| (name.clone(), module.clone())).collect())
     }
 
     /// Lists modules and all their direct and indirect users, users first: a valid unload order. Names that are not
@@ -125,7 +125,7 @@ mod tests {
         let loaded = Loaded::read(&paths).unwrap();
         let is = |name: &str, source_version: &str, build_id: &str| {
             let (source_version, build_id) = (source_version.to_owned(), build_id.as_bytes().to_vec());
-            loaded.is(&paths, name, &ModuleInfo { source_version, build_id, ..ModuleInfo::default() })
+            loaded.is_file(&paths, name, &ModuleInfo { source_version, build_id, ..ModuleInfo::default() })
         };
         assert!(is("a", "A1", "other") && !is("a", "A2", "") && !is("a", "", ""));
         assert!(is("b", "", "note") && !is("b", "", "other") && !is("b", "", "") && !is("b", "A1", "note"));

@@ -31,7 +31,7 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
         if tries == 1 {
             node.log.step(format!("unloading module {name}"));
         }
-        if let Some(error) = functions_in_use(node, &loaded, &name) {
+        if let Some(error) = virtual_functions_in_use(node, &loaded, &name) {
             return Err(error);
         }
         match node.kernel.unload(&name, &mut progress) {
@@ -44,8 +44,8 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
                 tries += 1;
                 node.kernel.pause(RETRY_INTERVAL);
             }
-            Err(errno @ (Errno::AGAIN | Errno::BUSY)) => return Err(blocker(node, &name, errno)?),
-            Err(errno) => return Err(Error::kept(&name, errno)),
+            Err(errno @ (Errno::AGAIN | Errno::BUSY)) => return Err(unload_error(node, &name, errno)?),
+            Err(errno) => return Err(Error::unload_refused(&name, errno)),
         }
     }
 }
@@ -74,8 +74,8 @@ pub(crate) fn in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Err
 
 /// Like [`in_use`], for drivers such as `vfio_pci` that are bound to virtual functions of the module's devices. The
 /// functions disappear with the module, and the kernel waits indefinitely for processes that have one open.
-pub(crate) fn functions_in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Error> {
-    let others = users::drivers_of_functions(&node.paths, name);
+pub(crate) fn virtual_functions_in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Error> {
+    let others = users::virtual_function_drivers(&node.paths, name);
     others.iter().find_map(|driver| in_use(node, loaded, driver))
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn check_users(node: &Node<'_>, name: &str) -> Result<(), Error> {
     let mut tries = 1;
     loop {
         let loaded = Loaded::read(&node.paths)?;
-        if let Some(error) = functions_in_use(node, &loaded, name) {
+        if let Some(error) = virtual_functions_in_use(node, &loaded, name) {
             return Err(error);
         }
         match in_use(node, &loaded, name) {
@@ -107,13 +107,13 @@ fn has_no_holders(loaded: &Loaded, name: &str) -> bool {
     loaded.get(name).is_none_or(|module| module.holders.is_empty())
 }
 
-fn blocker(node: &Node<'_>, name: &str, errno: Errno) -> Result<Error, Error> {
+fn unload_error(node: &Node<'_>, name: &str, errno: Errno) -> Result<Error, Error> {
     let loaded = Loaded::read(&node.paths)?;
     Ok(match loaded.get(name) {
         Some(module) if !module.holders.is_empty() => {
             Error::Held { name: name.to_owned(), by: module.holders.iter().cloned().collect() }
         }
-        _ => in_use(node, &loaded, name).unwrap_or_else(|| Error::kept(name, errno)),
+        _ => in_use(node, &loaded, name).unwrap_or_else(|| Error::unload_refused(name, errno)),
     })
 }
 

@@ -32,7 +32,7 @@ impl fmt::Display for User {
 /// it drives.
 pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<String> {
     let uses_rdma = || loaded.get("ib_core").is_some_and(|core| core.holders.contains(module));
-    let of_its_kind: &[&str] = match module {
+    let well_known: &[&str] = match module {
         name if name.starts_with("nvidia") => &["/dev/nvidia"],
         "gdrdrv" => &["/dev/gdrdrv"],
         name if name.starts_with("mst") => &["/dev/mst", "/dev/mstflint"],
@@ -51,11 +51,11 @@ pub(crate) fn devices(paths: &Paths, loaded: &Loaded, module: &str) -> Vec<Strin
         let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
         Some(format!("/dev/{name}"))
     });
-    of_its_kind.iter().map(|&start| start.to_owned()).chain(driven).collect()
+    well_known.iter().map(|&start| start.to_owned()).chain(driven).collect()
 }
 
 /// Modules of other drivers that are bound to virtual functions of the module's devices.
-pub(crate) fn drivers_of_functions(paths: &Paths, module: &str) -> BTreeSet<String> {
+pub(crate) fn virtual_function_drivers(paths: &Paths, module: &str) -> BTreeSet<String> {
     let module = kernel_name(module);
     let drivers = entries(paths.at(&format!("/sys/module/{module}/drivers"))).into_iter();
     let functions = drivers.flat_map(entries).flat_map(entries).filter(|path| {
@@ -95,13 +95,13 @@ pub(crate) fn pod_of(process: &Path) -> Option<String> {
 }
 
 fn open_device(process: &Path, devices: &[String]) -> Option<String> {
-    let is_one = |path: &str| devices.iter().any(|device| path.starts_with(device.as_str()));
+    let is_device = |path: &str| devices.iter().any(|device| path.starts_with(device.as_str()));
     let open = entries(process.join("fd"));
     let mut open = open.iter().filter_map(|entry| Some(fs::read_link(entry).ok()?.to_str()?.to_owned()));
-    if let Some(path) = open.find(|path| is_one(path)) {
+    if let Some(path) = open.find(|path| is_device(path)) {
         return Some(path);
     }
     let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
     let mut mapped = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
-    mapped.find(|path| is_one(path)).map(str::to_owned)
+    mapped.find(|path| is_device(path)).map(str::to_owned)
 }

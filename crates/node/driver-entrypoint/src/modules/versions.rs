@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Maximum number of bytes read of a table. The table of a distribution's whole kernel has 2 MiB.
-const LONGEST: u64 = 16 << 20;
+const MAX_TABLE_SIZE: u64 = 16 << 20;
 
 /// A driver of another container that exposes its symbol versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Driver {
     }
 
     /// Candidate paths of the driver's `Module.symvers` for the running kernel.
-    fn tables(self, node: &Node<'_>) -> Vec<PathBuf> {
+    fn table_paths(self, node: &Node<'_>) -> Vec<PathBuf> {
         let release = node.kernel.release();
         let places = match self {
             Self::Gpu => {
@@ -45,9 +45,9 @@ impl Driver {
                     return Vec::new();
                 }
                 let sources = entries(node.paths.at("/run/nvidia/driver/usr/src")).into_iter();
-                let is_one = |name: &str| name.starts_with("nvidia-");
+                let is_source_tree = |name: &str| name.starts_with("nvidia-");
                 sources
-                    .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_one))
+                    .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_source_tree))
                     .collect()
             }
             Self::Ofed => {
@@ -65,13 +65,13 @@ impl Driver {
 
 /// Versions of the symbols that loaded modules export, each with its module.
 #[derive(Debug, Default)]
-pub(crate) struct Exported(BTreeMap<String, (u32, String)>);
+pub(crate) struct ExportedVersions(BTreeMap<String, (u32, String)>);
 
-impl Exported {
+impl ExportedVersions {
     /// Adds the symbols of a table; returns whether the table could be read.
     pub(crate) fn add(&mut self, table: &Path, loaded: &Loaded) -> bool {
         let mut bytes = Vec::new();
-        let read = File::open(table).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
+        let read = File::open(table).and_then(|file| file.take(MAX_TABLE_SIZE).read_to_end(&mut bytes));
         for line in String::from_utf8_lossy(&bytes).lines() {
             // Fields: 0x<crc> <symbol> <module's path> <export> <namespace>
             let mut fields = line.split('\t');
@@ -91,34 +91,34 @@ impl Exported {
     }
 
     /// Lists symbols for which the module expects a version other than the exported one, each with the exporter.
-    fn others(&self, module: &ModuleInfo) -> Vec<String> {
-        let other = |(symbol, crc): &(String, u32)| {
+    fn mismatches(&self, module: &ModuleInfo) -> Vec<String> {
+        let mismatch = |(symbol, crc): &(String, u32)| {
             let (loaded, exporter) = self.0.get(symbol)?;
             (loaded != crc).then(|| format!("{symbol} of {exporter}"))
         };
-        module.versions.iter().filter_map(other).collect()
+        module.versions.iter().filter_map(mismatch).collect()
     }
 }
 
 /// Refuses a module if it, or a module to be loaded for it, was compiled against drivers other than the loaded ones.
 pub(crate) fn check(loader: &Loader<'_>, name: &str, drivers: &[Driver]) -> Result<(), Error> {
     let Loader { node, .. } = loader;
-    let present = Loaded::read(&node.paths)?;
-    let mut exported = Exported::default();
+    let loaded = Loaded::read(&node.paths)?;
+    let mut exported = ExportedVersions::default();
     for driver in drivers {
-        if !driver.tables(node).iter().any(|table| exported.add(table, &present)) {
+        if !driver.table_paths(node).iter().any(|table| exported.add(table, &loaded)) {
             node.log.step(format!(
                 "{} exposes no Module.symvers for this kernel: whether {name} was compiled against it is left to the kernel",
                 driver.name()
             ));
         }
     }
-    for step in loader.plan(name, &present)?.into_iter().filter(|step| !step.optional) {
+    for step in loader.plan(name, &loaded)?.into_iter().filter(|step| !step.optional) {
         let info = step.file.info()?;
         if info.versions.is_empty() {
             node.log.step(format!("module {} has no symbol versions to compare", step.name));
         }
-        if let Some((first, more)) = exported.others(&info).split_first() {
+        if let Some((first, more)) = exported.mismatches(&info).split_first() {
             let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
             let drivers: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
             return Err(Error::new(

@@ -16,30 +16,30 @@ use crate::{
 /// Default port of API servers.
 const API_PORT: u16 = 6443;
 /// HTTPS port, which API servers of managed clusters use, and other servers, too.
-const WEB_PORT: u16 = 443;
+const HTTPS_PORT: u16 = 443;
 /// Programs that are or contain a kubelet.
 const KUBELETS: [&str; 5] = ["kubelet", "k3s-agent", "k3s-server", "rke2", "kubelite"];
 /// API servers that the node is connected to: at port 6443, and those of the kubelet at any port. Without `hostPID` the
 /// kubelet's connections are unknown. Connections of root at port 443, and those to the server of the kubelet's
 /// configuration, count instead.
 pub(super) fn api_servers(paths: &Paths, sockets: &[String]) -> Vec<(IpAddr, u16)> {
-    let sockets: Vec<Socket> = sockets.iter().filter_map(|line| socket(line)).collect();
+    let sockets: Vec<Socket> = sockets.iter().filter_map(|line| parse_socket(line)).collect();
     let listening: BTreeSet<u16> =
-        sockets.iter().filter(|socket| socket.state == LISTENING).map(|socket| socket.local).collect();
-    let kubelets = kubelets(paths);
-    let of_kubelet: BTreeSet<String> = kubelets.iter().flat_map(|process| inodes(process)).collect();
+        sockets.iter().filter(|socket| socket.state == LISTENING).map(|socket| socket.local_port).collect();
+    let kubelets = kubelet_processes(paths);
+    let of_kubelet: BTreeSet<String> = kubelets.iter().flat_map(|process| socket_inodes(process)).collect();
     let configured = kubeconfig_servers(paths);
     let is_api = |to: &&Socket| {
-        let is_elsewhere = !to.remote.is_loopback() && to.remote != to.local_address;
-        let is_clients = to.state == ESTABLISHED && is_elsewhere && !listening.contains(&to.local);
-        let is_guess = kubelets.is_empty() && to.user == "0" && to.port == WEB_PORT;
+        let is_elsewhere = !to.remote_address.is_loopback() && to.remote_address != to.local_address;
+        let is_clients = to.state == ESTABLISHED && is_elsewhere && !listening.contains(&to.local_port);
+        let is_guess = kubelets.is_empty() && to.user == "0" && to.remote_port == HTTPS_PORT;
         let is_configured = configured
             .iter()
-            .any(|(address, port)| *port == to.port && address.is_none_or(|address| address == to.remote));
-        to.state == ESTABLISHED && to.port == API_PORT
+            .any(|(address, port)| *port == to.remote_port && address.is_none_or(|address| address == to.remote_address));
+        to.state == ESTABLISHED && to.remote_port == API_PORT
             || is_clients && (of_kubelet.contains(&to.inode) || is_guess || is_configured)
     };
-    let connected = sockets.iter().filter(is_api).map(|to| (to.remote, to.port));
+    let connected = sockets.iter().filter(is_api).map(|to| (to.remote_address, to.remote_port));
     // Also while the node is not connected at this very moment.
     let written = configured.iter().filter_map(|(address, port)| Some(((*address)?, *port)));
     connected.chain(written).collect()
@@ -55,7 +55,7 @@ fn kubeconfig_servers(paths: &Paths) -> Vec<(Option<IpAddr>, u16)> {
         let authority = rest.split('/').next()?;
         let (host, port) = match authority.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
-            _ => (authority, WEB_PORT),
+            _ => (authority, HTTPS_PORT),
         };
         let address = host.trim_matches(['[', ']']).parse::<IpAddr>().ok();
         address.is_none_or(|address| !address.is_loopback()).then_some((address, port))
@@ -70,9 +70,9 @@ const LISTENING: &str = "0A";
 struct Socket {
     local_address: IpAddr,
     /// Local port.
-    local: u16,
-    remote: IpAddr,
-    port: u16,
+    local_port: u16,
+    remote_address: IpAddr,
+    remote_port: u16,
     state: String,
     /// ID of the user that owns the socket.
     user: String,
@@ -80,16 +80,16 @@ struct Socket {
 }
 
 /// Parses a line of `/proc/net/tcp` or `/proc/net/tcp6`.
-fn socket(line: &str) -> Option<Socket> {
+fn parse_socket(line: &str) -> Option<Socket> {
     let fields: Vec<&str> = line.split_whitespace().collect();
-    let (local_address, local) = endpoint(fields.get(1)?)?;
-    let (remote, port) = endpoint(fields.get(2)?)?;
+    let (local_address, local_port) = parse_endpoint(fields.get(1)?)?;
+    let (remote_address, remote_port) = parse_endpoint(fields.get(2)?)?;
     let field = |index: usize| fields.get(index).copied().unwrap_or_default().to_owned();
-    Some(Socket { local_address, local, remote, port, state: field(3), user: field(7), inode: field(9) })
+    Some(Socket { local_address, local_port, remote_address, remote_port, state: field(3), user: field(7), inode: field(9) })
 }
 
 /// Parses an address and a port.
-fn endpoint(text: &str) -> Option<(IpAddr, u16)> {
+fn parse_endpoint(text: &str) -> Option<(IpAddr, u16)> {
     let (address, port) = text.split_once(':')?;
     let address = if address.len() == 32 {
         let words = (0..4).map(|index| word(address.get(index * 8..index * 8 + 8)?));
@@ -102,14 +102,14 @@ fn endpoint(text: &str) -> Option<(IpAddr, u16)> {
 }
 
 /// Processes of kubelets that this container sees.
-fn kubelets(paths: &Paths) -> Vec<PathBuf> {
+fn kubelet_processes(paths: &Paths) -> Vec<PathBuf> {
     let is_kubelet =
         |process: &PathBuf| text(process.join("comm")).is_some_and(|name| KUBELETS.contains(&name.as_str()));
     entries(paths.at("/proc")).into_iter().filter(is_kubelet).collect()
 }
 
 /// Inodes of a process's sockets.
-fn inodes(process: &Path) -> Vec<String> {
+fn socket_inodes(process: &Path) -> Vec<String> {
     let inode = |file: PathBuf| {
         let link = fs::read_link(file).ok()?;
         Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Kernel datapath of Open vSwitch. Its bridges, such as `br-ex`, are not linked with their ports in sysfs.
-const DATAPATH: &str = "ovs-system";
+const OVS_DATAPATH: &str = "ovs-system";
 
 /// Routes of a node, and its connections to API servers.
 pub(crate) struct Network {
@@ -25,7 +25,7 @@ pub(crate) struct Network {
 
 /// A use of a network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Use {
+pub(crate) struct TrafficUse {
     pub(crate) what: String,
     /// Whether the node is cut off without it.
     pub(crate) is_uplink: bool,
@@ -59,14 +59,14 @@ impl Network {
             let text = fs::read_to_string(paths.at(&format!("/proc/1/net/{name}"))).unwrap_or_default();
             text.lines().map(str::to_owned).collect::<Vec<_>>()
         };
-        let mut routes: Vec<Route> = lines("route").iter().filter_map(|line| route(line)).collect();
-        routes.extend(lines("ipv6_route").iter().filter_map(|line| route_v6(line)));
+        let mut routes: Vec<Route> = lines("route").iter().filter_map(|line| parse_route(line)).collect();
+        routes.extend(lines("ipv6_route").iter().filter_map(|line| parse_route_v6(line)));
         let sockets: Vec<String> = ["tcp", "tcp6"].iter().flat_map(|name| lines(name)).collect();
         Self { routes, servers: api_server::api_servers(paths, &sockets) }
     }
 
     /// Lists the uses of an interface, directly or through a bond, a VLAN or a bridge on top of it.
-    pub(crate) fn uses(&self, interface: &Path) -> Vec<Use> {
+    pub(crate) fn uses(&self, interface: &Path) -> Vec<TrafficUse> {
         let names = self.with_stacked(interface);
         let by = |name: &str| {
             let is_itself = interface.file_name().is_some_and(|device| device == name);
@@ -76,15 +76,15 @@ impl Network {
         let mut uses = Vec::new();
         if let Some(route) = own.clone().find(|route| self.is_default(route)) {
             let what = format!("the node's default route{}", by(&route.interface));
-            uses.push(Use { what, is_uplink: true });
+            uses.push(TrafficUse { what, is_uplink: true });
         } else if let Some(route) = own.clone().next() {
-            uses.push(Use { what: format!("routes{}", by(&route.interface)), is_uplink: false });
+            uses.push(TrafficUse { what: format!("routes{}", by(&route.interface)), is_uplink: false });
         }
         let carried = |(address, _): &&(IpAddr, u16)| self.is_routed_by(&names, *address);
         if let Some((address, port)) = self.servers.iter().find(carried) {
             let server = std::net::SocketAddr::new(*address, *port);
             let what = format!("the connection to the API server at {server}");
-            uses.push(Use { what, is_uplink: true });
+            uses.push(TrafficUse { what, is_uplink: true });
         }
         uses
     }
@@ -114,8 +114,8 @@ impl Network {
     /// that have nothing below them: bridges and internal ports have neither a device nor a link to the port.
     fn with_stacked(&self, interface: &Path) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
-        stack_up(interface, &mut names);
-        if names.contains(DATAPATH) {
+        add_stacked(interface, &mut names);
+        if names.contains(OVS_DATAPATH) {
             let of_routes = self.routes.iter().map(|route| route.interface.as_str());
             let internal = of_routes.filter(|name| has_nothing_below(&interface.with_file_name(name)));
             names.extend(internal.map(str::to_owned));
@@ -135,7 +135,7 @@ fn has_nothing_below(interface: &Path) -> bool {
 }
 
 /// Collects the names of an interface and of all interfaces on top of it.
-fn stack_up(interface: &Path, names: &mut BTreeSet<String>) {
+fn add_stacked(interface: &Path, names: &mut BTreeSet<String>) {
     let Some(name) = interface.file_name().and_then(|name| name.to_str()) else { return };
     if !names.insert(name.to_owned()) {
         return;
@@ -144,14 +144,14 @@ fn stack_up(interface: &Path, names: &mut BTreeSet<String>) {
         let upper =
             link.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_prefix("upper_"));
         if let Some(upper) = upper {
-            stack_up(&interface.with_file_name(upper), names);
+            add_stacked(&interface.with_file_name(upper), names);
         }
     }
 }
 
 /// Parses a line of `/proc/net/route`; addresses are hexadecimal, in the processor's byte order (proc_net(5)). Skips
 /// routes that reject packets.
-fn route(line: &str) -> Option<Route> {
+fn parse_route(line: &str) -> Option<Route> {
     const REJECT: u32 = 0x200;
     let fields: Vec<&str> = line.split_whitespace().collect();
     let address = |index: usize| word(fields.get(index)?).map(Ipv4Addr::from);
@@ -165,14 +165,14 @@ fn route(line: &str) -> Option<Route> {
 /// Parses a line of `/proc/net/ipv6_route`: network, its length, source, its length, next hop, metric, counters, flags,
 /// interface (`net/ipv6/route.c`). Skips link-local and multicast routes, which every interface has, and the loopback
 /// interface.
-fn route_v6(line: &str) -> Option<Route> {
+fn parse_route_v6(line: &str) -> Option<Route> {
     let fields: Vec<&str> = line.split_whitespace().collect();
     let network = Ipv6Addr::from(u128::from_str_radix(fields.first()?, 16).ok()?);
     let prefix = u32::from_str_radix(fields.get(1)?, 16).ok()?;
     let metric = u32::from_str_radix(fields.get(5)?, 16).ok()?;
     let interface = (*fields.get(9)?).to_owned();
-    let is_told = !network.is_unicast_link_local() && !network.is_multicast() && interface != "lo";
-    is_told.then_some(Route { interface, network: network.into(), prefix, metric })
+    let is_relevant = !network.is_unicast_link_local() && !network.is_multicast() && interface != "lo";
+    is_relevant.then_some(Route { interface, network: network.into(), prefix, metric })
 }
 
 fn word(hexadecimal: &str) -> Option<[u8; 4]> {

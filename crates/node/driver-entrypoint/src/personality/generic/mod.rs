@@ -39,13 +39,13 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
     files::clear_ready(node, &ready)?;
     let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
     let parameters = Parameters::read(&node.paths);
-    let (of_host, has_options) = Parameters::of_host(&node.paths);
+    let (host_parameters, has_options) = Parameters::of_host(&node.paths);
     let container = Container {
         node,
         options,
         loader: Loader { node, index: &index, parameters: &parameters },
         host_modules: HostModules {
-            host: Loader { node, index: &host, parameters: &of_host },
+            host: Loader { node, index: &host, parameters: &host_parameters },
             has_options,
             file: options.file("replaced"),
         },
@@ -85,6 +85,7 @@ struct Container<'a> {
 }
 
 impl Container<'_> {
+    /// Loads the modules, and adds the names of those that it loads to `loaded`, also if it fails.
     fn start(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
         let Self { node, options, .. } = self;
         self.wait(&options.wait_for, "load", signals)?;
@@ -103,12 +104,12 @@ impl Container<'_> {
         let failure = self.failure()?;
         failure.check()?;
         forecast::check(node, &to_unload, &options.allowed)?;
-        self.host_modules.add(&host_names)?;
+        self.host_modules.save(&host_names)?;
         self.blacklist().write();
-        let driven: Vec<String> =
-            to_unload.iter().flat_map(|name| devices::driven(&node.paths, name)).collect();
+        let bound: Vec<String> =
+            to_unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
         let replaced = unload::unload_all(node, &to_unload).and_then(|_| self.load(signals, loaded));
-        let replaced = replaced.and_then(|()| devices::check_bound(node, &driven));
+        let replaced = replaced.and_then(|()| devices::check_bound(node, &bound));
         self.blacklist().remove();
         let replaced = replaced.and_then(|()| self.set_up(signals));
         failure.update(&replaced);
@@ -132,18 +133,38 @@ impl Container<'_> {
     /// Unloads the requested modules in reverse order, then modules that were loaded as their dependencies and have no
     /// other users. Then loads the host's replaced modules again.
     fn stop(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
-        let node = self.node;
+        let Self { node, options, .. } = self;
         // A dkms.conf may list a user of a module before that module.
         let to_unload = Loaded::read(&node.paths)?.with_holders(modules.iter().rev());
         for name in to_unload.iter().filter(|name| modules.contains(name)) {
             unload::unload(node, name)?;
         }
-        // A killed container also leaves the image's dependencies that it had loaded. After a failed start these are
-        // not touched.
-        let there = Loaded::read(&node.paths)?;
-        let ours = self.image_modules_where(|name| !modules.is_empty() && self.loader.is_ours(&there, name));
-        let rest = there.with_holders(loaded.iter().rev().chain(&ours));
-        for name in rest.iter().filter(|name| loaded.contains(name) || ours.contains(*name)) {
+        self.unload_dependencies(modules, loaded)?;
+        let host_names = self.host_modules.names();
+        if let Some(name) = self.find_remaining_module(&host_names)? {
+            node.log.step(format!("module {name} of an image stays loaded: the host's are not restored yet"));
+            return Ok(());
+        }
+        let mut restored = Ok(());
+        if !host_names.is_empty() {
+            node.log.step("restoring the host's modules");
+            restored = self.host_modules.load(&host_names).and_then(|()| self.host_modules.clear());
+        }
+        if options.firmware {
+            self.firmware().restore_search_path(node)?;
+        }
+        restored
+    }
+
+    /// Unloads the modules in `loaded` that nothing else uses. A killed container also leaves the image's dependencies
+    /// that it had loaded; they are unloaded, too, except after a failed start, when `modules` is empty.
+    fn unload_dependencies(&self, modules: &[String], loaded: &[String]) -> Result<(), Error> {
+        let node = self.node;
+        let state = Loaded::read(&node.paths)?;
+        let is_leftover = |name: &str| !modules.is_empty() && self.loader.is_image_build(&state, name);
+        let leftovers = self.image_modules_where(is_leftover);
+        let to_unload = state.with_holders(loaded.iter().rev().chain(&leftovers));
+        for name in to_unload.iter().filter(|name| loaded.contains(name) || leftovers.contains(*name)) {
             match unload::unload(node, name) {
                 Err(Error::Held { .. } | Error::InUse { .. }) => {
                     node.log.step(format!("module {name} stays loaded: something else uses it"));
@@ -151,22 +172,15 @@ impl Container<'_> {
                 other => node.log.warn_of(other),
             }
         }
-        let (unloaded, there) = (self.host_modules.names(), Loaded::read(&node.paths)?);
-        let stays = |name: &str| self.loader.is_ours(&there, name) || self.is_stale(&there, name);
-        let replaces_host = |name: &&String| self.options.modules.contains(name) || unloaded.contains(name);
-        if let Some(name) = self.image_modules_where(stays).iter().find(replaces_host) {
-            node.log.step(format!("module {name} of an image stays loaded: the host's are not restored yet"));
-            return Ok(());
-        }
-        let mut back = Ok(());
-        if !unloaded.is_empty() {
-            node.log.step("restoring the host's modules");
-            back = self.host_modules.load(&unloaded).and_then(|()| self.host_modules.forget());
-        }
-        if self.options.firmware {
-            self.firmware().restore_search_path(node)?;
-        }
-        back
+        Ok(())
+    }
+
+    /// Finds a loaded module of an image in the place of one of the host's modules `host_names`.
+    fn find_remaining_module(&self, host_names: &[String]) -> Result<Option<String>, Error> {
+        let loaded = Loaded::read(&self.node.paths)?;
+        let stays = |name: &str| self.loader.is_image_build(&loaded, name) || self.is_stale(&loaded, name);
+        let replaces_host = |name: &String| self.options.modules.contains(name) || host_names.contains(name);
+        Ok(self.image_modules_where(stays).into_iter().find(replaces_host))
     }
 
     fn load(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
@@ -174,10 +188,13 @@ impl Container<'_> {
             signals.check()?;
             self.loader.load_into(name, loaded)?;
             if !loaded.contains(name) {
-                let ours = self.loader.is_ours(&Loaded::read(&self.node.paths)?, name);
-                let which =
-                    if ours { "" } else { ", and is not the image's: --replace would unload it first" };
-                self.node.log.step(format!("module {name} is already loaded{which}"));
+                let is_image_build = self.loader.is_image_build(&Loaded::read(&self.node.paths)?, name);
+                let hint = if is_image_build {
+                    ""
+                } else {
+                    ", and is not the image's: --replace would unload it first"
+                };
+                self.node.log.step(format!("module {name} is already loaded{hint}"));
             }
         }
         Ok(())
@@ -194,7 +211,7 @@ impl Container<'_> {
         for name in &stale {
             node.log.step(format!("module {name} is already loaded, from another image: unloading it first"));
         }
-        let mut to_replace = self.loader.not_ours(&loaded, &options.replace);
+        let mut to_replace = self.loader.without_image_build(&loaded, &options.replace);
         to_replace.extend(stale.iter().filter(|name| !options.replace.contains(name)).cloned());
         let order = loaded.with_holders(&to_replace);
         for name in &order {
@@ -208,7 +225,7 @@ impl Container<'_> {
             }
             unload::check_users(node, name)?;
         }
-        let mut host_names = self.loader.not_ours(&loaded, &order);
+        let mut host_names = self.loader.without_image_build(&loaded, &order);
         host_names.retain(|name| !stale.contains(name));
         self.host_modules.check(&host_names)?;
         let staying = loaded.without(&order);
@@ -221,19 +238,19 @@ impl Container<'_> {
     /// Filters the requested modules and their dependencies from the image. Errors about missing modules are ignored
     /// here; loading reports them.
     fn image_modules_where(&self, is_wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
-        let with_needs = |name: &String| self.loader.of_image(name).unwrap_or_else(|_| vec![name.clone()]);
-        self.options.modules.iter().flat_map(with_needs).filter(|name| is_wanted(name)).collect()
+        let with_dependencies = |name: &String| self.loader.image_modules_for(name).unwrap_or_else(|_| vec![name.clone()]);
+        self.options.modules.iter().flat_map(with_dependencies).filter(|name| is_wanted(name)).collect()
     }
 
     /// Whether the loaded module belongs neither to the image nor to the host. Without the host's tree this is unknown,
     /// and the answer is false.
     fn is_stale(&self, loaded: &Loaded, name: &str) -> bool {
         let (paths, host) = (&self.node.paths, self.host_modules.host.index);
-        let is_others = !Loaded::is_of_kernel(paths, name) && !self.loader.is_ours(loaded, name);
-        let there = loaded.identity(paths, name).filter(|_| is_others && !host.is_empty());
-        let of_host = |file: &ModuleFile| file.info().ok()?.identity();
-        there.is_some()
-            && host.file(name).is_none_or(|file| of_host(file).is_some_and(|id| Some(id) != there))
+        let is_other = !Loaded::is_in_tree(paths, name) && !self.loader.is_image_build(loaded, name);
+        let identity = loaded.identity(paths, name).filter(|_| is_other && !host.is_empty());
+        let file_identity = |file: &ModuleFile| file.info().ok()?.identity();
+        identity.is_some()
+            && host.file(name).is_none_or(|file| file_identity(file).is_some_and(|id| Some(id) != identity))
     }
 
     /// Waits until all conditions hold.

@@ -28,7 +28,7 @@ pub(super) struct Parameter {
 
 impl Parameter {
     /// Whether both are the same parameter, regardless of the value.
-    pub(super) fn is_of(&self, other: &Self) -> bool {
+    pub(super) fn is_same_parameter(&self, other: &Self) -> bool {
         (&self.device, &self.name, self.mode) == (&other.device, &other.name, other.mode)
     }
 
@@ -48,8 +48,8 @@ impl Parameter {
 /// Filters out parameters that still have the value that the driver loaded with (`fresh`). `fresh` is unknown for the
 /// driver that the node booted with. In that case generic parameters count as set by the user, because they mean the
 /// same to every driver; driver-specific ones do not.
-pub(super) fn set_by_users(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
-    let changed = now.into_iter().filter_map(|mut now| match fresh.iter().find(|fresh| fresh.is_of(&now)) {
+pub(super) fn changed_parameters(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
+    let changed = now.into_iter().filter_map(|mut now| match fresh.iter().find(|fresh| fresh.is_same_parameter(&now)) {
         Some(fresh) if !fresh.set && fresh.value == now.value => None,
         known => {
             now.set |= known.is_some();
@@ -90,7 +90,7 @@ impl<'a> Devlink<'a> {
     /// Reads the parameters of these devices.
     pub(super) fn parameters(&self, devices: &[String]) -> Vec<Parameter> {
         // The program shows all parameters, or one by its name, but not all of one device.
-        let mut all = self.run(&["dev", "param", "show"]).map(|text| parse(&text)).unwrap_or_default();
+        let mut all = self.run(&["dev", "param", "show"]).map(|text| parse_parameters(&text)).unwrap_or_default();
         all.retain(|parameter| devices.contains(&parameter.device));
         all
     }
@@ -102,10 +102,10 @@ impl<'a> Devlink<'a> {
         devices.dedup();
         let now = self.parameters(&devices);
         for device in &devices {
-            let mut is_set_up_anew = false;
+            let mut needs_reload = false;
             for wanted in wanted.iter().filter(|wanted| wanted.device == *device) {
                 let Parameter { name, mode, value, set, .. } = wanted;
-                let there = now.iter().find(|now| now.is_of(wanted)).map(|now| now.value.as_str());
+                let there = now.iter().find(|now| now.is_same_parameter(wanted)).map(|now| now.value.as_str());
                 let arguments: [&str; 10] = [
                     "dev",
                     "param",
@@ -126,17 +126,17 @@ impl<'a> Devlink<'a> {
                         arguments.join(" ")
                     )),
                     None if !set => {}
-                    _ => is_set_up_anew |= self.set(&arguments) && *mode == Mode::Driverinit,
+                    _ => needs_reload |= self.set(&arguments) && *mode == Mode::Driverinit,
                 }
             }
-            if is_set_up_anew {
+            if needs_reload {
                 self.set(&["dev", "reload", device.as_str()]);
             }
         }
     }
 
     /// Sets switchdev mode; returns whether that succeeded.
-    pub(super) fn switchdev(&self, device: &str) -> bool {
+    pub(super) fn set_switchdev(&self, device: &str) -> bool {
         self.set(&["dev", "eswitch", "set", device, "mode", "switchdev"])
     }
 
@@ -172,7 +172,7 @@ pub(super) fn run(program: &Path, arguments: &[&str]) -> Result<String, String> 
 
 /// Parses `devlink dev param show`: a line with the device, one for each parameter with its name, and one for each mode
 /// with its value. Generic parameters count as set.
-fn parse(text: &str) -> Vec<Parameter> {
+fn parse_parameters(text: &str) -> Vec<Parameter> {
     let (mut device, mut name, mut set) = ("", "", false);
     let mut parameters = Vec::new();
     for line in text.lines() {
@@ -260,7 +260,7 @@ pci/0000:08:00.0:
     #[test]
     fn what_a_driver_came_with_is_told_from_what_people_set() {
         let changed = |fresh: &[Parameter], now: &str| {
-            let found = set_by_users(parameters(now), fresh).into_iter();
+            let found = changed_parameters(parameters(now), fresh).into_iter();
             found.map(|found| format!("{} {} {}", found.name, found.value, found.set)).collect::<Vec<_>>()
         };
         let mut fresh = parameters(SHOWN);

@@ -36,13 +36,13 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
     files::clear_ready(node, &settings.ready)?;
     let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
     let parameters = Parameters::read(&node.paths);
-    let (of_host, has_options) = Parameters::of_host(&node.paths);
+    let (host_parameters, has_options) = Parameters::of_host(&node.paths);
     let container = Container {
         node,
         settings,
         stack: Stack { node, settings, loader: Loader { node, index: &index, parameters: &parameters } },
         host_modules: HostModules {
-            host: Loader { node, index: &host, parameters: &of_host },
+            host: Loader { node, index: &host, parameters: &host_parameters },
             has_options,
             file: settings.state_file("replaced"),
         },
@@ -76,42 +76,52 @@ impl Container<'_> {
         let comparison = stack.compare(&loaded)?;
         let is_replaced = comparison != Comparison::Same;
         match comparison {
-            Comparison::Same => {
-                node.log.step("the loaded drivers match this image: not reloaded");
-                // Left by an attempt that failed before it unloaded the driver.
-                if State::kept(node, &self.state_file("sriov")).is_none() {
-                    files::remove(node, &self.state_file("sriov"))?;
-                }
-                // A container that was killed while loading left the remaining modules to this one.
-                let unfinished = node.paths.at(&self.state_file("replacing")).exists();
-                stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
-                files::remove(node, &self.state_file("replacing"))?;
-            }
-            Comparison::Differs { module, loaded: there, image } => {
-                let there = match there {
+            Comparison::Same => self.keep_loaded_drivers()?,
+            Comparison::Differs { module, loaded: loaded_version, image } => {
+                let state = match loaded_version {
                     None => "not loaded".to_owned(),
                     // Debian's own modules have no srcversion.
                     Some(version) if version.is_empty() => "loaded without a srcversion".to_owned(),
                     Some(version) => format!("loaded as {version}"),
                 };
                 node.log
-                    .step(format!("{module} is {there}, but {image} in this image: replacing the drivers"));
+                    .step(format!("{module} is {state}, but {image} in this image: replacing the drivers"));
                 signals.check()?;
                 self.replace(&loaded)?;
             }
         }
         // Before exposing the root, whose mount hides the saved state.
         self.restore_network(is_replaced)?;
+        self.expose()?;
+        files::set_ready(node, &settings.ready)
+    }
+
+    /// Keeps drivers that match the image, and finishes the work of an earlier container.
+    fn keep_loaded_drivers(&self) -> Result<(), Error> {
+        let Self { node, stack, .. } = self;
+        node.log.step("the loaded drivers match this image: not reloaded");
+        // Left by an attempt that failed before it unloaded the driver.
+        if State::load_if_unloaded(node, &self.state_file("sriov")).is_none() {
+            files::remove(node, &self.state_file("sriov"))?;
+        }
+        // A container that was killed while loading left the remaining modules to this one.
+        let unfinished = node.paths.at(&self.state_file("replacing")).exists();
+        stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
+        files::remove(node, &self.state_file("replacing"))?;
+        Ok(())
+    }
+
+    /// Exposes the image's kernel headers, or its root.
+    fn expose(&self) -> Result<(), Error> {
+        let Self { node, settings, .. } = self;
         let (from, to) = settings.exposed();
         if node.paths.at(from).exists() {
-            mounts::expose(node, from, &to)?;
-        } else {
-            // A killed container may have left the mount of another image there.
-            self.conceal()?;
-            node.log
-                .warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
+            return mounts::expose(node, from, &to);
         }
-        files::set_ready(node, &settings.ready)
+        // A killed container may have left the mount of another image there.
+        self.conceal()?;
+        node.log.warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
+        Ok(())
     }
 
     fn stop(&self) -> Result<(), Error> {
@@ -146,13 +156,13 @@ impl Container<'_> {
         let to_unload = stack.modules_to_unload(loaded)?;
         // The manifests of the first generation do not mount the host's modules.
         if settings.restore || !settings.expose_root {
-            self.host_modules.check(&stack.loader.not_ours(loaded, &to_unload))?;
+            self.host_modules.check(&stack.loader.without_image_build(loaded, &to_unload))?;
         }
         forecast::check(node, &to_unload, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
         node.log.warn_of(self.write_udev_rules());
-        let unloaded = self.host_modules.add(&to_unload)?;
+        let unloaded = self.host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
         self.blacklist().write();
         let replaced = self.exchange(loaded, &to_unload, &unloaded);
@@ -165,11 +175,11 @@ impl Container<'_> {
     fn exchange(&self, loaded: &Loaded, to_unload: &[String], unloaded: &[String]) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
-        let driven: Vec<String> =
-            to_unload.iter().flat_map(|name| devices::driven(&node.paths, name)).collect();
+        let bound: Vec<String> =
+            to_unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
         let exchanged = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
         let exchanged = exchanged.and_then(|()| stack.check_loaded());
-        let exchanged = exchanged.and_then(|()| devices::check_bound(node, &driven));
+        let exchanged = exchanged.and_then(|()| devices::check_bound(node, &bound));
         if exchanged.is_err() {
             node.log.warn("the drivers could not be replaced: restoring the host's");
             node.log.warn_of(self.undo_replacement(unloaded));
@@ -193,23 +203,24 @@ impl Container<'_> {
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(&loaded)?;
         node.log.step("restoring the host's drivers");
-        let names = self.host_modules.add(&to_unload)?;
+        let names = self.host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
         if let Err(error) = unload::unload_all(node, &to_unload) {
             node.log.warn("the image's drivers stay loaded");
-            let staying = Loaded::read(&node.paths)?;
-            let gone: Vec<String> = to_unload.into_iter().filter(|name| !staying.contains(name)).collect();
-            let back = stack.load(&gone);
+            let loaded = Loaded::read(&node.paths)?;
+            let unloaded: Vec<String> =
+                to_unload.into_iter().filter(|name| !loaded.contains(name)).collect();
+            let reloaded = stack.load(&unloaded);
             self.restore_network(false)?;
-            back?;
+            reloaded?;
             files::remove(node, &self.state_file("replacing"))?;
             return Err(error);
         }
-        let back = self.host_modules.load(&names);
+        let restored = self.host_modules.load(&names);
         self.restore_network(true)?;
-        back?;
+        restored?;
         files::remove(node, &self.state_file("replacing"))?;
-        self.host_modules.forget()
+        self.host_modules.clear()
     }
 
     /// Loads the host's drivers if a container that was killed has left the node without any, and this one does not load
@@ -224,22 +235,22 @@ impl Container<'_> {
             .log
             .warn("a container that ended half-way has left the node without drivers: restoring the host's");
         self.blacklist().remove();
-        let is_images =
-            |name: &&String| loaded.contains(name) && !Loaded::is_of_kernel(&self.node.paths, name);
-        let of_image = loaded.with_holders(names.iter().filter(is_images));
-        self.node.log.warn_of(unload::unload_all(self.node, &of_image));
-        let back = self.host_modules.load(&names);
+        let is_from_image =
+            |name: &&String| loaded.contains(name) && !Loaded::is_in_tree(&self.node.paths, name);
+        let from_image = loaded.with_holders(names.iter().filter(is_from_image));
+        self.node.log.warn_of(unload::unload_all(self.node, &from_image));
+        let restored = self.host_modules.load(&names);
         self.restore_network(true)?;
-        back?;
+        restored?;
         files::remove(self.node, &self.state_file("replacing"))?;
-        self.host_modules.forget()
+        self.host_modules.clear()
     }
 
     /// Undoes a failed replacement: unloads the image's modules and loads the host's modules in `names`.
     fn undo_replacement(&self, names: &[String]) -> Result<(), Error> {
         let loaded = Loaded::read(&self.node.paths)?;
-        let is_ours = |name: &&str| self.stack.loader.is_ours(&loaded, name);
-        unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_ours)))?;
+        let is_image_build = |name: &&str| self.stack.loader.is_image_build(&loaded, name);
+        unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_image_build)))?;
         self.host_modules.load(names)
     }
 
@@ -271,7 +282,7 @@ impl Container<'_> {
     /// driver is kept, because it predates the unload.
     fn save_network(&self, loaded: &Loaded) -> Result<(), Error> {
         let file = self.state_file("sriov");
-        if State::kept(self.node, &file).is_some() || !loaded.contains("mlx5_core") {
+        if State::load_if_unloaded(self.node, &file).is_some() || !loaded.contains("mlx5_core") {
             return Ok(());
         }
         let state = State::read(self.node, &self.state_file("devlink"));
@@ -279,11 +290,11 @@ impl Container<'_> {
             return Ok(());
         }
         self.node.log.step(format!("saved {}", state.summary()));
-        let lost = State::lost(self.node);
+        let lost = State::unrestorable(self.node);
         if !lost.is_empty() {
             self.node.log.warn(format!("lost with the driver, and not restored: {}", lost.join("; ")));
         }
-        state.keep(self.node, &file)
+        state.save(self.node, &file)
     }
 
     /// Restores the network state saved from the previous driver. `fresh`: whether the driver was just loaded. Without
@@ -293,7 +304,7 @@ impl Container<'_> {
             return Ok(());
         }
         let file = self.state_file("sriov");
-        let state = State::found(self.node, &file);
+        let state = State::load(self.node, &file);
         if fresh || state.is_some() {
             let state = state.unwrap_or_default();
             state.restore(self.node, self.settings.bind_delay, &self.state_file("devlink"));

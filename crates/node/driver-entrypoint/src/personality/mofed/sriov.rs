@@ -21,9 +21,9 @@ mod lost;
 mod restore;
 
 use links::Link;
-use restore::Restoring;
+use restore::Restorer;
 
-use super::devlink::{Devlink, Parameter, set_by_users};
+use super::devlink::{Devlink, Parameter, changed_parameters};
 use crate::{
     error::Error,
     files::{self, entries, text},
@@ -38,16 +38,16 @@ const POLLS_PER_SECOND: u32 = 10;
 /// Saved state of a node's devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
-    /// Identifies the load of the driver that this state was read from; see [`load_of`].
-    load: u64,
+    /// Identifies the load of the driver that this state was read from; see [`driver_load_id`].
+    driver_load: u64,
     /// Devlink parameters, sorted by device.
     parameters: Vec<Parameter>,
-    physical: Vec<Physical>,
+    physical: Vec<PhysicalFunction>,
 }
 
 /// A physical function and its virtual functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Physical {
+struct PhysicalFunction {
     /// Device name in devlink, for example `pci/0000:08:00.0`.
     device: String,
     up: bool,
@@ -56,7 +56,7 @@ struct Physical {
     switchdev: bool,
     /// Value of `sriov_numvfs`.
     number: usize,
-    functions: Vec<Virtual>,
+    functions: Vec<VirtualFunction>,
     representors: Vec<Representor>,
     links: Vec<Link>,
 }
@@ -72,7 +72,7 @@ struct Representor {
 
 /// State of a virtual function.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Virtual {
+struct VirtualFunction {
     pci: String,
     up: bool,
     /// Each of these is `-` if the function does not have it, for example because it is bound to another driver.
@@ -88,35 +88,14 @@ impl State {
     pub(crate) fn read(node: &Node<'_>, fresh: &str) -> Self {
         let devlink = Devlink::of(node);
         let devices = devices(node);
-        let physical = |device: &String| {
-            let path = path_of(node, device);
-            let interface = uplink(&path);
-            let number = text(path.join("sriov_numvfs")).and_then(|number| number.parse().ok());
-            let number = number.unwrap_or_default();
-            let representors = interface.iter().flat_map(|interface| representors(node, interface));
-            let representors: Vec<Representor> = representors.map(|(_, found)| found).collect();
-            // mlx5 has a switch ID in legacy mode, too (since Linux 5.10), but representors only in switchdev mode.
-            let mode = devlink.as_ref().and_then(|devlink| devlink.is_switchdev(device));
-            let attribute = |name: &str| interface.as_ref().and_then(|path| text(path.join(name)));
-            let compat = || attribute("compat/devlink/mode").map(|mode| mode == "switchdev");
-            Physical {
-                device: device.clone(),
-                up: interface.as_deref().is_some_and(is_up),
-                mtu: attribute("mtu").unwrap_or_else(none),
-                switchdev: mode.or_else(compat).unwrap_or(!representors.is_empty()),
-                number,
-                functions: (0..number).filter_map(|index| virtual_function(&path, index)).collect(),
-                representors,
-                links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
-            }
-        };
-        let physical = devices.iter().map(physical).collect();
+        let physical = devices.iter().map(|device| PhysicalFunction::read(node, devlink.as_ref(), device));
+        let physical = physical.collect();
         let parameters = devlink.map(|devlink| devlink.parameters(&devices)).unwrap_or_default();
-        let load = load_of(node);
-        let fresh =
-            text(node.paths.at(fresh)).map(|text| Self::parse(&text)).filter(|fresh| fresh.load == load);
-        let parameters = set_by_users(parameters, &fresh.unwrap_or_default().parameters);
-        Self { load, parameters, physical }
+        let driver_load = driver_load_id(node);
+        let fresh = text(node.paths.at(fresh)).map(|text| Self::parse(&text));
+        let fresh = fresh.filter(|fresh| fresh.driver_load == driver_load);
+        let parameters = changed_parameters(parameters, &fresh.unwrap_or_default().parameters);
+        Self { driver_load, parameters, physical }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -131,34 +110,34 @@ impl State {
     }
 
     /// Lists settings of the devices that are lost with the driver.
-    pub(crate) fn lost(node: &Node<'_>) -> Vec<String> {
-        lost::list(node)
+    pub(crate) fn unrestorable(node: &Node<'_>) -> Vec<String> {
+        lost::lost_settings(node)
     }
 
     /// Saves the state on the node, so that it survives if the container is killed while no driver is loaded.
-    pub(crate) fn keep(&self, node: &Node<'_>, path: &str) -> Result<(), Error> {
+    pub(crate) fn save(&self, node: &Node<'_>, path: &str) -> Result<(), Error> {
         files::write(node, path, &self.to_text())
     }
 
     /// Reads the state saved by this container or an earlier one.
-    pub(crate) fn found(node: &Node<'_>, path: &str) -> Option<Self> {
+    pub(crate) fn load(node: &Node<'_>, path: &str) -> Option<Self> {
         text(node.paths.at(path)).map(|text| Self::parse(&text)).filter(|state| !state.is_empty())
     }
 
     /// Reads the state saved by an earlier container that was killed or could not restore it. If the driver has not
     /// been unloaded since, the saved state is ignored: users may have changed the devices.
-    pub(crate) fn kept(node: &Node<'_>, path: &str) -> Option<Self> {
-        Self::found(node, path).filter(|state| state.load != load_of(node))
+    pub(crate) fn load_if_unloaded(node: &Node<'_>, path: &str) -> Option<Self> {
+        Self::load(node, path).filter(|state| state.driver_load != driver_load_id(node))
     }
 
     fn to_text(&self) -> String {
-        let mut lines = vec![format!("load {}\n", self.load)];
+        let mut lines = vec![format!("load {}\n", self.driver_load)];
         lines.extend(self.parameters.iter().map(Parameter::to_line));
-        for Physical { device, up, mtu, switchdev, number, functions, representors, links } in &self.physical
+        for PhysicalFunction { device, up, mtu, switchdev, number, functions, representors, links } in &self.physical
         {
             lines.push(format!("physical {device} {up} {mtu} {switchdev} {number}\n"));
             lines.extend(links.iter().map(Link::to_line));
-            for Virtual { pci, up, mtu, mac, guid, driver } in functions {
+            for VirtualFunction { pci, up, mtu, mac, guid, driver } in functions {
                 lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid} {driver}\n"));
             }
             for Representor { port, up, mtu } in representors {
@@ -173,18 +152,10 @@ impl State {
         for line in text.lines() {
             let fields: Vec<&str> = line.split(' ').collect();
             match (fields.as_slice(), state.physical.last_mut()) {
-                (["load", load], _) => state.load = load.parse().unwrap_or_default(),
-                (["physical", device, up, mtu, switchdev, number], _) if is_device(device) => {
-                    state.physical.push(Physical {
-                        device: (*device).to_owned(),
-                        up: *up == "true",
-                        mtu: (*mtu).to_owned(),
-                        switchdev: *switchdev == "true",
-                        number: number.parse().unwrap_or_default(),
-                        functions: Vec::new(),
-                        representors: Vec::new(),
-                        links: Vec::new(),
-                    });
+                (["load", load], _) => state.driver_load = load.parse().unwrap_or_default(),
+                (&["physical", device, up, mtu, switchdev, number], _) if is_device(device) => {
+                    let fields = [device, up, mtu, switchdev, number];
+                    state.physical.push(PhysicalFunction::of_fields(fields));
                 }
                 (["link", link @ ..], Some(physical)) => physical.links.extend(Link::of_fields(link)),
                 (["representor", port, up, mtu], Some(physical)) => physical.representors.push(Representor {
@@ -192,16 +163,10 @@ impl State {
                     up: *up == "true",
                     mtu: (*mtu).to_owned(),
                 }),
-                (["virtual", pci, up, mtu, mac, guid, driver @ ..], Some(physical)) if is_pci(pci) => {
-                    physical.functions.push(Virtual {
-                        pci: (*pci).to_owned(),
-                        up: *up == "true",
-                        mtu: (*mtu).to_owned(),
-                        mac: (*mac).to_owned(),
-                        guid: (*guid).to_owned(),
-                        // A container of an earlier version did not save it.
-                        driver: driver.first().map_or_else(none, |driver| (*driver).to_owned()),
-                    });
+                (&["virtual", pci, up, mtu, mac, guid, ref driver @ ..], Some(physical)) if is_pci(pci) => {
+                    let function =
+                        VirtualFunction::of_fields([pci, up, mtu, mac, guid], driver.first().copied());
+                    physical.functions.push(function);
                 }
                 (fields, _) => state.parameters.extend(Parameter::of_fields(fields)),
             }
@@ -212,41 +177,101 @@ impl State {
     /// Restores the state after a reload. Failures are logged and the rest continues: a partly restored network is
     /// better than none. The parameters that the devices have before are recorded in the file `fresh`.
     pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32, fresh: &str) {
-        let restore = Restoring { node, polls: wait_seconds * POLLS_PER_SECOND, devlink: Devlink::of(node) };
+        let restorer = Restorer { node, polls: wait_seconds * POLLS_PER_SECOND, devlink: Devlink::of(node) };
         // The driver was not unloaded; only interfaces that other modules created on its devices are gone.
-        if self.load != 0 && self.load == load_of(node) {
+        if self.driver_load != 0 && self.driver_load == driver_load_id(node) {
             for physical in &self.physical {
-                restore.interfaces(physical);
+                restorer.restore_interfaces(physical);
             }
             return;
         }
         // Before virtual functions are created: a device that is reinitialized for its parameters loses them.
-        match &restore.devlink {
-            Some(devlink) => {
-                let mut parameters = devlink.parameters(&devices(node));
-                for parameter in &mut parameters {
-                    // Also if this driver has the same value by default: the next driver may have another default.
-                    parameter.set =
-                        self.parameters.iter().any(|wanted| wanted.set && wanted.is_of(parameter));
-                }
-                let came_with = Self { load: load_of(node), parameters, physical: Vec::new() };
-                node.log.warn_of(came_with.keep(node, fresh));
-                devlink.restore(&self.parameters);
-            }
-            None if self.parameters.is_empty() => {}
-            None => node.log.warn("this image has no devlink: parameters of devices are not restored"),
-        }
+        self.restore_parameters(node, restorer.devlink.as_ref(), fresh);
         for physical in &self.physical {
-            restore.physical(physical);
+            restorer.restore_function(physical);
         }
         // All functions of a card share one switch, so its representors appear only after all of its functions are
         // restored.
-        for Physical { device, representors, .. } in
+        for PhysicalFunction { device, representors, .. } in
             self.physical.iter().filter(|physical| !physical.representors.is_empty())
         {
-            if let Some(interface) = restore.interface(device) {
-                restore.representors(&interface, representors);
+            if let Some(interface) = restorer.wait_for_interface(device) {
+                restorer.restore_representors(&interface, representors);
             }
+        }
+    }
+
+    /// Restores the devlink parameters, after the values that the devices have now are recorded in the file `fresh`.
+    fn restore_parameters(&self, node: &Node<'_>, devlink: Option<&Devlink<'_>>, fresh: &str) {
+        let Some(devlink) = devlink else {
+            if !self.parameters.is_empty() {
+                node.log.warn("this image has no devlink: parameters of devices are not restored");
+            }
+            return;
+        };
+        let mut parameters = devlink.parameters(&devices(node));
+        for parameter in &mut parameters {
+            // Also if this driver has the same value by default: the next driver may have another default.
+            parameter.set =
+                self.parameters.iter().any(|wanted| wanted.set && wanted.is_same_parameter(parameter));
+        }
+        let fresh_state = Self { driver_load: driver_load_id(node), parameters, physical: Vec::new() };
+        node.log.warn_of(fresh_state.save(node, fresh));
+        devlink.restore(&self.parameters);
+    }
+}
+
+impl PhysicalFunction {
+    fn read(node: &Node<'_>, devlink: Option<&Devlink<'_>>, device: &str) -> Self {
+        let path = sysfs_path(node, device);
+        let interface = own_interface(&path);
+        let number = text(path.join("sriov_numvfs")).and_then(|number| number.parse().ok());
+        let number = number.unwrap_or_default();
+        let representors = interface.iter().flat_map(|interface| representors(node, interface));
+        let representors: Vec<Representor> = representors.map(|(_, found)| found).collect();
+        // mlx5 has a switch ID in legacy mode, too (since Linux 5.10), but representors only in switchdev mode.
+        let mode = devlink.and_then(|devlink| devlink.is_switchdev(device));
+        let attribute = |name: &str| interface.as_ref().and_then(|path| text(path.join(name)));
+        let compat = || attribute("compat/devlink/mode").map(|mode| mode == "switchdev");
+        Self {
+            device: device.to_owned(),
+            up: interface.as_deref().is_some_and(is_up),
+            mtu: attribute("mtu").unwrap_or_else(no_value),
+            switchdev: mode.or_else(compat).unwrap_or(!representors.is_empty()),
+            number,
+            functions: (0..number).filter_map(|index| virtual_function(&path, index)).collect(),
+            representors,
+            links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
+        }
+    }
+
+    /// Parses the fields after `physical` in the saved text; the lines that follow have the lists.
+    fn of_fields(fields: [&str; 5]) -> Self {
+        let [device, up, mtu, switchdev, number] = fields;
+        Self {
+            device: device.to_owned(),
+            up: up == "true",
+            mtu: mtu.to_owned(),
+            switchdev: switchdev == "true",
+            number: number.parse().unwrap_or_default(),
+            functions: Vec::new(),
+            representors: Vec::new(),
+            links: Vec::new(),
+        }
+    }
+}
+
+impl VirtualFunction {
+    /// Parses the fields after `virtual` in the saved text. A container of an earlier version did not save the driver.
+    fn of_fields(fields: [&str; 5], driver: Option<&str>) -> Self {
+        let [pci, up, mtu, mac, guid] = fields;
+        Self {
+            pci: pci.to_owned(),
+            up: up == "true",
+            mtu: mtu.to_owned(),
+            mac: mac.to_owned(),
+            guid: guid.to_owned(),
+            driver: driver.map_or_else(no_value, str::to_owned),
         }
     }
 }
@@ -265,14 +290,14 @@ fn devices(node: &Node<'_>) -> Vec<String> {
 }
 
 /// Path in sysfs of a device by its devlink name.
-fn path_of(node: &Node<'_>, device: &str) -> PathBuf {
+fn sysfs_path(node: &Node<'_>, device: &str) -> PathBuf {
     let (bus, name) = device.split_once('/').unwrap_or(("pci", device));
     node.paths.at("/sys/bus").join(bus).join("devices").join(name)
 }
 
 /// Finds the interface of the function itself. Representors of other functions are below the same device; their port
 /// names contain `pf`, such as `pf0vf3` and `c1pf0sf2`.
-fn uplink(device: &Path) -> Option<PathBuf> {
+fn own_interface(device: &Path) -> Option<PathBuf> {
     let stands_for_another =
         |path: &PathBuf| text(path.join("phys_port_name")).is_some_and(|name| name.contains("pf"));
     entries(device.join("net")).into_iter().find(|interface| !stands_for_another(interface))
@@ -280,7 +305,7 @@ fn uplink(device: &Path) -> Option<PathBuf> {
 
 /// Identifies the current load of the driver; 0 if it is not loaded. The number is the inode of the module's directory,
 /// because sysfs does not reuse inode numbers.
-fn load_of(node: &Node<'_>) -> u64 {
+fn driver_load_id(node: &Node<'_>) -> u64 {
     fs::metadata(node.paths.at("/sys/module/mlx5_core")).map(|module| module.ino()).unwrap_or_default()
 }
 
@@ -299,20 +324,20 @@ fn representors(node: &Node<'_>, interface: &Path) -> Vec<(PathBuf, Representor)
     entries(node.paths.at("/sys/class/net")).into_iter().filter_map(representor).collect()
 }
 
-fn virtual_function(device: &Path, index: usize) -> Option<Virtual> {
+fn virtual_function(device: &Path, index: usize) -> Option<VirtualFunction> {
     let function = device.join(format!("virtfn{index}"));
-    let pci = target(&function)?;
+    let pci = link_target_name(&function)?;
     let interface = entries(function.join("net")).into_iter().next();
     let attribute =
-        |name: &str| interface.as_ref().and_then(|path| text(path.join(name))).unwrap_or_else(none);
+        |name: &str| interface.as_ref().and_then(|path| text(path.join(name))).unwrap_or_else(no_value);
     let guid = entries(function.join("infiniband")).first().and_then(|path| text(path.join("node_guid")));
-    Some(Virtual {
+    Some(VirtualFunction {
         pci,
         up: interface.as_deref().is_some_and(is_up),
         mtu: attribute("mtu"),
-        mac: Some(attribute("address")).filter(|mac| mac.len() == 17).unwrap_or_else(none),
-        guid: guid.map_or_else(none, |guid| with_colons(&guid)),
-        driver: target(&function.join("driver")).filter(|driver| driver != "mlx5_core").unwrap_or_else(none),
+        mac: Some(attribute("address")).filter(|mac| mac.len() == 17).unwrap_or_else(no_value),
+        guid: guid.map_or_else(no_value, |guid| with_colons(&guid)),
+        driver: link_target_name(&function.join("driver")).filter(|driver| driver != "mlx5_core").unwrap_or_else(no_value),
     })
 }
 
@@ -346,12 +371,12 @@ fn is_up(interface: &Path) -> bool {
     flags(interface) & 1 != 0
 }
 
-fn none() -> String {
+fn no_value() -> String {
     "-".to_owned()
 }
 
 /// Last component of a symlink's target.
-fn target(link: &Path) -> Option<String> {
+fn link_target_name(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
 }
 

@@ -12,14 +12,14 @@ use crate::{
 };
 
 /// Modules that OFED's own start script loads, in its order, if the image has them. Their dependencies are loaded, too.
-const WANTED: [&str; 8] =
+const START_MODULES: [&str; 8] =
     ["mlx5_core", "mlx5_ib", "ib_umad", "ib_uverbs", "ib_ipoib", "rdma_cm", "rdma_ucm", "ib_cm"];
 
 /// Modules whose `srcversion` tells whether the image's drivers are loaded.
-const COMPARED: [&str; 3] = ["mlx5_core", "mlx5_ib", "ib_core"];
+const COMPARED_MODULES: [&str; 3] = ["mlx5_core", "mlx5_ib", "ib_core"];
 
 /// Modules of the in-tree stack. They are unloaded even if the image has no replacement.
-const IN_TREE: &str = "ib_cm ib_core ib_ipoib ib_mad ib_sa ib_addr ib_ucm ib_umad ib_uverbs iw_cm rdma_cm rdma_ucm mlx4_core \
+const IN_TREE_MODULES: &str = "ib_cm ib_core ib_ipoib ib_mad ib_sa ib_addr ib_ucm ib_umad ib_uverbs iw_cm rdma_cm rdma_ucm mlx4_core \
                        mlx4_en mlx4_ib mlx5_core mlx5_ib mlx_compat mlxdevm mlxfw";
 
 /// Current and former peer memory module. Both are compiled against the stack and keep it in use. Another container
@@ -44,33 +44,33 @@ pub(super) enum Comparison {
 
 impl Stack<'_> {
     /// Lists the image's modules to load by name.
-    pub(super) fn wanted(&self) -> Vec<&'static str> {
+    pub(super) fn modules_to_load(&self) -> Vec<&'static str> {
         let nfs = self.settings.nfs_rdma.then_some("rpcrdma");
-        WANTED.into_iter().chain(nfs).filter(|name| self.index().of_image(name).is_some()).collect()
+        START_MODULES.into_iter().chain(nfs).filter(|name| self.index().image_file(name).is_some()).collect()
     }
 
     /// Fails for an image without drivers for this kernel, before any change.
     pub(super) fn check_image(&self) -> Result<(), Error> {
-        if self.index().of_image("mlx5_core").is_none() {
-            return Err(self.index().missing("mlx5_core", None));
+        if self.index().image_file("mlx5_core").is_none() {
+            return Err(self.index().missing_error("mlx5_core", None));
         }
-        if let Some(name) = COMPARED.into_iter().find(|name| self.index().is_built_in(name)) {
+        if let Some(name) = COMPARED_MODULES.into_iter().find(|name| self.index().is_built_in(name)) {
             return Err(Error::new(
                 format!("{name} is built into this kernel, and cannot be replaced"),
                 "build the kernel with CONFIG_INFINIBAND=m and CONFIG_MLX5_CORE=m, or use its own drivers",
             ));
         }
-        if self.settings.nfs_rdma && self.index().of_image("rpcrdma").is_none() {
+        if self.settings.nfs_rdma && self.index().image_file("rpcrdma").is_none() {
             self.node.log.warn("ENABLE_NFSRDMA is set, but this image was built without rpcrdma");
         }
         Ok(())
     }
 
     pub(super) fn compare(&self, loaded: &Loaded) -> Result<Comparison, Error> {
-        for module in COMPARED {
-            let Some(file) = self.index().of_image(module) else { continue };
+        for module in COMPARED_MODULES {
+            let Some(file) = self.index().image_file(module) else { continue };
             let image = file.info()?;
-            if !loaded.is(&self.node.paths, module, &image) {
+            if !loaded.is_file(&self.node.paths, module, &image) {
                 let there = loaded.get(module).map(|module| module.source_version.clone());
                 let image = Some(image.source_version).filter(|version| !version.is_empty());
                 let image = image.unwrap_or_else(|| "another, without a srcversion,".to_owned());
@@ -85,17 +85,17 @@ impl Stack<'_> {
     pub(super) fn modules_to_unload(&self, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let Settings { unload_storage, unload_third_party, storage, third_party, auxiliary, .. } =
             self.settings;
-        permit(loaded, storage, *unload_storage, "storage", "UNLOAD_STORAGE_MODULES")?;
+        check_unload_allowed(loaded, storage, *unload_storage, "storage", "UNLOAD_STORAGE_MODULES")?;
         let variable = "UNLOAD_THIRD_PARTY_RDMA_MODULES";
-        permit(loaded, third_party, *unload_third_party, "third-party RDMA", variable)?;
+        check_unload_allowed(loaded, third_party, *unload_third_party, "third-party RDMA", variable)?;
         let mut seeds = self.own_modules()?;
         let listed = storage.iter().chain(third_party).chain(auxiliary).map(|name| kernel_name(name));
         let listed: BTreeSet<String> = listed.collect();
         seeds.extend(listed.iter().cloned());
-        let in_tree = IN_TREE.split_whitespace();
+        let in_tree = IN_TREE_MODULES.split_whitespace();
         let known = |name: &str| {
             listed.contains(name)
-                || self.index().of_image(name).is_some()
+                || self.index().image_file(name).is_some()
                 || in_tree.clone().any(|other| other == name)
                 || PEER_MEMORY.contains(&name)
         };
@@ -114,7 +114,7 @@ impl Stack<'_> {
     /// dependency shows before any module is unloaded.
     pub(super) fn load_host_deps(&self, loaded: &Loaded, to_unload: &[String]) -> Result<(), Error> {
         let staying = loaded.without(to_unload);
-        for name in self.wanted() {
+        for name in self.modules_to_load() {
             self.loader.load_deps(name, Origin::Host, &staying)?;
         }
         Ok(())
@@ -122,13 +122,13 @@ impl Stack<'_> {
 
     /// Loads the stack, and the image's versions of the modules in `unloaded`.
     pub(super) fn load(&self, unloaded: &[String]) -> Result<(), Error> {
-        for name in self.wanted() {
+        for name in self.modules_to_load() {
             self.loader.load(name)?;
         }
         let again = unloaded.iter().rev();
         let auxiliary = self.settings.auxiliary.iter();
         for name in again.chain(auxiliary) {
-            if self.index().of_image(name).is_some() {
+            if self.index().image_file(name).is_some() {
                 let loaded = self.loader.load(name);
                 // Others are optional, so log a failure and continue. Without its storage the node is not what it was.
                 if self.settings.storage.iter().any(|storage| kernel_name(storage) == *name) {
@@ -163,8 +163,8 @@ impl Stack<'_> {
     /// Names the image's modules that make up the stack.
     pub(super) fn own_modules(&self) -> Result<BTreeSet<String>, Error> {
         let mut names = BTreeSet::new();
-        for wanted in self.wanted() {
-            names.extend(self.loader.of_image(wanted)?);
+        for wanted in self.modules_to_load() {
+            names.extend(self.loader.image_modules_for(wanted)?);
         }
         Ok(names)
     }
@@ -174,15 +174,15 @@ impl Stack<'_> {
     }
 }
 
-fn permit(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable: &str) -> Result<(), Error> {
-    let there: Vec<&str> = names.iter().map(String::as_str).filter(|name| loaded.contains(name)).collect();
-    if allowed || there.is_empty() {
+fn check_unload_allowed(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable: &str) -> Result<(), Error> {
+    let loaded_names: Vec<&str> = names.iter().map(String::as_str).filter(|name| loaded.contains(name)).collect();
+    if allowed || loaded_names.is_empty() {
         return Ok(());
     }
     Err(Error::new(
         format!(
             "{kind} modules are loaded, and would be unloaded with the drivers to be replaced: {}",
-            there.join(", ")
+            loaded_names.join(", ")
         ),
         format!("set {variable}=true to have them unloaded, or unload them on the node"),
     ))

@@ -109,14 +109,14 @@ impl<'a> Companion<'a> {
         let ofed = Ofed::of(variable("USE_HOST_MOFED").is_some_and(|value| value == "true"));
         let is_path = is_plain_path(ready_file) && !ready_file.ends_with('/');
         let (module, ready_file) = ("nv_peer_mem", Some(ready_file));
-        is_path.then_some(Self { module, owner: Owner::Us, ready_file, ofed })
+        is_path.then_some(Self { module, owner: Owner::ThisContainer, ready_file, ofed })
     }
 
     /// Parses `nvidia-gds-driver install` and `nvidia-gdrcopy-driver install`: the program's name and its arguments.
     /// The GPU driver's container, in the same pod, unloads their modules.
     pub(crate) fn install(program: &str, arguments: &[&str]) -> Option<Self> {
         let module = if program == "nvidia-gds-driver" { "nvidia_fs" } else { GDRDRV };
-        let companion = Self { module, owner: Owner::Others, ready_file: None, ofed: Ofed::Unused };
+        let companion = Self { module, owner: Owner::DriverContainers, ready_file: None, ofed: Ofed::Unused };
         (*arguments == ["install"]).then_some(companion)
     }
 
@@ -137,7 +137,7 @@ impl<'a> Companion<'a> {
         };
         node.log.step(format!("received {signal}: stopping"));
         self.clear_ready(node)?;
-        if self.owner == Owner::Us {
+        if self.owner == Owner::ThisContainer {
             unload::unload(node, self.module)?;
         }
         Ok(())
@@ -186,14 +186,14 @@ impl<'a> Companion<'a> {
     }
 
     fn observe(&self, node: &Node<'_>, loaded: &Loaded, state: &mut PollState) -> Observation {
-        let gpu = state::is_gpu_ready(node, loaded, self.owner == Owner::Others);
+        let gpu = state::is_gpu_ready(node, loaded, self.owner == Owner::DriverContainers);
         let is_loaded = loaded.contains(self.module);
         if self.ofed == Ofed::Unused {
             return Observation { ofed: true, gpu, loaded: is_loaded, ib_core: None };
         }
         let by_file = state::is_ofed_ready(node, loaded, self.ofed == Ofed::Host);
         state.ofed_file |= by_file;
-        let by_sources = self.owner == Owner::Us
+        let by_sources = self.owner == Owner::ThisContainer
             && !state.ofed_file
             && loaded.contains("mlx5_core")
             && node.paths.at(OFED_SOURCES).exists();

@@ -36,7 +36,7 @@ struct Daemon {
 
 /// Result of starting a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Started {
+pub(crate) enum StartResult {
     /// The program went into the background or finished its work.
     Yes(&'static str),
     /// The image does not have the program.
@@ -55,14 +55,14 @@ pub(crate) struct FabricManager {
 }
 
 /// For switches that the NVIDIA driver itself drives.
-const OF_SWITCHES: FabricManager = FabricManager {
+const NVSWITCH_MANAGER: FabricManager = FabricManager {
     program: "nv-fabricmanager",
     arguments: &["-c", "/usr/share/nvidia/nvswitch/fabricmanager.cfg"],
     needs_infiniband: false,
 };
 
 /// For switches of the fifth NVLink generation; also starts their subnet manager.
-const OF_INFINIBAND: FabricManager = FabricManager {
+const INFINIBAND_MANAGER: FabricManager = FabricManager {
     program: "nvidia-fabricmanager-start.sh",
     arguments: &[
         "--mode",
@@ -84,13 +84,13 @@ impl FabricManager {
         program(paths, self.program).is_some()
     }
 
-    pub(crate) fn start(self, paths: &Paths) -> Started {
+    pub(crate) fn start(self, paths: &Paths) -> StartResult {
         run(paths, self.program, self.arguments)
     }
 }
 
 /// Starts the tools that the image has, in order. A failure does not prevent the next one from starting.
-pub(crate) fn start_tools(paths: &Paths) -> [Started; 2] {
+pub(crate) fn start_tools(paths: &Paths) -> [StartResult; 2] {
     [
         // Creates device nodes. Without this tool, the first user of the driver's libraries creates them.
         run(paths, "nvidia-modprobe", &["-c", "0", "-u"]),
@@ -105,10 +105,10 @@ pub(crate) fn fabric_manager(paths: &Paths) -> Option<FabricManager> {
         product_data.windows(6).any(|word| word == b"SW_MNG")
     };
     if entries(paths.at("/sys/class/infiniband")).iter().any(is_managed) {
-        return Some(OF_INFINIBAND);
+        return Some(INFINIBAND_MANAGER);
     }
     let has_switches = !entries(paths.at("/proc/driver/nvidia-nvswitch/devices")).is_empty();
-    has_switches.then_some(OF_SWITCHES)
+    has_switches.then_some(NVSWITCH_MANAGER)
 }
 
 /// Stops all running daemons and logs that. A daemon that does not end is an error, because it keeps the driver in use.
@@ -151,12 +151,12 @@ fn running(paths: &Paths, daemon: &Daemon) -> Option<Pid> {
 }
 
 /// Runs a program until it exits; a daemon has then gone into the background. The output goes to the container's log.
-fn run(paths: &Paths, name: &'static str, arguments: &[&str]) -> Started {
-    let Some(program) = program(paths, name) else { return Started::Absent(name) };
+fn run(paths: &Paths, name: &'static str, arguments: &[&str]) -> StartResult {
+    let Some(program) = program(paths, name) else { return StartResult::Absent(name) };
     match Command::new(program).args(arguments).stdin(Stdio::null()).status() {
-        Ok(status) if status.success() => Started::Yes(name),
-        Ok(status) => Started::Failed(name, status.to_string()),
-        Err(error) => Started::Failed(name, error.to_string()),
+        Ok(status) if status.success() => StartResult::Success(name),
+        Ok(status) => StartResult::Failed(name, status.to_string()),
+        Err(error) => StartResult::Failed(name, error.to_string()),
     }
 }
 
@@ -175,14 +175,14 @@ mod tests {
         bench
     }
 
-    fn start(bench: &Bench) -> [Started; 2] {
+    fn start(bench: &Bench) -> [StartResult; 2] {
         start_tools(&bench.node().paths)
     }
 
     #[test]
     fn what_the_image_has_not_is_not_needed() {
         let bench = with_real_processes();
-        assert_eq!(start(&bench), ["nvidia-modprobe", "nvidia-persistenced"].map(Started::Absent));
+        assert_eq!(start(&bench), ["nvidia-modprobe", "nvidia-persistenced"].map(StartResult::Absent));
         stop(&bench.node()).unwrap();
         assert_eq!(bench.log(), "");
     }
@@ -194,8 +194,8 @@ mod tests {
         bench.program("nvidia-modprobe", "exit 3");
         bench.program("nvidia-persistenced", &format!("echo \"$@\" > {}", log.display()));
         let started = start(&bench);
-        let failed = Started::Failed("nvidia-modprobe", "exit status: 3".into());
-        assert_eq!(started, [failed, Started::Yes("nvidia-persistenced")]);
+        let failed = StartResult::Failed("nvidia-modprobe", "exit status: 3".into());
+        assert_eq!(started, [failed, StartResult::Success("nvidia-persistenced")]);
         assert_eq!(bench.text("/log").unwrap(), "--persistence-mode\n");
     }
 
@@ -213,7 +213,7 @@ mod tests {
                 bench.at(pid_file).display()
             ),
         );
-        assert_eq!(start(&bench).last(), Some(&Started::Yes("nvidia-persistenced")));
+        assert_eq!(start(&bench).last(), Some(&StartResult::Success("nvidia-persistenced")));
         let process = format!("/proc/{}", bench.text(pid_file).unwrap().trim());
         assert!(bench.at(&process).exists());
         // Pauses of the bench take no time, but stopping a process does, so retry until it has ended.
@@ -240,10 +240,10 @@ mod tests {
         let fabric = || fabric_manager(&bench.node().paths);
         assert_eq!(fabric(), None);
         bench.file("/proc/driver/nvidia-nvswitch/devices/0000:01:00.0/information", "");
-        assert_eq!(fabric(), Some(OF_SWITCHES));
+        assert_eq!(fabric(), Some(NVSWITCH_MANAGER));
         bench.file("/sys/class/infiniband/mlx5_0/device/vpd", "\u{1}plain adapter");
-        assert_eq!(fabric(), Some(OF_SWITCHES));
+        assert_eq!(fabric(), Some(NVSWITCH_MANAGER));
         bench.file("/sys/class/infiniband/mlx5_1/device/vpd", "\u{1}V0\tSW_MNG\u{0}");
-        assert_eq!(fabric(), Some(OF_INFINIBAND));
+        assert_eq!(fabric(), Some(INFINIBAND_MANAGER));
     }
 }

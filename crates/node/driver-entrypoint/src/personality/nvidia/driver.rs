@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::{
-    devices::{self, Undriven},
+    devices::{self, Gpu},
     disruption::Allowed,
     error::Error,
     forecast,
@@ -15,10 +15,10 @@ use crate::{
 };
 
 /// Modules of the host to load before the driver, if the node has them.
-const HELPERS: [&str; 3] = ["i2c_core", "ipmi_msghandler", "ipmi_devintf"];
+const HOST_HELPERS: [&str; 3] = ["i2c_core", "ipmi_msghandler", "ipmi_devintf"];
 
 /// Modules that every driver image must have.
-const NEEDED: [&str; 2] = ["nvidia", "nvidia_uvm"];
+const REQUIRED: [&str; 2] = ["nvidia", "nvidia_uvm"];
 
 /// Loaded with the driver, unless the image was built for compute only.
 const MODESET: &str = "nvidia_modeset";
@@ -28,7 +28,7 @@ const DRM: &str = "nvidia_drm";
 
 /// Modules to unload, in this order. `nv_peer_mem`, `nvidia_fs` and `gdrdrv` have separate containers, which nothing
 /// else would stop. `nvidia_drm` may have been loaded by the host's driver.
-const UNLOADED: [&str; 8] = [
+const UNLOAD_ORDER: [&str; 8] = [
     "nvidia_drm",
     "nvidia_modeset",
     "nvidia_uvm",
@@ -61,39 +61,39 @@ pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Error>
 /// Whether the loaded driver is the image's build; a driver of the same configuration from other sources is not.
 pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, Error> {
     let loaded = Loaded::read(&node.paths)?;
-    let Some(file) = index.of_image("nvidia").filter(|_| loaded.contains("nvidia")) else { return Ok(false) };
+    let Some(file) = index.image_file("nvidia").filter(|_| loaded.contains("nvidia")) else { return Ok(false) };
     let info = file.info()?;
     // Modules without an identity count as the same, because the operator's digest has not changed.
-    Ok(info.identity().is_none() || loaded.is(&node.paths, "nvidia", &info))
+    Ok(info.identity().is_none() || loaded.is_file(&node.paths, "nvidia", &info))
 }
 
 /// Checks that everything the driver needs exists. An image for another kernel, or one with broken modules, must not
 /// make the node lose its current driver.
 pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
-    let staying = Loaded::read(&loader.node.paths)?.without(&UNLOADED.map(str::to_owned));
-    if let Some(name) = NEEDED.into_iter().find(|name| loader.index.of_image(name).is_none()) {
-        return Err(loader.index.missing(name, None));
+    let staying = Loaded::read(&loader.node.paths)?.without(&UNLOAD_ORDER.map(str::to_owned));
+    if let Some(name) = REQUIRED.into_iter().find(|name| loader.index.image_file(name).is_none()) {
+        return Err(loader.index.missing_error(name, None));
     }
-    wanted(loader, drm).into_iter().try_for_each(|name| loader.plan(name, &staying).map(drop))
+    modules_to_load(loader, drm).into_iter().try_for_each(|name| loader.plan(name, &staying).map(drop))
 }
 
 /// Other drivers of GPUs.
-const OTHERS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
+const OTHER_DRIVERS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
 
 /// Checks, before the old driver is unloaded, that it leaves a GPU that no other driver holds.
 pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
     let gpus = devices::gpus(&node.paths);
-    let held = |gpu: &Undriven| {
+    let held = |gpu: &Gpu| {
         let driver =
-            gpu.driver.as_ref().filter(|driver| OTHERS.contains(&driver.replace('-', "_").as_str()))?;
+            gpu.driver.as_ref().filter(|driver| OTHER_DRIVERS.contains(&driver.replace('-', "_").as_str()))?;
         Some(format!("{} is bound to {driver}", gpu.address))
     };
-    let by_others: Vec<String> = gpus.iter().filter_map(held).collect();
-    if by_others.is_empty() {
+    let held_gpus: Vec<String> = gpus.iter().filter_map(held).collect();
+    if held_gpus.is_empty() {
         return Ok(());
     }
-    let found = by_others.join(", ");
-    if by_others.len() < gpus.len() {
+    let found = held_gpus.join(", ");
+    if held_gpus.len() < gpus.len() {
         node.log.warn(format!("this driver does not get all GPUs: {found}"));
         return Ok(());
     }
@@ -107,38 +107,38 @@ pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
 /// Loads the driver; modules that are already loaded are kept.
 pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let Loader { node, index, .. } = loader;
-    for name in HELPERS {
+    for name in HOST_HELPERS {
         if !index.has(name) {
             node.log.step(format!("{name} is not there, which is not an error"));
         } else if let Err(error) = loader.load(name) {
             node.log.warn(format!("continuing without {name}: {error}"));
         }
     }
-    for name in wanted(loader, drm) {
-        loader.load(name).map_err(|error| with_hint(node, error))?;
+    for name in modules_to_load(loader, drm) {
+        loader.load(name).map_err(|error| explain_missing_gpu(node, error))?;
     }
-    if index.of_image(MODESET).is_none() {
+    if index.image_file(MODESET).is_none() {
         node.log.step("the image has no nvidia_modeset, which computing does not need");
     }
     Ok(())
 }
 
 /// Lists the driver's modules in load order.
-fn wanted(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
-    let mut names = NEEDED.to_vec();
-    names.extend(loader.index.of_image(MODESET).map(|_| MODESET));
+fn modules_to_load(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
+    let mut names = REQUIRED.to_vec();
+    names.extend(loader.index.image_file(MODESET).map(|_| MODESET));
     names.extend(drm.then_some(DRM));
     names
 }
 
 /// Replaces the kernel's error with one that tells a GPU administrator what to do.
-fn with_hint(node: &Node<'_>, error: Error) -> Error {
+fn explain_missing_gpu(node: &Node<'_>, error: Error) -> Error {
     let refusal = match error {
         Error::Refused { name, refusal, .. } if name == "nvidia" && refusal.errno == Errno::NODEV => refusal,
         other => return other,
     };
     let loaded = Loaded::read(&node.paths).unwrap_or_default();
-    let others: Vec<&str> = OTHERS.into_iter().filter(|name| loaded.contains(name)).collect();
+    let others: Vec<&str> = OTHER_DRIVERS.into_iter().filter(|name| loaded.contains(name)).collect();
     let hint = if others.is_empty() {
         "check that the node has an NVIDIA GPU that this driver supports (lspci -d 10de:), and that its \
          firmware or the hypervisor exposes it; see dmesg for the kernel's messages"
@@ -155,7 +155,7 @@ fn with_hint(node: &Node<'_>, error: Error) -> Error {
 /// Unloads the driver completely or not at all: a user of any module keeps all modules loaded.
 pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
     // A GPU has neither interfaces nor storage: the forecast only names its users.
-    forecast::announce(node, &UNLOADED, &Allowed::default())?;
+    forecast::announce(node, &UNLOAD_ORDER, &Allowed::default())?;
     let mut polls = 1;
     let obstacles = loop {
         let obstacles = obstacles(node, &Loaded::read(&node.paths)?);
@@ -172,7 +172,7 @@ pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
             "stop the pods and processes that use the GPUs, or drain the node; the pod then restarts",
         ));
     }
-    if unload::unload_all(node, &UNLOADED)?.is_empty() {
+    if unload::unload_all(node, &UNLOAD_ORDER)?.is_empty() {
         node.log.step("no NVIDIA driver is loaded");
     }
     Ok(())
@@ -181,9 +181,9 @@ pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
 /// Lists what prevents the unload of each of the driver's modules.
 fn obstacles(node: &Node<'_>, loaded: &Loaded) -> Vec<Error> {
     let mut obstacles = Vec::new();
-    for name in UNLOADED {
+    for name in UNLOAD_ORDER {
         let Some(module) = loaded.get(name) else { continue };
-        let others = module.holders.iter().filter(|holder| !UNLOADED.contains(&holder.as_str()));
+        let others = module.holders.iter().filter(|holder| !UNLOAD_ORDER.contains(&holder.as_str()));
         let by: Vec<String> = others.cloned().collect();
         if !by.is_empty() {
             obstacles.push(Error::Held { name: name.to_owned(), by });

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{
-    daemons::{self, Started},
+    daemons::{self, StartResult},
     driver,
     options::Settings,
     parameters, selinux, state,
@@ -158,9 +158,9 @@ fn has_mellanox_device(node: &Node<'_>) -> bool {
 fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error> {
     for started in daemons::start_tools(&node.paths) {
         match started {
-            Started::Yes(name) => node.log.step(format!("started {name}")),
-            Started::Absent(name) => node.log.step(format!("the image has no {name}, which is not an error")),
-            Started::Failed(name, why) => node.log.warn(format!("continuing without {name}: {why}")),
+            StartResult::Success(name) => node.log.step(format!("started {name}")),
+            StartResult::Absent(name) => node.log.step(format!("the image has no {name}, which is not an error")),
+            StartResult::Failed(name, why) => node.log.warn(format!("continuing without {name}: {why}")),
         }
     }
     let Some(manager) = daemons::fabric_manager(&node.paths) else { return Ok(()) };
@@ -168,11 +168,11 @@ fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error
         wait_for_infiniband(node, signals)?;
     }
     match manager.start(&node.paths) {
-        Started::Yes(name) => node.log.step(format!("started {name}")),
-        Started::Absent(name) => node.log.warn(format!(
+        StartResult::Success(name) => node.log.step(format!("started {name}")),
+        StartResult::Absent(name) => node.log.warn(format!(
             "this node has NVSwitches and the image has no {name}: without a fabric manager CUDA does not start here"
         )),
-        Started::Failed(name, why) => {
+        StartResult::Failed(name, why) => {
             return Err(Error::new(
                 format!("{name} does not start: {why}"),
                 "its log is /var/log/fabricmanager.log; its version must be the driver's",

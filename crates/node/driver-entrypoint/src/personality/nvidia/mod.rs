@@ -38,7 +38,7 @@ pub(crate) fn main(
         Command::ReloadPeermem => {
             let ofed = Ofed::of(settings.host_ofed);
             let peer_memory =
-                Companion { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, ofed };
+                Companion { module: "nvidia_peermem", owner: Owner::DriverContainers, ready_file: None, ofed };
             parameters::check(node, &["nvidia-peermem"])?;
             // The GPU driver's container, in the same pod, unloads the module.
             peer_memory.run(node, signals)

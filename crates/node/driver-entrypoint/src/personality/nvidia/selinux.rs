@@ -28,7 +28,7 @@ pub(crate) fn is_enabled(node: &Node<'_>) -> bool {
 /// Labels the files of the exposed `/dev`. Returns the number of changed labels.
 pub(crate) fn label_devices(node: &Node<'_>) -> Result<usize, Error> {
     let devices = node.paths.at(state::ROOT).join("dev");
-    let failed = |path: &Path| Error::on("label for SELinux", node.paths.name(path));
+    let failed = |path: &Path| Error::on("label for SELinux", node.paths.container_path(path));
     let mut labelled = 0;
     for entry in WalkDir::new(&devices) {
         let entry = entry.map_err(|error| failed(error.path().unwrap_or(&devices))(error.into()))?;

@@ -60,7 +60,7 @@ impl Missing {
 /// Decides the next action. `against` is the `ib_core` that the module was loaded against, if known.
 pub(crate) fn decide(owner: Owner, observed: &Observation, against: Option<&str>) -> Step {
     match Missing::of(observed) {
-        Some(missing) if observed.loaded && owner == Owner::Us => Step::Release(missing),
+        Some(missing) if observed.loaded && owner == Owner::ThisContainer => Step::Release(missing),
         Some(missing) => Step::Wait(missing),
         None if !observed.loaded => Step::Load,
         // A module that uses ib_core prevents its replacement. This module does not use it, so it must be reloaded.
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn it_waits_for_both_drivers() {
-        let step = |ofed, gpu| decide(Owner::Others, &observed(ofed, gpu, false), None);
+        let step = |ofed, gpu| decide(Owner::DriverContainers, &observed(ofed, gpu, false), None);
         assert_eq!(step(false, false), Step::Wait(Missing::Both));
         assert_eq!(step(true, false), Step::Wait(Missing::Gpu));
         assert_eq!(step(false, true), Step::Wait(Missing::Ofed));
@@ -90,25 +90,25 @@ mod tests {
 
     #[test]
     fn who_else_unloads_it_is_left_to_do_so() {
-        assert_eq!(decide(Owner::Others, &observed(false, true, true), None), Step::Wait(Missing::Ofed));
-        assert_eq!(decide(Owner::Us, &observed(false, true, true), None), Step::Release(Missing::Ofed));
-        assert_eq!(decide(Owner::Us, &observed(true, false, true), None), Step::Release(Missing::Gpu));
-        assert_eq!(decide(Owner::Us, &observed(true, false, false), None), Step::Wait(Missing::Gpu));
+        assert_eq!(decide(Owner::DriverContainers, &observed(false, true, true), None), Step::Wait(Missing::Ofed));
+        assert_eq!(decide(Owner::ThisContainer, &observed(false, true, true), None), Step::Release(Missing::Ofed));
+        assert_eq!(decide(Owner::ThisContainer, &observed(true, false, true), None), Step::Release(Missing::Gpu));
+        assert_eq!(decide(Owner::ThisContainer, &observed(true, false, false), None), Step::Wait(Missing::Gpu));
     }
 
     #[test]
     fn another_ib_core_wants_it_loaded_again() {
         let there = observed(true, true, true);
-        assert_eq!(decide(Owner::Others, &there, Some("A")), Step::Keep);
-        assert_eq!(decide(Owner::Others, &there, None), Step::Keep);
-        assert_eq!(decide(Owner::Others, &there, Some("B")), Step::Reload);
+        assert_eq!(decide(Owner::DriverContainers, &there, Some("A")), Step::Keep);
+        assert_eq!(decide(Owner::DriverContainers, &there, None), Step::Keep);
+        assert_eq!(decide(Owner::DriverContainers, &there, Some("B")), Step::Reload);
         let unknown = Observation { ib_core: None, ..there };
-        assert_eq!(decide(Owner::Others, &unknown, Some("B")), Step::Keep);
+        assert_eq!(decide(Owner::DriverContainers, &unknown, Some("B")), Step::Keep);
     }
 
     #[test]
     fn it_never_acts_while_a_driver_is_away() {
-        for owner in [Owner::Others, Owner::Us] {
+        for owner in [Owner::DriverContainers, Owner::ThisContainer] {
             for (ofed, gpu) in [(false, true), (true, false), (false, false)] {
                 for loaded in [false, true] {
                     let step = decide(owner, &observed(ofed, gpu, loaded), Some("B"));

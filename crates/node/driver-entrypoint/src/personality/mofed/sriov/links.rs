@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{super::devlink, flags, target};
+use super::{super::devlink, flags, link_target_name};
 use crate::{
     files::{program, text},
     node::Node,
@@ -18,7 +18,7 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Protocols of routes that others make again.
-const OTHERS_ROUTES: [&str; 4] = ["kernel", "dhcp", "ra", "redirect"];
+const AUTOMATIC_PROTOCOLS: [&str; 4] = ["kernel", "dhcp", "ra", "redirect"];
 
 /// A setting of an interface, or of a VLAN on top of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,12 +30,12 @@ pub(super) enum Link {
     },
     /// Arguments of `ip address replace`; the VLAN's name, or `-` for the interface itself.
     Address {
-        of: String,
+        device: String,
         words: String,
     },
     /// Arguments of `ip route replace`, with the address family first.
     Route {
-        of: String,
+        device: String,
         words: String,
     },
 }
@@ -45,8 +45,8 @@ impl Link {
         match self {
             Self::Bond(name) => format!("link bond {name}\n"),
             Self::Vlan { name, id } => format!("link vlan {name} {id}\n"),
-            Self::Address { of, words } => format!("link address {of} {words}\n"),
-            Self::Route { of, words } => format!("link route {of} {words}\n"),
+            Self::Address { device, words } => format!("link address {device} {words}\n"),
+            Self::Route { device, words } => format!("link route {device} {words}\n"),
         }
     }
 
@@ -56,10 +56,10 @@ impl Link {
         match *fields {
             ["bond", name] => Some(Self::Bond(name.to_owned())),
             ["vlan", name, id] => Some(Self::Vlan { name: name.to_owned(), id: id.to_owned() }),
-            ["address", of, ref words @ ..] => {
-                Some(Self::Address { of: of.to_owned(), words: words.join(" ") })
+            ["address", device, ref words @ ..] => {
+                Some(Self::Address { device: device.to_owned(), words: words.join(" ") })
             }
-            ["route", of, ref words @ ..] => Some(Self::Route { of: of.to_owned(), words: words.join(" ") }),
+            ["route", device, ref words @ ..] => Some(Self::Route { device: device.to_owned(), words: words.join(" ") }),
             _ => None,
         }
         .filter(|_| fields.get(1).is_some_and(is_name))
@@ -69,7 +69,7 @@ impl Link {
 /// Reads the settings of an interface.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     let mut links = Vec::new();
-    let bond = target(&interface.join("master")).filter(|_| interface.join("master/bonding").is_dir());
+    let bond = link_target_name(&interface.join("master")).filter(|_| interface.join("master/bonding").is_dir());
     links.extend(bond.map(Link::Bond));
     let vlans = vlans(node, interface);
     links.extend(vlans.iter().cloned());
@@ -79,12 +79,12 @@ pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
         Link::Vlan { name, .. } => Some((name.clone(), name.clone())),
         _ => None,
     });
-    for (of, name) in [("-".to_owned(), name)].into_iter().chain(names) {
-        links.extend(ip.addresses(&name).into_iter().map(|words| Link::Address { of: of.clone(), words }));
+    for (device, name) in [("-".to_owned(), name)].into_iter().chain(names) {
+        links.extend(ip.addresses(&name).into_iter().map(|words| Link::Address { device: device.clone(), words }));
         for family in ["-4", "-6"] {
             let routes = ip.routes(family, &name).into_iter();
             links.extend(
-                routes.map(|route| Link::Route { of: of.clone(), words: format!("{family} {route}") }),
+                routes.map(|route| Link::Route { device: device.clone(), words: format!("{family} {route}") }),
             );
         }
     }
@@ -95,7 +95,7 @@ pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
 pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[Link], polls: u32) {
     let ip = Ip::of(node);
     let missing = || -> Vec<&Link> {
-        wanted.iter().filter(|link| !is_there(node, ip.as_ref(), interface, link)).collect()
+        wanted.iter().filter(|link| !is_set(node, ip.as_ref(), interface, link)).collect()
     };
     for _ in 0..polls {
         if missing().is_empty() {
@@ -114,7 +114,7 @@ pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[Link], polls:
     }
 }
 
-fn is_there(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> bool {
+fn is_set(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> bool {
     // The same address, or a route to the same network by the same gateway: the metric may be the manager's own.
     let is_in = |words: &str, all: &[String]| {
         let first = words.split(' ').next();
@@ -126,14 +126,14 @@ fn is_there(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link)
         all.iter().any(has)
     };
     match link {
-        Link::Bond(bond) => target(&interface.join("master")).as_ref() == Some(bond),
+        Link::Bond(bond) => link_target_name(&interface.join("master")).as_ref() == Some(bond),
         Link::Vlan { name, .. } => node.paths.at("/sys/class/net").join(name).exists(),
-        Link::Address { of, words } => {
-            ip.is_some_and(|ip| is_in(words, &ip.addresses(&named(of, interface))))
+        Link::Address { device, words } => {
+            ip.is_some_and(|ip| is_in(words, &ip.addresses(&device_name(device, interface))))
         }
-        Link::Route { of, words } => {
+        Link::Route { device, words } => {
             let (family, words) = words.split_once(' ').unwrap_or_default();
-            ip.is_some_and(|ip| is_in(words, &ip.routes(family, &named(of, interface))))
+            ip.is_some_and(|ip| is_in(words, &ip.routes(family, &device_name(device, interface))))
         }
     }
 }
@@ -151,18 +151,18 @@ fn set_link(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link)
             run(&["link", "set", vlan, "up"])?;
             Ok(format!("restored VLAN {vlan} of {name}"))
         }
-        Link::Address { of, words } => {
-            let of = named(of, interface);
+        Link::Address { device, words } => {
+            let device = device_name(device, interface);
             let arguments: Vec<&str> = words.split(' ').collect();
-            run(&[&["address", "replace"], &arguments[..], &["dev", of.as_str()]].concat())?;
-            Ok(format!("restored address {words} of {of}"))
+            run(&[&["address", "replace"], &arguments[..], &["dev", device.as_str()]].concat())?;
+            Ok(format!("restored address {words} of {device}"))
         }
-        Link::Route { of, words } => {
-            let of = named(of, interface);
+        Link::Route { device, words } => {
+            let device = device_name(device, interface);
             let (family, route) = words.split_once(' ').unwrap_or_default();
             let arguments: Vec<&str> = route.split(' ').collect();
-            run(&[&[family, "route", "replace"], &arguments[..], &["dev", of.as_str()]].concat())?;
-            Ok(format!("restored route {route} of {of}"))
+            run(&[&[family, "route", "replace"], &arguments[..], &["dev", device.as_str()]].concat())?;
+            Ok(format!("restored route {route} of {device}"))
         }
     }
 }
@@ -180,16 +180,16 @@ fn add_to_bond(node: &Node<'_>, interface: &Path, bond: &str) -> Result<String, 
 fn vlans(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     let table = text(node.paths.at("/proc/1/net/vlan/config")).unwrap_or_default();
     let own = name_of(interface);
-    let vlan = |line: &str| {
+    let parse_vlan = |line: &str| {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
         let [name, id, below] = fields[..] else { return None };
         (below == own).then(|| Link::Vlan { name: name.to_owned(), id: id.to_owned() })
     };
-    table.lines().filter_map(vlan).collect()
+    table.lines().filter_map(parse_vlan).collect()
 }
 
-fn named(of: &str, interface: &Path) -> String {
-    if of == "-" { name_of(interface) } else { of.to_owned() }
+fn device_name(device: &str, interface: &Path) -> String {
+    if device == "-" { name_of(interface) } else { device.to_owned() }
 }
 
 fn name_of(interface: &Path) -> String {
@@ -209,12 +209,12 @@ impl<'a> Ip<'a> {
 
     /// Static addresses of an interface, each as the arguments that set it.
     fn addresses(&self, name: &str) -> Vec<String> {
-        self.show(&["-o", "address", "show"], name).lines().filter_map(address).collect()
+        self.show(&["-o", "address", "show"], name).lines().filter_map(parse_address).collect()
     }
 
     /// Routes of an interface in the main table that people or a network manager set.
     fn routes(&self, family: &str, name: &str) -> Vec<String> {
-        self.show(&[family, "route", "show"], name).lines().filter_map(route).collect()
+        self.show(&[family, "route", "show"], name).lines().filter_map(parse_route).collect()
     }
 
     /// Output for an interface; empty if it does not exist.
@@ -228,7 +228,7 @@ impl<'a> Ip<'a> {
 
 /// Parses a line of `ip -o address show`: number, name, family, address, its attributes, and after a backslash its
 /// lifetimes.
-fn address(line: &str) -> Option<String> {
+fn parse_address(line: &str) -> Option<String> {
     let line = line.split('\\').next()?;
     let words: Vec<&str> =
         line.split_whitespace().skip_while(|word| !word.starts_with("inet")).skip(1).collect();
@@ -243,10 +243,10 @@ fn address(line: &str) -> Option<String> {
 }
 
 /// Parses a line of `ip route show dev NAME`, without the state that the kernel adds.
-fn route(line: &str) -> Option<String> {
+fn parse_route(line: &str) -> Option<String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let attribute = |name: &str| words.iter().skip_while(|word| **word != name).nth(1).copied();
-    if attribute("proto").is_some_and(|protocol| OTHERS_ROUTES.contains(&protocol))
+    if attribute("proto").is_some_and(|protocol| AUTOMATIC_PROTOCOLS.contains(&protocol))
         || words.contains(&"expires")
     {
         return None;

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     super::devlink::{self, Devlink},
-    POLL_INTERVAL, Physical, Representor, Virtual, flags, links, path_of, representors, target, uplink,
+    POLL_INTERVAL, PhysicalFunction, Representor, VirtualFunction, flags, links, sysfs_path, representors, link_target_name, own_interface,
 };
 use crate::{
     files::{program, text},
@@ -15,74 +15,74 @@ use crate::{
 };
 
 /// Restores the devices of a node.
-pub(super) struct Restoring<'a> {
+pub(super) struct Restorer<'a> {
     pub(super) node: &'a Node<'a>,
     /// Polls while a device comes up.
     pub(super) polls: u32,
     pub(super) devlink: Option<Devlink<'a>>,
 }
 
-impl Restoring<'_> {
-    pub(super) fn physical(&self, physical: &Physical) {
-        let Physical { device, switchdev, number, functions, .. } = physical;
-        let path = path_of(self.node, device);
+impl Restorer<'_> {
+    pub(super) fn restore_function(&self, physical: &PhysicalFunction) {
+        let PhysicalFunction { device, switchdev, number, functions, .. } = physical;
+        let path = sysfs_path(self.node, device);
         let wanted = number.to_string();
         // Virtual functions that were created in the meantime stay.
         if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&wanted) {
-            self.set(&path.join("sriov_numvfs"), &wanted);
+            self.write(&path.join("sriov_numvfs"), &wanted);
         }
-        let mut addressed = true;
+        let mut has_addresses = true;
         for (index, function) in functions.iter().enumerate() {
-            addressed &= self.address(&path, index, function);
-            self.bind(&function.pci, "unbind");
+            has_addresses &= self.set_addresses(&path, index, function);
+            self.write_bind_file(&function.pci, "unbind");
             self.bind_to_saved_driver(function);
             if !switchdev {
-                self.bind(&function.pci, "bind");
+                self.write_bind_file(&function.pci, "bind");
             }
         }
-        if !addressed {
+        if !has_addresses {
             self.node.log.warn(format!(
                 "{device}: this driver has no files for the addresses of virtual functions, and ip does not set them; they keep those that they have now"
             ));
         }
         if *switchdev {
-            self.switchdev(physical);
+            self.enable_switchdev(physical);
             for function in functions {
-                self.bind(&function.pci, "bind");
+                self.write_bind_file(&function.pci, "bind");
             }
         }
-        self.interfaces(physical);
+        self.restore_interfaces(physical);
         self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
     }
 
     /// Restores MTU and up state of the interfaces of a device and of its virtual functions.
-    pub(super) fn interfaces(&self, physical: &Physical) {
-        let Physical { device, up, mtu, functions, .. } = physical;
+    pub(super) fn restore_interfaces(&self, physical: &PhysicalFunction) {
+        let PhysicalFunction { device, up, mtu, functions, .. } = physical;
         for function in functions.iter().filter(|function| function.mtu != "-") {
-            let Some(interface) = self.interface(&format!("pci/{}", function.pci)) else {
+            let Some(interface) = self.wait_for_interface(&format!("pci/{}", function.pci)) else {
                 self.node.log.warn(format!("virtual function {} has no network interface", function.pci));
                 continue;
             };
-            self.set(&interface.join("mtu"), &function.mtu);
-            self.bring_up(&interface, function.up);
+            self.write(&interface.join("mtu"), &function.mtu);
+            self.set_up_state(&interface, function.up);
         }
         if mtu == "-" {
             return;
         }
-        let Some(interface) = self.interface(device) else {
+        let Some(interface) = self.wait_for_interface(device) else {
             self.node
                 .log
                 .warn(format!("{device} has no network interface: its MTU and state are not restored"));
             return;
         };
-        self.set(&interface.join("mtu"), mtu);
-        self.bring_up(&interface, *up);
+        self.write(&interface.join("mtu"), mtu);
+        self.set_up_state(&interface, *up);
         links::restore(self.node, &interface, &physical.links, self.polls);
     }
 
     /// Writes OFED's files `sriov/<index>/{mac,node,port}`, or asks the `ip` program where this driver has none. Returns
     /// whether the function has its address.
-    fn address(&self, device: &Path, index: usize, function: &Virtual) -> bool {
+    fn set_addresses(&self, device: &Path, index: usize, function: &VirtualFunction) -> bool {
         let directory = device.join(format!("sriov/{index}"));
         let guid = Some(function.guid.as_str())
             .filter(|guid| *guid != "-" && !guid.chars().all(|c| "0:".contains(c)));
@@ -93,17 +93,17 @@ impl Restoring<'_> {
             let Some(value) = value else { continue };
             let path = directory.join(file);
             if path.exists() {
-                self.set(&path, value);
+                self.write(&path, value);
             } else if file == "mac" || mac.is_none() {
                 // The node and port GUIDs of an Ethernet device are not essential.
-                all &= self.address_by_ip(device, index, word, value);
+                all &= self.set_address_with_ip(device, index, word, value);
             }
         }
         all
     }
 
-    fn address_by_ip(&self, device: &Path, index: usize, word: &str, value: &str) -> bool {
-        let interface = uplink(device).and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
+    fn set_address_with_ip(&self, device: &Path, index: usize, word: &str, value: &str) -> bool {
+        let interface = own_interface(device).and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
         let Some((interface, ip)) = interface.zip(program(&self.node.paths, "ip")) else { return false };
         let words = ["link", "set", "dev", interface.as_str(), "vf", &index.to_string(), word, value];
         match devlink::run(&ip, &words) {
@@ -115,13 +115,13 @@ impl Restoring<'_> {
         }
     }
 
-    fn switchdev(&self, physical: &Physical) {
-        let Physical { device, mtu, .. } = physical;
-        let interface = if mtu == "-" { None } else { self.interface(device) };
+    fn enable_switchdev(&self, physical: &PhysicalFunction) {
+        let PhysicalFunction { device, mtu, .. } = physical;
+        let interface = if mtu == "-" { None } else { self.wait_for_interface(device) };
         let mode = interface.map(|interface| interface.join("compat/devlink/mode"));
         if let Some(mode) = mode.filter(|mode| mode.exists()) {
-            self.set(&mode, "switchdev");
-        } else if !self.devlink.as_ref().is_some_and(|devlink| devlink.switchdev(device)) {
+            self.write(&mode, "switchdev");
+        } else if !self.devlink.as_ref().is_some_and(|devlink| devlink.set_switchdev(device)) {
             self.node.log.warn(format!(
                 "{device} was in switchdev mode, and is in legacy mode now: devlink dev eswitch set {device} mode switchdev"
             ));
@@ -129,7 +129,7 @@ impl Restoring<'_> {
     }
 
     /// Restores the representors. They appear after the change to switchdev mode, one for each function.
-    pub(super) fn representors(&self, interface: &Path, wanted: &[Representor]) {
+    pub(super) fn restore_representors(&self, interface: &Path, wanted: &[Representor]) {
         let mut found = representors(self.node, interface);
         for _ in 0..self.polls {
             if found.len() >= wanted.len() && found.iter().all(|(path, _)| self.is_named(path)) {
@@ -141,38 +141,38 @@ impl Restoring<'_> {
         for Representor { port, up, mtu } in wanted {
             match found.iter().find(|(_, found)| found.port == *port) {
                 Some((path, _)) => {
-                    self.set(&path.join("mtu"), mtu);
-                    self.bring_up(path, *up);
+                    self.write(&path.join("mtu"), mtu);
+                    self.set_up_state(path, *up);
                 }
                 None => self.node.log.warn(format!("no interface appeared for {port}")),
             }
         }
     }
 
-    fn bind(&self, pci: &str, file: &str) {
-        let bound = path_of(self.node, &format!("pci/{pci}")).join("driver");
-        let driver = target(&bound).unwrap_or_else(|| "mlx5_core".to_owned());
+    fn write_bind_file(&self, pci: &str, file: &str) {
+        let bound = sysfs_path(self.node, &format!("pci/{pci}")).join("driver");
+        let driver = link_target_name(&bound).unwrap_or_else(|| "mlx5_core".to_owned());
         // A function that is bound to another driver, for example for a virtual machine, is left to that driver.
         if driver == "mlx5_core" && (file == "bind" || bound.exists()) {
-            self.set(&self.node.paths.at(&format!("/sys/bus/pci/drivers/{driver}/{file}")), pci);
+            self.write(&self.node.paths.at(&format!("/sys/bus/pci/drivers/{driver}/{file}")), pci);
         }
     }
 
     /// Gives a function to the driver that it had before, such as `vfio-pci` for a virtual machine.
-    fn bind_to_saved_driver(&self, function: &Virtual) {
-        let Virtual { pci, driver, .. } = function;
+    fn bind_to_saved_driver(&self, function: &VirtualFunction) {
+        let VirtualFunction { pci, driver, .. } = function;
         if driver != "-" {
-            let device = path_of(self.node, &format!("pci/{pci}"));
-            self.set(&device.join("driver_override"), driver);
-            self.set(&self.node.paths.at("/sys/bus/pci/drivers_probe"), pci);
+            let device = sysfs_path(self.node, &format!("pci/{pci}"));
+            self.write(&device.join("driver_override"), driver);
+            self.write(&self.node.paths.at("/sys/bus/pci/drivers_probe"), pci);
         }
     }
 
-    fn bring_up(&self, interface: &Path, up: bool) {
+    fn set_up_state(&self, interface: &Path, up: bool) {
         let flags = flags(interface);
         let wanted = if up { flags | 1 } else { flags & !1 };
         if wanted != flags {
-            self.set(&interface.join("flags"), &format!("{wanted:#x}"));
+            self.write(&interface.join("flags"), &format!("{wanted:#x}"));
         }
     }
 
@@ -184,21 +184,21 @@ impl Restoring<'_> {
     }
 
     /// Waits until the interface of a device exists and udev has named it.
-    pub(super) fn interface(&self, device: &str) -> Option<PathBuf> {
-        let device = path_of(self.node, device);
+    pub(super) fn wait_for_interface(&self, device: &str) -> Option<PathBuf> {
+        let device = sysfs_path(self.node, device);
         let poll = |_| {
-            let found = uplink(&device).filter(|interface| self.is_named(interface));
+            let found = own_interface(&device).filter(|interface| self.is_named(interface));
             if found.is_none() {
                 self.node.kernel.pause(POLL_INTERVAL);
             }
             found
         };
-        (0..self.polls).find_map(poll).or_else(|| uplink(&device))
+        (0..self.polls).find_map(poll).or_else(|| own_interface(&device))
     }
 
-    fn set(&self, path: &Path, value: &str) {
+    fn write(&self, path: &Path, value: &str) {
         if let Err(error) = fs::write(path, value) {
-            self.node.log.warn(format!("write {value} to {}: {error}", self.node.paths.name(path)));
+            self.node.log.warn(format!("write {value} to {}: {error}", self.node.paths.container_path(path)));
         }
     }
 }

@@ -176,12 +176,12 @@ fn what_was_kept_of_the_driver_that_is_still_there_says_nothing() {
     let bench = bench();
     bench.file("/sys/module/mlx5_core/srcversion", "");
     let state = saved(&bench);
-    state.keep(&bench.node(), KEPT).unwrap();
-    assert_eq!(State::kept(&bench.node(), KEPT), None);
+    state.save(&bench.node(), KEPT).unwrap();
+    assert_eq!(State::load_if_unloaded(&bench.node(), KEPT), None);
     fs::rename(bench.at("/sys/module/mlx5_core"), bench.at("/sys/gone")).unwrap();
-    assert_eq!(State::kept(&bench.node(), KEPT).as_ref(), Some(&state));
+    assert_eq!(State::load_if_unloaded(&bench.node(), KEPT).as_ref(), Some(&state));
     bench.file("/sys/module/mlx5_core/srcversion", "");
-    assert_eq!(State::kept(&bench.node(), KEPT), Some(state));
+    assert_eq!(State::load_if_unloaded(&bench.node(), KEPT), Some(state));
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn a_function_for_virtual_machines_gets_its_driver_back() {
 #[test]
 fn what_is_lost_with_the_driver_is_named() {
     let bench = bench();
-    assert_eq!(State::lost(&bench.node()), [""; 0]);
+    assert_eq!(State::unrestorable(&bench.node()), [""; 0]);
     let functions = "3: enp8s0f0: <BROADCAST>\n    vf 0     link/ether 02:00:00:00:00:02 brd ff:ff:ff:ff:ff:ff, vlan 5, spoof checking off, trust off\n    \
                      vf 1     link/ether 02:00:00:00:00:03 brd ff:ff:ff:ff:ff:ff, spoof checking off, link-state auto, trust off\n";
     bench.program("ip", &format!("printf '%s' '{functions}'"));
@@ -376,7 +376,7 @@ fn what_is_lost_with_the_driver_is_named() {
         bench.file(&format!("/sys/class/net/{name}/{file}"), text);
     }
     assert_eq!(
-        State::lost(&bench.node()),
+        State::unrestorable(&bench.node()),
         [
             "1 sub-function(s)",
             "connected mode of ib0",

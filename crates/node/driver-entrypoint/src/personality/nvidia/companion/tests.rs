@@ -5,9 +5,9 @@ use crate::testing::Bench;
 
 const READY: &str = "/.driver-ready";
 const NVIDIA_PEERMEM: Companion<'_> =
-    Companion { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, ofed: Ofed::Container };
+    Companion { module: "nvidia_peermem", owner: Owner::DriverContainers, ready_file: None, ofed: Ofed::Container };
 const NV_PEER_MEM: Companion<'_> =
-    Companion { module: "nv_peer_mem", owner: Owner::Us, ready_file: Some(READY), ofed: Ofed::Container };
+    Companion { module: "nv_peer_mem", owner: Owner::ThisContainer, ready_file: Some(READY), ofed: Ofed::Container };
 
 /// Changes to the node, one before each poll; then a signal arrives.
 struct Story<'a>(std::vec::IntoIter<Box<dyn FnOnce() + 'a>>);
