@@ -8,12 +8,12 @@ fn fit(base: BtfBase) -> Fit {
 }
 
 #[test]
-fn it_fits_the_base_that_it_was_made_for() {
+fn matches_the_base_it_was_built_against() {
     assert_eq!(fit(BASE), Fit::Matches);
 }
 
 #[test]
-fn every_other_base_is_told() {
+fn another_base_does_not_match() {
     for types in [0, 50, 98, 99, 101, 102, 103, 200] {
         assert_ne!(fit(BtfBase { types, ..BASE }), Fit::Matches, "{types} types");
     }
@@ -31,13 +31,13 @@ fn every_other_base_is_told() {
 }
 
 #[test]
-fn a_kernels_own_is_measured_with_void() {
+fn base_types_include_void() {
     let base = btf(&[1, 1 << 24, 4, 32, 0, 2 << 24, 1], b"\0int\0");
     assert_eq!(BtfBase::of(&base), Ok(BtfBase { types: 3, strings: 5 }));
 }
 
 #[test]
-fn what_is_no_type_information_is_told() {
+fn invalid_btf_is_rejected() {
     let error = |bytes: &[u8]| SplitBtf::read(bytes).unwrap_err().to_string();
     let good = split();
     for bytes in [&b""[..], &[0; 24]] {
@@ -60,7 +60,7 @@ fn what_is_no_type_information_is_told() {
 }
 
 #[test]
-fn types_that_the_kernel_does_not_accept_are_told() {
+fn types_that_the_kernel_rejects_are_rejected() {
     const STRUCT: u32 = 4 << 24;
     const FLAG: u32 = 1 << 31;
     let accepts = |words: &[u32]| SplitBtf::read(&btf(words, b"\0n\0")).is_ok();
@@ -106,7 +106,7 @@ fn types_that_the_kernel_does_not_accept_are_told() {
 
 proptest! {
     #[test]
-    fn no_byte_can_make_it_panic(
+    fn never_panics_on_changed_bytes(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12),
         types in any::<u32>(),
         strings in any::<u32>(),

@@ -47,7 +47,7 @@ fn every_kind_is_walked() {
 }
 
 #[test]
-fn what_is_damaged_is_said() {
+fn damaged_btf_is_rejected() {
     let good = section(&every_kind());
     let refused = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = good.clone();
@@ -82,7 +82,7 @@ fn what_is_damaged_is_said() {
 }
 
 #[test]
-fn a_longer_header_and_what_follows_the_strings_are_passed_over() {
+fn a_longer_header_and_trailing_bytes_are_skipped() {
     let mut bytes = section(&every_kind());
     bytes[4] = 32;
     bytes.splice(24..24, [0xaa; 8]);

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_what_is_no_configuration() {
+    fn rejects_text_that_is_not_a_configuration() {
         assert_eq!(KernelConfig::parse("# nothing\n"), Err(ConfigError::Empty));
         assert_eq!(
             KernelConfig::parse("CONFIG_A=y\n<html>").unwrap_err().to_string(),

@@ -50,12 +50,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_comes_first() {
+    fn dependencies_come_first() {
         assert_eq!(load_order(&sets(&[&[2], &[], &[1]])).order, [1, 2, 0]);
     }
 
     #[test]
-    fn a_circle_is_told_apart() {
+    fn dependency_cycles_are_listed_separately() {
         let LoadOrder { order, circular } = load_order(&sets(&[&[1], &[0], &[], &[0]]));
         assert_eq!(order, [2]);
         assert_eq!(circular, BTreeSet::from([0, 1, 3]));
@@ -63,7 +63,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_order_respects_the_needs(edges in prop::collection::vec((0_usize..20, 0_usize..20), 0..60)) {
+        fn every_order_respects_the_dependencies(edges in prop::collection::vec((0_usize..20, 0_usize..20), 0..60)) {
             let mut needs = vec![BTreeSet::new(); 20];
             for (a, b) in edges {
                 if a != b {

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_the_fault() {
+    fn messages_name_the_error() {
         insta::assert_snapshot!(
             "6.1.0$(reboot)".parse::<KernelRelease>().unwrap_err(),
             @r#"kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are allowed"#

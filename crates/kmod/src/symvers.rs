@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_and_exporters_have_a_bound() {
+    fn the_number_of_rows_and_exporters_is_limited() {
         let rows = "0x1\ta\tb\n".repeat(MAX_ROWS + 1);
         assert_eq!(SymbolTable::parse(&rows).unwrap_err(), SymbolTableError::Size);
         let exporters: Vec<String> =

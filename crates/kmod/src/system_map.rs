@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_a_bound() {
+    fn names_and_their_number_are_limited() {
         let line = |name: &str| format!("ffffffff826e7d60 r __ksymtab_{name}\n");
         assert_eq!(names(line(&"a".repeat(511)).as_bytes()).len(), 1);
         assert!(exported_names(line(&"a".repeat(512)).as_bytes()).is_err());

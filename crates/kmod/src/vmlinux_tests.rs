@@ -95,7 +95,7 @@ fn exports_in_every_form_of_the_table() {
 }
 
 #[test]
-fn tables_of_exports_that_lie_over_each_other_are_refused() {
+fn overlapping_export_tables_are_refused() {
     let tables = (0..100).map(|_| ("__ksymtab", Vec::new()));
     let strings = ("__ksymtab_strings", vec![b'a'; 256 << 10]);
     let mut file = elf(&std::iter::once(strings).chain(tables).collect::<Vec<_>>());
@@ -108,7 +108,7 @@ fn tables_of_exports_that_lie_over_each_other_are_refused() {
 }
 
 #[test]
-fn a_raw_image_is_looked_through() {
+fn exports_are_found_in_a_raw_image() {
     // Data that only looks like BTF, also truncated at the end, and BTF across a chunk boundary.
     let mut image = vec![0; CHUNK - 30];
     image[100..108].copy_from_slice(&btf()[..8]);

@@ -67,7 +67,7 @@ fn unpack(image: &[u8]) -> Result<(Method, Vec<u8>), VmlinuzError> {
 }
 
 #[test]
-fn every_form_and_method_gives_the_kernel() {
+fn every_format_and_compression_is_unpacked() {
     let text = kernel_text();
     let packed = [
         (Method::Gzip, gzip(&text)),
@@ -85,7 +85,7 @@ fn every_form_and_method_gives_the_kernel() {
 }
 
 #[test]
-fn an_image_that_is_not_compressed_is_the_kernel() {
+fn an_uncompressed_image_is_returned_unchanged() {
     let mut elf = kernel_text();
     elf[..4].copy_from_slice(b"\x7fELF");
     assert_eq!(unpack(&elf).unwrap(), (Method::Plain, elf.clone()));
@@ -98,26 +98,26 @@ fn an_image_that_is_not_compressed_is_the_kernel() {
 }
 
 #[test]
-fn what_cannot_be_unpacked_is_named() {
-    let said = |image: &[u8]| unpack(image).unwrap_err().to_string();
+fn unpacking_errors_name_the_cause() {
+    let error_message = |image: &[u8]| unpack(image).unwrap_err().to_string();
     for (magic, name) in
         [(&b"\x02\x21\x4c\x18"[..], "lz4"), (b"BZh9", "bzip2"), (b"\x89LZO\0\r\n\x1a\n", "lzo")]
     {
         assert_eq!(
-            said(&bz_image_of(magic, 1)),
+            error_message(&bz_image_of(magic, 1)),
             format!("the kernel in the image is compressed with {name}, which farrier does not unpack")
         );
     }
-    assert_eq!(said(b"#!/bin/sh\n"), VmlinuzError::UnknownFormat.to_string());
-    assert_eq!(said(b""), VmlinuzError::UnknownFormat.to_string());
+    assert_eq!(error_message(b"#!/bin/sh\n"), VmlinuzError::UnknownFormat.to_string());
+    assert_eq!(error_message(b""), VmlinuzError::UnknownFormat.to_string());
     let mut old = bz_image_of(&xz(b"x"), 1);
     old[0x206] = 7;
     old[0x207] = 2;
-    assert!(said(&old).contains("older than 2.08"), "{}", said(&old));
+    assert!(error_message(&old).contains("older than 2.08"), "{}", error_message(&old));
     let mut outside = bz_image_of(&xz(b"x"), 1);
     outside[0x24f] = 0xff;
-    assert!(said(&outside).contains("outside the file"), "{}", said(&outside));
-    assert!(said(&bz_image_of(b"no method", 1)).contains("no known compression"));
+    assert!(error_message(&outside).contains("outside the file"), "{}", error_message(&outside));
+    assert!(error_message(&bz_image_of(b"no method", 1)).contains("no known compression"));
     let whole = bz_image_of(&xz(&kernel_text()), 1);
     assert!(unpack(&whole[..whole.len() / 2]).is_err());
 }

@@ -62,7 +62,7 @@ fn xz(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn the_exit_status_tells_the_verdict() {
+fn the_exit_status_follows_the_verdict() {
     let bench = Bench::new();
     let fits = ModuleFile::named("fits").needs("printk", 1).build();
     bench.write("fits.ko", &fits);

@@ -66,7 +66,7 @@ fn versions_of_a_needed_image_and_of_the_payload_that_differ_are_refused() {
 }
 
 #[test]
-fn a_symbol_that_nobody_exports_is_refused_unless_it_is_weak() {
+fn an_undefined_symbol_is_refused_unless_it_is_weak() {
     let mut file = ModuleFile::named("m").needs("pci_resize_everything", 1);
     file.undefined.push(("optional", true));
     insta::assert_snapshot!(lines(&run(&kernel(&[], ""), &[], &[file.payload()])));
@@ -80,7 +80,7 @@ fn a_weak_symbol_in_another_version_is_refused() {
 }
 
 #[test]
-fn what_the_image_replaces_is_not_taken_from_the_kernel() {
+fn replaced_modules_are_not_taken_from_the_kernel() {
     let in_tree = "0x00000001\told_verb\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n\
                    0x00000001\tib_verb\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n";
     let user = ModuleFile::named("peer").needs("old_verb", 1).needs("ib_verb", 2).payload();
@@ -119,7 +119,7 @@ fn extended_versions_alone_do_not_excuse_another_release() {
 }
 
 #[test]
-fn what_only_force_would_load_is_not_fine() {
+fn modules_that_need_a_forced_load_are_refused() {
     let mut file = ModuleFile::named("m");
     file.versions = None;
     file.info.retain(|(key, _)| *key != "vermagic");
@@ -213,7 +213,7 @@ fn an_export_of_the_kernel_itself_is_taken() {
 }
 
 #[test]
-fn what_needs_a_refused_module_is_refused() {
+fn dependents_of_a_refused_module_are_refused() {
     let mut modules = vec![
         ModuleFile::named("a_user").needs("b_f", 1).payload(),
         ModuleFile::named("b").needs("c_f", 1).exports("b_f", 1).payload(),
@@ -227,7 +227,7 @@ fn what_needs_a_refused_module_is_refused() {
 }
 
 #[test]
-fn the_set_must_be_whole_and_readable() {
+fn missing_and_unreadable_modules_are_reported() {
     let kernel = kernel(&[], "");
     let broken = PayloadModule { path: "lib/nvidia-drm.ko".into(), module: Err(crate::elf::no_symbols()) };
     let mut twin = ModuleFile::named("m").payload();
@@ -262,7 +262,7 @@ fn the_report_is_json_with_stable_names() {
 }
 
 /// Checks one module file on a kernel; returns verdict, rule and message of each finding.
-fn said(facts: &KernelFacts, file: &[u8]) -> Vec<String> {
+fn findings(facts: &KernelFacts, file: &[u8]) -> Vec<String> {
     let modules = [PayloadModule { path: "lib/m.ko".into(), module: Module::parse(file) }];
     let report = run(facts, &[], &modules);
     report.modules[0]
@@ -284,10 +284,10 @@ fn a_structure_of_another_size_is_refused_where_the_kernel_compares() {
     let mut facts = kernel(&[], "");
     facts.beyond_headers.module_size = Some(known(896));
     let mut file = ModuleFile::named("m");
-    assert_eq!(said(&facts, &file.build()), [""; 0]);
+    assert_eq!(findings(&facts, &file.build()), [""; 0]);
     file.size = 960;
     assert_eq!(
-        said(&facts, &file.build()),
+        findings(&facts, &file.build()),
         [
             "unknown ModuleSize: struct module differs in size from the kernel's, according to the kernel's own ext4; before \
           Linux 6.4 the kernel does not compare the sizes, and misreads the structure: found 960 bytes, wanted 896 bytes"
@@ -295,7 +295,7 @@ fn a_structure_of_another_size_is_refused_where_the_kernel_compares() {
     );
     facts.release = "6.12.115+deb12-amd64".parse().unwrap();
     assert_eq!(
-        said(&facts, &file.build()),
+        findings(&facts, &file.build()),
         [
             "refused ModuleSize: struct module differs in size from the kernel's, according to the kernel's own ext4: found \
           960 bytes, wanted 896 bytes"
@@ -306,11 +306,11 @@ fn a_structure_of_another_size_is_refused_where_the_kernel_compares() {
 #[test]
 fn without_a_source_the_version_of_module_layout_speaks_for_the_size() {
     let facts = kernel(&[], "");
-    assert_eq!(said(&facts, &ModuleFile::named("m").build()), [""; 0]);
+    assert_eq!(findings(&facts, &ModuleFile::named("m").build()), [""; 0]);
     let mut file = ModuleFile::named("m");
     file.versions = Some(Vec::new());
     assert_eq!(
-        said(&facts, &file.build()),
+        findings(&facts, &file.build()),
         [
             "unknown ModuleSize: no source has the size of the kernel's struct module, and no symbol version \
              covers it: found 896 bytes",
@@ -321,18 +321,18 @@ fn without_a_source_the_version_of_module_layout_speaks_for_the_size() {
 }
 
 #[test]
-fn a_section_that_is_there_twice_is_refused_since_linux_6_4() {
+fn duplicate_sections_are_refused_since_linux_6_4() {
     let mut facts = kernel(&[], "");
     let mut file = ModuleFile::named("m");
     file.twice = true;
     let sentence = "Elf: the module has more than one section .modinfo: wanted one";
-    assert_eq!(said(&facts, &file.build()), [format!("unknown {sentence}")]);
+    assert_eq!(findings(&facts, &file.build()), [format!("unknown {sentence}")]);
     facts.release = "6.12.115+deb12-amd64".parse().unwrap();
-    assert_eq!(said(&facts, &file.build()), [format!("refused {sentence}")]);
+    assert_eq!(findings(&facts, &file.build()), [format!("refused {sentence}")]);
 }
 
 #[test]
-fn type_information_must_count_on_from_the_kernels() {
+fn btf_type_ids_must_continue_after_the_kernels() {
     let mut file = ModuleFile::named("m");
     file.btf = Some(testing::btf::split());
     let (fits, mut other) = (file.build(), file.clone());
@@ -348,31 +348,31 @@ fn type_information_must_count_on_from_the_kernels() {
     let strict = ["DEBUG_INFO_BTF_MODULES"];
     let lax = ["DEBUG_INFO_BTF_MODULES", "MODULE_ALLOW_BTF_MISMATCH"];
     for facts in [with(&[], None), with(&lax, None), with(&lax, Some(base)), with(&strict, Some(base))] {
-        assert_eq!(said(&facts, &fits), [""; 0]);
+        assert_eq!(findings(&facts, &fits), [""; 0]);
     }
     assert_eq!(
-        said(&with(&strict, None), &fits),
+        findings(&with(&strict, None), &fits),
         ["unknown Btf: no source has the kernel's own type information, which the module's type information continues"]
     );
     let sentence = "Btf: the type information refers to names beyond its own strings and the kernel's";
-    assert_eq!(said(&with(&strict, Some(shifted)), &fits), [format!("refused {sentence}")]);
+    assert_eq!(findings(&with(&strict, Some(shifted)), &fits), [format!("refused {sentence}")]);
     assert_eq!(
-        said(&with(&lax, Some(shifted)), &fits),
+        findings(&with(&lax, Some(shifted)), &fits),
         [format!("loads {sentence}: the kernel loads the module without its type information")]
     );
     assert_eq!(
-        said(&with(&strict, None), &other),
+        findings(&with(&strict, None), &other),
         ["refused Btf: the type information does not start with the magic number of BTF"]
     );
     let doubtful = BtfBase { strings: base.strings + 1, ..base };
     assert_eq!(
-        said(&with(&strict, Some(doubtful)), &fits),
+        findings(&with(&strict, Some(doubtful)), &fits),
         ["unknown Btf: the type information was built for another kernel image"]
     );
 }
 
 #[test]
-fn the_kernels_own_vermagic_is_taken_to_the_letter() {
+fn the_kernels_own_vermagic_must_match_exactly() {
     let mut facts = kernel(&["RANDSTRUCT"], "");
     let exact = "6.1.0-9-amd64 SMP preempt mod_unload modversions RANDSTRUCT_abc";
     facts.beyond_headers.vermagic = Some(known(exact.to_owned()));
@@ -380,14 +380,14 @@ fn the_kernels_own_vermagic_is_taken_to_the_letter() {
         let magic = format!("6.1.0-9-amd64 SMP preempt mod_unload modversions RANDSTRUCT_{hash}");
         ModuleFile::named("m").info("vermagic", &magic).build()
     };
-    assert_eq!(said(&facts, &file("abc")), [""; 0]);
-    assert_eq!(said(&facts, &file("def")).len(), 1);
+    assert_eq!(findings(&facts, &file("abc")), [""; 0]);
+    assert_eq!(findings(&facts, &file("def")).len(), 1);
     facts.beyond_headers.vermagic = None;
-    assert!(said(&facts, &file("abc"))[0].starts_with("unknown Vermagic: "));
+    assert!(findings(&facts, &file("abc"))[0].starts_with("unknown Vermagic: "));
 }
 
 #[test]
-fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
+fn a_system_map_proves_only_that_a_symbol_exists() {
     let mut facts = kernel(&[], "");
     facts.symbols = None;
     facts.beyond_headers.module_size = Some(known(896));
@@ -395,7 +395,7 @@ fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
         Some(Known { value: ["printk".to_owned()].into(), source: FactSource::SystemMap });
     let file = ModuleFile::named("m").needs("printk", 1).needs("of_a_module", 1).build();
     assert_eq!(
-        said(&facts, &file),
+        findings(&facts, &file),
         [
             "unknown UndefinedSymbol: the header set has no Module.symvers to find the exporters of needed symbols (1)",
             "unknown SymbolVersion: the kernel exports symbol printk and 0 more that the module needs, and \
@@ -406,9 +406,9 @@ fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
     let plain = ModuleFile::named("m").info("vermagic", "6.1.0-9-amd64 SMP ").needs("printk", 1);
     let unproven = "loads SymbolVersion: the kernel compares no symbol versions (CONFIG_MODVERSIONS is off): it loads a module \
                     that was compiled with other structures, too";
-    assert_eq!(said(&facts, &plain.build()), [unproven]);
+    assert_eq!(findings(&facts, &plain.build()), [unproven]);
     assert_eq!(
-        said(&facts, &plain.info("license", "NVIDIA").build()),
+        findings(&facts, &plain.info("license", "NVIDIA").build()),
         [
             unproven,
             "unknown License: no source shows which of the symbols that the module needs are for GPL modules only (1)"
@@ -439,7 +439,7 @@ fn a_name_that_is_built_in_and_one_that_is_in_tree() {
 }
 
 #[test]
-fn what_a_module_is_stands_in_the_report() {
+fn the_report_describes_each_module() {
     let mut file = ModuleFile::named("nvidia").info("license", "NVIDIA").info("version", "550.1");
     for (key, value) in [
         ("srcversion", "ABC"),

@@ -93,7 +93,7 @@ fn fields_of_two_bytes() {
 
 /// Overlapping sections, each with the version of one export.
 #[test]
-fn sections_that_lie_over_each_other() {
+fn overlapping_sections_are_read() {
     const EXPORTS: u16 = 400;
     let plain = count(&ModuleFile::named("m").build());
     let first = u16::try_from(plain).unwrap();
@@ -127,7 +127,7 @@ fn sections_that_lie_over_each_other() {
 }
 
 #[test]
-fn tables_that_lie_over_each_other() {
+fn overlapping_tables_are_refused() {
     let mut file = ModuleFile::named("m").build();
     file.resize(1 << 20, 0);
     for section in [2, 3, count(&file) - 3] {

@@ -59,7 +59,7 @@ fn reads_the_facts_alike_from_memory_and_from_a_file() {
 }
 
 #[test]
-fn what_is_gpl_only_is_said_by_a_table_or_by_flags() {
+fn gpl_only_exports_are_read_from_tables_and_flags() {
     let mut file = sample();
     let by_table = file.module().exports;
     // The last name is used in objects before the final link.
@@ -81,7 +81,7 @@ fn a_signature_does_not_hide_the_module() {
 }
 
 #[test]
-fn an_old_module_is_named_by_its_structure() {
+fn the_name_of_an_old_module_comes_from_its_structure() {
     let mut file = sample();
     file.info.retain(|(key, _)| *key != "name");
     assert_eq!(parse(&file.build()).unwrap().name, "from_struct");
@@ -124,7 +124,7 @@ fn a_symbol_of_a_section_that_does_not_exist_is_refused() {
 }
 
 #[test]
-fn what_is_no_module_is_told() {
+fn files_that_are_not_modules_are_rejected() {
     assert_eq!(refusal(b""), "the file is not an ELF object");
     assert_eq!(refusal(b"\x7fELF"), "the file is not an ELF object");
     assert_eq!(refusal(b"#!/bin/sh\nexit\n"), "the file is not an ELF object");
@@ -166,7 +166,7 @@ fn what_is_no_module_is_told() {
 }
 
 #[test]
-fn every_truncation_is_told() {
+fn every_truncation_is_rejected() {
     let bytes = sample().build();
     for length in 0..bytes.len() {
         assert!(parse(&bytes[..length]).is_err(), "{length} bytes of {}", bytes.len());
@@ -174,7 +174,7 @@ fn every_truncation_is_told() {
 }
 
 #[test]
-fn a_section_outside_the_file_is_told_with_its_name() {
+fn errors_name_a_section_outside_the_file() {
     let bytes = sample().build();
     for (offset, size) in [
         (64, 4_u64 << 30),
@@ -250,7 +250,7 @@ fn names_come_from_paths_as_lsmod_shows_them() {
 
 proptest! {
     #[test]
-    fn no_byte_can_make_it_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)) {
+    fn never_panics_on_changed_bytes(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)) {
         let mut file = sample().build();
         for (at, byte) in changes {
             let at = at.index(file.len());
@@ -265,7 +265,7 @@ proptest! {
     }
 
     #[test]
-    fn no_header_can_make_it_panic(section in 0_usize..11, field in 0_usize..8, value in any::<u64>()) {
+    fn never_panics_on_changed_headers(section in 0_usize..11, field in 0_usize..8, value in any::<u64>()) {
         let mut file = sample().build();
         let at = section_header(&file, section) + field * 8;
         patch(&mut file, at, &value.to_le_bytes());

@@ -65,7 +65,7 @@ fn records_are_checked_in_the_kernels_order() {
 }
 
 #[test]
-fn what_is_no_message_is_told() {
+fn invalid_cms_messages_are_rejected() {
     assert_eq!(malformed(&signed(b"object", b"")), "is not a PKCS#7 message that the kernel accepts");
     assert_eq!(
         malformed(&signed(b"object", b"certainly not DER")),
@@ -83,7 +83,7 @@ fn what_is_no_message_is_told() {
 
 proptest! {
     #[test]
-    fn no_byte_can_make_it_panic(
+    fn never_panics_on_changed_bytes(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)
     ) {
         let mut file = signed(b"object", &message("Build key", &[1, 2, 3], 1));

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_call_of_a_modules_own_initialisation_is_told() {
+    fn the_init_call_of_a_module_is_recognized() {
         assert!(is_init_call("calling  m_init+0x0/0x1000 [m] @ 47", "m"));
         assert!(!is_init_call("calling  m_init+0x0/0x1000 [mm] @ 47", "m"));
         assert!(!is_init_call("m: calling  x [m] @ 47", "m"));

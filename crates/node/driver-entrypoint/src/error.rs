@@ -181,7 +181,7 @@ mod tests {
 
     /// As `module_sig_check` of Linux answers for an unsigned module, or one with an unknown key.
     #[test]
-    fn lockdown_and_enforced_signatures_have_texts_of_their_own() {
+    fn lockdown_and_enforced_signatures_have_separate_messages() {
         let trusted = "it is not signed with a key that this kernel trusts, and";
         let (meaning, remedy) = refused(Errno::PERM, true);
         assert!(meaning.starts_with(&format!("{trusted} the kernel is locked down (")), "{meaning}");

@@ -155,13 +155,13 @@ mod tests {
     const GSP: Firmware<'_> = Firmware { host_path: HOST_PATH, part: "nvidia" };
 
     #[test]
-    fn an_empty_search_path_becomes_ours_and_empty_again() {
+    fn an_empty_search_path_is_set_and_cleared_again() {
         for empty in ["", "\n", "\0\n"] {
             let bench = Bench::new();
-            bench.file(SEARCH_PATH, empty);
+            bench.write(SEARCH_PATH, empty);
             let ours = format!("INFO  the kernel looks for firmware at {HOST_PATH}");
             GSP.set_search_path(&bench.node()).unwrap();
-            assert_eq!((bench.text(SEARCH_PATH).unwrap(), bench.log()), (HOST_PATH.to_owned(), ours.clone()));
+            assert_eq!((bench.read(SEARCH_PATH).unwrap(), bench.log()), (HOST_PATH.to_owned(), ours.clone()));
             // A container that was killed with SIGKILL leaves the search path.
             GSP.set_search_path(&bench.node()).unwrap();
             assert_eq!(bench.log(), format!("{ours}\n{ours}"));
@@ -173,51 +173,51 @@ mod tests {
     #[test]
     fn the_search_path_of_another_program_is_left_alone() {
         let bench = Bench::new();
-        bench.file(SEARCH_PATH, "/var/lib/firmware\n");
+        bench.write(SEARCH_PATH, "/var/lib/firmware\n");
         let error = GSP.set_search_path(&bench.node()).unwrap_err();
         let kept = "the kernel looks for firmware at /var/lib/firmware, which another program has set";
         assert!(error.to_string().starts_with(kept), "{error}");
         GSP.restore_search_path(&bench.node()).unwrap();
-        assert_eq!(bench.text(SEARCH_PATH).unwrap(), "/var/lib/firmware\n");
+        assert_eq!(bench.read(SEARCH_PATH).unwrap(), "/var/lib/firmware\n");
     }
 
     #[test]
-    fn a_kernel_without_a_search_path_is_no_fault() {
+    fn a_kernel_without_a_search_path_is_accepted() {
         let bench = Bench::new();
         GSP.set_search_path(&bench.node()).unwrap();
         assert_eq!(bench.log(), "WARN  this kernel has no search path for firmware");
         GSP.restore_search_path(&bench.node()).unwrap();
-        assert_eq!(bench.text(SEARCH_PATH), None);
+        assert_eq!(bench.read(SEARCH_PATH), None);
     }
 
     #[test]
     fn firmware_is_copied_once_and_again_when_it_differs() {
         let bench = Bench::new();
-        bench.file("/opt/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "firmware");
-        bench.file("/lib/firmware/nvidia/535.1/gsp_tu10x.bin", "other");
+        bench.write("/opt/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "firmware");
+        bench.write("/lib/firmware/nvidia/535.1/gsp_tu10x.bin", "other");
         let copied = format!("{HOST_PATH}/nvidia/535.1/gsp_ga10x.bin");
         assert_eq!(GSP.provide(&bench.node()).unwrap(), 2);
         assert_eq!(GSP.provide(&bench.node()).unwrap(), 0);
-        assert_eq!(bench.text(&copied).unwrap(), "firmware");
+        assert_eq!(bench.read(&copied).unwrap(), "firmware");
         // A file of another length, and one of the same length with other content.
         for other in ["firm", "fakeware"] {
-            bench.file(&copied, other);
+            bench.write(&copied, other);
             assert_eq!(GSP.provide(&bench.node()).unwrap(), 1);
-            assert_eq!(bench.text(&copied).unwrap(), "firmware");
+            assert_eq!(bench.read(&copied).unwrap(), "firmware");
         }
         let names = fs::read_dir(bench.at(&copied).parent().unwrap()).unwrap().count();
         assert_eq!(names, 2, "no temporary file is left");
     }
 
     #[test]
-    fn a_driver_of_another_vendor_has_it_all_in_its_own_directory() {
+    fn all_firmware_of_another_vendor_goes_to_its_directory() {
         let bench = Bench::new();
-        bench.file("/usr/lib/firmware/acme/card.fw", "firmware");
-        bench.file("/lib/firmware/card.fw", "old");
+        bench.write("/usr/lib/firmware/acme/card.fw", "firmware");
+        bench.write("/lib/firmware/card.fw", "old");
         let firmware = Firmware { host_path: "/run/farrier/acme/firmware", part: "" };
         assert_eq!(firmware.provide(&bench.node()).unwrap(), 2);
-        assert_eq!(bench.text("/run/farrier/acme/firmware/acme/card.fw").unwrap(), "firmware");
-        assert_eq!(bench.text("/run/farrier/acme/firmware/card.fw").unwrap(), "old");
+        assert_eq!(bench.read("/run/farrier/acme/firmware/acme/card.fw").unwrap(), "firmware");
+        assert_eq!(bench.read("/run/farrier/acme/firmware/card.fw").unwrap(), "old");
     }
 
     #[test]

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_comes_back_with_a_line_for_each_pod() {
+    fn text_round_trips_with_a_line_for_each_pod() {
         let holder =
             |pod: Option<&str>, what: &str| Holder { pod: pod.map(str::to_owned), what: what.to_owned() };
         let all = [holder(Some("u"), "a\nb"), holder(None, "c"), holder(Some("u"), "d"), holder(None, "e")];

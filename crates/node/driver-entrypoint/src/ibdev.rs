@@ -60,16 +60,16 @@ mod tests {
     fn ports_have_their_interfaces() {
         let bench = Bench::new();
         let port = |device: &str, number: u32| format!("/sys/class/infiniband/{device}/ports/{number}");
-        bench.file(&format!("{}/gid_attrs/ndevs/0", port("mlx5_0", 1)), "ens2f0\n");
-        bench.file("/sys/class/net/ens2f0/operstate", "up\n");
-        bench.file(&format!("{}/gid_attrs/ndevs/0", port("mlx5_1", 1)), "\n");
+        bench.write(&format!("{}/gid_attrs/ndevs/0", port("mlx5_0", 1)), "ens2f0\n");
+        bench.write("/sys/class/net/ens2f0/operstate", "up\n");
+        bench.write(&format!("{}/gid_attrs/ndevs/0", port("mlx5_1", 1)), "\n");
         for (interface, number) in [("ib0", 0), ("ib1", 1)] {
             let path = format!("/sys/class/infiniband/mlx5_1/device/net/{interface}/dev_port");
-            bench.file(&path, &number.to_string());
-            bench.file(&format!("/sys/class/net/{interface}/operstate"), "down\n");
+            bench.write(&path, &number.to_string());
+            bench.write(&format!("/sys/class/net/{interface}/operstate"), "down\n");
         }
-        bench.file(&format!("{}/state", port("mlx5_1", 2)), "4: ACTIVE\n");
-        bench.file(&format!("{}/state", port("mlx5_2", 1)), "4: ACTIVE\n");
+        bench.write(&format!("{}/state", port("mlx5_1", 2)), "4: ACTIVE\n");
+        bench.write(&format!("{}/state", port("mlx5_2", 1)), "4: ACTIVE\n");
         let wanted =
             ["mlx5_0 port 1 ==> ens2f0 (Up)", "mlx5_1 port 1 ==> ib0 (Down)", "mlx5_1 port 2 ==> ib1 (Down)"];
         assert_eq!(lines(&bench.node().paths), wanted);

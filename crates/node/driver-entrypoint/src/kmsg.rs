@@ -86,14 +86,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_of_the_kernel_are_told_from_the_rest() {
+    fn warnings_of_the_kernel_are_recognized() {
         let of = |record: &str| is_warning(record.as_bytes());
         assert!(of("3,12,345,-;mlx5_core 0000:08:00.0: probe failed") && of("4,1,2,-;tainted"));
         assert!(!of("6,12,345,-;info") && !of("12,1,2,-;a program's warning") && !of(";"));
     }
 
     #[test]
-    fn a_record_becomes_its_text() {
+    fn the_text_of_a_record_is_decoded() {
         let text = |record: &str| message(record.as_bytes());
         assert_eq!(text("4,12,345,-;m: no symbol; x\n SUBSYSTEM=pci\n").as_deref(), Some("m: no symbol; x"));
         assert_eq!(text(r"6,1,2,-;a\x09b\x5cx\x").as_deref(), Some("a\tb\\x\\x"));

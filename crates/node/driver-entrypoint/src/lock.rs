@@ -75,7 +75,7 @@ mod tests {
     use crate::testing::Bench;
 
     #[test]
-    fn one_at_a_time_and_the_other_is_told_who() {
+    fn a_second_lock_fails_and_names_the_holder() {
         let bench = Bench::new();
         let node = bench.node();
         let lock = Lock::take(&node, "/run/x/.lock").unwrap();
@@ -88,7 +88,7 @@ mod tests {
                  another container"
             )
         );
-        bench.file("/proc/modules", "ib_core 1 0 - Live 0x0\nmlx5_core 1 0 - Unloading 0x0\n");
+        bench.write("/proc/modules", "ib_core 1 0 - Live 0x0\nmlx5_core 1 0 - Unloading 0x0\n");
         let error = Lock::take(&node, "/run/x/.lock").unwrap_err().to_string();
         assert!(error.ends_with("of another container; module mlx5_core is unloading"), "{error}");
         drop(lock);

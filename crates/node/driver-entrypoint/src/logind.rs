@@ -182,7 +182,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn logind_says_whether_the_node_shuts_down() {
+    fn logind_answers_whether_the_node_shuts_down() {
         let bench = Bench::new();
         assert!(!is_shutting_down(&bench.node()));
         for (kind, body, wanted) in [
@@ -198,7 +198,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_call_has_the_specifications_layout() {
+    fn calls_are_encoded_as_specified() {
         let bytes = call(1, ["a.b", "/a", "a.i", "M"], &["x"]);
         let fields = b"\x01\x01o\0\x02\0\0\0/a\0\0\0\0\0\0\x02\x01s\0\x03\0\0\0a.i\0\0\0\0\0\x03\x01s\0\x01\0\0\0M\0\0\0\0\0\0\0\
                        \x06\x01s\0\x03\0\0\0a.b\0\0\0\0\0\x08\x01g\0\x01s\0";

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_no_modules() {
+    fn other_files_are_rejected() {
         for name in ["x.ko.debug", ".ko", "modules.dep", "x.ko.bz2"] {
             assert_eq!(ModuleFile::of(Path::new(name), Origin::Image), None, "{name}");
         }

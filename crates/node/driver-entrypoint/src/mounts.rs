@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn exposing_again_leaves_one_mount_and_concealing_none() {
+    fn exposing_again_leaves_one_mount_and_concealing_removes_it() {
         let bench = Bench::new();
         let node = bench.node();
         let to = "/run/mellanox/drivers/usr/src";
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_behind_a_link_is_found_again() {
+    fn a_mount_behind_a_symlink_is_found() {
         let bench = Bench::new();
         fs::create_dir_all(bench.at("/run")).unwrap();
         fs::create_dir(bench.at("/var")).unwrap();
@@ -170,9 +170,9 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_nobody_else_sees_is_said() {
+    fn a_volume_without_propagation_is_logged() {
         let bench = Bench::new();
-        bench.file("/proc/self/mountinfo", "1 0 0:1 / / rw - overlay overlay rw\n");
+        bench.write("/proc/self/mountinfo", "1 0 0:1 / / rw - overlay overlay rw\n");
         bench.kernel.private_mounts.set(true);
         expose(&bench.node(), "/usr/src", "/run/x").unwrap();
         assert!(bench.log().contains("WARN  /run/x is not shared: neither the host nor other pods see it."));

@@ -138,7 +138,7 @@ mod tests {
     fn process(bench: &Bench, id: u32, namespace: u32, interface: &str) -> String {
         fs::create_dir_all(bench.at(&format!("/proc/{id}/ns"))).unwrap();
         symlink(format!("net:[{namespace}]"), bench.at(&format!("/proc/{id}/ns/net"))).unwrap();
-        bench.file(&format!("/proc/{id}/cgroup"), &format!("0::/kubepods/besteffort/pod{POD}/1\n"));
+        bench.write(&format!("/proc/{id}/cgroup"), &format!("0::/kubepods/besteffort/pod{POD}/1\n"));
         let place = format!("/proc/{id}/root/sys/class/net/{interface}");
         fs::create_dir_all(bench.at(&place)).unwrap();
         place
@@ -153,7 +153,7 @@ mod tests {
         symlink(bench.at(&format!("/sys/devices/{device}")), bench.at(interface).join("device")).unwrap();
     }
 
-    fn told(bench: &Bench) -> Vec<String> {
+    fn loss_lines(bench: &Bench) -> Vec<String> {
         let paths = bench.node().paths;
         let losses = PodInterfaces::read(&paths).losses(&paths, "mlx5_core");
         losses.iter().map(|loss| format!("{:?}: {loss}", loss.pod.is_some())).collect()
@@ -168,7 +168,7 @@ mod tests {
         driven(&bench, &interface, "mlx5_core", "0000:08:00.2");
         let interface = process(&bench, 31, 11, "again");
         driven(&bench, &interface, "mlx5_core", "0000:08:00.3");
-        assert_eq!(told(&bench), [format!("true: interface net1 (0000:08:00.2) of pod {POD}")]);
+        assert_eq!(loss_lines(&bench), [format!("true: interface net1 (0000:08:00.2) of pod {POD}")]);
     }
 
     #[test]
@@ -176,17 +176,17 @@ mod tests {
         let bench = Bench::new();
         process(&bench, 1, 10, "eth0");
         driven(&bench, "/sys/class/net/eth0", "mlx5_core", "0000:08:00.0");
-        bench.file("/sys/class/net/eth0/ifindex", "3\n");
-        bench.file("/sys/class/net/bond0/ifindex", "5\n");
+        bench.write("/sys/class/net/eth0/ifindex", "3\n");
+        bench.write("/sys/class/net/bond0/ifindex", "5\n");
         symlink("../eth0", bench.at("/sys/class/net/bond0/lower_eth0")).unwrap();
         let interface = process(&bench, 30, 11, "net1");
-        bench.file(&format!("{interface}/uevent"), "DEVTYPE=macvlan\nINTERFACE=net1\nIFINDEX=7\n");
-        bench.file(&format!("{interface}/iflink"), "5\n");
+        bench.write(&format!("{interface}/uevent"), "DEVTYPE=macvlan\nINTERFACE=net1\nIFINDEX=7\n");
+        bench.write(&format!("{interface}/iflink"), "5\n");
         // A veth's peer may have any number.
         let veth = process(&bench, 40, 12, "eth0");
-        bench.file(&format!("{veth}/uevent"), "INTERFACE=eth0\nIFINDEX=2\n");
-        bench.file(&format!("{veth}/iflink"), "3\n");
-        assert_eq!(told(&bench), [format!("true: interface net1 of pod {POD}")]);
+        bench.write(&format!("{veth}/uevent"), "INTERFACE=eth0\nIFINDEX=2\n");
+        bench.write(&format!("{veth}/iflink"), "3\n");
+        assert_eq!(loss_lines(&bench), [format!("true: interface net1 of pod {POD}")]);
     }
 
     #[test]
@@ -200,6 +200,6 @@ mod tests {
             )
             .unwrap();
         }
-        assert_eq!(told(&bench), ["false: the interface of 0000:08:00.2 in another network namespace"]);
+        assert_eq!(loss_lines(&bench), ["false: the interface of 0000:08:00.2 in another network namespace"]);
     }
 }

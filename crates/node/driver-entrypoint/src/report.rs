@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_back_as_records() {
+    fn records_round_trip() {
         for (number, record) in (0..).zip(records()) {
             let line = record.line(&KEY, number);
             assert_eq!(line.lines().count(), 1);
@@ -240,7 +240,7 @@ mod tests {
     /// Compares the HMAC-SHA256 (RFC 2104) with OpenSSL's value:
     /// `printf '\0\0\0\0\0\0\0\7\6\3' | openssl dgst -sha256 -hmac 0123456789abcdef`.
     #[test]
-    fn the_code_is_that_of_another_program() {
+    fn the_code_matches_openssl() {
         assert_eq!(
             Record::End(3).line(&KEY, 7),
             "7 0603 b54b93060ea499baf20bac11bb8d2ff37cf870fe344b2fc1c38c1758e8895c7a\n"
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_line_is_no_record() {
+    fn a_changed_line_is_rejected() {
         let line = records().swap_remove(2).line(&KEY, 2);
         let line = line.trim_end().as_bytes();
         for at in 0..line.len() {
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_bounded() {
+    fn written_records_are_limited() {
         let messages = vec!["x\0".repeat(10_000); 1000];
         let record = Record::Unloaded { step: 0, result: SyscallResult::Success, oops: false, messages };
         let line = record.line(&KEY, u64::MAX);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_trace_does_not_push_out_how_it_began() {
+    fn a_long_trace_keeps_the_beginning_of_the_oops() {
         let trace = (0..3 * MAX_MESSAGES).map(|frame| format!(" ? frame {frame}"));
         let death = "BUG: kernel NULL pointer dereference, address: 0".to_owned();
         let messages = ["m: hello".to_owned(), death.clone()].into_iter().chain(trace).collect();

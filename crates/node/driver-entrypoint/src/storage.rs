@@ -119,11 +119,11 @@ mod tests {
     /// is below the subsystem, which has no driver and no `slaves`.
     fn subsystem(bench: &Bench, transport: &str, address: &str) {
         let controller = "/sys/devices/virtual/nvme-fabrics/ctl/nvme0";
-        bench.file(&format!("{controller}/transport"), &format!("{transport}\n"));
-        bench.file(&format!("{controller}/address"), &format!("{address}\n"));
+        bench.write(&format!("{controller}/transport"), &format!("{transport}\n"));
+        bench.write(&format!("{controller}/address"), &format!("{address}\n"));
         let top = "/sys/devices/virtual/nvme-subsystem/nvme-subsys0";
-        bench.file(&format!("{top}/subsysnqn"), "nqn.2026-11.example:disk\n");
-        bench.file(&format!("{top}/nvme0n1/size"), "8192\n");
+        bench.write(&format!("{top}/subsysnqn"), "nqn.2026-11.example:disk\n");
+        bench.write(&format!("{top}/nvme0n1/size"), "8192\n");
         symlink("../../nvme-fabrics/ctl/nvme0", bench.at(top).join("nvme0")).unwrap();
         fs::create_dir_all(bench.at("/sys/dev/block")).unwrap();
         symlink(format!("../../{}", &top[5..]) + "/nvme0n1", bench.at("/sys/dev/block/259:1")).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     fn native_multipath_leads_to_the_transports_module_and_server() {
         let bench = Bench::new();
         subsystem(&bench, "rdma", "traddr=10.0.0.5,trsvcid=4420,src_addr=10.0.0.7");
-        bench.file("/proc/1/mountinfo", "30 1 259:1 / /var/lib/kubelet rw - ext4 /dev/nvme0n1 rw\n");
+        bench.write("/proc/1/mountinfo", "30 1 259:1 / /var/lib/kubelet rw - ext4 /dev/nvme0n1 rw\n");
         let wanted = StorageUse {
             what: "the file system mounted at /var/lib/kubelet".to_owned(),
             modules: ["nvme_rdma".to_owned()].into(),
@@ -154,7 +154,7 @@ mod tests {
         fs::create_dir_all(bench.at(&format!("{disk}/block/sdb"))).unwrap();
         fs::create_dir_all(bench.at("/sys/class/block")).unwrap();
         symlink(bench.at(&format!("{disk}/block/sdb")), bench.at("/sys/class/block/sdb")).unwrap();
-        bench.file("/proc/swaps", "Filename Type Size Used Priority\n/dev/sdb partition 1 0 -2\n");
+        bench.write("/proc/swaps", "Filename Type Size Used Priority\n/dev/sdb partition 1 0 -2\n");
         let found = uses(&bench.node().paths);
         assert_eq!(found[0].what, "swap space on /dev/sdb");
         assert_eq!(found[0].modules.iter().collect::<Vec<_>>(), ["mlx5_core", "sd_mod"]);
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn a_file_system_of_the_network_has_a_server() {
         let bench = Bench::new();
-        bench.file(
+        bench.write(
             "/proc/1/mountinfo",
             "30 1 0:40 / / rw shared:1 - nfs4 10.0.0.5:/root rw,vers=4.2,addr=10.0.0.5,clientaddr=10.0.0.7\n\
              31 1 0:5 / /dev rw - devtmpfs none rw\n",

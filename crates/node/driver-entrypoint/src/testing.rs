@@ -41,13 +41,13 @@ pub(crate) struct FakeKernel {
     /// Calls in order, such as `load ib_core of the image`, `unload mlx5_ib`, `bind /usr/src ...`.
     pub(crate) calls: RefCell<Vec<String>>,
     /// References that processes hold, by module.
-    pub(crate) users: RefCell<BTreeMap<String, usize>>,
+    pub(crate) references: RefCell<BTreeMap<String, usize>>,
     /// Modules whose loading fails: `ib_core`, or `ib_core of the host`.
-    pub(crate) refuses: RefCell<BTreeMap<String, Errno>>,
+    pub(crate) load_errors: RefCell<BTreeMap<String, Errno>>,
     /// How often loading a module fails with `EBUSY` before it succeeds.
-    pub(crate) busy: RefCell<BTreeMap<String, u32>>,
+    pub(crate) busy_attempts: RefCell<BTreeMap<String, u32>>,
     /// How often loading or unloading a module is reported as slow.
-    pub(crate) slow: RefCell<BTreeMap<String, u64>>,
+    pub(crate) slow_calls: RefCell<BTreeMap<String, u64>>,
     /// The kernel's warning while a module is loaded.
     pub(crate) warnings: RefCell<BTreeMap<String, String>>,
     /// Modules without an exit function.
@@ -102,10 +102,10 @@ impl Bench {
         let kernel = FakeKernel {
             paths,
             calls: RefCell::default(),
-            users: RefCell::default(),
-            refuses: RefCell::default(),
-            busy: RefCell::default(),
-            slow: RefCell::default(),
+            references: RefCell::default(),
+            load_errors: RefCell::default(),
+            busy_attempts: RefCell::default(),
+            slow_calls: RefCell::default(),
             warnings: RefCell::default(),
             permanent: RefCell::default(),
             after_unload: RefCell::default(),
@@ -115,8 +115,8 @@ impl Bench {
             private_mounts: Cell::default(),
         };
         let bench = Self { directory, kernel, log: Rc::default() };
-        bench.file("/proc/modules", "");
-        bench.file(
+        bench.write("/proc/modules", "");
+        bench.write(
             "/proc/self/mountinfo",
             "1 0 0:1 / / rw - overlay overlay rw\n2 1 0:2 / /run/mellanox/drivers rw shared:5 - tmpfs tmpfs rw\n",
         );
@@ -147,7 +147,7 @@ impl Bench {
         self.kernel.calls.take()
     }
 
-    pub(crate) fn file(&self, path: &str, text: &str) {
+    pub(crate) fn write(&self, path: &str, text: &str) {
         let path = self.at(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
@@ -156,11 +156,11 @@ impl Bench {
     /// Adds a program to the image.
     pub(crate) fn program(&self, name: &str, script: &str) {
         let path = format!("/usr/bin/{name}");
-        self.file(&path, &format!("#!/bin/sh\n{script}\n"));
+        self.write(&path, &format!("#!/bin/sh\n{script}\n"));
         fs::set_permissions(self.at(&path), fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    pub(crate) fn text(&self, path: &str) -> Option<String> {
+    pub(crate) fn read(&self, path: &str) -> Option<String> {
         fs::read_to_string(self.at(path)).ok()
     }
 
@@ -186,29 +186,29 @@ impl Bench {
     }
 
     /// Lists modules as loaded in `/proc/modules`.
-    pub(crate) fn loaded_lines(&self, names: &[&str]) {
+    pub(crate) fn set_loaded_modules(&self, names: &[&str]) {
         let lines: Vec<String> = names.iter().map(|name| format!("{name} 1 0 - Live 0x0")).collect();
-        self.file("/proc/modules", &lines.join("\n"));
+        self.write("/proc/modules", &lines.join("\n"));
     }
 
     /// Loads modules of the host, as before the container.
-    pub(crate) fn loaded_from_host(&self, names: &[&str]) {
+    pub(crate) fn load_from_host(&self, names: &[&str]) {
         for name in names {
-            self.loaded_from(&format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"));
+            self.load_from(&format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"));
         }
     }
 
     /// Loads a module from a file, as another program would before the container.
-    pub(crate) fn loaded_from(&self, path: &str) {
+    pub(crate) fn load_from(&self, path: &str) {
         let (_, file) = ModuleFile::of(&self.at(path), Origin::Host).unwrap();
         self.kernel.load(&file, "", &mut |_| {}).unwrap();
         self.calls();
     }
 
     /// Sets the number of references that processes hold on a module.
-    pub(crate) fn held(&self, name: &str, references: usize) {
-        self.kernel.users.borrow_mut().insert(name.to_owned(), references);
-        self.kernel.rewrite(&self.kernel.modules());
+    pub(crate) fn set_references(&self, name: &str, references: usize) {
+        self.kernel.references.borrow_mut().insert(name.to_owned(), references);
+        self.kernel.write_modules(&self.kernel.modules());
     }
 
     /// Adds a device driven by a module, with a virtual function that is bound to another driver.
@@ -226,14 +226,14 @@ impl Bench {
     }
 
     /// Lists the `srcversion` of the loaded modules, sorted by module name.
-    pub(crate) fn loaded(&self) -> Vec<String> {
+    pub(crate) fn loaded_versions(&self) -> Vec<String> {
         let loaded = Loaded::read(&self.node().paths).unwrap();
         loaded.names().map(|name| loaded.get(name).unwrap().source_version.clone()).collect()
     }
 }
 
 impl FakeKernel {
-    fn call(&self, call: String, work: impl FnOnce()) {
+    fn record_call(&self, call: String, work: impl FnOnce()) {
         self.calls.borrow_mut().push(call);
         match self.killed_at.get() {
             Some((0, takes_place)) => {
@@ -248,12 +248,12 @@ impl FakeKernel {
         work();
     }
 
-    fn take_time(&self, name: &str, progress: Progress<'_>) {
-        let reports = self.slow.borrow().get(name).copied().unwrap_or_default();
+    fn report_slow_call(&self, name: &str, progress: Progress<'_>) {
+        let reports = self.slow_calls.borrow().get(name).copied().unwrap_or_default();
         (1..=reports).for_each(|report| progress(Duration::from_secs(10 * report)));
     }
 
-    fn lines(&self) -> Vec<String> {
+    fn module_lines(&self) -> Vec<String> {
         fs::read_to_string(self.paths.at("/proc/modules")).unwrap().lines().map(str::to_owned).collect()
     }
 
@@ -270,7 +270,7 @@ impl FakeKernel {
     }
 
     /// Writes `/proc/modules`; the users of a module are those whose file depends on it.
-    fn rewrite(&self, modules: &BTreeMap<String, Vec<String>>) {
+    fn write_modules(&self, modules: &BTreeMap<String, Vec<String>>) {
         let lines: Vec<String> = modules
             .keys()
             .map(|name| {
@@ -279,7 +279,7 @@ impl FakeKernel {
                     .filter(|(_, depends)| depends.contains(name))
                     .map(|(holder, _)| holder.as_str())
                     .collect();
-                let references = holders.len() + self.users.borrow().get(name).unwrap_or(&0);
+                let references = holders.len() + self.references.borrow().get(name).unwrap_or(&0);
                 let holders =
                     if holders.is_empty() { "-".to_owned() } else { format!("{},", holders.join(",")) };
                 format!("{name} 4096 {references} {holders} Live 0x0000000000000000")
@@ -289,7 +289,7 @@ impl FakeKernel {
     }
 
     fn modules(&self) -> BTreeMap<String, Vec<String>> {
-        let names = self.lines().into_iter().map(|line| line.split(' ').next().unwrap().to_owned());
+        let names = self.module_lines().into_iter().map(|line| line.split(' ').next().unwrap().to_owned());
         let depends = |name: &str| {
             let text = fs::read_to_string(self.paths.at(&format!("/sys/module/{name}/depends"))).unwrap();
             text.split_whitespace().map(str::to_owned).collect()
@@ -311,7 +311,7 @@ impl Kernel for FakeKernel {
     ) -> Result<Vec<String>, LoadRefusal> {
         let (name, _) = ModuleFile::of(&file.path, file.origin).unwrap();
         let warnings = self.warnings.borrow().get(&name).cloned().into_iter().collect();
-        self.take_time(&name, progress);
+        self.report_slow_call(&name, progress);
         let from = if self.paths.container_path(&file.path).starts_with("/host/") { "host" } else { "image" };
         let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
         let info = file.info().unwrap();
@@ -319,11 +319,11 @@ impl Kernel for FakeKernel {
         let refuse = |errno, message: &str| {
             Err(LoadRefusal { errno, locked_down: false, messages: vec![message.to_owned()] })
         };
-        let refuses = self.refuses.borrow();
+        let refuses = self.load_errors.borrow();
         if let Some(errno) = refuses.get(&name).or_else(|| refuses.get(&format!("{name} of the {from}"))) {
             return refuse(*errno, &format!("{name}: no"));
         }
-        if let Some(left) = self.busy.borrow_mut().get_mut(&name).filter(|left| **left > 0) {
+        if let Some(left) = self.busy_attempts.borrow_mut().get_mut(&name).filter(|left| **left > 0) {
             *left -= 1;
             return refuse(Errno::BUSY, "");
         }
@@ -333,20 +333,20 @@ impl Kernel for FakeKernel {
         if let Some(missing) = info.depends.iter().find(|need| !modules.contains_key(*need)) {
             return refuse(Errno::NOENT, &format!("{name}: Unknown symbol of {missing}"));
         }
-        self.call(format!("load {name} of the {from}{parameters}"), || {
+        self.record_call(format!("load {name} of the {from}{parameters}"), || {
             let directory = self.paths.at(&format!("/sys/module/{name}"));
             fs::create_dir_all(&directory).unwrap();
             fs::write(directory.join("srcversion"), format!("{}\n", info.source_version)).unwrap();
             fs::write(directory.join("depends"), info.depends.join(" ")).unwrap();
             fs::write(directory.join("taint"), if from == "host" { "\n" } else { "OE\n" }).unwrap();
             modules.insert(name, info.depends);
-            self.rewrite(&modules);
+            self.write_modules(&modules);
         });
         Ok(warnings)
     }
 
     fn unload(&self, name: &str, progress: Progress<'_>) -> Result<(), Errno> {
-        self.take_time(name, progress);
+        self.report_slow_call(name, progress);
         let mut modules = self.modules();
         if !modules.contains_key(name) {
             return Err(Errno::NOENT);
@@ -355,12 +355,12 @@ impl Kernel for FakeKernel {
             return Err(Errno::BUSY);
         }
         let held = modules.values().any(|depends| depends.iter().any(|need| need == name));
-        if held || self.users.borrow().get(name).is_some_and(|users| *users > 0) {
+        if held || self.references.borrow().get(name).is_some_and(|users| *users > 0) {
             return Err(Errno::AGAIN);
         }
-        self.call(format!("unload {name}"), || {
+        self.record_call(format!("unload {name}"), || {
             modules.remove(name);
-            self.rewrite(&modules);
+            self.write_modules(&modules);
             // Keep the directory elsewhere, so that its inode number is not reused: sysfs does not reuse numbers, but
             // file systems do.
             let gone = self.paths.at("/sys/gone");
@@ -377,7 +377,7 @@ impl Kernel for FakeKernel {
     fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {
         let place = fs::canonicalize(to).unwrap();
         let (from, to) = (self.paths.container_path(from), self.paths.container_path(&place));
-        self.call(format!("bind {from} {to}"), || {
+        self.record_call(format!("bind {from} {to}"), || {
             let mut mounts = self.mounts();
             let id = mounts.len() + 1;
             let parents = mounts.iter().rev().map(|line| line.split(' ').collect::<Vec<_>>());
@@ -397,7 +397,7 @@ impl Kernel for FakeKernel {
     fn unmount(&self, place: &Path) -> io::Result<()> {
         let at = fs::canonicalize(place).unwrap();
         let place = self.paths.container_path(&at);
-        self.call(format!("unmount {place}"), || {
+        self.record_call(format!("unmount {place}"), || {
             let mut mounts = self.mounts();
             let last = mounts.iter().rposition(|line| line.split(' ').nth(4) == Some(place.as_str()));
             let line = mounts.remove(last.unwrap());
@@ -410,12 +410,12 @@ impl Kernel for FakeKernel {
 
     fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()> {
         let kind = if flags.contains(MountPropagationFlags::PRIVATE) { "private" } else { "runbindable" };
-        self.call(format!("make {} {kind}", self.paths.container_path(place)), || {});
+        self.record_call(format!("make {} {kind}", self.paths.container_path(place)), || {});
         Ok(())
     }
 
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()> {
-        self.call(format!("device {} {major}", self.paths.container_path(path)), || fs::write(path, "").unwrap());
+        self.record_call(format!("device {} {major}", self.paths.container_path(path)), || fs::write(path, "").unwrap());
         Ok(())
     }
 

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_work_list_comes_back() {
+    fn a_work_list_round_trips() {
         let step = |payload, name: &str, parameters: &str| Step {
             payload,
             name: name.into(),

@@ -14,14 +14,14 @@ fn the_taint_of_a_needed_image_is_inherited() {
     let symbols = "0x00000001\tp2p\tnvidia\tEXPORT_SYMBOL\t\n0x00000001\tglue\tnvidia-glue\tEXPORT_SYMBOL\t\n\
                    0x00000001\thelp\thelper\tEXPORT_SYMBOL\t\n";
     let known = NeededTable { proprietary: Some(proprietary_modules(&gpu)), ..needed("gpu", symbols) };
-    let said = |need: &NeededTable, symbol| {
+    let findings = |need: &NeededTable, symbol| {
         let bridge = ModuleFile::named("bridge").needs(symbol, 1).exports("bridge_f", 1).payload();
         let user = ModuleFile::named("user").needs("bridge_f", 1).needs("gpl_only", 1).payload();
         lines(&run(&facts, std::slice::from_ref(need), &[bridge, user]))
     };
     for (symbol, by) in [("p2p", "nvidia"), ("glue", "nvidia_glue")] {
         assert_eq!(
-            said(&known, symbol),
+            findings(&known, symbol),
             format!(
                 "refused\nuser (refused): refused License: symbol gpl_only, exported by the kernel, is for \
                  GPL modules only, but the module also uses symbols of {by} of gpu, which is proprietary: \
@@ -30,10 +30,10 @@ fn the_taint_of_a_needed_image_is_inherited() {
             )
         );
     }
-    assert_eq!(said(&known, "help"), "loads\n");
+    assert_eq!(findings(&known, "help"), "loads\n");
     let bare = needed("gpu", symbols);
     assert_eq!(
-        said(&bare, "help"),
+        findings(&bare, "help"),
         "unknown\nuser (unknown): unknown License: symbol gpl_only, exported by the kernel, is for GPL \
          modules only, and no source has the license of helper of gpu, whose symbols it also uses -> \
          provide the needed image's modules beside its symbol table, which does not list licenses\n"
@@ -43,7 +43,7 @@ fn the_taint_of_a_needed_image_is_inherited() {
     assert_eq!(run(&facts, &[bare], &[plain]).verdict, Verdict::Loads);
     // Replacements of the kernel's own modules are assumed to have the same license.
     let ofed = "0x00000001\tib_verb\text/ib_core\tEXPORT_SYMBOL\t\n0x00000001\tcompat\tmlx_compat\tEXPORT_SYMBOL\t\n";
-    assert_eq!(said(&needed("mofed", ofed), "compat"), "loads\n");
+    assert_eq!(findings(&needed("mofed", ofed), "compat"), "loads\n");
 }
 
 #[test]

@@ -42,10 +42,10 @@ fn arm64(mut file: ModuleFile) -> CheckReport {
 fn relocations_of_an_unknown_type_are_refused() {
     let types: Vec<_> =
         (0..).step_by(8).zip([1, 2, 4, 10, 11, 24]).map(|(at, kind)| rela(at, kind, 0)).collect();
-    assert_eq!(said(&kernel(&[], ""), &relocated(&[0; 48], &types).build()), [""; 0]);
+    assert_eq!(findings(&kernel(&[], ""), &relocated(&[0; 48], &types).build()), [""; 0]);
     let got = relocated(&[0; 8], &[rela(0, 2, 0), rela(4, 42, 0)]);
     assert_eq!(
-        said(&kernel(&[], ""), &got.build()),
+        findings(&kernel(&[], ""), &got.build()),
         ["refused Relocation: the loader does not support relocations of type 42"]
     );
     assert_eq!(verdict_on("7.2.1-amd64", &[], &got), Verdict::Refused);
@@ -56,12 +56,12 @@ fn only_relocations_of_loaded_sections_count() {
     let mut file = ModuleFile::named("m");
     file.more.push((".debug_info", PROGBITS, 0, "", vec![1; 8]));
     file.more.push((".rela.debug_info", RELA, 0, ".debug_info", rela(0, 42, 0)));
-    assert_eq!(said(&kernel(&[], ""), &file.build()), [""; 0]);
+    assert_eq!(findings(&kernel(&[], ""), &file.build()), [""; 0]);
     file.more.push((".text", PROGBITS, ALLOC, "", vec![0; 8]));
     file.more.push((".rel.text", REL, 0, ".text", Vec::new()));
     // Even an empty one.
     assert_eq!(
-        said(&kernel(&[], ""), &file.build()),
+        findings(&kernel(&[], ""), &file.build()),
         ["refused Relocation: the loader does not support relocations without addends (SHT_REL)"]
     );
 }
@@ -71,15 +71,15 @@ fn bytes_under_a_relocation_are_zero() {
     let far = 70_000;
     let mut text = vec![0; far + 8];
     let places = [0, 8, far as u64].map(|at| rela(at, 1, 0));
-    assert_eq!(said(&kernel(&[], ""), &relocated(&text, &places).build()), [""; 0]);
+    assert_eq!(findings(&kernel(&[], ""), &relocated(&text, &places).build()), [""; 0]);
     text[far + 7] = 1;
     let sentence = "refused Relocation: invalid relocation target, existing value is nonzero for type 1";
-    assert_eq!(said(&kernel(&[], ""), &relocated(&text, &places).build()), [sentence]);
+    assert_eq!(findings(&kernel(&[], ""), &relocated(&text, &places).build()), [sentence]);
     // Four bytes of eight.
     let four = [rela(far as u64, 2, 0)];
-    assert_eq!(said(&kernel(&[], ""), &relocated(&text, &four).build()), [""; 0]);
+    assert_eq!(findings(&kernel(&[], ""), &relocated(&text, &four).build()), [""; 0]);
     assert_eq!(
-        said(&kernel(&[], ""), &relocated(&text, &[rela(far as u64 + 1, 1, 0)]).build()),
+        findings(&kernel(&[], ""), &relocated(&text, &[rela(far as u64 + 1, 1, 0)]).build()),
         [
             "unknown Relocation: a relocation of type 1 lies outside of its section, and the loader does not check that"
         ]
@@ -94,12 +94,12 @@ fn an_address_of_32_unsigned_bits_overflows() {
     let file = relocated(&[0; 8], &[rela(0, 10, 1)]);
     let mut local = file.clone();
     local.defined.push("local");
-    assert_eq!(said(&facts, &local.build()), [overflow]);
-    assert_eq!(said(&facts, &file.clone().needs("printk", 1).build()), [overflow]);
+    assert_eq!(findings(&facts, &local.build()), [overflow]);
+    assert_eq!(findings(&facts, &file.clone().needs("printk", 1).build()), [overflow]);
     // Without an exporter, the value of a weak symbol is zero.
     let mut weak = file;
     weak.undefined.push(("optional", true));
-    assert_eq!(said(&facts, &weak.build()), [""; 0]);
+    assert_eq!(findings(&facts, &weak.build()), [""; 0]);
 }
 
 #[test]
@@ -147,9 +147,9 @@ fn arm64_has_its_own_types() {
 fn a_section_that_is_writable_and_executable_is_refused() {
     let mut file = ModuleFile::named("m");
     file.more.push((".both", PROGBITS, WRITE | EXEC, "", vec![0]));
-    assert_eq!(said(&kernel(&[], ""), &file.build()), [""; 0]);
+    assert_eq!(findings(&kernel(&[], ""), &file.build()), [""; 0]);
     assert_eq!(
-        said(&kernel(&["STRICT_MODULE_RWX"], ""), &file.build()),
+        findings(&kernel(&["STRICT_MODULE_RWX"], ""), &file.build()),
         ["refused Elf: section .both has invalid WRITE|EXEC flags"]
     );
     assert_eq!(verdict_on("5.7.1", &["STRICT_MODULE_RWX"], &file), Verdict::Loads);
@@ -163,15 +163,15 @@ fn per_cpu_data_fits_into_the_reserve_of_all_modules() {
         file.build()
     };
     let facts = kernel(&[], "");
-    assert_eq!(said(&facts, &with(4096)), [""; 0]);
+    assert_eq!(findings(&facts, &with(4096)), [""; 0]);
     assert_eq!(
-        said(&facts, &with(8192)),
+        findings(&facts, &with(8192)),
         [
             "loads PerCpu: takes most of the 8192 bytes of per-CPU data that all modules share: found 8192 bytes"
         ]
     );
     assert_eq!(
-        said(&facts, &with(8193)),
+        findings(&facts, &with(8193)),
         [
             "refused PerCpu: Could not allocate 8193 bytes percpu data: the kernel reserves 8192 for all modules: found \
              8193 bytes"
@@ -199,9 +199,9 @@ fn a_module_exports_a_name_of_a_module_that_it_needs() {
     let table = "0x00000001\tverb\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n\
                  0x00000001\tother\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n";
     let file = ModuleFile::named("m").exports("verb", 1);
-    assert_eq!(said(&kernel(&[], table), &file.build()), [""; 0], "ib_core need not be loaded");
+    assert_eq!(findings(&kernel(&[], table), &file.build()), [""; 0], "ib_core need not be loaded");
     assert_eq!(
-        said(&kernel(&[], table), &file.needs("other", 1).build()),
+        findings(&kernel(&[], table), &file.needs("other", 1).build()),
         ["refused DuplicateExport: exports symbol verb, which the kernel's ib_core exports, too"]
     );
 }
@@ -233,7 +233,7 @@ fn kernels_that_load_no_such_module() {
     facts.beyond_headers.module_size = Some(known(896));
     let file = ModuleFile::named("m").info("vermagic", "6.1.0-9-amd64 SMP ");
     assert_eq!(
-        said(&facts, &file.build()),
+        findings(&facts, &file.build()),
         [
             "refused Kernel: the kernel loads no modules: its configuration lacks CONFIG_MODULES",
             "loads SymbolVersion: the kernel compares no symbol versions (CONFIG_MODVERSIONS is off): it loads a module \
@@ -278,14 +278,14 @@ fn extended_versions_count_since_linux_6_14() {
 #[test]
 fn exports_without_versions_are_refused() {
     let mut file = ModuleFile::named("m").exports("mine", 1);
-    assert_eq!(said(&kernel(&[], ""), &file.build()), [""; 0]);
+    assert_eq!(findings(&kernel(&[], ""), &file.build()), [""; 0]);
     file.no_crcs = true;
     assert_eq!(
-        said(&kernel(&[], ""), &file.build()),
+        findings(&kernel(&[], ""), &file.build()),
         ["refused SymbolVersion: no versions for exported symbols: the kernel refuses it"]
     );
     assert_eq!(
-        said(&kernel(&["MODULE_FORCE_LOAD"], ""), &file.build()),
+        findings(&kernel(&["MODULE_FORCE_LOAD"], ""), &file.build()),
         [
             "loads SymbolVersion: no versions for exported symbols: the kernel skips the check and taints itself \
              (CONFIG_MODULE_FORCE_LOAD)"
@@ -294,7 +294,7 @@ fn exports_without_versions_are_refused() {
 }
 
 #[test]
-fn headers_of_another_build_are_not_believed() {
+fn headers_of_another_build_prove_nothing() {
     let mut facts = kernel(&[], PRINTK);
     let own = |layout: u32| {
         let value = [("module_layout".to_owned(), layout)].into();
@@ -302,10 +302,10 @@ fn headers_of_another_build_are_not_believed() {
     };
     let file = ModuleFile::named("m").needs("printk", 1).build();
     facts.beyond_headers.symbol_versions = own(0xaaaa);
-    assert_eq!(said(&facts, &file), [""; 0]);
+    assert_eq!(findings(&facts, &file), [""; 0]);
     facts.beyond_headers.symbol_versions = own(0xbbbb);
     assert_eq!(
-        said(&facts, &file),
+        findings(&facts, &file),
         [
             "refused SymbolVersion: disagrees about version of symbol module_layout, the kernel's structure of modules: \
              found 0x0000aaaa, wanted 0x0000bbbb",
@@ -363,20 +363,20 @@ fn exports_have_flags_since_linux_7_2() {
 }
 
 #[test]
-fn a_relocation_over_another_is_told() {
+fn overlapping_relocations_are_reported() {
     let facts = kernel(&[], PRINTK);
     // The upper half of an address in the kernel is not zero.
     let file = relocated(&[0; 16], &[rela(0, 1, 1), rela(4, 2, 1)]).needs("printk", 1);
     let sentence = "refused Relocation: invalid relocation target, existing value is nonzero for type 2";
-    assert_eq!(said(&facts, &file.build()), [sentence]);
+    assert_eq!(findings(&facts, &file.build()), [sentence]);
     let file = relocated(&[0; 16], &[rela(0, 2, 1), rela(2, 2, 1)]).needs("printk", 1);
     assert_eq!(run(&facts, &[], &[file.payload()]).verdict, Verdict::Unknown);
 }
 
 #[test]
-fn relocations_belong_to_the_section_that_their_name_says() {
+fn relocation_sections_apply_to_the_section_they_name() {
     let good = relocated(&[0; 8], &[rela(0, 2, 0)]);
-    assert_eq!(said(&kernel(&[], ""), &good.build()), [""; 0]);
+    assert_eq!(findings(&kernel(&[], ""), &good.build()), [""; 0]);
     let sentence =
         "unknown Relocation: the relocations of this section are missing, are incomplete, or belong to another section";
     for change in 0..3 {
@@ -387,17 +387,17 @@ fn relocations_belong_to_the_section_that_their_name_says() {
             1 => table.3 = ".modinfo",
             _ => table.4.truncate(23),
         }
-        assert_eq!(said(&kernel(&[], ""), &file.build()), [sentence]);
+        assert_eq!(findings(&kernel(&[], ""), &file.build()), [sentence]);
     }
 }
 
 #[test]
-fn what_the_loader_trusts_without_a_check_is_unknown() {
+fn fields_that_the_loader_does_not_check_give_an_unknown_verdict() {
     let file = ModuleFile::named("m").build();
     let changed = |at: usize, bytes: &[u8]| {
         let mut file = file.clone();
         patch(&mut file, at, bytes);
-        said(&kernel(&["STRICT_MODULE_RWX"], ""), &file)
+        findings(&kernel(&["STRICT_MODULE_RWX"], ""), &file)
     };
     let this_module = section_header(&file, 1);
     assert_eq!(

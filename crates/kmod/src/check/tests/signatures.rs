@@ -13,24 +13,24 @@ fn signatures_count_as_the_kernel_is_configured() {
 
     let ignores = kernel(&[], "");
     for file in [&object, &good, &trailing_byte, &broken, &kind] {
-        assert_eq!(said(&ignores, file), [""; 0]);
+        assert_eq!(findings(&ignores, file), [""; 0]);
     }
 
     let knows = kernel(&["MODULE_SIG"], "");
     let taints = "the kernel loads it and taints itself, unless it is started with module.sig_enforce";
-    assert_eq!(said(&knows, &good), [""; 0]);
-    assert_eq!(said(&knows, &object), [""; 0]);
+    assert_eq!(findings(&knows, &good), [""; 0]);
+    assert_eq!(findings(&knows, &object), [""; 0]);
     assert_eq!(
-        said(&knows, &trailing_byte),
+        findings(&knows, &trailing_byte),
         [format!(
             "loads Signature: 1 byte follows the signature, so the kernel treats the module as unsigned: {taints}"
         )]
     );
     let fatal = "refused Signature: the signature is not a PKCS#7 message that the kernel accepts: the kernel refuses it, \
          whether or not it enforces signatures";
-    assert_eq!(said(&knows, &broken), [fatal]);
+    assert_eq!(findings(&knows, &broken), [fatal]);
     assert_eq!(
-        said(&knows, &kind),
+        findings(&knows, &kind),
         [format!(
             "loads Signature: the signature is not in PKCS#7 form (ENOPKG): {taints}: found kind 1, wanted kind 2"
         )]
@@ -39,15 +39,15 @@ fn signatures_count_as_the_kernel_is_configured() {
     let enforces = kernel(&["MODULE_SIG", "MODULE_SIG_FORCE"], "");
     let rejects =
         "the kernel rejects it, because it enforces signatures, according to CONFIG_MODULE_SIG_FORCE";
-    assert_eq!(said(&enforces, &object), [format!("refused Signature: the module is not signed: {rejects}")]);
+    assert_eq!(findings(&enforces, &object), [format!("refused Signature: the module is not signed: {rejects}")]);
     assert_eq!(
-        said(&enforces, &good),
+        findings(&enforces, &good),
         ["unknown Signature: the signature is well-formed, and only the kernel's keys can tell whether it \
              is valid (signed by Build key)"]
     );
-    assert_eq!(said(&enforces, &broken), [fatal]);
+    assert_eq!(findings(&enforces, &broken), [fatal]);
     assert_eq!(
-        said(&enforces, &trailing_byte),
+        findings(&enforces, &trailing_byte),
         [format!(
             "refused Signature: 1 byte follows the signature, so the kernel treats the module as unsigned: {rejects}"
         )]
@@ -55,10 +55,10 @@ fn signatures_count_as_the_kernel_is_configured() {
 
     let mut lenient = kernel(&["MODULE_SIG"], "");
     lenient.beyond_headers.enforces_signatures = Some(Known { value: false, source: FactSource::Host });
-    assert_eq!(said(&lenient, &object), [""; 0]);
+    assert_eq!(findings(&lenient, &object), [""; 0]);
     let trailing = "1 byte follows the signature, so the kernel treats the module as unsigned";
     assert_eq!(
-        said(&lenient, &trailing_byte),
+        findings(&lenient, &trailing_byte),
         [format!("loads Signature: {trailing}: the kernel loads it and taints itself")]
     );
     assert!(matches!(Module::parse(&good[..]).unwrap().signature, Signature::By(_)));

@@ -39,7 +39,7 @@ fn type_information_of_both_sides_proves_that_a_module_fits() {
 }
 
 #[test]
-fn a_site_can_deny_what_is_unproven() {
+fn unproven_verdicts_can_be_denied() {
     let (facts, file) = unversioned("");
     let report = run(&facts, &[], &[file.payload()]).deny_unproven();
     assert_eq!((report.verdict, report.modules[0].verdict), (Verdict::Unknown, Verdict::Unknown));
@@ -57,28 +57,28 @@ fn under_secure_boot_an_unsigned_module_is_refused() {
     let facts = kernel(&LOCKS_DOWN, "");
     let object = ModuleFile::named("m").build();
     let warning = "the kernel loads it and taints itself, but under Secure Boot it locks itself down and refuses the module";
-    assert_eq!(said(&facts, &object), [format!("loads Signature: the module is not signed: {warning}")]);
+    assert_eq!(findings(&facts, &object), [format!("loads Signature: the module is not signed: {warning}")]);
     let signed = |file: &ModuleFile| {
         let message = testing::signature::message("Build key", &[0x6a, 1], 1);
         testing::signature::signed(&file.build(), &message)
     };
     let by_key = signed(&ModuleFile::named("m"));
     assert_eq!(
-        said(&facts, &by_key),
+        findings(&facts, &by_key),
         [format!("loads Signature: the kernel may lack the key of Build key: {warning}")]
     );
-    assert_eq!(said(&facts, &signed(&ModuleFile::named("m").info("intree", "Y"))), [""; 0]);
+    assert_eq!(findings(&facts, &signed(&ModuleFile::named("m").info("intree", "Y"))), [""; 0]);
     let mut trusts = facts.clone();
     trusts.beyond_headers.trusted_keys.insert("6A:01".to_owned());
-    assert_eq!(said(&trusts, &by_key), [""; 0]);
+    assert_eq!(findings(&trusts, &by_key), [""; 0]);
     let mut open = facts;
     open.beyond_headers.enforces_signatures = Some(Known { value: false, source: FactSource::Host });
-    assert_eq!(said(&open, &object), [""; 0]);
+    assert_eq!(findings(&open, &object), [""; 0]);
     let mut inactive = kernel(&LOCKS_DOWN, "");
     let options = "CONFIG_MODULES=y\nCONFIG_MODVERSIONS=y\nCONFIG_MODULE_SIG=y\nCONFIG_SECURITY_LOCKDOWN_LSM=y\nCONFIG_LSM=\"yama\"\n";
     inactive.config = KernelConfig::parse(options).unwrap();
     let file = ModuleFile::named("m").info("vermagic", &format!("{} ", inactive.expected_vermagic()));
-    assert_eq!(said(&inactive, &file.build()), [""; 0]);
+    assert_eq!(findings(&inactive, &file.build()), [""; 0]);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn compressed_data_in_a_plain_file_is_named() {
         ),
         (b"BZh.....", "refused Elf: the file is not an ELF object"),
     ] {
-        assert_eq!(said(&kernel(&[], ""), start), [wanted]);
+        assert_eq!(findings(&kernel(&[], ""), start), [wanted]);
     }
     assert!(Module::parse(&b"\xfd7zXZ\0..."[..]).unwrap_err().remedy().contains("xz -d"));
 }
@@ -146,7 +146,7 @@ fn a_module_that_was_compiled_against_another_driver_is_advised_to_name_it() {
 }
 
 #[test]
-fn a_refusal_has_the_kernels_own_words() {
+fn a_refusal_quotes_the_kernels_message() {
     let file = ModuleFile::named("m").needs("nobody", 1);
     let report = run(&kernel(&[], ""), &[], &[file.payload()]);
     let finding = &report.modules[0].findings[0];

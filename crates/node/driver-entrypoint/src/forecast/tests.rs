@@ -18,7 +18,7 @@ fn bench() -> Bench {
     for (name, depends) in [("mlx5_core", ""), ("mlx5_ib", "mlx5_core"), ("nvme", ""), ("dummy", "")] {
         bench.host_module(name, depends);
     }
-    bench.loaded_from_host(&["mlx5_core", "mlx5_ib", "nvme", "dummy"]);
+    bench.load_from_host(&["mlx5_core", "mlx5_ib", "nvme", "dummy"]);
     bench
 }
 
@@ -29,7 +29,7 @@ fn device(bench: &Bench, path: &str, module: &str) {
     symlink(format!("../../../module/{module}"), driver.join("module")).unwrap();
 }
 
-fn told(bench: &Bench, names: &[&str]) -> Vec<String> {
+fn forecast_lines(bench: &Bench, names: &[&str]) -> Vec<String> {
     forecast(&bench.node(), names, None, &Allowed::default())
         .unwrap()
         .iter()
@@ -38,16 +38,16 @@ fn told(bench: &Bench, names: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn what_goes_down_is_told() {
+fn interfaces_that_go_down_are_listed() {
     let bench = bench();
-    bench.file("/proc/1/net/route", ROUTES);
-    bench.file("/proc/1/net/tcp", CONNECTIONS);
+    bench.write("/proc/1/net/route", ROUTES);
+    bench.write("/proc/1/net/tcp", CONNECTIONS);
     for name in ["eth0", "eth1", "eth2"] {
         device(&bench, &format!("/sys/class/net/{name}/device"), "mlx5_core");
     }
     fs::create_dir_all(bench.at("/sys/class/net/lo")).unwrap();
     assert_eq!(
-        told(&bench, &["mlx5-core", "absent"]),
+        forecast_lines(&bench, &["mlx5-core", "absent"]),
         [
             "module mlx5_ib can be unloaded",
             "the unload of module mlx5_core would disrupt interface eth0 (the node's default route); interface eth1 (the \
@@ -65,21 +65,21 @@ fn what_goes_down_is_told() {
 
 /// Before a drain begins, the Job's exit code and message say what the driver's container would refuse.
 #[test]
-fn what_the_container_would_refuse_is_told_to_farrier() {
+fn refused_disruptions_are_reported_to_farrier() {
     let bench = bench();
-    bench.file("/proc/1/net/route", ROUTES);
-    bench.file("/dev/termination-log", "");
+    bench.write("/proc/1/net/route", ROUTES);
+    bench.write("/dev/termination-log", "");
     device(&bench, "/sys/class/net/eth0/device", "mlx5_core");
     let words = ["--message", "/dev/termination-log", "mlx5_core"];
-    let ask = |allowed: &str| {
+    let run_forecast = |allowed: &str| {
         let allowed = Allowed::read(|_| Some(allowed.to_owned())).unwrap();
-        let asked = run(&bench.node(), &ForecastRequest::parse(&words, None, allowed).unwrap());
+        let result = run(&bench.node(), &ForecastRequest::parse(&words, None, allowed).unwrap());
         (
-            asked.map_err(|error| format!("{error} | {}", error.hint())),
-            bench.text("/dev/termination-log").unwrap(),
+            result.map_err(|error| format!("{error} | {}", error.hint())),
+            bench.read("/dev/termination-log").unwrap(),
         )
     };
-    let (refused, message) = ask("pods");
+    let (refused, message) = run_forecast("pods");
     let refused = refused.unwrap_err();
     let lost = "interface eth0 (the node's default route)";
     assert!(
@@ -88,24 +88,24 @@ fn what_the_container_would_refuse_is_told_to_farrier() {
     );
     assert!(refused.contains("ALLOW_DISRUPTION=uplink in the definition's runtime.env"), "{refused}");
     assert_eq!(message, format!("- mlx5_core: {lost}\n"));
-    assert_eq!(ask("uplink"), (Ok(()), String::new()));
+    assert_eq!(run_forecast("uplink"), (Ok(()), String::new()));
 }
 
 /// Storage of the network is lost with the interface that leads to its server.
 #[test]
 fn storage_is_lost_with_its_device_or_its_interface() {
     let bench = bench();
-    bench.file("/proc/1/net/route", ROUTES);
+    bench.write("/proc/1/net/route", ROUTES);
     device(&bench, "/sys/class/net/eth1/device", "mlx5_core");
-    bench.file("/proc/1/mountinfo", "30 1 0:40 / /var/lib/kubelet rw - nfs4 a:/b rw,addr=192.168.7.5\n");
+    bench.write("/proc/1/mountinfo", "30 1 0:40 / /var/lib/kubelet rw - nfs4 a:/b rw,addr=192.168.7.5\n");
     assert_eq!(
-        told(&bench, &["mlx5_core"])[1],
+        forecast_lines(&bench, &["mlx5_core"])[1],
         "the unload of module mlx5_core would disrupt the file system mounted at /var/lib/kubelet"
     );
 }
 
 #[test]
-fn who_holds_a_module_is_told() {
+fn holders_of_a_module_are_listed() {
     let bench = bench();
     device(&bench, "/sys/devices/pci0/nvme0", "nvme");
     let disk = bench.at("/sys/devices/pci0/nvme0/block/nvme0n1/nvme0n1p1");
@@ -119,16 +119,16 @@ fn who_holds_a_module_is_told() {
         symlink(part, parts.join("part")).unwrap();
     }
     symlink(&volume, bench.at("/sys/dev/block/253:1")).unwrap();
-    bench.file(
+    bench.write(
         "/proc/1/mountinfo",
         "30 1 259:1 / /var/lib/data rw - ext4 /dev/nvme0n1p1 rw\n31 1 0:5 / /dev rw - devtmpfs none rw\n\
          32 1 253:1 / /var/lib/volume rw - xfs /dev/mapper/volume rw\n",
     );
-    bench.kernel.users.borrow_mut().extend([("mlx5_ib".into(), 1), ("nvme".into(), 1), ("dummy".into(), 2)]);
+    bench.kernel.references.borrow_mut().extend([("mlx5_ib".into(), 1), ("nvme".into(), 1), ("dummy".into(), 2)]);
     bench.host_module("x", "");
-    bench.loaded_from_host(&["x"]);
-    bench.file("/proc/12/comm", "ucx\n");
-    bench.file("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
+    bench.load_from_host(&["x"]);
+    bench.write("/proc/12/comm", "ucx\n");
+    bench.write("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
     let departures =
         forecast(&bench.node(), &["mlx5_core", "nvme", "dummy"], None, &Allowed::default()).unwrap();
     assert_eq!(
@@ -136,7 +136,7 @@ fn who_holds_a_module_is_told() {
         [true, false, true, true]
     );
     assert_eq!(
-        told(&bench, &["mlx5_core", "nvme", "dummy"]),
+        forecast_lines(&bench, &["mlx5_core", "nvme", "dummy"]),
         [
             "module mlx5_ib cannot be unloaded: used by process 12 (ucx) with /dev/infiniband/uverbs1 open",
             "module mlx5_core can be unloaded",
@@ -147,17 +147,17 @@ fn who_holds_a_module_is_told() {
 }
 
 #[test]
-fn who_has_a_virtual_function_open_is_told() {
+fn users_of_a_virtual_function_are_listed() {
     let bench = bench();
     bench.virtual_function("mlx5_core", "vfio_pci");
     bench.host_module("vfio_pci", "");
-    bench.loaded_from_host(&["vfio_pci"]);
-    bench.held("vfio_pci", 1);
-    bench.file("/proc/12/comm", "qemu\n");
+    bench.load_from_host(&["vfio_pci"]);
+    bench.set_references("vfio_pci", 1);
+    bench.write("/proc/12/comm", "qemu\n");
     fs::create_dir_all(bench.at("/proc/12/fd")).unwrap();
     symlink("/dev/vfio/17", bench.at("/proc/12/fd/9")).unwrap();
     assert_eq!(
-        told(&bench, &["mlx5_core"]),
+        forecast_lines(&bench, &["mlx5_core"]),
         [
             "module mlx5_ib can be unloaded",
             "module mlx5_core cannot be unloaded: used by process 12 (qemu) with /dev/vfio/17 open"
@@ -167,51 +167,51 @@ fn who_has_a_virtual_function_open_is_told() {
 
 /// farrier evicts the named pods, except the driver's own pod. Holders without a pod stay.
 #[test]
-fn pods_that_hold_a_module_are_told_to_farrier() {
+fn pods_that_hold_a_module_are_reported_to_farrier() {
     const TRAINING: &str = "0f3a2b1c-0000-4000-8000-000000000001";
     const DRIVER: &str = "0f3a2b1c-0000-4000-8000-000000000002";
     let bench = bench();
-    bench.kernel.users.borrow_mut().insert("mlx5_ib".into(), 1);
+    bench.kernel.references.borrow_mut().insert("mlx5_ib".into(), 1);
     let user = |id: u32, group: &str| {
-        bench.file(&format!("/proc/{id}/comm"), "ucx\n");
-        bench.file(&format!("/proc/{id}/maps"), "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
-        bench.file(&format!("/proc/{id}/cgroup"), group);
+        bench.write(&format!("/proc/{id}/comm"), "ucx\n");
+        bench.write(&format!("/proc/{id}/maps"), "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
+        bench.write(&format!("/proc/{id}/cgroup"), group);
     };
     bench.host_module("x", "");
-    bench.loaded_from_host(&["x"]);
+    bench.load_from_host(&["x"]);
     let systemd = TRAINING.replace('-', "_");
     user(12, &format!("0::/../../kubepods-burstable-pod{systemd}.slice/cri-containerd-1.scope\n"));
     user(13, &format!("0::/kubepods/besteffort/pod{DRIVER}/1\n"));
     user(14, "0::/system.slice/opensm.service\n");
-    bench.file("/dev/termination-log", "");
-    let ask = |driver: &str| {
+    bench.write("/dev/termination-log", "");
+    let run_forecast = |driver: &str| {
         let words = ["--message", "/dev/termination-log", "mlx5_ib"];
-        let asked = run(
+        let result = run(
             &bench.node(),
             &ForecastRequest::parse(&words, Some(driver.to_owned()), Allowed::default()).unwrap(),
         );
-        (asked.is_ok(), fs::read_to_string(bench.at("/dev/termination-log")).unwrap())
+        (result.is_ok(), fs::read_to_string(bench.at("/dev/termination-log")).unwrap())
     };
     let stays = format!(
         "{TRAINING} mlx5_ib: used by process 12 (ucx) of pod {TRAINING} with /dev/infiniband/uverbs1 open\n\
          - mlx5_ib: used by process 14 (ucx) with /dev/infiniband/uverbs1 open\n"
     );
-    assert_eq!(ask(DRIVER), (false, stays));
+    assert_eq!(run_forecast(DRIVER), (false, stays));
     for gone in [12, 14] {
         fs::remove_dir_all(bench.at(&format!("/proc/{gone}"))).unwrap();
     }
-    assert_eq!(ask(DRIVER), (true, String::new()));
-    assert!(!ask(TRAINING).0, "only processes of the driver's own pod are ignored");
+    assert_eq!(run_forecast(DRIVER), (true, String::new()));
+    assert!(!run_forecast(TRAINING).0, "only processes of the driver's own pod are ignored");
     for wrong in [&["--message", "x", "a"][..], &["--message", "/x"], &["a b"], &[]] {
         assert!(ForecastRequest::parse(wrong, None, Allowed::default()).is_none(), "{wrong:?}");
     }
 }
 
 #[test]
-fn a_container_that_sees_nothing_says_as_much_as_it_can() {
+fn a_container_without_host_access_lists_no_users() {
     let bench = bench();
     assert_eq!(
-        told(&bench, &["mlx5_core"]),
+        forecast_lines(&bench, &["mlx5_core"]),
         ["module mlx5_ib can be unloaded", "module mlx5_core can be unloaded"]
     );
 }

@@ -169,7 +169,7 @@ mod tests {
         for place in ["kernel/a.ko", "extra/c.ko", "kernel/c.ko"] {
             bench.module(&format!("/lib/modules/{RELEASE}/{place}"), "", "other");
         }
-        bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/crc-t10dif.ko\n");
+        bench.write(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/crc-t10dif.ko\n");
         let index = Index::of_node(&bench.node()).unwrap();
         let place = |name: &str| index.file(name).map(|file| bench.node().paths.container_path(&file.path));
         assert_eq!(place("a"), Some(format!("/lib/modules/{RELEASE}/updates/a.ko")));
@@ -186,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn modules_dep_settles_which_of_two_files_it_is() {
+    fn modules_dep_decides_between_two_files() {
         let bench = Bench::new();
         let tree = format!("/host/lib/modules/{RELEASE}");
         for place in ["updates/a.ko", "kernel/a.ko"] {
             bench.module(&format!("{tree}/{place}"), "", "x");
         }
-        bench.file(&format!("{tree}/modules.dep"), "kernel/a.ko:\nkernel/gone.ko: kernel/a.ko\n");
+        bench.write(&format!("{tree}/modules.dep"), "kernel/a.ko:\nkernel/gone.ko: kernel/a.ko\n");
         let index = Index::of_host(&bench.node()).unwrap();
         assert!(index.file("a").unwrap().path.ends_with("kernel/a.ko"));
         assert!(!index.has("gone"));
@@ -205,7 +205,7 @@ mod tests {
             let bench = Bench::new();
             let tree = format!("/host/lib/modules/{RELEASE}");
             bench.module("/host/lib/modules/6.1.0-1/extra/a.ko", "", "x");
-            bench.file(&format!("{tree}/modules.dep"), list);
+            bench.write(&format!("{tree}/modules.dep"), list);
             let link = bench.at(&format!("{tree}/weak-updates/a.ko"));
             fs::create_dir_all(link.parent().unwrap()).unwrap();
             std::os::unix::fs::symlink(format!("{top}/6.1.0-1/extra/a.ko"), link).unwrap();
@@ -222,7 +222,7 @@ mod tests {
         for place in ["extra/nvidia.ko", "extra/nvidia-peermem.ko"] {
             bench.module(&format!("{tree}/{place}"), "", "x");
         }
-        bench.file(&format!("{tree}/modules.dep"), "extra/nvidia-peermem.ko:\n");
+        bench.write(&format!("{tree}/modules.dep"), "extra/nvidia-peermem.ko:\n");
         let index = Index::of_node(&bench.node()).unwrap();
         assert!(index.image_file("nvidia").is_some() && index.image_file("nvidia_peermem").is_some());
     }

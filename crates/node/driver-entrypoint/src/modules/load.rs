@@ -242,12 +242,12 @@ mod tests {
         bench.host_module("i2c_core", "");
         bench.image_module("nvidia", "i2c_core");
         bench.image_module("nvidia-uvm", "nvidia");
-        bench.file(
+        bench.write(
             "/etc/modprobe.d/nvidia.conf",
             "options nvidia NVreg_A=1 \\\n NVreg_B=2\nblacklist nouveau\n",
         );
-        bench.file("/drivers/nvidia-uvm.conf", "# of the user\nuvm_x=1\nuvm_y=2\n");
-        bench.file("/proc/cmdline", "quiet nvidia.NVreg_A=3 nvidia-uvm.uvm_x=0\n");
+        bench.write("/drivers/nvidia-uvm.conf", "# of the user\nuvm_x=1\nuvm_y=2\n");
+        bench.write("/proc/cmdline", "quiet nvidia.NVreg_A=3 nvidia-uvm.uvm_x=0\n");
         assert_eq!(load(&bench, "nvidia-uvm").unwrap(), ["i2c_core", "nvidia", "nvidia_uvm"]);
         assert_eq!(
             bench.calls(),
@@ -269,8 +269,8 @@ mod tests {
         bench.image_module("late", "m");
         bench.image_module("more", "");
         std::fs::write(bench.at(&format!("{tree}/m.ko")), module).unwrap();
-        bench.file("/etc/modprobe.d/x.conf", "softdep m pre: more\n");
-        bench.kernel.refuses.borrow_mut().insert("early".into(), Errno::NODEV);
+        bench.write("/etc/modprobe.d/x.conf", "softdep m pre: more\n");
+        bench.kernel.load_errors.borrow_mut().insert("early".into(), Errno::NODEV);
         assert_eq!(load(&bench, "m").unwrap(), ["more", "m", "late"]);
         assert!(bench.log().contains("WARN  continuing without early: load early from"), "{}", bench.log());
     }
@@ -282,7 +282,7 @@ mod tests {
         let module = elf_module("softdep=pre: early\0");
         std::fs::create_dir_all(bench.at(&format!("/lib/modules/{RELEASE}"))).unwrap();
         std::fs::write(bench.at(&format!("/lib/modules/{RELEASE}/m.ko")), module).unwrap();
-        bench.kernel.refuses.borrow_mut().insert("early".into(), Errno::NODEV);
+        bench.kernel.load_errors.borrow_mut().insert("early".into(), Errno::NODEV);
         let node = bench.node();
         let index = Index::of_node(&node).unwrap();
         let loader = Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) };
@@ -295,11 +295,11 @@ mod tests {
     fn busy_module_is_retried() {
         let bench = Bench::new();
         bench.image_module("m", "");
-        bench.kernel.busy.borrow_mut().insert("m".into(), 3);
+        bench.kernel.busy_attempts.borrow_mut().insert("m".into(), 3);
         assert_eq!(load(&bench, "m").unwrap(), ["m"]);
         assert_eq!(bench.kernel.pauses.get(), 3);
         bench.image_module("n", "");
-        bench.kernel.busy.borrow_mut().insert("n".into(), MAX_ATTEMPTS);
+        bench.kernel.busy_attempts.borrow_mut().insert("n".into(), MAX_ATTEMPTS);
         assert!(load(&bench, "n").unwrap_err().to_string().contains("it is being loaded or unloaded"));
     }
 
@@ -307,8 +307,8 @@ mod tests {
     fn built_in_dependencies_are_not_loaded() {
         let bench = Bench::new();
         bench.image_module("m", "libcrc32c");
-        bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/libcrc32c.ko\n");
-        bench.kernel.refuses.borrow_mut().insert("m".into(), Errno::NODEV);
+        bench.write(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/libcrc32c.ko\n");
+        bench.kernel.load_errors.borrow_mut().insert("m".into(), Errno::NODEV);
         assert_eq!(
             load(&bench, "m").unwrap_err().to_string().split_once(".ko: ").unwrap().1,
             "the hardware is absent, or does not answer (No such device (os error 19))\n    kernel: m: no"
@@ -332,18 +332,18 @@ mod tests {
 
     /// A probe that fails does not fail the load of its driver.
     #[test]
-    fn devices_without_a_driver_and_the_kernels_warnings_are_told() {
+    fn devices_without_a_driver_and_kernel_warnings_are_logged() {
         let bench = Bench::new();
         let file = format!("/lib/modules/{RELEASE}/m.ko");
-        bench.file(&file, "");
+        bench.write(&file, "");
         std::fs::write(bench.at(&file), elf_module("alias=pci:v000015B3d00001013sv*sd*bc*sc*i*\0")).unwrap();
         let device = |address: &str, id: &str, other: &str| {
             let place = format!("/sys/bus/pci/devices/{address}");
-            bench.file(
+            bench.write(
                 &format!("{place}/modalias"),
                 &format!("pci:v000015B3d0000{id}sv000015B3sd00000050bc02sc00i00\n"),
             );
-            bench.file(&format!("{place}/{other}"), "vfio-pci\n");
+            bench.write(&format!("{place}/{other}"), "vfio-pci\n");
         };
         for (address, id, other) in [
             ("0000:08:00.0", "1013", "enable"),
@@ -358,7 +358,7 @@ mod tests {
             .unwrap();
         let warning = "m 0000:08:00.0: probe failed with error code -110";
         bench.kernel.warnings.borrow_mut().insert("m".into(), warning.into());
-        bench.kernel.slow.borrow_mut().insert("m".into(), 2);
+        bench.kernel.slow_calls.borrow_mut().insert("m".into(), 2);
         load(&bench, "m").unwrap();
         let log = bench.log();
         let lines: Vec<&str> = log.lines().filter(|line| line.starts_with("WARN")).collect();
@@ -375,18 +375,18 @@ mod tests {
     }
 
     #[test]
-    fn lockdown_is_known_by_its_file_or_by_the_kernels_words() {
+    fn lockdown_is_detected_by_its_file_or_the_kernels_messages() {
         let bench = Bench::new();
         let is = |messages: &[String]| is_locked_down(&bench.node().paths, messages);
         assert!(is(&["Lockdown: driver-entrypoi: unsigned module loading is restricted".to_owned()]));
         for (state, wanted) in
             [("[none] integrity confidentiality\n", false), ("none [integrity] confidentiality\n", true)]
         {
-            bench.file("/sys/kernel/security/lockdown", state);
+            bench.write("/sys/kernel/security/lockdown", state);
             assert_eq!(is(&[]), wanted, "{state}");
         }
         bench.image_module("m", "");
-        bench.kernel.refuses.borrow_mut().insert("m".into(), Errno::PERM);
+        bench.kernel.load_errors.borrow_mut().insert("m".into(), Errno::PERM);
         let error = load(&bench, "m").unwrap_err();
         assert!(error.to_string().contains("and the kernel is locked down"), "{error}");
     }

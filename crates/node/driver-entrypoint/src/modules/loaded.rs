@@ -116,11 +116,11 @@ mod tests {
     use crate::testing::Bench;
 
     #[test]
-    fn a_module_is_known_by_its_sources_or_else_by_its_link() {
+    fn a_module_is_identified_by_srcversion_or_else_by_build_id() {
         let bench = Bench::new();
-        bench.file("/proc/modules", "a 1 0 - Live 0x0\nb 1 2 c,[permanent], Live 0x0\n");
-        bench.file("/sys/module/a/srcversion", "A1\n");
-        bench.file("/sys/module/b/notes/.note.gnu.build-id", "note");
+        bench.write("/proc/modules", "a 1 0 - Live 0x0\nb 1 2 c,[permanent], Live 0x0\n");
+        bench.write("/sys/module/a/srcversion", "A1\n");
+        bench.write("/sys/module/b/notes/.note.gnu.build-id", "note");
         let paths = bench.node().paths;
         let loaded = Loaded::read(&paths).unwrap();
         let is = |name: &str, source_version: &str, build_id: &str| {

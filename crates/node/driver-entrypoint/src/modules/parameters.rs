@@ -124,9 +124,9 @@ mod tests {
     #[test]
     fn the_host_has_its_own_options() {
         let bench = Bench::new();
-        bench.file("/etc/modprobe.d/image.conf", "options mlx5_core prof_sel=3\n");
-        bench.file("/drivers/mlx5_core.conf", "num_of_groups=4\n");
-        bench.file("/proc/cmdline", "quiet mlx5_core.debug_mask=1\n");
+        bench.write("/etc/modprobe.d/image.conf", "options mlx5_core prof_sel=3\n");
+        bench.write("/drivers/mlx5_core.conf", "num_of_groups=4\n");
+        bench.write("/proc/cmdline", "quiet mlx5_core.debug_mask=1\n");
         let of_host = || {
             let (parameters, is_visible) = Parameters::of_host(&bench.node().paths);
             (parameters.of("mlx5_core"), is_visible)
@@ -135,8 +135,8 @@ mod tests {
         std::fs::create_dir_all(bench.at("/proc/1")).unwrap();
         std::os::unix::fs::symlink(bench.at("/"), bench.at("/proc/1/root")).unwrap();
         assert_eq!(of_host(), ("debug_mask=1".to_owned(), false));
-        bench.file("/host/etc/modprobe.d/site.conf", "options mlx5-core prof_sel=1\n");
-        bench.file("/host/usr/lib/modprobe.d/site.conf", "options mlx5-core prof_sel=2\n");
+        bench.write("/host/etc/modprobe.d/site.conf", "options mlx5-core prof_sel=1\n");
+        bench.write("/host/usr/lib/modprobe.d/site.conf", "options mlx5-core prof_sel=2\n");
         assert_eq!(of_host(), ("prof_sel=1 debug_mask=1".to_owned(), true));
     }
 }

@@ -127,12 +127,12 @@ mod tests {
         bench.host_module("ib_core", "");
         bench.host_module("ib_uverbs", "ib_core");
         bench.host_module("mlx5_ib", "ib_core,ib_uverbs");
-        bench.loaded_from_host(&["ib_core", "ib_uverbs", "mlx5_ib"]);
+        bench.load_from_host(&["ib_core", "ib_uverbs", "mlx5_ib"]);
         bench
     }
 
     #[test]
-    fn who_uses_a_module_is_named() {
+    fn users_of_a_module_are_named() {
         let bench = bench();
         let error = unload(&bench.node(), "ib-core").unwrap_err();
         assert_eq!(error.to_string(), "unload ib_core: used by ib_uverbs, mlx5_ib");
@@ -141,9 +141,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unload_is_told_before_it_begins_and_while_it_takes_long() {
+    fn an_unload_is_logged_before_it_begins_and_while_it_takes_long() {
         let bench = bench();
-        bench.kernel.slow.borrow_mut().insert("mlx5_ib".into(), 1);
+        bench.kernel.slow_calls.borrow_mut().insert("mlx5_ib".into(), 1);
         unload(&bench.node(), "mlx5_ib").unwrap();
         let log = bench.log();
         let lines: Vec<&str> = log.lines().collect();
@@ -156,27 +156,27 @@ mod tests {
     }
 
     #[test]
-    fn holders_go_first() {
+    fn holders_are_unloaded_first() {
         let bench = bench();
         let loaded = Loaded::read(&bench.node().paths).unwrap();
         let order = loaded.with_holders(["ib_core", "absent"]);
         assert_eq!(order, ["mlx5_ib", "ib_uverbs", "ib_core"]);
         assert_eq!(unload_all(&bench.node(), &order).unwrap(), order);
-        assert_eq!(bench.loaded(), Vec::<String>::new());
+        assert_eq!(bench.loaded_versions(), Vec::<String>::new());
     }
 
     /// Otherwise the kernel would wait for the virtual machine in the middle of removing the device.
     #[test]
-    fn a_virtual_function_that_is_open_keeps_its_device_s_driver() {
+    fn an_open_virtual_function_keeps_the_driver_of_its_device() {
         let bench = bench();
         for name in ["vfio_pci", "mlx5_core"] {
             bench.host_module(name, "");
         }
-        bench.loaded_from_host(&["mlx5_core"]);
+        bench.load_from_host(&["mlx5_core"]);
         bench.virtual_function("mlx5_core", "vfio_pci");
-        bench.loaded_from_host(&["vfio_pci"]);
+        bench.load_from_host(&["vfio_pci"]);
         check_users(&bench.node(), "mlx5_core").unwrap();
-        bench.held("vfio_pci", 1);
+        bench.set_references("vfio_pci", 1);
         let wanted = "unload vfio_pci: 1 reference(s) that no module holds";
         let error = check_users(&bench.node(), "mlx5-core").unwrap_err();
         assert!(error.to_string().starts_with(wanted), "{error}");
@@ -188,12 +188,12 @@ mod tests {
     #[test]
     fn a_mapped_device_is_a_user_too() {
         let bench = bench();
-        bench.kernel.users.borrow_mut().insert("mlx5_ib".into(), 1);
+        bench.kernel.references.borrow_mut().insert("mlx5_ib".into(), 1);
         bench.host_module("x", "");
-        bench.loaded_from_host(&["x"]);
-        bench.file("/proc/12/comm", "ucx\n");
-        bench.file("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
-        bench.file("/proc/13/maps", "7f00-7f01 r--p 0000 00:05 1 /usr/lib/libc.so.6\n");
+        bench.load_from_host(&["x"]);
+        bench.write("/proc/12/comm", "ucx\n");
+        bench.write("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
+        bench.write("/proc/13/maps", "7f00-7f01 r--p 0000 00:05 1 /usr/lib/libc.so.6\n");
         let error = unload(&bench.node(), "mlx5_ib").unwrap_err();
         assert_eq!(
             error.to_string(),

@@ -162,18 +162,18 @@ mod tests {
         for name in ["ib_core", "nvidia"] {
             bench.host_module(name, "");
         }
-        bench.loaded_from_host(&["ib_core", "nvidia"]);
+        bench.load_from_host(&["ib_core", "nvidia"]);
         let mut all: Vec<(&str, &[u8])> = vec![(".modinfo", b"depends=ib_core,nvidia\0")];
         all.extend(sections);
         bench.image_module("nv_peer_mem", "");
         std::fs::write(bench.at(&format!("/lib/modules/{RELEASE}/updates/nv_peer_mem.ko")), elf(&all))
             .unwrap();
-        bench.file(
+        bench.write(
             &format!("/run/mellanox/drivers/usr/src/ofa_kernel/x86_64/{RELEASE}/Module.symvers"),
             "0x0000000a\tib_register\t/b/drivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n\
              0x0000000b\tgone\t/b/other\tEXPORT_SYMBOL\t\nnonsense\n0x0\tib_free\tib-core\tEXPORT_SYMBOL\n",
         );
-        bench.file(
+        bench.write(
             "/run/nvidia/driver/usr/src/nvidia-550/Module.symvers",
             "0x0000000c\tnvidia_p2p_get_pages\t/b/nvidia\tEXPORT_SYMBOL\t\n",
         );
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_compiled_against_them_is_taken() {
+    fn a_module_with_matching_versions_is_accepted() {
         let fits =
             [("ib_register", 10), ("nvidia_p2p_get_pages", 12), ("gone", 1), ("ib_free", 1), ("printk", 1)];
         let bench = bench(&[("__versions", &versions(&fits))]);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_compiled_against_others_is_refused_in_both_forms() {
+    fn a_module_with_other_versions_is_refused_in_both_formats() {
         let (crcs, names) =
             ([99u32.to_le_bytes(), 98u32.to_le_bytes()].concat(), b"ib_register\0nvidia_p2p_get_pages\0");
         let stale = versions(&[("ib_register", 99), ("nvidia_p2p_get_pages", 98)]);
@@ -216,11 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_said_and_left_to_the_kernel() {
+    fn missing_versions_are_logged_and_left_to_the_kernel() {
         let bench = bench(&[]);
         std::fs::remove_dir_all(bench.at("/run/mellanox")).unwrap();
         for release in [RELEASE, "6.1.0-1-amd64"] {
-            bench.file(&format!("/run/nvidia/driver/lib/modules/{release}/x"), "");
+            bench.write(&format!("/run/nvidia/driver/lib/modules/{release}/x"), "");
         }
         checked(&bench).unwrap();
         let log = bench.log();
@@ -235,7 +235,7 @@ mod tests {
 
     /// Unterminated names, versions without a name, and truncated sections.
     #[test]
-    fn hostile_sections_say_what_they_can() {
+    fn hostile_sections_are_read_as_far_as_possible() {
         let names = [&[b'x'; 9000][..], b"\0ok\0"].concat();
         let crcs = [1u32.to_le_bytes(), 2u32.to_le_bytes(), 3u32.to_le_bytes()].concat();
         let info = |sections: &[(&str, &[u8])]| {

@@ -23,18 +23,18 @@ fn bench() -> Bench {
     bench
 }
 
-fn live(bench: &Bench, arguments: &[&str], mut look: impl FnMut()) -> Result<(), Error> {
-    run(&bench.node(), &Options::parse(arguments).unwrap(), &mut EndsWhenReady(&mut look))
+fn run_container(bench: &Bench, arguments: &[&str], mut when_ready: impl FnMut()) -> Result<(), Error> {
+    run(&bench.node(), &Options::parse(arguments).unwrap(), &mut EndsWhenReady(&mut when_ready))
 }
 
 #[test]
 fn modules_are_loaded_until_the_end() {
     let bench = bench();
-    live(&bench, &["mst-pciconf"], || {
-        assert_eq!(bench.text("/run/farrier/mst_pciconf.ready").as_deref(), Some(""));
+    run_container(&bench, &["mst-pciconf"], || {
+        assert_eq!(bench.read("/run/farrier/mst_pciconf.ready").as_deref(), Some(""));
     })
     .unwrap();
-    assert_eq!(bench.text("/run/farrier/mst_pciconf.ready"), None);
+    assert_eq!(bench.read("/run/farrier/mst_pciconf.ready"), None);
     assert_eq!(
         bench.calls(),
         [
@@ -51,36 +51,36 @@ fn modules_are_loaded_until_the_end() {
 #[test]
 fn without_a_name_they_are_those_of_the_conf() {
     let bench = bench();
-    let error = live(&bench, &["--keep"], || {}).unwrap_err().to_string();
+    let error = run_container(&bench, &["--keep"], || {}).unwrap_err().to_string();
     assert_eq!(error, "no module is named, and the image has no modules.order for this kernel");
     let order = format!("/lib/modules/{}/modules.order", crate::testing::RELEASE);
-    bench.file(&order, "updates/dkms/mst_pciconf.ko\nreadme\nupdates/dkms/mst_pci.ko\n");
-    live(&bench, &[], || assert!(bench.at("/run/farrier/mst_pciconf.ready").exists())).unwrap();
+    bench.write(&order, "updates/dkms/mst_pciconf.ko\nreadme\nupdates/dkms/mst_pci.ko\n");
+    run_container(&bench, &[], || assert!(bench.at("/run/farrier/mst_pciconf.ready").exists())).unwrap();
 }
 
 #[test]
 fn they_stay_where_asked_to() {
     let bench = bench();
-    live(&bench, &["--keep", "mst_pci", "mst_pciconf"], || {}).unwrap();
-    assert_eq!(bench.loaded().len(), 3);
-    assert_eq!(bench.text("/run/farrier/mst_pci.ready"), None);
+    run_container(&bench, &["--keep", "mst_pci", "mst_pciconf"], || {}).unwrap();
+    assert_eq!(bench.loaded_versions().len(), 3);
+    assert_eq!(bench.read("/run/farrier/mst_pci.ready"), None);
 }
 
 #[test]
-fn what_was_loaded_goes_when_a_later_one_does_not_come() {
+fn loaded_modules_are_unloaded_if_a_later_one_fails() {
     let bench = bench();
-    let error = live(&bench, &["mst_pci", "absent"], || panic!("must not become ready")).unwrap_err();
+    let error = run_container(&bench, &["mst_pci", "absent"], || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("module absent is missing for kernel"), "{error}");
-    assert_eq!(bench.loaded(), Vec::<String>::new());
+    assert_eq!(bench.loaded_versions(), Vec::<String>::new());
 }
 
 #[test]
 fn a_killed_one_is_followed_by_one_that_ends_clean() {
     let bench = bench();
-    live(&bench, &["--keep", "mst_pciconf"], || {}).unwrap();
-    live(&bench, &["mst_pciconf"], || {}).unwrap();
+    run_container(&bench, &["--keep", "mst_pciconf"], || {}).unwrap();
+    run_container(&bench, &["mst_pciconf"], || {}).unwrap();
     assert!(bench.log().contains("module mst_pciconf is already loaded"));
-    assert_eq!(bench.loaded(), ["host-firmware_class"], "kept, because it is unknown who loaded it");
+    assert_eq!(bench.loaded_versions(), ["host-firmware_class"], "kept, because it is unknown who loaded it");
 }
 
 const REPLACE: [&str; 5] = ["--replace", "acme_net", "--replace", "acme", "acme"];
@@ -91,21 +91,21 @@ fn in_tree() -> Bench {
     bench.host_module("acme", "");
     bench.host_module("acme_net", "acme");
     bench.image_module("acme", "");
-    bench.loaded_from_host(&["acme", "acme_net"]);
+    bench.load_from_host(&["acme", "acme_net"]);
     fs::create_dir_all(bench.at("/host/run/modprobe.d")).unwrap();
     bench
 }
 
 fn is_as_before(bench: &Bench) {
-    assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"], "{}", bench.log());
+    assert_eq!(bench.loaded_versions(), ["host-acme", "host-acme_net"], "{}", bench.log());
     assert_eq!(files::entries(bench.at("/host/run/modprobe.d")), Vec::<std::path::PathBuf>::new());
-    assert_eq!(bench.text("/run/farrier/acme.replaced"), None);
+    assert_eq!(bench.read("/run/farrier/acme.replaced"), None);
 }
 
 #[test]
 fn the_host_s_modules_make_way_and_come_back() {
     let bench = in_tree();
-    live(&bench, &REPLACE, || assert_eq!(bench.loaded(), ["image-acme"])).unwrap();
+    run_container(&bench, &REPLACE, || assert_eq!(bench.loaded_versions(), ["image-acme"])).unwrap();
     let calls = ["unload acme_net", "unload acme", "load acme of the image"];
     let back = ["unload acme", "load acme of the host", "load acme_net of the host"];
     assert_eq!(bench.calls(), [calls, back].concat());
@@ -114,28 +114,28 @@ fn the_host_s_modules_make_way_and_come_back() {
 }
 
 #[test]
-fn one_that_is_killed_at_any_step_is_followed_by_one_that_ends_as_it_began() {
+fn after_a_kill_at_any_step_the_next_container_restores_the_node() {
     for takes_place in [false, true] {
         for step in 0.. {
             let bench = in_tree();
             bench.kernel.killed_at.set(Some((step, takes_place)));
-            let first = catch_unwind(AssertUnwindSafe(|| live(&bench, &REPLACE, || {})));
+            let first = catch_unwind(AssertUnwindSafe(|| run_container(&bench, &REPLACE, || {})));
             if first.is_ok() {
                 assert!(step > 4, "the container was killed at each step");
                 break;
             }
             bench.kernel.killed_at.set(None);
-            live(&bench, &REPLACE, || assert_eq!(bench.loaded(), ["image-acme"])).unwrap();
+            run_container(&bench, &REPLACE, || assert_eq!(bench.loaded_versions(), ["image-acme"])).unwrap();
             is_as_before(&bench);
         }
     }
 }
 
 #[test]
-fn what_cannot_be_replaced_is_found_before_anything_is_touched() {
+fn modules_that_cannot_be_replaced_are_found_before_any_change() {
     let bench = in_tree();
     let refused = |arguments: &[&str]| {
-        let error = live(&bench, arguments, || panic!("must not become ready")).unwrap_err();
+        let error = run_container(&bench, arguments, || panic!("must not become ready")).unwrap_err();
         assert_eq!(bench.calls(), Vec::<String>::new());
         is_as_before(&bench);
         error
@@ -148,20 +148,20 @@ fn what_cannot_be_replaced_is_found_before_anything_is_touched() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_undone() {
+fn a_refused_load_is_undone() {
     let bench = in_tree();
     bench.image_module("acme_more", "acme");
-    bench.kernel.refuses.borrow_mut().insert("acme_more".to_owned(), Errno::NOEXEC);
-    live(&bench, &[&REPLACE[..], &["acme_more"]].concat(), || panic!("must not become ready")).unwrap_err();
+    bench.kernel.load_errors.borrow_mut().insert("acme_more".to_owned(), Errno::NOEXEC);
+    run_container(&bench, &[&REPLACE[..], &["acme_more"]].concat(), || panic!("must not become ready")).unwrap_err();
     is_as_before(&bench);
 }
 
 #[test]
-fn what_went_before_one_that_stays_comes_back() {
+fn unloaded_modules_are_restored_if_a_later_one_stays() {
     let bench = in_tree();
     // A user that no visible process accounts for: only the reference count shows it.
-    bench.kernel.users.borrow_mut().insert("acme".to_owned(), 1);
-    let error = live(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
+    bench.kernel.references.borrow_mut().insert("acme".to_owned(), 1);
+    let error = run_container(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("unload acme: 1 reference(s)"), "{error}");
     assert_eq!(bench.calls(), ["unload acme_net", "load acme_net of the host"]);
     is_as_before(&bench);
@@ -170,28 +170,28 @@ fn what_went_before_one_that_stays_comes_back() {
 #[test]
 fn the_host_s_modules_are_not_forgotten_while_the_image_s_stay() {
     let bench = in_tree();
-    live(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
-    assert_eq!(bench.loaded(), ["image-acme"]);
-    live(&bench, &[&REPLACE[..], &["absent"]].concat(), || panic!("must not become ready")).unwrap_err();
-    assert_eq!(bench.loaded(), ["image-acme"], "{}", bench.log());
-    live(&bench, &REPLACE, || {}).unwrap();
+    run_container(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
+    assert_eq!(bench.loaded_versions(), ["image-acme"]);
+    run_container(&bench, &[&REPLACE[..], &["absent"]].concat(), || panic!("must not become ready")).unwrap_err();
+    assert_eq!(bench.loaded_versions(), ["image-acme"], "{}", bench.log());
+    run_container(&bench, &REPLACE, || {}).unwrap();
     is_as_before(&bench);
 }
 
 #[test]
-fn a_module_of_another_build_is_told() {
+fn a_module_of_another_build_is_logged() {
     let bench = in_tree();
-    live(&bench, &["--keep", "acme"], || {}).unwrap();
+    run_container(&bench, &["--keep", "acme"], || {}).unwrap();
     let expected = "module acme is already loaded, and is not the image's: --replace would unload it first";
     assert!(bench.log().contains(expected), "{}", bench.log());
 }
 
 #[test]
-fn what_could_not_come_back_is_not_taken_away() {
+fn modules_that_cannot_be_restored_are_not_unloaded() {
     let refused = |bench: &Bench| {
-        let error = live(bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
+        let error = run_container(bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
         assert_eq!(bench.calls(), Vec::<String>::new());
-        assert_eq!(bench.text("/run/farrier/acme.replaced"), None);
+        assert_eq!(bench.read("/run/farrier/acme.replaced"), None);
         assert!(error.hint().starts_with("mount the host's /lib/modules at /host/lib/modules"));
         error.to_string()
     };
@@ -206,18 +206,18 @@ fn what_could_not_come_back_is_not_taken_away() {
 
 /// The next container does not have the host's modules mounted.
 #[test]
-fn what_does_not_come_back_is_an_error_and_not_forgotten() {
+fn a_failed_restore_is_an_error_and_stays_recorded() {
     let bench = in_tree();
-    live(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
+    run_container(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
     fs::rename(bench.at("/host/lib"), bench.at("/away")).unwrap();
-    let error = live(&bench, &REPLACE, || {}).unwrap_err();
+    let error = run_container(&bench, &REPLACE, || {}).unwrap_err();
     assert_eq!(
         error.to_string().split(':').next(),
         Some("module acme_net belongs to the host and cannot be restored")
     );
-    assert_eq!(bench.loaded(), Vec::<String>::new());
+    assert_eq!(bench.loaded_versions(), Vec::<String>::new());
     fs::rename(bench.at("/away"), bench.at("/host/lib")).unwrap();
-    live(&bench, &REPLACE, || {}).unwrap();
+    run_container(&bench, &REPLACE, || {}).unwrap();
     is_as_before(&bench);
 }
 
@@ -230,15 +230,15 @@ fn modules_of_another_image_go_for_good() {
     bench.image_module("acme", "acme_lib");
     for (name, depends) in [("acme_lib", ""), ("acme", "acme_lib"), ("acme_more", "acme")] {
         bench.module(&format!("/old/{name}.ko"), depends, &format!("old-{name}"));
-        bench.loaded_from(&format!("/old/{name}.ko"));
+        bench.load_from(&format!("/old/{name}.ko"));
     }
-    let error = live(&bench, &["acme"], || panic!("must not become ready")).unwrap_err();
+    let error = run_container(&bench, &["acme"], || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("module acme_more uses modules to be replaced: "), "{error}");
-    live(&bench, &["--replace", "acme_more", "acme"], || {
-        assert_eq!(bench.loaded(), ["image-acme", "image-acme_lib"]);
+    run_container(&bench, &["--replace", "acme_more", "acme"], || {
+        assert_eq!(bench.loaded_versions(), ["image-acme", "image-acme_lib"]);
     })
     .unwrap();
-    assert_eq!(bench.loaded(), Vec::<String>::new());
+    assert_eq!(bench.loaded_versions(), Vec::<String>::new());
     assert!(bench.log().contains("module acme is already loaded, from another image: unloading it first"));
 }
 
@@ -247,14 +247,14 @@ fn modules_of_another_image_go_for_good() {
 fn the_host_s_modules_are_not_forgotten_while_another_image_s_stay() {
     let bench = in_tree();
     bench.module("/old/acme.ko", "", "old-acme");
-    live(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
+    run_container(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
     bench.kernel.unload("acme", &mut |_| {}).unwrap();
-    bench.loaded_from("/old/acme.ko");
-    bench.held("acme", 1);
-    let error = live(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
+    bench.load_from("/old/acme.ko");
+    bench.set_references("acme", 1);
+    let error = run_container(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("unload acme: 1 reference(s)"), "{error}");
-    bench.held("acme", 0);
-    live(&bench, &REPLACE, || assert_eq!(bench.loaded(), ["image-acme"])).unwrap();
+    bench.set_references("acme", 0);
+    run_container(&bench, &REPLACE, || assert_eq!(bench.loaded_versions(), ["image-acme"])).unwrap();
     is_as_before(&bench);
 }
 
@@ -268,47 +268,47 @@ fn image_of_both() -> Bench {
 }
 
 #[test]
-fn what_a_module_needs_goes_when_the_module_does_not_come() {
+fn dependencies_are_unloaded_if_the_module_fails_to_load() {
     let bench = image_of_both();
-    bench.kernel.refuses.borrow_mut().insert("acme_net of the image".to_owned(), Errno::NOEXEC);
-    live(&bench, &REPLACE_BOTH, || panic!("must not become ready")).unwrap_err();
-    assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"], "{}", bench.log());
+    bench.kernel.load_errors.borrow_mut().insert("acme_net of the image".to_owned(), Errno::NOEXEC);
+    run_container(&bench, &REPLACE_BOTH, || panic!("must not become ready")).unwrap_err();
+    assert_eq!(bench.loaded_versions(), ["host-acme", "host-acme_net"], "{}", bench.log());
 }
 
 #[test]
-fn what_a_killed_one_loaded_for_a_module_s_sake_makes_way_for_the_host_s() {
+fn dependencies_left_by_a_killed_container_are_unloaded_for_the_hosts() {
     for step in 0..=4 {
         let bench = image_of_both();
         bench.kernel.killed_at.set(Some((step, false)));
-        assert!(catch_unwind(AssertUnwindSafe(|| live(&bench, &REPLACE_BOTH, || {}))).is_err());
+        assert!(catch_unwind(AssertUnwindSafe(|| run_container(&bench, &REPLACE_BOTH, || {}))).is_err());
         bench.kernel.killed_at.set(None);
-        live(&bench, &REPLACE_BOTH, || assert_eq!(bench.loaded(), ["image-acme", "image-acme_net"])).unwrap();
-        assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"], "{step}: {}", bench.log());
-        assert_eq!(bench.text("/run/farrier/acme_net.replaced"), None);
+        run_container(&bench, &REPLACE_BOTH, || assert_eq!(bench.loaded_versions(), ["image-acme", "image-acme_net"])).unwrap();
+        assert_eq!(bench.loaded_versions(), ["host-acme", "host-acme_net"], "{step}: {}", bench.log());
+        assert_eq!(bench.read("/run/farrier/acme_net.replaced"), None);
     }
 }
 
 #[test]
-fn one_that_cannot_be_unloaded_keeps_nothing_from_coming_back() {
+fn a_module_that_stays_does_not_prevent_restoring_the_others() {
     let bench = in_tree();
     bench.image_module("acme_lib", "");
     bench.image_module("acme", "acme_lib");
     bench.kernel.permanent.borrow_mut().push("acme_lib".to_owned());
-    live(&bench, &REPLACE, || {}).unwrap();
-    assert_eq!(bench.loaded(), ["host-acme", "image-acme_lib", "host-acme_net"]);
+    run_container(&bench, &REPLACE, || {}).unwrap();
+    assert_eq!(bench.loaded_versions(), ["host-acme", "image-acme_lib", "host-acme_net"]);
     assert!(bench.log().contains("WARN  unload acme_lib: it is being loaded or unloaded"), "{}", bench.log());
 }
 
 #[test]
-fn one_that_does_not_come_back_keeps_no_other_away() {
+fn a_failed_restore_does_not_prevent_restoring_the_others() {
     let bench = in_tree();
     bench.host_module("zeta", "");
-    bench.loaded_from_host(&["zeta"]);
-    bench.kernel.refuses.borrow_mut().insert("zeta of the host".to_owned(), Errno::NODEV);
-    let error = live(&bench, &[&REPLACE[..4], &["--replace", "zeta", "acme"]].concat(), || {}).unwrap_err();
+    bench.load_from_host(&["zeta"]);
+    bench.kernel.load_errors.borrow_mut().insert("zeta of the host".to_owned(), Errno::NODEV);
+    let error = run_container(&bench, &[&REPLACE[..4], &["--replace", "zeta", "acme"]].concat(), || {}).unwrap_err();
     assert!(error.to_string().starts_with("load zeta from"), "{error}");
-    assert_eq!(bench.loaded(), ["host-acme", "host-acme_net"]);
-    assert_eq!(bench.text("/run/farrier/acme.replaced").as_deref(), Some("acme_net\nacme\nzeta"));
+    assert_eq!(bench.loaded_versions(), ["host-acme", "host-acme_net"]);
+    assert_eq!(bench.read("/run/farrier/acme.replaced").as_deref(), Some("acme_net\nacme\nzeta"));
 }
 
 #[test]
@@ -316,15 +316,15 @@ fn firmware_is_there_while_the_container_runs() {
     const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
     let bench = in_tree();
     bench.image_module("mst", "");
-    bench.file(SEARCH_PATH, "");
-    bench.file("/lib/firmware/acme/card.fw", "firmware");
-    live(&bench, &["--firmware", "mst"], || {
-        let directory = bench.text(SEARCH_PATH).unwrap();
+    bench.write(SEARCH_PATH, "");
+    bench.write("/lib/firmware/acme/card.fw", "firmware");
+    run_container(&bench, &["--firmware", "mst"], || {
+        let directory = bench.read(SEARCH_PATH).unwrap();
         assert_eq!(directory, "/run/farrier/mst.firmware");
-        assert_eq!(bench.text(&format!("{directory}/acme/card.fw")).as_deref(), Some("firmware"));
+        assert_eq!(bench.read(&format!("{directory}/acme/card.fw")).as_deref(), Some("firmware"));
     })
     .unwrap();
-    assert_eq!(bench.text(SEARCH_PATH).as_deref(), Some("\0"));
+    assert_eq!(bench.read(SEARCH_PATH).as_deref(), Some("\0"));
 }
 
 /// An in-tree module or a module of the image whose interface carries the default route.
@@ -337,17 +337,17 @@ fn the_uplink_is_not_taken_from_the_node() {
     let route = "acme0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
     let refused =
         "refused, because the unload of the driver would disrupt interface acme0 (the node's default route)";
-    bench.file("/proc/1/net/route", route);
-    let error = live(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
+    bench.write("/proc/1/net/route", route);
+    let error = run_container(&bench, &REPLACE, || panic!("must not become ready")).unwrap_err();
     assert_eq!(error.to_string(), refused);
     assert_eq!(bench.calls(), Vec::<String>::new());
     is_as_before(&bench);
 
-    bench.file("/proc/1/net/route", "");
-    let error = live(&bench, &REPLACE, || bench.file("/proc/1/net/route", route)).unwrap_err();
+    bench.write("/proc/1/net/route", "");
+    let error = run_container(&bench, &REPLACE, || bench.write("/proc/1/net/route", route)).unwrap_err();
     assert_eq!(error.to_string(), refused);
-    assert_eq!(bench.loaded(), ["image-acme"], "the image's modules serve the node until it is drained");
-    assert_eq!(bench.text("/run/farrier/acme.ready"), None);
+    assert_eq!(bench.loaded_versions(), ["image-acme"], "the image's modules serve the node until it is drained");
+    assert_eq!(bench.read("/run/farrier/acme.ready"), None);
 
     let allowed = Options::read(&REPLACE, |_| Some("uplink".to_owned())).unwrap();
     run(&bench.node(), &allowed, &mut EndsWhenReady(&mut || {})).unwrap();
@@ -357,13 +357,13 @@ fn the_uplink_is_not_taken_from_the_node() {
 #[test]
 fn the_host_s_options_are_honored_or_missed() {
     let bench = in_tree();
-    bench.file("/etc/modprobe.d/image.conf", "options acme mode=3\n");
-    live(&bench, &REPLACE, || assert!(bench.calls().contains(&"load acme of the image mode=3".to_owned())))
+    bench.write("/etc/modprobe.d/image.conf", "options acme mode=3\n");
+    run_container(&bench, &REPLACE, || assert!(bench.calls().contains(&"load acme of the image mode=3".to_owned())))
         .unwrap();
     assert!(bench.calls().contains(&"load acme of the host".to_owned()));
     assert!(bench.log().contains("WARN  the host's /etc is not visible"), "{}", bench.log());
-    bench.file("/proc/1/root/etc/modprobe.d/site.conf", "options acme mode=1\n");
-    live(&bench, &REPLACE, || {}).unwrap();
+    bench.write("/proc/1/root/etc/modprobe.d/site.conf", "options acme mode=1\n");
+    run_container(&bench, &REPLACE, || {}).unwrap();
     assert!(bench.calls().contains(&"load acme of the host mode=1".to_owned()));
 }
 
@@ -371,26 +371,26 @@ fn the_host_s_options_are_honored_or_missed() {
 fn an_image_that_failed_is_not_tried_again_until_it_changes() {
     let bench = in_tree();
     let failing = [&REPLACE[..4], &["--then", "/absent", "acme"]].concat();
-    live(&bench, &failing, || panic!("must not become ready")).unwrap_err();
+    run_container(&bench, &failing, || panic!("must not become ready")).unwrap_err();
     is_as_before(&bench);
     bench.calls();
-    let error = live(&bench, &failing, || panic!("must not become ready")).unwrap_err().to_string();
+    let error = run_container(&bench, &failing, || panic!("must not become ready")).unwrap_err().to_string();
     assert!(
         error.starts_with("this image's drivers failed on this node, and are not tried again: run /absent"),
         "{error}"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
-    live(&bench, &REPLACE, || {}).unwrap();
+    run_container(&bench, &REPLACE, || {}).unwrap();
     is_as_before(&bench);
 }
 
 #[test]
 fn firmware_of_another_program_s_search_path_is_refused_before_anything_is_touched() {
     let bench = in_tree();
-    bench.file("/sys/module/firmware_class/parameters/path", "/var/lib/kmm\n");
-    bench.file("/lib/firmware/acme/card.fw", "firmware");
+    bench.write("/sys/module/firmware_class/parameters/path", "/var/lib/kmm\n");
+    bench.write("/lib/firmware/acme/card.fw", "firmware");
     let words = [&["--firmware"], &REPLACE[..]].concat();
-    let error = live(&bench, &words, || panic!("must not become ready")).unwrap_err();
+    let error = run_container(&bench, &words, || panic!("must not become ready")).unwrap_err();
     assert!(
         error
             .to_string()
@@ -427,25 +427,25 @@ fn a_device_is_waited_for() {
     assert!(bench.log().contains("waiting for /sys/class/acme, to load"), "{}", bench.log());
     let error = start(&["--ready-when", "/sys/class/acme/state=down", "mst_pci"]).unwrap_err();
     assert_eq!(error.to_string(), "received SIGTERM before the drivers were ready");
-    assert_eq!(bench.loaded(), Vec::<String>::new());
+    assert_eq!(bench.loaded_versions(), Vec::<String>::new());
 }
 
 #[test]
 fn a_program_runs_after_the_modules_are_loaded() {
     let bench = bench();
     let program = bench.at("/setup").to_str().unwrap().to_owned();
-    bench.file("/setup", "#!/bin/sh\necho \"$@\" > \"$0.done\"; exit $(cat \"$0.code\")\n");
+    bench.write("/setup", "#!/bin/sh\necho \"$@\" > \"$0.done\"; exit $(cat \"$0.code\")\n");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    bench.file("/setup.code", "0");
-    live(&bench, &["--then", &program, "mst_pci", "mst_pciconf"], || {
-        assert_eq!(bench.text("/setup.done").as_deref(), Some("mst_pci mst_pciconf\n"));
+    bench.write("/setup.code", "0");
+    run_container(&bench, &["--then", &program, "mst_pci", "mst_pciconf"], || {
+        assert_eq!(bench.read("/setup.done").as_deref(), Some("mst_pci mst_pciconf\n"));
     })
     .unwrap();
-    bench.file("/setup.code", "3");
+    bench.write("/setup.code", "3");
     let error =
-        live(&bench, &["--then", &program, "mst_pci"], || panic!("must not become ready")).unwrap_err();
+        run_container(&bench, &["--then", &program, "mst_pci"], || panic!("must not become ready")).unwrap_err();
     assert_eq!(error.to_string(), format!("{program} failed: exit status: 3"));
-    assert_eq!(bench.loaded(), Vec::<String>::new());
+    assert_eq!(bench.loaded_versions(), Vec::<String>::new());
 }
 
 /// Asks the container to end at the n-th poll.
@@ -466,7 +466,7 @@ impl Signals for EndsAt {
 fn a_program_ends_when_the_container_is_to_end() {
     let bench = in_tree();
     let program = bench.at("/setup").to_str().unwrap().to_owned();
-    bench.file("/setup", "#!/bin/sh\nsleep 100\n");
+    bench.write("/setup", "#!/bin/sh\nsleep 100\n");
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     let arguments = [&["--then", program.as_str()], &REPLACE[..]].concat();
     let begun = Instant::now();

@@ -216,7 +216,7 @@ pci/0000:08:00.0:
     /// A `devlink` program that shows these parameters and records the changes that it is asked for.
     fn bench(shown: &str) -> Bench {
         let bench = Bench::new();
-        bench.file("/shown", shown);
+        bench.write("/shown", shown);
         let [shown, asked] = ["/shown", "/asked"].map(|path| bench.at(path).display().to_string());
         let script =
             format!("case \"$*\" in 'dev param show') cat {shown} ;; *) echo \"$*\" >> {asked} ;; esac");
@@ -229,7 +229,7 @@ pci/0000:08:00.0:
     }
 
     #[test]
-    fn parameters_that_are_others_now_are_restored() {
+    fn parameters_with_changed_values_are_restored() {
         let mut saved = parameters(SHOWN);
         let arguments = |parameter: &Parameter| {
             let Parameter { name, mode, value, set, .. } = parameter;
@@ -239,26 +239,26 @@ pci/0000:08:00.0:
             saved.iter().map(arguments).collect::<Vec<_>>(),
             ["enable_roce driverinit true true", "flow_steering_mode runtime smfs false"]
         );
-        let asked = |saved: &[Parameter], shown: &str| {
+        let calls_and_log = |saved: &[Parameter], shown: &str| {
             let bench = bench(shown);
             Devlink::of(&bench.node()).unwrap().restore(saved);
-            (bench.text("/asked").unwrap_or_default(), bench.log())
+            (bench.read("/asked").unwrap_or_default(), bench.log())
         };
-        assert_eq!(asked(&saved, SHOWN), Default::default());
+        assert_eq!(calls_and_log(&saved, SHOWN), Default::default());
         assert_eq!(
-            asked(&saved, &SHOWN.replace("driverinit value true", "driverinit value false")).0,
+            calls_and_log(&saved, &SHOWN.replace("driverinit value true", "driverinit value false")).0,
             "dev param set pci/0000:08:00.0 name enable_roce value true cmode driverinit\ndev reload pci/0000:08:00.0\n"
         );
         let other = SHOWN.replace("smfs", "dmfs");
         let command = "dev param set pci/0000:08:00.0 name flow_steering_mode value smfs cmode runtime";
-        let (none, log) = asked(&saved, &other);
+        let (none, log) = calls_and_log(&saved, &other);
         assert!(none.is_empty() && log.contains("was smfs, and is dmfs") && log.ends_with(command), "{log}");
         saved[1].set = true;
-        assert_eq!(asked(&saved, &other).0, format!("{command}\n"));
+        assert_eq!(calls_and_log(&saved, &other).0, format!("{command}\n"));
     }
 
     #[test]
-    fn what_a_driver_came_with_is_told_from_what_people_set() {
+    fn defaults_of_the_driver_are_told_from_user_settings() {
         let changed = |fresh: &[Parameter], now: &str| {
             let found = changed_parameters(parameters(now), fresh).into_iter();
             found.map(|found| format!("{} {} {}", found.name, found.value, found.set)).collect::<Vec<_>>()
@@ -280,7 +280,7 @@ pci/0000:08:00.0:
     }
 
     #[test]
-    fn what_a_device_does_not_take_is_said() {
+    fn parameters_that_a_device_refuses_are_logged() {
         let bench = Bench::new();
         assert!(Devlink::of(&bench.node()).is_none(), "the image has no devlink");
         bench.program("devlink", "echo 'kernel answers: Operation not supported' >&2; exit 1");

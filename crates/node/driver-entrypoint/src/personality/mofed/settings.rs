@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_settings_are_named() {
         let error = |name, value| read(&[], &[(name, value)]).unwrap_err();
         assert_eq!(error("ENABLE_NFSRDMA", "yes"), "ENABLE_NFSRDMA is true or false, not yes");
         assert_eq!(error("BIND_DELAY_SEC", "soon"), "BIND_DELAY_SEC is a number of seconds, not soon");

@@ -65,8 +65,8 @@ fn bench() -> Bench {
     ] {
         bench.image_module(name, depends);
     }
-    bench.loaded_from_host(&IN_TREE);
-    bench.file("/usr/src/ofa_kernel/Module.symvers", "");
+    bench.load_from_host(&IN_TREE);
+    bench.write("/usr/src/ofa_kernel/Module.symvers", "");
     bench
 }
 
@@ -77,8 +77,8 @@ fn settings(environment: &[(&str, &str)]) -> Settings {
 }
 
 /// Runs a container until it is ready, calls `look`, and stops the container.
-fn live(bench: &Bench, settings: &Settings, mut look: impl FnMut()) -> Result<(), Error> {
-    run(&bench.node(), settings, &mut EndsWhenReady(&mut look))
+fn run_container(bench: &Bench, settings: &Settings, mut when_ready: impl FnMut()) -> Result<(), Error> {
+    run(&bench.node(), settings, &mut EndsWhenReady(&mut when_ready))
 }
 
 /// Lists the existing blacklist files, including dangling symlinks.
@@ -90,7 +90,7 @@ fn blacklists(bench: &Bench) -> Vec<String> {
 /// Kills a container after it has unloaded the first module.
 fn kill_on_the_way(bench: &Bench) {
     bench.kernel.killed_at.set(Some((2, true)));
-    assert!(catch_unwind(AssertUnwindSafe(|| live(bench, &settings(&[]), || {}))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| run_container(bench, &settings(&[]), || {}))).is_err());
     bench.kernel.killed_at.set(None);
 }
 
@@ -101,28 +101,28 @@ fn a_blacklist_is_gone_at_the_next_boot() {
     std::fs::create_dir_all(bench.at("/host/run/modprobe.d")).unwrap();
     kill_on_the_way(&bench);
     assert_eq!(blacklists(&bench), [VOLATILE]);
-    assert!(bench.text(VOLATILE).unwrap().contains("\nblacklist mlx5_core\n"));
-    live(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
+    assert!(bench.read(VOLATILE).unwrap().contains("\nblacklist mlx5_core\n"));
+    run_container(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
 
     // Without it, the file on disk is only a symlink to the volume.
     let bench = self::bench();
     kill_on_the_way(&bench);
     assert_eq!(blacklists(&bench), [BLACKLIST, CONTENTS]);
     assert_eq!(std::fs::read_link(bench.at(BLACKLIST)).unwrap().to_str(), Some(CONTENTS));
-    assert!(bench.text(CONTENTS).unwrap().contains("\nblacklist mlx5_core\n"));
+    assert!(bench.read(CONTENTS).unwrap().contains("\nblacklist mlx5_core\n"));
     let written = std::fs::read_dir(bench.at("/host/etc/modprobe.d")).unwrap().count();
     assert_eq!(written, 1);
-    live(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
+    run_container(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
 
     // A container of an earlier version was killed.
     let bench = self::bench();
-    bench.file(BLACKLIST, "blacklist mlx5_core\n");
-    live(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
+    bench.write(BLACKLIST, "blacklist mlx5_core\n");
+    run_container(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
 }
 
 fn refusal(bench: &Bench, environment: &[(&str, &str)]) -> String {
-    let error = live(bench, &settings(environment), || panic!("must not become ready")).unwrap_err();
-    assert_eq!(bench.text(READY), None);
+    let error = run_container(bench, &settings(environment), || panic!("must not become ready")).unwrap_err();
+    assert_eq!(bench.read(READY), None);
     assert_eq!(blacklists(bench), Vec::<String>::new());
     format!("{error} | {}", error.hint())
 }
@@ -130,10 +130,10 @@ fn refusal(bench: &Bench, environment: &[(&str, &str)]) -> String {
 #[test]
 fn the_stack_is_replaced_and_exposed_step_by_step() {
     let bench = bench();
-    bench.file(READY, "");
-    live(&bench, &settings(&[]), || {
-        assert_eq!(bench.loaded(), OURS);
-        assert_eq!(bench.text(READY).as_deref(), Some(""));
+    bench.write(READY, "");
+    run_container(&bench, &settings(&[]), || {
+        assert_eq!(bench.loaded_versions(), OURS);
+        assert_eq!(bench.read(READY).as_deref(), Some(""));
         assert_eq!(blacklists(&bench), Vec::<String>::new());
     })
     .unwrap();
@@ -158,16 +158,16 @@ fn the_stack_is_replaced_and_exposed_step_by_step() {
             "unmount /run/mellanox/drivers/usr/src",
         ]
     );
-    assert_eq!(bench.text(READY), None);
-    assert_eq!(bench.loaded(), OURS, "the drivers stay loaded unless restoring is requested");
+    assert_eq!(bench.read(READY), None);
+    assert_eq!(bench.loaded_versions(), OURS, "the drivers stay loaded unless restoring is requested");
 }
 
 #[test]
 fn the_same_drivers_are_not_reloaded() {
     let bench = bench();
-    live(&bench, &settings(&[]), || {}).unwrap();
+    run_container(&bench, &settings(&[]), || {}).unwrap();
     bench.calls();
-    live(&bench, &settings(&[]), || assert!(bench.text(READY).is_some())).unwrap();
+    run_container(&bench, &settings(&[]), || assert!(bench.read(READY).is_some())).unwrap();
     assert_eq!(
         bench.calls(),
         ["bind /usr/src /run/mellanox/drivers/usr/src", "unmount /run/mellanox/drivers/usr/src"]
@@ -177,28 +177,28 @@ fn the_same_drivers_are_not_reloaded() {
 #[test]
 fn the_hosts_drivers_come_back_where_asked_to() {
     let bench = bench();
-    let before = bench.loaded();
-    live(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
-        assert_eq!(bench.loaded(), OURS);
+    let before = bench.loaded_versions();
+    run_container(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
+        assert_eq!(bench.loaded_versions(), OURS);
     })
     .unwrap();
-    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    let after: Vec<String> = bench.loaded_versions().into_iter().filter(|name| name != "host-tls").collect();
     assert_eq!(after, before);
-    assert_eq!(bench.text("/run/mellanox/drivers/.replaced"), None);
+    assert_eq!(bench.read("/run/mellanox/drivers/.replaced"), None);
 }
 
 #[test]
 fn storage_modules_are_unloaded_only_with_leave() {
     let bench = bench();
-    bench.loaded_from_host(&["ib_srp"]);
+    bench.load_from_host(&["ib_srp"]);
     assert_eq!(
         refusal(&bench, &[]),
         "storage modules are loaded, and would be unloaded with the drivers to be replaced: ib_srp | set \
          UNLOAD_STORAGE_MODULES=true to have them unloaded, or unload them on the node"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
-    live(&bench, &settings(&[("UNLOAD_STORAGE_MODULES", "true")]), || {
-        assert!(bench.loaded().contains(&"image-ib_srp".to_owned()));
+    run_container(&bench, &settings(&[("UNLOAD_STORAGE_MODULES", "true")]), || {
+        assert!(bench.loaded_versions().contains(&"image-ib_srp".to_owned()));
     })
     .unwrap();
 }
@@ -206,14 +206,14 @@ fn storage_modules_are_unloaded_only_with_leave() {
 #[test]
 fn other_vendors_modules_are_unloaded_and_kept_away_only_with_leave() {
     let bench = bench();
-    bench.loaded_from_host(&["rdma_rxe"]);
+    bench.load_from_host(&["rdma_rxe"]);
     assert_eq!(
         refusal(&bench, &[]),
         "third-party RDMA modules are loaded, and would be unloaded with the drivers to be replaced: rdma_rxe | set \
          UNLOAD_THIRD_PARTY_RDMA_MODULES=true to have them unloaded, or unload them on the node"
     );
-    live(&bench, &settings(&[("UNLOAD_THIRD_PARTY_RDMA_MODULES", "true")]), || {
-        assert_eq!(bench.loaded(), OURS);
+    run_container(&bench, &settings(&[("UNLOAD_THIRD_PARTY_RDMA_MODULES", "true")]), || {
+        assert_eq!(bench.loaded_versions(), OURS);
     })
     .unwrap();
     assert!(bench.log().contains("WARN  module rdma_rxe was loaded, and is not any more"), "{}", bench.log());
@@ -222,7 +222,7 @@ fn other_vendors_modules_are_unloaded_and_kept_away_only_with_leave() {
 #[test]
 fn an_unknown_user_of_the_stack_is_named_before_anything_is_touched() {
     let bench = bench();
-    bench.loaded_from_host(&["smc"]);
+    bench.load_from_host(&["smc"]);
     let refusal = refusal(&bench, &[]);
     assert!(
         refusal.starts_with("module smc uses ib_core, and this image has no replacement for it"),
@@ -234,25 +234,25 @@ fn an_unknown_user_of_the_stack_is_named_before_anything_is_touched() {
 #[test]
 fn peer_memory_goes_first_and_in_use_it_ends_the_start() {
     let bench = bench();
-    bench.loaded_from_host(&["nvidia_peermem"]);
-    bench.held("nvidia_peermem", 2);
+    bench.load_from_host(&["nvidia_peermem"]);
+    bench.set_references("nvidia_peermem", 2);
     assert_eq!(
         refusal(&bench, &[]).split(" | ").next().unwrap(),
         "unload nvidia_peermem: 2 reference(s) that no module holds, by an unknown user (no process that this \
          container can see)"
     );
     assert_eq!(bench.calls(), Vec::<String>::new());
-    bench.held("nvidia_peermem", 0);
-    live(&bench, &settings(&[]), || assert_eq!(bench.loaded(), OURS)).unwrap();
+    bench.set_references("nvidia_peermem", 0);
+    run_container(&bench, &settings(&[]), || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
     assert_eq!(bench.calls()[0], "unload nvidia_peermem");
 }
 
 #[test]
 fn a_process_that_uses_a_device_is_named() {
     let bench = bench();
-    bench.kernel.users.borrow_mut().insert("ib_uverbs".to_owned(), 1);
-    bench.loaded_from_host(&["tls"]);
-    bench.file("/proc/4711/comm", "ib_write_bw\n");
+    bench.kernel.references.borrow_mut().insert("ib_uverbs".to_owned(), 1);
+    bench.load_from_host(&["tls"]);
+    bench.write("/proc/4711/comm", "ib_write_bw\n");
     std::fs::create_dir_all(bench.at("/proc/4711/fd")).unwrap();
     std::os::unix::fs::symlink("/dev/infiniband/uverbs0", bench.at("/proc/4711/fd/7")).unwrap();
     assert_eq!(
@@ -264,23 +264,23 @@ fn a_process_that_uses_a_device_is_named() {
 }
 
 #[test]
-fn what_was_unloaded_comes_back_when_the_rest_does_not_go() {
+fn unloaded_modules_are_restored_if_the_rest_stays() {
     let bench = bench();
-    let before = bench.loaded();
-    bench.kernel.users.borrow_mut().insert("ib_core".to_owned(), 1);
+    let before = bench.loaded_versions();
+    bench.kernel.references.borrow_mut().insert("ib_core".to_owned(), 1);
     let refusal = refusal(&bench, &[]);
     assert!(refusal.starts_with("unload ib_core: 1 reference(s) that no module holds"), "{refusal}");
     assert!(bench.kernel.pauses.get() > 0, "the unload retries, because references are often dropped soon");
-    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    let after: Vec<String> = bench.loaded_versions().into_iter().filter(|name| name != "host-tls").collect();
     assert_eq!(after, before);
 }
 
 #[test]
 fn the_hosts_drivers_come_back_when_the_kernel_refuses_ours() {
     let bench = bench();
-    let before = bench.loaded();
+    let before = bench.loaded_versions();
     // Only the image has mlx_compat, and it is the first module to be loaded.
-    bench.kernel.refuses.borrow_mut().insert("mlx_compat".to_owned(), Errno::NOKEY);
+    bench.kernel.load_errors.borrow_mut().insert("mlx_compat".to_owned(), Errno::NOKEY);
     let refusal = refusal(&bench, &[]);
     assert!(
         refusal.contains(&format!(
@@ -290,7 +290,7 @@ fn the_hosts_drivers_come_back_when_the_kernel_refuses_ours() {
             && refusal.contains("mokutil"),
         "{refusal}"
     );
-    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    let after: Vec<String> = bench.loaded_versions().into_iter().filter(|name| name != "host-tls").collect();
     assert_eq!(after, before);
 }
 
@@ -308,13 +308,13 @@ fn without_the_host_s_modules_nothing_is_taken_away() {
     assert_eq!(bench.calls(), Vec::<String>::new());
     // The operators of the first generation do not mount the host's modules.
     let first = Settings::read(&["--expose-root"], |_| None).unwrap();
-    live(&bench, &first, || assert!(bench.loaded().contains(&"image-mlx5_core".to_owned()))).unwrap();
+    run_container(&bench, &first, || assert!(bench.loaded_versions().contains(&"image-mlx5_core".to_owned()))).unwrap();
 }
 
 #[test]
 fn drivers_that_something_else_loads_meanwhile_are_not_called_ready() {
     let bench = bench();
-    let before = bench.loaded();
+    let before = bench.loaded_versions();
     let path = bench.at(&format!("/host/lib/modules/{RELEASE}/kernel/mlx5_core.ko"));
     let (_, file) = ModuleFile::of(&path, Origin::Host).unwrap();
     bench.kernel.after_unload.replace(Some(Box::new(move |kernel, name| {
@@ -328,7 +328,7 @@ fn drivers_that_something_else_loads_meanwhile_are_not_called_ready() {
             .starts_with("something else on the node has loaded a mlx5_core that is not the image's | mount"),
         "{refusal}"
     );
-    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    let after: Vec<String> = bench.loaded_versions().into_iter().filter(|name| name != "host-tls").collect();
     assert_eq!(after, before);
 }
 
@@ -346,9 +346,9 @@ fn an_image_for_another_kernel_touches_nothing() {
 }
 
 #[test]
-fn what_is_built_into_the_kernel_is_not_replaced() {
+fn built_in_modules_are_not_replaced() {
     let bench = bench();
-    bench.file(
+    bench.write(
         &format!("/host/lib/modules/{RELEASE}/modules.builtin"),
         "kernel/drivers/infiniband/core/ib_core.ko\n",
     );
@@ -361,13 +361,13 @@ fn what_is_built_into_the_kernel_is_not_replaced() {
 fn an_image_without_headers_exposes_none() {
     let bench = bench();
     std::fs::remove_dir_all(bench.at("/usr/src")).unwrap();
-    live(&bench, &settings(&[]), || assert!(bench.text(READY).is_some())).unwrap();
+    run_container(&bench, &settings(&[]), || assert!(bench.read(READY).is_some())).unwrap();
     assert!(bench.log().contains("WARN  this image has no /usr/src: no peer memory can be built"));
     assert!(!bench.calls().iter().any(|call| call.starts_with("bind")));
 }
 
 #[test]
-fn the_blacklist_names_what_the_variables_say() {
+fn the_blacklist_follows_the_variables() {
     let bench = bench();
     let text = |environment: &[(&str, &str)]| {
         let settings = settings(environment);
@@ -395,7 +395,7 @@ fn the_blacklist_names_what_the_variables_say() {
 fn the_first_generation_exposes_the_root() {
     let bench = bench();
     let settings = Settings::read(&["--expose-root"], |_| None).unwrap();
-    live(&bench, &settings, || assert!(bench.text("/.driver-ready").is_some())).unwrap();
+    run_container(&bench, &settings, || assert!(bench.read("/.driver-ready").is_some())).unwrap();
     assert_eq!(
         bench.calls()[14..],
         [
@@ -406,21 +406,21 @@ fn the_first_generation_exposes_the_root() {
             "unmount /run/mellanox/drivers",
         ]
     );
-    assert_eq!(bench.text("/.driver-ready"), None);
+    assert_eq!(bench.read("/.driver-ready"), None);
 }
 
 #[test]
-fn nfs_over_rdma_is_loaded_where_asked_for_and_missed_where_the_image_has_none() {
+fn nfs_over_rdma_is_loaded_on_request_if_the_image_has_it() {
     let bench = bench();
     let enabled = settings(&[("ENABLE_NFSRDMA", "true"), ("UNLOAD_STORAGE_MODULES", "true")]);
-    live(&bench, &enabled, || {}).unwrap();
+    run_container(&bench, &enabled, || {}).unwrap();
     assert!(bench.log().contains("WARN  ENABLE_NFSRDMA is set, but this image was built without rpcrdma"));
     bench.image_module("rpcrdma", "rdma_cm");
-    live(&bench, &enabled, || assert!(bench.loaded().contains(&"image-rpcrdma".to_owned()))).unwrap();
+    run_container(&bench, &enabled, || assert!(bench.loaded_versions().contains(&"image-rpcrdma".to_owned()))).unwrap();
 }
 
 #[test]
-fn an_end_before_the_drivers_are_touched_is_heeded() {
+fn a_signal_before_the_replacement_stops_the_start() {
     struct Now;
     impl Signals for Now {
         fn received(&mut self) -> Option<&'static str> {
@@ -449,34 +449,34 @@ proptest! {
         storage in any::<bool>(),
     ) {
         let bench = bench();
-        let mut before = bench.loaded();
+        let mut before = bench.loaded_versions();
         let settings = settings(&[
             ("RESTORE_DRIVER_ON_POD_TERMINATION", "true"),
             ("UNLOAD_STORAGE_MODULES", "true"),
         ]);
         let mut ours: Vec<String> = OURS.map(str::to_owned).to_vec();
         if storage {
-            bench.loaded_from_host(&["ib_srp"]);
-            before = bench.loaded();
+            bench.load_from_host(&["ib_srp"]);
+            before = bench.loaded_versions();
             ours.push("image-ib_srp".to_owned());
         }
         ours.sort_by_key(|name| name.split_once('-').map(|(_, name)| name.to_owned()));
         for at in [first, second] {
             bench.kernel.killed_at.set(Some((at, takes_place)));
-            let life = catch_unwind(AssertUnwindSafe(|| live(&bench, &settings, || {})));
+            let life = catch_unwind(AssertUnwindSafe(|| run_container(&bench, &settings, || {})));
             let fine = life.map_or_else(|death| death.is::<Killed>(), |life| life.is_ok());
             prop_assert!(fine, "{}", bench.log());
         }
         bench.kernel.killed_at.set(None);
-        live(&bench, &settings, || {
-            assert_eq!(bench.loaded(), ours, "{}", bench.log());
-            assert!(bench.text(READY).is_some());
-            let mounts = bench.text("/proc/self/mountinfo").unwrap();
+        run_container(&bench, &settings, || {
+            assert_eq!(bench.loaded_versions(), ours, "{}", bench.log());
+            assert!(bench.read(READY).is_some());
+            let mounts = bench.read("/proc/self/mountinfo").unwrap();
             assert_eq!(mounts.matches("/run/mellanox/drivers/usr/src").count(), 1);
         }).unwrap();
-        let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+        let after: Vec<String> = bench.loaded_versions().into_iter().filter(|name| name != "host-tls").collect();
         prop_assert_eq!(after, before);
-        prop_assert_eq!(bench.text(READY), None);
+        prop_assert_eq!(bench.read(READY), None);
         prop_assert_eq!(blacklists(&bench), Vec::<String>::new());
     }
 }

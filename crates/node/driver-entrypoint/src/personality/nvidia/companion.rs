@@ -86,9 +86,9 @@ const DEVICE_DIRECTORIES: [&str; 3] = ["/dev", "/proc/1/root/dev", "/run/nvidia/
 #[derive(Default)]
 struct PollState {
     /// Identity of the `ib_core` that the module was loaded against.
-    against: Option<String>,
+    loaded_against: Option<String>,
     /// Whether OFED's ready file was ever seen. Once seen, its absence means that OFED is not ready.
-    ofed_file: bool,
+    ofed_file_seen: bool,
     /// The missing drivers, and the number of polls since they are missing.
     waiting: Option<(Missing, u32)>,
     is_ready: bool,
@@ -148,7 +148,7 @@ impl<'a> Companion<'a> {
         let Self { module, owner, .. } = *self;
         let loaded = Loaded::read(&node.paths)?;
         let observed = self.observe(node, &loaded, state);
-        let step = decide(owner, &observed, state.against.as_deref());
+        let step = decide(owner, &observed, state.loaded_against.as_deref());
         match step {
             Step::Keep if state.is_ready => {}
             Step::Keep => {
@@ -157,7 +157,7 @@ impl<'a> Companion<'a> {
                 if module == GDRDRV {
                     make_device_files(node)?;
                 }
-                state.against.clone_from(&observed.ib_core);
+                state.loaded_against.clone_from(&observed.ib_core);
                 self.set_ready(node, state)?;
             }
             Step::Wait(missing) => self.wait(node, state, missing)?,
@@ -169,7 +169,7 @@ impl<'a> Companion<'a> {
                     unload::unload(node, module)?;
                 }
                 self.load(node)?;
-                state.against = observed.ib_core;
+                state.loaded_against = observed.ib_core;
                 self.set_ready(node, state)?;
             }
             Step::Release(missing) => {
@@ -177,7 +177,7 @@ impl<'a> Companion<'a> {
                 // Retry at later polls, because the module's user may release it. OFED's own container also reports
                 // that the module blocks it.
                 match unload::unload(node, module) {
-                    Ok(_) => state.against = None,
+                    Ok(_) => state.loaded_against = None,
                     Err(error) => self.log_waiting(node, state, missing, &error.to_string()),
                 }
             }
@@ -192,9 +192,9 @@ impl<'a> Companion<'a> {
             return Observation { ofed: true, gpu, loaded: is_loaded, ib_core: None };
         }
         let by_file = state::is_ofed_ready(node, loaded, self.ofed == Ofed::Host);
-        state.ofed_file |= by_file;
+        state.ofed_file_seen |= by_file;
         let by_sources = self.owner == Owner::ThisContainer
-            && !state.ofed_file
+            && !state.ofed_file_seen
             && loaded.contains("mlx5_core")
             && node.paths.at(OFED_SOURCES).exists();
         Observation {

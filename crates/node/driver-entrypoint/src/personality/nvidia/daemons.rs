@@ -80,7 +80,7 @@ const INFINIBAND_MANAGER: FabricManager = FabricManager {
 };
 
 impl FabricManager {
-    pub(crate) fn is_there(self, paths: &Paths) -> bool {
+    pub(crate) fn is_installed(self, paths: &Paths) -> bool {
         program(paths, self.program).is_some()
     }
 
@@ -144,10 +144,10 @@ fn running(paths: &Paths, daemon: &Daemon) -> Option<Pid> {
     let status = text(paths.at(&format!("/proc/{number}/status")))?;
     let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
     // The kernel keeps 15 bytes of a name (TASK_COMM_LEN).
-    let is_it = field("Name:").is_some_and(|comm| comm == name.get(..15).unwrap_or(name));
+    let has_its_name = field("Name:").is_some_and(|comm| comm == name.get(..15).unwrap_or(name));
     // A process that ended but was not waited for still has its entry.
     let has_ended = field("State:").is_some_and(|state| state.starts_with(['Z', 'X']));
-    if is_it && !has_ended { Pid::from_raw(number) } else { None }
+    if has_its_name && !has_ended { Pid::from_raw(number) } else { None }
 }
 
 /// Runs a program until it exits; a daemon has then gone into the background. The output goes to the container's log.
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_image_has_not_is_not_needed() {
+    fn daemons_are_optional() {
         let bench = with_real_processes();
         assert_eq!(start(&bench), ["nvidia-modprobe", "nvidia-persistenced"].map(StartResult::Absent));
         stop(&bench.node()).unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_fails_does_not_keep_the_next_from_starting() {
+    fn a_failed_daemon_does_not_prevent_the_next_start() {
         let bench = Bench::new();
         let log = bench.at("/log");
         bench.program("nvidia-modprobe", "exit 3");
@@ -196,14 +196,14 @@ mod tests {
         let started = start(&bench);
         let failed = StartResult::Failed("nvidia-modprobe", "exit status: 3".into());
         assert_eq!(started, [failed, StartResult::Success("nvidia-persistenced")]);
-        assert_eq!(bench.text("/log").unwrap(), "--persistence-mode\n");
+        assert_eq!(bench.read("/log").unwrap(), "--persistence-mode\n");
     }
 
     #[test]
     fn a_daemon_is_stopped_by_its_pid_file() {
         let bench = with_real_processes();
         let pid_file = "/run/nvidia-persistenced/nvidia-persistenced.pid";
-        bench.file(pid_file, "");
+        bench.write(pid_file, "");
         // The child process has the script's name, as a daemon would have its program's name.
         bench.program(
             "nvidia-persistenced",
@@ -214,36 +214,36 @@ mod tests {
             ),
         );
         assert_eq!(start(&bench).last(), Some(&StartResult::Success("nvidia-persistenced")));
-        let process = format!("/proc/{}", bench.text(pid_file).unwrap().trim());
+        let process = format!("/proc/{}", bench.read(pid_file).unwrap().trim());
         assert!(bench.at(&process).exists());
         // Pauses of the bench take no time, but stopping a process does, so retry until it has ended.
         while stop(&bench.node()).is_err() {}
-        let said = bench.log();
+        let log = bench.log();
         stop(&bench.node()).unwrap();
-        assert_eq!(bench.log(), said, "nothing is left to stop");
+        assert_eq!(bench.log(), log, "nothing is left to stop");
     }
 
     #[test]
-    fn a_stale_or_broken_pid_file_kills_nobody() {
+    fn a_stale_or_invalid_pid_file_kills_no_process() {
         let bench = with_real_processes();
         // The test process has another name; if it were killed, the test would fail.
         for text in [std::process::id().to_string().as_str(), "-1", "0", "1", "none", "", "99999999999999"] {
-            bench.file("/run/nvidia-fabricmanager/nv-fabricmanager.pid", text);
+            bench.write("/run/nvidia-fabricmanager/nv-fabricmanager.pid", text);
             stop(&bench.node()).unwrap();
             assert_eq!(bench.log(), "", "{text:?}");
         }
     }
 
     #[test]
-    fn switches_are_seen_where_the_drivers_show_them() {
+    fn switches_are_detected_in_proc_and_by_their_vpd() {
         let bench = Bench::new();
         let fabric = || fabric_manager(&bench.node().paths);
         assert_eq!(fabric(), None);
-        bench.file("/proc/driver/nvidia-nvswitch/devices/0000:01:00.0/information", "");
+        bench.write("/proc/driver/nvidia-nvswitch/devices/0000:01:00.0/information", "");
         assert_eq!(fabric(), Some(NVSWITCH_MANAGER));
-        bench.file("/sys/class/infiniband/mlx5_0/device/vpd", "\u{1}plain adapter");
+        bench.write("/sys/class/infiniband/mlx5_0/device/vpd", "\u{1}plain adapter");
         assert_eq!(fabric(), Some(NVSWITCH_MANAGER));
-        bench.file("/sys/class/infiniband/mlx5_1/device/vpd", "\u{1}V0\tSW_MNG\u{0}");
+        bench.write("/sys/class/infiniband/mlx5_1/device/vpd", "\u{1}V0\tSW_MNG\u{0}");
         assert_eq!(fabric(), Some(INFINIBAND_MANAGER));
     }
 }

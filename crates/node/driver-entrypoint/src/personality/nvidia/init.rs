@@ -53,7 +53,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
         // Fails if the driver is in use, which then stays loaded.
         daemons::stop(node)?;
         driver::unload(node)?;
-        files::remove(node, state::DIGEST)?;
+        files::remove(node, state::DIGEST_FILE)?;
     }
     // Unmount the root that a killed container exposed, so that no firmware is copied into it.
     mounts::conceal(node, state::ROOT)?;
@@ -74,7 +74,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
 /// Whether the loaded driver can be kept. The operator's digest covers its whole configuration, including the image's
 /// name. The module's own hash catches an image with new content under the same name.
 fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Settings) -> Result<bool, Error> {
-    let stored = text(node.paths.at(state::DIGEST));
+    let stored = text(node.paths.at(state::DIGEST_FILE));
     let is_same = settings.config_digest.is_some() && settings.config_digest == stored;
     Ok(is_same && driver::is_loaded(node, loader.index)?)
 }
@@ -134,7 +134,7 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
         );
     } else if !state::is_ofed_ready(node, &Loaded::read(&node.paths)?, settings.host_ofed) {
         node.log.step("OFED is not ready: nvidia_peermem is left to reload_nvidia_peermem");
-    } else if let Err(error) = load_checked(loader, settings) {
+    } else if let Err(error) = load_if_versions_match(loader, settings) {
         node.log.warn(format!("continuing without nvidia_peermem: {error}"));
         node.log.warn(format!("hint: {}", error.hint()));
     }
@@ -142,7 +142,7 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
 }
 
 /// Compares only with OFED: the GPU driver comes from this image.
-fn load_checked(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
+fn load_if_versions_match(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
     let drivers: &[Driver] = if settings.host_ofed { &[] } else { &[Driver::Ofed] };
     versions::check(loader, "nvidia_peermem", drivers)?;
     loader.load("nvidia_peermem").map(drop)
@@ -164,7 +164,7 @@ fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error
         }
     }
     let Some(manager) = daemons::fabric_manager(&node.paths) else { return Ok(()) };
-    if manager.needs_infiniband && manager.is_there(&node.paths) {
+    if manager.needs_infiniband && manager.is_installed(&node.paths) {
         wait_for_infiniband(node, signals)?;
     }
     match manager.start(&node.paths) {

@@ -86,7 +86,7 @@ mod tests {
     fn the_probe_fails_only_where_ofed_is_and_peer_memory_is_not() {
         let probe = |modules: &[&str]| {
             let bench = Bench::new();
-            bench.loaded_lines(modules);
+            bench.set_loaded_modules(modules);
             let probed = probe(&bench.node()).map_err(|error| error.to_string());
             (probed, bench.log())
         };

@@ -73,14 +73,14 @@ mod tests {
     use crate::testing::Bench;
 
     #[test]
-    fn no_files_are_no_parameters() {
+    fn missing_files_mean_no_parameters() {
         let bench = Bench::new();
         check(&bench.node(), &FILES).unwrap();
         assert_eq!(bench.log(), "");
     }
 
     #[test]
-    fn lines_hold_one_or_more() {
+    fn lines_contain_one_or_more_parameters() {
         let text = "# ours\nNVreg_EnableGpuFirmware=0\n\n a=1  b=2\tc\nd=\"x y\" e=1";
         assert_eq!(
             parse(text).unwrap(),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_parameter_is_refused_by_its_line() {
+    fn invalid_parameters_are_refused_with_their_line() {
         let refused = |text: &str| parse(text).unwrap_err();
         assert_eq!(refused("a=1\nb=\u{0}"), "line 2 holds a control character");
         assert_eq!(refused("a=\"1"), "a quotation mark in line 1 is not closed");
@@ -100,9 +100,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_text_ends_the_start_with_its_name() {
+    fn a_binary_file_is_refused_with_its_name() {
         let bench = Bench::new();
-        bench.file("/drivers/nvidia-uvm.conf", "");
+        bench.write("/drivers/nvidia-uvm.conf", "");
         fs::write(bench.at("/drivers/nvidia-uvm.conf"), [0xff, 0xfe]).unwrap();
         let error = check(&bench.node(), &FILES).unwrap_err();
         assert_eq!(

@@ -76,22 +76,22 @@ mod tests {
     }
 
     #[test]
-    fn it_is_on_where_the_host_says_so() {
+    fn selinux_is_enabled_if_the_host_mounts_it() {
         let bench = Bench::new();
         assert!(!is_enabled(&bench.node()));
-        bench.file("/proc/1/mounts", "selinuxfs /sys/fs/selinux selinuxfs rw 0 0\n");
+        bench.write("/proc/1/mounts", "selinuxfs /sys/fs/selinux selinuxfs rw 0 0\n");
         assert!(!is_enabled(&bench.node()));
-        bench.file("/proc/1/root/sys/fs/selinux/enforce", "1");
+        bench.write("/proc/1/root/sys/fs/selinux/enforce", "1");
         assert!(is_enabled(&bench.node()));
-        bench.file("/proc/1/mounts", "tmpfs /selinuxfs tmpfs rw 0 0\n");
+        bench.write("/proc/1/mounts", "tmpfs /selinuxfs tmpfs rw 0 0\n");
         assert!(!is_enabled(&bench.node()));
     }
 
     #[test]
-    fn files_without_labels_stay_without() {
+    fn files_without_labels_are_not_labeled() {
         let bench = Bench::new();
-        bench.file("/run/nvidia/driver/dev/nvidia0", "");
-        bench.file("/run/nvidia/driver/dev/nvidia-caps/nvidia-cap1", "");
+        bench.write("/run/nvidia/driver/dev/nvidia0", "");
+        bench.write("/run/nvidia/driver/dev/nvidia-caps/nvidia-cap1", "");
         std::os::unix::fs::symlink("/nowhere", bench.at("/run/nvidia/driver/dev/fd")).unwrap();
         // Without SELinux no file has a label. With SELinux four labels change: two files and two directories.
         let labelled = label_devices(&bench.node()).unwrap();

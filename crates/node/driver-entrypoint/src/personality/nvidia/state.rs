@@ -8,39 +8,39 @@ pub(crate) const PID_FILE: &str = "/run/nvidia/nvidia-driver.pid";
 /// Directory at which the container's root is exposed.
 pub(crate) const ROOT: &str = "/run/nvidia/driver";
 /// Digest of the configuration with which the loaded driver was loaded. The operator's driver manager reads it.
-pub(crate) const DIGEST: &str = "/run/nvidia/nvidia-driver.state";
+pub(crate) const DIGEST_FILE: &str = "/run/nvidia/nvidia-driver.state";
 /// Holds `Ready` or another word. The operator's startup probe waits for `Ready` if the file exists.
-pub(crate) const DAEMONS: &str = "/run/nvidia/validations/.driver-daemons-status";
+pub(crate) const DAEMONS_STATUS_FILE: &str = "/run/nvidia/validations/.driver-daemons-status";
 /// Written by the operator's startup probe once `nvidia-smi` works.
-pub(crate) const PROBED: &str = "/run/nvidia/validations/.driver-ctr-ready";
+pub(crate) const PROBE_FILE: &str = "/run/nvidia/validations/.driver-ctr-ready";
 /// Written by OFED's container.
 pub(crate) const OFED_READY: &str = "/run/mellanox/drivers/.driver-ready";
 
 /// Marks the driver as not ready: at the start, and before it is unloaded.
 pub(crate) fn set_not_ready(node: &Node<'_>) -> Result<(), Error> {
-    files::write(node, DAEMONS, "NotReady\n")?;
-    files::clear_ready(node, PROBED)
+    files::write(node, DAEMONS_STATUS_FILE, "NotReady\n")?;
+    files::clear_ready(node, PROBE_FILE)
 }
 
 /// Marks the driver as ready, and records its configuration's digest.
 pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Error> {
     if let Some(digest) = digest {
-        files::write(node, DIGEST, &format!("{digest}\n"))?;
+        files::write(node, DIGEST_FILE, &format!("{digest}\n"))?;
     }
-    files::write(node, DAEMONS, "Ready\n")
+    files::write(node, DAEMONS_STATUS_FILE, "Ready\n")
 }
 
 /// Removes all status files of this container.
 pub(crate) fn clear(node: &Node<'_>) -> Result<(), Error> {
-    [DIGEST, DAEMONS, PID_FILE].iter().try_for_each(|path| files::remove(node, path).map(drop))
+    [DIGEST_FILE, DAEMONS_STATUS_FILE, PID_FILE].iter().try_for_each(|path| files::remove(node, path).map(drop))
 }
 
 /// Whether the GPU driver is ready for modules that depend on it. The status file decides if it exists. Without it,
 /// `probed` demands the file of the operator's startup probe; pass false if the driver's container has no such probe.
 pub(crate) fn is_gpu_ready(node: &Node<'_>, loaded: &Loaded, probed: bool) -> bool {
-    let says_so = match files::text(node.paths.at(DAEMONS)) {
+    let says_so = match files::text(node.paths.at(DAEMONS_STATUS_FILE)) {
         Some(word) => word == "Ready",
-        None => !probed || node.paths.at(PROBED).exists(),
+        None => !probed || node.paths.at(PROBE_FILE).exists(),
     };
     says_so && loaded.contains("nvidia")
 }
@@ -57,34 +57,34 @@ mod tests {
 
     fn with_modules(names: &[&str]) -> Bench {
         let bench = Bench::new();
-        bench.loaded_lines(names);
+        bench.set_loaded_modules(names);
         bench
     }
 
     #[test]
-    fn the_gpu_driver_is_ready_when_it_says_so_and_is_loaded() {
+    fn the_gpu_driver_is_ready_if_its_status_file_and_module_exist() {
         let bench = with_modules(&["nvidia"]);
         let ready = |probed| is_gpu_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), probed);
         assert!(!ready(true));
         assert!(ready(false), "without a startup probe there is no file to wait for");
-        bench.file(PROBED, "");
+        bench.write(PROBE_FILE, "");
         assert!(ready(true));
-        bench.file(DAEMONS, "NotReady\n");
+        bench.write(DAEMONS_STATUS_FILE, "NotReady\n");
         assert!(!ready(true) && !ready(false));
-        bench.file(DAEMONS, "Ready\n");
+        bench.write(DAEMONS_STATUS_FILE, "Ready\n");
         assert!(ready(true) && ready(false));
-        bench.file("/proc/modules", "");
+        bench.write("/proc/modules", "");
         assert!(!ready(true) && !ready(false));
     }
 
     #[test]
-    fn ofed_of_a_container_says_so_and_that_of_the_host_is_loaded() {
+    fn ofed_is_ready_by_its_file_and_the_hosts_by_its_module() {
         let bench = with_modules(&["mlx5_core"]);
         let ready =
             |of_host| is_ofed_ready(&bench.node(), &Loaded::read(&bench.node().paths).unwrap(), of_host);
         assert!(ready(true) && !ready(false));
-        bench.file(OFED_READY, "");
-        bench.file("/proc/modules", "");
+        bench.write(OFED_READY, "");
+        bench.write("/proc/modules", "");
         assert!(!ready(true) && ready(false));
     }
 }

@@ -68,19 +68,19 @@ mod tests {
         let bench = Bench::new();
         provide_program(&bench.node()).unwrap();
         assert_eq!(bench.log(), "", "the pod has no such container");
-        bench.file(PROGRAM, "program");
-        bench.file(&format!("{SHARED}/.keep"), "");
+        bench.write(PROGRAM, "program");
+        bench.write(&format!("{SHARED}/.keep"), "");
         provide_program(&bench.node()).unwrap();
-        assert_eq!(bench.text(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(), "program");
-        assert!(bench.text(&format!("{SHARED}/dir_prepared")).is_some());
-        bench.file(PROGRAM, "another");
+        assert_eq!(bench.read(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(), "program");
+        assert!(bench.read(&format!("{SHARED}/dir_prepared")).is_some());
+        bench.write(PROGRAM, "another");
         provide_program(&bench.node()).unwrap();
         assert_eq!(
-            bench.text(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(),
+            bench.read(&format!("{SHARED}/ocp_dtk_entrypoint")).unwrap(),
             "program",
             "kept, because it may be running"
         );
-        let mut built = || assert!(bench.text(&format!("{SHARED}/driver_built")).is_some());
+        let mut built = || assert!(bench.read(&format!("{SHARED}/driver_built")).is_some());
         wait(&bench.node(), &mut EndsWhenReady(&mut built)).unwrap();
     }
 

@@ -57,14 +57,14 @@ impl Missing {
     }
 }
 
-/// Decides the next action. `against` is the `ib_core` that the module was loaded against, if known.
-pub(crate) fn decide(owner: Owner, observed: &Observation, against: Option<&str>) -> Step {
+/// Decides the next action. `loaded_against` is the `ib_core` that the module was loaded against, if known.
+pub(crate) fn decide(owner: Owner, observed: &Observation, loaded_against: Option<&str>) -> Step {
     match Missing::of(observed) {
         Some(missing) if observed.loaded && owner == Owner::ThisContainer => Step::Release(missing),
         Some(missing) => Step::Wait(missing),
         None if !observed.loaded => Step::Load,
         // A module that uses ib_core prevents its replacement. This module does not use it, so it must be reloaded.
-        None if against.is_some() && observed.ib_core.is_some() && against != observed.ib_core.as_deref() => {
+        None if loaded_against.is_some() && observed.ib_core.is_some() && loaded_against != observed.ib_core.as_deref() => {
             Step::Reload
         }
         None => Step::Keep,
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn it_waits_for_both_drivers() {
+    fn waits_for_both_drivers() {
         let step = |ofed, gpu| decide(Owner::DriverContainers, &observed(ofed, gpu, false), None);
         assert_eq!(step(false, false), Step::Wait(Missing::Both));
         assert_eq!(step(true, false), Step::Wait(Missing::Gpu));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn who_else_unloads_it_is_left_to_do_so() {
+    fn modules_of_other_owners_are_not_unloaded() {
         assert_eq!(decide(Owner::DriverContainers, &observed(false, true, true), None), Step::Wait(Missing::Ofed));
         assert_eq!(decide(Owner::ThisContainer, &observed(false, true, true), None), Step::Release(Missing::Ofed));
         assert_eq!(decide(Owner::ThisContainer, &observed(true, false, true), None), Step::Release(Missing::Gpu));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn another_ib_core_wants_it_loaded_again() {
+    fn another_ib_core_requires_a_reload() {
         let there = observed(true, true, true);
         assert_eq!(decide(Owner::DriverContainers, &there, Some("A")), Step::Keep);
         assert_eq!(decide(Owner::DriverContainers, &there, None), Step::Keep);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_acts_while_a_driver_is_away() {
+    fn nothing_is_loaded_while_a_driver_is_missing() {
         for owner in [Owner::DriverContainers, Owner::ThisContainer] {
             for (ofed, gpu) in [(false, true), (true, false), (false, false)] {
                 for loaded in [false, true] {

@@ -19,24 +19,24 @@ fn bench() -> Bench {
         [(PF, "enp8s0f0", "00:00:00:00:00:01"), (VF, "enp8s0f0v0", "02:00:00:00:00:02")]
     {
         let interface = format!("{device}/net/{name}");
-        bench.file(&format!("{device}/vendor"), "0x15b3\n");
-        bench.file(&format!("{interface}/address"), &format!("{mac}\n"));
-        bench.file(&format!("{interface}/flags"), "0x1003\n");
-        bench.file(&format!("{interface}/mtu"), "9000\n");
+        bench.write(&format!("{device}/vendor"), "0x15b3\n");
+        bench.write(&format!("{interface}/address"), &format!("{mac}\n"));
+        bench.write(&format!("{interface}/flags"), "0x1003\n");
+        bench.write(&format!("{interface}/mtu"), "9000\n");
         link(&bench, device, &format!("{interface}/device"));
         link(&bench, &interface, &format!("/sys/class/net/{name}"));
         link(&bench, "/sys/bus/pci/drivers/mlx5_core", &format!("{device}/driver"));
         let pci = device.rsplit('/').next().unwrap();
         link(&bench, device, &format!("/sys/bus/pci/drivers/mlx5_core/{pci}"));
     }
-    bench.file(&format!("{PF}/sriov_numvfs"), "1\n");
-    bench.file(&format!("{VF}/infiniband/mlx5_2/node_guid"), "0011:2233:4455:6677\n");
-    bench.file("/sys/bus/pci/drivers/mlx5_core/bind", "");
-    bench.file("/sys/bus/pci/drivers/mlx5_core/unbind", "");
+    bench.write(&format!("{PF}/sriov_numvfs"), "1\n");
+    bench.write(&format!("{VF}/infiniband/mlx5_2/node_guid"), "0011:2233:4455:6677\n");
+    bench.write("/sys/bus/pci/drivers/mlx5_core/bind", "");
+    bench.write("/sys/bus/pci/drivers/mlx5_core/unbind", "");
     link(&bench, VF, &format!("{PF}/virtfn0"));
     link(&bench, PF, &format!("{VF}/physfn"));
     // A device of another driver.
-    bench.file("/sys/bus/pci/drivers/ice/0000:09:00.0/net/eth0/mtu", "1500\n");
+    bench.write("/sys/bus/pci/drivers/ice/0000:09:00.0/net/eth0/mtu", "1500\n");
     bench
 }
 
@@ -45,12 +45,12 @@ const REPRESENTOR: &str = "/sys/class/net/a_representor";
 /// Creates the representor of the virtual function, as in switchdev mode. Its directory is below the physical
 /// function's device.
 fn representor(bench: &Bench) {
-    bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
+    bench.write(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
     let interface = format!("{PF}/net/a_representor");
     for (file, text) in
         [("phys_switch_id", "ec0d9a"), ("phys_port_name", "pf0vf0"), ("mtu", "9000"), ("flags", "0x1003")]
     {
-        bench.file(&format!("{interface}/{file}"), text);
+        bench.write(&format!("{interface}/{file}"), text);
     }
     link(bench, &interface, REPRESENTOR);
 }
@@ -75,18 +75,18 @@ fn saved(bench: &Bench) -> State {
 
 /// Changes the state as a reload of the driver does.
 fn reload(bench: &Bench) {
-    bench.file(&format!("{PF}/sriov_numvfs"), "0\n");
-    bench.file(&format!("{PF}/net/enp8s0f0/mtu"), "1500\n");
-    bench.file(&format!("{PF}/net/enp8s0f0/flags"), "0x1002\n");
-    bench.file(&format!("{VF}/net/enp8s0f0v0/mtu"), "1500\n");
-    bench.file(&format!("{VF}/net/enp8s0f0v0/flags"), "0x1002\n");
+    bench.write(&format!("{PF}/sriov_numvfs"), "0\n");
+    bench.write(&format!("{PF}/net/enp8s0f0/mtu"), "1500\n");
+    bench.write(&format!("{PF}/net/enp8s0f0/flags"), "0x1002\n");
+    bench.write(&format!("{VF}/net/enp8s0f0v0/mtu"), "1500\n");
+    bench.write(&format!("{VF}/net/enp8s0f0v0/flags"), "0x1002\n");
 }
 
 #[test]
-fn a_device_is_after_a_reload_what_it_was() {
+fn a_device_is_restored_after_a_reload() {
     let bench = bench();
     for file in ["mac", "node", "port"] {
-        bench.file(&format!("{PF}/sriov/0/{file}"), "");
+        bench.write(&format!("{PF}/sriov/0/{file}"), "");
     }
     let node = bench.node();
     let state = saved(&bench);
@@ -94,7 +94,7 @@ fn a_device_is_after_a_reload_what_it_was() {
     assert_eq!(State::parse(&state.to_text()), state);
     reload(&bench);
     state.restore(&node, 4, FRESH);
-    let text = |path: String| bench.text(&path).unwrap();
+    let text = |path: String| bench.read(&path).unwrap();
     assert_eq!(text(format!("{PF}/sriov_numvfs")), "1");
     assert_eq!(text(format!("{PF}/net/enp8s0f0/mtu")), "9000");
     assert_eq!(text(format!("{PF}/net/enp8s0f0/flags")), "0x1003");
@@ -108,24 +108,24 @@ fn a_device_is_after_a_reload_what_it_was() {
 }
 
 #[test]
-fn a_device_without_virtual_functions_keeps_what_it_has() {
+fn a_device_without_virtual_functions_is_restored() {
     let bench = bench();
     fs::remove_file(bench.at(&format!("{PF}/sriov_numvfs"))).unwrap();
     let mode = format!("{PF}/net/enp8s0f0/compat/devlink/mode");
-    bench.file(&mode, "switchdev\n");
+    bench.write(&mode, "switchdev\n");
     let node = bench.node();
     let state = State::parse(&saved(&bench).to_text());
     assert_eq!(state.summary(), "1 device(s), 0 virtual function(s), 0 devlink parameter(s)");
     reload(&bench);
-    bench.file(&mode, "legacy");
+    bench.write(&mode, "legacy");
     state.restore(&node, 4, FRESH);
-    let text = |file: &str| bench.text(&format!("{PF}/{file}")).unwrap();
+    let text = |file: &str| bench.read(&format!("{PF}/{file}")).unwrap();
     assert_eq!((text("net/enp8s0f0/mtu"), text("net/enp8s0f0/flags")), ("9000".into(), "0x1003".into()));
-    assert_eq!((bench.text(&mode).unwrap(), text("sriov_numvfs")), ("switchdev".into(), "0\n".into()));
+    assert_eq!((bench.read(&mode).unwrap(), text("sriov_numvfs")), ("switchdev".into(), "0\n".into()));
 }
 
 #[test]
-fn what_sysfs_cannot_do_is_said() {
+fn settings_that_sysfs_cannot_restore_are_logged() {
     let bench = bench();
     representor(&bench);
     let state = saved(&bench);
@@ -140,7 +140,7 @@ fn what_sysfs_cannot_do_is_said() {
 #[test]
 fn a_switch_in_legacy_mode_stays_in_it() {
     let bench = bench();
-    bench.file(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
+    bench.write(&format!("{PF}/net/enp8s0f0/phys_switch_id"), "ec0d9a\n");
     assert!(!saved(&bench).physical[0].switchdev);
     representor(&bench);
     assert!(saved(&bench).physical[0].switchdev);
@@ -150,10 +150,10 @@ fn a_switch_in_legacy_mode_stays_in_it() {
 
 /// Values present when the driver was loaded do not count as settings until the driver is loaded again.
 #[test]
-fn what_the_driver_came_with_is_known_as_long_as_it_stays() {
+fn fresh_parameters_are_known_until_the_driver_is_unloaded() {
     let bench = bench();
     let module = "/sys/module/mlx5_core/srcversion";
-    bench.file(module, "");
+    bench.write(module, "");
     devlink(&bench, "legacy", "true");
     let values = || saved(&bench).parameters.into_iter().map(|found| found.value).collect::<Vec<_>>();
     assert_eq!(values(), ["true"], "the user may have set the value");
@@ -163,7 +163,7 @@ fn what_the_driver_came_with_is_known_as_long_as_it_stays() {
     assert_eq!(values(), ["false"]);
     // The directory of the previous load still exists, so its inode number is not reused.
     fs::rename(bench.at("/sys/module/mlx5_core"), bench.at("/sys/gone")).unwrap();
-    bench.file(module, "");
+    bench.write(module, "");
     devlink(&bench, "legacy", "true");
     assert_eq!(values(), ["true"]);
 }
@@ -171,40 +171,40 @@ fn what_the_driver_came_with_is_known_as_long_as_it_stays() {
 /// A container that fails before it unloads the driver leaves its saved state behind. That state must not overwrite
 /// later changes.
 #[test]
-fn what_was_kept_of_the_driver_that_is_still_there_says_nothing() {
+fn saved_state_is_ignored_while_the_driver_stays_loaded() {
     const KEPT: &str = "/run/mellanox/drivers/.sriov";
     let bench = bench();
-    bench.file("/sys/module/mlx5_core/srcversion", "");
+    bench.write("/sys/module/mlx5_core/srcversion", "");
     let state = saved(&bench);
     state.save(&bench.node(), KEPT).unwrap();
     assert_eq!(State::load_if_unloaded(&bench.node(), KEPT), None);
     fs::rename(bench.at("/sys/module/mlx5_core"), bench.at("/sys/gone")).unwrap();
     assert_eq!(State::load_if_unloaded(&bench.node(), KEPT).as_ref(), Some(&state));
-    bench.file("/sys/module/mlx5_core/srcversion", "");
+    bench.write("/sys/module/mlx5_core/srcversion", "");
     assert_eq!(State::load_if_unloaded(&bench.node(), KEPT), Some(state));
 }
 
 #[test]
-fn a_switch_comes_back_with_its_parameters_and_representors() {
+fn a_switch_is_restored_with_its_parameters_and_representors() {
     let bench = bench();
     representor(&bench);
     devlink(&bench, "switchdev", "true");
     let state = saved(&bench);
     assert_eq!(State::parse(&state.to_text()), state);
     reload(&bench);
-    bench.file(&format!("{REPRESENTOR}/mtu"), "1500");
-    bench.file(&format!("{REPRESENTOR}/flags"), "0x1002");
+    bench.write(&format!("{REPRESENTOR}/mtu"), "1500");
+    bench.write(&format!("{REPRESENTOR}/flags"), "0x1002");
     devlink(&bench, "legacy", "false");
     state.restore(&bench.node(), 4, FRESH);
     let wanted = "dev param set pci/0000:08:00.0 name enable_x value true cmode runtime\n\
                   dev eswitch set pci/0000:08:00.0 mode switchdev\n";
-    assert_eq!(bench.text("/asked").unwrap(), wanted);
-    assert_eq!(bench.text(&format!("{REPRESENTOR}/mtu")).unwrap(), "9000");
-    assert_eq!(bench.text(&format!("{REPRESENTOR}/flags")).unwrap(), "0x1003");
+    assert_eq!(bench.read("/asked").unwrap(), wanted);
+    assert_eq!(bench.read(&format!("{REPRESENTOR}/mtu")).unwrap(), "9000");
+    assert_eq!(bench.read(&format!("{REPRESENTOR}/flags")).unwrap(), "0x1003");
 }
 
 #[test]
-fn a_device_that_does_not_come_up_is_waited_for_and_said() {
+fn a_missing_interface_is_waited_for_and_logged() {
     let bench = bench();
     let state = saved(&bench);
     fs::remove_dir_all(bench.at(&format!("{PF}/net"))).unwrap();
@@ -217,16 +217,16 @@ fn a_device_that_does_not_come_up_is_waited_for_and_said() {
 #[test]
 fn virtual_functions_do_not_need_an_interface() {
     let bench = bench();
-    bench.file(&format!("{PF}/sriov/0/mac"), "");
+    bench.write(&format!("{PF}/sriov/0/mac"), "");
     fs::remove_dir_all(bench.at(&format!("{PF}/net"))).unwrap();
     let state = saved(&bench);
     assert_eq!(state.summary(), "1 device(s), 1 virtual function(s), 0 devlink parameter(s)");
     assert_eq!(State::parse(&state.to_text()), state);
-    bench.file(&format!("{PF}/sriov_numvfs"), "0\n");
+    bench.write(&format!("{PF}/sriov_numvfs"), "0\n");
     state.restore(&bench.node(), 4, FRESH);
-    assert_eq!(bench.text(&format!("{PF}/sriov_numvfs")).unwrap(), "1");
-    assert_eq!(bench.text(&format!("{PF}/sriov/0/mac")).unwrap(), "02:00:00:00:00:02");
-    assert_eq!(bench.text("/sys/bus/pci/drivers/mlx5_core/bind").unwrap(), "0000:08:00.2");
+    assert_eq!(bench.read(&format!("{PF}/sriov_numvfs")).unwrap(), "1");
+    assert_eq!(bench.read(&format!("{PF}/sriov/0/mac")).unwrap(), "02:00:00:00:00:02");
+    assert_eq!(bench.read("/sys/bus/pci/drivers/mlx5_core/bind").unwrap(), "0000:08:00.2");
     assert_eq!(bench.log(), "INFO  restored pci/0000:08:00.0 with 1 virtual function(s)");
     assert_eq!(bench.kernel.pauses.get(), 0);
 }
@@ -235,14 +235,14 @@ fn virtual_functions_do_not_need_an_interface() {
 #[test]
 fn interfaces_are_set_up_when_udev_has_named_them() {
     let bench = bench();
-    bench.file("/run/udev/control", "");
+    bench.write("/run/udev/control", "");
     for (interface, number) in [(format!("{PF}/net/enp8s0f0"), 7), (format!("{VF}/net/enp8s0f0v0"), 8)] {
-        bench.file(&format!("{interface}/ifindex"), &format!("{number}\n"));
-        bench.file(&format!("/run/udev/data/n{number}"), "E:ID_NET_NAME=x\n");
+        bench.write(&format!("{interface}/ifindex"), &format!("{number}\n"));
+        bench.write(&format!("/run/udev/data/n{number}"), "E:ID_NET_NAME=x\n");
     }
     let state = saved(&bench);
     reload(&bench);
-    bench.file("/run/udev/data/n7", "E:ID_RENAMING=1\n");
+    bench.write("/run/udev/data/n7", "E:ID_RENAMING=1\n");
     let [before, after] = ["eth0", "enp8s0f0"].map(|name| bench.at(&format!("{PF}/net/{name}")));
     fs::rename(&after, &before).unwrap();
     let data = bench.at("/run/udev/data/n7");
@@ -254,19 +254,19 @@ fn interfaces_are_set_up_when_udev_has_named_them() {
     })));
     state.restore(&bench.node(), 4, FRESH);
     assert_eq!(bench.kernel.pauses.get(), 1);
-    let text = |file: &str| bench.text(&format!("{PF}/net/enp8s0f0/{file}"));
+    let text = |file: &str| bench.read(&format!("{PF}/net/enp8s0f0/{file}"));
     assert_eq!((text("mtu").as_deref(), text("flags").as_deref()), (Some("9000"), Some("0x1003")));
 }
 
 #[test]
-fn text_of_another_form_is_left_out() {
+fn text_in_another_format_is_ignored() {
     assert!(State::parse("physical pci/../../x true 1500 false 1\nphysical pci true 1500 false 1\nvirtual 0000:08:00.2 true 1 - -\n").is_empty());
 }
 
 /// An `ip` program whose node has these addresses and routes, and which records the changes that it is asked for.
 fn ip(bench: &Bench, addresses: &str, routes: &str) {
-    bench.file("/addresses", addresses);
-    bench.file("/routes", routes);
+    bench.write("/addresses", addresses);
+    bench.write("/routes", routes);
     let [addresses, routes, asked] =
         ["/addresses", "/routes", "/asked"].map(|path| bench.at(path).display().to_string());
     bench.program(
@@ -290,13 +290,13 @@ default via 10.9.0.1 proto static metric 100 linkdown
 ";
 
 #[test]
-fn what_no_network_manager_restores_is_restored() {
+fn settings_that_no_network_manager_restores_are_restored() {
     let bench = bench();
-    bench.file(&format!("{PF}/sriov/0/mac"), "");
+    bench.write(&format!("{PF}/sriov/0/mac"), "");
     ip(&bench, ADDRESSES, ROUTES);
-    bench.file("/sys/class/net/bond0/bonding/slaves", "enp8s0f0\n");
+    bench.write("/sys/class/net/bond0/bonding/slaves", "enp8s0f0\n");
     link(&bench, "/sys/class/net/bond0", &format!("{PF}/net/enp8s0f0/master"));
-    bench.file(
+    bench.write(
         "/proc/1/net/vlan/config",
         "VLAN Dev name | VLAN ID\nName-Type: VLAN_NAME_TYPE_RAW_PLUS_VID_NO_PAD\nenp8s0f0.7 | 7 | enp8s0f0\neth1.8 | 8 | eth1\n",
     );
@@ -307,9 +307,9 @@ fn what_no_network_manager_restores_is_restored() {
     fs::remove_file(bench.at(&format!("{PF}/net/enp8s0f0/master"))).unwrap();
     reload(&bench);
     state.restore(&bench.node(), 1, "/run/fresh");
-    assert_eq!(bench.text("/sys/class/net/bond0/bonding/slaves").as_deref(), Some("+enp8s0f0"));
+    assert_eq!(bench.read("/sys/class/net/bond0/bonding/slaves").as_deref(), Some("+enp8s0f0"));
     assert_eq!(
-        bench.text("/asked").unwrap(),
+        bench.read("/asked").unwrap(),
         "link add link enp8s0f0 name enp8s0f0.7 type vlan id 7\nlink set enp8s0f0.7 up\n\
          address replace 10.9.0.2/24 brd 10.9.0.255 dev enp8s0f0\n\
          -4 route replace default via 10.9.0.1 proto static metric 100 dev enp8s0f0\n"
@@ -319,16 +319,16 @@ fn what_no_network_manager_restores_is_restored() {
 }
 
 #[test]
-fn what_a_network_manager_restores_is_left_to_it() {
+fn settings_that_a_network_manager_restores_are_left_to_it() {
     let bench = bench();
-    bench.file(&format!("{PF}/sriov/0/mac"), "");
+    bench.write(&format!("{PF}/sriov/0/mac"), "");
     ip(&bench, ADDRESSES, ROUTES);
     let state = saved(&bench);
     reload(&bench);
     // It adds the same addresses and routes, with a metric of its own.
     ip(&bench, ADDRESSES, &ROUTES.replace("metric 100", "metric 5"));
     state.restore(&bench.node(), 1, "/run/fresh");
-    assert_eq!(bench.text("/asked"), None, "{}", bench.log());
+    assert_eq!(bench.read("/asked"), None, "{}", bench.log());
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn addresses_are_set_by_ip_where_the_driver_has_no_files() {
     let state = saved(&bench);
     reload(&bench);
     state.restore(&bench.node(), 1, FRESH);
-    assert_eq!(bench.text("/asked").as_deref(), Some("link set dev enp8s0f0 vf 0 mac 02:00:00:00:00:02\n"));
+    assert_eq!(bench.read("/asked").as_deref(), Some("link set dev enp8s0f0 vf 0 mac 02:00:00:00:00:02\n"));
     assert!(!bench.log().contains("WARN"), "{}", bench.log());
 }
 
@@ -353,15 +353,15 @@ fn a_function_for_virtual_machines_gets_its_driver_back() {
     // The kernel creates the functions again, and binds them to the driver of the device.
     fs::remove_file(bench.at(&driver)).unwrap();
     link(&bench, "/sys/bus/pci/drivers/mlx5_core", &driver);
-    bench.file(&format!("{VF}/driver_override"), "(null)\n");
-    bench.file("/sys/bus/pci/drivers_probe", "");
+    bench.write(&format!("{VF}/driver_override"), "(null)\n");
+    bench.write("/sys/bus/pci/drivers_probe", "");
     state.restore(&bench.node(), 1, FRESH);
-    assert_eq!(bench.text(&format!("{VF}/driver_override")).as_deref(), Some("vfio-pci"));
-    assert_eq!(bench.text("/sys/bus/pci/drivers_probe").as_deref(), Some("0000:08:00.2"));
+    assert_eq!(bench.read(&format!("{VF}/driver_override")).as_deref(), Some("vfio-pci"));
+    assert_eq!(bench.read("/sys/bus/pci/drivers_probe").as_deref(), Some("0000:08:00.2"));
 }
 
 #[test]
-fn what_is_lost_with_the_driver_is_named() {
+fn settings_lost_with_the_driver_are_named() {
     let bench = bench();
     assert_eq!(State::unrestorable(&bench.node()), [""; 0]);
     let functions = "3: enp8s0f0: <BROADCAST>\n    vf 0     link/ether 02:00:00:00:00:02 brd ff:ff:ff:ff:ff:ff, vlan 5, spoof checking off, trust off\n    \
@@ -372,8 +372,8 @@ fn what_is_lost_with_the_driver_is_named() {
     fs::create_dir_all(bench.at("/sys/class/net/br0")).unwrap();
     link(&bench, "/sys/class/net/br0", &format!("{PF}/net/enp8s0f0/master"));
     for (name, file, text) in [("ib0", "mode", "connected\n"), ("ib0.8001", "parent", "ib0\n")] {
-        bench.file(&format!("/sys/class/net/{name}/type"), "32\n");
-        bench.file(&format!("/sys/class/net/{name}/{file}"), text);
+        bench.write(&format!("/sys/class/net/{name}/type"), "32\n");
+        bench.write(&format!("/sys/class/net/{name}/{file}"), text);
     }
     assert_eq!(
         State::unrestorable(&bench.node()),

@@ -10,9 +10,9 @@ const SAVED: &str = "/run/mellanox/drivers/.sriov";
 
 /// Creates an interface of a device with the mlx5_core driver, as udev knows it.
 fn interface(bench: &Bench, name: &str) {
-    bench.file("/sys/class/net/eth0/device/vendor", "0x15b3\n");
-    bench.file("/sys/class/net/eth0/ifindex", "3\n");
-    bench.file("/run/udev/data/n3", &format!("I:1\nE:ID_NET_NAME_PATH={name}\n"));
+    bench.write("/sys/class/net/eth0/device/vendor", "0x15b3\n");
+    bench.write("/sys/class/net/eth0/ifindex", "3\n");
+    bench.write("/run/udev/data/n3", &format!("I:1\nE:ID_NET_NAME_PATH={name}\n"));
 }
 
 #[test]
@@ -21,29 +21,29 @@ fn interfaces_keep_names_without_ports() {
     for (name, written) in [("enp8s0f0", true), ("enp8s0f0np0", false)] {
         let bench = bench();
         interface(&bench, name);
-        live(&bench, &settings(&[("CREATE_IFNAMES_UDEV", "true")]), || {
-            assert_eq!(bench.text(RULES).is_some(), written, "{name}");
+        run_container(&bench, &settings(&[("CREATE_IFNAMES_UDEV", "true")]), || {
+            assert_eq!(bench.read(RULES).is_some(), written, "{name}");
         })
         .unwrap();
-        assert_eq!(bench.text(RULES), None, "{name}");
+        assert_eq!(bench.read(RULES), None, "{name}");
     }
     let bench = bench();
     interface(&bench, "enp8s0f0");
-    live(&bench, &settings(&[]), || assert_eq!(bench.text(RULES), None)).unwrap();
+    run_container(&bench, &settings(&[]), || assert_eq!(bench.read(RULES), None)).unwrap();
 }
 
 /// Creates a device with virtual functions, which disappear when its driver is unloaded.
 fn device(bench: &Bench) {
-    bench.file(&format!("{DEVICE}/net/ens1/mtu"), "9000\n");
-    bench.file("/sys/bus/pci/devices/0000:08:00.2/vendor", "0x15b3\n");
-    bench.file("/sys/bus/pci/drivers/mlx5_core/bind", "");
+    bench.write(&format!("{DEVICE}/net/ens1/mtu"), "9000\n");
+    bench.write("/sys/bus/pci/devices/0000:08:00.2/vendor", "0x15b3\n");
+    bench.write("/sys/bus/pci/drivers/mlx5_core/bind", "");
     for (to, at) in [
         (DEVICE, "/sys/bus/pci/drivers/mlx5_core/0000:08:00.0"),
         ("/sys/bus/pci/devices/0000:08:00.2", &format!("{DEVICE}/virtfn0")),
     ] {
         symlink(bench.at(to), bench.at(at)).unwrap();
     }
-    bench.file(NUMBER, "1");
+    bench.write(NUMBER, "1");
     let number = bench.at(NUMBER);
     bench.kernel.after_unload.replace(Some(Box::new(move |_, name| {
         if name == "mlx5_core" {
@@ -58,18 +58,18 @@ fn virtual_functions_outlive_a_container_that_is_killed_between_two_drivers() {
     device(&bench);
     // State that was saved before the driver was unloaded must not overwrite later changes.
     for (call, saved, later, then) in [(1, "2", "1", "1"), (6, "1", "0", "1")] {
-        bench.file(NUMBER, saved);
+        bench.write(NUMBER, saved);
         // The sixth call unloads the in-tree mlx5_core.
         bench.kernel.killed_at.set(Some((call, true)));
-        assert!(catch_unwind(AssertUnwindSafe(|| live(&bench, &settings(&[]), || {}))).is_err());
+        assert!(catch_unwind(AssertUnwindSafe(|| run_container(&bench, &settings(&[]), || {}))).is_err());
         bench.kernel.killed_at.set(None);
-        assert!(bench.text(SAVED).is_some());
-        bench.file(NUMBER, later);
-        live(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
-            assert_eq!(bench.text(NUMBER).as_deref(), Some(then), "{call}");
+        assert!(bench.read(SAVED).is_some());
+        bench.write(NUMBER, later);
+        run_container(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
+            assert_eq!(bench.read(NUMBER).as_deref(), Some(then), "{call}");
         })
         .unwrap();
-        assert_eq!(bench.text(SAVED), None);
+        assert_eq!(bench.read(SAVED), None);
     }
 }
 
@@ -79,8 +79,8 @@ fn virtual_functions_come_back_where_the_root_is_exposed() {
     let bench = bench();
     device(&bench);
     let settings = Settings::read(&["--expose-root"], |_| None).unwrap();
-    live(&bench, &settings, || assert_eq!(bench.text(NUMBER).as_deref(), Some("1"))).unwrap();
-    assert_eq!(bench.text(SAVED), None);
+    run_container(&bench, &settings, || assert_eq!(bench.read(NUMBER).as_deref(), Some("1"))).unwrap();
+    assert_eq!(bench.read(SAVED), None);
 }
 
 /// An InfiniBand node with the host's and the image's IPoIB module. Unloading either resets the interface.
@@ -89,7 +89,7 @@ fn with_ipoib() -> Bench {
     device(&bench);
     bench.host_module("ib_ipoib", "ib_core");
     bench.image_module("ib_ipoib", "ib_core");
-    bench.loaded_from_host(&["ib_ipoib"]);
+    bench.load_from_host(&["ib_ipoib"]);
     let (interface, number) = (bench.at(&format!("{DEVICE}/net/ens1")), bench.at(NUMBER));
     set_up(&bench);
     bench.kernel.after_unload.replace(Some(Box::new(move |_, name| match name {
@@ -104,20 +104,20 @@ fn with_ipoib() -> Bench {
 }
 
 fn set_up(bench: &Bench) {
-    bench.file(&format!("{DEVICE}/net/ens1/mtu"), "4092");
-    bench.file(&format!("{DEVICE}/net/ens1/flags"), "0x1003");
+    bench.write(&format!("{DEVICE}/net/ens1/mtu"), "4092");
+    bench.write(&format!("{DEVICE}/net/ens1/flags"), "0x1003");
 }
 
 fn is_up(bench: &Bench) {
-    let text = |file: &str| bench.text(&format!("{DEVICE}/net/ens1/{file}")).unwrap();
+    let text = |file: &str| bench.read(&format!("{DEVICE}/net/ens1/{file}")).unwrap();
     assert_eq!((text("mtu"), text("flags")), ("4092".to_owned(), "0x1003".to_owned()), "{}", bench.log());
 }
 
 /// A process that this container cannot see has the device open, so the reference is never dropped.
 #[test]
-fn what_nothing_else_will_give_up_is_found_before_interfaces_go() {
+fn modules_in_use_are_found_before_interfaces_go_down() {
     let bench = with_ipoib();
-    bench.held("mlx5_ib", 1);
+    bench.set_references("mlx5_ib", 1);
     let refusal = refusal(&bench, &[]);
     assert!(refusal.starts_with("unload mlx5_ib: 1 reference(s) that no module holds"), "{refusal}");
     assert!(bench.kernel.pauses.get() > 0, "the check retries, because the reference may be dropped soon");
@@ -125,39 +125,39 @@ fn what_nothing_else_will_give_up_is_found_before_interfaces_go() {
 }
 
 #[test]
-fn interfaces_that_went_come_back_as_they_were_where_the_drivers_stay() {
+fn interfaces_are_restored_if_the_drivers_stay() {
     let bench = with_ipoib();
-    bench.held("ib_core", 1);
+    bench.set_references("ib_core", 1);
     let refusal = refusal(&bench, &[]);
     assert!(refusal.starts_with("unload ib_core: 1 reference(s)"), "{refusal}");
     assert!(bench.calls().contains(&"load ib_ipoib of the host".to_owned()));
     is_up(&bench);
     // No function is bound again: the driver was not unloaded, and its functions may be in use.
-    assert_eq!(bench.text("/sys/bus/pci/drivers/mlx5_core/bind").as_deref(), Some(""));
+    assert_eq!(bench.read("/sys/bus/pci/drivers/mlx5_core/bind").as_deref(), Some(""));
 
     // The same at the stop, with the image's modules.
-    bench.held("ib_core", 0);
+    bench.set_references("ib_core", 0);
     let restoring = settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]);
-    let error = live(&bench, &restoring, || {
+    let error = run_container(&bench, &restoring, || {
         is_up(&bench);
-        bench.held("ib_core", 1);
+        bench.set_references("ib_core", 1);
     });
     assert!(error.unwrap_err().to_string().starts_with("unload ib_core: 1 reference(s)"));
-    assert!(bench.loaded().contains(&"image-ib_ipoib".to_owned()));
+    assert!(bench.loaded_versions().contains(&"image-ib_ipoib".to_owned()));
     is_up(&bench);
 }
 
 #[test]
-fn what_does_not_come_back_keeps_no_setting_away() {
+fn settings_are_restored_although_a_module_is_not() {
     let bench = bench();
     device(&bench);
-    let error = live(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
-        bench.kernel.refuses.borrow_mut().insert("ib_core of the host".to_owned(), Errno::NODEV);
+    let error = run_container(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
+        bench.kernel.load_errors.borrow_mut().insert("ib_core of the host".to_owned(), Errno::NODEV);
     });
     assert!(error.unwrap_err().to_string().starts_with("load ib_core from /host"));
-    assert!(bench.loaded().contains(&"host-mlx5_core".to_owned()), "{}", bench.log());
-    assert_eq!(bench.text(NUMBER).as_deref(), Some("1"));
-    assert!(bench.text("/run/mellanox/drivers/.replaced").is_some(), "the next container tries again");
+    assert!(bench.loaded_versions().contains(&"host-mlx5_core".to_owned()), "{}", bench.log());
+    assert_eq!(bench.read(NUMBER).as_deref(), Some("1"));
+    assert!(bench.read("/run/mellanox/drivers/.replaced").is_some(), "the next container tries again");
 }
 
 /// Without a driver, the saved settings are left to the next container.
@@ -166,14 +166,14 @@ fn settings_wait_for_a_driver() {
     let bench = bench();
     device(&bench);
     let refused = |bench: &Bench, errno: Option<Errno>| {
-        let mut refuses = bench.kernel.refuses.borrow_mut();
+        let mut refuses = bench.kernel.load_errors.borrow_mut();
         refuses.clear();
         refuses.extend(errno.map(|errno| ("mlx5_core".to_owned(), errno)));
     };
     refused(&bench, Some(Errno::NODEV));
     refusal(&bench, &[]);
-    assert!(bench.text(SAVED).is_some());
+    assert!(bench.read(SAVED).is_some());
     refused(&bench, None);
-    live(&bench, &settings(&[]), || assert_eq!(bench.text(NUMBER).as_deref(), Some("1"))).unwrap();
-    assert_eq!(bench.text(SAVED), None);
+    run_container(&bench, &settings(&[]), || assert_eq!(bench.read(NUMBER).as_deref(), Some("1"))).unwrap();
+    assert_eq!(bench.read(SAVED), None);
 }

@@ -38,15 +38,15 @@ fn bench() -> Bench {
     for (name, depends) in [("ib_core", ""), ("mlx5_core", ""), ("nvidia", "")] {
         bench.host_module(name, depends);
     }
-    bench.loaded_from_host(&["ib_core", "mlx5_core", "nvidia"]);
+    bench.load_from_host(&["ib_core", "mlx5_core", "nvidia"]);
     bench.image_module("nvidia_peermem", "nvidia,ib_core");
     bench.image_module("nv_peer_mem", "nvidia,ib_core");
     bench
 }
 
 fn ready(bench: &Bench) {
-    bench.file(state::OFED_READY, "");
-    bench.file(state::PROBED, "");
+    bench.write(state::OFED_READY, "");
+    bench.write(state::PROBE_FILE, "");
 }
 
 fn remove(bench: &Bench, path: &str) {
@@ -56,19 +56,19 @@ fn remove(bench: &Bench, path: &str) {
 #[test]
 fn nvidia_peermem_is_loaded_once_both_drivers_are_ready_and_stays() {
     let bench = bench();
-    bench.file("/drivers/nvidia-peermem.conf", "peerdirect_support=1");
+    bench.write("/drivers/nvidia-peermem.conf", "peerdirect_support=1");
     let calls = RefCell::new(vec![]);
     let look = || calls.borrow_mut().push(bench.calls());
     let mut story = story(vec![
         Box::new(|| {}),
-        Box::new(|| bench.file(state::OFED_READY, "")),
-        Box::new(|| bench.file(state::PROBED, "")),
+        Box::new(|| bench.write(state::OFED_READY, "")),
+        Box::new(|| bench.write(state::PROBE_FILE, "")),
         Box::new(look),
     ]);
     NVIDIA_PEERMEM.run(&bench.node(), &mut story).unwrap();
     assert_eq!(*calls.borrow(), [["load nvidia_peermem of the image peerdirect_support=1"]]);
     assert_eq!(bench.calls(), [""; 0], "the GPU driver's container unloads it");
-    assert!(bench.loaded().contains(&"image-nvidia_peermem".to_owned()));
+    assert!(bench.loaded_versions().contains(&"image-nvidia_peermem".to_owned()));
     let log = bench.log();
     let waits =
         ["nvidia_peermem: waiting for OFED and the GPU driver", "nvidia_peermem: waiting for the GPU driver"];
@@ -90,7 +90,7 @@ fn nvidia_peermem_comes_back_after_ofed_was_replaced() {
         Box::new(|| {}),
         Box::new(ofed_unloads),
         Box::new(nothing_yet),
-        Box::new(|| bench.file(state::OFED_READY, "")),
+        Box::new(|| bench.write(state::OFED_READY, "")),
     ]);
     NVIDIA_PEERMEM.run(&bench.node(), &mut story).unwrap();
     assert_eq!(bench.calls(), ["load nvidia_peermem of the image"]);
@@ -104,7 +104,7 @@ fn nvidia_peermem_of_another_ib_core_is_loaded_again() {
         Box::new(|| {}),
         Box::new(|| {
             bench.calls();
-            bench.file("/sys/module/ib_core/srcversion", "other\n");
+            bench.write("/sys/module/ib_core/srcversion", "other\n");
         }),
         Box::new(|| {}),
     ]);
@@ -114,23 +114,23 @@ fn nvidia_peermem_of_another_ib_core_is_loaded_again() {
 }
 
 #[test]
-fn an_ib_core_without_srcversion_is_known_by_its_link() {
+fn an_ib_core_without_srcversion_is_identified_by_its_build_id() {
     let bench = bench();
     ready(&bench);
     let note = "/sys/module/ib_core/notes/.note.gnu.build-id";
-    bench.file("/sys/module/ib_core/srcversion", "");
-    bench.file(note, "one");
+    bench.write("/sys/module/ib_core/srcversion", "");
+    bench.write(note, "one");
     let mut story = story(vec![
         Box::new(|| {}),
         Box::new(|| assert_eq!(bench.calls(), ["load nvidia_peermem of the image"])),
-        Box::new(|| bench.file(note, "two")),
+        Box::new(|| bench.write(note, "two")),
     ]);
     NVIDIA_PEERMEM.run(&bench.node(), &mut story).unwrap();
     assert_eq!(bench.calls(), ["unload nvidia_peermem", "load nvidia_peermem of the image"]);
 }
 
 #[test]
-fn one_that_is_loaded_already_is_kept() {
+fn a_loaded_module_is_kept() {
     let bench = bench();
     ready(&bench);
     NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
@@ -142,14 +142,14 @@ fn one_that_is_loaded_already_is_kept() {
 #[test]
 fn the_hosts_ofed_needs_no_ready_file() {
     let bench = bench();
-    bench.file(state::PROBED, "");
+    bench.write(state::PROBE_FILE, "");
     let host_ofed = Companion { ofed: Ofed::Host, ..NVIDIA_PEERMEM };
     host_ofed.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
     assert_eq!(bench.calls(), ["load nvidia_peermem of the image"]);
 }
 
 #[test]
-fn a_module_that_the_image_has_not_comes_from_the_gpu_drivers_root() {
+fn a_module_missing_in_the_image_comes_from_the_gpu_drivers_root() {
     let bench = bench();
     ready(&bench);
     let image = bench.at("/lib/modules");
@@ -161,11 +161,11 @@ fn a_module_that_the_image_has_not_comes_from_the_gpu_drivers_root() {
 }
 
 #[test]
-fn a_pair_that_does_not_fit_is_named_with_its_remedy() {
+fn mismatched_drivers_are_named_with_a_remedy() {
     for errno in [Errno::INVAL, Errno::NOENT] {
         let bench = bench();
         ready(&bench);
-        bench.kernel.refuses.borrow_mut().insert("nvidia_peermem".into(), errno);
+        bench.kernel.load_errors.borrow_mut().insert("nvidia_peermem".into(), errno);
         let error = NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap_err();
         assert!(error.to_string().starts_with("load nvidia_peermem from /lib/modules/"), "{error}");
         assert!(
@@ -177,11 +177,11 @@ fn a_pair_that_does_not_fit_is_named_with_its_remedy() {
 }
 
 #[test]
-fn nv_peer_mem_says_when_it_is_ready_and_goes_at_a_signal() {
+fn nv_peer_mem_writes_its_ready_file_and_is_unloaded_at_a_signal() {
     let bench = bench();
-    bench.file(READY, "left by a killed container");
+    bench.write(READY, "left by a killed container");
     let seen = RefCell::new(vec![]);
-    let look = || seen.borrow_mut().push(bench.text(READY).is_some());
+    let look = || seen.borrow_mut().push(bench.read(READY).is_some());
     let mut story = story(vec![
         Box::new(look),
         Box::new(|| {
@@ -192,12 +192,12 @@ fn nv_peer_mem_says_when_it_is_ready_and_goes_at_a_signal() {
     ]);
     NV_PEER_MEM.run(&bench.node(), &mut story).unwrap();
     assert_eq!(*seen.borrow(), [false, false, true]);
-    assert_eq!(bench.text(READY), None);
+    assert_eq!(bench.read(READY), None);
     assert_eq!(bench.calls(), ["load nv_peer_mem of the image", "unload nv_peer_mem"]);
 }
 
 #[test]
-fn nv_peer_mem_lets_go_of_a_driver_that_goes_and_comes_back_with_it() {
+fn nv_peer_mem_is_unloaded_and_loaded_again_with_its_drivers() {
     let bench = bench();
     ready(&bench);
     let mut story = story(vec![
@@ -205,12 +205,12 @@ fn nv_peer_mem_lets_go_of_a_driver_that_goes_and_comes_back_with_it() {
         Box::new(|| remove(&bench, state::OFED_READY)),
         Box::new(|| {
             assert_eq!(bench.calls(), ["load nv_peer_mem of the image", "unload nv_peer_mem"]);
-            assert_eq!(bench.text(READY), None);
+            assert_eq!(bench.read(READY), None);
             ready(&bench);
         }),
         Box::new(|| {
             assert_eq!(bench.calls(), ["load nv_peer_mem of the image"]);
-            bench.file(state::DAEMONS, "NotReady\n");
+            bench.write(state::DAEMONS_STATUS_FILE, "NotReady\n");
         }),
         Box::new(|| assert_eq!(bench.calls(), ["unload nv_peer_mem"])),
     ]);
@@ -219,18 +219,18 @@ fn nv_peer_mem_lets_go_of_a_driver_that_goes_and_comes_back_with_it() {
 }
 
 #[test]
-fn nv_peer_mem_in_use_is_tried_again_and_said() {
+fn the_unload_of_nv_peer_mem_in_use_is_retried_and_logged() {
     let bench = bench();
     ready(&bench);
     let mut story = story(vec![
         Box::new(|| {}),
         Box::new(|| {
-            bench.kernel.users.borrow_mut().insert("nv_peer_mem".into(), 1);
+            bench.kernel.references.borrow_mut().insert("nv_peer_mem".into(), 1);
             bench.host_module("other", "");
-            bench.loaded_from_host(&["other"]);
+            bench.load_from_host(&["other"]);
             remove(&bench, state::OFED_READY);
         }),
-        Box::new(|| bench.kernel.users.borrow_mut().clear()),
+        Box::new(|| bench.kernel.references.borrow_mut().clear()),
     ]);
     NV_PEER_MEM.run(&bench.node(), &mut story).unwrap();
     assert!(bench.log().contains("nv_peer_mem: unload nv_peer_mem: 1 reference(s)"), "{}", bench.log());
@@ -240,11 +240,11 @@ fn nv_peer_mem_in_use_is_tried_again_and_said() {
 #[test]
 fn manifests_without_the_ready_file_show_ofeds_sources() {
     let bench = bench();
-    bench.file(&format!("{OFED_SOURCES}/default/Module.symvers"), "");
+    bench.write(&format!("{OFED_SOURCES}/default/Module.symvers"), "");
     NV_PEER_MEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
     assert_eq!(bench.calls(), ["load nv_peer_mem of the image", "unload nv_peer_mem"]);
     // The GPU operator's pod has the ready file, and waits for it.
-    bench.file(state::PROBED, "");
+    bench.write(state::PROBE_FILE, "");
     NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
     assert_eq!(bench.calls(), [""; 0]);
 }
@@ -253,9 +253,9 @@ fn manifests_without_the_ready_file_show_ofeds_sources() {
 fn nv_peer_mem_that_does_not_load_leaves_no_ready_file() {
     let bench = bench();
     ready(&bench);
-    bench.kernel.refuses.borrow_mut().insert("nv_peer_mem".into(), Errno::NOEXEC);
+    bench.kernel.load_errors.borrow_mut().insert("nv_peer_mem".into(), Errno::NOEXEC);
     NV_PEER_MEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap_err();
-    assert_eq!(bench.text(READY), None);
+    assert_eq!(bench.read(READY), None);
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn the_ready_file_can_be_another() {
     ready(&bench);
     let peer_memory = parse(&["--ready-file", "/run/mellanox/peer/.ready"]).unwrap();
     let mut story =
-        story(vec![Box::new(|| {}), Box::new(|| assert!(bench.text("/run/mellanox/peer/.ready").is_some()))]);
+        story(vec![Box::new(|| {}), Box::new(|| assert!(bench.read("/run/mellanox/peer/.ready").is_some()))]);
     peer_memory.run(&bench.node(), &mut story).unwrap();
     assert_eq!(parse(&[]), Some(NV_PEER_MEM));
     for words in [
@@ -281,17 +281,17 @@ fn the_ready_file_can_be_another() {
 
 /// These modules need no OFED. The major number of the device file can change with each load.
 #[test]
-fn storage_and_copies_stand_upon_the_gpu_driver_alone() {
+fn gds_and_gdrcopy_depend_only_on_the_gpu_driver() {
     let install = |program| Companion::install(program, &["install"]).unwrap();
     for (program, module) in [("nvidia-gds-driver", "nvidia_fs"), ("nvidia-gdrcopy-driver", "gdrdrv")] {
         let bench = bench();
         bench.image_module(module, "nvidia");
-        bench.file("/proc/devices", "Character devices:\n  1 mem\n236 gdrdrv\n\nBlock devices:\n  7 loop\n");
-        bench.file("/dev/gdrdrv", "of another time");
-        bench.file("/run/nvidia/driver/dev/null", "");
+        bench.write("/proc/devices", "Character devices:\n  1 mem\n236 gdrdrv\n\nBlock devices:\n  7 loop\n");
+        bench.write("/dev/gdrdrv", "of another time");
+        bench.write("/run/nvidia/driver/dev/null", "");
         let mut story = story(vec![
             Box::new(|| assert_eq!(bench.calls(), [""; 0])),
-            Box::new(|| bench.file(state::DAEMONS, "Ready\n")),
+            Box::new(|| bench.write(state::DAEMONS_STATUS_FILE, "Ready\n")),
         ]);
         install(program).run(&bench.node(), &mut story).unwrap();
         let mut calls = vec![format!("load {module} of the image")];
@@ -303,7 +303,7 @@ fn storage_and_copies_stand_upon_the_gpu_driver_alone() {
     }
     let bench = bench();
     bench.image_module("gdrdrv", "nvidia");
-    bench.file(state::DAEMONS, "Ready\n");
+    bench.write(state::DAEMONS_STATUS_FILE, "Ready\n");
     let error =
         install("nvidia-gdrcopy-driver").run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap_err();
     assert!(error.to_string().contains("/proc/devices has no number for it"), "{error}");

@@ -47,9 +47,9 @@ impl Signals for EndsAt {
 
 fn bench() -> Bench {
     let bench = Bench::new();
-    bench.file("/proc/self/mountinfo", MOUNTS);
-    bench.file(SEARCH_PATH, "\n");
-    bench.file("/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "firmware");
+    bench.write("/proc/self/mountinfo", MOUNTS);
+    bench.write(SEARCH_PATH, "\n");
+    bench.write("/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "firmware");
     bench.image_module("nvidia", "");
     bench.image_module("nvidia_uvm", "nvidia");
     bench.image_module("nvidia_modeset", "nvidia,video");
@@ -63,9 +63,9 @@ fn bench() -> Bench {
 /// Adds OFED: its core module is loaded, the node has a Mellanox adapter, and OFED's ready file exists.
 fn with_ofed(bench: &Bench) {
     bench.host_module("ib_core", "");
-    bench.loaded_from_host(&["ib_core"]);
-    bench.file("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x15b3\n");
-    bench.file(state::OFED_READY, "");
+    bench.load_from_host(&["ib_core"]);
+    bench.write("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x15b3\n");
+    bench.write(state::OFED_READY, "");
 }
 
 fn digest(text: &str) -> Settings {
@@ -86,41 +86,41 @@ fn start_and_kill(bench: &Bench, settings: &Settings) {
 }
 
 fn assert_gone(bench: &Bench) {
-    assert!(bench.loaded().iter().all(|module| !module.starts_with("image-")), "{:?}", bench.loaded());
-    assert_eq!(bench.text("/proc/self/mountinfo").unwrap().trim_end(), MOUNTS.trim_end());
-    assert_eq!(bench.text(SEARCH_PATH).unwrap().trim_matches(['\0', '\n']), "");
-    for path in [state::PID_FILE, state::DAEMONS, state::PROBED, state::DIGEST] {
-        assert_eq!(bench.text(path), None, "{path}");
+    assert!(bench.loaded_versions().iter().all(|module| !module.starts_with("image-")), "{:?}", bench.loaded_versions());
+    assert_eq!(bench.read("/proc/self/mountinfo").unwrap().trim_end(), MOUNTS.trim_end());
+    assert_eq!(bench.read(SEARCH_PATH).unwrap().trim_matches(['\0', '\n']), "");
+    for path in [state::PID_FILE, state::DAEMONS_STATUS_FILE, state::PROBE_FILE, state::DIGEST_FILE] {
+        assert_eq!(bench.read(path), None, "{path}");
     }
 }
 
 #[test]
-fn the_driver_comes_and_goes_in_the_operators_order() {
+fn the_driver_is_loaded_and_unloaded_in_the_operators_order() {
     let bench = bench();
     let mut seen = None;
     let mut look = || {
-        let text = |path| bench.text(path).unwrap();
-        seen = Some((text(state::PID_FILE), text(state::DAEMONS), text(state::DIGEST), text(SEARCH_PATH)));
-        bench.file(state::PROBED, "");
+        let text = |path| bench.read(path).unwrap();
+        seen = Some((text(state::PID_FILE), text(state::DAEMONS_STATUS_FILE), text(state::DIGEST_FILE), text(SEARCH_PATH)));
+        bench.write(state::PROBE_FILE, "");
     };
     run(&bench.node(), &digest("1234"), &mut EndsWhenReady(&mut look)).unwrap();
     let pid = format!("{}\n", std::process::id());
     assert_eq!(seen, Some((pid, "Ready\n".into(), "1234\n".into(), FIRMWARE.host_path.into())));
     assert_eq!(
-        bench.text(&format!("{}/nvidia/535.1/gsp_ga10x.bin", FIRMWARE.host_path)).unwrap(),
+        bench.read(&format!("{}/nvidia/535.1/gsp_ga10x.bin", FIRMWARE.host_path)).unwrap(),
         "firmware"
     );
     let expected: Vec<&str> = LOADS.into_iter().chain(EXPOSES).chain(STOPS).collect();
     assert_eq!(bench.calls(), expected);
-    assert_eq!(bench.loaded(), LEFT);
+    assert_eq!(bench.loaded_versions(), LEFT);
     assert_gone(&bench);
 }
 
 #[test]
 fn parameters_go_to_their_module() {
     let bench = bench();
-    bench.file("/drivers/nvidia.conf", "NVreg_EnableGpuFirmware=0 NVreg_A=1\nNVreg_B=\"x y\"\n");
-    bench.file("/drivers/nvidia-uvm.conf", "uvm_debug_prints=1");
+    bench.write("/drivers/nvidia.conf", "NVreg_EnableGpuFirmware=0 NVreg_A=1\nNVreg_B=\"x y\"\n");
+    bench.write("/drivers/nvidia-uvm.conf", "uvm_debug_prints=1");
     start_and_stop(&bench, &Settings::default()).unwrap();
     let calls = bench.calls();
     let nvidia = "load nvidia of the image NVreg_EnableGpuFirmware=0 NVreg_A=1 NVreg_B=\"x y\"";
@@ -133,7 +133,7 @@ fn parameters_go_to_their_module() {
 fn bad_parameters_end_the_start_before_the_old_driver_goes() {
     let bench = bench();
     start_and_kill(&bench, &digest("1"));
-    bench.file("/drivers/nvidia.conf", "NVreg_A=\"1");
+    bench.write("/drivers/nvidia.conf", "NVreg_A=\"1");
     let error = start_and_stop(&bench, &digest("2")).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -147,18 +147,18 @@ fn an_image_that_cannot_be_loaded_leaves_the_old_driver() {
     let refused = |change: &dyn Fn(&Bench)| {
         let bench = bench();
         start_and_kill(&bench, &digest("1"));
-        let loaded = bench.loaded();
+        let loaded = bench.loaded_versions();
         change(&bench);
         let error = start_and_stop(&bench, &digest("2")).unwrap_err();
-        assert_eq!((bench.calls(), bench.loaded()), (vec![], loaded));
-        assert_eq!(bench.text(state::DAEMONS).unwrap(), "Ready\n");
+        assert_eq!((bench.calls(), bench.loaded_versions()), (vec![], loaded));
+        assert_eq!(bench.read(state::DAEMONS_STATUS_FILE).unwrap(), "Ready\n");
         error.to_string()
     };
     let modules = format!("/lib/modules/{RELEASE}");
     let error = refused(&|bench| std::fs::remove_dir_all(bench.at(&modules)).unwrap());
     let missing = format!("module nvidia is missing for kernel {RELEASE}: looked in ");
     assert!(error.starts_with(&missing), "{error}");
-    let error = refused(&|bench| bench.file(&format!("{modules}/updates/nvidia.ko"), "cut off"));
+    let error = refused(&|bench| bench.write(&format!("{modules}/updates/nvidia.ko"), "cut off"));
     assert!(error.ends_with("nvidia.ko is not a kernel module: not a 64-bit ELF file"), "{error}");
     let error = refused(&|bench| bench.image_module("nvidia_uvm", "nvidia,other"));
     let missing =
@@ -178,9 +178,9 @@ fn the_same_configuration_leaves_the_modules_alone() {
     let bench = bench();
     start_and_kill(&bench, &digest("1234"));
     // Pods start to use the driver.
-    bench.kernel.users.borrow_mut().insert("nvidia".into(), 3);
+    bench.kernel.references.borrow_mut().insert("nvidia".into(), 3);
     let mut free = || {
-        bench.kernel.users.borrow_mut().clear();
+        bench.kernel.references.borrow_mut().clear();
     };
     run(&bench.node(), &digest("1234"), &mut EndsWhenReady(&mut free)).unwrap();
     let expected: Vec<&str> =
@@ -211,15 +211,15 @@ fn a_driver_in_use_is_refused_by_who_uses_it() {
     let bench = bench();
     start_and_kill(&bench, &digest("1"));
     bench.host_module("nvidia_vgpu_vfio", "nvidia");
-    bench.loaded_from_host(&["nvidia_vgpu_vfio"]);
-    bench.kernel.users.borrow_mut().insert("nvidia_uvm".into(), 1);
-    bench.file("/proc/4711/comm", "python3\n");
-    bench.file("/proc/4711/fd/keep", "");
+    bench.load_from_host(&["nvidia_vgpu_vfio"]);
+    bench.kernel.references.borrow_mut().insert("nvidia_uvm".into(), 1);
+    bench.write("/proc/4711/comm", "python3\n");
+    bench.write("/proc/4711/fd/keep", "");
     std::os::unix::fs::symlink("/dev/nvidia-uvm", bench.at("/proc/4711/fd/5")).unwrap();
-    let loaded = bench.loaded();
+    let loaded = bench.loaded_versions();
     // The fake kernel updates reference counts when it loads a module.
     bench.host_module("other", "");
-    bench.loaded_from_host(&["other"]);
+    bench.load_from_host(&["other"]);
     let error = start_and_stop(&bench, &digest("2")).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -228,26 +228,26 @@ fn a_driver_in_use_is_refused_by_who_uses_it() {
     );
     assert!(error.hint().starts_with("stop the pods and processes that use the GPUs"));
     assert_eq!(bench.calls(), [""; 0], "nothing was touched");
-    assert!(loaded.iter().all(|module| bench.loaded().contains(module)));
+    assert!(loaded.iter().all(|module| bench.loaded_versions().contains(module)));
 }
 
 #[test]
-fn a_stop_that_is_refused_keeps_the_root_and_says_so() {
+fn a_refused_stop_keeps_the_root_and_is_logged() {
     let bench = bench();
     let mut hold = || {
-        bench.kernel.users.borrow_mut().insert("nvidia".into(), 1);
+        bench.kernel.references.borrow_mut().insert("nvidia".into(), 1);
         bench.host_module("other", "");
-        bench.loaded_from_host(&["other"]);
+        bench.load_from_host(&["other"]);
     };
     let error = run(&bench.node(), &digest("1"), &mut EndsWhenReady(&mut hold)).unwrap_err();
     assert!(error.to_string().contains("by an unknown user"), "{error}");
-    assert!(bench.text("/proc/self/mountinfo").unwrap().contains("/run/nvidia/driver"));
+    assert!(bench.read("/proc/self/mountinfo").unwrap().contains("/run/nvidia/driver"));
     assert_eq!(
-        bench.text(state::DIGEST).unwrap(),
+        bench.read(state::DIGEST_FILE).unwrap(),
         "1\n",
         "kept, because the next start may want the same configuration"
     );
-    assert_eq!(bench.text(state::DAEMONS).unwrap(), "NotReady\n");
+    assert_eq!(bench.read(state::DAEMONS_STATUS_FILE).unwrap(), "NotReady\n");
 }
 
 #[test]
@@ -260,29 +260,29 @@ fn a_second_instance_is_refused_and_changes_nothing() {
             "the driver container is already running on this node: /run/nvidia/nvidia-driver.pid is locked";
         assert!(error.to_string().starts_with(begins), "{error}");
         assert_eq!(bench.calls(), [""; 0]);
-        assert_eq!(bench.text(state::DAEMONS).unwrap(), "Ready\n");
+        assert_eq!(bench.read(state::DAEMONS_STATUS_FILE).unwrap(), "Ready\n");
     };
     run(&bench.node(), &Settings::default(), &mut EndsWhenReady(&mut second)).unwrap();
 }
 
 #[test]
-fn a_node_without_a_gpu_is_told_in_those_words() {
+fn a_missing_gpu_is_named_in_the_error() {
     let bench = bench();
-    bench.kernel.refuses.borrow_mut().insert("nvidia".into(), Errno::NODEV);
+    bench.kernel.load_errors.borrow_mut().insert("nvidia".into(), Errno::NODEV);
     let error = start_and_stop(&bench, &Settings::default()).unwrap_err();
     assert_eq!(error.to_string(), "no NVIDIA GPU was found by the driver (ENODEV)\n    kernel: nvidia: no");
     assert!(error.hint().contains("lspci -d 10de:"), "{}", error.hint());
     assert_gone(&bench);
     bench.host_module("nouveau", "");
-    bench.loaded_from_host(&["nouveau"]);
+    bench.load_from_host(&["nouveau"]);
     let error = start_and_stop(&bench, &Settings::default()).unwrap_err();
     assert!(error.hint().starts_with("nouveau is loaded and may hold the GPU"), "{}", error.hint());
 }
 
 #[test]
-fn helpers_that_fail_or_miss_are_no_obstacle() {
+fn failed_or_missing_helpers_are_ignored() {
     let bench = bench();
-    bench.kernel.refuses.borrow_mut().insert("ipmi_devintf".into(), Errno::NODEV);
+    bench.kernel.load_errors.borrow_mut().insert("ipmi_devintf".into(), Errno::NODEV);
     start_and_stop(&bench, &Settings::default()).unwrap();
     assert!(bench.log().contains("INFO  i2c_core is not there, which is not an error"), "{}", bench.log());
     assert!(bench.log().contains("WARN  continuing without ipmi_devintf: "), "{}", bench.log());
@@ -315,7 +315,7 @@ fn peer_memory_is_loaded_where_ofed_is_ready() {
     assert!(!loads(&bench, &settings), "OFED not ready");
     assert!(!loads(&bench, &Settings { host_ofed: true, ..settings.clone() }), "the host has none");
     bench.host_module("mlx5_core", "ib_core");
-    bench.loaded_from_host(&["mlx5_core"]);
+    bench.load_from_host(&["mlx5_core"]);
     assert!(loads(&bench, &Settings { host_ofed: true, ..settings }));
 }
 
@@ -323,13 +323,13 @@ fn peer_memory_is_loaded_where_ofed_is_ready() {
 fn peer_memory_that_fails_does_not_cost_the_driver() {
     let bench = bench();
     with_ofed(&bench);
-    bench.kernel.refuses.borrow_mut().insert("nvidia_peermem".into(), Errno::INVAL);
+    bench.kernel.load_errors.borrow_mut().insert("nvidia_peermem".into(), Errno::INVAL);
     start_and_stop(&bench, &Settings { rdma: true, ..Settings::default() }).unwrap();
     assert!(bench.log().contains("WARN  continuing without nvidia_peermem: "), "{}", bench.log());
 }
 
 #[test]
-fn a_signal_at_any_step_undoes_what_was_done() {
+fn a_signal_at_any_step_undoes_the_start() {
     let mut steps = 0;
     loop {
         let bench = bench();
@@ -345,7 +345,7 @@ fn a_signal_at_any_step_undoes_what_was_done() {
 }
 
 #[test]
-fn killed_at_any_call_and_started_again_it_comes_to_the_same() {
+fn after_a_kill_at_any_call_the_next_start_has_the_same_result() {
     let calls = LOADS.len() + EXPOSES.len() + STOPS.len();
     for call in 0..calls {
         for takes_place in [false, true] {
@@ -355,17 +355,17 @@ fn killed_at_any_call_and_started_again_it_comes_to_the_same() {
             assert!(first.is_err(), "the container must be killed at call {call}");
             bench.kernel.killed_at.set(None);
             let mut at_ready = vec![];
-            let mut look = || at_ready = bench.loaded();
+            let mut look = || at_ready = bench.loaded_versions();
             run(&bench.node(), &digest("1"), &mut EndsWhenReady(&mut look)).unwrap();
             assert!(at_ready.contains(&"image-nvidia_modeset".to_owned()), "call {call}: {at_ready:?}");
-            assert_eq!(bench.loaded(), LEFT, "call {call}");
+            assert_eq!(bench.loaded_versions(), LEFT, "call {call}");
             assert_gone(&bench);
         }
     }
 }
 
 #[test]
-fn a_start_that_is_killed_is_not_taken_for_the_old_configuration() {
+fn a_killed_start_does_not_count_as_the_old_configuration() {
     let bench = bench();
     start_and_kill(&bench, &digest("1"));
     // Killed after the second configuration's modules were loaded.
@@ -373,7 +373,7 @@ fn a_start_that_is_killed_is_not_taken_for_the_old_configuration() {
     let killed = catch_unwind(AssertUnwindSafe(|| start_and_stop(&bench, &digest("2"))));
     assert!(killed.is_err());
     bench.kernel.killed_at.set(None);
-    assert!(bench.loaded().contains(&"image-nvidia_uvm".to_owned()), "{:?}", bench.calls());
+    assert!(bench.loaded_versions().contains(&"image-nvidia_uvm".to_owned()), "{:?}", bench.calls());
     bench.calls();
     start_and_stop(&bench, &digest("1")).unwrap();
     let first = bench.calls().remove(0);
@@ -383,7 +383,7 @@ fn a_start_that_is_killed_is_not_taken_for_the_old_configuration() {
 #[test]
 fn gpus_behind_switches_need_their_fabric_manager() {
     let bench = bench();
-    bench.file("/proc/driver/nvidia-nvswitch/devices/0000:01:00.0/information", "");
+    bench.write("/proc/driver/nvidia-nvswitch/devices/0000:01:00.0/information", "");
     start_and_stop(&bench, &Settings::default()).unwrap();
     assert!(bench.log().contains("WARN  this node has NVSwitches and the image has no nv-fabricmanager"));
     bench.program("nv-fabricmanager", "exit 1");
@@ -398,7 +398,7 @@ fn gpus_behind_switches_need_their_fabric_manager() {
 #[test]
 fn the_fabric_manager_of_the_fifth_generation_waits_for_infiniband() {
     let bench = bench();
-    bench.file("/sys/class/infiniband/mlx5_0/device/vpd", "SW_MNG");
+    bench.write("/sys/class/infiniband/mlx5_0/device/vpd", "SW_MNG");
     bench.program("nvidia-fabricmanager-start.sh", "");
     let error = run(&bench.node(), &Settings::default(), &mut EndsAt(20)).unwrap_err();
     assert_eq!(error.to_string(), "received SIGINT before the drivers were ready");
@@ -406,7 +406,7 @@ fn the_fabric_manager_of_the_fifth_generation_waits_for_infiniband() {
     assert_gone(&bench);
     for name in ["mlx5_core", "ib_umad"] {
         bench.host_module(name, "");
-        bench.loaded_from_host(&[name]);
+        bench.load_from_host(&[name]);
     }
     start_and_stop(&bench, &Settings::default()).unwrap();
     assert!(bench.log().contains("INFO  started nvidia-fabricmanager-start.sh"), "{}", bench.log());
@@ -442,7 +442,7 @@ fn a_driver_of_the_hosts_is_unloaded_first() {
     for (name, depends) in [("nvidia", ""), ("nvidia_drm", "nvidia"), ("nv_peer_mem", "nvidia")] {
         bench.host_module(name, depends);
     }
-    bench.loaded_from_host(&["nvidia", "nvidia_drm", "nv_peer_mem"]);
+    bench.load_from_host(&["nvidia", "nvidia_drm", "nv_peer_mem"]);
     start_and_stop(&bench, &Settings::default()).unwrap();
     let calls = bench.calls();
     assert_eq!(calls[..3], ["unload nvidia_drm", "unload nv_peer_mem", "unload nvidia"]);
@@ -455,8 +455,8 @@ fn gpus_of_another_driver_are_found_before_the_old_driver_goes() {
     start_and_kill(&bench, &digest("one"));
     for (address, driver) in [("0000:0a:00.0", "nouveau"), ("0000:0b:00.0", "nouveau")] {
         let place = format!("/sys/bus/pci/devices/{address}");
-        bench.file(&format!("{place}/vendor"), "0x10de\n");
-        bench.file(&format!("{place}/class"), "0x030200\n");
+        bench.write(&format!("{place}/vendor"), "0x10de\n");
+        bench.write(&format!("{place}/class"), "0x030200\n");
         std::os::unix::fs::symlink(format!("../../drivers/{driver}"), bench.at(&format!("{place}/driver")))
             .unwrap();
     }
