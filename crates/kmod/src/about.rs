@@ -98,7 +98,8 @@ impl ModuleAbout {
         let field = |key| module.field(key).map(str::to_owned);
         let list = |key| module.fields(key).map(str::to_owned).collect::<Vec<_>>();
         let firmware = list("firmware");
-        let missing_firmware = files.map(|files| missing_firmware(&firmware, files, kernel)).unwrap_or_default();
+        let missing_firmware =
+            files.map(|files| missing_firmware(&firmware, files, kernel)).unwrap_or_default();
         let depends = module.field("depends").unwrap_or_default();
         Self {
             version: field("version"),
@@ -168,7 +169,9 @@ fn missing_firmware(firmware: &[String], files: &[String], kernel: &KernelFacts)
         .iter()
         .filter(|name| match name.find(['*', '?', '[']) {
             None => !present.contains(name.as_str()),
-            Some(wildcard) => !present.iter().any(|file| file.starts_with(name.get(..wildcard).unwrap_or(""))),
+            Some(wildcard) => {
+                !present.iter().any(|file| file.starts_with(name.get(..wildcard).unwrap_or("")))
+            }
         })
         .collect();
     missing.into_iter().cloned().collect()

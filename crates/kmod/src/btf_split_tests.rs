@@ -44,7 +44,10 @@ fn invalid_btf_is_rejected() {
         assert_eq!(error(bytes), "the type information does not start with the magic number of BTF");
     }
     for length in [20, good.len() - 1] {
-        assert_eq!(error(&good[..length]), "the type information has a header that points outside the section");
+        assert_eq!(
+            error(&good[..length]),
+            "the type information has a header that points outside the section"
+        );
     }
     let mut changed = good.clone();
     changed[2] = 2;

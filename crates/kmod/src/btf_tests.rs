@@ -55,12 +55,21 @@ fn damaged_btf_is_rejected() {
         Btf::parse(&bytes).unwrap_err().to_string()
     };
     assert_eq!(refused(&|b| b[0] = 0), "the type information does not start with the magic number of BTF");
-    assert_eq!(refused(&|b| b.truncate(1)), "the type information does not start with the magic number of BTF");
+    assert_eq!(
+        refused(&|b| b.truncate(1)),
+        "the type information does not start with the magic number of BTF"
+    );
     assert_eq!(refused(&|b| b[2] = 2), "the type information has BTF version 2, only 1 is known");
     assert_eq!(refused(&|b| b[3] = 1), "the type information has a header that points outside the section");
-    assert_eq!(refused(&|b| b.truncate(20)), "the type information has a header that points outside the section");
+    assert_eq!(
+        refused(&|b| b.truncate(20)),
+        "the type information has a header that points outside the section"
+    );
     assert_eq!(refused(&|b| b[4] = 8), "the type information has a header that points outside the section");
-    assert_eq!(refused(&|b| b[8..16].fill(0xff)), "the type information has a header that points outside the section");
+    assert_eq!(
+        refused(&|b| b[8..16].fill(0xff)),
+        "the type information has a header that points outside the section"
+    );
     assert_eq!(
         refused(&|b| *b.last_mut().unwrap() = b'x'),
         "the type information has strings that are not NUL-terminated"

@@ -90,8 +90,7 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
     propagate_verdicts(&mut reports, &order, &needs);
 
     let findings = [missing_modules(&reports, required), duplicate_modules(&reports)].concat();
-    let readable_modules =
-        order.order.iter().filter_map(|&index| modules.get(index)?.module.as_ref().ok());
+    let readable_modules = order.order.iter().filter_map(|&index| modules.get(index)?.module.as_ref().ok());
     CheckReport {
         kernel: kernel.release.to_string(),
         architecture: kernel.arch,

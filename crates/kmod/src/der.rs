@@ -49,7 +49,8 @@ impl<'a> Der<'a> {
             0..0x80 => (usize::from(first), rest),
             0x80 => return Err(DerError::Unsupported("has elements of indefinite length")),
             0x81..=0x84 => {
-                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(DerError::Invalid)?;
+                let (bytes, rest) =
+                    rest.split_at_checked(usize::from(first - 0x80)).ok_or(DerError::Invalid)?;
                 (bytes.iter().fold(0_usize, |value, &byte| value << 8 | usize::from(byte)), rest)
             }
             _ => return Err(DerError::Invalid),

@@ -179,9 +179,8 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
 
     /// Finds the first loaded (`SHF_ALLOC`) section of this name, as the kernel does (`find_sec`).
     pub fn find(&self, name: &str) -> Option<usize> {
-        (1..self.headers.len()).find(|&index| {
-            self.has_flags(index, elf::SHF_ALLOC) && self.name(index) == name.as_bytes()
-        })
+        (1..self.headers.len())
+            .find(|&index| self.has_flags(index, elf::SHF_ALLOC) && self.name(index) == name.as_bytes())
     }
 
     /// Lists all sections of this name, loaded or not.
@@ -354,7 +353,8 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         let Range { start, end } = self.header_range;
         let overlaps = |index: &usize| {
             let size = self.size(*index);
-            let offset = self.file_offset(*index).filter(|_| self.has_flags(*index, elf::SHF_ALLOC) && size > 0);
+            let offset =
+                self.file_offset(*index).filter(|_| self.has_flags(*index, elf::SHF_ALLOC) && size > 0);
             offset.is_some_and(|offset| offset < end && offset.saturating_add(size) > start)
         };
         (1..self.headers.len()).filter(overlaps).map(|index| self.label(index)).collect()

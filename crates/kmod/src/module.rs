@@ -6,7 +6,7 @@ use object::elf;
 
 use super::{
     BadRelocation, BtfError, KernelFacts, ModuleError, Signature, SplitBtf,
-    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, NamesError, SymbolLocation, Symbol, Symbols, string_at},
+    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, NamesError, Symbol, SymbolLocation, Symbols, string_at},
     error::Result,
     file::ModuleBytes,
     relocation, signature,
@@ -268,8 +268,9 @@ fn architecture(machine: u16) -> Result<Architecture> {
         elf::EM_X86_64 => Ok(Architecture::Amd64),
         elf::EM_AARCH64 => Ok(Architecture::Arm64),
         elf::Machine(other) => {
-            let message =
-                format!("the object is for ELF machine {other}, which is neither x86-64 (62) nor arm64 (183)");
+            let message = format!(
+                "the object is for ELF machine {other}, which is neither x86-64 (62) nor arm64 (183)"
+            );
             Err(ModuleError::refused(message, BUILD_FOR_NODE))
         }
     }
@@ -298,7 +299,13 @@ impl Layout {
         let table = |name, versions| (size(name), elf.find(versions).is_some());
         let mut weak_pc_relative = BTreeSet::new();
         Ok(Self {
-            bad_relocation: relocation::find_bad_relocation(elf, arch, symbols, length, &mut weak_pc_relative)?,
+            bad_relocation: relocation::find_bad_relocation(
+                elf,
+                arch,
+                symbols,
+                length,
+                &mut weak_pc_relative,
+            )?,
             weak_pc_relative,
             names: NameTables {
                 symbols: symbols.names_error(),
@@ -532,7 +539,11 @@ impl<'d> ExportSymbols<'d> {
     }
 
     /// Reads the exports that the collected symbols describe.
-    fn exports<R: ModuleBytes<'d>>(self, elf: &Elf<'d, R>, budget: &mut ParseBudget) -> Result<Vec<ModuleExport>> {
+    fn exports<R: ModuleBytes<'d>>(
+        self,
+        elf: &Elf<'d, R>,
+        budget: &mut ParseBudget,
+    ) -> Result<Vec<ModuleExport>> {
         let Self { tables, crcs, namespaces, flags } = self;
         let mut exports = Vec::with_capacity(tables.len());
         for (name, table) in tables {

@@ -7,7 +7,7 @@ use object::elf;
 
 use super::{
     Architecture, ModuleError,
-    elf::{Elf, NOT_READ, SymbolLocation, Symbol, Symbols},
+    elf::{Elf, NOT_READ, Symbol, SymbolLocation, Symbols},
     error::Result,
     file::ModuleBytes,
 };
@@ -235,7 +235,9 @@ impl Value {
     /// Whether the value fits into the field of a relocation of this type.
     fn fits(self, kind: elf::RelocationType, addend: u64) -> bool {
         match (kind, self) {
-            (elf::R_X86_64_32, Self::Kernel | Self::LoaderCopy) | (elf::R_X86_64_32S, Self::LoaderCopy) => false,
+            (elf::R_X86_64_32, Self::Kernel | Self::LoaderCopy) | (elf::R_X86_64_32S, Self::LoaderCopy) => {
+                false
+            }
             (elf::R_X86_64_32, Self::Number(value)) => u32::try_from(value.wrapping_add(addend)).is_ok(),
             (elf::R_X86_64_32S, Self::Number(value)) => {
                 i32::try_from(value.wrapping_add(addend).cast_signed()).is_ok()
@@ -328,7 +330,10 @@ fn arm64<'d, R: ModuleBytes<'d>>(
             Value::LoaderCopy => return Some(RelocationProblem::NotLoaded),
             _ => {}
         }
-        if kind == elf::R_AARCH64_ADR_PREL_PG_HI21 && symbol.weak && symbol.location == SymbolLocation::Undefined {
+        if kind == elf::R_AARCH64_ADR_PREL_PG_HI21
+            && symbol.weak
+            && symbol.location == SymbolLocation::Undefined
+        {
             weak.insert(String::from_utf8_lossy(symbol.name).into_owned());
         }
     }

@@ -52,7 +52,11 @@ fn shared_warnings(modules: &[ModuleReport]) -> SharedWarnings<'_> {
     shared
 }
 
-fn write_rows(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport], shared: &SharedWarnings<'_>) -> fmt::Result {
+fn write_rows(
+    text: &mut fmt::Formatter<'_>,
+    modules: &[ModuleReport],
+    shared: &SharedWarnings<'_>,
+) -> fmt::Result {
     let width = modules.iter().map(|module| module.name.chars().count()).max().unwrap_or_default().max(6);
     writeln!(text, "{:<width$}  VERDICT  REASON", "MODULE")?;
     for module in modules {
@@ -178,7 +182,12 @@ fn grouped_findings<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<Stri
         .into_iter()
         .map(|(finding, count)| {
             let more = if count > 1 { format!(" (and {} more like it)", count - 1) } else { String::new() };
-            format!("{}: {}{more}{}", kind_and_rule(finding), one_line(&finding.to_string()), details(finding))
+            format!(
+                "{}: {}{more}{}",
+                kind_and_rule(finding),
+                one_line(&finding.to_string()),
+                details(finding)
+            )
         })
         .collect()
 }

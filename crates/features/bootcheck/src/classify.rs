@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use driver_entrypoint::report::{SyscallResult, ReadBack, Record};
+use driver_entrypoint::report::{ReadBack, Record, SyscallResult};
 use kmod::BootOutcome;
 use nix::errno::Errno;
 
@@ -59,8 +59,12 @@ fn outcomes(
     if !transcript.is_complete() {
         return Err(BootError::Incomplete);
     }
-    let mut tracker =
-        OutcomeTracker { steps, outcomes: vec![BootOutcome::NotReached; steps.len()], current: None, latest: 0 };
+    let mut tracker = OutcomeTracker {
+        steps,
+        outcomes: vec![BootOutcome::NotReached; steps.len()],
+        current: None,
+        latest: 0,
+    };
     let mut failed_dependencies = Vec::new();
     for record in transcript.records() {
         match record {
@@ -139,7 +143,9 @@ fn load_outcome(
         SyscallResult::Killed(_) => BootOutcome::Crashed { messages },
         _ if oops => BootOutcome::Crashed { messages },
         SyscallResult::Success if read_back.listed && read_back.state == "live" => BootOutcome::Loaded,
-        SyscallResult::Success => BootOutcome::Failed { error: "it is not live in /proc/modules".to_owned(), messages },
+        SyscallResult::Success => {
+            BootOutcome::Failed { error: "it is not live in /proc/modules".to_owned(), messages }
+        }
         SyscallResult::Errno(number) => {
             let (error, errno) = (errno_name(number), Errno::from_raw(number));
             match (initialized, means_no_hardware(errno)) {
@@ -158,7 +164,11 @@ fn load_outcome(
 
 /// Returns the messages for people: failed dependencies first, and no traces of `initcall_debug`.
 fn shown_messages(failed_dependencies: &[String], messages: &[String]) -> Vec<String> {
-    failed_dependencies.iter().chain(messages.iter().filter(|message| !is_initcall_trace(message))).cloned().collect()
+    failed_dependencies
+        .iter()
+        .chain(messages.iter().filter(|message| !is_initcall_trace(message)))
+        .cloned()
+        .collect()
 }
 
 /// Whether the error is one that init functions return if the device, its firmware or a processor feature is missing.
@@ -213,7 +223,8 @@ mod tests {
     #[test]
     fn refusals_by_the_loader_differ_from_failures_of_the_init_function() {
         let answer = |number, initialized| {
-            let records = [load_record(0, SyscallResult::Errno(number), initialized, &["m: x"]), Record::End(2)];
+            let records =
+                [load_record(0, SyscallResult::Errno(number), initialized, &["m: x"]), Record::End(2)];
             outcomes(&[("m", true)], &transcript(&records), Ending::Exited, &console("")).unwrap().remove(0)
         };
         let messages = || vec!["m: x".to_owned()];
@@ -238,7 +249,8 @@ mod tests {
 
     #[test]
     fn the_step_in_progress_is_the_one_that_crashed_or_hung() {
-        let records = [Record::Loading(0), load_record(0, SyscallResult::Success, true, &[]), Record::Loading(1)];
+        let records =
+            [Record::Loading(0), load_record(0, SyscallResult::Success, true, &[]), Record::Loading(1)];
         let steps = [("a", true), ("b", true), ("c", true)];
         let console = console("x\nKernel panic - not syncing: m\n");
         let messages = || vec!["Kernel panic - not syncing: m".to_owned()];
@@ -335,7 +347,14 @@ mod tests {
         let (not_reached, enoent) = (BootOutcome::NotReached, refused("ENOENT"));
         assert_eq!(
             outcomes,
-            [not_reached.clone(), not_reached, BootOutcome::Loaded, enoent.clone(), enoent, refused("ENOEXEC")]
+            [
+                not_reached.clone(),
+                not_reached,
+                BootOutcome::Loaded,
+                enoent.clone(),
+                enoent,
+                refused("ENOEXEC")
+            ]
         );
     }
 

@@ -52,8 +52,13 @@ pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>> {
     for directory in &request.needed {
         in_tree.replace(InTreeModules::find(directory)?);
     }
-    let mut planner =
-        StepPlanner { request, in_tree, payload: BTreeMap::new(), visited: BTreeSet::new(), steps: Vec::new() };
+    let mut planner = StepPlanner {
+        request,
+        in_tree,
+        payload: BTreeMap::new(),
+        visited: BTreeSet::new(),
+        steps: Vec::new(),
+    };
     let mut modules = Vec::new();
     for (index, path) in request.modules.iter().enumerate() {
         let source = request.payload.join(path);

@@ -352,7 +352,9 @@ fn btf_type_ids_must_continue_after_the_kernels() {
     }
     assert_eq!(
         findings(&with(&strict, None), &fits),
-        ["unknown Btf: no source has the kernel's own type information, which the module's type information continues"]
+        [
+            "unknown Btf: no source has the kernel's own type information, which the module's type information continues"
+        ]
     );
     let sentence = "Btf: the type information refers to names beyond its own strings and the kernel's";
     assert_eq!(findings(&with(&strict, Some(shifted)), &fits), [format!("refused {sentence}")]);

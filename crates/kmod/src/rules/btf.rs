@@ -11,7 +11,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     };
     let allowed = kernel.config.is_set("MODULE_ALLOW_BTF_MISMATCH");
     let finding = |verdict, message: &str, remedy: String| {
-        let consequence = if allowed { ": the kernel loads the module without its type information" } else { "" };
+        let consequence =
+            if allowed { ": the kernel loads the module without its type information" } else { "" };
         let verdict = if allowed { Verdict::Loads } else { verdict };
         Finding::new(Rule::Btf, verdict, ".BTF", format!("{message}{consequence}"), remedy)
     };

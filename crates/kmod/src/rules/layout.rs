@@ -39,7 +39,10 @@ pub(super) fn plts(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     if kernel.config.is_set("DYNAMIC_FTRACE") && kernel.since(5, 10) {
         let init_section = kernel.has_checks_of_6_18().then_some(init_trampoline);
         for section in [trampoline].into_iter().chain(init_section).filter(|section| !has(section)) {
-            findings.push(missing(section, "the section for trampolines of the function tracer (ftrace) is missing"));
+            findings.push(missing(
+                section,
+                "the section for trampolines of the function tracer (ftrace) is missing",
+            ));
         }
     }
 }
@@ -141,7 +144,8 @@ fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<Strin
         }
         RelocationProblem::Misplaced => (
             None,
-            "the relocations of this section are missing, are incomplete, or belong to another section".to_owned(),
+            "the relocations of this section are missing, are incomplete, or belong to another section"
+                .to_owned(),
         ),
         RelocationProblem::Unsupported => {
             let kernel_message = match arch {
@@ -166,9 +170,10 @@ fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<Strin
             };
             (Some(kernel_message), message)
         }
-        RelocationProblem::Overlap => {
-            (None, format!("a relocation of type {kind} changes bytes that an earlier relocation has changed"))
-        }
+        RelocationProblem::Overlap => (
+            None,
+            format!("a relocation of type {kind} changes bytes that an earlier relocation has changed"),
+        ),
         RelocationProblem::OutsideSection => (
             None,
             format!(

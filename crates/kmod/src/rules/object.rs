@@ -48,7 +48,10 @@ pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             let (verdict, consequence) = if kernel.checks_section_sanity() {
                 (Verdict::Refused, "")
             } else {
-                (Verdict::Unknown, "; before Linux 6.4 the kernel does not compare the sizes, and misreads the structure")
+                (
+                    Verdict::Unknown,
+                    "; before Linux 6.4 the kernel does not compare the sizes, and misreads the structure",
+                )
             };
             let source = &known.source;
             let message = format!(

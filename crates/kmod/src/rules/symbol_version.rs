@@ -197,12 +197,14 @@ fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Opt
         let (verdict, consequence) = missing_version(subject, is_extended);
         let message =
             format!("no symbol version for {name}, the kernel's structure of modules: {consequence}");
-        let finding = Finding::new(Rule::SymbolVersion, verdict, name, message, rebuild_with_symvers(subject));
+        let finding =
+            Finding::new(Rule::SymbolVersion, verdict, name, message, rebuild_with_symvers(subject));
         return (wanted != 0).then(|| finding.wanted(format_crc(wanted)));
     };
     let is_wide = !reads_extended_versions(subject) && subject.module.layout.oversized_crcs.contains(name);
     let message = format!("disagrees about version of symbol {name}, the kernel's structure of modules");
-    let finding = Finding::new(Rule::SymbolVersion, Verdict::Refused, name, message, subject.rebuild_remedy());
+    let finding =
+        Finding::new(Rule::SymbolVersion, Verdict::Refused, name, message, subject.rebuild_remedy());
     let finding = finding.kernel("ENOEXEC", disagreement(name));
     (found != wanted || is_wide).then(|| finding.found(format_crc(found)).wanted(format_crc(wanted)))
 }

@@ -47,8 +47,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         });
     }
     if unknown > 0 {
-        let message =
-            format!("the header set has no Module.symvers to find the exporters of needed symbols ({unknown})");
+        let message = format!(
+            "the header set has no Module.symvers to find the exporters of needed symbols ({unknown})"
+        );
         let remedy = format!("provide the Module.symvers of {release}'s own build with its header set");
         let rule = Rule::UndefinedSymbol;
         findings.push(Finding::new(rule, Verdict::Unknown, "Module.symvers", message, remedy));

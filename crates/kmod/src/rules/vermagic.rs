@@ -23,7 +23,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         Difference::None => {}
         Difference::Undecidable => findings.push(finding(
             Verdict::Unknown,
-            "the vermagic contains the hash of the kernel's structure layout seed, which no source has".to_owned(),
+            "the vermagic contains the hash of the kernel's structure layout seed, which no source has"
+                .to_owned(),
             "provide one of the kernel's own modules, whose vermagic contains the hash".to_owned(),
         )),
         Difference::Words { module, kernel: wanted } => {
@@ -37,7 +38,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 format!("the vermagic has {} where the kernel has {}", quote(&module), quote(&wanted))
             };
             let text = format!("version magic '{}' should be '{expected}'", magic.trim_end());
-            findings.push(finding(Verdict::Refused, message, subject.rebuild_remedy()).kernel("ENOEXEC", text));
+            findings
+                .push(finding(Verdict::Refused, message, subject.rebuild_remedy()).kernel("ENOEXEC", text));
         }
     }
 }

@@ -34,7 +34,9 @@ impl Blacklist<'_> {
                 files::write(node, contents, &self.text()).and_then(|()| files::link(node, link, contents));
             written.map(|()| format!("linked {link} to {contents}"))
         } else {
-            Ok(format!("{RUN_DIRECTORY} is not mounted: udev may load the host's modules during the replacement"))
+            Ok(format!(
+                "{RUN_DIRECTORY} is not mounted: udev may load the host's modules during the replacement"
+            ))
         };
         match written {
             Ok(done) => node.log.step(done),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use driver_entrypoint::{
-    report::{SyscallResult, Key, ReadBack, Record, VERSION},
+    report::{Key, ReadBack, Record, SyscallResult, VERSION},
     work::{KEY_PATH, Step, WORK_PATH, Work},
 };
 use rustix::{
@@ -126,7 +126,7 @@ fn run_child(arguments: &[&str]) -> Result<SyscallResult, Error> {
     isolated::run_child(arguments).map_err(Error::on("start", "a process"))
 }
 
-/// `TAINT_DIE`, bit 7 (`Documentation/admin-guide/tainted-kernels.rst`): there was an oops or a BUG.
+/// Whether `TAINT_DIE`, bit 7, is set (`Documentation/admin-guide/tainted-kernels.rst`): the kernel had an oops or a BUG.
 fn has_oopsed() -> bool {
     let taint = files::text("/proc/sys/kernel/tainted").and_then(|taint| taint.parse::<u64>().ok());
     taint.is_some_and(|taint| taint & (1 << 7) != 0)

@@ -1,4 +1,4 @@
-//! PCI devices and their drivers: those that a module should drive and does not, and those that lost their driver.
+//! Finds PCI devices that a module should drive but does not, and PCI devices that lost their driver.
 
 use std::{
     fs,
@@ -13,16 +13,16 @@ use crate::{
 
 const DEVICES: &str = "/sys/bus/pci/devices";
 
-/// A device that a module knows, without a driver or with another one.
+/// A graphics processor, with the driver that it is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
     pub(crate) address: String,
-    /// Name of the other driver.
+    /// Name of the driver; `None` if it has no driver.
     pub(crate) driver: Option<String>,
 }
 
 /// Devices of these aliases (`modules.alias`) that have no driver. Skips virtual functions and devices that are reserved
-/// for another driver: people leave these without one.
+/// Lists devices that match the aliases (`modules.alias`) and have no driver. Skips virtual functions and devices that
 pub(crate) fn without_driver(paths: &Paths, aliases: &[String]) -> Vec<String> {
     let is_reserved = |device: &PathBuf| {
         let reserved = text(device.join("driver_override"));
@@ -55,7 +55,7 @@ pub(crate) fn bound_to_module(paths: &Paths, module: &str) -> Vec<String> {
     names.filter(is_physical).collect()
 }
 
-/// Fails if one of these devices, which had a driver, has none.
+/// Fails if a device that had a driver has none now.
 pub(crate) fn check_bound(node: &Node<'_>, addresses: &[String]) -> Result<(), Error> {
     let is_unbound = |address: &&String| {
         let device = node.paths.at(DEVICES).join(address);

@@ -5,7 +5,7 @@ use std::fmt;
 /// Environment variable with the allowed disruptions, separated by spaces or commas.
 pub(crate) const VARIABLE: &str = "ALLOW_DISRUPTION";
 
-/// Something on the node that stops working while a driver is not loaded.
+/// A part of the node that stops working while a driver is not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Disruption {
     /// The default route, or the route to an API server.

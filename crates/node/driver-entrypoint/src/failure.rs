@@ -42,7 +42,7 @@ impl FailureRecord<'_> {
     }
 }
 
-/// Digest of these modules of an image, with their parameters, and of the settings that `more` describes.
+/// Digest of the identity and parameters of an image's modules `names`, and of the text `more`.
 pub(crate) fn digest<'a>(
     loader: &Loader<'_>,
     names: impl IntoIterator<Item = &'a String>,

@@ -40,9 +40,8 @@ impl HostModules<'_> {
     /// the kernel comes from an earlier image, and needs no restoring.
     pub(crate) fn check(&self, names: &[String]) -> Result<(), Error> {
         let Loader { node, index, .. } = self.host;
-        let is_lost = |name: &&String| {
-            !index.has(name) && (index.is_empty() || Loaded::is_in_tree(&node.paths, name))
-        };
+        let is_lost =
+            |name: &&String| !index.has(name) && (index.is_empty() || Loaded::is_in_tree(&node.paths, name));
         let Some(name) = names.iter().find(is_lost) else { return Ok(()) };
         let tree = node.paths.container_path(&node.paths.host_modules(&node.kernel.release()));
         Err(Error::new(

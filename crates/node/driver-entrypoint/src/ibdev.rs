@@ -37,7 +37,7 @@ fn line(paths: &Paths, device: &Path, port: &Path) -> Option<String> {
 }
 
 /// Name of the interface of the port's first GID. InfiniBand ports have none there; their interface is found by its
-/// `dev_port`, which counts from 0.
+/// Name of the interface of the port's first GID. The GID of an InfiniBand port has no interface; the interface of such a
 fn interface(device: &Path, port: &Path, number: &str) -> Option<String> {
     let of_address = text(port.join("gid_attrs/ndevs/0")).filter(|name| !name.is_empty());
     of_address.or_else(|| {

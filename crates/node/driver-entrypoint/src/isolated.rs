@@ -7,7 +7,7 @@ use std::{
     process::{Command, exit},
 };
 
-use driver_entrypoint::report::{SyscallResult, ReadBack};
+use driver_entrypoint::report::{ReadBack, SyscallResult};
 use rustix::io::Errno;
 
 use crate::files;

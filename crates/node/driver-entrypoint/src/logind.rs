@@ -1,5 +1,5 @@
 //! Whether the node is shutting down, from systemd-logind over D-Bus. This program asks one question only, so it speaks
-//! the protocol itself (D-Bus specification, version 0.43).
+//! Asks systemd-logind over D-Bus whether the node is shutting down. This is the only query of the program, so it
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -28,14 +28,14 @@ const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
 
 /// Whether logind is about to shut the node down, or already does. The kubelet then ends pods while others still need
-/// the network. False where no bus is visible, or logind does not answer.
+/// Whether logind is about to shut the node down, or already does. During a shutdown the kubelet ends pods while other
 pub(crate) fn is_shutting_down(node: &Node<'_>) -> bool {
     let socket = SOCKETS.iter().find(|socket| node.paths.at(socket).exists());
     let Some(socket) = socket else { return false };
     match UnixStream::connect(node.paths.at(socket)).and_then(query_shutdown) {
         Ok(answer) => answer,
         Err(error) => {
-            node.log.step(format!("whether the node shuts down is unknown: {socket}: {error}"));
+            node.log.step(format!("it is unknown whether the node is shutting down: {socket}: {error}"));
             false
         }
     }
@@ -122,7 +122,7 @@ fn read_reply(from: &mut impl Read) -> io::Result<Vec<u8>> {
         let body = u32::from_le_bytes([b0, b1, b2, b3]);
         let fields = u32::from_le_bytes([f0, f1, f2, f3]);
         if order != b'l' || body > MAX_SIZE || fields > MAX_SIZE {
-            return Err(io::Error::other("the bus sent a message of an unknown form"));
+            return Err(io::Error::other("the bus sent a message in an unknown format"));
         }
         let mut rest = Vec::new();
         let (fields, body) = (u64::from(fields.next_multiple_of(8)), u64::from(body));
@@ -194,7 +194,7 @@ pub(crate) mod tests {
             bus(&bench, kind, body);
             assert_eq!(is_shutting_down(&bench.node()), wanted, "{body:?}");
         }
-        assert!(bench.log().contains("whether the node shuts down is unknown"), "{}", bench.log());
+        assert!(bench.log().contains("it is unknown whether the node is shutting down"), "{}", bench.log());
     }
 
     #[test]

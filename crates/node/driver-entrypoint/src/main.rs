@@ -107,7 +107,7 @@ fn run(arguments: &[&str]) -> ExitCode {
             Ok(None) => personality::run(|node, signals| toolkit::wait(node, signals)),
             Ok(Some(arguments)) => {
                 // If this fails, the toolkit's container waits in vain and the log says why. The driver itself needs
-                // nothing from that container.
+                // If this fails, the toolkit's container never starts; the log contains the reason. The driver itself does not
                 let _ = personality::run(|node, _| toolkit::provide_program(node));
                 run(&arguments)
             }

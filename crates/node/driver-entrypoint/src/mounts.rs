@@ -66,13 +66,13 @@ pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Paths that are both a volume and a place to expose the root at, in the first generation of the operators.
+/// Whether the path is both a volume and a mount point of the root, as in the first generation of the operators.
 fn is_volume(place: &Path) -> bool {
     let volumes = ["/run/mellanox/drivers", "/run/nvidia/driver", "/run/nvidia/drivers"];
     volumes.iter().any(|volume| place == Path::new(volume))
 }
 
-/// Path as the kernel names it in mountinfo: `/var/run` is a symlink to `/run`.
+/// Resolves symlinks in a path, because the kernel shows the resolved path in mountinfo: `/var/run` is a symlink to `/run`.
 fn mount_point(node: &Node<'_>, place: &str) -> PathBuf {
     let at = fs::canonicalize(node.paths.at(place));
     at.map_or_else(|_| place.into(), |at| node.paths.container_path(&at).into())

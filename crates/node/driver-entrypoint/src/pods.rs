@@ -1,5 +1,5 @@
 //! Finds network interfaces of a driver in other network namespaces, such as those of pods that have a virtual function, or a macvlan,
-//! an ipvlan or a VLAN of one of the node's interfaces.
+//! Finds network interfaces of a driver in other network namespaces. For example, a pod may have a virtual function, or a
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,7 +66,7 @@ impl PodInterfaces {
                 loss(pod.clone(), format!("interface {name}{at} {of}"))
             })
             .collect();
-        // The directory of a device's interfaces exists while the device has any, and lists only those of this namespace.
+        // The directory of a device's interfaces exists while the device has an interface in any namespace, but lists only
         for device in devices(paths, module) {
             let interfaces = device.join("net");
             let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -102,7 +102,7 @@ fn interfaces_by_index(paths: &Paths) -> BTreeMap<String, PathBuf> {
     interfaces.filter_map(|interface| Some((text(interface.join("ifindex"))?, interface))).collect()
 }
 
-/// Modules of the drivers of an interface, or of those below it: a bond's slaves, a VLAN's interface.
+/// Lists the modules that drive an interface or the interfaces below it, such as a bond's slaves.
 fn driver_modules(interface: &Path) -> BTreeSet<String> {
     let (mut modules, mut seen, mut next) = (BTreeSet::new(), BTreeSet::new(), vec![interface.to_owned()]);
     while let Some(interface) = next.pop() {

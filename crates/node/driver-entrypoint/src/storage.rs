@@ -68,7 +68,7 @@ fn use_of_device(device: &Path, what: String) -> StorageUse {
 
 /// Adds the drivers of a block device: those of all its ancestors, because a disk has a driver (`sd_mod`) and its
 /// adapter another. Devices without one are made of others: LVM, multipath and RAID have these in `slaves`, and an
-/// NVMe subsystem with native multipath has its controllers.
+/// adapter another. Devices without a driver are composed of other devices: LVM, multipath and RAID list them in
 fn add_device(device: &Path, depth: usize, found: &mut StorageUse) {
     found.modules.extend(device.ancestors().filter_map(module_of));
     for place in device.ancestors() {
@@ -96,7 +96,7 @@ fn is_controller(path: &Path) -> bool {
     number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Adds an NVMe controller. Those over fabrics are devices without a driver: only their transport names the module.
+/// Adds an NVMe controller. A controller over fabrics has no driver in sysfs, so its module is derived from the transport.
 fn add_controller(controller: &Path, transport: &str, found: &mut StorageUse) {
     if transport != "pcie" {
         found.modules.insert(format!("nvme_{transport}"));

@@ -56,7 +56,7 @@ pub(crate) struct FakeKernel {
     pub(crate) after_unload: RefCell<Option<Box<AfterUnload>>>,
     /// Called at each pause, to change the node.
     pub(crate) at_pause: RefCell<Option<Box<dyn FnMut()>>>,
-    /// Number of calls before the one that kills the container, and whether that call takes effect.
+    /// Number of calls before the call that kills the container, and whether that call takes effect.
     pub(crate) killed_at: Cell<Option<(usize, bool)>>,
     pub(crate) pauses: Cell<u32>,
     /// Whether new mounts are private instead of shared.
@@ -415,7 +415,9 @@ impl Kernel for FakeKernel {
     }
 
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()> {
-        self.record_call(format!("device {} {major}", self.paths.container_path(path)), || fs::write(path, "").unwrap());
+        self.record_call(format!("device {} {major}", self.paths.container_path(path)), || {
+            fs::write(path, "").unwrap()
+        });
         Ok(())
     }
 

@@ -377,8 +377,7 @@ fn overlapping_relocations_are_reported() {
 fn relocation_sections_apply_to_the_section_they_name() {
     let good = relocated(&[0; 8], &[rela(0, 2, 0)]);
     assert_eq!(findings(&kernel(&[], ""), &good.build()), [""; 0]);
-    let sentence =
-        "unknown Relocation: the relocations of this section are missing, are incomplete, or belong to another section";
+    let sentence = "unknown Relocation: the relocations of this section are missing, are incomplete, or belong to another section";
     for change in 0..3 {
         let mut file = good.clone();
         let table = file.more.last_mut().unwrap();

@@ -39,7 +39,10 @@ fn signatures_count_as_the_kernel_is_configured() {
     let enforces = kernel(&["MODULE_SIG", "MODULE_SIG_FORCE"], "");
     let rejects =
         "the kernel rejects it, because it enforces signatures, according to CONFIG_MODULE_SIG_FORCE";
-    assert_eq!(findings(&enforces, &object), [format!("refused Signature: the module is not signed: {rejects}")]);
+    assert_eq!(
+        findings(&enforces, &object),
+        [format!("refused Signature: the module is not signed: {rejects}")]
+    );
     assert_eq!(
         findings(&enforces, &good),
         ["unknown Signature: the signature is well-formed, and only the kernel's keys can tell whether it \

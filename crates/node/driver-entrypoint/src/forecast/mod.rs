@@ -98,7 +98,9 @@ impl fmt::Display for UnloadForecast {
                 write!(f, "module {name} can be unloaded, which takes down {}", down.join("; "))
             }
             (true, true, true) => write!(f, "module {name} can be unloaded"),
-            (true, false, _) => write!(f, "the unload of module {name} would disrupt {}", join_losses(losses)),
+            (true, false, _) => {
+                write!(f, "the unload of module {name} would disrupt {}", join_losses(losses))
+            }
             (false, true, _) => {
                 let held: Vec<&str> = held.iter().map(|holder| holder.what.as_str()).collect();
                 write!(f, "module {name} cannot be unloaded: {}", held.join("; "))
@@ -202,7 +204,7 @@ fn forecast(
     Ok(forecasts.collect())
 }
 
-/// What the node runs on its drivers.
+/// State of the node that a forecast is derived from.
 struct NodeState<'a> {
     node: &'a Node<'a>,
     loaded: Loaded,
@@ -255,7 +257,8 @@ impl<'a> NodeState<'a> {
         for error in in_use.iter().filter_map(|in_use| in_use(self.node, &self.loaded, module)) {
             let Error::InUse { by, references, .. } = error else { continue };
             let others = by.iter().filter(|user| driver_pod.is_none() || user.pod.as_deref() != driver_pod);
-            holders.extend(others.map(|user| Holder { pod: user.pod.clone(), what: format!("used by {user}") }));
+            holders
+                .extend(others.map(|user| Holder { pod: user.pod.clone(), what: format!("used by {user}") }));
             if by.is_empty() && holders.is_empty() && !has_losses {
                 let user = self.storage.iter().find(|storage| storage.modules.contains(module));
                 let user = user.map_or("an unknown user", |storage| &storage.what);

@@ -124,7 +124,11 @@ fn holders_of_a_module_are_listed() {
         "30 1 259:1 / /var/lib/data rw - ext4 /dev/nvme0n1p1 rw\n31 1 0:5 / /dev rw - devtmpfs none rw\n\
          32 1 253:1 / /var/lib/volume rw - xfs /dev/mapper/volume rw\n",
     );
-    bench.kernel.references.borrow_mut().extend([("mlx5_ib".into(), 1), ("nvme".into(), 1), ("dummy".into(), 2)]);
+    bench.kernel.references.borrow_mut().extend([
+        ("mlx5_ib".into(), 1),
+        ("nvme".into(), 1),
+        ("dummy".into(), 2),
+    ]);
     bench.host_module("x", "");
     bench.load_from_host(&["x"]);
     bench.write("/proc/12/comm", "ucx\n");

@@ -115,7 +115,7 @@ impl Loader<'_> {
         if !unbound.is_empty() {
             let devices = unbound.join(", ");
             node.log.warn(format!(
-                "module {name} is loaded, and drives not all of its devices: {devices} has no driver"
+                "module {name} is loaded, but is not bound to all of its devices: {devices} has no driver"
             ));
         }
     }
@@ -168,7 +168,7 @@ impl Loader<'_> {
     }
 }
 
-/// Whether the kernel is locked down, by its file or by what it said during the load.
+/// Whether the kernel is locked down, according to its file or its messages during the load.
 fn is_locked_down(paths: &Paths, messages: &[String]) -> bool {
     // For example: none [integrity] confidentiality
     let state = text(paths.at("/sys/kernel/security/lockdown"));
@@ -198,12 +198,16 @@ impl DependencyWalk<'_> {
                 return Ok(());
             }
             let names = format!("{} -> {name}", self.path.join(" -> "));
-            return Err(Error::new(format!("modules need each other: {names}"), REBUILD));
+            return Err(Error::new(format!("modules depend on each other: {names}"), REBUILD));
         }
         let Some(file) = self.loader.index.file(name) else {
             // Soft dependencies are often aliases, which have no file.
             let may_lack_file = optional || self.loader.index.is_built_in(name);
-            return if may_lack_file { Ok(()) } else { Err(self.loader.index.missing_error(name, needed_by)) };
+            return if may_lack_file {
+                Ok(())
+            } else {
+                Err(self.loader.index.missing_error(name, needed_by))
+            };
         };
         let info = file.info()?;
         let configured = self.loader.parameters.soft_dependencies(name);
@@ -321,7 +325,10 @@ mod tests {
         bench.image_module("a", "b");
         bench.image_module("b", "c");
         bench.image_module("c", "a");
-        assert_eq!(load(&bench, "a").unwrap_err().to_string(), "modules need each other: a -> b -> c -> a");
+        assert_eq!(
+            load(&bench, "a").unwrap_err().to_string(),
+            "modules depend on each other: a -> b -> c -> a"
+        );
         bench.image_module("d", "gone");
         let error = load(&bench, "d").unwrap_err().to_string();
         assert!(
@@ -368,7 +375,7 @@ mod tests {
                 "WARN  still waiting for the kernel to load module m (10 s): see dmesg on the node",
                 "WARN  still waiting for the kernel to load module m (20 s): see dmesg on the node",
                 &format!("WARN  kernel: {warning}"),
-                "WARN  module m is loaded, and drives not all of its devices: 0000:08:00.0 has no driver",
+                "WARN  module m is loaded, but is not bound to all of its devices: 0000:08:00.0 has no driver",
             ]
         );
         assert!(bench.kernel.pauses.get() > 0, "probes may still be running");

@@ -1,5 +1,5 @@
 //! Checks that a module was compiled against the loaded drivers, by the symbol versions in the `Module.symvers` that
-//! these expose. The kernel refuses a mismatch, too, but only after the module's dependencies are loaded, and without a
+//! Checks that a module was compiled against the loaded drivers. Compares its symbol versions with the `Module.symvers` The kernel refuses a mismatch, too, but only after the module's dependencies are loaded, and without a
 //! hint.
 
 use std::{
@@ -47,7 +47,9 @@ impl Driver {
                 let sources = entries(node.paths.at("/run/nvidia/driver/usr/src")).into_iter();
                 let is_source_tree = |name: &str| name.starts_with("nvidia-");
                 sources
-                    .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_source_tree))
+                    .filter(|path| {
+                        path.file_name().and_then(|name| name.to_str()).is_some_and(is_source_tree)
+                    })
                     .collect()
             }
             Self::Ofed => {

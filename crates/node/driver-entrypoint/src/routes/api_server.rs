@@ -33,20 +33,20 @@ pub(super) fn api_servers(paths: &Paths, sockets: &[String]) -> Vec<(IpAddr, u16
         let is_elsewhere = !to.remote_address.is_loopback() && to.remote_address != to.local_address;
         let is_clients = to.state == ESTABLISHED && is_elsewhere && !listening.contains(&to.local_port);
         let is_guess = kubelets.is_empty() && to.user == "0" && to.remote_port == HTTPS_PORT;
-        let is_configured = configured
-            .iter()
-            .any(|(address, port)| *port == to.remote_port && address.is_none_or(|address| address == to.remote_address));
+        let is_configured = configured.iter().any(|(address, port)| {
+            *port == to.remote_port && address.is_none_or(|address| address == to.remote_address)
+        });
         to.state == ESTABLISHED && to.remote_port == API_PORT
             || is_clients && (of_kubelet.contains(&to.inode) || is_guess || is_configured)
     };
     let connected = sockets.iter().filter(is_api).map(|to| (to.remote_address, to.remote_port));
-    // Also while the node is not connected at this very moment.
+    // The configured servers count even if the node is not connected at the moment.
     let written = configured.iter().filter_map(|(address, port)| Some(((*address)?, *port)));
     connected.chain(written).collect()
 }
 
 /// Servers of the kubelet's configuration on the host, where the manifest mounts the host's `/etc`: the address, where
-/// it is no name, and the port.
+/// Lists the servers in the kubelet's configuration on the host, if the manifest mounts the host's `/etc`: the address,
 fn kubeconfig_servers(paths: &Paths) -> Vec<(Option<IpAddr>, u16)> {
     let files = ["kubelet.conf", "kubelet/kubeconfig", "kubeconfig"];
     let texts = files.iter().filter_map(|file| text(paths.at(&format!("/host/etc/kubernetes/{file}"))));
@@ -85,7 +85,15 @@ fn parse_socket(line: &str) -> Option<Socket> {
     let (local_address, local_port) = parse_endpoint(fields.get(1)?)?;
     let (remote_address, remote_port) = parse_endpoint(fields.get(2)?)?;
     let field = |index: usize| fields.get(index).copied().unwrap_or_default().to_owned();
-    Some(Socket { local_address, local_port, remote_address, remote_port, state: field(3), user: field(7), inode: field(9) })
+    Some(Socket {
+        local_address,
+        local_port,
+        remote_address,
+        remote_port,
+        state: field(3),
+        user: field(7),
+        inode: field(9),
+    })
 }
 
 /// Parses an address and a port.

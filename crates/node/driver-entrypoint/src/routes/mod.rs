@@ -27,7 +27,7 @@ pub(crate) struct Network {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TrafficUse {
     pub(crate) what: String,
-    /// Whether the node is cut off without it.
+    /// Whether the node loses its connection to the cluster without it.
     pub(crate) is_uplink: bool,
 }
 
@@ -111,7 +111,7 @@ impl Network {
     }
 
     /// Names of an interface and of those on top of it. On a port of Open vSwitch these are all interfaces with routes
-    /// that have nothing below them: bridges and internal ports have neither a device nor a link to the port.
+    /// Names of an interface and of the interfaces on top of it. A port of Open vSwitch has no links to the bridges and
     fn with_stacked(&self, interface: &Path) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         add_stacked(interface, &mut names);
@@ -124,7 +124,7 @@ impl Network {
     }
 }
 
-/// Whether an interface is neither a device's, nor on top of another, nor a tunnel to a program.
+/// Whether an interface has no device, no interface below it, and no program that drives it as a tunnel.
 fn has_nothing_below(interface: &Path) -> bool {
     let is_lower = |link: &PathBuf| {
         link.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("lower_"))

@@ -85,7 +85,7 @@ struct Container<'a> {
 }
 
 impl Container<'_> {
-    /// Loads the modules, and adds the names of those that it loads to `loaded`, also if it fails.
+    /// Loads the modules. Adds the names of the newly loaded modules to `loaded`, even if it fails.
     fn start(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
         let Self { node, options, .. } = self;
         self.wait(&options.wait_for, "load", signals)?;
@@ -238,7 +238,8 @@ impl Container<'_> {
     /// Filters the requested modules and their dependencies from the image. Errors about missing modules are ignored
     /// here; loading reports them.
     fn image_modules_where(&self, is_wanted: impl Fn(&str) -> bool) -> BTreeSet<String> {
-        let with_dependencies = |name: &String| self.loader.image_modules_for(name).unwrap_or_else(|_| vec![name.clone()]);
+        let with_dependencies =
+            |name: &String| self.loader.image_modules_for(name).unwrap_or_else(|_| vec![name.clone()]);
         self.options.modules.iter().flat_map(with_dependencies).filter(|name| is_wanted(name)).collect()
     }
 

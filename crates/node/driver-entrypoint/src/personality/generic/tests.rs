@@ -69,7 +69,8 @@ fn they_stay_where_asked_to() {
 #[test]
 fn loaded_modules_are_unloaded_if_a_later_one_fails() {
     let bench = bench();
-    let error = run_container(&bench, &["mst_pci", "absent"], || panic!("must not become ready")).unwrap_err();
+    let error =
+        run_container(&bench, &["mst_pci", "absent"], || panic!("must not become ready")).unwrap_err();
     assert!(error.to_string().starts_with("module absent is missing for kernel"), "{error}");
     assert_eq!(bench.loaded_versions(), Vec::<String>::new());
 }
@@ -152,7 +153,8 @@ fn a_refused_load_is_undone() {
     let bench = in_tree();
     bench.image_module("acme_more", "acme");
     bench.kernel.load_errors.borrow_mut().insert("acme_more".to_owned(), Errno::NOEXEC);
-    run_container(&bench, &[&REPLACE[..], &["acme_more"]].concat(), || panic!("must not become ready")).unwrap_err();
+    run_container(&bench, &[&REPLACE[..], &["acme_more"]].concat(), || panic!("must not become ready"))
+        .unwrap_err();
     is_as_before(&bench);
 }
 
@@ -172,7 +174,8 @@ fn the_host_s_modules_are_not_forgotten_while_the_image_s_stay() {
     let bench = in_tree();
     run_container(&bench, &[&["--keep"], &REPLACE[..]].concat(), || {}).unwrap();
     assert_eq!(bench.loaded_versions(), ["image-acme"]);
-    run_container(&bench, &[&REPLACE[..], &["absent"]].concat(), || panic!("must not become ready")).unwrap_err();
+    run_container(&bench, &[&REPLACE[..], &["absent"]].concat(), || panic!("must not become ready"))
+        .unwrap_err();
     assert_eq!(bench.loaded_versions(), ["image-acme"], "{}", bench.log());
     run_container(&bench, &REPLACE, || {}).unwrap();
     is_as_before(&bench);
@@ -282,7 +285,10 @@ fn dependencies_left_by_a_killed_container_are_unloaded_for_the_hosts() {
         bench.kernel.killed_at.set(Some((step, false)));
         assert!(catch_unwind(AssertUnwindSafe(|| run_container(&bench, &REPLACE_BOTH, || {}))).is_err());
         bench.kernel.killed_at.set(None);
-        run_container(&bench, &REPLACE_BOTH, || assert_eq!(bench.loaded_versions(), ["image-acme", "image-acme_net"])).unwrap();
+        run_container(&bench, &REPLACE_BOTH, || {
+            assert_eq!(bench.loaded_versions(), ["image-acme", "image-acme_net"])
+        })
+        .unwrap();
         assert_eq!(bench.loaded_versions(), ["host-acme", "host-acme_net"], "{step}: {}", bench.log());
         assert_eq!(bench.read("/run/farrier/acme_net.replaced"), None);
     }
@@ -305,7 +311,8 @@ fn a_failed_restore_does_not_prevent_restoring_the_others() {
     bench.host_module("zeta", "");
     bench.load_from_host(&["zeta"]);
     bench.kernel.load_errors.borrow_mut().insert("zeta of the host".to_owned(), Errno::NODEV);
-    let error = run_container(&bench, &[&REPLACE[..4], &["--replace", "zeta", "acme"]].concat(), || {}).unwrap_err();
+    let error =
+        run_container(&bench, &[&REPLACE[..4], &["--replace", "zeta", "acme"]].concat(), || {}).unwrap_err();
     assert!(error.to_string().starts_with("load zeta from"), "{error}");
     assert_eq!(bench.loaded_versions(), ["host-acme", "host-acme_net"]);
     assert_eq!(bench.read("/run/farrier/acme.replaced").as_deref(), Some("acme_net\nacme\nzeta"));
@@ -346,7 +353,11 @@ fn the_uplink_is_not_taken_from_the_node() {
     bench.write("/proc/1/net/route", "");
     let error = run_container(&bench, &REPLACE, || bench.write("/proc/1/net/route", route)).unwrap_err();
     assert_eq!(error.to_string(), refused);
-    assert_eq!(bench.loaded_versions(), ["image-acme"], "the image's modules serve the node until it is drained");
+    assert_eq!(
+        bench.loaded_versions(),
+        ["image-acme"],
+        "the image's modules serve the node until it is drained"
+    );
     assert_eq!(bench.read("/run/farrier/acme.ready"), None);
 
     let allowed = Options::read(&REPLACE, |_| Some("uplink".to_owned())).unwrap();
@@ -358,8 +369,10 @@ fn the_uplink_is_not_taken_from_the_node() {
 fn the_host_s_options_are_honored_or_missed() {
     let bench = in_tree();
     bench.write("/etc/modprobe.d/image.conf", "options acme mode=3\n");
-    run_container(&bench, &REPLACE, || assert!(bench.calls().contains(&"load acme of the image mode=3".to_owned())))
-        .unwrap();
+    run_container(&bench, &REPLACE, || {
+        assert!(bench.calls().contains(&"load acme of the image mode=3".to_owned()))
+    })
+    .unwrap();
     assert!(bench.calls().contains(&"load acme of the host".to_owned()));
     assert!(bench.log().contains("WARN  the host's /etc is not visible"), "{}", bench.log());
     bench.write("/proc/1/root/etc/modprobe.d/site.conf", "options acme mode=1\n");
@@ -442,8 +455,8 @@ fn a_program_runs_after_the_modules_are_loaded() {
     })
     .unwrap();
     bench.write("/setup.code", "3");
-    let error =
-        run_container(&bench, &["--then", &program, "mst_pci"], || panic!("must not become ready")).unwrap_err();
+    let error = run_container(&bench, &["--then", &program, "mst_pci"], || panic!("must not become ready"))
+        .unwrap_err();
     assert_eq!(error.to_string(), format!("{program} failed: exit status: 3"));
     assert_eq!(bench.loaded_versions(), Vec::<String>::new());
 }

@@ -49,11 +49,13 @@ impl Parameter {
 /// driver that the node booted with. In that case generic parameters count as set by the user, because they mean the
 /// same to every driver; driver-specific ones do not.
 pub(super) fn changed_parameters(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
-    let changed = now.into_iter().filter_map(|mut now| match fresh.iter().find(|fresh| fresh.is_same_parameter(&now)) {
-        Some(fresh) if !fresh.set && fresh.value == now.value => None,
-        known => {
-            now.set |= known.is_some();
-            Some(now)
+    let changed = now.into_iter().filter_map(|mut now| {
+        match fresh.iter().find(|fresh| fresh.is_same_parameter(&now)) {
+            Some(fresh) if !fresh.set && fresh.value == now.value => None,
+            known => {
+                now.set |= known.is_some();
+                Some(now)
+            }
         }
     });
     changed.collect()
@@ -90,7 +92,8 @@ impl<'a> Devlink<'a> {
     /// Reads the parameters of these devices.
     pub(super) fn parameters(&self, devices: &[String]) -> Vec<Parameter> {
         // The program shows all parameters, or one by its name, but not all of one device.
-        let mut all = self.run(&["dev", "param", "show"]).map(|text| parse_parameters(&text)).unwrap_or_default();
+        let mut all =
+            self.run(&["dev", "param", "show"]).map(|text| parse_parameters(&text)).unwrap_or_default();
         all.retain(|parameter| devices.contains(&parameter.device));
         all
     }
@@ -105,7 +108,8 @@ impl<'a> Devlink<'a> {
             let mut needs_reload = false;
             for wanted in wanted.iter().filter(|wanted| wanted.device == *device) {
                 let Parameter { name, mode, value, set, .. } = wanted;
-                let there = now.iter().find(|now| now.is_same_parameter(wanted)).map(|now| now.value.as_str());
+                let there =
+                    now.iter().find(|now| now.is_same_parameter(wanted)).map(|now| now.value.as_str());
                 let arguments: [&str; 10] = [
                     "dev",
                     "param",

@@ -148,7 +148,7 @@ impl Container<'_> {
     fn replace(&self, loaded: &Loaded) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         let failure = self.failure()?;
-        // Without a driver, another try takes nothing from the node.
+        // If the driver is not loaded, another attempt cannot interrupt the network.
         if loaded.contains("mlx5_core") {
             failure.check()?;
         }
@@ -208,8 +208,7 @@ impl Container<'_> {
         if let Err(error) = unload::unload_all(node, &to_unload) {
             node.log.warn("the image's drivers stay loaded");
             let loaded = Loaded::read(&node.paths)?;
-            let unloaded: Vec<String> =
-                to_unload.into_iter().filter(|name| !loaded.contains(name)).collect();
+            let unloaded: Vec<String> = to_unload.into_iter().filter(|name| !loaded.contains(name)).collect();
             let reloaded = stack.load(&unloaded);
             self.restore_network(false)?;
             reloaded?;
@@ -233,7 +232,7 @@ impl Container<'_> {
         }
         self.node
             .log
-            .warn("a container that ended half-way has left the node without drivers: restoring the host's");
+            .warn("a container that was interrupted left the node without drivers: restoring the host's");
         self.blacklist().remove();
         let is_from_image =
             |name: &&String| loaded.contains(name) && !Loaded::is_in_tree(&self.node.paths, name);
@@ -327,7 +326,7 @@ fn check_peer_memory(node: &Node<'_>) -> Result<(), Error> {
     PEER_MEMORY.iter().try_for_each(|name| unload::check_users(node, name))
 }
 
-/// Whether udev gives an NVIDIA interface a name with its port, such as `enp8s0f0np0`. Reads udev's database, if the
+/// Whether udev includes the port in the name of an NVIDIA interface, such as `enp8s0f0np0`. Reads udev's database, if the
 /// pod mounts it.
 fn names_have_ports(node: &Node<'_>) -> bool {
     files::entries(node.paths.at("/sys/class/net")).iter().any(|interface| {

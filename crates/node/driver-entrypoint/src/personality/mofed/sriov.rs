@@ -109,7 +109,7 @@ impl State {
         format!("{devices} device(s), {functions} virtual function(s), {parameters} devlink parameter(s)")
     }
 
-    /// Lists settings of the devices that are lost with the driver.
+    /// Lists settings of the devices that are lost with the driver and cannot be restored.
     pub(crate) fn unrestorable(node: &Node<'_>) -> Vec<String> {
         lost::lost_settings(node)
     }
@@ -133,7 +133,8 @@ impl State {
     fn to_text(&self) -> String {
         let mut lines = vec![format!("load {}\n", self.driver_load)];
         lines.extend(self.parameters.iter().map(Parameter::to_line));
-        for PhysicalFunction { device, up, mtu, switchdev, number, functions, representors, links } in &self.physical
+        for PhysicalFunction { device, up, mtu, switchdev, number, functions, representors, links } in
+            &self.physical
         {
             lines.push(format!("physical {device} {up} {mtu} {switchdev} {number}\n"));
             lines.extend(links.iter().map(Link::to_line));
@@ -337,7 +338,9 @@ fn virtual_function(device: &Path, index: usize) -> Option<VirtualFunction> {
         mtu: attribute("mtu"),
         mac: Some(attribute("address")).filter(|mac| mac.len() == 17).unwrap_or_else(no_value),
         guid: guid.map_or_else(no_value, |guid| with_colons(&guid)),
-        driver: link_target_name(&function.join("driver")).filter(|driver| driver != "mlx5_core").unwrap_or_else(no_value),
+        driver: link_target_name(&function.join("driver"))
+            .filter(|driver| driver != "mlx5_core")
+            .unwrap_or_else(no_value),
     })
 }
 

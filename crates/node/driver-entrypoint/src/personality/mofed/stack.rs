@@ -138,7 +138,7 @@ impl Stack<'_> {
                 }
             } else if unloaded.contains(name) {
                 self.node.log.warn(format!(
-                    "module {name} was loaded, and is not any more: this image does not have it, and the host's does not fit"
+                    "module {name} was loaded before, but is not loaded now: this image does not have it, and the host's does not fit"
                 ));
             }
         }
@@ -174,8 +174,15 @@ impl Stack<'_> {
     }
 }
 
-fn check_unload_allowed(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable: &str) -> Result<(), Error> {
-    let loaded_names: Vec<&str> = names.iter().map(String::as_str).filter(|name| loaded.contains(name)).collect();
+fn check_unload_allowed(
+    loaded: &Loaded,
+    names: &[String],
+    allowed: bool,
+    kind: &str,
+    variable: &str,
+) -> Result<(), Error> {
+    let loaded_names: Vec<&str> =
+        names.iter().map(String::as_str).filter(|name| loaded.contains(name)).collect();
     if allowed || loaded_names.is_empty() {
         return Ok(());
     }

@@ -125,7 +125,7 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
         });
         if !is_gone {
             return Err(Error::new(
-                format!("{name} (process {pid}) does not end at SIGTERM, and uses the driver"),
+                format!("{name} (process {pid}) does not end after SIGTERM, and uses the driver"),
                 "inspect that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)",
             ));
         }

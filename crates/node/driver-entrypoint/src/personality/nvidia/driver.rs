@@ -61,7 +61,9 @@ pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Error>
 /// Whether the loaded driver is the image's build; a driver of the same configuration from other sources is not.
 pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, Error> {
     let loaded = Loaded::read(&node.paths)?;
-    let Some(file) = index.image_file("nvidia").filter(|_| loaded.contains("nvidia")) else { return Ok(false) };
+    let Some(file) = index.image_file("nvidia").filter(|_| loaded.contains("nvidia")) else {
+        return Ok(false);
+    };
     let info = file.info()?;
     // Modules without an identity count as the same, because the operator's digest has not changed.
     Ok(info.identity().is_none() || loaded.is_file(&node.paths, "nvidia", &info))
@@ -84,8 +86,10 @@ const OTHER_DRIVERS: [&str; 4] = ["nouveau", "nova_core", "nova_drm", "vfio_pci"
 pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
     let gpus = devices::gpus(&node.paths);
     let held = |gpu: &Gpu| {
-        let driver =
-            gpu.driver.as_ref().filter(|driver| OTHER_DRIVERS.contains(&driver.replace('-', "_").as_str()))?;
+        let driver = gpu
+            .driver
+            .as_ref()
+            .filter(|driver| OTHER_DRIVERS.contains(&driver.replace('-', "_").as_str()))?;
         Some(format!("{} is bound to {driver}", gpu.address))
     };
     let held_gpus: Vec<String> = gpus.iter().filter_map(held).collect();
@@ -94,7 +98,7 @@ pub(crate) fn check_gpus(node: &Node<'_>) -> Result<(), Error> {
     }
     let found = held_gpus.join(", ");
     if held_gpus.len() < gpus.len() {
-        node.log.warn(format!("this driver does not get all GPUs: {found}"));
+        node.log.warn(format!("other drivers hold some of the GPUs: {found}"));
         return Ok(());
     }
     Err(Error::new(
@@ -109,7 +113,7 @@ pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let Loader { node, index, .. } = loader;
     for name in HOST_HELPERS {
         if !index.has(name) {
-            node.log.step(format!("{name} is not there, which is not an error"));
+            node.log.step(format!("{name} is not installed, which is not an error"));
         } else if let Err(error) = loader.load(name) {
             node.log.warn(format!("continuing without {name}: {error}"));
         }
@@ -118,7 +122,7 @@ pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
         loader.load(name).map_err(|error| explain_missing_gpu(node, error))?;
     }
     if index.image_file(MODESET).is_none() {
-        node.log.step("the image has no nvidia_modeset, which computing does not need");
+        node.log.step("the image has no nvidia_modeset, which compute workloads do not need");
     }
     Ok(())
 }
@@ -131,7 +135,7 @@ fn modules_to_load(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
     names
 }
 
-/// Replaces the kernel's error with one that tells a GPU administrator what to do.
+/// Replaces the kernel's error `ENODEV` with one that explains what to do.
 fn explain_missing_gpu(node: &Node<'_>, error: Error) -> Error {
     let refusal = match error {
         Error::Refused { name, refusal, .. } if name == "nvidia" && refusal.errno == Errno::NODEV => refusal,

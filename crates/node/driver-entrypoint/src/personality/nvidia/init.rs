@@ -141,7 +141,7 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
     Ok(())
 }
 
-/// Compares only with OFED: the GPU driver comes from this image.
+/// Loads nvidia_peermem if it was compiled against the loaded OFED. The GPU driver comes from this image, so it need not be
 fn load_if_versions_match(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
     let drivers: &[Driver] = if settings.host_ofed { &[] } else { &[Driver::Ofed] };
     versions::check(loader, "nvidia_peermem", drivers)?;
@@ -159,7 +159,9 @@ fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error
     for started in daemons::start_tools(&node.paths) {
         match started {
             StartResult::Success(name) => node.log.step(format!("started {name}")),
-            StartResult::Absent(name) => node.log.step(format!("the image has no {name}, which is not an error")),
+            StartResult::Absent(name) => {
+                node.log.step(format!("the image has no {name}, which is not an error"))
+            }
             StartResult::Failed(name, why) => node.log.warn(format!("continuing without {name}: {why}")),
         }
     }

@@ -37,8 +37,12 @@ pub(crate) fn main(
         Command::Update(kernel) => update(node, kernel.as_deref()),
         Command::ReloadPeermem => {
             let ofed = Ofed::of(settings.host_ofed);
-            let peer_memory =
-                Companion { module: "nvidia_peermem", owner: Owner::DriverContainers, ready_file: None, ofed };
+            let peer_memory = Companion {
+                module: "nvidia_peermem",
+                owner: Owner::DriverContainers,
+                ready_file: None,
+                ofed,
+            };
             parameters::check(node, &["nvidia-peermem"])?;
             // The GPU driver's container, in the same pod, unloads the module.
             peer_memory.run(node, signals)

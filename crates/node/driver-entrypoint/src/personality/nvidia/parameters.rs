@@ -44,7 +44,7 @@ fn parse(text: &str) -> Result<Vec<&str>, String> {
             continue;
         }
         if line.chars().any(|c| c.is_control() && c != '\t') {
-            return Err(format!("line {number} holds a control character"));
+            return Err(format!("line {number} contains a control character"));
         }
         if line.matches('"').count() % 2 == 1 {
             return Err(format!("a quotation mark in line {number} is not closed"));
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn invalid_parameters_are_refused_with_their_line() {
         let refused = |text: &str| parse(text).unwrap_err();
-        assert_eq!(refused("a=1\nb=\u{0}"), "line 2 holds a control character");
+        assert_eq!(refused("a=1\nb=\u{0}"), "line 2 contains a control character");
         assert_eq!(refused("a=\"1"), "a quotation mark in line 1 is not closed");
         assert_eq!(refused("a=1\n=2"), r#""=2" in line 2 is not NAME=VALUE"#);
         assert_eq!(refused("a;b=2"), r#""a;b=2" in line 1 is not NAME=VALUE"#);

@@ -32,7 +32,9 @@ pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Err
 
 /// Removes all status files of this container.
 pub(crate) fn clear(node: &Node<'_>) -> Result<(), Error> {
-    [DIGEST_FILE, DAEMONS_STATUS_FILE, PID_FILE].iter().try_for_each(|path| files::remove(node, path).map(drop))
+    [DIGEST_FILE, DAEMONS_STATUS_FILE, PID_FILE]
+        .iter()
+        .try_for_each(|path| files::remove(node, path).map(drop))
 }
 
 /// Whether the GPU driver is ready for modules that depend on it. The status file decides if it exists. Without it,

@@ -64,7 +64,10 @@ pub(crate) fn decide(owner: Owner, observed: &Observation, loaded_against: Optio
         Some(missing) => Step::Wait(missing),
         None if !observed.loaded => Step::Load,
         // A module that uses ib_core prevents its replacement. This module does not use it, so it must be reloaded.
-        None if loaded_against.is_some() && observed.ib_core.is_some() && loaded_against != observed.ib_core.as_deref() => {
+        None if loaded_against.is_some()
+            && observed.ib_core.is_some()
+            && loaded_against != observed.ib_core.as_deref() =>
+        {
             Step::Reload
         }
         None => Step::Keep,
@@ -90,10 +93,22 @@ mod tests {
 
     #[test]
     fn modules_of_other_owners_are_not_unloaded() {
-        assert_eq!(decide(Owner::DriverContainers, &observed(false, true, true), None), Step::Wait(Missing::Ofed));
-        assert_eq!(decide(Owner::ThisContainer, &observed(false, true, true), None), Step::Release(Missing::Ofed));
-        assert_eq!(decide(Owner::ThisContainer, &observed(true, false, true), None), Step::Release(Missing::Gpu));
-        assert_eq!(decide(Owner::ThisContainer, &observed(true, false, false), None), Step::Wait(Missing::Gpu));
+        assert_eq!(
+            decide(Owner::DriverContainers, &observed(false, true, true), None),
+            Step::Wait(Missing::Ofed)
+        );
+        assert_eq!(
+            decide(Owner::ThisContainer, &observed(false, true, true), None),
+            Step::Release(Missing::Ofed)
+        );
+        assert_eq!(
+            decide(Owner::ThisContainer, &observed(true, false, true), None),
+            Step::Release(Missing::Gpu)
+        );
+        assert_eq!(
+            decide(Owner::ThisContainer, &observed(true, false, false), None),
+            Step::Wait(Missing::Gpu)
+        );
     }
 
     #[test]

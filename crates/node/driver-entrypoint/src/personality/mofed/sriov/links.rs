@@ -17,7 +17,7 @@ use crate::{
 /// Polling interval while a network manager may still be at work.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Protocols of routes that others make again.
+/// Protocols of routes that the kernel or a DHCP client adds again.
 const AUTOMATIC_PROTOCOLS: [&str; 4] = ["kernel", "dhcp", "ra", "redirect"];
 
 /// A setting of an interface, or of a VLAN on top of it.
@@ -59,7 +59,9 @@ impl Link {
             ["address", device, ref words @ ..] => {
                 Some(Self::Address { device: device.to_owned(), words: words.join(" ") })
             }
-            ["route", device, ref words @ ..] => Some(Self::Route { device: device.to_owned(), words: words.join(" ") }),
+            ["route", device, ref words @ ..] => {
+                Some(Self::Route { device: device.to_owned(), words: words.join(" ") })
+            }
             _ => None,
         }
         .filter(|_| fields.get(1).is_some_and(is_name))
@@ -69,7 +71,8 @@ impl Link {
 /// Reads the settings of an interface.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     let mut links = Vec::new();
-    let bond = link_target_name(&interface.join("master")).filter(|_| interface.join("master/bonding").is_dir());
+    let bond =
+        link_target_name(&interface.join("master")).filter(|_| interface.join("master/bonding").is_dir());
     links.extend(bond.map(Link::Bond));
     let vlans = vlans(node, interface);
     links.extend(vlans.iter().cloned());
@@ -80,11 +83,14 @@ pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
         _ => None,
     });
     for (device, name) in [("-".to_owned(), name)].into_iter().chain(names) {
-        links.extend(ip.addresses(&name).into_iter().map(|words| Link::Address { device: device.clone(), words }));
+        links.extend(
+            ip.addresses(&name).into_iter().map(|words| Link::Address { device: device.clone(), words }),
+        );
         for family in ["-4", "-6"] {
             let routes = ip.routes(family, &name).into_iter();
             links.extend(
-                routes.map(|route| Link::Route { device: device.clone(), words: format!("{family} {route}") }),
+                routes
+                    .map(|route| Link::Route { device: device.clone(), words: format!("{family} {route}") }),
             );
         }
     }
@@ -106,7 +112,7 @@ pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[Link], polls:
     // In the order of `read`: addresses need their VLANs, and routes their addresses.
     for link in missing() {
         match set_link(node, ip.as_ref(), interface, link) {
-            Ok(done) => node.log.step(format!("{done}, which no network manager did")),
+            Ok(done) => node.log.step(format!("{done}, because no network manager did")),
             Err(error) => {
                 node.log.warn(format!("{} of {}: {error}", link.to_line().trim(), name_of(interface)));
             }
@@ -173,7 +179,7 @@ fn add_to_bond(node: &Node<'_>, interface: &Path, bond: &str) -> Result<String, 
     let slaves = node.paths.at("/sys/class/net").join(bond).join("bonding/slaves");
     let down = fs::write(interface.join("flags"), format!("{:#x}", flags(interface) & !1));
     let added = down.and_then(|()| fs::write(slaves, format!("+{name}")));
-    added.map(|()| format!("put {name} back into {bond}")).map_err(|error| error.to_string())
+    added.map(|()| format!("added {name} to {bond} again")).map_err(|error| error.to_string())
 }
 
 /// VLANs on top of an interface, from the kernel's table: name, ID, and the interface below.

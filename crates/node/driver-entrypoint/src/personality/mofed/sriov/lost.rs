@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{super::devlink, devices, sysfs_path, link_target_name, own_interface};
+use super::{super::devlink, devices, link_target_name, own_interface, sysfs_path};
 use crate::{
     files::{entries, program, text},
     node::Node,
@@ -39,7 +39,7 @@ pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
         if let Some(bridge) =
             link_target_name(&interface.join("master")).filter(|_| !interface.join("master/bonding").is_dir())
         {
-            lost.push(format!("the place of {} in {bridge}", base_name(&interface)));
+            lost.push(format!("the membership of {} in {bridge}", base_name(&interface)));
         }
         let Some(ip) = &ip else { continue };
         let shown = devlink::run(ip, &["link", "show", "dev", &base_name(&interface)]).unwrap_or_default();

@@ -7,7 +7,8 @@ use std::{
 
 use super::{
     super::devlink::{self, Devlink},
-    POLL_INTERVAL, PhysicalFunction, Representor, VirtualFunction, flags, links, sysfs_path, representors, link_target_name, own_interface,
+    POLL_INTERVAL, PhysicalFunction, Representor, VirtualFunction, flags, link_target_name, links,
+    own_interface, representors, sysfs_path,
 };
 use crate::{
     files::{program, text},

@@ -315,7 +315,7 @@ fn settings_that_no_network_manager_restores_are_restored() {
          -4 route replace default via 10.9.0.1 proto static metric 100 dev enp8s0f0\n"
     );
     let log = bench.log();
-    assert!(log.contains("put enp8s0f0 back into bond0, which no network manager did"), "{log}");
+    assert!(log.contains("added enp8s0f0 to bond0 again, because no network manager did"), "{log}");
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn settings_lost_with_the_driver_are_named() {
             "1 sub-function(s)",
             "connected mode of ib0",
             "IPoIB interface ib0.8001",
-            "the place of enp8s0f0 in br0",
+            "the membership of enp8s0f0 in br0",
             "VLAN, trust, rate or link state of virtual function 0 of pci/0000:08:00.0",
         ]
     );

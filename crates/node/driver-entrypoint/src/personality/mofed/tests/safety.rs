@@ -24,7 +24,10 @@ fn the_uplink_is_not_taken_from_the_node() {
     assert!(refusal.starts_with(REFUSED), "{refusal}");
     assert!(refusal.contains("ALLOW_DISRUPTION=uplink"), "{refusal}");
     assert_eq!(bench.calls(), Vec::<String>::new());
-    run_container(&bench, &settings(&[("ALLOW_DISRUPTION", "uplink")]), || assert_eq!(bench.loaded_versions(), OURS)).unwrap();
+    run_container(&bench, &settings(&[("ALLOW_DISRUPTION", "uplink")]), || {
+        assert_eq!(bench.loaded_versions(), OURS)
+    })
+    .unwrap();
 }
 
 /// The drivers stay as they are, and the next container of this image finds them.
@@ -186,7 +189,8 @@ fn a_container_that_cannot_start_repairs_the_node_after_a_killed_one() {
         fs::rename(bench.at("/lib/modules"), bench.at("/lib/other")).unwrap();
         let refusal = refusal(&bench, &[]);
         assert!(refusal.starts_with("module mlx5_core is missing for kernel"), "{refusal}");
-        let after: Vec<String> = bench.loaded_versions().into_iter().filter(|name| name != "host-tls").collect();
+        let after: Vec<String> =
+            bench.loaded_versions().into_iter().filter(|name| name != "host-tls").collect();
         if is_lost {
             let after: Vec<String> = after.into_iter().filter(|name| name != "image-mlx_compat").collect();
             assert_eq!(after, before, "{at}: {}", bench.log());

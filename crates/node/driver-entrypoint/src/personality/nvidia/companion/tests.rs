@@ -4,10 +4,18 @@ use super::*;
 use crate::testing::Bench;
 
 const READY: &str = "/.driver-ready";
-const NVIDIA_PEERMEM: Companion<'_> =
-    Companion { module: "nvidia_peermem", owner: Owner::DriverContainers, ready_file: None, ofed: Ofed::Container };
-const NV_PEER_MEM: Companion<'_> =
-    Companion { module: "nv_peer_mem", owner: Owner::ThisContainer, ready_file: Some(READY), ofed: Ofed::Container };
+const NVIDIA_PEERMEM: Companion<'_> = Companion {
+    module: "nvidia_peermem",
+    owner: Owner::DriverContainers,
+    ready_file: None,
+    ofed: Ofed::Container,
+};
+const NV_PEER_MEM: Companion<'_> = Companion {
+    module: "nv_peer_mem",
+    owner: Owner::ThisContainer,
+    ready_file: Some(READY),
+    ofed: Ofed::Container,
+};
 
 /// Changes to the node, one before each poll; then a signal arrives.
 struct Story<'a>(std::vec::IntoIter<Box<dyn FnOnce() + 'a>>);

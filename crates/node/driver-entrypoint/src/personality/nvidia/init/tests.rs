@@ -86,7 +86,11 @@ fn start_and_kill(bench: &Bench, settings: &Settings) {
 }
 
 fn assert_gone(bench: &Bench) {
-    assert!(bench.loaded_versions().iter().all(|module| !module.starts_with("image-")), "{:?}", bench.loaded_versions());
+    assert!(
+        bench.loaded_versions().iter().all(|module| !module.starts_with("image-")),
+        "{:?}",
+        bench.loaded_versions()
+    );
     assert_eq!(bench.read("/proc/self/mountinfo").unwrap().trim_end(), MOUNTS.trim_end());
     assert_eq!(bench.read(SEARCH_PATH).unwrap().trim_matches(['\0', '\n']), "");
     for path in [state::PID_FILE, state::DAEMONS_STATUS_FILE, state::PROBE_FILE, state::DIGEST_FILE] {
@@ -100,7 +104,12 @@ fn the_driver_is_loaded_and_unloaded_in_the_operators_order() {
     let mut seen = None;
     let mut look = || {
         let text = |path| bench.read(path).unwrap();
-        seen = Some((text(state::PID_FILE), text(state::DAEMONS_STATUS_FILE), text(state::DIGEST_FILE), text(SEARCH_PATH)));
+        seen = Some((
+            text(state::PID_FILE),
+            text(state::DAEMONS_STATUS_FILE),
+            text(state::DIGEST_FILE),
+            text(SEARCH_PATH),
+        ));
         bench.write(state::PROBE_FILE, "");
     };
     run(&bench.node(), &digest("1234"), &mut EndsWhenReady(&mut look)).unwrap();
@@ -284,7 +293,11 @@ fn failed_or_missing_helpers_are_ignored() {
     let bench = bench();
     bench.kernel.load_errors.borrow_mut().insert("ipmi_devintf".into(), Errno::NODEV);
     start_and_stop(&bench, &Settings::default()).unwrap();
-    assert!(bench.log().contains("INFO  i2c_core is not there, which is not an error"), "{}", bench.log());
+    assert!(
+        bench.log().contains("INFO  i2c_core is not installed, which is not an error"),
+        "{}",
+        bench.log()
+    );
     assert!(bench.log().contains("WARN  continuing without ipmi_devintf: "), "{}", bench.log());
 }
 
@@ -470,6 +483,6 @@ fn gpus_of_another_driver_are_found_before_the_old_driver_goes() {
     std::fs::remove_file(bench.at("/sys/bus/pci/devices/0000:0b:00.0/driver")).unwrap();
     start().unwrap();
     assert!(
-        bench.log().contains("WARN  this driver does not get all GPUs: 0000:0a:00.0 is bound to nouveau")
+        bench.log().contains("WARN  other drivers hold some of the GPUs: 0000:0a:00.0 is bound to nouveau")
     );
 }
