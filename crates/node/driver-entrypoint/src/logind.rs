@@ -199,7 +199,7 @@ pub(crate) mod tests {
 
     #[test]
     fn calls_are_encoded_as_specified() {
-        let bytes = call(1, ["a.b", "/a", "a.i", "M"], &["x"]);
+        let bytes = encode_call(1, ["a.b", "/a", "a.i", "M"], &["x"]);
         let fields = b"\x01\x01o\0\x02\0\0\0/a\0\0\0\0\0\0\x02\x01s\0\x03\0\0\0a.i\0\0\0\0\0\x03\x01s\0\x01\0\0\0M\0\0\0\0\0\0\0\
                        \x06\x01s\0\x03\0\0\0a.b\0\0\0\0\0\x08\x01g\0\x01s\0";
         let mut wanted = b"l\x01\0\x01\x06\0\0\0\x01\0\0\0".to_vec();

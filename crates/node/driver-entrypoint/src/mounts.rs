@@ -136,7 +136,7 @@ mod tests {
         let bench = Bench::new();
         let node = bench.node();
         let to = "/run/mellanox/drivers/usr/src";
-        let count = || mounts(&node).unwrap().iter().filter(|mount| mount.point == Path::new(to)).count();
+        let count = || read_mounts(&node).unwrap().iter().filter(|mount| mount.point == Path::new(to)).count();
         for _ in 0..3 {
             expose(&node, "/usr/src", to).unwrap();
             assert_eq!(count(), 1);
@@ -155,10 +155,10 @@ mod tests {
         let (node, to) = (bench.node(), "/var/run/mellanox/drivers/usr/src");
         for _ in 0..2 {
             expose(&node, "/usr/src", to).unwrap();
-            assert_eq!(mounts(&node).unwrap().len(), 3);
+            assert_eq!(read_mounts(&node).unwrap().len(), 3);
         }
         conceal(&node, to).unwrap();
-        assert_eq!(mounts(&node).unwrap().len(), 2);
+        assert_eq!(read_mounts(&node).unwrap().len(), 2);
         assert_eq!(bench.log().matches("WARN").count(), 0, "{}", bench.log());
     }
 

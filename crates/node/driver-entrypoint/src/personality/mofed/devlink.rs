@@ -292,7 +292,7 @@ pci/0000:08:00.0:
         let devlink = Devlink::of(&node).unwrap();
         assert!(devlink.parameters(&[DEVICE.to_owned()]).is_empty());
         assert_eq!(devlink.is_switchdev(DEVICE), None);
-        assert!(!devlink.switchdev(DEVICE));
+        assert!(!devlink.set_switchdev(DEVICE));
         let wanted = "WARN  devlink dev eswitch set pci/0000:08:00.0 mode switchdev: kernel answers: Operation not supported";
         assert_eq!(bench.log(), wanted);
     }

@@ -38,7 +38,7 @@ struct Daemon {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StartResult {
     /// The program went into the background or finished its work.
-    Yes(&'static str),
+    Success(&'static str),
     /// The image does not have the program.
     Absent(&'static str),
     /// The program failed with this error.

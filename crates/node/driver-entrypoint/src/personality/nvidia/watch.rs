@@ -41,9 +41,9 @@ pub(crate) enum Missing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The drivers' own containers, which know the module by name, such as nvidia-peermem.
-    Others,
+    DriverContainers,
     /// Only the container that loaded the module: nv_peer_mem.
-    Us,
+    ThisContainer,
 }
 
 impl Missing {
