@@ -20,7 +20,7 @@ use clap_complete::{
     engine::complete,
     env::{Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh},
 };
-use farrier_cluster::{ClusterError, Directory, Named, named};
+use farrier_cluster::{ClusterError, ClusterNames, Directory, cluster_names};
 use farrier_definitions as definitions;
 
 use super::{env_vars as vars, plugin, session::kube_options};
@@ -184,7 +184,7 @@ struct Source {
     definitions: Option<PathBuf>,
     cluster: Option<String>,
     /// Names in the cluster, looked up once.
-    named: OnceLock<Named>,
+    named: OnceLock<ClusterNames>,
 }
 
 impl Source {
@@ -201,7 +201,7 @@ impl Source {
     }
 
     /// Returns the names in the cluster, or none if the cluster does not answer in time.
-    fn named(&self) -> &Named {
+    fn named(&self) -> &ClusterNames {
         self.named.get_or_init(|| {
             let (send, receive) = mpsc::channel();
             let cluster = self.cluster.clone().unwrap_or_default();
@@ -249,14 +249,14 @@ fn plain(names: impl IntoIterator<Item = String>) -> BTreeSet<String> {
 }
 
 /// Reads the names in a cluster. Blocks.
-fn named_in(cluster: &str) -> Result<Named, ClusterError> {
+fn named_in(cluster: &str) -> Result<ClusterNames, ClusterError> {
     if let Some(options) = kube_options(cluster) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        return runtime.block_on(named(&options));
+        return runtime.block_on(cluster_names(&options));
     }
-    let Some(path) = cluster.strip_prefix("dir:") else { return Ok(Named::default()) };
+    let Some(path) = cluster.strip_prefix("dir:") else { return Ok(ClusterNames::default()) };
     let nodes = Directory::open(Path::new(path))?.read()?.nodes;
-    Ok(Named {
+    Ok(ClusterNames {
         kernels: nodes.iter().map(|node| node.kernel_version.clone()).collect(),
         nodes: nodes.iter().map(|node| node.name.clone()).collect(),
         images: Vec::new(),

@@ -266,10 +266,13 @@ impl Visit {
             let ahead = kube.stats().clock_ahead();
             self.clocks.extend(ahead.map(|ahead| ("the API server".to_owned(), ahead)));
             let rollouts = parts.definitions.images.values().flat_map(|image| &image.spec.rollout);
-            self.rights(kube.missing_rights(rollouts).await, "all rollout targets may be written".to_owned());
+            self.rights(
+                kube.missing_permissions(rollouts).await,
+                "all rollout targets may be written".to_owned(),
+            );
             if let Ok(Engine::Kubernetes(_)) = parts.engine.get().await {
                 let namespace = parts.definitions.site.builds.namespace();
-                let missing = kube.missing_build_rights(namespace).await;
+                let missing = kube.missing_build_permissions(namespace).await;
                 self.rights(missing, format!("builds may run in namespace {namespace}"));
             }
         }

@@ -75,14 +75,17 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
         "strategy": "image", "namespace": "gpu", "daemonSet": "driver", "container": "main",
         "upgrade": {"drain": "node", "waitFor": {"job": "smoke"}},
     }));
-    assert!(kube.missing_rights(rollouts.iter().chain([&upgrade])).await.unwrap().is_empty());
+    assert!(kube.missing_permissions(rollouts.iter().chain([&upgrade])).await.unwrap().is_empty());
     for (verb, resource) in
         [("list", "pods"), ("create", "pods/eviction"), ("get", "cronjobs.batch"), ("create", "jobs.batch")]
     {
         api.deny(verb, resource);
     }
-    assert!(kube.missing_rights(&rollouts).await.unwrap().is_empty(), "only upgrades need these permissions");
-    let missing = kube.missing_rights([&upgrade]).await.unwrap();
+    assert!(
+        kube.missing_permissions(&rollouts).await.unwrap().is_empty(),
+        "only upgrades need these permissions"
+    );
+    let missing = kube.missing_permissions([&upgrade]).await.unwrap();
     let told: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let told: Vec<&str> = told.iter().map(|text| text.split(" (as").next().unwrap()).collect();
     assert_eq!(
@@ -98,11 +101,11 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
     let undrained = rollout(json!({
         "strategy": "image", "namespace": "gpu", "daemonSet": "driver", "container": "main", "upgrade": {},
     }));
-    let missing = kube.missing_rights([&undrained]).await.unwrap();
+    let missing = kube.missing_permissions([&undrained]).await.unwrap();
     assert_eq!(missing.len(), 1, "evicting the driver's own pod needs a permission: {missing:?}");
     api.deny("patch", "daemonsets.apps");
     api.deny("patch", "nodes");
-    let missing = kube.missing_rights(&rollouts).await.unwrap();
+    let missing = kube.missing_permissions(&rollouts).await.unwrap();
     let told: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let told: Vec<&str> = told.iter().map(|text| text.split(" (as").next().unwrap()).collect();
     assert_eq!(
@@ -121,10 +124,10 @@ async fn the_rights_of_rollouts_are_asked_for_beforehand() {
 async fn the_rights_of_builds_in_the_cluster_are_asked_for_beforehand() {
     let api = cluster();
     let kube = connect(&api).await;
-    assert!(kube.missing_build_rights("farrier-builds").await.unwrap().is_empty());
+    assert!(kube.missing_build_permissions("farrier-builds").await.unwrap().is_empty());
     api.deny("create", "pods/exec");
     api.deny("delete", "jobs.batch");
-    let missing = kube.missing_build_rights("farrier-builds").await.unwrap();
+    let missing = kube.missing_build_permissions("farrier-builds").await.unwrap();
     let told: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let told: Vec<&str> = told.iter().map(|text| text.split(" (as").next().unwrap()).collect();
     assert_eq!(

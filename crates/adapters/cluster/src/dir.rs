@@ -1,7 +1,7 @@
 //! A directory of manifests (`dir:PATH`), read as a cluster and edited in place.
 //!
-//! An edit changes only the bytes of the image value. farrier therefore writes no record of the replaced value here, unlike the
-//! annotations in a live cluster: version control provides the directory's history.
+//! An edit changes only the bytes of the image value. In a live cluster farrier records the replaced value in an annotation.
+//! Here it writes no record, because version control provides the directory's history.
 
 use std::{
     collections::BTreeSet,
@@ -11,8 +11,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use farrier_core::plan::{Candidates, Change, ClusterSnapshot, ImageChange};
+use farrier_core::plan::{Candidates, Change, ClusterSnapshot, Container, ImageChange};
 use farrier_local::blocking::blocking;
+use farrier_yaml::Scalar;
 use fs_err::{self as fs, File};
 use walkdir::WalkDir;
 
@@ -23,15 +24,15 @@ use super::{
     source::Cluster,
 };
 
-/// Limits on the input: generous for a real fleet, and small enough for memory.
-const FILE_BYTES: u64 = 32 << 20;
-const TOTAL_BYTES: u64 = 256 << 20;
-const FILES: usize = 50_000;
+// Limits on the input: large enough for any real fleet, and small enough to fit into memory.
+const MAX_FILE_BYTES: u64 = 32 << 20;
+const MAX_TOTAL_BYTES: u64 = 256 << 20;
+const MAX_FILES: usize = 50_000;
 
 /// A directory of manifests, or a single file.
 ///
-/// All `*.yaml`, `*.yml` and `*.json` files below the directory are read. Hidden files and directories are skipped, and so are
-/// files outside the directory that a symbolic link points to.
+/// All `*.yaml`, `*.yml` and `*.json` files below the directory are read. Skipped are hidden files and directories, and symbolic
+/// links that lead outside the directory.
 #[derive(Clone, Debug)]
 pub struct Directory {
     root: PathBuf,
@@ -41,15 +42,15 @@ impl Directory {
     /// Opens an existing directory or file.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
         let root = std::fs::canonicalize(path).map_err(|source| {
-            let words = format!("read the manifests of --cluster dir:{}: {source}", path.display());
-            io::Error::new(source.kind(), words)
+            let message = format!("read the manifests of --cluster dir:{}: {source}", path.display());
+            io::Error::new(source.kind(), message)
         })?;
         Ok(Self { root })
     }
 
     /// Reads every manifest. Blocks the thread.
     ///
-    /// A file that is not YAML is an error and is not skipped: a rewrite could break a node that farrier did not see.
+    /// A file that is not YAML is an error. If farrier skipped the file, a rewrite could break a node that the file defines.
     pub fn read(&self) -> Result<ClusterSnapshot, ClusterError> {
         let mut snapshot = ClusterSnapshot { read_only_nodes: true, ..ClusterSnapshot::default() };
         for path in self.files()? {
@@ -62,48 +63,44 @@ impl Directory {
 
     /// Sets one container's image. Blocks the thread. The file is replaced atomically.
     pub fn set_image(&self, change: &ImageChange) -> Result<(), ClusterError> {
-        let object = object_name(change);
-        let refused = |reason: String| ClusterError::Refused { object: object.clone(), reason };
-        let mut found: Vec<(PathBuf, String, DaemonSet)> = Vec::new();
+        let ManifestFile { path, text, daemon_set } = self.find_daemon_set(change)?;
+        let Some((container, image)) = sole_container(&daemon_set, &change.container) else {
+            return Err(refused(change, "the DaemonSet does not have exactly one such container"));
+        };
+        if container.image == change.to {
+            return Ok(());
+        }
+        if let Some(reason) = &container.fixed {
+            return Err(refused(change, reason));
+        }
+        if container.image != change.expected {
+            return Err(conflict(change, &container.image));
+        }
+        let scalar = image.ok_or_else(|| refused(change, "the container has no image field"))?;
+        let edited = edit::replace(&text, scalar, &change.to).map_err(|reason| refused(change, reason))?;
+        replace_file(&path, &text, &edited, || conflict(change, "a file that another program is writing"))
+    }
+
+    /// Returns the only manifest that defines the changed DaemonSet.
+    fn find_daemon_set(&self, change: &ImageChange) -> Result<ManifestFile, ClusterError> {
+        let mut found = Vec::new();
         for path in self.files()? {
             let text = read_text(&path)?;
             let Manifest { nodes: _, daemon_sets } = parse(&path, &text)?;
             for daemon_set in daemon_sets {
                 let facts = &daemon_set.facts;
                 if facts.namespace == change.namespace && facts.name == change.daemon_set {
-                    found.push((path.clone(), text.clone(), daemon_set));
+                    found.push(ManifestFile { path: path.clone(), text: text.clone(), daemon_set });
                 }
             }
         }
-        let [(path, text, daemon_set)] = found.as_slice() else {
-            return Err(refused(format!("found {} DaemonSets with this name", found.len())));
-        };
-        let containers = &daemon_set.facts.containers;
-        let mut named = containers.iter().zip(&daemon_set.images).filter(|(c, _)| c.name == change.container);
-        let (Some((container, image)), None) = (named.next(), named.next()) else {
-            return Err(refused("the DaemonSet does not have exactly one such container".to_owned()));
-        };
-        let to = &change.to;
-        if container.image == *to {
-            return Ok(());
+        match (found.pop(), found.len()) {
+            (Some(manifest), 0) => Ok(manifest),
+            (last, others) => {
+                let count = others + usize::from(last.is_some());
+                Err(refused(change, format!("found {count} DaemonSets with this name")))
+            }
         }
-        if let Some(reason) = &container.fixed {
-            return Err(refused(reason.clone()));
-        }
-        if container.image != change.expected {
-            return Err(ClusterError::Conflict {
-                object,
-                expected: change.expected.clone(),
-                found: container.image.clone(),
-            });
-        }
-        let scalar = image.as_ref().ok_or_else(|| refused("the container has no image field".to_owned()))?;
-        let edited = edit::replace(text, scalar, to).map_err(refused)?;
-        replace_file(path, text, &edited, || ClusterError::Conflict {
-            object: object.clone(),
-            expected: change.expected.clone(),
-            found: "a file that another program is writing".to_owned(),
-        })
     }
 
     /// Returns the manifest files, sorted and without duplicates.
@@ -133,17 +130,46 @@ impl Directory {
             }
         }
         let too_large = |reason: String| Err(ClusterError::TooLarge(self.root.clone(), reason));
-        if files.len() > FILES {
-            return too_large(format!("more than {FILES} files"));
+        if files.len() > MAX_FILES {
+            return too_large(format!("more than {MAX_FILES} files"));
         }
         let mut total = 0;
         for path in &files {
             total += fs::metadata(path)?.len();
         }
-        if total > TOTAL_BYTES {
-            return too_large(format!("{total} bytes in total, more than {TOTAL_BYTES}"));
+        if total > MAX_TOTAL_BYTES {
+            return too_large(format!("{total} bytes in total, more than {MAX_TOTAL_BYTES}"));
         }
         Ok(files)
+    }
+}
+
+/// A file, its text, and a DaemonSet in the text.
+struct ManifestFile {
+    path: PathBuf,
+    text: String,
+    daemon_set: DaemonSet,
+}
+
+/// Returns the container with this name and its image scalar. Returns `None` if no container, or more than one, has the name.
+fn sole_container<'d>(daemon_set: &'d DaemonSet, name: &str) -> Option<(&'d Container, Option<&'d Scalar>)> {
+    let containers = daemon_set.facts.containers.iter().zip(&daemon_set.images);
+    let mut matching = containers.filter(|(container, _)| container.name == name);
+    match (matching.next(), matching.next()) {
+        (Some((container, image)), None) => Some((container, image.as_ref())),
+        _ => None,
+    }
+}
+
+fn refused(change: &ImageChange, reason: impl Into<String>) -> ClusterError {
+    ClusterError::Refused { object: object_name(change), reason: reason.into() }
+}
+
+fn conflict(change: &ImageChange, found: &str) -> ClusterError {
+    ClusterError::Conflict {
+        object: object_name(change),
+        expected: change.expected.clone(),
+        found: found.to_owned(),
     }
 }
 
@@ -154,16 +180,16 @@ impl Cluster for Directory {
     }
 
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
-        let this = self.clone();
-        blocking(move || this.read()).await
+        let directory = self.clone();
+        blocking(move || directory.read()).await
     }
 
     /// Searches the text of the manifests, whatever their kinds.
     async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
-        let (this, images) = (self.clone(), images.clone());
+        let (directory, images) = (self.clone(), images.clone());
         blocking(move || {
             let mut mentioned = BTreeSet::new();
-            for path in this.files()? {
+            for path in directory.files()? {
                 images.mentioned_in(&read_text(&path)?, &mut mentioned);
             }
             Ok(mentioned)
@@ -172,8 +198,8 @@ impl Cluster for Directory {
     }
 
     async fn manifests(&self) -> Result<Vec<String>, ClusterError> {
-        let this = self.clone();
-        blocking(move || this.files()?.iter().map(|path| read_text(path)).collect()).await
+        let directory = self.clone();
+        blocking(move || directory.files()?.iter().map(|path| read_text(path)).collect()).await
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
@@ -184,8 +210,8 @@ impl Cluster for Directory {
             });
         };
         for change in change.image_changes() {
-            let this = self.clone();
-            blocking(move || this.set_image(&change)).await?;
+            let directory = self.clone();
+            blocking(move || directory.set_image(&change)).await?;
         }
         Ok(())
     }
@@ -211,10 +237,10 @@ fn parse(path: &Path, text: &str) -> Result<Manifest, ClusterError> {
 
 fn read_text(path: &Path) -> Result<String, ClusterError> {
     let mut bytes = Vec::new();
-    // Limit the number of bytes read, because the file may grow after a size check.
-    File::open(path)?.take(FILE_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_BYTES {
-        let reason = format!("more than {FILE_BYTES} bytes");
+    // Check the number of bytes read and not the file's size, because the file may grow in between.
+    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        let reason = format!("more than {MAX_FILE_BYTES} bytes");
         return Err(ClusterError::TooLarge(path.to_path_buf(), reason));
     }
     String::from_utf8(bytes).map_err(|error| {
@@ -229,8 +255,8 @@ fn read_text(path: &Path) -> Result<String, ClusterError> {
     })
 }
 
-/// Writes a temporary file in the same directory and renames it, so that readers see either the old text or the new one. Mode and
-/// owner are kept. `changed` creates the error for a file that no longer has the content that was edited.
+/// Writes a temporary file in the same directory and renames it, so that readers see either the old text or the new one. Keeps
+/// mode and owner. Returns the error of `changed` if the file no longer contains `before`.
 fn replace_file(
     path: &Path,
     before: &str,
@@ -239,25 +265,26 @@ fn replace_file(
 ) -> Result<(), ClusterError> {
     let parent = path.parent().unwrap_or(Path::new("."));
     let metadata = fs::metadata(path)?;
-    let (file, place) = tempfile::Builder::new().prefix(".farrier-").tempfile_in(parent)?.into_parts();
-    let mut file = File::from_parts(file, place.to_path_buf());
+    let (file, temporary_path) =
+        tempfile::Builder::new().prefix(".farrier-").tempfile_in(parent)?.into_parts();
+    let mut file = File::from_parts(file, temporary_path.to_path_buf());
     file.write_all(after.as_bytes())?;
     keep_owner_and_mode(&file, &metadata)?;
     file.sync_all()?;
     if read_text(path)? != before {
         return Err(changed());
     }
-    place.persist(path).map_err(|failed| {
+    temporary_path.persist(path).map_err(|failed| {
         io::Error::new(failed.error.kind(), format!("replace {}: {}", path.display(), failed.error))
     })?;
-    // The rename is durable after the directory is synced.
+    // Syncing the directory makes the rename durable.
     Ok(File::open(parent)?.sync_all()?)
 }
 
 fn keep_owner_and_mode(file: &File, metadata: &Metadata) -> io::Result<()> {
     let own = file.metadata()?;
     if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
-        // Only root can change the owner. Without root, the file belongs to the current user, as after an edit in any editor.
+        // Only root can change the owner. For other users the new file belongs to its writer, as after an edit in any editor.
         match fchown(file, Some(metadata.uid()), Some(metadata.gid())) {
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
             Ok(()) | Err(_) => {}

@@ -1,10 +1,11 @@
-//! Replaces one scalar of a YAML text and nothing else.
+//! Replaces one scalar in a YAML text, and nothing else.
 
 use farrier_yaml::{Scalar, events};
 use granit_parser::{Event, ScalarStyle};
 
-/// Replaces the scalar's value and keeps its quotes. All other bytes stay unchanged. The result is parsed and compared with the
-/// original. If anything but this one value differs, the edit is refused with a reason.
+/// Replaces the scalar's value and keeps its quotes. All other bytes stay unchanged.
+///
+/// Parses the result and compares it with the original. Returns a reason if anything but this one value differs.
 pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String, String> {
     let bytes = &scalar.bytes;
     let written = text.get(bytes.clone()).ok_or("the position of the value is unknown")?;
@@ -24,8 +25,9 @@ fn is_quoted(written: &str, quote: char) -> bool {
     written.len() >= 2 && written.starts_with(quote) && written.ends_with(quote)
 }
 
+/// Checks that the two texts differ only in the value of `scalar`.
 fn verify(before: &str, after: &str, scalar: &Scalar, value: &str) -> Result<(), String> {
-    let other = || "the edit would change more than the value".to_owned();
+    let changes_more = || "the edit would change more than the value".to_owned();
     let mut changed = 0;
     let mut old_events = events(before);
     let mut new_events = events(after);
@@ -33,7 +35,7 @@ fn verify(before: &str, after: &str, scalar: &Scalar, value: &str) -> Result<(),
         let ((old, span), (new, _)) = match (old_events.next(), new_events.next()) {
             (None, None) => break,
             (Some(Ok(old)), Some(Ok(new))) => (old, new),
-            (Some(_) | None, _) => return Err(other()),
+            (Some(_) | None, _) => return Err(changes_more()),
         };
         let edited = matches!(old, Event::Scalar(..)) && span.byte_range().as_ref() == Some(&scalar.bytes);
         match (&old, &new) {
@@ -43,10 +45,10 @@ fn verify(before: &str, after: &str, scalar: &Scalar, value: &str) -> Result<(),
                 changed += 1;
             }
             _ if !edited && old == new => {}
-            _ => return Err(other()),
+            _ => return Err(changes_more()),
         }
     }
-    if changed == 1 { Ok(()) } else { Err(other()) }
+    if changed == 1 { Ok(()) } else { Err(changes_more()) }
 }
 
 #[cfg(test)]
@@ -56,12 +58,12 @@ mod tests {
 
     use super::*;
 
-    fn find(place: &Node) -> Option<Scalar> {
-        if let Some(image) = place.get("image") {
+    fn find(node: &Node) -> Option<Scalar> {
+        if let Some(image) = node.get("image") {
             return image.scalar().cloned();
         }
-        let inner = place.items().map(Iterator::collect::<Vec<_>>);
-        let values = place.entries().map(|entries| entries.iter().map(|(_, value)| value.clone()).collect());
+        let inner = node.items().map(Iterator::collect::<Vec<_>>);
+        let values = node.entries().map(|entries| entries.iter().map(|(_, value)| value.clone()).collect());
         inner.or(values).unwrap_or_default().iter().find_map(find)
     }
 
@@ -71,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_comments_and_line_ends_stay() {
+    fn an_edit_keeps_quotes_comments_and_line_ends() {
         let to = "localhost:5000/d@sha256:00";
         for text in [
             "image: OLD",
@@ -86,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_refused() {
+    fn an_edit_that_would_change_the_structure_is_refused() {
         for text in
             ["image: |\n  a\n", "image: >-\n  a\n", "image: a\n  b\n", "image: &x a\n", "image: !!str a\n"]
         {
@@ -102,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_the_value_changes(
+        fn an_edit_changes_only_the_value(
             before in prop::collection::vec("(# [a-zé:'\"*&]{0,9}|k[a-z]{1,4}: ('[a-z ]{0,4}'|[a-z]{1,4}|&a x|\\{a: \\[1, 2\\]\\}|\\|\n  é|\"\\\\t\")( # x)?|)", 0..6),
             quote in prop::sample::select(vec!["", "'", "\""]),
             gap in "[ ]{1,3}",

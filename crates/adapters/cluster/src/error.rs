@@ -42,7 +42,7 @@ pub enum ApiError {
     Unauthorized(String),
     /// A permission is missing.
     #[error("{}", .0.sentence())]
-    Forbidden(Box<MissingRight>),
+    Forbidden(Box<MissingPermission>),
     /// The object does not exist, or no longer exists. The next reconcile plans again.
     #[error("the object no longer exists")]
     Gone,
@@ -112,7 +112,7 @@ impl ClusterError {
 
 /// A permission that farrier needs and does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MissingRight {
+pub struct MissingPermission {
     /// farrier's user name at the API server, if known.
     pub user: Option<String>,
     /// The forbidden verb: `list`.
@@ -122,14 +122,14 @@ pub struct MissingRight {
     /// The resource, with its subresource: `pods/eviction`.
     pub resource: String,
     /// Scope of the permission.
-    pub scope: Scope,
+    pub scope: PermissionScope,
     /// All verbs that farrier needs for this resource.
     pub verbs: &'static [&'static str],
 }
 
 /// Scope of a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
+pub enum PermissionScope {
     /// A resource without namespaces.
     Cluster,
     /// Every namespace.
@@ -137,7 +137,7 @@ pub enum Scope {
     Namespace(String),
 }
 
-impl MissingRight {
+impl MissingPermission {
     /// Describes the missing permission: `farrier may not list daemonsets.apps in all namespaces (as ...)`.
     pub fn sentence(&self) -> String {
         let Self { user, verb, group, resource, scope, verbs: _ } = self;
@@ -146,9 +146,9 @@ impl MissingRight {
             let _ = write!(text, ".{group}");
         }
         match scope {
-            Scope::Cluster => {}
-            Scope::AllNamespaces => text.push_str(" in all namespaces"),
-            Scope::Namespace(namespace) => {
+            PermissionScope::Cluster => {}
+            PermissionScope::AllNamespaces => text.push_str(" in all namespaces"),
+            PermissionScope::Namespace(namespace) => {
                 let _ = write!(text, " in namespace {namespace}");
             }
         }
@@ -169,8 +169,10 @@ impl MissingRight {
             None => format!("{resource}.{group}"),
         };
         let (role, place) = match scope {
-            Scope::Cluster | Scope::AllNamespaces => ("clusterrole", String::new()),
-            Scope::Namespace(namespace) => ("role", format!(" --namespace {}", shell_word(namespace))),
+            PermissionScope::Cluster | PermissionScope::AllNamespaces => ("clusterrole", String::new()),
+            PermissionScope::Namespace(namespace) => {
+                ("role", format!(" --namespace {}", shell_word(namespace)))
+            }
         };
         let account = user.as_deref().and_then(|user| user.strip_prefix("system:serviceaccount:"));
         let subject = match (account, user) {
@@ -191,43 +193,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_right_names_the_commands_that_give_it() {
-        let right = MissingRight {
+    fn a_missing_permission_names_the_commands_that_grant_it() {
+        let permission = MissingPermission {
             user: Some("system:serviceaccount:farrier:farrier".to_owned()),
             verb: "list",
             group: "apps".to_owned(),
             resource: "daemonsets".to_owned(),
-            scope: Scope::AllNamespaces,
+            scope: PermissionScope::AllNamespaces,
             verbs: &["get", "list", "watch"],
         };
         assert_eq!(
-            format!("{}: {}", right.sentence(), right.remedy()),
+            format!("{}: {}", permission.sentence(), permission.remedy()),
             "farrier may not list daemonsets.apps in all namespaces (as system:serviceaccount:farrier:farrier): \
              kubectl create clusterrole farrier-list-daemonsets --verb get,list,watch --resource daemonsets.apps && kubectl create \
              clusterrolebinding farrier-list-daemonsets --clusterrole farrier-list-daemonsets --serviceaccount farrier:farrier"
         );
-        let right = MissingRight {
+        let permission = MissingPermission {
             user: None,
             verb: "create",
             group: String::new(),
             resource: "pods/eviction".to_owned(),
-            scope: Scope::Namespace("gpu".to_owned()),
+            scope: PermissionScope::Namespace("gpu".to_owned()),
             verbs: &["create"],
         };
-        assert_eq!(right.sentence(), "farrier may not create pods/eviction in namespace gpu");
+        assert_eq!(permission.sentence(), "farrier may not create pods/eviction in namespace gpu");
         assert_eq!(
-            right.remedy(),
+            permission.remedy(),
             "kubectl create role farrier-create-pods-eviction --namespace gpu --verb create --resource pods/eviction && kubectl create \
              rolebinding farrier-create-pods-eviction --namespace gpu --role farrier-create-pods-eviction --user NAME"
         );
         let user = Some("x; reboot".to_owned());
-        let right = MissingRight {
+        let permission = MissingPermission {
             user,
             group: "apps".to_owned(),
             resource: "daemonsets/status".to_owned(),
-            ..right
+            ..permission
         };
-        assert!(right.remedy().contains(" --resource daemonsets.apps/status && "), "{}", right.remedy());
-        assert!(right.remedy().ends_with(" --user 'x; reboot'"), "{}", right.remedy());
+        assert!(
+            permission.remedy().contains(" --resource daemonsets.apps/status && "),
+            "{}",
+            permission.remedy()
+        );
+        assert!(permission.remedy().ends_with(" --user 'x; reboot'"), "{}", permission.remedy());
     }
 }

@@ -9,7 +9,9 @@ mod manifest;
 mod source;
 
 pub use dir::Directory;
-pub use error::{ApiError, ClusterError, MissingRight, Scope};
-pub use kube::{AskedPatch, KubeCluster, KubeOptions, KubeSecrets, Named, Person, named};
+pub use error::{ApiError, ClusterError, MissingPermission, PermissionScope};
+pub use kube::{
+    ClusterNames, KubeCluster, KubeOptions, KubeSecrets, RequestedPatch, TokenOwner, cluster_names,
+};
 pub use manifest::nodes_and_daemon_sets;
 pub use source::{Cluster, Fence};

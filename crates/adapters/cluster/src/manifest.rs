@@ -6,7 +6,7 @@ use farrier_core::plan::{Container, DaemonSetFacts, NodeFacts, Owner, Placement,
 use farrier_yaml::{Node, Scalar, Value, YamlError, documents};
 use granit_parser::ScalarStyle;
 
-/// Content of a manifest. Other kinds are ignored.
+/// Nodes and DaemonSets of a manifest. Objects of other kinds are ignored.
 #[derive(Debug, Default)]
 pub(super) struct Manifest {
     pub(super) nodes: Vec<NodeFacts>,
@@ -24,7 +24,7 @@ pub(super) struct DaemonSet {
 pub(super) fn read(text: &str) -> Result<Manifest, YamlError> {
     let mut manifest = Manifest::default();
     for document in documents(text)? {
-        object(&document, None, &mut manifest)?;
+        add_object(&document, None, &mut manifest)?;
     }
     Ok(manifest)
 }
@@ -36,34 +36,34 @@ pub fn nodes_and_daemon_sets(text: &str) -> Result<(Vec<NodeFacts>, Vec<DaemonSe
 }
 
 /// Adds an object. Documents that are not Kubernetes objects (values files, empty documents) are ignored.
-fn object(place: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), YamlError> {
-    // An untyped list item has the kind in the name of its list.
-    let kind = match (place.get("kind"), kind_of_items) {
+fn add_object(yaml: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), YamlError> {
+    // The kind of a list names the kind of items that do not state their own.
+    let kind = match (yaml.get("kind"), kind_of_items) {
         (Some(kind), _) if kind.scalar().is_some() => kind.string()?.to_owned(),
         (None, Some(kind)) => kind.to_owned(),
         _ => return Ok(()),
     };
-    let version = match place.get("apiVersion") {
+    let version = match yaml.get("apiVersion") {
         Some(version) if version.scalar().is_some() => version.string()?.to_owned(),
         _ => String::new(),
     };
     let untyped = version.is_empty() && kind_of_items.is_some();
     if let Some(item_kind) = kind.strip_suffix("List") {
-        let items = field(place, "items");
+        let items = field(yaml, "items");
         for item in items.iter().filter_map(Node::items).flatten() {
-            object(&item, Some(item_kind).filter(|kind| !kind.is_empty()), manifest)?;
+            add_object(&item, Some(item_kind).filter(|kind| !kind.is_empty()), manifest)?;
         }
     } else if kind == "Node" && (version == "v1" || untyped) {
-        manifest.nodes.push(node(place)?);
+        manifest.nodes.push(node(yaml)?);
     } else if kind == "DaemonSet" && (version == "apps/v1" || untyped) {
-        manifest.daemon_sets.push(daemon_set(place)?);
+        manifest.daemon_sets.push(daemon_set(yaml)?);
     }
     Ok(())
 }
 
-fn node(place: &Node) -> Result<NodeFacts, YamlError> {
-    let metadata = required(place, "metadata")?;
-    let info = path(place, &["status", "nodeInfo"]);
+fn node(yaml: &Node) -> Result<NodeFacts, YamlError> {
+    let metadata = required(yaml, "metadata")?;
+    let info = path(yaml, &["status", "nodeInfo"]);
     let info = |key: &str| info.as_ref().map_or(Ok(String::new()), |info| text(info, key));
     let labels = strings(&metadata, "labels")?;
     Ok(NodeFacts {
@@ -74,24 +74,24 @@ fn node(place: &Node) -> Result<NodeFacts, YamlError> {
         kernel_version: info("kernelVersion")?,
         architecture: info("architecture")?,
         os_image: info("osImage")?,
-        unschedulable: path(place, &["spec", "unschedulable"]).is_some_and(|value| value.is_true()),
+        unschedulable: path(yaml, &["spec", "unschedulable"]).is_some_and(|value| value.is_true()),
         operating_system: info("operatingSystem")?,
-        taints: taints(place)?,
+        taints: taints(yaml)?,
         ..NodeFacts::default()
     })
 }
 
-fn taints(place: &Node) -> Result<Vec<Taint>, YamlError> {
-    let Some(spec) = field(place, "spec") else { return Ok(Vec::new()) };
+fn taints(yaml: &Node) -> Result<Vec<Taint>, YamlError> {
+    let Some(spec) = field(yaml, "spec") else { return Ok(Vec::new()) };
     let taint = |item: &Node| {
         Ok(Taint { key: text(item, "key")?, value: text(item, "value")?, effect: text(item, "effect")? })
     };
     sequence(&spec, "taints")?.iter().map(taint).collect()
 }
 
-fn daemon_set(place: &Node) -> Result<DaemonSet, YamlError> {
-    let metadata = required(place, "metadata")?;
-    let pod = required(&required(&required(place, "spec")?, "template")?, "spec")?;
+fn daemon_set(yaml: &Node) -> Result<DaemonSet, YamlError> {
+    let metadata = required(yaml, "metadata")?;
+    let pod = required(&required(&required(yaml, "spec")?, "template")?, "spec")?;
     let namespace = text(&metadata, "namespace")?;
     let mut containers = Vec::new();
     let mut images = Vec::new();
@@ -101,7 +101,7 @@ fn daemon_set(place: &Node) -> Result<DaemonSet, YamlError> {
             containers.push(Container {
                 name: required(&item, "name")?.string()?.to_owned(),
                 image: image.as_ref().map_or(Ok(""), Node::string)?.to_owned(),
-                fixed: why_fixed(image.as_ref()),
+                fixed: why_not_editable(image.as_ref()),
             });
             images.push(image.as_ref().and_then(Node::scalar).cloned());
         }
@@ -124,12 +124,12 @@ fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, Yaml
     Ok(annotations)
 }
 
-/// Reason why an image cannot be edited where it is written.
-fn why_fixed(image: Option<&Node>) -> Option<String> {
+/// Returns the reason why an image value cannot be edited in place, if there is one.
+fn why_not_editable(image: Option<&Node>) -> Option<String> {
     let Some(image) = image else { return Some("the container has no image field".to_owned()) };
     let scalar = image.scalar()?;
     let reason = if image.shared {
-        "the value is anchored, an alias or merged, so other fields may share it"
+        "the value is an anchor, an alias or part of a merge, so other fields may share the value"
     } else if matches!(scalar.style, ScalarStyle::Literal | ScalarStyle::Folded) {
         "the value is a block scalar"
     } else if !scalar.tag.is_empty() {
@@ -149,7 +149,7 @@ fn owner(metadata: &Node) -> Result<Option<Owner>, YamlError> {
     Ok(None)
 }
 
-/// Returns the rules for the nodes of a pod template's pods.
+/// Returns the placement rules of a pod template: on which nodes its pods run.
 fn placement(pod: &Node) -> Result<Placement, YamlError> {
     let fields = ["nodeName", "affinity", "tolerations"];
     let rules = fields.iter().filter_map(|key| Some(((*key).to_owned(), json(&field(pod, key)?))));
@@ -161,8 +161,8 @@ fn placement(pod: &Node) -> Result<Placement, YamlError> {
 }
 
 /// Returns a value as JSON. Scalars become strings.
-fn json(place: &Node) -> serde_json::Value {
-    match place.value() {
+fn json(yaml: &Node) -> serde_json::Value {
+    match yaml.value() {
         Value::Scalar(scalar) => scalar.text.clone().into(),
         Value::List(items) => items.iter().map(json).collect(),
         Value::Map(entries) => {
@@ -175,34 +175,34 @@ fn json(place: &Node) -> serde_json::Value {
 }
 
 /// Returns the value of a key, unless it is missing or null.
-fn field(place: &Node, key: &str) -> Option<Node> {
-    place.get(key).filter(|value| !value.is_null())
+fn field(yaml: &Node, key: &str) -> Option<Node> {
+    yaml.get(key).filter(|value| !value.is_null())
 }
 
-fn required(place: &Node, key: &str) -> Result<Node, YamlError> {
-    field(place, key).ok_or_else(|| place.error(format!("field {key:?} is missing")))
+fn required(yaml: &Node, key: &str) -> Result<Node, YamlError> {
+    field(yaml, key).ok_or_else(|| yaml.error(format!("field {key:?} is missing")))
 }
 
 /// Follows a path of keys; `None` if a value is missing or null.
-fn path(place: &Node, keys: &[&str]) -> Option<Node> {
-    keys.iter().try_fold(place.clone(), |place, key| field(&place, key))
+fn path(yaml: &Node, keys: &[&str]) -> Option<Node> {
+    keys.iter().try_fold(yaml.clone(), |yaml, key| field(&yaml, key))
 }
 
 /// Returns a string; empty if missing.
-fn text(place: &Node, key: &str) -> Result<String, YamlError> {
-    field(place, key).map_or(Ok(String::new()), |value| value.string().map(str::to_owned))
+fn text(yaml: &Node, key: &str) -> Result<String, YamlError> {
+    field(yaml, key).map_or(Ok(String::new()), |value| value.string().map(str::to_owned))
 }
 
 /// Returns a list; empty if missing.
-fn sequence(place: &Node, key: &str) -> Result<Vec<Node>, YamlError> {
-    let Some(value) = field(place, key) else { return Ok(Vec::new()) };
+fn sequence(yaml: &Node, key: &str) -> Result<Vec<Node>, YamlError> {
+    let Some(value) = field(yaml, key) else { return Ok(Vec::new()) };
     let items = value.items().ok_or_else(|| value.error(format!("field {key:?} is not a list")))?;
     Ok(items.collect())
 }
 
 /// Returns a mapping of strings; empty if missing.
-fn strings(place: &Node, key: &str) -> Result<BTreeMap<String, String>, YamlError> {
-    let Some(value) = field(place, key) else { return Ok(BTreeMap::new()) };
+fn strings(yaml: &Node, key: &str) -> Result<BTreeMap<String, String>, YamlError> {
+    let Some(value) = field(yaml, key) else { return Ok(BTreeMap::new()) };
     let entries =
         value.entries().ok_or_else(|| value.error(format!("field {key:?} is not a mapping of strings")))?;
     entries.iter().map(|(key, value)| Ok((key.string()?.to_owned(), value.string()?.to_owned()))).collect()

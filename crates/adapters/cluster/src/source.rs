@@ -1,4 +1,4 @@
-//! The trait [`Cluster`]: a cluster as the reconcile loop uses it, live or as a directory of manifests.
+//! The trait [`Cluster`], through which the reconcile loop reads and writes a live cluster or a directory of manifests.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ pub trait Fence: Send + Sync {
     fn closed(&self) -> Option<String>;
 }
 
-/// Source of nodes, and location of rollout targets.
+/// A cluster with nodes and rollout targets.
 #[async_trait::async_trait]
 pub trait Cluster: Send + Sync {
     /// Describes the cluster in one line, for display.
@@ -21,11 +21,11 @@ pub trait Cluster: Send + Sync {
     /// Returns the current nodes and rollout targets.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError>;
 
-    /// Applies one change. If the object is not in the state that the plan saw, returns an error for which
+    /// Applies one change. If the object has changed since the plan was made, returns an error for which
     /// [`ClusterError::is_conflict`] is true.
     async fn apply(&self, change: &Change) -> Result<(), ClusterError>;
 
-    /// Returns the images that the cluster's objects mention. All visible objects count, not only rollout targets.
+    /// Returns those of `images` that the cluster's objects mention. All visible objects count, not only rollout targets.
     async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
         let mut mentioned = BTreeSet::new();
         images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);
@@ -38,13 +38,14 @@ pub trait Cluster: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Waits until something that a plan depends on may have changed since the last snapshot. A source without change detection
+    /// Waits until something that a plan depends on may have changed since the last snapshot. A cluster without change detection
     /// waits forever.
     async fn changed(&self) {
         std::future::pending::<()>().await;
     }
 
-    /// Sets what to read from now on, after a change of the definitions. A source that always reads everything ignores `scope`.
+    /// Sets which objects later snapshots contain, after a change of the definitions. A cluster that always reads all objects
+    /// ignores `scope`.
     fn set_snapshot_scope(&self, scope: &SnapshotScope) {
         let _ = scope;
     }

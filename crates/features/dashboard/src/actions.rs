@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::http::{HeaderMap, StatusCode};
 use farrier_builder::{build_one, forget_failure, parts::Parts};
-use farrier_cluster::{AskedPatch, Cluster, KubeCluster, Person};
+use farrier_cluster::{Cluster, KubeCluster, RequestedPatch, TokenOwner};
 use farrier_controller::{
     rollback::{RollbackResult, apply_all, roll_back},
     runtime::names_loopback,
@@ -90,12 +90,14 @@ impl Actions {
             }
         };
         all.retain(|(_, actions)| !actions.is_empty());
-        let patches: Vec<AskedPatch> = all.iter().map(|(of, _)| self.patch_for(facts, of)).collect();
+        let patches: Vec<RequestedPatch> = all.iter().map(|(of, _)| self.patch_for(facts, of)).collect();
         if patches.is_empty() {
             return Offers::new();
         }
-        let Ok(Person { may, .. }) = self.person(headers, &patches).await else { return Offers::new() };
-        let allowed = all.into_iter().zip(may).filter(|(_, may)| *may);
+        let Ok(TokenOwner { allowed, .. }) = self.token_owner(headers, &patches).await else {
+            return Offers::new();
+        };
+        let allowed = all.into_iter().zip(allowed).filter(|(_, allowed)| *allowed);
         let offered = allowed.map(|((of, actions), _)| {
             let offers = actions.into_iter().map(|action| Offer::of(action, &of)).collect();
             (of, offers)
@@ -113,8 +115,8 @@ impl Actions {
     ) -> Result<(Preview, String, String), Refusal> {
         let (action, of, seen) = asked(text)?;
         let patch = self.patch_for(facts, &of);
-        let Person { name, may } = self.person(headers, &[patch]).await?;
-        if may != [true] {
+        let TokenOwner { name, allowed } = self.token_owner(headers, &[patch]).await?;
+        if allowed != [true] {
             return Err(forbidden(format!("{name} may not patch {of}")));
         }
         let preview = self.foresee(facts, action, of).await.map_err(conflict)?;
@@ -149,11 +151,15 @@ impl Actions {
     }
 
     /// Identifies the sender, and checks which of these writes the sender may make.
-    async fn person(&self, headers: &HeaderMap, patches: &[AskedPatch]) -> Result<Person, Refusal> {
+    async fn token_owner(
+        &self,
+        headers: &HeaderMap,
+        patches: &[RequestedPatch],
+    ) -> Result<TokenOwner, Refusal> {
         if self.local && names_loopback(headers) && !is_passed_on(headers) {
-            return Ok(Person {
+            return Ok(TokenOwner {
                 name: "a person at this machine".to_owned(),
-                may: vec![true; patches.len()],
+                allowed: vec![true; patches.len()],
             });
         }
         let (Some(kube), Some(token)) = (&self.kube, bearer(headers)) else {
@@ -162,7 +168,7 @@ impl Actions {
             ));
         };
         let _turn = self.reviews.acquire().await;
-        match tokio::time::timeout(PATIENCE, kube.person(token, patches)).await {
+        match tokio::time::timeout(PATIENCE, kube.review_token(token, patches)).await {
             Ok(Ok(Some(person))) => Ok(person),
             Ok(Ok(None)) => Err(forbidden("the cluster does not accept the bearer token")),
             Ok(Err(error)) => Err(forbidden(error_chain(&error))),
@@ -172,7 +178,7 @@ impl Actions {
 
     /// Returns the write whose permission an action needs. Actions on a cell write to the registry and the
     /// cache, so they need the permission to write the DriverBuild of the cell.
-    fn patch_for(&self, facts: &Facts, of: &str) -> AskedPatch {
+    fn patch_for(&self, facts: &Facts, of: &str) -> RequestedPatch {
         let (place, name) = of.split_once('/').unwrap_or_default();
         let kind = OperatorResource::ALL.into_iter().find(|kind| kind.kind() == place);
         let (group, resource, namespace, name) = match kind {
@@ -183,7 +189,7 @@ impl Actions {
             None => ("apps", "daemonsets", Some(place), Some(name)),
         };
         let [namespace, name] = [namespace, name].map(|text| text.map(str::to_owned));
-        AskedPatch { group: group.to_owned(), resource: resource.to_owned(), namespace, name }
+        RequestedPatch { group: group.to_owned(), resource: resource.to_owned(), namespace, name }
     }
 
     async fn foresee(&self, facts: &Facts, action: Action, of: String) -> Result<Preview, String> {

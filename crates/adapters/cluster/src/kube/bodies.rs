@@ -1,4 +1,4 @@
-//! Request bodies of writes. An applied body contains only farrier's fields, so that other fields keep their managers.
+//! Request bodies of writes. The body of an apply contains only farrier's fields, so that other fields keep their managers.
 
 use driver_entrypoint::holders::DRIVER_POD;
 use farrier_core::plan::{
@@ -15,13 +15,13 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-/// Adds preconditions to a write. The API server then rejects it for another object, or for another state of this object.
+/// Adds preconditions to a write: the API server rejects the write if the object was replaced or has changed.
 fn preconditions(metadata: &mut Value, version: &ObjectVersion) {
     metadata["uid"] = json!(version.uid);
     metadata["resourceVersion"] = json!(version.resource_version);
 }
 
-/// Returns the apply body for a DaemonSet's fields. `Err` names what cannot be written.
+/// Returns the apply body for a DaemonSet's fields. `Err` is the reason why a field cannot be written.
 pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Result<Value, String> {
     let DaemonSetChange { namespace, name, images, affinity, annotations, version: _, expected: _, proof: _ } =
         change;
@@ -75,8 +75,8 @@ pub(super) fn copy(change: &DaemonSetCopy, version: Option<&ObjectVersion>) -> V
     body
 }
 
-/// Returns the eviction of this pod, but not of its successor with the same name. kube's [`kube::Api::evict`] writes the options
-/// as `delete_options`. The API server ignores that field, and with it the precondition.
+/// Returns the eviction of exactly this pod: a precondition excludes its successor with the same name. kube's
+/// [`kube::Api::evict`] writes the options as `delete_options`. The API server ignores that field, and with it the precondition.
 pub(super) fn eviction(restart: &PodRestart) -> Eviction {
     let PodRestart { namespace, name, uid, why: _, drained: _, grace_seconds } = restart;
     let preconditions = Preconditions { uid: Some(uid.clone()), ..Preconditions::default() };
@@ -115,8 +115,8 @@ pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Valu
 
 /// Label that identifies Jobs that check a node.
 pub(super) const CHECK_LABEL: &str = "farrier.dev/upgrade-check";
-/// How long a completed check Job is kept, if its CronJob sets no time, in seconds.
-const CHECK_STAYS: i32 = 24 * 3600;
+/// Seconds that a completed check Job is kept, if its CronJob sets no time.
+const CHECK_TTL_SECONDS: i32 = 24 * 3600;
 
 /// Returns the Job of a check, bound to its node; `None` if the CronJob has no pod specification.
 pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
@@ -124,9 +124,9 @@ pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
     let template = template.spec.job_template;
     let (mut metadata, mut spec) = (template.metadata.unwrap_or_default(), template.spec?);
     let pod = spec.template.spec.as_mut()?;
-    // Setting the node bypasses the scheduler, which places no pods on a cordoned node.
+    // Bypass the scheduler, which places no pods on a cordoned node.
     pod.node_name = Some(node.clone());
-    // A check needs no API token by default. The CronJob can request one explicitly.
+    // Most checks need no API token. The CronJob can request one explicitly.
     pod.automount_service_account_token.get_or_insert(false);
     if let Some(uid) = driver_pod {
         let variable = EnvVar { name: DRIVER_POD.to_owned(), value: Some(uid.clone()), ..EnvVar::default() };
@@ -134,7 +134,7 @@ pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
             container.env.get_or_insert_default().push(variable.clone());
         }
     }
-    spec.ttl_seconds_after_finished.get_or_insert(CHECK_STAYS);
+    spec.ttl_seconds_after_finished.get_or_insert(CHECK_TTL_SECONDS);
     (metadata.name, metadata.namespace) = (Some(name.clone()), Some(namespace.clone()));
     metadata.labels.get_or_insert_default().insert(CHECK_LABEL.to_owned(), String::new());
     Some(Job { metadata, spec: Some(spec), ..Job::default() })

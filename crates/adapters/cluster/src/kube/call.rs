@@ -3,23 +3,23 @@
 use std::{sync::Arc, time::Duration};
 
 use ::oci::client::retry_delay;
+use parking_lot::RwLock;
 
 use super::{
     super::{
-        error::{ApiError, MissingRight},
+        error::{ApiError, MissingPermission},
         source::Fence,
     },
-    errors::{Verdict, judge},
+    errors::{ErrorClass, classify},
     stats::KubeStats,
 };
 
-use parking_lot::RwLock;
 /// Timeout of one attempt. Writes are small, and the API server's webhooks have ten seconds each.
-const TRY: Duration = Duration::from_secs(15);
-/// Longest delay between two attempts that a busy server may request. If it requests more, the call fails.
-const WAIT: Duration = Duration::from_secs(10);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest delay before a retry that a busy server may request. If the server requests a longer delay, the call fails.
+const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(10);
 
-/// Sends calls to the API server, with a fence for writes and the server's requested delays.
+/// Sends calls to the API server. Respects the fence, and the delays that the server requests.
 pub(super) struct Caller {
     stats: Arc<KubeStats>,
     fence: RwLock<Option<Arc<dyn Fence>>>,
@@ -39,11 +39,11 @@ impl Caller {
         fence.as_ref().and_then(|fence| fence.closed()).map_or(Ok(()), |reason| Err(ApiError::Fenced(reason)))
     }
 
-    /// Makes a call and retries it. `right` is the permission that a `403` reports as missing. Reads are always allowed; before
-    /// each attempt of any other call, the fence is checked.
+    /// Makes a call and retries it after transient errors. Checks the fence before each attempt of a write. `permission` is the
+    /// permission that a `403` reports as missing.
     pub(super) async fn call<T, F>(
         &self,
-        right: &MissingRight,
+        permission: &MissingPermission,
         request: impl Fn() -> F,
     ) -> Result<T, ApiError>
     where
@@ -51,24 +51,24 @@ impl Caller {
     {
         let mut attempt = 0;
         loop {
-            if !matches!(right.verb, "get" | "list") {
+            if !matches!(permission.verb, "get" | "list") {
                 self.check_fence()?;
             }
-            let (reason, wait) = match tokio::time::timeout(TRY, request()).await {
+            let (reason, wait) = match tokio::time::timeout(ATTEMPT_TIMEOUT, request()).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => match judge(right, &error) {
-                    Verdict::Final(error) => return Err(error),
-                    Verdict::Retry { reason, wait } => (reason, wait.max(self.stats.pause())),
+                Ok(Err(error)) => match classify(permission, &error) {
+                    ErrorClass::Final(error) => return Err(error),
+                    ErrorClass::Retry { reason, wait } => (reason, wait.max(self.stats.pause())),
                 },
-                Err(_) => (format!("no answer within {} s", TRY.as_secs()), Duration::ZERO),
+                Err(_) => (format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()), Duration::ZERO),
             };
-            let Some(delay) = retry_delay(attempt).filter(|_| wait <= WAIT) else {
+            let Some(delay) = retry_delay(attempt).filter(|_| wait <= MAX_REQUESTED_DELAY) else {
                 return Err(ApiError::Unavailable(reason));
             };
             attempt += 1;
             tracing::debug!(
-                verb = right.verb,
-                resource = right.resource,
+                verb = permission.verb,
+                resource = permission.resource,
                 attempt,
                 reason,
                 "retrying a call to the API server"

@@ -1,4 +1,4 @@
-//! Connects to a cluster, and finds farrier's user name there.
+//! Connects to a cluster, and looks up farrier's user name there.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use kube::{
 };
 
 use super::{
-    super::error::{ApiError, ClusterError, MissingRight, Scope},
+    super::error::{ApiError, ClusterError, MissingPermission, PermissionScope},
     call::Caller,
     errors::causes,
     stats::{KubeStats, StatsLayer},
@@ -27,9 +27,9 @@ pub struct KubeOptions {
     pub context: Option<String>,
     /// farrier's own namespace. Default: the pod's, the context's, or `farrier`.
     pub namespace: Option<String>,
-    /// The pod in that namespace in which farrier runs.
+    /// Name of the pod in which farrier runs, in farrier's own namespace.
     pub pod: Option<String>,
-    /// Interval at which farrier checks whether the API serves an operator's kind that it did not serve before.
+    /// Interval at which farrier checks whether the API now serves a missing operator's kind.
     pub discovery_interval: Duration,
     /// The instance of farrier, which is the field manager in `managedFields`.
     pub instance: Instance,
@@ -51,7 +51,7 @@ impl Default for KubeOptions {
     }
 }
 
-/// Connects to the API server for reads beyond the fleet, such as Secrets.
+/// Connects to the API server, for reads that need no watches, such as Secrets.
 pub async fn client(options: &KubeOptions) -> Result<Client, ClusterError> {
     Ok(connect(options).await?.client)
 }
@@ -64,17 +64,16 @@ pub(super) struct Connection {
     pub(super) namespace: String,
 }
 
-/// Default namespace.
-const NAMESPACE: &str = "farrier";
+const DEFAULT_NAMESPACE: &str = "farrier";
 
 pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, ClusterError> {
     let mut config = config(options).await?;
-    // farrier implements the retries itself, so that a write is not retried after the fence has closed.
+    // kube's own retries would repeat a write even after the fence has closed.
     config.default_retry = false;
     let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-    // kube reports `default` for a context without a namespace; farrier is never installed there.
-    let found = Some(config.default_namespace.clone()).filter(|name| name != "default");
-    let namespace = options.namespace.clone().or(found).unwrap_or_else(|| NAMESPACE.to_owned());
+    // kube reports `default` for a context without a namespace, and farrier is never installed in `default`.
+    let of_context = Some(config.default_namespace.clone()).filter(|name| name != "default");
+    let namespace = options.namespace.clone().or(of_context).unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
     let stats = Arc::new(KubeStats::default());
     let builder =
         ClientBuilder::try_from(config).map_err(|error| ClusterError::Configuration(causes(&error)))?;
@@ -85,57 +84,62 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
 /// Reads the kubeconfig if one exists, else the pod's service account, like kubectl.
 async fn config(options: &KubeOptions) -> Result<Config, ClusterError> {
     let KubeOptions { kubeconfig, context, .. } = options;
-    let wanted = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
-    let config = match kubeconfig {
-        Some(path) => match Kubeconfig::read_from(path) {
-            Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &wanted).await,
-            Err(error) => Err(error),
-        },
-        None => Config::from_kubeconfig(&wanted).await,
-    };
-    let error = match config {
+    let error = match read_kubeconfig(options).await {
         Ok(config) => return Ok(config),
         Err(error) => error,
     };
-    let none_there = match &error {
-        KubeconfigError::FindPath => true,
-        KubeconfigError::ReadConfig(error, _) => error.kind() == std::io::ErrorKind::NotFound,
-        // `KUBECONFIG` is empty, or names an empty file.
-        KubeconfigError::CurrentContextNotSet => context.is_none(),
-        _ => false,
-    };
-    let may_be_a_pod = none_there && kubeconfig.is_none() && context.is_none();
-    if may_be_a_pod && let Ok(config) = Config::incluster() {
+    let may_be_in_pod = kubeconfig.is_none() && context.is_none() && is_missing_kubeconfig(&error);
+    if may_be_in_pod && let Ok(config) = Config::incluster() {
         return Ok(config);
     }
-    let what = match context {
+    let source = match context {
         Some(context) => format!("context {context:?} of the kubeconfig"),
         None => "kubeconfig".to_owned(),
     };
-    let also = if may_be_a_pod { "; and farrier does not run in a pod with a service account" } else { "" };
-    Err(ClusterError::Configuration(format!("{what}: {}{also}", causes(&error))))
+    let not_in_pod =
+        if may_be_in_pod { "; and farrier does not run in a pod with a service account" } else { "" };
+    Err(ClusterError::Configuration(format!("{source}: {}{not_in_pod}", causes(&error))))
 }
 
-/// Returns farrier's user name at the API server, for messages about missing permissions. Every authenticated user may request
-/// it. If the API server does not provide it, farrier continues without it. As the first request, this call also tests the
-/// connection.
-pub(super) async fn who_am_i(
+async fn read_kubeconfig(options: &KubeOptions) -> Result<Config, KubeconfigError> {
+    let selection = KubeConfigOptions { context: options.context.clone(), ..KubeConfigOptions::default() };
+    match &options.kubeconfig {
+        Some(path) => Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &selection).await,
+        None => Config::from_kubeconfig(&selection).await,
+    }
+}
+
+fn is_missing_kubeconfig(error: &KubeconfigError) -> bool {
+    match error {
+        KubeconfigError::FindPath => true,
+        KubeconfigError::ReadConfig(error, _) => error.kind() == std::io::ErrorKind::NotFound,
+        // `KUBECONFIG` is empty, or names an empty file.
+        KubeconfigError::CurrentContextNotSet => true,
+        _ => false,
+    }
+}
+
+/// Returns farrier's user name at the API server, for messages about missing permissions. Returns `None` if the API server does
+/// not provide the name.
+///
+/// Every authenticated user may make this request. It is farrier's first one, and therefore also tests the connection.
+pub(super) async fn own_user_name(
     caller: &Caller,
     client: &Client,
     address: &str,
 ) -> Result<Option<String>, ClusterError> {
     let api: Api<SelfSubjectReview> = Api::all(client.clone());
-    let right = MissingRight {
+    let permission = MissingPermission {
         user: None,
         verb: "create",
         group: "authentication.k8s.io".to_owned(),
         resource: "selfsubjectreviews".to_owned(),
-        scope: Scope::Cluster,
+        scope: PermissionScope::Cluster,
         verbs: &["create"],
     };
     let (params, question) = (PostParams::default(), SelfSubjectReview::default());
-    // No fence is needed yet, because the request changes nothing.
-    match caller.call(&right, || api.create(&params, &question)).await {
+    // The fence is still missing, but the request changes nothing.
+    match caller.call(&permission, || api.create(&params, &question)).await {
         Ok(review) => Ok(review.status.and_then(|status| status.user_info).and_then(|user| user.username)),
         Err(error @ (ApiError::Unavailable(_) | ApiError::Unauthorized(_))) => {
             Err(ClusterError::Api { action: format!("connect to the cluster at {address}"), error })

@@ -4,31 +4,31 @@ use std::{error::Error, time::Duration};
 
 use kube::core::Status;
 
-use super::super::error::{ApiError, MissingRight};
+use super::super::error::{ApiError, MissingPermission};
 
-/// Required reaction of the caller to a failed API call.
+/// Class of a failed API call: how the caller has to react.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(super) enum ErrorClass {
     /// Return this error.
     Final(ApiError),
     /// Retry the call after at least `wait`.
     Retry { reason: String, wait: Duration },
 }
 
-/// Classifies a failed API call. `right` is the permission that the call needs, which a `403` reports as missing.
-pub(super) fn judge(right: &MissingRight, error: &kube::Error) -> Verdict {
+/// Classifies a failed API call. `permission` is the permission that the call needs, which a `403` reports as missing.
+pub(super) fn classify(permission: &MissingPermission, error: &kube::Error) -> ErrorClass {
     let reason = one_line(&causes(error));
     match error {
-        kube::Error::Api(status) => judge_status(right, status),
-        kube::Error::Auth(_) => Verdict::Final(ApiError::Unauthorized(reason)),
+        kube::Error::Api(status) => classify_status(permission, status),
+        kube::Error::Auth(_) => ErrorClass::Final(ApiError::Unauthorized(reason)),
         kube::Error::BuildRequest(_) | kube::Error::SerdeError(_) => {
-            Verdict::Final(ApiError::Rejected(reason))
+            ErrorClass::Final(ApiError::Rejected(reason))
         }
-        _ => Verdict::Retry { reason, wait: Duration::ZERO },
+        _ => ErrorClass::Retry { reason, wait: Duration::ZERO },
     }
 }
 
-fn judge_status(right: &MissingRight, status: &Status) -> Verdict {
+fn classify_status(permission: &MissingPermission, status: &Status) -> ErrorClass {
     let reason = one_line(if status.message.is_empty() { &status.reason } else { &status.message });
     let details = status.details.as_ref();
     let violates_budget = || {
@@ -36,22 +36,22 @@ fn judge_status(right: &MissingRight, status: &Status) -> Verdict {
             details.is_some_and(|d| d.causes.iter().any(|cause| cause.reason == "DisruptionBudget"));
         has_cause || reason.contains("PodDisruptionBudget") || reason.contains("disruption budget")
     };
-    Verdict::Final(match status.code {
+    ErrorClass::Final(match status.code {
         401 => ApiError::Unauthorized(reason),
         // Admission controllers also respond with 403. Only the authorizer's message says what the user "cannot" do.
         403 if reason.contains(" cannot ") || reason.is_empty() => {
-            ApiError::Forbidden(Box::new(right.clone()))
+            ApiError::Forbidden(Box::new(permission.clone()))
         }
         404 => ApiError::Gone,
         409 => ApiError::Changed(reason),
-        // The applied object was deleted, and another object with the same name has a different uid.
+        // The object was deleted, and its successor with the same name has another uid.
         422 if reason.contains("metadata.uid") => ApiError::Changed(reason),
         429 | 500 if violates_budget() => ApiError::Disruption(reason),
-        // A proxy in front of the API server may respond with its own JSON, which has no code.
+        // The JSON of a proxy in front of the API server may have no code.
         0 | 408 | 429 | 500.. => {
             let seconds = details.map_or(0, |details| details.retry_after_seconds);
             let wait = Duration::from_secs(seconds.into());
-            return Verdict::Retry { reason: format!("{reason} ({})", status.code), wait };
+            return ErrorClass::Retry { reason: format!("{reason} ({})", status.code), wait };
         }
         _ => ApiError::Rejected(reason),
     })
@@ -100,20 +100,20 @@ mod tests {
     use kube::core::response::{StatusCause, StatusDetails};
 
     use super::{
-        super::super::error::{ClusterError, Scope},
+        super::super::error::{ClusterError, PermissionScope},
         *,
     };
 
-    fn judged(status: &Status) -> Verdict {
-        let right = MissingRight {
+    fn classified(status: &Status) -> ErrorClass {
+        let permission = MissingPermission {
             user: Some("me".to_owned()),
             verb: "patch",
             group: "apps".to_owned(),
             resource: "daemonsets".to_owned(),
-            scope: Scope::Namespace("gpu".to_owned()),
+            scope: PermissionScope::Namespace("gpu".to_owned()),
             verbs: &["patch"],
         };
-        judge(&right, &kube::Error::Api(Box::new(status.clone())))
+        classify(&permission, &kube::Error::Api(Box::new(status.clone())))
     }
 
     fn status(code: u16, message: &str) -> Status {
@@ -121,20 +121,20 @@ mod tests {
     }
 
     fn words(code: u16, message: &str) -> String {
-        match judged(&status(code, message)) {
-            Verdict::Final(error) => {
+        match classified(&status(code, message)) {
+            ErrorClass::Final(error) => {
                 let error = ClusterError::Api { action: "write DaemonSet gpu/driver".to_owned(), error };
                 match error.hint() {
                     Some(hint) => format!("{error} | {hint}"),
                     None => error.to_string(),
                 }
             }
-            Verdict::Retry { reason, wait } => format!("retry after {wait:?}: {reason}"),
+            ErrorClass::Retry { reason, wait } => format!("retry after {wait:?}: {reason}"),
         }
     }
 
     #[test]
-    fn answers_become_words() {
+    fn responses_become_errors_with_hints() {
         insta::assert_snapshot!(
             [
                 words(401, "Unauthorized"),
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn retry_after_is_respected() {
         let busy = status(429, "too many requests, please try again later");
-        let Verdict::Retry { wait, .. } = judged(&busy) else { panic!("final") };
+        let ErrorClass::Retry { wait, .. } = classified(&busy) else { panic!("final") };
         assert_eq!(wait, Duration::ZERO);
         let details = StatusDetails {
             name: String::new(),
@@ -166,7 +166,7 @@ mod tests {
             retry_after_seconds: 7,
         };
         let busy = busy.with_details(details.clone());
-        let Verdict::Retry { wait, .. } = judged(&busy) else { panic!("final") };
+        let ErrorClass::Retry { wait, .. } = classified(&busy) else { panic!("final") };
         assert_eq!(wait, Duration::from_secs(7));
         let cause = StatusCause {
             reason: "DisruptionBudget".to_owned(),
@@ -174,7 +174,7 @@ mod tests {
             field: String::new(),
         };
         let held = status(429, "no").with_details(StatusDetails { causes: vec![cause], ..details });
-        assert!(matches!(judged(&held), Verdict::Final(ApiError::Disruption(_))));
+        assert!(matches!(classified(&held), ErrorClass::Final(ApiError::Disruption(_))));
     }
 
     #[test]

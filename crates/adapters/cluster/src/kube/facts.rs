@@ -24,8 +24,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    forms::{self, DaemonSet, DaemonSetSpec, NodeObject, NodeStatus, PodSpec},
-    object::{Facts, Object},
+    api_fields::{self, DaemonSet, DaemonSetSpec, NodeObject, NodeStatus, PodSpec},
+    object::{Object, ObjectFacts},
 };
 
 /// Prefix of the annotations and labels that farrier owns.
@@ -45,7 +45,7 @@ pub(super) fn node(node: NodeObject) -> Object {
         name: metadata.name.unwrap_or_default(),
         has_hardware_labels: labels.keys().any(|label| is_hardware_label(label)),
         labels,
-        annotations: own(metadata.annotations),
+        annotations: farrier_annotations(metadata.annotations),
         kernel_version: info.kernel_version,
         architecture: info.architecture,
         os_image: info.os_image,
@@ -57,7 +57,7 @@ pub(super) fn node(node: NodeObject) -> Object {
         ignored_by: None,
         rejected_claims: RejectedClaims::default(),
     };
-    Object { version, facts: Facts::Node(facts.into()) }
+    Object { version, facts: ObjectFacts::Node(facts.into()) }
 }
 
 /// Returns a DaemonSet's facts; `Err` if the object does not match the API's schema.
@@ -66,13 +66,13 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
     object.types = Some(TypeMeta { api_version: "apps/v1".to_owned(), kind: "DaemonSet".to_owned() });
     let version = version(&object.metadata);
     let desired = object.data.pointer("/status/desiredNumberScheduled").and_then(Value::as_u64);
-    // Remove fields that do not matter here, so that states that differ only in them are equal.
+    // Remove fields that plans ignore, so that states which differ only in these fields are equal.
     object.metadata.managed_fields = None;
     object.metadata.resource_version = None;
     if let Some(fields) = object.data.as_object_mut() {
         fields.remove("status");
     }
-    // Copies of a DaemonSet are created from the whole manifest, so that fields unknown to this version of the types are kept.
+    // Keep the whole manifest, because per-kernel copies of a DaemonSet also need the fields that the types here do not know.
     let manifest = serde_json::to_value(object).map_err(|error| error.to_string())?;
     let DaemonSet { metadata, spec } =
         DaemonSet::deserialize(&manifest).map_err(|error| error.to_string())?;
@@ -80,7 +80,7 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
     let pod = template.spec.unwrap_or_default();
     let owner = owner(&metadata);
     let ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, .. } = metadata;
-    let (update, max_unavailable) = update(update_strategy.unwrap_or_default());
+    let (update, max_unavailable) = self::update_strategy(update_strategy.unwrap_or_default());
     let facts = DaemonSetFacts {
         namespace: namespace.unwrap_or_default(),
         name: name.unwrap_or_default(),
@@ -89,7 +89,7 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
         owner,
         live: Some(LiveDaemonSet {
             version: version.clone(),
-            annotations: own(annotations),
+            annotations: farrier_annotations(annotations),
             labels: labels.unwrap_or_default(),
             match_labels: selector.match_labels.unwrap_or_default(),
             update,
@@ -99,7 +99,7 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
             manifest: Arc::new(manifest),
         }),
     };
-    Ok(Object { version, facts: Facts::DaemonSet(Box::new(facts)) })
+    Ok(Object { version, facts: ObjectFacts::DaemonSet(Box::new(facts)) })
 }
 
 /// Returns an operator resource's facts.
@@ -110,10 +110,10 @@ pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object 
         kind,
         name: metadata.name.unwrap_or_default(),
         version: version.clone(),
-        annotations: own(metadata.annotations),
+        annotations: farrier_annotations(metadata.annotations),
         spec: Arc::new(data.get_mut("spec").map(Value::take).unwrap_or_default()),
     };
-    Object { version, facts: Facts::Resource(Box::new(facts)) }
+    Object { version, facts: ObjectFacts::Resource(Box::new(facts)) }
 }
 
 /// Returns the selector of a DaemonSet's pods as a list query; `None` if it selects all pods or is missing.
@@ -130,7 +130,7 @@ pub(super) fn version(metadata: &ObjectMeta) -> ObjectVersion {
     }
 }
 
-fn own(annotations: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
+fn farrier_annotations(annotations: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
     let mut annotations = annotations.unwrap_or_default();
     annotations.retain(|key, _| key.starts_with(PREFIX));
     annotations
@@ -143,7 +143,7 @@ fn owner(metadata: &ObjectMeta) -> Option<Owner> {
 }
 
 fn containers(pod: &PodSpec) -> Vec<Container> {
-    let container = |container: &forms::Container| {
+    let container = |container: &api_fields::Container| {
         let image = container.image.clone().unwrap_or_default();
         let fixed = image.is_empty().then(|| "the container has no image field".to_owned());
         Container { name: container.name.clone(), image, fixed }
@@ -151,7 +151,7 @@ fn containers(pod: &PodSpec) -> Vec<Container> {
     pod.all_containers().map(container).collect()
 }
 
-fn update(strategy: DaemonSetUpdateStrategy) -> (UpdateStrategy, PodCount) {
+fn update_strategy(strategy: DaemonSetUpdateStrategy) -> (UpdateStrategy, PodCount) {
     let update = match strategy.type_.as_deref() {
         Some("OnDelete") => UpdateStrategy::OnDelete,
         _ => UpdateStrategy::RollingUpdate,
@@ -176,18 +176,18 @@ mod tests {
 
     fn facts_of(value: Value) -> DaemonSetFacts {
         let object = daemon_set(serde_json::from_value(value).unwrap()).unwrap();
-        let Facts::DaemonSet(facts) = object.facts else { panic!("no DaemonSet") };
+        let ObjectFacts::DaemonSet(facts) = object.facts else { panic!("no DaemonSet") };
         *facts
     }
 
     fn node_facts(value: Value) -> (ObjectVersion, NodeFacts) {
         let Object { version, facts } = node(serde_json::from_value(value).unwrap());
-        let Facts::Node(facts) = facts else { panic!("no Node") };
+        let ObjectFacts::Node(facts) = facts else { panic!("no Node") };
         (version, NodeFacts::clone(&facts))
     }
 
     #[test]
-    fn a_node_is_its_facts_and_nothing_else() {
+    fn a_node_is_reduced_to_its_facts() {
         let (version, facts) = node_facts(json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
@@ -233,20 +233,20 @@ mod tests {
     }
 
     #[test]
-    fn a_label_of_hardware_is_seen_although_it_is_not_kept() {
-        for (label, tells) in [
+    fn hardware_labels_set_a_flag() {
+        for (label, is_hardware) in [
             ("feature.node.kubernetes.io/pci-0200_15b3.present", true),
             ("feature.node.kubernetes.io/cpu-hardware_multithreading", true),
             ("feature.node.kubernetes.io/kernel-version.full", false),
             ("pci-15b3.present", false),
         ] {
             let (_, facts) = node_facts(json!({"metadata": {"name": "n", "labels": {label: "true"}}}));
-            assert_eq!(facts.has_hardware_labels, tells, "{label}");
+            assert_eq!(facts.has_hardware_labels, is_hardware, "{label}");
         }
     }
 
     #[test]
-    fn a_node_without_anything_is_a_node() {
+    fn missing_and_null_fields_of_a_node_are_empty() {
         for value in [
             json!({"metadata": {"name": "n"}}),
             json!({"metadata": {"name": "n", "labels": null, "annotations": null}, "spec": null,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn states_that_differ_in_status_alone_are_one() {
+    fn manifests_that_differ_only_in_status_are_equal() {
         let object = |version: &str, ready: u64| {
             facts_of(json!({
                 "metadata": {"name": "d", "uid": "u", "resourceVersion": version,
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_set_is_its_facts() {
+    fn a_daemon_set_is_reduced_to_its_facts() {
         let facts = facts_of(manifest());
         assert_eq!((facts.namespace.as_str(), facts.name.as_str()), ("gpu", "driver"));
         let containers: Vec<_> =
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_defaults_are() {
+    fn missing_fields_of_a_daemon_set_have_the_defaults_of_the_api() {
         let facts = facts_of(json!({
             "metadata": {"name": "d"}, "spec": {"selector": {}, "template": {}},
         }));
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_that_is_not_known_is_not_guessed_at() {
+    fn an_unknown_selector_operator_makes_the_affinity_unsupported() {
         let mut value = manifest();
         let path = "/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
         value.pointer_mut(path).unwrap()["nodeSelectorTerms"][0]["matchExpressions"][0]["operator"] =
@@ -346,14 +346,14 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_is_its_spec_and_our_annotations() {
+    fn a_resource_is_reduced_to_its_spec_and_farriers_annotations() {
         let object = serde_json::from_value(json!({
             "metadata": {"name": "p", "uid": "u", "resourceVersion": "3",
                          "annotations": {"farrier.dev/record": "r", "x": "y"}},
             "spec": {"driver": {"version": "1"}}, "status": {"state": "ready"},
         }))
         .unwrap();
-        let Facts::Resource(facts) = resource(OperatorResource::ClusterPolicy, object).facts else {
+        let ObjectFacts::Resource(facts) = resource(OperatorResource::ClusterPolicy, object).facts else {
             panic!("no resource")
         };
         assert_eq!((facts.name.as_str(), facts.version.resource_version.as_str()), ("p", "3"));

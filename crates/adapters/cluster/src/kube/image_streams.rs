@@ -13,11 +13,12 @@ use kube::{
 use serde_json::Value;
 
 use super::{
-    super::error::{ApiError, Scope},
+    super::error::{ApiError, PermissionScope},
     live::KubeCluster,
 };
 
-/// Reads the ImageStreams. A missing or forbidden ImageStream is reported in its entry. An unavailable API server is an error.
+/// Reads the ImageStreams. The entry of a missing or forbidden ImageStream holds the reason. An unavailable API server is an
+/// error.
 pub(super) async fn image_streams(
     cluster: &KubeCluster,
     wanted: impl IntoIterator<Item = ImageStream>,
@@ -27,13 +28,15 @@ pub(super) async fn image_streams(
     let mut streams = ImageStreams::new();
     for stream in wanted {
         let (namespace, name) = stream.split_once('/').unwrap_or_default();
-        let scope = Scope::Namespace(namespace.to_owned());
-        let right = cluster.shared.right("get", &resource, scope, &["get"]);
+        let scope = PermissionScope::Namespace(namespace.to_owned());
+        let permission = cluster.shared.permission("get", &resource, scope, &["get"]);
         let api: Api<DynamicObject> = Api::namespaced_with(cluster.client(), namespace, &resource);
-        let found = match cluster.caller.call(&right, || api.get(name)).await {
+        let found = match cluster.caller.call(&permission, || api.get(name)).await {
             Ok(object) => Ok(digests(&object.data)),
             Err(ApiError::Gone) => Err(format!("the cluster has no ImageStream {stream}")),
-            Err(ApiError::Forbidden(right)) => Err(format!("{}: {}", right.sentence(), right.remedy())),
+            Err(ApiError::Forbidden(permission)) => {
+                Err(format!("{}: {}", permission.sentence(), permission.remedy()))
+            }
             Err(error) => return Err(error),
         };
         streams.insert(stream, found);
@@ -41,8 +44,8 @@ pub(super) async fn image_streams(
     Ok(streams)
 }
 
-/// Returns the digests of an ImageStream's tags. The digest in the specification, which the operators use, overrides the imported
-/// one.
+/// Returns the digests of an ImageStream's tags. A digest in the specification, which the operators use, overrides the imported
+/// digest of the same tag.
 fn digests(stream: &Value) -> BTreeMap<String, ImageDigest> {
     let list = |path: &str| stream.pointer(path).and_then(Value::as_array).into_iter().flatten();
     let text = |tag: &Value, path: &str| tag.pointer(path).and_then(Value::as_str).map(str::to_owned);
@@ -61,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_have_the_digests_that_the_operators_take() {
+    fn the_digest_of_the_specification_overrides_the_imported_one() {
         let digest = |number: u8| format!("sha256:{number:064}");
         let stream = json!({
             "spec": {"tags": [

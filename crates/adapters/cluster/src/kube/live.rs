@@ -22,22 +22,22 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     super::{
-        error::{ApiError, ClusterError, Scope},
+        error::{ApiError, ClusterError, PermissionScope},
         source::{Cluster, Fence},
     },
     call::Caller,
-    connect::{Connection, KubeOptions, connect, who_am_i},
+    connect::{Connection, KubeOptions, connect, own_user_name},
     image_streams::image_streams,
     stats::KubeStats,
     store::{Readiness, Store},
-    target::Target,
-    watch::{READ, Shared, supervise},
+    target::WatchTarget,
+    watch::{READ_VERBS, Shared, supervise},
 };
 
-/// Page size of lists that search for mentioned images. A pod takes about 10 KiB.
+/// Page size of full lists. A pod takes about 10 KiB.
 const PAGE: u32 = 250;
 
-/// A live cluster. Its watches run until it is dropped or its token is canceled.
+/// A live cluster. The watches run until this value is dropped or its token is canceled.
 pub struct KubeCluster {
     pub(super) shared: Arc<Shared>,
     pub(super) caller: Caller,
@@ -47,14 +47,15 @@ pub struct KubeCluster {
     /// Field manager in `managedFields`.
     pub(super) manager: String,
     /// Generation of the store at the last snapshot.
-    taken: AtomicU64,
+    snapshot_generation: AtomicU64,
     cancel: CancellationToken,
+    /// Cancels the watches on drop.
     _watches: DropGuard,
 }
 
 impl KubeCluster {
-    /// Connects to the cluster, looks up farrier's user name, and starts the watches. The first lists may still be incomplete on
-    /// return; [`Cluster::snapshot`] waits for them.
+    /// Connects to the cluster, looks up farrier's user name, and starts the watches. Does not wait for the first lists;
+    /// [`Cluster::snapshot`] does.
     pub async fn connect(
         options: KubeOptions,
         scope: SnapshotScope,
@@ -62,7 +63,7 @@ impl KubeCluster {
     ) -> Result<Arc<Self>, ClusterError> {
         let Connection { client, stats, address, namespace } = connect(&options).await?;
         let caller = Caller::new(stats.clone());
-        let user = who_am_i(&caller, &client, &address).await?;
+        let user = own_user_name(&caller, &client, &address).await?;
         tracing::info!(address, user = user.as_deref().unwrap_or_default(), "cluster found");
         let mut store = Store::new(scope);
         store.writable = options.writable;
@@ -78,7 +79,7 @@ impl KubeCluster {
             address,
             namespace,
             manager: options.instance.to_string(),
-            taken: AtomicU64::new(0),
+            snapshot_generation: AtomicU64::new(0),
             cancel,
             _watches: watches,
         }))
@@ -89,8 +90,8 @@ impl KubeCluster {
         self.caller.set_fence(fence);
     }
 
-    /// Returns the client, for reads and writes by other modules. Requests of this client are counted in [`Self::stats`]. The
-    /// caller must check the fence before a write.
+    /// Returns the client, for reads and writes by other modules. [`Self::stats`] counts its requests. The caller must check the
+    /// fence before a write.
     pub fn client(&self) -> Client {
         self.shared.client.clone()
     }
@@ -105,19 +106,19 @@ impl KubeCluster {
         &self.shared.stats
     }
 
-    /// Reads all objects of a kind, page by page.
-    async fn each_of(
+    /// Lists all objects of a kind page by page, and passes each one to `process`.
+    async fn for_each_object(
         &self,
         resource: &ApiResource,
-        mut take: impl FnMut(DynamicObject) -> serde_json::Result<()>,
+        mut process: impl FnMut(DynamicObject) -> serde_json::Result<()>,
     ) -> Result<(), ApiError> {
-        let right = self.shared.right("list", resource, Scope::AllNamespaces, READ);
+        let permission = self.shared.permission("list", resource, PermissionScope::AllNamespaces, READ_VERBS);
         let api: Api<DynamicObject> = Api::all_with(self.client(), resource);
         let mut page = ListParams::default().limit(PAGE);
         loop {
-            let list = self.caller.call(&right, || api.list(&page)).await?;
+            let list = self.caller.call(&permission, || api.list(&page)).await?;
             for item in list.items {
-                take(item).map_err(|e| ApiError::Rejected(e.to_string()))?;
+                process(item).map_err(|e| ApiError::Rejected(e.to_string()))?;
             }
             match list.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => page = page.continue_token(&token),
@@ -133,20 +134,20 @@ impl Cluster for KubeCluster {
         format!("Kubernetes cluster at {}", self.address)
     }
 
-    /// Waits until all kinds have been listed once. Later calls return immediately, even if the API server is unavailable. A
-    /// write then fails. If a kernel family names an ImageStream, each snapshot requests it from the API server.
+    /// Waits until all kinds have been listed once. Later calls return immediately, even if the API server is unavailable. If a
+    /// kernel family names an ImageStream, each snapshot requests the ImageStream from the API server.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let failed =
             |error| ClusterError::Api { action: format!("read the cluster at {}", self.address), error };
         let stopped = || failed(ApiError::Unavailable("farrier is stopping".to_owned()));
-        let mut bell = self.shared.listen();
+        let mut changes = self.shared.subscribe_changes();
         let (snapshot, streams) = loop {
-            bell.mark_unchanged();
+            changes.mark_unchanged();
             {
                 let store = self.shared.store();
                 match store.readiness() {
                     Readiness::Ready => {
-                        self.taken.store(store.generation(), Ordering::Relaxed);
+                        self.snapshot_generation.store(store.generation(), Ordering::Relaxed);
                         break (store.snapshot(), store.image_streams());
                     }
                     Readiness::Waiting => {}
@@ -155,7 +156,7 @@ impl Cluster for KubeCluster {
             }
             tokio::select! {
                 () = self.cancel.cancelled() => return Err(stopped()),
-                rung = bell.changed() => rung.map_err(|_| stopped())?,
+                changed = changes.changed() => changed.map_err(|_| stopped())?,
             }
         };
         let image_streams = image_streams(self, streams).await.map_err(failed)?;
@@ -166,14 +167,14 @@ impl Cluster for KubeCluster {
         let mut mentioned = BTreeSet::new();
         images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);
         for resource in [ApiResource::erase::<DaemonSet>(&()), ApiResource::erase::<Pod>(&())] {
-            // Only the mentioned images are kept in memory.
-            let take = |item| {
+            // Keep only the mentioned images in memory, and not the objects.
+            let process = |item| {
                 images.mentioned_in(&serde_json::to_string(&item)?, &mut mentioned);
                 Ok(())
             };
-            self.each_of(&resource, take).await.map_err(|error| {
+            self.for_each_object(&resource, process).await.map_err(|error| {
                 let what = &resource.plural;
-                let action = format!("list {what} in all namespaces, to see which images they name");
+                let action = format!("list {what} in all namespaces, to find the images that they use");
                 ClusterError::Api { action, error }
             })?;
         }
@@ -181,13 +182,13 @@ impl Cluster for KubeCluster {
     }
 
     async fn manifests(&self) -> Result<Vec<String>, ClusterError> {
-        let operators = OperatorResource::ALL.map(|kind| Target::Resources(kind).resource());
+        let operators = OperatorResource::ALL.map(|kind| WatchTarget::Resources(kind).resource());
         let module = GroupVersionKind::gvk("kmm.sigs.x-k8s.io", "v1beta1", "Module");
         let module = ApiResource::from_gvk_with_plural(&module, "modules");
-        let kinds = [Target::Nodes.resource(), Target::DaemonSets.resource()];
+        let kinds = [WatchTarget::Nodes.resource(), WatchTarget::DaemonSets.resource()];
         let mut texts = Vec::new();
         for resource in kinds.into_iter().chain(operators).chain([module]) {
-            let take = |mut item: DynamicObject| {
+            let process = |mut item: DynamicObject| {
                 // The items of a list do not contain their kind.
                 item.types =
                     Some(TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
@@ -198,7 +199,7 @@ impl Cluster for KubeCluster {
                 texts.push(serde_json::to_string(&item)?);
                 Ok(())
             };
-            match self.each_of(&resource, take).await {
+            match self.for_each_object(&resource, process).await {
                 Err(ApiError::Gone) if !resource.group.is_empty() => {}
                 Err(error @ ApiError::Forbidden(_)) if resource.kind != "Node" => {
                     tracing::warn!(error = %error, "skipping a kind that cannot be listed");
@@ -217,18 +218,18 @@ impl Cluster for KubeCluster {
     }
 
     async fn changed(&self) {
-        let taken = self.taken.load(Ordering::Relaxed);
-        let mut bell = self.shared.listen();
-        while self.shared.store().generation() <= taken {
-            if bell.changed().await.is_err() {
-                // No more changes will arrive.
+        let snapshot_generation = self.snapshot_generation.load(Ordering::Relaxed);
+        let mut changes = self.shared.subscribe_changes();
+        while self.shared.store().generation() <= snapshot_generation {
+            if changes.changed().await.is_err() {
+                // The watches have ended, so that no further change will arrive.
                 std::future::pending::<()>().await;
             }
         }
     }
 
     fn set_snapshot_scope(&self, scope: &SnapshotScope) {
-        self.shared.tell(|store| {
+        self.shared.update_store(|store| {
             store.set_snapshot_scope(scope.clone());
             true
         });

@@ -14,18 +14,18 @@
 //! - A missing permission is reported by name.
 //! - A write is visible in the next snapshot at once, and older events do not undo it.
 
+mod api_fields;
 mod bodies;
 mod call;
 mod connect;
 mod errors;
 mod facts;
-mod forms;
 mod image_streams;
 mod live;
-mod named;
+mod names;
 mod object;
+mod permissions;
 mod pods;
-mod rights;
 mod secrets;
 mod stats;
 mod store;
@@ -37,8 +37,8 @@ pub use self::{
     connect::{KubeOptions, client},
     errors::causes,
     live::KubeCluster,
-    named::{Named, named},
-    rights::{AskedPatch, Person},
+    names::{ClusterNames, cluster_names},
+    permissions::{RequestedPatch, TokenOwner},
     secrets::KubeSecrets,
     stats::{KubeStats, is_starting},
 };

@@ -1,4 +1,4 @@
-//! An object in the store, with the earlier versions of the object that are equivalent for a plan.
+//! Objects in the store. Each object knows which of its earlier versions are equivalent for a plan.
 
 use std::collections::VecDeque;
 
@@ -8,26 +8,26 @@ use farrier_core::plan::{
 };
 
 /// Namespace and name, which identify an object within one watch.
-pub(super) type Key = (String, String);
+pub(super) type ObjectKey = (String, String);
 
-/// An object, reduced to facts, and its version.
+/// An object, reduced to the facts that plans use, and its version.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
     pub(super) version: ObjectVersion,
-    pub(super) facts: Facts,
+    pub(super) facts: ObjectFacts,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Facts {
+pub(super) enum ObjectFacts {
     Node(CowArc<NodeFacts>),
     DaemonSet(Box<DaemonSetFacts>),
     Pod(Box<PodFacts>),
     Resource(Box<ResourceFacts>),
     Workload(Box<WorkloadFacts>),
-    Check(Key, JobState),
+    Check(ObjectKey, JobState),
 }
 
-impl Facts {
+impl ObjectFacts {
     /// Returns the keys of the node labels that the object's selectors use. The store keeps only those labels, so a kind that
     /// selects nodes must name its keys here.
     pub(super) fn label_keys(&self) -> Vec<String> {
@@ -41,19 +41,19 @@ impl Facts {
 }
 
 impl Object {
-    pub(super) fn key(&self) -> Key {
+    pub(super) fn key(&self) -> ObjectKey {
         match &self.facts {
-            Facts::Node(node) => (String::new(), node.name.clone()),
-            Facts::DaemonSet(facts) => (facts.namespace.clone(), facts.name.clone()),
-            Facts::Pod(facts) => (facts.namespace.clone(), facts.name.clone()),
-            Facts::Resource(facts) => (String::new(), facts.name.clone()),
-            Facts::Workload(facts) => (facts.namespace.clone(), facts.name.clone()),
-            Facts::Check(key, _) => key.clone(),
+            ObjectFacts::Node(node) => (String::new(), node.name.clone()),
+            ObjectFacts::DaemonSet(facts) => (facts.namespace.clone(), facts.name.clone()),
+            ObjectFacts::Pod(facts) => (facts.namespace.clone(), facts.name.clone()),
+            ObjectFacts::Resource(facts) => (String::new(), facts.name.clone()),
+            ObjectFacts::Workload(facts) => (facts.namespace.clone(), facts.name.clone()),
+            ObjectFacts::Check(key, _) => key.clone(),
         }
     }
 
-    /// Whether this is a newer state of the same object. Resource versions are comparable as numbers (KEP-5504). If one of them
-    /// is not a number, the result is false.
+    /// Whether this is a newer state of the same object. Resource versions are comparable as numbers (KEP-5504). Returns false if
+    /// one of them is not a number.
     pub(super) fn is_newer_than(&self, other: &Self) -> bool {
         let number = |object: &Self| object.version.resource_version.parse::<u128>();
         let newer = matches!((number(self), number(other)), (Ok(own), Ok(other)) if own > other);
@@ -62,65 +62,67 @@ impl Object {
 
     /// Whether the states are equivalent for a plan.
     fn is_equivalent_for_plan(&self, other: &Self) -> bool {
-        let like = match (&self.facts, &other.facts) {
-            (Facts::Node(old), Facts::Node(new)) => old == new,
+        let is_equivalent = match (&self.facts, &other.facts) {
+            (ObjectFacts::Node(old), ObjectFacts::Node(new)) => old == new,
             // The manifest contains all facts except the version.
-            (Facts::DaemonSet(old), Facts::DaemonSet(new)) => match (&old.live, &new.live) {
+            (ObjectFacts::DaemonSet(old), ObjectFacts::DaemonSet(new)) => match (&old.live, &new.live) {
                 (Some(old), Some(new)) => old.manifest == new.manifest,
                 (None | Some(_), None) | (None, Some(_)) => false,
             },
-            (Facts::Pod(old), Facts::Pod(new)) => {
+            (ObjectFacts::Pod(old), ObjectFacts::Pod(new)) => {
                 PodFacts { version: new.version.clone(), ..(**old).clone() } == **new
             }
-            (Facts::Resource(old), Facts::Resource(new)) => {
+            (ObjectFacts::Resource(old), ObjectFacts::Resource(new)) => {
                 (&old.annotations, &old.spec) == (&new.annotations, &new.spec)
             }
-            (Facts::Workload(old), Facts::Workload(new)) => old == new,
-            (Facts::Check(_, old), Facts::Check(_, new)) => old == new,
+            (ObjectFacts::Workload(old), ObjectFacts::Workload(new)) => old == new,
+            (ObjectFacts::Check(_, old), ObjectFacts::Check(_, new)) => old == new,
             _ => false,
         };
-        like && self.version.uid == other.version.uid
+        is_equivalent && self.version.uid == other.version.uid
     }
 }
 
-/// An object, and earlier resource versions of it that are equivalent to the current one for a plan.
+/// An object, and the earlier resource versions that are equivalent to the current one for a plan.
 #[derive(Debug)]
 pub(super) struct StoredObject {
     pub(super) object: Object,
-    same: VecDeque<String>,
+    /// Earlier resource versions, the newest last.
+    equivalent_versions: VecDeque<String>,
 }
 
 /// Maximum number of equivalent resource versions to keep. A DaemonSet's status changes once or twice for each of its pods.
-const SAME: usize = 256;
+const MAX_EQUIVALENT_VERSIONS: usize = 256;
 
 impl StoredObject {
     pub(super) fn new(object: Object) -> Self {
-        Self { object, same: VecDeque::new() }
+        Self { object, equivalent_versions: VecDeque::new() }
     }
 
-    /// Replaces the state of the object. Returns whether the new state differs for a plan.
+    /// Replaces the object's state. Returns whether the change matters for a plan.
     pub(super) fn replace(&mut self, object: Object) -> bool {
         if !self.object.is_equivalent_for_plan(&object) {
             *self = Self::new(object);
             return true;
         }
         let before = std::mem::replace(&mut self.object, object).version.resource_version;
-        // Keep versions only of the kinds that are written with the plan's resource version as a precondition.
-        let is_written = matches!(self.object.facts, Facts::DaemonSet(_) | Facts::Resource(_));
-        if is_written && !self.same.contains(&before) {
-            self.same.push_back(before);
-            if self.same.len() > SAME {
-                self.same.pop_front();
+        // Only writes of these kinds have the plan's resource version as a precondition.
+        let is_written = matches!(self.object.facts, ObjectFacts::DaemonSet(_) | ObjectFacts::Resource(_));
+        if is_written && !self.equivalent_versions.contains(&before) {
+            self.equivalent_versions.push_back(before);
+            if self.equivalent_versions.len() > MAX_EQUIVALENT_VERSIONS {
+                self.equivalent_versions.pop_front();
             }
         }
         false
     }
 
     /// Whether this version is equivalent to the current one for a plan.
-    pub(super) fn is_same(&self, version: &ObjectVersion) -> bool {
+    pub(super) fn is_equivalent_version(&self, version: &ObjectVersion) -> bool {
         let ObjectVersion { uid, resource_version } = version;
         let present = &self.object.version;
         *uid == present.uid
-            && (*resource_version == present.resource_version || self.same.contains(resource_version))
+            && (*resource_version == present.resource_version
+                || self.equivalent_versions.contains(resource_version))
     }
 }

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 
 use farrier_core::plan::{Holder, JOB_NAME, JobState, PodFacts, WorkloadFacts};
 use jiff::Timestamp;
-use k8s_openapi::{
-    api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStateWaiting, PodCondition},
-    apimachinery::pkg::apis::meta::v1::OwnerReference,
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateTerminated, ContainerStateWaiting, PodCondition,
 };
 
 use super::{
+    api_fields::{Container, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
     errors::one_line,
     facts::version,
-    forms::{Container, ContainerStatus, JobObject, PodObject, PodSpec, PodStatus},
-    object::{Facts, Key, Object},
+    object::{Object, ObjectFacts, ObjectKey},
 };
 
 /// Returns a pod's facts. `daemon_set` is empty if no DaemonSet controls the pod.
@@ -39,12 +38,12 @@ pub(super) fn pod(pod: PodObject) -> Object {
         namespace: metadata.namespace.unwrap_or_default(),
         name: metadata.name.unwrap_or_default(),
     };
-    Object { version, facts: Facts::Pod(Box::new(facts)) }
+    Object { version, facts: ObjectFacts::Pod(Box::new(facts)) }
 }
 
-/// Returns the facts of a pod that an upgrade may evict from its node. farrier's own pod is never evicted: if its replacement
-/// could run only on this node, no farrier would be left to uncordon the node.
-pub(super) fn workload(pod: PodObject, own: Option<&Key>) -> Object {
+/// Returns the facts of a pod that an upgrade may evict from its node. `own` is farrier's own pod, which is never evicted: if
+/// its replacement could run only on this node, no farrier would be left to uncordon the node.
+pub(super) fn workload(pod: PodObject, own: Option<&ObjectKey>) -> Object {
     let PodObject { types: _, metadata, spec, status } = pod;
     let version = version(&metadata);
     let is_of_job = metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(JOB_NAME));
@@ -53,14 +52,14 @@ pub(super) fn workload(pod: PodObject, own: Option<&Key>) -> Object {
     });
     let is_mirror =
         metadata.annotations.iter().flatten().any(|(key, _)| key == "kubernetes.io/config.mirror");
-    let mut owners = metadata.owner_references.into_iter().flatten();
-    let stays = |owner: OwnerReference| {
-        owner.controller == Some(true) && matches!(owner.kind.as_str(), "DaemonSet" | "Node")
-    };
+    let belongs_to_node =
+        metadata.owner_references.iter().flatten().any(|owner| {
+            owner.controller == Some(true) && matches!(owner.kind.as_str(), "DaemonSet" | "Node")
+        });
     let requests = spec.all_containers().flat_map(Container::requests).filter(|name| name.contains('/'));
     let facts = WorkloadFacts {
         uid: version.uid.clone(),
-        stays: is_own || is_mirror || owners.any(stays),
+        stays: is_own || is_mirror || belongs_to_node,
         requests: requests.cloned().collect(),
         holders: status.filter(|_| is_of_job).map(|status| holders(&status)).unwrap_or_default(),
         node: spec.node_name.unwrap_or_default(),
@@ -69,32 +68,35 @@ pub(super) fn workload(pod: PodObject, own: Option<&Key>) -> Object {
         namespace: metadata.namespace.unwrap_or_default(),
         name: metadata.name.unwrap_or_default(),
     };
-    Object { version, facts: Facts::Workload(Box::new(facts)) }
+    Object { version, facts: ObjectFacts::Workload(Box::new(facts)) }
 }
 
-/// Returns the device users that a forecast found in its latest check.
+/// Returns the device users that an unload forecast found in its latest check, from the termination messages of its pod.
 fn holders(status: &PodStatus) -> Vec<Holder> {
-    let last = |status: &ContainerStatus| {
-        let ended = |state: &Option<ContainerState>| state.as_ref()?.terminated.clone();
-        ended(&status.state).or_else(|| ended(&status.last_state))?.message
-    };
-    let said = status.container_statuses.iter().flatten().filter_map(last);
-    let said = said.flat_map(|message| driver_entrypoint::holders::parse(&message));
-    said.map(|holder| Holder { pod: holder.pod, what: one_line(&holder.what) }).collect()
+    let ended = status.container_statuses.iter().flatten().filter_map(last_termination);
+    let messages = ended.filter_map(|terminated| terminated.message);
+    let holders = messages.flat_map(|message| driver_entrypoint::holders::parse(&message));
+    holders.map(|holder| Holder { pod: holder.pod, what: one_line(&holder.what) }).collect()
+}
+
+/// Returns how the container last ended. Between two restarts, this is its current state.
+fn last_termination(status: &ContainerStatus) -> Option<ContainerStateTerminated> {
+    let terminated = |state: &Option<ContainerState>| state.as_ref()?.terminated.clone();
+    terminated(&status.state).or_else(|| terminated(&status.last_state))
 }
 
 /// Returns the state of a Job that checks a node.
 pub(super) fn check(job: JobObject) -> Object {
     let JobObject { types: _, metadata, spec: _, status } = job;
     let conditions = status.unwrap_or_default().conditions.unwrap_or_default();
-    let holds = |kind: &str| conditions.iter().find(|found| found.kind == kind && found.status == "True");
-    let state = match (holds("Complete"), holds("Failed")) {
+    let condition = |kind: &str| conditions.iter().find(|found| found.kind == kind && found.status == "True");
+    let state = match (condition("Complete"), condition("Failed")) {
         (_, Some(failed)) => JobState::Failed(one_line(&failed.message)),
         (Some(_), None) => JobState::Succeeded,
         (None, None) => JobState::Running,
     };
     let key = (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
-    Object { version: version(&metadata), facts: Facts::Check(key, state) }
+    Object { version: version(&metadata), facts: ObjectFacts::Check(key, state) }
 }
 
 fn images(spec: &PodSpec) -> BTreeMap<String, String> {
@@ -102,7 +104,7 @@ fn images(spec: &PodSpec) -> BTreeMap<String, String> {
     all.map(|container| (container.name.clone(), container.image.clone().unwrap_or_default())).collect()
 }
 
-/// Returns the node for which the DaemonSet controller created the pod. The pod's node affinity names it.
+/// Returns the node for which the DaemonSet controller created the pod, as named by the pod's node affinity.
 fn intended_node(spec: &PodSpec) -> Option<String> {
     let required = spec.required_nodes()?;
     let mut fields = required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
@@ -116,8 +118,8 @@ fn condition<'s>(status: &'s PodStatus, kind: &str, value: &str) -> Option<&'s P
     conditions.find(|condition| condition.type_ == kind && condition.status == value)
 }
 
-/// Time since which the pod has been ready without a container start. Container starts count, too, because two transitions of a
-/// condition within the same second look like none.
+/// Returns the time since which the pod has been ready without a container start. The condition alone is not enough: two
+/// transitions within the same second look like none.
 fn stable_since(status: &PodStatus) -> Option<Timestamp> {
     let ready = condition(status, "Ready", "True")?.last_transition_time.as_ref();
     let running = |status: &ContainerStatus| status.state.as_ref()?.running.as_ref()?.started_at.clone();
@@ -125,7 +127,7 @@ fn stable_since(status: &PodStatus) -> Option<Timestamp> {
     starts.chain(ready.cloned()).map(|time| time.0).max()
 }
 
-/// Reasons why the pod's containers do not run.
+/// Returns the reasons why the pod's containers do not run.
 fn messages(status: &PodStatus) -> Vec<String> {
     let init = status.init_container_statuses.iter().flatten();
     let containers = init.chain(status.container_statuses.iter().flatten()).flat_map(container_messages);
@@ -137,13 +139,12 @@ fn messages(status: &PodStatus) -> Vec<String> {
 }
 
 fn container_messages(status: &ContainerStatus) -> impl Iterator<Item = String> {
-    let ended = |state: &Option<ContainerState>| state.as_ref().and_then(|state| state.terminated.clone());
     let waiting = status.state.as_ref().and_then(|state| state.waiting.clone());
     let waiting = waiting.and_then(|ContainerStateWaiting { reason, message }| {
         describe(&status.name, reason.as_deref(), None, message.as_deref())
     });
-    let ended = ended(&status.state).or_else(|| ended(&status.last_state));
-    let ended = ended.and_then(|ContainerStateTerminated { reason, exit_code, message, .. }| {
+    let ended = last_termination(status).and_then(|terminated| {
+        let ContainerStateTerminated { reason, exit_code, message, .. } = terminated;
         describe(&status.name, reason.as_deref(), Some(exit_code), message.as_deref())
     });
     let restarts = match status.restart_count {
@@ -155,7 +156,8 @@ fn container_messages(status: &ContainerStatus) -> impl Iterator<Item = String> 
     ended.into_iter().chain(restarts).chain(waiting)
 }
 
-/// Describes a container state. `None` for a harmless state: a container that is being created or that exited successfully.
+/// Describes a container state. Returns `None` for a harmless state: a container that is being created or that exited
+/// successfully.
 fn describe(
     container: &str,
     reason: Option<&str>,
@@ -191,12 +193,12 @@ mod tests {
             "spec": spec, "status": status,
         }))
         .unwrap();
-        let Facts::Pod(facts) = pod(found).facts else { panic!("no pod") };
+        let ObjectFacts::Pod(facts) = pod(found).facts else { panic!("no pod") };
         *facts
     }
 
     #[test]
-    fn a_pod_says_where_it_runs_or_is_meant_to() {
+    fn a_pod_has_its_bound_or_its_intended_node() {
         let containers = json!([{"name": "c", "image": "i:1"}]);
         let bound = facts(&json!({"nodeName": "n1", "containers": containers}), &json!({}));
         assert_eq!((bound.node.as_str(), bound.bound, bound.daemon_set.as_str()), ("n1", true, "ds"));
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_says_why_it_does_not_run() {
+    fn messages_name_why_a_pod_does_not_run() {
         let status = json!({
             "conditions": [
                 {"type": "Ready", "status": "False"},
@@ -237,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn pods_leave_a_node_unless_they_belong_to_it() {
+    fn a_drain_evicts_pods_that_do_not_belong_to_the_node() {
         let facts = |metadata: Value| {
             let container =
                 json!({"name": "c", "resources": {"requests": {"cpu": "1", "nvidia.com/gpu": "2"}}});
             let found = json!({"metadata": metadata, "spec": {"nodeName": "n", "initContainers": null, "containers": [container]}});
             let own = ("s".to_owned(), "own".to_owned());
             let found = workload(serde_json::from_value(found).unwrap(), Some(&own));
-            let Facts::Workload(facts) = found.facts else { panic!() };
+            let ObjectFacts::Workload(facts) = found.facts else { panic!() };
             *facts
         };
         let owned = |kind: &str| {
@@ -264,7 +266,7 @@ mod tests {
 
     /// The messages have the format of the program on the node. Between two checks, the container waits for a restart.
     #[test]
-    fn a_forecast_says_who_holds_the_driver() {
+    fn the_holders_of_a_driver_are_read_from_termination_messages() {
         let holder = |pod: Option<&str>, what: &str| (pod.map(str::to_owned), what.to_owned());
         let all = [holder(Some("u-1"), "nvidia: used by process 12"), holder(None, "nvidia: 2 references")];
         let written = all.clone().map(|(pod, what)| driver_entrypoint::holders::Holder { pod, what });
@@ -277,7 +279,7 @@ mod tests {
             let read = |labels: Value| {
                 let found = json!({"metadata": {"name": "f", "labels": labels}, "spec": {}, "status": {"containerStatuses": [container]}});
                 let found = workload(serde_json::from_value(found).unwrap(), None);
-                let Facts::Workload(facts) = found.facts else { panic!() };
+                let ObjectFacts::Workload(facts) = found.facts else { panic!() };
                 facts.holders.into_iter().map(|holder| (holder.pod, holder.what)).collect::<Vec<_>>()
             };
             assert_eq!(read(json!({JOB_NAME: "farrier-forecast-0a1b2c3d"})), all);
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_says_how_it_ended() {
+    fn conditions_of_a_job_become_its_state() {
         for (conditions, wanted) in [
             (json!(null), JobState::Running),
             (json!([{"type": "Complete", "status": "False"}]), JobState::Running),
@@ -297,7 +299,7 @@ mod tests {
             ),
         ] {
             let job = json!({"metadata": {"name": "j", "namespace": "s"}, "spec": {}, "status": {"conditions": conditions}});
-            let Facts::Check(key, state) = check(serde_json::from_value(job).unwrap()).facts else {
+            let ObjectFacts::Check(key, state) = check(serde_json::from_value(job).unwrap()).facts else {
                 panic!()
             };
             assert_eq!((key.1.as_str(), state), ("j", wanted));
@@ -305,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_ends_the_time_that_a_pod_is_ready() {
+    fn a_container_start_resets_stable_since() {
         let ready = |started: &str, restarts: i32| {
             let status = json!({
                 "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T03:00:00Z"}],

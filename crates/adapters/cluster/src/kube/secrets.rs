@@ -11,7 +11,7 @@ use tokio::sync::OnceCell;
 
 use super::{super::error::ClusterError, KubeOptions, client};
 
-/// The Secrets of the cluster that `options` select. The connection is opened for the first Secret.
+/// Reads Secrets of the cluster that `options` select. Connects when the first Secret is read.
 pub struct KubeSecrets {
     options: KubeOptions,
     client: OnceCell<Client>,
@@ -37,7 +37,6 @@ impl ClusterSecrets for KubeSecrets {
     }
 }
 
-/// The cluster cannot be reached.
 fn unavailable(name: &SecretName, error: ClusterError) -> ClusterSecretError {
     ClusterSecretError {
         message: format!("reach the cluster that holds Secret {name}"),
@@ -47,7 +46,8 @@ fn unavailable(name: &SecretName, error: ClusterError) -> ClusterSecretError {
     }
 }
 
-/// The API server rejected the request. Its message suffices; kube's text adds the whole status object.
+/// Returns the error for a request that the API server rejected. Uses only the server's message, because kube's text adds the
+/// whole status object.
 fn rejected(name: &SecretName, error: &kube::Error) -> ClusterSecretError {
     let (code, message) = match error {
         kube::Error::Api(status) => (Some(status.code), status.message.clone()),

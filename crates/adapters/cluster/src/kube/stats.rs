@@ -88,7 +88,7 @@ impl KubeStats {
         let recent = latest.as_mut().filter(|outage| outage.last_failure.elapsed() < STARTUP_PERIOD);
         let Some(outage) = recent else { return false };
         if !std::mem::replace(&mut outage.warned, true) {
-            let hint = "if this lasts longer than a minute, farrier names the missing rights";
+            let hint = "if this lasts longer than a minute, farrier names the missing permissions";
             tracing::warn!(hint, "the API server was unavailable and still refuses requests: retrying them");
         }
         true

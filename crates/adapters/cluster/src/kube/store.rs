@@ -1,8 +1,8 @@
-//! The known state of the cluster, kept current by watches and by the responses to farrier's writes.
+//! The known state of the cluster. Watches and the responses to farrier's writes keep it current.
 //!
 //! The store decides which watches it needs ([`Store::needed`]). The node labels of interest and the watched pods depend on the
-//! DaemonSets that were found. A snapshot is taken only after everything needed has been listed. Otherwise a plan could mistake
-//! objects that have not arrived yet for missing ones.
+//! DaemonSets that were found. A snapshot waits until everything needed has been listed, because a plan would treat objects
+//! that have not arrived yet as missing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -16,52 +16,53 @@ use farrier_core::{
 use kube::runtime::watcher::Event;
 
 use super::{
-    super::error::{ApiError, MissingRight},
+    super::error::{ApiError, MissingPermission},
     bodies::CHECK_LABEL,
     facts::{PREFIX, pod_selector},
-    object::{Facts, Key, Object, StoredObject},
-    target::{Target, Trouble, WatchScope},
+    object::{Object, ObjectFacts, ObjectKey, StoredObject},
+    target::{WatchFailure, WatchScope, WatchTarget},
 };
 
-/// Number of consecutive failures after which waiting for a first list fails. With the watch's backoff (0.8 s, doubled each time)
-/// that is ten to twenty seconds.
-const ATTEMPTS: u32 = 5;
+/// Number of consecutive failures of a first list after which a snapshot fails instead of waiting. With the watch's backoff
+/// (0.8 s, doubled each time), a snapshot fails after ten to twenty seconds.
+const MAX_FIRST_LIST_ATTEMPTS: u32 = 5;
 
 /// A watch and the objects that it has delivered.
 #[derive(Debug)]
-struct Watched {
+struct WatchState {
+    /// Number that distinguishes the watch from the watches that it replaced.
     epoch: u64,
     scope: WatchScope,
     /// Whether the first list is complete.
     synced: bool,
-    trouble: Option<Trouble>,
-    /// Keys of the current list so far.
-    listed: HashSet<Key>,
-    objects: BTreeMap<Key, StoredObject>,
+    failure: Option<WatchFailure>,
+    /// Keys received so far of the list in progress.
+    listed: HashSet<ObjectKey>,
+    objects: BTreeMap<ObjectKey, StoredObject>,
 }
 
-impl Watched {
-    /// Whether nothing more is expected from the watch before a snapshot.
+impl WatchState {
+    /// Whether a snapshot need not wait for the watch any longer.
     fn settled(&self) -> bool {
-        self.synced || matches!(self.trouble, Some(Trouble::Forbidden(_) | Trouble::Absent))
+        self.synced || matches!(self.failure, Some(WatchFailure::Forbidden(_) | WatchFailure::NotServed))
     }
 
-    fn forbidden(&self) -> Option<&MissingRight> {
-        match &self.trouble {
-            Some(Trouble::Forbidden(right)) => Some(right),
+    fn forbidden(&self) -> Option<&MissingPermission> {
+        match &self.failure {
+            Some(WatchFailure::Forbidden(permission)) => Some(permission),
             _ => None,
         }
     }
 
-    /// Stores an object, unless a newer state is known or the definitions do not need it. A list overrides the known state.
-    /// Returns whether the change matters for a plan.
+    /// Stores an object, unless a newer state is known or the definitions do not need the object. An object from a list (`listed`)
+    /// replaces even a newer known state. Returns whether the change matters for a plan.
     fn put(&mut self, snapshot_scope: &SnapshotScope, mut object: Object, listed: bool) -> bool {
         let key = object.key();
-        if !asks_for(snapshot_scope, &key, &object.facts) {
+        if !is_needed(snapshot_scope, &key, &object.facts) {
             return self.objects.remove(&key).is_some();
         }
-        if let (Facts::Node(node), WatchScope::Labels(kept)) = (&mut object.facts, &self.scope) {
-            node.labels.retain(|key, _| kept.contains(key) || key.starts_with(PREFIX));
+        if let (ObjectFacts::Node(node), WatchScope::Labels(stored)) = (&mut object.facts, &self.scope) {
+            node.labels.retain(|key, _| stored.contains(key) || key.starts_with(PREFIX));
         }
         if listed {
             self.listed.insert(key.clone());
@@ -82,10 +83,10 @@ impl Watched {
     }
 }
 
-/// Whether the object is needed. Rollouts name DaemonSets, and farrier's copies have a label. For a rollback, DaemonSets with a
-/// record are needed, too.
-fn asks_for(scope: &SnapshotScope, key: &Key, facts: &Facts) -> bool {
-    let Facts::DaemonSet(facts) = facts else { return true };
+/// Whether plans need the object. Of the DaemonSets, plans need those that rollouts name, and farrier's copies. A rollback also
+/// needs those with a record.
+fn is_needed(scope: &SnapshotScope, key: &ObjectKey, facts: &ObjectFacts) -> bool {
+    let ObjectFacts::DaemonSet(facts) = facts else { return true };
     let is_ours = |live: &LiveDaemonSet| {
         let records = [RECORD_ANNOTATION, PER_KERNEL_ANNOTATION];
         let recorded = records.iter().any(|record| live.annotations.contains_key(*record));
@@ -98,7 +99,7 @@ fn asks_for(scope: &SnapshotScope, key: &Key, facts: &Facts) -> bool {
 pub(super) enum Readiness {
     Ready,
     Waiting,
-    /// A resource that every plan needs cannot be read, or a first list has failed too often.
+    /// Nodes, which every plan needs, cannot be read; or a first list has failed too often.
     Failed(ApiError),
 }
 
@@ -107,8 +108,9 @@ pub(super) struct Store {
     snapshot_scope: SnapshotScope,
     /// Namespaces in which DaemonSets and pods are written. Pods of other namespaces are not even read.
     pub(super) writable: WriteNamespaces,
-    watched: BTreeMap<Target, Watched>,
-    epochs: u64,
+    watched: BTreeMap<WatchTarget, WatchState>,
+    /// Epoch of the newest watch.
+    last_epoch: u64,
     /// Incremented by each change that a plan can depend on.
     generation: u64,
 }
@@ -130,75 +132,97 @@ impl Store {
     }
 
     fn daemon_sets(&self) -> impl Iterator<Item = &DaemonSetFacts> {
-        let watched = self.watched.get(&Target::DaemonSets);
-        watched.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|kept| {
-            let Facts::DaemonSet(facts) = &kept.object.facts else { return None };
-            Some(&**facts)
+        let watched = self.watched.get(&WatchTarget::DaemonSets);
+        watched.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|stored| {
+            match &stored.object.facts {
+                ObjectFacts::DaemonSet(facts) => Some(&**facts),
+                _ => None,
+            }
         })
     }
 
-    /// Returns the watches known to be needed. The watches of nodes and pods depend on the objects that select nodes, which are
-    /// listed first.
-    fn needed(&self) -> Vec<(Target, WatchScope)> {
-        let wanted = &self.snapshot_scope;
-        let mut needed = vec![(Target::DaemonSets, WatchScope::Named(wanted.daemon_sets.clone()))];
-        let resources = wanted.resources.iter();
-        needed.extend(resources.map(|kind| (Target::Resources(*kind), WatchScope::All)));
-        let is_settled = |(target, scope): &(Target, WatchScope)| {
-            self.watched.get(target).is_some_and(|watched| watched.scope.covers(scope) && watched.settled())
-        };
-        if !needed.iter().all(is_settled) {
+    /// Returns the watches known to be needed. The objects that select nodes are listed first, because the watches of nodes and
+    /// pods depend on those objects.
+    fn needed(&self) -> Vec<(WatchTarget, WatchScope)> {
+        let scope = &self.snapshot_scope;
+        let mut needed = vec![(WatchTarget::DaemonSets, WatchScope::Named(scope.daemon_sets.clone()))];
+        let resources = scope.resources.iter();
+        needed.extend(resources.map(|kind| (WatchTarget::Resources(*kind), WatchScope::All)));
+        if !needed.iter().all(|(target, scope)| self.is_settled(target, scope)) {
             return needed;
         }
-        let mut labels = wanted.labels.clone();
-        let objects = self.watched.values().flat_map(|watched| watched.objects.values());
-        labels.extend(objects.flat_map(|kept| kept.object.facts.label_keys()));
-        let are_watched =
-            |facts: &&DaemonSetFacts| !wanted.rollback && self.writable.contains(&facts.namespace);
-        for facts in self.daemon_sets().filter(are_watched) {
-            let Some(live) = &facts.live else { continue };
-            if let Some(selector) = pod_selector(&live.manifest) {
-                let target = Target::Pods {
-                    namespace: facts.namespace.clone(),
-                    daemon_set: facts.name.clone(),
-                    uid: live.version.uid.clone(),
-                };
-                needed.push((target, WatchScope::Selector(selector)));
-            }
-        }
-        needed.push((Target::Nodes, WatchScope::Labels(labels)));
-        let checks = wanted.checks.iter().filter(|namespace| self.writable.contains(namespace));
-        needed.extend(checks.map(|namespace| {
-            let target = Target::Checks { namespace: namespace.clone() };
-            (target, WatchScope::Selector(CHECK_LABEL.to_owned()))
-        }));
-        needed.extend(self.drained().map(|node| {
-            let fields = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
-            (Target::Workloads { node: node.to_owned() }, WatchScope::Fields(fields))
-        }));
+        needed.extend(self.pod_watches());
+        needed.push((WatchTarget::Nodes, WatchScope::Labels(self.needed_labels())));
+        needed.extend(self.check_watches());
+        needed.extend(self.workload_watches());
         needed
     }
 
+    fn is_settled(&self, target: &WatchTarget, scope: &WatchScope) -> bool {
+        self.watched.get(target).is_some_and(|watched| watched.scope.covers(scope) && watched.settled())
+    }
+
+    /// Returns the node labels that the definitions and the selectors of known objects use.
+    fn needed_labels(&self) -> BTreeSet<String> {
+        let objects = self.watched.values().flat_map(|watched| watched.objects.values());
+        let selected = objects.flat_map(|stored| stored.object.facts.label_keys());
+        self.snapshot_scope.labels.iter().cloned().chain(selected).collect()
+    }
+
+    /// Returns the watches of the DaemonSets' pods. A rollback needs none.
+    fn pod_watches(&self) -> Vec<(WatchTarget, WatchScope)> {
+        let mut watches = Vec::new();
+        if self.snapshot_scope.rollback {
+            return watches;
+        }
+        for facts in self.daemon_sets().filter(|facts| self.writable.contains(&facts.namespace)) {
+            let Some(live) = &facts.live else { continue };
+            let Some(selector) = pod_selector(&live.manifest) else { continue };
+            let target = WatchTarget::Pods {
+                namespace: facts.namespace.clone(),
+                daemon_set: facts.name.clone(),
+                uid: live.version.uid.clone(),
+            };
+            watches.push((target, WatchScope::Selector(selector)));
+        }
+        watches
+    }
+
+    fn check_watches(&self) -> impl Iterator<Item = (WatchTarget, WatchScope)> {
+        let namespaces = self.snapshot_scope.checks.iter();
+        namespaces.filter(|namespace| self.writable.contains(namespace)).map(|namespace| {
+            let target = WatchTarget::Checks { namespace: namespace.clone() };
+            (target, WatchScope::Selector(CHECK_LABEL.to_owned()))
+        })
+    }
+
+    fn workload_watches(&self) -> impl Iterator<Item = (WatchTarget, WatchScope)> {
+        self.draining_nodes().map(|node| {
+            let fields = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
+            (WatchTarget::Workloads { node: node.to_owned() }, WatchScope::Fields(fields))
+        })
+    }
+
     /// Returns the nodes whose pods determine the next step of an upgrade.
-    fn drained(&self) -> impl Iterator<Item = &str> {
-        let nodes = self.watched.get(&Target::Nodes).filter(|_| self.snapshot_scope.drains);
-        nodes.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|kept| {
-            let Facts::Node(node) = &kept.object.facts else { return None };
+    fn draining_nodes(&self) -> impl Iterator<Item = &str> {
+        let nodes = self.watched.get(&WatchTarget::Nodes).filter(|_| self.snapshot_scope.drains);
+        nodes.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|stored| {
+            let ObjectFacts::Node(node) = &stored.object.facts else { return None };
             UpgradeNote::of(node).filter(UpgradeNote::needs_workloads).map(|_| node.name.as_str())
         })
     }
 
     /// Compares the running watches with the needed ones. Returns the watches to start, with the epoch of their events, and the
     /// watches to stop.
-    pub(super) fn reconcile(&mut self) -> (Vec<(Target, WatchScope, u64)>, Vec<Target>) {
+    pub(super) fn reconcile(&mut self) -> (Vec<(WatchTarget, WatchScope, u64)>, Vec<WatchTarget>) {
         let needed = self.needed();
         // While the DaemonSets are relisted, the watches of nodes and pods continue.
-        let all_known = needed.iter().any(|(target, _)| *target == Target::Nodes);
-        let keeps = |target: &Target| {
+        let all_known = needed.iter().any(|(target, _)| *target == WatchTarget::Nodes);
+        let is_kept = |target: &WatchTarget| {
             needed.iter().any(|(needed, _)| needed == target)
-                || (!all_known && !matches!(target, Target::DaemonSets | Target::Resources(_)))
+                || (!all_known && !matches!(target, WatchTarget::DaemonSets | WatchTarget::Resources(_)))
         };
-        let stop: Vec<Target> = self.watched.keys().filter(|target| !keeps(target)).cloned().collect();
+        let stop: Vec<WatchTarget> = self.watched.keys().filter(|target| !is_kept(target)).cloned().collect();
         for target in &stop {
             self.watched.remove(target);
             self.generation += 1;
@@ -208,89 +232,90 @@ impl Store {
             if self.watched.get(&target).is_some_and(|watched| watched.scope.covers(&scope)) {
                 continue;
             }
-            self.epochs += 1;
+            self.last_epoch += 1;
             // The objects of a replaced watch remain valid until the new list is complete.
             let objects = self.watched.remove(&target).map(|watched| watched.objects).unwrap_or_default();
-            let watched = Watched {
-                epoch: self.epochs,
+            let watched = WatchState {
+                epoch: self.last_epoch,
                 scope: scope.clone(),
                 synced: false,
-                trouble: None,
+                failure: None,
                 listed: HashSet::new(),
                 objects,
             };
             self.watched.insert(target.clone(), watched);
-            start.push((target, scope, self.epochs));
+            start.push((target, scope, self.last_epoch));
         }
         (start, stop)
     }
 
-    /// Processes an event of a watch; events of a replaced watch are ignored. Returns whether the needed watches or the snapshot
+    /// Processes an event of a watch, and ignores events of a replaced watch. Returns whether the needed watches or the snapshot
     /// may have changed.
-    pub(super) fn event(&mut self, target: &Target, epoch: u64, event: Event<Object>) -> bool {
+    pub(super) fn event(&mut self, target: &WatchTarget, epoch: u64, event: Event<Object>) -> bool {
         let Some(watched) = self.watched.get_mut(target).filter(|watched| watched.epoch == epoch) else {
             return false;
         };
-        let (changed, rings) = match event {
+        let (changed, notify) = match event {
             Event::Init => {
                 watched.listed.clear();
                 (false, false)
             }
-            // Listeners wait for the end of the list.
+            // Subscribers are notified at the end of the list.
             Event::InitApply(object) => (watched.put(&self.snapshot_scope, object, true), false),
             Event::InitDone => {
                 let listed = std::mem::take(&mut watched.listed);
                 let before = watched.objects.len();
                 watched.objects.retain(|key, _| listed.contains(key));
-                watched.trouble = None;
+                watched.failure = None;
                 let was_synced = std::mem::replace(&mut watched.synced, true);
                 (!was_synced || watched.objects.len() != before, true)
             }
             Event::Apply(object) => {
-                watched.trouble = None;
+                watched.failure = None;
                 let changed = watched.put(&self.snapshot_scope, object, false);
                 (changed, changed)
             }
             Event::Delete(object) => {
-                watched.trouble = None;
+                watched.failure = None;
                 let changed = watched.delete(&object);
                 (changed, changed)
             }
         };
         self.generation += u64::from(changed);
-        rings
+        notify
     }
 
     /// Stores the object that a write returned.
-    pub(super) fn put(&mut self, target: &Target, object: Object) {
+    pub(super) fn put(&mut self, target: &WatchTarget, object: Object) {
         if let Some(watched) = self.watched.get_mut(target) {
             self.generation += u64::from(watched.put(&self.snapshot_scope, object, false));
         }
     }
 
-    /// Records why a watch delivers nothing. Returns whether listeners must be notified.
-    pub(super) fn trouble(&mut self, target: &Target, epoch: u64, trouble: Trouble) -> bool {
+    /// Records why a watch delivers nothing. Returns whether subscribers must be notified.
+    pub(super) fn record_failure(&mut self, target: &WatchTarget, epoch: u64, failure: WatchFailure) -> bool {
         let Some(watched) = self.watched.get_mut(target).filter(|watched| watched.epoch == epoch) else {
             return false;
         };
-        if let (Trouble::Failing { .. }, Some(Trouble::Forbidden(_))) = (&trouble, &watched.trouble) {
+        if let (WatchFailure::Failing { .. }, Some(WatchFailure::Forbidden(_))) = (&failure, &watched.failure)
+        {
             // An unavailable server does not show that a missing permission was granted.
             return false;
         }
         let was_settled = watched.settled();
-        let is_news = match (&trouble, &watched.trouble) {
-            (Trouble::Forbidden(_), Some(Trouble::Forbidden(_)))
-            | (Trouble::Absent, Some(Trouble::Absent))
-            | (Trouble::Failing { .. }, _) => false,
-            (Trouble::Forbidden(_) | Trouble::Absent, _) => true,
+        let is_new = match (&failure, &watched.failure) {
+            (WatchFailure::Forbidden(_), Some(WatchFailure::Forbidden(_)))
+            | (WatchFailure::NotServed, Some(WatchFailure::NotServed))
+            | (WatchFailure::Failing { .. }, _) => false,
+            (WatchFailure::Forbidden(_) | WatchFailure::NotServed, _) => true,
         };
-        if matches!(trouble, Trouble::Absent) {
+        if matches!(failure, WatchFailure::NotServed) {
             watched.synced = false;
             watched.objects.clear();
         }
-        watched.trouble = Some(trouble);
-        self.generation += u64::from(is_news);
-        is_news || !was_settled
+        watched.failure = Some(failure);
+        self.generation += u64::from(is_new);
+        is_new || !was_settled
     }
 
     /// Returns the ImageStreams that kernel families name.
@@ -301,18 +326,20 @@ impl Store {
     /// Whether everything needed has been listed.
     pub(super) fn readiness(&self) -> Readiness {
         let needed = self.needed();
-        let mut waiting = !needed.iter().any(|(target, _)| *target == Target::Nodes);
+        let mut waiting = !needed.iter().any(|(target, _)| *target == WatchTarget::Nodes);
         for (target, scope) in needed {
             let watched = self.watched.get(&target).filter(|watched| watched.scope.covers(&scope));
             let Some(watched) = watched else {
                 waiting = true;
                 continue;
             };
-            match &watched.trouble {
-                Some(Trouble::Forbidden(right)) if target == Target::Nodes => {
-                    return Readiness::Failed(ApiError::Forbidden(Box::new(right.clone())));
+            match &watched.failure {
+                Some(WatchFailure::Forbidden(permission)) if target == WatchTarget::Nodes => {
+                    return Readiness::Failed(ApiError::Forbidden(Box::new(permission.clone())));
                 }
-                Some(Trouble::Failing { attempts, error }) if *attempts >= ATTEMPTS && !watched.synced => {
+                Some(WatchFailure::Failing { attempts, error })
+                    if *attempts >= MAX_FIRST_LIST_ATTEMPTS && !watched.synced =>
+                {
                     return Readiness::Failed(error.clone());
                 }
                 _ => waiting |= !watched.settled(),
@@ -332,20 +359,20 @@ impl Store {
         };
         for (target, watched) in &self.watched {
             let hidden = match target {
-                Target::Resources(_) | Target::Checks { .. } => watched.forbidden().is_some(),
-                Target::Pods { namespace, .. } => {
+                WatchTarget::Resources(_) | WatchTarget::Checks { .. } => watched.forbidden().is_some(),
+                WatchTarget::Pods { namespace, .. } => {
                     snapshot.why_unseen(ObservedKind::Pods, namespace).is_some()
                 }
-                _ => snapshot.unseen.contains_key(&target.seen()),
+                _ => snapshot.unseen.contains_key(&target.observed_kind()),
             };
-            for kept in watched.objects.values().filter(|_| !hidden) {
-                match &kept.object.facts {
-                    Facts::Node(facts) => snapshot.nodes.push(facts.clone()),
-                    Facts::DaemonSet(facts) => snapshot.daemon_sets.push((**facts).clone()),
-                    Facts::Pod(facts) => snapshot.pods.push((**facts).clone()),
-                    Facts::Resource(facts) => snapshot.resources.push((**facts).clone()),
-                    Facts::Workload(facts) => snapshot.workloads.push((**facts).clone()),
-                    Facts::Check((_, name), state) => {
+            for stored in watched.objects.values().filter(|_| !hidden) {
+                match &stored.object.facts {
+                    ObjectFacts::Node(facts) => snapshot.nodes.push(facts.clone()),
+                    ObjectFacts::DaemonSet(facts) => snapshot.daemon_sets.push((**facts).clone()),
+                    ObjectFacts::Pod(facts) => snapshot.pods.push((**facts).clone()),
+                    ObjectFacts::Resource(facts) => snapshot.resources.push((**facts).clone()),
+                    ObjectFacts::Workload(facts) => snapshot.workloads.push((**facts).clone()),
+                    ObjectFacts::Check((_, name), state) => {
                         snapshot.checks.insert(name.clone(), state.clone());
                     }
                 }
@@ -357,13 +384,14 @@ impl Store {
         snapshot
     }
 
-    /// Returns what cannot be read, with the missing permission: in the whole cluster, and by namespace.
+    /// Returns the kinds that farrier has no permission to read, with the missing permissions. The first map is for the whole
+    /// cluster, the second one for single namespaces.
     fn unseen(&self) -> (BTreeMap<ObservedKind, String>, BTreeMap<(ObservedKind, String), String>) {
         let mut sentences: BTreeMap<(ObservedKind, Option<&str>), BTreeSet<String>> = BTreeMap::new();
         for (target, watched) in &self.watched {
-            let Some(right) = watched.forbidden() else { continue };
-            let sentence = format!("{}: {}", right.sentence(), right.remedy());
-            sentences.entry((target.seen(), target.namespace())).or_default().insert(sentence);
+            let Some(permission) = watched.forbidden() else { continue };
+            let sentence = format!("{}: {}", permission.sentence(), permission.remedy());
+            sentences.entry((target.observed_kind(), target.namespace())).or_default().insert(sentence);
         }
         let (mut everywhere, mut of_namespaces) = (BTreeMap::new(), BTreeMap::new());
         for ((what, namespace), sentences) in sentences {
@@ -377,17 +405,17 @@ impl Store {
     }
 
     /// Returns the current state of an object.
-    pub(super) fn get(&self, target: &Target, key: &Key) -> Option<&StoredObject> {
+    pub(super) fn get(&self, target: &WatchTarget, key: &ObjectKey) -> Option<&StoredObject> {
         self.watched.get(target)?.objects.get(key)
     }
 
     /// Whether the pod is terminating or gone.
-    pub(super) fn pod_ends(&self, uid: &str) -> bool {
+    pub(super) fn pod_has_ended(&self, uid: &str) -> bool {
         let objects = self.watched.values().flat_map(|watched| watched.objects.values());
-        let mut facts = objects.map(|kept| &kept.object.facts);
+        let mut facts = objects.map(|stored| &stored.object.facts);
         !facts.any(|facts| match facts {
-            Facts::Pod(pod) => pod.version.uid == uid && !pod.deleting,
-            Facts::Workload(pod) => pod.uid == uid && !pod.deleting,
+            ObjectFacts::Pod(pod) => pod.version.uid == uid && !pod.deleting,
+            ObjectFacts::Workload(pod) => pod.uid == uid && !pod.deleting,
             _ => false,
         })
     }

@@ -12,7 +12,7 @@ use farrier_core::{
 use serde_json::json;
 
 use super::{
-    super::{super::error::Scope, facts},
+    super::{super::error::PermissionScope, facts},
     *,
 };
 
@@ -43,7 +43,7 @@ fn node(name: &str, version: &str, labels: &[(&str, &str)]) -> Object {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let facts = NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() };
     let version = ObjectVersion { uid: name.to_owned(), resource_version: version.to_owned() };
-    Object { version, facts: Facts::Node(facts.into()) }
+    Object { version, facts: ObjectFacts::Node(facts.into()) }
 }
 
 fn pod(name: &str, version: &str, ready: bool) -> Object {
@@ -62,21 +62,21 @@ fn pod(name: &str, version: &str, ready: bool) -> Object {
         deleting: false,
         messages: Vec::new(),
     };
-    Object { version, facts: Facts::Pod(Box::new(facts)) }
+    Object { version, facts: ObjectFacts::Pod(Box::new(facts)) }
 }
 
-fn right() -> MissingRight {
-    MissingRight {
+fn permission() -> MissingPermission {
+    MissingPermission {
         user: None,
         verb: "list",
         group: String::new(),
         resource: "pods".to_owned(),
-        scope: Scope::Namespace("s".to_owned()),
+        scope: PermissionScope::Namespace("s".to_owned()),
         verbs: &["list"],
     }
 }
 
-fn list(store: &mut Store, target: &Target, epoch: u64, objects: Vec<Object>) {
+fn list(store: &mut Store, target: &WatchTarget, epoch: u64, objects: Vec<Object>) {
     store.event(target, epoch, Event::Init);
     for object in objects {
         store.event(target, epoch, Event::InitApply(object));
@@ -84,35 +84,39 @@ fn list(store: &mut Store, target: &Target, epoch: u64, objects: Vec<Object>) {
     store.event(target, epoch, Event::InitDone);
 }
 
-fn is_same(store: &Store, version: &ObjectVersion) -> bool {
+fn is_equivalent_version(store: &Store, version: &ObjectVersion) -> bool {
     let key = ("s".to_owned(), "driver".to_owned());
-    store.get(&Target::DaemonSets, &key).unwrap().is_same(version)
+    store.get(&WatchTarget::DaemonSets, &key).unwrap().is_equivalent_version(version)
 }
 
-fn pods() -> Target {
-    Target::Pods { namespace: "s".to_owned(), daemon_set: "driver".to_owned(), uid: "uid-driver".to_owned() }
+fn pods() -> WatchTarget {
+    WatchTarget::Pods {
+        namespace: "s".to_owned(),
+        daemon_set: "driver".to_owned(),
+        uid: "uid-driver".to_owned(),
+    }
 }
 
-fn epoch(started: &[(Target, WatchScope, u64)], target: &Target) -> u64 {
+fn epoch(started: &[(WatchTarget, WatchScope, u64)], target: &WatchTarget) -> u64 {
     started.iter().find(|(started, ..)| started == target).unwrap().2
 }
 
 /// A store that knows DaemonSet `driver` and node `n`, with the epochs of its watches.
-fn synced() -> (Store, HashMap<Target, u64>) {
+fn synced() -> (Store, HashMap<WatchTarget, u64>) {
     let mut store = Store::new(scope(&["driver"]));
     let (first, _) = store.reconcile();
-    let resources = Target::Resources(OperatorResource::ClusterPolicy);
+    let resources = WatchTarget::Resources(OperatorResource::ClusterPolicy);
     list(
         &mut store,
-        &Target::DaemonSets,
-        epoch(&first, &Target::DaemonSets),
+        &WatchTarget::DaemonSets,
+        epoch(&first, &WatchTarget::DaemonSets),
         vec![daemon_set("driver", 10, "i:1", &[]), daemon_set("stranger", 11, "i:1", &[])],
     );
-    store.trouble(&resources, epoch(&first, &resources), Trouble::Absent);
+    store.record_failure(&resources, epoch(&first, &resources), WatchFailure::NotServed);
     let (second, stopped) = store.reconcile();
     assert!(stopped.is_empty());
     let labels = [(KERNEL_LABEL, "k"), ("pci", "yes"), ("other", "x")];
-    list(&mut store, &Target::Nodes, epoch(&second, &Target::Nodes), vec![node("n", "5", &labels)]);
+    list(&mut store, &WatchTarget::Nodes, epoch(&second, &WatchTarget::Nodes), vec![node("n", "5", &labels)]);
     assert!(matches!(store.readiness(), Readiness::Waiting));
     list(&mut store, &pods(), epoch(&second, &pods()), vec![pod("p", "7", false)]);
     assert!(matches!(store.readiness(), Readiness::Ready));
@@ -121,18 +125,18 @@ fn synced() -> (Store, HashMap<Target, u64>) {
 }
 
 #[test]
-fn the_pods_of_a_node_are_watched_while_it_is_drained() {
+fn workloads_are_watched_while_their_node_is_drained() {
     let (mut store, epochs) = synced();
     let in_state = |state: &str, version: &str| {
         let mut object = node("n", version, &[(KERNEL_LABEL, "k"), ("pci", "yes")]);
-        let Facts::Node(facts) = &mut object.facts else { panic!("no node") };
+        let ObjectFacts::Node(facts) = &mut object.facts else { panic!("no node") };
         let at = "2026-01-01T00:00:00Z";
         let note = json!({"rollout": "s/driver", "state": state, "since": at, "began": at, "to": "i:2"});
         facts.annotations.insert(UPGRADE.to_owned(), note.to_string());
         Event::Apply(object)
     };
-    let nodes = epochs[&Target::Nodes];
-    store.event(&Target::Nodes, nodes, in_state("cordoned", "6"));
+    let nodes = epochs[&WatchTarget::Nodes];
+    store.event(&WatchTarget::Nodes, nodes, in_state("cordoned", "6"));
     assert!(store.reconcile().0.is_empty(), "no upgrade drains a node");
     store.set_snapshot_scope(SnapshotScope {
         drains: true,
@@ -142,41 +146,41 @@ fn the_pods_of_a_node_are_watched_while_it_is_drained() {
     assert!(matches!(store.readiness(), Readiness::Waiting), "an incomplete list is not an empty one");
     let (started, _) = store.reconcile();
     let (checks, workloads) =
-        (Target::Checks { namespace: "s".to_owned() }, Target::Workloads { node: "n".to_owned() });
+        (WatchTarget::Checks { namespace: "s".to_owned() }, WatchTarget::Workloads { node: "n".to_owned() });
     let fields = "spec.nodeName=n,status.phase!=Succeeded,status.phase!=Failed";
     assert_eq!(started[1].1, WatchScope::Fields(fields.to_owned()));
-    let job = Facts::Check(("s".to_owned(), "job".to_owned()), JobState::Succeeded);
+    let job = ObjectFacts::Check(("s".to_owned(), "job".to_owned()), JobState::Succeeded);
     let version = |uid: &str| ObjectVersion { uid: uid.to_owned(), resource_version: "1".to_owned() };
     list(&mut store, &checks, epoch(&started, &checks), vec![Object { version: version("j"), facts: job }]);
     let user = WorkloadFacts { name: "u".to_owned(), uid: "u".to_owned(), ..WorkloadFacts::default() };
-    let user = Object { version: version("u"), facts: Facts::Workload(Box::new(user)) };
+    let user = Object { version: version("u"), facts: ObjectFacts::Workload(Box::new(user)) };
     list(&mut store, &workloads, epoch(&started, &workloads), vec![user]);
-    assert!(matches!(store.readiness(), Readiness::Ready) && !store.pod_ends("u"));
+    assert!(matches!(store.readiness(), Readiness::Ready) && !store.pod_has_ended("u"));
     let snapshot = store.snapshot();
     assert_eq!((snapshot.workloads.len(), &snapshot.checks["job"]), (1, &JobState::Succeeded));
 
-    store.event(&Target::Nodes, nodes, in_state("driver-restarted", "7"));
+    store.event(&WatchTarget::Nodes, nodes, in_state("driver-restarted", "7"));
     assert_eq!(store.reconcile().1, std::slice::from_ref(&workloads));
-    store.event(&Target::Nodes, nodes, in_state("drained", "8"));
+    store.event(&WatchTarget::Nodes, nodes, in_state("drained", "8"));
     let (started, _) = store.reconcile();
-    store.trouble(&workloads, epoch(&started, &workloads), Trouble::Forbidden(right()));
+    store.record_failure(&workloads, epoch(&started, &workloads), WatchFailure::Forbidden(permission()));
     assert!(matches!(store.readiness(), Readiness::Ready));
     assert!(store.snapshot().unseen[&ObservedKind::Workloads].contains("farrier may not list pods"));
 }
 
 #[test]
-fn a_namespace_whose_jobs_may_not_be_read_hides_none_of_others() {
+fn a_forbidden_namespace_of_checks_does_not_hide_other_namespaces() {
     let (mut store, _) = synced();
     store.set_snapshot_scope(SnapshotScope {
         checks: ["s".to_owned(), "other".to_owned()].into(),
         ..scope(&["driver"])
     });
     let (started, _) = store.reconcile();
-    let [hidden, seen] = ["other", "s"].map(|name| Target::Checks { namespace: name.to_owned() });
-    let job = Facts::Check(("s".to_owned(), "job".to_owned()), JobState::Succeeded);
+    let [hidden, seen] = ["other", "s"].map(|name| WatchTarget::Checks { namespace: name.to_owned() });
+    let job = ObjectFacts::Check(("s".to_owned(), "job".to_owned()), JobState::Succeeded);
     let version = ObjectVersion { uid: "j".to_owned(), resource_version: "1".to_owned() };
     list(&mut store, &seen, epoch(&started, &seen), vec![Object { version, facts: job }]);
-    store.trouble(&hidden, epoch(&started, &hidden), Trouble::Forbidden(right()));
+    store.record_failure(&hidden, epoch(&started, &hidden), WatchFailure::Forbidden(permission()));
     assert!(matches!(store.readiness(), Readiness::Ready));
     let snapshot = store.snapshot();
     assert_eq!(snapshot.checks["job"], JobState::Succeeded);
@@ -187,7 +191,7 @@ fn a_namespace_whose_jobs_may_not_be_read_hides_none_of_others() {
 }
 
 #[test]
-fn only_what_is_asked_for_is_kept() {
+fn only_objects_and_labels_in_scope_are_kept() {
     let (store, _) = synced();
     let snapshot = store.snapshot();
     assert_eq!(snapshot.daemon_sets.iter().map(|facts| facts.name.as_str()).collect::<Vec<_>>(), ["driver"]);
@@ -199,16 +203,16 @@ fn only_what_is_asked_for_is_kept() {
 }
 
 #[test]
-fn nodes_wait_until_the_daemon_sets_say_which_labels_count() {
+fn nodes_are_listed_after_the_objects_that_select_them() {
     let mut store = Store::new(scope(&["driver"]));
     let (first, _) = store.reconcile();
     let targets: Vec<_> = first.iter().map(|(target, ..)| target.clone()).collect();
-    assert_eq!(targets, [Target::DaemonSets, Target::Resources(OperatorResource::ClusterPolicy)]);
+    assert_eq!(targets, [WatchTarget::DaemonSets, WatchTarget::Resources(OperatorResource::ClusterPolicy)]);
     assert!(matches!(store.readiness(), Readiness::Waiting));
 }
 
 #[test]
-fn a_new_label_to_select_by_lists_the_nodes_again() {
+fn a_new_selector_label_relists_the_nodes() {
     let (mut store, epochs) = synced();
     let object = serde_json::from_value(json!({
         "metadata": {"name": "driver", "namespace": "s", "uid": "uid-driver", "resourceVersion": "12"},
@@ -216,31 +220,31 @@ fn a_new_label_to_select_by_lists_the_nodes_again() {
             "nodeSelector": {"zone": "a"}, "containers": []}}},
     }));
     let update = facts::daemon_set(object.unwrap()).unwrap();
-    assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Apply(update)));
+    assert!(store.event(&WatchTarget::DaemonSets, epochs[&WatchTarget::DaemonSets], Event::Apply(update)));
     assert!(matches!(store.readiness(), Readiness::Waiting), "the labels have not arrived yet");
     let (started, stopped) = store.reconcile();
-    assert_eq!((started.len(), &started[0].0, stopped.len()), (1, &Target::Nodes, 0));
-    let late = store.event(&Target::Nodes, epochs[&Target::Nodes], Event::InitDone);
+    assert_eq!((started.len(), &started[0].0, stopped.len()), (1, &WatchTarget::Nodes, 0));
+    let late = store.event(&WatchTarget::Nodes, epochs[&WatchTarget::Nodes], Event::InitDone);
     assert!(
         !late && matches!(store.readiness(), Readiness::Waiting),
-        "the replaced watch says nothing any more"
+        "events of the replaced watch are ignored"
     );
-    list(&mut store, &Target::Nodes, started[0].2, vec![node("n", "5", &[("zone", "a")])]);
+    list(&mut store, &WatchTarget::Nodes, started[0].2, vec![node("n", "5", &[("zone", "a")])]);
     assert!(matches!(store.readiness(), Readiness::Ready));
     assert_eq!(store.snapshot().nodes[0].labels["zone"], "a");
 }
 
 /// Regression test: a policy for some nodes matched no node, because the store did not keep its label.
 #[test]
-fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
+fn labels_that_an_operator_resource_selects_are_kept() {
     let selects = [OperatorResource::NicNodePolicy, OperatorResource::NvidiaDriver];
     let mut store = Store::new(SnapshotScope { resources: selects.into(), ..scope(&["driver"]) });
     let (first, _) = store.reconcile();
-    let daemon_sets = epoch(&first, &Target::DaemonSets);
-    list(&mut store, &Target::DaemonSets, daemon_sets, vec![daemon_set("driver", 10, "i:1", &[])]);
+    let daemon_sets = epoch(&first, &WatchTarget::DaemonSets);
+    list(&mut store, &WatchTarget::DaemonSets, daemon_sets, vec![daemon_set("driver", 10, "i:1", &[])]);
     assert!(store.reconcile().0.is_empty(), "nodes are listed after all objects that select them");
     for (kind, key) in selects.into_iter().zip(["rack", "gpu"]) {
-        let target = Target::Resources(kind);
+        let target = WatchTarget::Resources(kind);
         let facts = ResourceFacts {
             kind,
             name: key.to_owned(),
@@ -248,12 +252,12 @@ fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
             annotations: BTreeMap::new(),
             spec: json!({"nodeSelector": {key: "a"}}).into(),
         };
-        let object = Object { version: facts.version.clone(), facts: Facts::Resource(Box::new(facts)) };
+        let object = Object { version: facts.version.clone(), facts: ObjectFacts::Resource(Box::new(facts)) };
         list(&mut store, &target, epoch(&first, &target), vec![object]);
     }
     let (second, _) = store.reconcile();
     let labels = [("rack", "a"), ("gpu", "a"), ("other", "x")];
-    list(&mut store, &Target::Nodes, epoch(&second, &Target::Nodes), vec![node("n", "5", &labels)]);
+    list(&mut store, &WatchTarget::Nodes, epoch(&second, &WatchTarget::Nodes), vec![node("n", "5", &labels)]);
     list(&mut store, &pods(), epoch(&second, &pods()), Vec::new());
     assert!(matches!(store.readiness(), Readiness::Ready));
     let kept: Vec<_> = store.snapshot().nodes[0].labels.keys().cloned().collect();
@@ -262,7 +266,7 @@ fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
 
 /// Regression test: a rollback missed objects whose rollouts are not, or no longer, in the definitions.
 #[test]
-fn for_a_rollback_the_records_decide_what_is_kept() {
+fn a_rollback_keeps_daemon_sets_with_a_record() {
     let recorded = |name: &str, annotation: &str| {
         let object = serde_json::from_value(json!({
             "metadata": {"name": name, "namespace": "s", "uid": name, "resourceVersion": "9",
@@ -280,9 +284,9 @@ fn for_a_rollback_the_records_decide_what_is_kept() {
     let kept = |scope: SnapshotScope| {
         let mut store = Store::new(scope);
         let (first, _) = store.reconcile();
-        list(&mut store, &Target::DaemonSets, epoch(&first, &Target::DaemonSets), all());
-        for (target, _, epoch) in first.iter().filter(|(target, ..)| *target != Target::DaemonSets) {
-            store.trouble(target, *epoch, Trouble::Absent);
+        list(&mut store, &WatchTarget::DaemonSets, epoch(&first, &WatchTarget::DaemonSets), all());
+        for (target, _, epoch) in first.iter().filter(|(target, ..)| *target != WatchTarget::DaemonSets) {
+            store.record_failure(target, *epoch, WatchFailure::NotServed);
         }
         let (second, _) = store.reconcile();
         let names: Vec<String> = store.daemon_sets().map(|facts| facts.name.clone()).collect();
@@ -295,13 +299,13 @@ fn for_a_rollback_the_records_decide_what_is_kept() {
 }
 
 #[test]
-fn heartbeats_and_status_are_no_change() {
+fn heartbeats_and_status_updates_are_not_changes() {
     let (mut store, epochs) = synced();
     let before = store.generation();
     let labels = [(KERNEL_LABEL, "k"), ("pci", "yes"), ("other", "y")];
     for (target, update) in [
-        (Target::Nodes, node("n", "6", &labels)),
-        (Target::DaemonSets, daemon_set("driver", 20, "i:1", &[])),
+        (WatchTarget::Nodes, node("n", "6", &labels)),
+        (WatchTarget::DaemonSets, daemon_set("driver", 20, "i:1", &[])),
         (pods(), pod("p", "8", false)),
     ] {
         assert!(!store.event(&target, epochs[&target], Event::Apply(update)), "{target:?}");
@@ -310,73 +314,76 @@ fn heartbeats_and_status_are_no_change() {
     let version =
         |version: &str| ObjectVersion { uid: "uid-driver".to_owned(), resource_version: version.to_owned() };
     for (number, same) in [("10", true), ("20", true), ("15", false)] {
-        assert_eq!(is_same(&store, &version(number)), same, "{number}");
+        assert_eq!(is_equivalent_version(&store, &version(number)), same, "{number}");
     }
     let snapshot = store.snapshot();
     assert_eq!(snapshot.daemon_sets[0].live.as_ref().unwrap().version, version("20"));
     assert!(store.event(&pods(), epochs[&pods()], Event::Apply(pod("p", "9", true))));
     let update = daemon_set("driver", 21, "i:2", &[]);
-    assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Apply(update)));
-    assert!(!is_same(&store, &version("20")));
+    assert!(store.event(&WatchTarget::DaemonSets, epochs[&WatchTarget::DaemonSets], Event::Apply(update)));
+    assert!(!is_equivalent_version(&store, &version("20")));
 }
 
 #[test]
-fn an_old_event_does_not_undo_what_a_write_returned() {
+fn a_stale_event_does_not_replace_a_write_response() {
     let (mut store, epochs) = synced();
-    let ds = epochs[&Target::DaemonSets];
-    store.put(&Target::DaemonSets, daemon_set("driver", 30, "i:9", &[]));
-    store.event(&Target::DaemonSets, ds, Event::Apply(daemon_set("driver", 25, "i:1", &[])));
+    let ds = epochs[&WatchTarget::DaemonSets];
+    store.put(&WatchTarget::DaemonSets, daemon_set("driver", 30, "i:9", &[]));
+    store.event(&WatchTarget::DaemonSets, ds, Event::Apply(daemon_set("driver", 25, "i:1", &[])));
     assert_eq!(store.snapshot().daemon_sets[0].containers[0].image, "i:9");
-    list(&mut store, &Target::DaemonSets, ds, vec![daemon_set("driver", 3, "i:3", &[])]);
+    list(&mut store, &WatchTarget::DaemonSets, ds, vec![daemon_set("driver", 3, "i:3", &[])]);
     assert_eq!(
         store.snapshot().daemon_sets[0].containers[0].image,
         "i:3",
-        "a list is the truth: a restored cluster"
+        "a list replaces newer states, as after a restore of the cluster"
     );
 }
 
 #[test]
-fn copies_are_kept_wherever_they_are_and_go_with_their_pods() {
+fn copies_are_kept_and_their_pods_are_watched_until_deletion() {
     let (mut store, epochs) = synced();
-    let ds = epochs[&Target::DaemonSets];
+    let ds = epochs[&WatchTarget::DaemonSets];
     let copy = daemon_set("driver-k", 40, "i:1", &[(farrier_core::plan::COPY_OF_LABEL, "driver")]);
-    assert!(store.event(&Target::DaemonSets, ds, Event::Apply(copy.clone())));
+    assert!(store.event(&WatchTarget::DaemonSets, ds, Event::Apply(copy.clone())));
     let (started, _) = store.reconcile();
-    assert!(matches!(&started[0].0, Target::Pods { daemon_set, .. } if daemon_set == "driver-k"));
-    assert!(store.event(&Target::DaemonSets, ds, Event::Delete(copy)));
+    assert!(matches!(&started[0].0, WatchTarget::Pods { daemon_set, .. } if daemon_set == "driver-k"));
+    assert!(store.event(&WatchTarget::DaemonSets, ds, Event::Delete(copy)));
     let (_, stopped) = store.reconcile();
     assert_eq!(stopped, [started[0].0.clone()]);
     assert_eq!(store.snapshot().daemon_sets.len(), 1);
 }
 
 #[test]
-fn a_list_forgets_what_it_does_not_have() {
+fn a_list_removes_objects_that_it_does_not_contain() {
     let (mut store, epochs) = synced();
-    list(&mut store, &Target::Nodes, epochs[&Target::Nodes], vec![node("m", "9", &[])]);
+    list(&mut store, &WatchTarget::Nodes, epochs[&WatchTarget::Nodes], vec![node("m", "9", &[])]);
     list(&mut store, &pods(), epochs[&pods()], Vec::new());
     let snapshot = store.snapshot();
     assert_eq!(snapshot.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["m"]);
     assert!(snapshot.pods.is_empty());
-    list(&mut store, &Target::DaemonSets, epochs[&Target::DaemonSets], Vec::new());
+    list(&mut store, &WatchTarget::DaemonSets, epochs[&WatchTarget::DaemonSets], Vec::new());
     assert!(store.snapshot().daemon_sets.is_empty());
 }
 
 #[test]
-fn a_namesake_outlives_the_end_of_its_predecessor() {
+fn deleting_a_predecessor_keeps_the_pod_of_the_same_name() {
     let (mut store, epochs) = synced();
     let mut old = pod("p", "1", false);
     old.version.uid = "another".to_owned();
     assert!(!store.event(&pods(), epochs[&pods()], Event::Delete(old)));
-    assert!(!store.pod_ends("p"));
+    assert!(!store.pod_has_ended("p"));
     assert!(store.event(&pods(), epochs[&pods()], Event::Delete(pod("p", "9", false))));
-    assert!(store.pod_ends("p"));
+    assert!(store.pod_has_ended("p"));
 }
 
 #[test]
-fn what_may_not_be_read_is_named_until_it_may() {
+fn a_missing_permission_is_reported_until_it_is_granted() {
     let (mut store, epochs) = synced();
-    assert!(store.trouble(&pods(), epochs[&pods()], Trouble::Forbidden(right())));
-    assert!(!store.trouble(&pods(), epochs[&pods()], Trouble::Forbidden(right())), "reported once");
+    assert!(store.record_failure(&pods(), epochs[&pods()], WatchFailure::Forbidden(permission())));
+    assert!(
+        !store.record_failure(&pods(), epochs[&pods()], WatchFailure::Forbidden(permission())),
+        "reported once"
+    );
     let snapshot = store.snapshot();
     assert!(snapshot.pods.is_empty() && matches!(store.readiness(), Readiness::Ready));
     assert_eq!(
@@ -386,8 +393,8 @@ fn what_may_not_be_read_is_named_until_it_may() {
     );
     list(&mut store, &pods(), epochs[&pods()], vec![pod("p", "7", false)]);
     assert_eq!(store.snapshot().all_unseen().count(), 0);
-    let forbidden = Trouble::Forbidden(right());
-    store.trouble(&Target::Nodes, epochs[&Target::Nodes], forbidden);
+    let forbidden = WatchFailure::Forbidden(permission());
+    store.record_failure(&WatchTarget::Nodes, epochs[&WatchTarget::Nodes], forbidden);
     assert!(
         matches!(store.readiness(), Readiness::Failed(ApiError::Forbidden(_))),
         "without nodes there is no plan"
@@ -395,60 +402,60 @@ fn what_may_not_be_read_is_named_until_it_may() {
 }
 
 #[test]
-fn a_first_list_that_keeps_failing_is_told_and_a_later_one_is_not() {
+fn only_a_failing_first_list_fails_the_snapshot() {
     let failing =
-        |attempts| Trouble::Failing { attempts, error: ApiError::Unavailable("refused".to_owned()) };
+        |attempts| WatchFailure::Failing { attempts, error: ApiError::Unavailable("refused".to_owned()) };
     let mut store = Store::new(scope(&[]));
     let (first, _) = store.reconcile();
-    let ds = epoch(&first, &Target::DaemonSets);
-    store.trouble(&Target::DaemonSets, ds, failing(ATTEMPTS - 1));
+    let ds = epoch(&first, &WatchTarget::DaemonSets);
+    store.record_failure(&WatchTarget::DaemonSets, ds, failing(MAX_FIRST_LIST_ATTEMPTS - 1));
     assert!(matches!(store.readiness(), Readiness::Waiting));
-    store.trouble(&Target::DaemonSets, ds, failing(ATTEMPTS));
+    store.record_failure(&WatchTarget::DaemonSets, ds, failing(MAX_FIRST_LIST_ATTEMPTS));
     assert!(matches!(store.readiness(), Readiness::Failed(ApiError::Unavailable(_))));
     let (mut store, epochs) = synced();
-    store.trouble(&Target::Nodes, epochs[&Target::Nodes], failing(99));
+    store.record_failure(&WatchTarget::Nodes, epochs[&WatchTarget::Nodes], failing(99));
     assert!(matches!(store.readiness(), Readiness::Ready), "known objects remain");
     assert_eq!(store.snapshot().nodes.len(), 1);
 }
 
 #[test]
-fn a_server_that_goes_away_says_nothing_about_a_right_that_was_missing() {
+fn an_unavailable_server_does_not_clear_a_missing_permission() {
     let (mut store, epochs) = synced();
-    let target = Target::Resources(OperatorResource::ClusterPolicy);
-    let away = Trouble::Failing { attempts: 1, error: ApiError::Unavailable("refused".to_owned()) };
-    store.trouble(&target, epochs[&target], Trouble::Forbidden(right()));
-    store.trouble(&target, epochs[&target], away);
+    let target = WatchTarget::Resources(OperatorResource::ClusterPolicy);
+    let away = WatchFailure::Failing { attempts: 1, error: ApiError::Unavailable("refused".to_owned()) };
+    store.record_failure(&target, epochs[&target], WatchFailure::Forbidden(permission()));
+    store.record_failure(&target, epochs[&target], away);
     assert!(matches!(store.readiness(), Readiness::Ready), "independent watches are not affected");
     assert!(store.snapshot().unseen.contains_key(&ObservedKind::Resources));
 }
 
 #[test]
-fn a_kind_that_is_no_longer_served_has_no_objects() {
+fn a_kind_that_is_no_longer_served_loses_its_objects() {
     let (mut store, epochs) = synced();
-    let target = Target::Resources(OperatorResource::ClusterPolicy);
+    let target = WatchTarget::Resources(OperatorResource::ClusterPolicy);
     let object = json!({"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {}});
     let object = facts::resource(OperatorResource::ClusterPolicy, serde_json::from_value(object).unwrap());
     list(&mut store, &target, epochs[&target], vec![object]);
     assert_eq!(store.snapshot().resources.len(), 1);
-    assert!(store.trouble(&target, epochs[&target], Trouble::Absent));
+    assert!(store.record_failure(&target, epochs[&target], WatchFailure::NotServed));
     assert!(store.snapshot().resources.is_empty() && matches!(store.readiness(), Readiness::Ready));
 }
 
 #[test]
-fn other_definitions_ask_for_other_daemon_sets() {
+fn new_definitions_change_the_watched_daemon_sets() {
     let (mut store, _) = synced();
     store.set_snapshot_scope(scope(&["stranger"]));
     assert!(matches!(store.readiness(), Readiness::Waiting));
     let (started, stopped) = store.reconcile();
-    assert_eq!((started[0].0.clone(), started.len(), stopped.len()), (Target::DaemonSets, 1, 0));
+    assert_eq!((started[0].0.clone(), started.len(), stopped.len()), (WatchTarget::DaemonSets, 1, 0));
     list(
         &mut store,
-        &Target::DaemonSets,
+        &WatchTarget::DaemonSets,
         started[0].2,
         vec![daemon_set("driver", 10, "i:1", &[]), daemon_set("stranger", 11, "i:1", &[])],
     );
     let (started, stopped) = store.reconcile();
     assert_eq!(stopped, [pods()]);
-    assert!(matches!(&started[..], [(Target::Pods { daemon_set, .. }, ..)] if daemon_set == "stranger"));
+    assert!(matches!(&started[..], [(WatchTarget::Pods { daemon_set, .. }, ..)] if daemon_set == "stranger"));
     assert_eq!(store.snapshot().daemon_sets[0].name, "stranger");
 }

@@ -11,13 +11,13 @@ use k8s_openapi::api::{
 use kube::api::{ApiResource, GroupVersionKind};
 
 use super::{
-    super::error::{ApiError, MissingRight},
-    object::Key,
+    super::error::{ApiError, MissingPermission},
+    object::ObjectKey,
 };
 
-/// The objects that a watch is for.
+/// The objects that a watch delivers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Target {
+pub(super) enum WatchTarget {
     /// DaemonSets of the whole cluster.
     DaemonSets,
     /// Nodes of the whole cluster.
@@ -32,8 +32,8 @@ pub(super) enum Target {
     Checks { namespace: String },
 }
 
-impl Target {
-    /// Returns the kind in the API's terms.
+impl WatchTarget {
+    /// Returns the API resource of the target's kind.
     pub(super) fn resource(&self) -> ApiResource {
         match self {
             Self::DaemonSets => ApiResource::erase::<DaemonSet>(&()),
@@ -47,7 +47,7 @@ impl Target {
         }
     }
 
-    /// Returns the namespace of the target, if its permission applies to that namespace only.
+    /// Returns the target's namespace, if reading the target takes a permission in that namespace only.
     pub(super) fn namespace(&self) -> Option<&str> {
         match self {
             Self::Pods { namespace, .. } | Self::Checks { namespace } => Some(namespace),
@@ -55,7 +55,7 @@ impl Target {
         }
     }
 
-    pub(super) fn seen(&self) -> ObservedKind {
+    pub(super) fn observed_kind(&self) -> ObservedKind {
         match self {
             Self::DaemonSets => ObservedKind::DaemonSets,
             Self::Nodes => ObservedKind::Nodes,
@@ -67,11 +67,11 @@ impl Target {
     }
 }
 
-/// The scope that a watch was started with. If the needed scope differs, the watch is restarted.
+/// Selection of objects and labels that a watch was started with. The watch is restarted if the needed selection differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WatchScope {
     /// The DaemonSets to keep.
-    Named(BTreeSet<Key>),
+    Named(BTreeSet<ObjectKey>),
     /// The node labels to keep.
     Labels(BTreeSet<String>),
     /// A label selector.
@@ -93,11 +93,11 @@ impl WatchScope {
 
 /// Reason why a watch delivers nothing.
 #[derive(Clone, Debug)]
-pub(super) enum Trouble {
+pub(super) enum WatchFailure {
     /// farrier lacks the permission to read the objects.
-    Forbidden(MissingRight),
+    Forbidden(MissingPermission),
     /// The API server gave no response or an unexpected one, or did not accept the credentials.
     Failing { attempts: u32, error: ApiError },
     /// The API does not serve this kind.
-    Absent,
+    NotServed,
 }

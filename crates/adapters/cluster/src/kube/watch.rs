@@ -18,21 +18,21 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::error::{ApiError, MissingRight, Scope},
+    super::error::{ApiError, MissingPermission, PermissionScope},
     errors::{causes, one_line},
     facts,
-    object::{Facts, Key, Object},
+    object::{Object, ObjectFacts, ObjectKey},
     pods,
     stats::KubeStats,
     store::Store,
-    target::{Target, Trouble, WatchScope},
+    target::{WatchFailure, WatchScope, WatchTarget},
 };
 
 /// Page size of lists. With 20 KiB of status for each node, a page of nodes takes 1 MB of text.
 const PAGE: u32 = 50;
 
 /// Verbs needed for reading.
-pub(super) const READ: &[&str] = &["get", "list", "watch"];
+pub(super) const READ_VERBS: &[&str] = &["get", "list", "watch"];
 
 /// State shared by the watches, the store and the writes.
 pub(super) struct Shared {
@@ -41,12 +41,12 @@ pub(super) struct Shared {
     /// farrier's user name at the API server, if known.
     user: Option<String>,
     /// The pod in which farrier runs.
-    own_pod: Option<Key>,
+    own_pod: Option<ObjectKey>,
     /// Interval at which farrier checks whether the API serves an operator's kind.
     discovery_interval: Duration,
     store: Mutex<Store>,
-    /// Notifies listeners when the needed watches or the snapshot may have changed.
-    bell: watch::Sender<()>,
+    /// Notifies subscribers when the needed watches or the snapshot may have changed.
+    change_notifier: watch::Sender<()>,
 }
 
 impl Shared {
@@ -54,12 +54,12 @@ impl Shared {
         client: Client,
         stats: Arc<KubeStats>,
         user: Option<String>,
-        own_pod: Option<Key>,
+        own_pod: Option<ObjectKey>,
         discovery_interval: Duration,
         store: Store,
     ) -> Self {
-        let (bell, _) = watch::channel(());
-        Self { client, stats, user, own_pod, discovery_interval, store: Mutex::new(store), bell }
+        let (change_notifier, _) = watch::channel(());
+        Self { client, stats, user, own_pod, discovery_interval, store: Mutex::new(store), change_notifier }
     }
 
     /// Locks the store. The guard is never held across an await.
@@ -67,27 +67,27 @@ impl Shared {
         self.store.lock()
     }
 
-    pub(super) fn listen(&self) -> watch::Receiver<()> {
-        self.bell.subscribe()
+    pub(super) fn subscribe_changes(&self) -> watch::Receiver<()> {
+        self.change_notifier.subscribe()
     }
 
-    /// Changes the store, and notifies listeners if the change returns true.
-    pub(super) fn tell(&self, change: impl FnOnce(&mut Store) -> bool) {
-        let rings = change(&mut self.store());
-        if rings {
-            self.bell.send_replace(());
+    /// Changes the store, and notifies subscribers if `change` returns true.
+    pub(super) fn update_store(&self, change: impl FnOnce(&mut Store) -> bool) {
+        let notifies = change(&mut self.store());
+        if notifies {
+            self.change_notifier.send_replace(());
         }
     }
 
     /// Describes the permission that a `403` reports as missing. `verbs` are all verbs that farrier needs for the resource.
-    pub(super) fn right(
+    pub(super) fn permission(
         &self,
         verb: &'static str,
         resource: &ApiResource,
-        scope: Scope,
+        scope: PermissionScope,
         verbs: &'static [&'static str],
-    ) -> MissingRight {
-        MissingRight {
+    ) -> MissingPermission {
+        MissingPermission {
             user: self.user.clone(),
             verb,
             group: resource.group.clone(),
@@ -98,12 +98,12 @@ impl Shared {
     }
 }
 
-/// Runs the watches that the store needs, until canceled.
+/// Starts and stops watches as the store needs them, until canceled.
 pub(super) async fn supervise(shared: Arc<Shared>, cancel: CancellationToken) {
-    let mut running: HashMap<Target, CancellationToken> = HashMap::new();
-    let mut bell = shared.listen();
+    let mut running: HashMap<WatchTarget, CancellationToken> = HashMap::new();
+    let mut changes = shared.subscribe_changes();
     loop {
-        bell.mark_unchanged();
+        changes.mark_unchanged();
         let (start, stop) = shared.store().reconcile();
         for target in stop {
             if let Some(token) = running.remove(&target) {
@@ -120,14 +120,14 @@ pub(super) async fn supervise(shared: Arc<Shared>, cancel: CancellationToken) {
         }
         tokio::select! {
             () = cancel.cancelled() => return,
-            rung = bell.changed() => if rung.is_err() { return },
+            changed = changes.changed() => if changed.is_err() { return },
         }
     }
 }
 
 struct Watch {
     shared: Arc<Shared>,
-    target: Target,
+    target: WatchTarget,
     scope: WatchScope,
     epoch: u64,
 }
@@ -135,40 +135,63 @@ struct Watch {
 impl Watch {
     async fn run(self) {
         match &self.target {
-            Target::Nodes => self.follow(|node| Some(facts::node(node))).await,
-            Target::Pods { uid, .. } => {
-                let own = |pod: &Object| matches!(&pod.facts, Facts::Pod(pod) if pod.daemon_set == *uid);
-                self.follow(|pod| Some(pods::pod(pod)).filter(own)).await;
+            WatchTarget::Nodes => self.follow(|node| Some(facts::node(node))).await,
+            WatchTarget::Pods { uid, .. } => {
+                let is_controlled =
+                    |pod: &Object| matches!(&pod.facts, ObjectFacts::Pod(pod) if pod.daemon_set == *uid);
+                self.follow(|pod| Some(pods::pod(pod)).filter(is_controlled)).await;
             }
-            Target::DaemonSets => {
+            WatchTarget::DaemonSets => {
                 let warn = |error: &String| {
                     tracing::warn!(error, "skipping a DaemonSet that does not match the API schema");
                 };
                 self.follow(|object| facts::daemon_set(object).inspect_err(warn).ok()).await;
             }
-            Target::Workloads { .. } => {
-                let own = self.shared.own_pod.as_ref();
-                self.follow(|pod| Some(pods::workload(pod, own))).await;
+            WatchTarget::Workloads { .. } => {
+                let own_pod = self.shared.own_pod.as_ref();
+                self.follow(|pod| Some(pods::workload(pod, own_pod))).await;
             }
-            Target::Checks { .. } => self.follow(|job| Some(pods::check(job))).await,
+            WatchTarget::Checks { .. } => self.follow(|job| Some(pods::check(job))).await,
             // The API may not serve this kind.
-            Target::Resources(kind) => loop {
+            WatchTarget::Resources(kind) => loop {
                 if self.is_served().await != Some(false) {
                     self.follow(|object| Some(facts::resource(*kind, object))).await;
                 }
-                self.trouble(Trouble::Absent);
+                self.record_failure(WatchFailure::NotServed);
                 tokio::time::sleep(self.shared.discovery_interval).await;
             },
         }
     }
 
-    /// Whether the API serves this kind; `None` if the API server does not say, so that the list will show it.
+    /// Whether the API serves this kind. `None` means unknown: the following list will show whether the kind is served.
     async fn is_served(&self) -> Option<bool> {
         let ApiResource { api_version, plural, .. } = self.target.resource();
         match self.shared.client.list_api_group_resources(&api_version).await {
             Ok(list) => Some(list.resources.iter().any(|resource| resource.name == plural)),
             Err(kube::Error::Api(status)) if status.code == 404 => Some(false),
             Err(_) => None,
+        }
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>,
+    {
+        let (client, resource) = (self.shared.client.clone(), self.target.resource());
+        match &self.target {
+            WatchTarget::Pods { namespace, .. } | WatchTarget::Checks { namespace } => {
+                Api::namespaced_with(client, namespace, &resource)
+            }
+            _ => Api::all_with(client, &resource),
+        }
+    }
+
+    fn watcher_config(&self) -> watcher::Config {
+        let config = watcher::Config::default().page_size(PAGE);
+        match &self.scope {
+            WatchScope::Selector(labels) => config.labels(labels),
+            WatchScope::Fields(fields) => config.fields(fields),
+            WatchScope::Named(_) | WatchScope::Labels(_) | WatchScope::All => config,
         }
     }
 
@@ -182,19 +205,7 @@ impl Watch {
             + Send
             + 'static,
     {
-        let (client, resource) = (self.shared.client.clone(), self.target.resource());
-        let api: Api<K> = match &self.target {
-            Target::Pods { namespace, .. } | Target::Checks { namespace } => {
-                Api::namespaced_with(client, namespace, &resource)
-            }
-            _ => Api::all_with(client, &resource),
-        };
-        let mut config = watcher::Config::default().page_size(PAGE);
-        match &self.scope {
-            WatchScope::Selector(labels) => config = config.labels(labels),
-            WatchScope::Fields(fields) => config = config.fields(fields),
-            WatchScope::Named(_) | WatchScope::Labels(_) | WatchScope::All => {}
-        }
+        let (api, config) = (self.api::<K>(), self.watcher_config());
         let mut backoff = watcher::DefaultBackoff::default();
         let mut attempts = 0;
         loop {
@@ -202,13 +213,13 @@ impl Watch {
             while let Some(next) = stream.next().await {
                 let error = match next {
                     Ok(event) => {
-                        // The start of a list does not yet count as a success.
+                        // `Init` only announces a list. The list may still fail.
                         if !matches!(event, Event::Init) {
                             backoff.reset();
                             attempts = 0;
                         }
-                        if let Some(event) = translate(event, &convert) {
-                            self.shared.tell(|store| store.event(&self.target, self.epoch, event));
+                        if let Some(event) = convert_event(event, &convert) {
+                            self.shared.update_store(|store| store.event(&self.target, self.epoch, event));
                         }
                         continue;
                     }
@@ -219,28 +230,28 @@ impl Watch {
                     // The connection broke during a response.
                     self.shared.stats.note_unavailable();
                 }
-                let trouble = self.judge(&error, attempts);
+                let failure = self.classify(&error, attempts);
                 tracing::debug!(target = ?self.target, attempts, %error, "watch failed");
-                let forbidden = matches!(trouble, Trouble::Forbidden(_));
-                if matches!(trouble, Trouble::Absent) {
+                let forbidden = matches!(failure, WatchFailure::Forbidden(_));
+                if matches!(failure, WatchFailure::NotServed) {
                     return;
                 }
-                self.trouble(trouble);
+                self.record_failure(failure);
                 let wait = backoff.next().unwrap_or_default().max(self.shared.stats.pause());
                 tokio::time::sleep(wait).await;
                 if forbidden {
-                    // Only a new list shows when the permission is granted; a resumed watch would not.
+                    // A resumed watch would not show when the permission is granted. Only a new list does.
                     break;
                 }
             }
         }
     }
 
-    fn trouble(&self, trouble: Trouble) {
-        self.shared.tell(|store| store.trouble(&self.target, self.epoch, trouble));
+    fn record_failure(&self, failure: WatchFailure) {
+        self.shared.update_store(|store| store.record_failure(&self.target, self.epoch, failure));
     }
 
-    fn judge(&self, error: &watcher::Error, attempts: u32) -> Trouble {
+    fn classify(&self, error: &watcher::Error, attempts: u32) -> WatchFailure {
         let verb = match error {
             watcher::Error::InitialListFailed(_) => "list",
             _ => "watch",
@@ -249,17 +260,22 @@ impl Watch {
         match status(error).map(|status| status.code) {
             Some(403) => {
                 let scope = match &self.target {
-                    Target::Nodes | Target::Resources(_) => Scope::Cluster,
-                    Target::DaemonSets | Target::Workloads { .. } => Scope::AllNamespaces,
-                    Target::Pods { namespace, .. } | Target::Checks { namespace } => {
-                        Scope::Namespace(namespace.clone())
+                    WatchTarget::Nodes | WatchTarget::Resources(_) => PermissionScope::Cluster,
+                    WatchTarget::DaemonSets | WatchTarget::Workloads { .. } => PermissionScope::AllNamespaces,
+                    WatchTarget::Pods { namespace, .. } | WatchTarget::Checks { namespace } => {
+                        PermissionScope::Namespace(namespace.clone())
                     }
                 };
-                Trouble::Forbidden(self.shared.right(verb, &self.target.resource(), scope, READ))
+                WatchFailure::Forbidden(self.shared.permission(
+                    verb,
+                    &self.target.resource(),
+                    scope,
+                    READ_VERBS,
+                ))
             }
-            Some(401) => Trouble::Failing { attempts, error: ApiError::Unauthorized(reason) },
-            Some(404) if matches!(self.target, Target::Resources(_)) => Trouble::Absent,
-            _ => Trouble::Failing { attempts, error: ApiError::Unavailable(reason) },
+            Some(401) => WatchFailure::Failing { attempts, error: ApiError::Unauthorized(reason) },
+            Some(404) if matches!(self.target, WatchTarget::Resources(_)) => WatchFailure::NotServed,
+            _ => WatchFailure::Failing { attempts, error: ApiError::Unavailable(reason) },
         }
     }
 }
@@ -274,7 +290,7 @@ fn status(error: &watcher::Error) -> Option<&Status> {
     }
 }
 
-fn translate<K>(event: Event<K>, convert: &impl Fn(K) -> Option<Object>) -> Option<Event<Object>> {
+fn convert_event<K>(event: Event<K>, convert: &impl Fn(K) -> Option<Object>) -> Option<Event<Object>> {
     Some(match event {
         Event::Init => Event::Init,
         Event::InitDone => Event::InitDone,

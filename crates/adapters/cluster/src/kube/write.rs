@@ -1,8 +1,8 @@
-//! Applies the changes of a plan. Each write has the state that the plan saw as its precondition.
+//! Applies the changes of a plan. The precondition of each write is the state that the plan saw.
 //!
-//! The resource version of a DaemonSet or operator resource also changes with its status. Plans ignore the status, which changes
-//! often during a rollout. The store remembers which versions are equivalent to the current one. A change that was planned from
-//! any of these versions is applied to the current one.
+//! A status update also changes the resource version of a DaemonSet or operator resource, often many times during a rollout.
+//! Plans ignore the status. The store therefore knows which earlier versions are equivalent to the current one, and a change
+//! that was planned from an equivalent version is applied to the current one.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,31 +22,31 @@ use kube::{
 use serde_json::Value;
 
 use super::{
-    super::error::{ApiError, ClusterError, MissingRight, Scope},
+    super::error::{ApiError, ClusterError, MissingPermission, PermissionScope},
+    api_fields::NodeObject,
     bodies,
     facts::{self, PREFIX},
-    forms::NodeObject,
     live::KubeCluster,
-    object::{Facts, Key, Object, StoredObject},
+    object::{Object, ObjectFacts, ObjectKey, StoredObject},
     store::Store,
-    target::Target,
+    target::WatchTarget,
 };
 
-/// How long a write waits for the watches to deliver its effect.
-const ECHO: Duration = Duration::from_secs(1);
-/// Maximum number of retries of a write because the status was written at the same time.
-const RACES: u32 = 4;
+/// How long a write waits until the watches have delivered its effect.
+const STORE_UPDATE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum number of retries of a write after concurrent writes of the object's status.
+const MAX_CONFLICT_RETRIES: u32 = 4;
 
-pub(super) const PATCHED: &[&str] = &["get", "list", "watch", "patch"];
+pub(super) const PATCH_VERBS: &[&str] = &["get", "list", "watch", "patch"];
 pub(super) const CHECK_VERBS: &[&str] = &["get", "list", "watch", "create"];
 pub(super) const DAEMON_SET_VERBS: &[&str] = &["get", "list", "watch", "create", "patch", "delete"];
 
-/// An object to write to.
-struct Written {
-    target: Target,
-    key: Key,
+/// Object of a write, with the API and the permission that the write uses.
+struct WriteTarget {
+    target: WatchTarget,
+    key: ObjectKey,
     api: Api<DynamicObject>,
-    right: MissingRight,
+    permission: MissingPermission,
 }
 
 impl KubeCluster {
@@ -58,7 +58,7 @@ impl KubeCluster {
             Change::Restart(restart) => ("evict", self.evict(restart).await),
             Change::Node(change) => ("write", self.write_node(change).await),
             Change::Resource(change) => ("write", self.write_resource(change).await),
-            Change::Check(check) => ("make", self.make_check(check).await),
+            Change::Check(check) => ("create", self.create_check(check).await),
         };
         written.map_err(|error| ClusterError::Api { action: format!("{verb} {}", change.object()), error })
     }
@@ -66,42 +66,42 @@ impl KubeCluster {
     async fn write_daemon_set(&self, change: &DaemonSetChange) -> Result<(), ApiError> {
         let DaemonSetChange { namespace, name, version, expected, .. } = change;
         let object = self.daemon_set("patch", namespace, name)?;
-        let body = |kept: &StoredObject| {
-            check_images(kept, expected)?;
-            check_state(kept, version.as_ref())?;
-            let Facts::DaemonSet(facts) = &kept.object.facts else { return Err(ApiError::Gone) };
+        let body = |stored: &StoredObject| {
+            check_images(stored, expected)?;
+            check_state(stored, version.as_ref())?;
+            let ObjectFacts::DaemonSet(facts) = &stored.object.facts else { return Err(ApiError::Gone) };
             let live = facts.live.as_ref().ok_or(ApiError::Gone)?;
             bodies::daemon_set(change, live).map_err(ApiError::Unwritable)
         };
-        self.apply_to_present(&object, body).await
+        self.apply_to_stored(&object, body).await
     }
 
     async fn write_copy(&self, change: &DaemonSetCopy) -> Result<(), ApiError> {
         let DaemonSetCopy { namespace, name, version, .. } = change;
         let object = self.daemon_set("patch", namespace, name)?;
         if version.is_some() {
-            let body = |kept: &StoredObject| {
-                check_state(kept, version.as_ref())?;
-                Ok(bodies::copy(change, Some(&kept.object.version)))
+            let body = |stored: &StoredObject| {
+                check_state(stored, version.as_ref())?;
+                Ok(bodies::copy(change, Some(&stored.object.version)))
             };
-            return self.apply_to_present(&object, body).await;
+            return self.apply_to_stored(&object, body).await;
         }
-        let mut races = 0;
+        let mut conflicts = 0;
         loop {
-            // No plan has seen this object, so the API server is asked for it. An apply cannot require that no object exists.
-            // Another client could create a DaemonSet of this name between the response and the write.
+            // The store does not contain this object yet, so read it from the API server. An apply cannot require that no object
+            // exists: between the read and the write, another client could still create a DaemonSet of this name.
             let found = self.own_copy(&self.daemon_set("get", namespace, name)?).await?;
             match self.apply_fields(&object, &bodies::copy(change, found.as_ref())).await {
-                Err(ApiError::Changed(_)) if races < RACES => races += 1,
+                Err(ApiError::Changed(_)) if conflicts < MAX_CONFLICT_RETRIES => conflicts += 1,
                 outcome => return outcome,
             }
         }
     }
 
-    /// Returns the state of a DaemonSet that farrier created but has not seen since; `None` if it does not exist. A DaemonSet of
-    /// another client is a conflict.
-    async fn own_copy(&self, object: &Written) -> Result<Option<ObjectVersion>, ApiError> {
-        let found = self.caller.call(&object.right, || object.api.get_opt(&object.key.1)).await?;
+    /// Returns the version of a DaemonSet that farrier created but whose watch event has not arrived. Returns `None` if there is no
+    /// such DaemonSet. A DaemonSet of another client is a conflict.
+    async fn own_copy(&self, object: &WriteTarget) -> Result<Option<ObjectVersion>, ApiError> {
+        let found = self.caller.call(&object.permission, || object.api.get_opt(&object.key.1)).await?;
         let Some(DynamicObject { metadata, .. }) = found else { return Ok(None) };
         if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(COPY_OF_LABEL)) {
             return Ok(Some(facts::version(&metadata)));
@@ -113,26 +113,26 @@ impl KubeCluster {
         let DaemonSetRetirement { namespace, name, version } = change;
         let object = self.daemon_set("delete", namespace, name)?;
         let written = &object;
-        let delete = |present: ObjectVersion| async move {
+        let delete = |current: ObjectVersion| async move {
             // The DaemonSet's pods are deleted in the background.
             let params = DeleteParams::background().preconditions(Preconditions {
-                uid: Some(present.uid),
-                resource_version: Some(present.resource_version),
+                uid: Some(current.uid),
+                resource_version: Some(current.resource_version),
             });
-            self.caller.call(&written.right, || written.api.delete(name, &params)).await
+            self.caller.call(&written.permission, || written.api.delete(name, &params)).await
         };
-        let present = |kept: &StoredObject| {
-            check_state(kept, Some(version))?;
-            Ok(kept.object.version.clone())
+        let current = |stored: &StoredObject| {
+            check_state(stored, Some(version))?;
+            Ok(stored.object.version.clone())
         };
-        match self.write_present(&object, present, delete).await {
+        match self.write_stored(&object, current, delete).await {
             // The object is already deleted.
             Ok(_) | Err(ApiError::Gone) => {}
             Err(error) => return Err(error),
         }
         self.await_store(|store| {
-            store.get(&object.target, &object.key).is_none_or(|kept| {
-                let Facts::DaemonSet(facts) = &kept.object.facts else { return true };
+            store.get(&object.target, &object.key).is_none_or(|stored| {
+                let ObjectFacts::DaemonSet(facts) = &stored.object.facts else { return true };
                 facts.live.as_ref().is_none_or(|live| live.deleting || live.version.uid != version.uid)
             })
         })
@@ -143,63 +143,65 @@ impl KubeCluster {
     async fn evict(&self, restart: &PodRestart) -> Result<(), ApiError> {
         let PodRestart { namespace, name, uid, why: _, drained, grace_seconds: _ } = restart;
         check_names([namespace, name])?;
-        // Users of the device run in any namespace. The definition requests their eviction, and the cluster's administrator
-        // grants the permission.
+        // A drain evicts pods in any namespace: the definition asks for it, and the cluster's administrator grants the
+        // permission.
         if !drained {
             self.check_namespace(namespace)?;
         }
-        let mut right = self.right("create", &ApiResource::erase::<Pod>(&()), Some(namespace), &["create"]);
-        right.resource.push_str("/eviction");
+        let mut permission =
+            self.permission("create", &ApiResource::erase::<Pod>(&()), Some(namespace), &["create"]);
+        permission.resource.push_str("/eviction");
         let api: Api<Pod> = Api::namespaced(self.client(), namespace);
         let (params, body) = (PostParams::default(), bodies::eviction(restart));
         let evict = || api.create_subresource::<_, Status>("eviction", name, &params, &body);
-        self.caller.call(&right, evict).await?;
-        self.await_store(|store| store.pod_ends(uid)).await;
+        self.caller.call(&permission, evict).await?;
+        self.await_store(|store| store.pod_has_ended(uid)).await;
         Ok(())
     }
 
-    /// Writes a node with a merge patch instead of an apply, because several parts of a plan write to the same node.
+    /// Writes a node with a merge patch. An apply would remove the fields that other parts of a plan wrote to the same node.
     async fn write_node(&self, change: &NodeChange) -> Result<(), ApiError> {
         let NodeChange { name, labels, annotations, cordon: _, seen } = change;
         check_names([name])?;
         if let Some(key) = labels.keys().chain(annotations.keys()).find(|key| !key.starts_with(PREFIX)) {
-            return Err(ApiError::Unwritable(format!("{key:?} is not a key of farrier")));
+            return Err(ApiError::Unwritable(format!("{key:?} does not start with {PREFIX}")));
         }
         let resource = ApiResource::erase::<Node>(&());
-        let object = Written {
-            target: Target::Nodes,
+        let object = WriteTarget {
+            target: WatchTarget::Nodes,
             key: (String::new(), name.clone()),
             api: Api::all_with(self.client(), &resource),
-            right: self.right("patch", &resource, None, PATCHED),
+            permission: self.permission("patch", &resource, None, PATCH_VERBS),
         };
         let nodes: Api<NodeObject> = Api::all_with(self.client(), &resource);
-        let (nodes, right, params) = (&nodes, &object.right, &PatchParams::apply(&self.manager));
+        let (nodes, permission, params) = (&nodes, &object.permission, &PatchParams::apply(&self.manager));
         let write = |body: Value| async move {
             let patch = Patch::Merge(body);
-            self.caller.call(right, || nodes.patch(name, params, &patch)).await
+            self.caller.call(permission, || nodes.patch(name, params, &patch)).await
         };
         let node = match seen {
             None => write(bodies::node(change, None)).await?,
             Some(seen) => {
-                let body = |kept: &StoredObject| {
-                    check_node(kept, seen)?;
-                    Ok(bodies::node(change, Some(&kept.object.version)))
+                let body = |stored: &StoredObject| {
+                    check_node(stored, seen)?;
+                    Ok(bodies::node(change, Some(&stored.object.version)))
                 };
-                self.write_present(&object, body, write).await?
+                self.write_stored(&object, body, write).await?
             }
         };
-        self.keep(&Target::Nodes, facts::node(node));
+        self.store_response(&WatchTarget::Nodes, facts::node(node));
         Ok(())
     }
 
-    /// Creates the Job of a check. A Job of the same name was created by a farrier that was killed, and is kept.
-    async fn make_check(&self, check: &NodeCheck) -> Result<(), ApiError> {
+    /// Creates the Job of a check. If the Job exists already, an earlier farrier process created it before it was killed.
+    async fn create_check(&self, check: &NodeCheck) -> Result<(), ApiError> {
         let NodeCheck { node, namespace, template, name, driver_pod: _ } = check;
         check_names([node, namespace, template, name])?;
         self.check_namespace(namespace)?;
-        let right = self.right("get", &ApiResource::erase::<CronJob>(&()), Some(namespace), &["get"]);
+        let permission =
+            self.permission("get", &ApiResource::erase::<CronJob>(&()), Some(namespace), &["get"]);
         let templates: Api<CronJob> = Api::namespaced(self.client(), namespace);
-        let found = self.caller.call(&right, || templates.get(template)).await;
+        let found = self.caller.call(&permission, || templates.get(template)).await;
         let found = found.map_err(|error| match error {
             // `Gone` would trigger a new plan, which would request the same CronJob.
             ApiError::Gone => ApiError::Unwritable(format!("there is no CronJob {template} in {namespace}")),
@@ -207,10 +209,11 @@ impl KubeCluster {
         })?;
         let job = bodies::check(check, found)
             .ok_or_else(|| ApiError::Unwritable(format!("CronJob {template} has no pod template")))?;
-        let right = self.right("create", &ApiResource::erase::<Job>(&()), Some(namespace), CHECK_VERBS);
+        let permission =
+            self.permission("create", &ApiResource::erase::<Job>(&()), Some(namespace), CHECK_VERBS);
         let jobs: Api<Job> = Api::namespaced(self.client(), namespace);
         let params = PostParams::default();
-        match self.caller.call(&right, || jobs.create(&params, &job)).await {
+        match self.caller.call(&permission, || jobs.create(&params, &job)).await {
             Ok(_) | Err(ApiError::Changed(_)) => Ok(()),
             Err(error) => Err(error),
         }
@@ -219,34 +222,35 @@ impl KubeCluster {
     async fn write_resource(&self, change: &ResourceChange) -> Result<(), ApiError> {
         let ResourceChange { kind, name, version, .. } = change;
         check_names([name])?;
-        let target = Target::Resources(*kind);
+        let target = WatchTarget::Resources(*kind);
         let resource = target.resource();
-        let object = Written {
+        let object = WriteTarget {
             key: (String::new(), name.clone()),
             api: Api::all_with(self.client(), &resource),
-            right: self.right("patch", &resource, None, PATCHED),
+            permission: self.permission("patch", &resource, None, PATCH_VERBS),
             target,
         };
-        let body = |kept: &StoredObject| {
-            check_state(kept, Some(version))?;
-            Ok(bodies::resource(change, &kept.object.version))
+        let body = |stored: &StoredObject| {
+            check_state(stored, Some(version))?;
+            Ok(bodies::resource(change, &stored.object.version))
         };
-        self.apply_to_present(&object, body).await
+        self.apply_to_stored(&object, body).await
     }
 
-    fn daemon_set(&self, verb: &'static str, namespace: &str, name: &str) -> Result<Written, ApiError> {
+    fn daemon_set(&self, verb: &'static str, namespace: &str, name: &str) -> Result<WriteTarget, ApiError> {
         check_names([namespace, name])?;
         self.check_namespace(namespace)?;
-        let resource = Target::DaemonSets.resource();
-        Ok(Written {
-            target: Target::DaemonSets,
+        let resource = WatchTarget::DaemonSets.resource();
+        Ok(WriteTarget {
+            target: WatchTarget::DaemonSets,
             key: (namespace.to_owned(), name.to_owned()),
             api: Api::namespaced_with(self.client(), namespace, &resource),
-            right: self.right(verb, &resource, Some(namespace), DAEMON_SET_VERBS),
+            permission: self.permission(verb, &resource, Some(namespace), DAEMON_SET_VERBS),
         })
     }
 
-    /// Rejects other namespaces. Plans already hold such rollouts, so this catches changes that no plan has checked.
+    /// Rejects a namespace in which farrier may not write. Plans already hold the rollouts of such a namespace; this check catches
+    /// changes that no plan has checked.
     fn check_namespace(&self, namespace: &str) -> Result<(), ApiError> {
         let writable = &self.shared.store().writable;
         if writable.contains(namespace) {
@@ -255,73 +259,76 @@ impl KubeCluster {
         Err(ApiError::Unwritable(format!("farrier writes in {writable}, but not in {namespace}")))
     }
 
-    pub(super) fn right(
+    pub(super) fn permission(
         &self,
         verb: &'static str,
         resource: &ApiResource,
         namespace: Option<&str>,
         verbs: &'static [&'static str],
-    ) -> MissingRight {
-        let scope = namespace.map_or(Scope::Cluster, |namespace| Scope::Namespace(namespace.to_owned()));
-        self.shared.right(verb, resource, scope, verbs)
+    ) -> MissingPermission {
+        let scope = namespace
+            .map_or(PermissionScope::Cluster, |namespace| PermissionScope::Namespace(namespace.to_owned()));
+        self.shared.permission(verb, resource, scope, verbs)
     }
 
-    /// Applies fields to an object in the store. `body` creates them for the current state, or returns why the plan is stale.
-    async fn apply_to_present(
+    /// Applies fields to an object in the store. `body` returns the fields for the object's current state, or why the plan is
+    /// stale.
+    async fn apply_to_stored(
         &self,
-        object: &Written,
+        object: &WriteTarget,
         body: impl Fn(&StoredObject) -> Result<Value, ApiError>,
     ) -> Result<(), ApiError> {
-        self.write_present(object, body, |body| async move { self.apply_fields(object, &body).await }).await
+        self.write_stored(object, body, |body| async move { self.apply_fields(object, &body).await }).await
     }
 
-    /// Writes to an object in the store. Retries if only the object's status was written at the same time.
-    async fn write_present<B, T, F: Future<Output = Result<T, ApiError>>>(
+    /// Writes to an object in the store. Retries after a conflict if the object is still as the plan saw it: then another client
+    /// changed only the object's status.
+    async fn write_stored<B, T, F: Future<Output = Result<T, ApiError>>>(
         &self,
-        object: &Written,
+        object: &WriteTarget,
         prepare: impl Fn(&StoredObject) -> Result<B, ApiError>,
         write: impl Fn(B) -> F,
     ) -> Result<T, ApiError> {
-        let Written { target, key, .. } = object;
-        let mut races = 0;
+        let WriteTarget { target, key, .. } = object;
+        let mut conflicts = 0;
         loop {
-            let (present, body) = {
+            let (current, body) = {
                 let store = self.shared.store();
-                let kept = store.get(target, key).ok_or(ApiError::Gone)?;
-                (kept.object.version.clone(), prepare(kept)?)
+                let stored = store.get(target, key).ok_or(ApiError::Gone)?;
+                (stored.object.version.clone(), prepare(stored)?)
             };
             let error = match write(body).await {
-                Err(error @ ApiError::Changed(_)) if races < RACES => error,
+                Err(error @ ApiError::Changed(_)) if conflicts < MAX_CONFLICT_RETRIES => error,
                 outcome => return outcome,
             };
-            races += 1;
-            let moved =
-                |store: &Store| store.get(target, key).is_none_or(|kept| kept.object.version != present);
-            if !self.await_store(moved).await {
+            conflicts += 1;
+            let has_new_version =
+                |store: &Store| store.get(target, key).is_none_or(|stored| stored.object.version != current);
+            if !self.await_store(has_new_version).await {
                 return Err(error);
             }
         }
     }
 
-    async fn apply_fields(&self, object: &Written, body: &Value) -> Result<(), ApiError> {
-        let Written { target, key, api, right } = object;
-        // Force takes ownership of a field that another client has set. The plan has checked the field's value, and skips fields
-        // that were changed back.
+    async fn apply_fields(&self, object: &WriteTarget, body: &Value) -> Result<(), ApiError> {
+        let WriteTarget { target, key, api, permission } = object;
+        // Force takes ownership of a field that another client has set. This is safe: the plan has checked the field's value, and
+        // holds the rollout if another client changed the value back.
         let (params, patch) = (PatchParams::apply(&self.manager).force(), Patch::Apply(body));
-        let answer = self.caller.call(right, || api.patch(&key.1, &params, &patch)).await?;
+        let answer = self.caller.call(permission, || api.patch(&key.1, &params, &patch)).await?;
         let answer = match target {
-            Target::Resources(kind) => facts::resource(*kind, answer),
+            WatchTarget::Resources(kind) => facts::resource(*kind, answer),
             _ => facts::daemon_set(answer).map_err(|reason| {
                 ApiError::Rejected(format!("the server's answer cannot be read: {reason}"))
             })?,
         };
-        self.keep(target, answer);
+        self.store_response(target, answer);
         Ok(())
     }
 
     /// Stores the object that a write returned, so that the next snapshot contains it.
-    fn keep(&self, target: &Target, object: Object) {
-        self.shared.tell(|store| {
+    fn store_response(&self, target: &WatchTarget, object: Object) {
+        self.shared.update_store(|store| {
             store.put(target, object);
             true
         });
@@ -329,32 +336,32 @@ impl KubeCluster {
 
     /// Waits briefly until `done` is true for the store. Returns whether it became true.
     async fn await_store(&self, done: impl Fn(&Store) -> bool) -> bool {
-        let mut bell = self.shared.listen();
+        let mut changes = self.shared.subscribe_changes();
         let wait = async {
             while !done(&self.shared.store()) {
-                if bell.changed().await.is_err() {
+                if changes.changed().await.is_err() {
                     return false;
                 }
             }
             true
         };
-        tokio::time::timeout(ECHO, wait).await.unwrap_or(false)
+        tokio::time::timeout(STORE_UPDATE_TIMEOUT, wait).await.unwrap_or(false)
     }
 }
 
-/// Checks that the object is in a state equivalent to the one that the plan saw.
-fn check_state(kept: &StoredObject, seen: Option<&ObjectVersion>) -> Result<(), ApiError> {
+/// Checks that the object's current version is equivalent to the version that the plan saw.
+fn check_state(stored: &StoredObject, seen: Option<&ObjectVersion>) -> Result<(), ApiError> {
     let reason = match seen {
-        Some(seen) if seen.uid != kept.object.version.uid => "it was deleted and created again",
-        Some(seen) if !kept.is_same(seen) => "another writer changed it",
+        Some(seen) if seen.uid != stored.object.version.uid => "it was deleted and created again",
+        Some(seen) if !stored.is_equivalent_version(seen) => "another writer changed it",
         _ => return Ok(()),
     };
     Err(ApiError::Changed(reason.to_owned()))
 }
 
 /// Checks that a node's upgrade and cordon are as the plan saw them.
-fn check_node(kept: &StoredObject, seen: &NodeSeen) -> Result<(), ApiError> {
-    let Facts::Node(facts) = &kept.object.facts else { return Err(ApiError::Gone) };
+fn check_node(stored: &StoredObject, seen: &NodeSeen) -> Result<(), ApiError> {
+    let ObjectFacts::Node(facts) = &stored.object.facts else { return Err(ApiError::Gone) };
     if NodeSeen::of(facts) == *seen {
         return Ok(());
     }
@@ -362,8 +369,8 @@ fn check_node(kept: &StoredObject, seen: &NodeSeen) -> Result<(), ApiError> {
 }
 
 /// Checks that a DaemonSet has the images that the plan saw.
-fn check_images(kept: &StoredObject, expected: &BTreeMap<String, String>) -> Result<(), ApiError> {
-    let Facts::DaemonSet(facts) = &kept.object.facts else { return Ok(()) };
+fn check_images(stored: &StoredObject, expected: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    let ObjectFacts::DaemonSet(facts) = &stored.object.facts else { return Ok(()) };
     for (name, expected) in expected {
         let found = facts.containers.iter().find(|container| container.name == *name);
         let found = found.map(|container| container.image.as_str()).unwrap_or_default();
@@ -375,19 +382,19 @@ fn check_images(kept: &StoredObject, expected: &BTreeMap<String, String>) -> Res
     Ok(())
 }
 
-/// kube inserts names into the URL's path unescaped, so names with characters that have a meaning there are rejected (guarantee
-/// 4).
+/// Rejects names with characters that have a meaning in URLs, because kube inserts names into the path unescaped (guarantee 4).
 fn check_names<'n>(
     names: impl IntoIterator<Item = &'n (impl AsRef<str> + ?Sized + 'n)>,
 ) -> Result<(), ApiError> {
-    let plain = |name: &str| {
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
-        !name.is_empty() && name.bytes().all(known) && !name.starts_with('.')
-    };
-    match names.into_iter().map(AsRef::as_ref).find(|name| !plain(name)) {
+    match names.into_iter().map(AsRef::as_ref).find(|name| !is_safe_in_path(name)) {
         None => Ok(()),
         Some(name) => Err(ApiError::Unwritable(format!("{name:?} is not a valid object name"))),
     }
+}
+
+fn is_safe_in_path(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
+    !name.is_empty() && name.bytes().all(is_plain) && !name.starts_with('.')
 }
 
 #[cfg(test)]

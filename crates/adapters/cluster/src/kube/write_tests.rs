@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::*;
 
-fn known() -> StoredObject {
+fn stored_daemon_set() -> StoredObject {
     let object = serde_json::from_value(json!({
         "metadata": {"name": "driver", "namespace": "gpu", "uid": "u1", "resourceVersion": "5"},
         "spec": {"selector": {"matchLabels": {"app": "d"}}, "template": {"spec": {
@@ -22,8 +22,8 @@ fn known() -> StoredObject {
 }
 
 fn live() -> LiveDaemonSet {
-    match known().object.facts {
-        Facts::DaemonSet(facts) => DaemonSetFacts::clone(&facts).live.unwrap(),
+    match stored_daemon_set().object.facts {
+        ObjectFacts::DaemonSet(facts) => DaemonSetFacts::clone(&facts).live.unwrap(),
         _ => panic!("no DaemonSet"),
     }
 }
@@ -50,7 +50,7 @@ fn change(images: BTreeMap<String, String>) -> DaemonSetChange {
 }
 
 #[test]
-fn an_apply_has_our_fields_and_no_others() {
+fn an_apply_contains_only_farriers_fields() {
     let live = live();
     let mut change = change(strings([("driver", "d@sha256:1"), ("prepare", "p@sha256:2")]));
     assert_eq!(
@@ -77,7 +77,7 @@ fn an_apply_has_our_fields_and_no_others() {
 }
 
 #[test]
-fn what_cannot_be_written_is_not_written_in_part() {
+fn an_unwritable_field_fails_the_whole_body() {
     let live = live();
     let unknown = change(strings([("driver", "d:2"), ("nope", "x")]));
     assert_eq!(
@@ -90,7 +90,7 @@ fn what_cannot_be_written_is_not_written_in_part() {
 }
 
 #[test]
-fn other_bodies() {
+fn bodies_of_nodes_resources_and_evictions() {
     let node = NodeChange {
         name: "n".to_owned(),
         labels: [("farrier.dev/ready-for".to_owned(), Some("k".to_owned()))].into(),
@@ -141,7 +141,7 @@ fn other_bodies() {
 }
 
 #[test]
-fn a_copy_names_a_state_only_where_there_is_one() {
+fn a_new_copy_has_no_preconditions() {
     let copy = DaemonSetCopy {
         namespace: "gpu".to_owned(),
         name: "driver-k".to_owned(),
@@ -155,10 +155,11 @@ fn a_copy_names_a_state_only_where_there_is_one() {
 }
 
 #[test]
-fn a_plan_from_another_state_is_not_written() {
-    let kept = known();
+fn a_stale_plan_is_a_conflict() {
+    let stored = stored_daemon_set();
     let check = |version: ObjectVersion, image: &str| {
-        check_images(&kept, &strings([("driver", image)])).and_then(|()| check_state(&kept, Some(&version)))
+        check_images(&stored, &strings([("driver", image)]))
+            .and_then(|()| check_state(&stored, Some(&version)))
     };
     check(version("u1", "5"), "d:1").unwrap();
     for (uid, state, image) in [("u2", "5", "d:1"), ("u1", "4", "d:1"), ("u1", "5", "d:0")] {
@@ -171,7 +172,7 @@ fn a_plan_from_another_state_is_not_written() {
 }
 
 #[test]
-fn names_stay_names() {
+fn names_with_url_characters_are_rejected() {
     assert!(check_names(["a-b.c", "x1"]).is_ok());
     for name in ["", "a/b", "..", "a?x", "a%2fb", "a b", "ä"] {
         assert!(check_names([name]).is_err(), "{name:?}");

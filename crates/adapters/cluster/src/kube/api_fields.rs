@@ -1,7 +1,7 @@
 //! The fields that farrier reads from nodes, pods, Jobs and DaemonSets. The parser skips all other fields, so that lists of large
-//! nodes need little memory, and the types of a complete pod need not be compiled.
+//! nodes need little memory. farrier also compiles faster without the types of a complete pod.
 //!
-//! As in the API's own types, a missing list and a null list are empty.
+//! As in the API's own types, a missing or null list is empty.
 
 use std::collections::BTreeMap;
 

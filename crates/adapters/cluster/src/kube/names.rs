@@ -1,4 +1,5 @@
-//! Reads names from a live cluster as server-side tables. Each object takes a few bytes, whatever its size.
+//! Reads names from a live cluster, for shell completion. The server renders them as tables, so that each object takes a few
+//! bytes of the response, whatever its size.
 
 use http::{Request, header::ACCEPT};
 use kube::Client;
@@ -12,7 +13,7 @@ use super::{
 
 /// Names in a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Named {
+pub struct ClusterNames {
     pub nodes: Vec<String>,
     /// Kernel releases of the nodes and of DriverBuilds, unaltered.
     pub kernels: Vec<String>,
@@ -21,7 +22,7 @@ pub struct Named {
 }
 
 /// Requests the names. Missing or forbidden resources give no names.
-pub async fn named(options: &KubeOptions) -> Result<Named, ClusterError> {
+pub async fn cluster_names(options: &KubeOptions) -> Result<ClusterNames, ClusterError> {
     let client = client(options).await?;
     let (nodes, builds) = tokio::join!(
         table(&client, "/api/v1/nodes"),
@@ -29,7 +30,7 @@ pub async fn named(options: &KubeOptions) -> Result<Named, ClusterError> {
     );
     let (nodes, builds) = (nodes.unwrap_or_default(), builds.unwrap_or_default());
     let kernels = [nodes.column("Kernel-Version"), builds.column("Kernel")].concat();
-    Ok(Named { nodes: nodes.column("Name"), kernels, images: builds.column("Image") })
+    Ok(ClusterNames { nodes: nodes.column("Name"), kernels, images: builds.column("Image") })
 }
 
 /// A `Table` of `meta.k8s.io/v1`.
@@ -53,11 +54,11 @@ struct Row {
 impl Table {
     /// Returns the texts in a column.
     fn column(&self, name: &str) -> Vec<String> {
-        let Some(place) = self.column_definitions.iter().position(|column| column.name == name) else {
+        let Some(index) = self.column_definitions.iter().position(|column| column.name == name) else {
             return Vec::new();
         };
         let rows = self.rows.iter().flatten();
-        rows.filter_map(|row| row.cells.get(place)?.as_str().map(str::to_owned)).collect()
+        rows.filter_map(|row| row.cells.get(index)?.as_str().map(str::to_owned)).collect()
     }
 }
 
