@@ -15,10 +15,10 @@ use farrier_controller::{
     live::{Live, LiveContext, StatusSink},
     runtime::{
         Configuration, Health, HttpServer, Metrics,
-        lease::{self, LeaseOptions, LeaseTask, Timing},
+        lease::{self, LeaseOptions, LeaseTask, LeaseTiming},
         watch_configuration,
     },
-    status::{KubeStatus, Place},
+    status::{KubeStatus, StatusDestination},
 };
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
@@ -106,7 +106,7 @@ pub async fn serve(
     let configuration = definitions(session, &parts, &around);
     let status = kube.as_deref().map(|kube| {
         let (namespace, manager) = (kube.namespace().to_owned(), parts.instance.to_string());
-        let place = Place { namespace, manager, instance: identity };
+        let place = StatusDestination { namespace, manager, instance: identity };
         Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
     });
     tracing::info!(cluster = cluster.describe(), "watching");
@@ -164,7 +164,7 @@ fn leadership(
         namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
         name: args.lease_name.clone().unwrap_or_else(|| parts.instance.to_string()),
         identity: identity.to_owned(),
-        timing: Timing::default(),
+        timing: LeaseTiming::default(),
     };
     let (leadership, task) = lease::campaign(kube.client(), options);
     let leads = leadership.watch();

@@ -9,8 +9,8 @@ use farrier_controller::{
     Planned,
     live::{ReconcileView, StatusSink as _},
     observe_and_plan,
-    registry_alone::{NoCluster, definitions_of_registry},
     runtime::{Health, HttpServer, Metrics},
+    without_cluster::{NoCluster, definitions_of_registry},
 };
 use farrier_core::plan::{SnapshotScope, WriteNamespaces};
 use farrier_dashboard::{Actions, PageServer};

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use farrier_controller::{
     Planned, observe_and_plan,
-    rollback::{TRIES, apply_all, wait_for_change},
+    rollback::{MAX_ATTEMPTS, apply_all, wait_for_change},
 };
 use farrier_core::plan::{self, Change, PlannedUpgrade};
 use serde::Serialize;
@@ -139,7 +139,7 @@ async fn set_paused(session: &Session, args: &UpgradeArgs, paused: bool) -> Resu
         let changes = plan::pause(&cluster.snapshot().await?, object, paused)
             .map_err(|why| CliError::usage(format!("{object} in {}: {why}", cluster.describe())))?;
         match apply_all(cluster.as_ref(), &changes).await {
-            Err(error) if error.is_conflict() && tries < TRIES => tries += 1,
+            Err(error) if error.is_conflict() && tries < MAX_ATTEMPTS => tries += 1,
             outcome => {
                 outcome?;
                 let node = |change: &Change| match change {

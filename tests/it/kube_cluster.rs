@@ -382,7 +382,7 @@ async fn bookmarks_keep_quiet_watches_from_listing_again_and_nothing_is_written(
 struct Closed;
 
 impl Fence for Closed {
-    fn closed(&self) -> Option<String> {
+    fn closed_reason(&self) -> Option<String> {
         Some("another replica holds the lease".to_owned())
     }
 }

@@ -2,7 +2,7 @@
 use std::time::{Duration, Instant};
 
 use farrier_cluster::{Fence, KubeOptions};
-use farrier_controller::runtime::lease::{Leadership, LeaseOptions, LeaseTask, Timing, campaign};
+use farrier_controller::runtime::lease::{Leadership, LeaseOptions, LeaseTask, LeaseTiming, campaign};
 
 use crate::support::{
     kube_api::{ApiFailure, FakeApi, Kind, Requests, objects},
@@ -11,7 +11,7 @@ use crate::support::{
 };
 
 /// Client-go's timing, scaled down to a tenth.
-const TIMING: Timing = Timing {
+const TIMING: LeaseTiming = LeaseTiming {
     lease: Duration::from_secs(2),
     renew_deadline: Duration::from_secs(1),
     retry: Duration::from_millis(100),
@@ -56,17 +56,21 @@ async fn of_two_started_together_one_leads_and_hands_over_when_it_stops() {
     };
     let ((first, first_task), (second, second_task)) =
         if first_is_a { ((a, a_task), (b, b_task)) } else { ((b, b_task), (a, a_task)) };
-    assert_eq!(first.closed(), None);
-    assert!(second.closed().unwrap().contains("held by another farrier"), "{:?}", second.closed());
+    assert_eq!(first.closed_reason(), None);
+    assert!(
+        second.closed_reason().unwrap().contains("held by another farrier"),
+        "{:?}",
+        second.closed_reason()
+    );
     let spec = lease(&api);
     assert_eq!(spec["leaseTransitions"], 0);
 
     let stopped = Instant::now();
     first_task.release().await;
-    assert!(first.closed().is_some());
+    assert!(first.closed_reason().is_some());
     until(&second, true).await;
     assert!(stopped.elapsed() < TIMING.lease, "the lease was not released");
-    assert_eq!(second.closed(), None);
+    assert_eq!(second.closed_reason(), None);
     assert_eq!(lease(&api)["leaseTransitions"], 1);
     second_task.release().await;
     assert_eq!(lease(&api)["holderIdentity"], "");
@@ -136,7 +140,7 @@ async fn a_server_that_comes_back_without_its_rights_is_one_line() {
     }
     assert_eq!(logs.with("was unavailable and still refuses requests").len(), 1, "{:?}", logs.with(""));
     assert_eq!(logs.with("forbidden"), [""; 0]);
-    assert_eq!(leadership.closed(), None);
+    assert_eq!(leadership.closed_reason(), None);
     task.release().await;
 }
 
@@ -152,12 +156,12 @@ fn a_killed_leader_is_followed_when_its_time_is_over_and_its_fence_is_closed_by_
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let (second, second_task) = candidate(&api, "b");
-        assert_eq!(first.closed(), None);
+        assert_eq!(first.closed_reason(), None);
         let died = Instant::now();
         killed.shutdown_background();
         until(&second, true).await;
         assert!(died.elapsed() >= TIMING.lease.saturating_sub(TIMING.retry * 3), "{:?}", died.elapsed());
-        assert!(first.closed().is_some(), "there were two writers");
+        assert!(first.closed_reason().is_some(), "there were two writers");
         second_task.release().await;
     });
 }
@@ -180,13 +184,17 @@ async fn a_leader_that_is_cut_off_closes_its_fence_before_anybody_may_take_over(
     watch.mark_unchanged();
     // No other replica is known to lead, so builds continue and the watch stays true.
     assert!(turns(&mut watch).await);
-    assert!(leadership.closed().unwrap().contains("could not be renewed"), "{:?}", leadership.closed());
+    assert!(
+        leadership.closed_reason().unwrap().contains("could not be renewed"),
+        "{:?}",
+        leadership.closed_reason()
+    );
     // Another replica can take over only after the lease's full duration.
     assert!(cut.elapsed() < TIMING.lease, "{:?}", cut.elapsed());
 
     api.take_back(fault);
     assert!(turns(&mut watch).await);
-    assert_eq!(leadership.closed(), None);
+    assert_eq!(leadership.closed_reason(), None);
     task.release().await;
 }
 
@@ -201,7 +209,7 @@ async fn a_leader_that_was_cut_off_gives_way_to_the_one_that_took_over() {
     api.patch_as("b", "leases.coordination.k8s.io", "farrier", "farrier", &taken);
     api.take_back(fault);
     until(&first, false).await;
-    assert!(first.closed().unwrap().contains("was lost"), "{:?}", first.closed());
+    assert!(first.closed_reason().unwrap().contains("was lost"), "{:?}", first.closed_reason());
     first_task.release().await;
 }
 
@@ -218,7 +226,7 @@ async fn a_lease_that_may_not_be_written_is_never_led_by() {
         }
     };
     tokio::time::timeout(Duration::from_secs(30), wait).await.unwrap();
-    assert!(leadership.closed().is_some());
+    assert!(leadership.closed_reason().is_some());
     api.take_back(forbidden);
     until(&leadership, true).await;
     task.release().await;

@@ -7,7 +7,7 @@ use std::sync::{
 use farrier_cluster::Fence;
 use farrier_controller::{
     live::{ReconcileView, StatusSink},
-    status::{KubeStatus, Place},
+    status::{KubeStatus, StatusDestination},
 };
 use farrier_core::plan::{
     Activity, AnnouncementReason, HoldReason, Outcome, Plan, PlannedCell, PlannedRollout, RolloutDecision,
@@ -42,7 +42,7 @@ impl Story {
     fn new(api: FakeApi, fence: Option<Arc<dyn Fence>>) -> Self {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}});
         api.create(namespace);
-        let place = Place {
+        let place = StatusDestination {
             namespace: "farrier".to_owned(),
             manager: "farrier".to_owned(),
             instance: "farrier-0".to_owned(),
@@ -221,7 +221,7 @@ struct Lease {
 }
 
 impl Fence for Lease {
-    fn closed(&self) -> Option<String> {
+    fn closed_reason(&self) -> Option<String> {
         self.lost.load(Ordering::SeqCst).then(|| "the lease is lost".to_owned())
     }
 }

@@ -9,7 +9,7 @@ use super::error::ClusterError;
 /// Decides whether this process may still write. A leader that lost its lease must not write.
 pub trait Fence: Send + Sync {
     /// Returns why writes are forbidden; `None` if they are allowed.
-    fn closed(&self) -> Option<String>;
+    fn closed_reason(&self) -> Option<String>;
 }
 
 /// A cluster with nodes and rollout targets.

@@ -1,5 +1,5 @@
-//! Holds the rollouts that depend on a rollout that was not made: the later ones of its chain, and those whose changes its write
-//! includes.
+//! Tracks rollouts that a reconcile did not make, and holds the rollouts that depend on them: later ones of the same chain, and
+//! those whose changes the missing write would have included.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,15 +8,19 @@ use farrier_core::{
     plan::{HoldReason, PlannedRollout, RolloutDecision},
 };
 
-/// Chains with a rollout that this reconcile did not make. Rollouts are processed in dependency order, and each image
-/// was compiled against the new version of its needs. If an earlier rollout is not made, the later image would run
-/// beside the old version.
+/// Chains with a rollout that this reconcile did not make.
+///
+/// Rollouts are processed in dependency order, and each image was compiled against the new versions of its needs. Without the
+/// earlier rollout, the later image would run beside an old version of its need.
 pub(super) struct BrokenChains {
     /// Chain of each image that belongs to one, identified by one of the chain's images.
     chains: BTreeMap<ImageName, ImageName>,
+    /// Chains with a failed rollout, with the reason.
     broken: BTreeMap<ImageName, String>,
+    /// Chains with a rollout that waits for the next plan.
     deferred: BTreeSet<ImageName>,
-    /// DaemonSets that were not written, by namespace and name. The first rollout of a DaemonSet makes the changes of all.
+    /// DaemonSets that were not written, by namespace and name. The first rollout of a DaemonSet makes the changes of all its
+    /// rollouts.
     unwritten: BTreeMap<(String, String), Unwritten>,
 }
 
@@ -29,7 +33,7 @@ enum Unwritten {
 }
 
 impl BrokenChains {
-    /// Starts with no broken chain.
+    /// Finds the chains of the definitions. None of them is broken yet.
     pub(super) fn of(definitions: &Definitions) -> Self {
         let images = &definitions.images;
         let chains = connected(images.keys(), edges(images));
@@ -46,11 +50,12 @@ impl BrokenChains {
         self.unwritten.extend(object.map(|(namespace, name)| ((namespace.to_owned(), name.to_owned()), why)));
     }
 
-    /// Returns the reason why the write that includes a rollout's changes was not made.
+    /// Returns why the write that includes a rollout's changes was not made.
     fn why_not_written(&self, rollout: &PlannedRollout) -> Option<&Unwritten> {
-        let changes =
-            matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. });
-        let (namespace, name) = rollout.target.live_daemon_set().filter(|_| changes)?;
+        if !matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. }) {
+            return None;
+        }
+        let (namespace, name) = rollout.target.live_daemon_set()?;
         self.unwritten.get(&(namespace.to_owned(), name.to_owned()))
     }
 
@@ -81,15 +86,15 @@ impl BrokenChains {
         self.deferred.extend(self.chains.get(&rollout.image).cloned());
     }
 
-    /// Whether a rollout that changes something waits for the next plan.
+    /// Whether a rollout has changes that wait for the next plan.
     pub(super) fn is_deferred(&self, rollout: &PlannedRollout) -> bool {
         let chain = self.chains.get(&rollout.image);
         matches!(self.why_not_written(rollout), Some(Unwritten::Deferred))
             || (!rollout.changes.is_empty() && chain.is_some_and(|chain| self.deferred.contains(chain)))
     }
 
-    /// Reason why a rollout is not made in this reconcile because of its chain, or because the write that includes its
-    /// changes failed.
+    /// Returns the failure because of which this reconcile does not make a rollout: of its chain, or of the write that includes
+    /// its changes.
     pub(super) fn hold(&self, rollout: &PlannedRollout) -> Option<String> {
         if let Some(Unwritten::Failed(error)) = self.why_not_written(rollout) {
             return Some(error.clone());

@@ -9,10 +9,10 @@ pub mod live;
 mod observe;
 mod reconcile;
 mod reconcile_report;
-pub mod registry_alone;
 pub mod rollback;
 pub mod runtime;
 pub mod status;
+pub mod without_cluster;
 
 pub use observe::LookupCache;
 pub use reconcile::{Planned, observe_and_plan};

@@ -1,4 +1,4 @@
-//! Makes the lookups of a plan and caches the answers across reconciles.
+//! Makes the lookups of a plan, and caches their results across reconciles.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,8 +24,7 @@ use futures::{StreamExt, stream};
 use oci::error_chain;
 use tokio::time::Instant;
 
-/// Lookup results kept from one reconcile to the next, so that a change in the cluster does not repeat recent lookups.
-/// Missing entries are looked up.
+/// Lookup results that are kept from one reconcile to the next. A change in the cluster then repeats no recent lookup.
 #[derive(Clone, Debug, Default)]
 pub struct LookupCache {
     pub(super) resolved: Resolved,
@@ -34,19 +33,19 @@ pub struct LookupCache {
     pub(super) unreachable: bool,
     /// Contents of Git repositories, with the time of each lookup.
     pub(super) repositories: BTreeMap<GitPlace, (Instant, Result<ManifestFacts, String>)>,
-    /// Prebuilt images that are absent or were rejected, with the time of the registry's answer.
+    /// Prebuilt images that are absent or were rejected, with the time of the lookup.
     refused_sources: BTreeMap<TreeKey, Instant>,
 }
 
-/// Interval between reads of a Git repository, which cannot notify farrier of changes.
-const REPOSITORIES_ASKED: Duration = Duration::from_secs(30);
+/// Interval between reads of a Git repository. A repository does not notify farrier of changes.
+const REPOSITORY_READ_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Interval between lookups of a prebuilt image that is absent or was rejected. Its registry belongs to a third party
 /// and may limit the request rate.
-const SOURCES_ASKED: Duration = Duration::from_mins(5);
+const PREBUILT_LOOKUP_INTERVAL: Duration = Duration::from_mins(5);
 
 impl LookupCache {
-    /// Drops all cached lookups, except recent negative answers for prebuilt images. Called on each resync.
+    /// Drops all cached lookups for a resync. Keeps recent negative results for prebuilt images.
     pub(super) fn renew(&mut self) {
         let Self { resolved: Resolved { mut kernel_sources, .. }, refused_sources, .. } =
             std::mem::take(self);
@@ -89,7 +88,7 @@ impl LookupCache {
         without_headers.clear();
         compilers.retain(|target, _| headers.contains_key(target));
         header_texts.retain(|_, outcome| outcome.is_ok());
-        refused_sources.retain(|_, asked| asked.elapsed() < SOURCES_ASKED);
+        refused_sources.retain(|_, answered_at| answered_at.elapsed() < PREBUILT_LOOKUP_INTERVAL);
         kernel_sources.retain(|key, outcome| outcome.is_ok() || refused_sources.contains_key(key));
         trees.retain(|_, outcome| outcome.is_ok());
         unverified_root_fs.retain(|key, found| {
@@ -102,7 +101,7 @@ impl LookupCache {
         (*unreachable, *unresolved) = (false, false);
     }
 
-    /// Updates the node systems and drops lookups for targets whose system changed.
+    /// Updates the systems of the nodes, and drops the lookups of targets whose system changed.
     pub(super) fn set_systems(&mut self, systems: BTreeMap<KernelTarget, NodeSystem>) {
         let Resolved { systems: known, headers, without_headers, header_texts, .. } = &mut self.resolved;
         let is_same = |target: &KernelTarget| known.get(target) == systems.get(target);
@@ -113,8 +112,8 @@ impl LookupCache {
         *known = systems;
     }
 
-    /// Drops the registry's answers about a built cell's references, because the build may have published them. If the build
-    /// found a changed input, also drops all resolved inputs.
+    /// Drops the lookups that a build made stale: the cell's references, which the build may have published, and its headers. If
+    /// the build found a changed input, also drops all resolved inputs.
     pub(super) fn forget_build(&mut self, cell: &Cell, outdated: bool) {
         self.forget(cell.references());
         self.observed.headers.remove(&cell.target);
@@ -123,15 +122,15 @@ impl LookupCache {
         }
     }
 
-    /// Time of the next read of a Git repository.
+    /// Returns the time of the next read of a Git repository.
     pub(super) fn repositories_due(&self) -> Option<Instant> {
-        self.repositories.values().map(|(asked, _)| *asked + REPOSITORIES_ASKED).min()
+        self.repositories.values().map(|(read_at, _)| *read_at + REPOSITORY_READ_INTERVAL).min()
     }
 
-    /// Cached contents of a Git repository, if they are still fresh.
-    pub(super) fn repository(&self, place: &GitPlace) -> Option<&Result<ManifestFacts, String>> {
-        let (asked, found) = self.repositories.get(place)?;
-        (asked.elapsed() < REPOSITORIES_ASKED).then_some(found)
+    /// Returns the cached contents of a Git repository, unless they are stale.
+    pub(super) fn repository(&self, repository: &GitPlace) -> Option<&Result<ManifestFacts, String>> {
+        let (read_at, found) = self.repositories.get(repository)?;
+        (read_at.elapsed() < REPOSITORY_READ_INTERVAL).then_some(found)
     }
 
     /// Drops cached registry lookups for these references.
@@ -144,8 +143,8 @@ impl LookupCache {
     }
 }
 
-/// Makes each round of lookups, as far as `observed` lacks the answers, then the plan. Sets `unreachable` if an image
-/// cannot be looked up.
+/// Makes the rounds of lookups and then the plan. Skips lookups whose results `observed` already contains. Sets `unreachable` if
+/// an image cannot be looked up.
 pub(super) async fn look_up_and_plan(
     parts: &Parts,
     inputs: &PlanInputs<'_>,
@@ -201,12 +200,16 @@ async fn look_up_headers(
     headers.retain(|target| !observed.headers.contains_key(target));
     let systems = headers.into_iter().map(|target| (resolved.system(&target).clone(), target));
     let states = stream::iter(systems.collect::<Vec<_>>());
-    let states = states.map(|(system, target)| headers_of(parts, target, system)).buffer_unordered(AT_ONCE);
+    let states = states.map(|(system, target)| header_state(parts, target, system)).buffer_unordered(AT_ONCE);
     observed.headers.extend(states.collect::<Vec<_>>().await);
 }
 
-/// Looks up the state of a kernel's headers. A transient fault yields `Unknown`, which does not prevent a build.
-async fn headers_of(parts: &Parts, target: KernelTarget, system: NodeSystem) -> (KernelTarget, HeaderState) {
+/// Looks up the state of a kernel's headers. The state after a transient fault is `Unknown`, which does not prevent a build.
+async fn header_state(
+    parts: &Parts,
+    target: KernelTarget,
+    system: NodeSystem,
+) -> (KernelTarget, HeaderState) {
     let Some(family) = match_family(&parts.definitions.families, &target) else {
         return (target, HeaderState::Unknown);
     };

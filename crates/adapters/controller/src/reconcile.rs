@@ -38,13 +38,13 @@ use super::{
     observe::look_up_and_plan,
 };
 
-/// A plan, together with the state it was computed from.
+/// A plan, together with the state from which it was computed.
 pub struct Planned {
     pub plan: Plan,
     /// Whether an external system was unreachable during planning.
     pub unreachable: bool,
     pub(super) announced: Announcements,
-    /// Cluster snapshot that the plan was computed from.
+    /// Cluster snapshot from which the plan was computed.
     pub snapshot: ClusterSnapshot,
 }
 
@@ -68,7 +68,7 @@ pub(super) struct AttemptResult {
 /// Classes of build failure, which decide whether and when the build is retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BuildFault {
-    /// A permanent failure: the same inputs fail again.
+    /// Permanent failure: the same inputs would fail again.
     Permanent,
     /// A build step forged runner messages. The same inputs would do so again.
     Tampered,
@@ -114,24 +114,24 @@ pub(super) async fn plan_for(
     let systems = node_systems(&snapshot, &parts.definitions.families);
     let targets: BTreeSet<KernelTarget> = systems.keys().chain(announced.targets()).cloned().collect();
     lookup_cache.set_systems(systems);
-    let mut called_for: Vec<&DriverImage> = parts
+    let mut required: Vec<&DriverImage> = parts
         .definitions
         .images
         .values()
-        .filter(|image| is_called_for(image, &snapshot) || announced.has_kernel_for(&image.metadata.name))
+        .filter(|image| is_required(image, &snapshot) || announced.has_kernel_for(&image.metadata.name))
         .collect();
-    add_needs(&parts.definitions, &mut called_for);
-    resolve_more(parts, &called_for, &targets, &mut lookup_cache.resolved).await;
-    let refused = look_at_sources(parts, &called_for, &targets, &mut lookup_cache.resolved).await;
+    add_needs(&parts.definitions, &mut required);
+    resolve_more(parts, &required, &targets, &mut lookup_cache.resolved).await;
+    let refused = look_at_sources(parts, &required, &targets, &mut lookup_cache.resolved).await;
     lookup_cache.note_refused(refused);
-    look_at_root_fs(parts, &called_for, &targets, &mut lookup_cache.resolved).await;
-    let manifests = manifests(parts, lookup_cache).await;
-    // Do not reuse these lookups. Another process may have built an image or cleared a failure (`farrier retry`),
-    // and tags in use may have moved.
+    look_at_root_fs(parts, &required, &targets, &mut lookup_cache.resolved).await;
+    let manifests = read_all_manifests(parts, lookup_cache).await;
+    // These lookups are never cached: another process may have cleared a failure (`farrier retry`), and tags in use may have
+    // moved.
     lookup_cache.observed.failures.clear();
     contents(parts, &images_in_use(&snapshot, &parts.definitions), &mut lookup_cache.observed.contents).await;
     let (location, now) = (image_location(&parts.location), jiff::Timestamp::now());
-    let (machine, has_daemon) = Box::pin(engines_for(parts, &called_for, &targets)).await;
+    let (machine, has_daemon) = Box::pin(engines_for(parts, &required, &targets)).await;
     let LookupCache { resolved, observed, unreachable, .. } = lookup_cache;
     let inputs = PlanInputs {
         cells: CellInputs { definitions: &parts.definitions, resolved, location: &location },
@@ -148,9 +148,9 @@ pub(super) async fn plan_for(
     Ok(Planned { plan, unreachable, announced, snapshot })
 }
 
-/// Returns the engine's architecture if a target is foreign, and whether a daemon is available if an image has
-/// `output: image`. Otherwise the engine is not probed, because an engine that is not configured must first be
-/// detected.
+/// Returns the engine's architecture and whether a daemon is available, each only if the plan depends on it: the architecture
+/// if a target is foreign, the daemon if an image has `output: image`. A probe may have to detect the engine first, which is
+/// slow.
 async fn engines_for(
     parts: &Parts,
     images: &[&DriverImage],
@@ -175,7 +175,7 @@ pub(super) async fn build_planned(parts: &Parts, cell: &Cell) -> Result<AttemptR
     }
 }
 
-/// Reports a published image to the reporter and returns its target report.
+/// Shows a published image on the reporter, and returns its target report.
 fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
     let subject = cell.subject();
     let pinned = |digest: &farrier_core::image::Digest| format!("{}@{digest}", cell.reference.repository);
@@ -204,13 +204,13 @@ fn published_report(parts: &Parts, cell: &Cell, built: Built) -> TargetReport {
     }
 }
 
-/// Records in the registry which kernels run or are announced.
+/// Records in the registry which kernels run or are announced, for garbage collection.
 pub(super) async fn record_kernels_in_use(parts: &Parts, planned: &Planned, last: &mut LastRecord) {
     let kernels = kernels_in_use(&planned.snapshot, &planned.announced);
     record_kernels(parts, kernels, last).await;
 }
 
-/// Signs a published image that lacks a signature, along with its accompanying documents.
+/// Signs a published image that lacks a signature, and the image's documents.
 pub(super) async fn sign_planned(parts: &Parts, planned: &PlannedSignature) -> TargetReport {
     let PlannedSignature { image, reference } = planned;
     let subject = format!("{image}, {reference}");
@@ -255,7 +255,7 @@ pub(super) async fn add_missing_tags(
     }
 }
 
-/// Applies the changes of a rollout in order. On cancellation it stops between two changes.
+/// Applies the changes of a rollout in order. On cancellation, stops between two changes.
 pub(super) async fn roll_out(parts: &Parts, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<()> {
     for change in &rollout.changes {
         if parts.cancel.is_cancelled() {
@@ -284,8 +284,8 @@ async fn commit(parts: &Parts, place: &GitPlace, rollout: &PlannedRollout, chang
     git::write(parts, place, change, &commit).await
 }
 
-/// Reads the manifests at the places that `file` and `git` rollouts name.
-async fn manifests(parts: &Parts, lookup_cache: &mut LookupCache) -> Manifests {
+/// Reads the manifests that `file` and `git` rollouts name.
+async fn read_all_manifests(parts: &Parts, lookup_cache: &mut LookupCache) -> Manifests {
     let mut places: BTreeMap<ManifestLocation, Vec<&str>> = BTreeMap::new();
     for spec in parts.definitions.images.values().flat_map(|image| &image.spec.rollout) {
         if let Some(place) = ManifestLocation::of(spec) {
@@ -326,14 +326,14 @@ async fn read_manifests(parts: &Parts, path: &Path) -> Result<ManifestFacts, Str
     Ok(ManifestFacts { daemon_sets, ..ManifestFacts::default() })
 }
 
-/// Warning for a published payload whose check is inconclusive: what is unknown, and what would settle it.
+/// Returns the warning for a published payload whose check is inconclusive: what is unknown, and how to settle the question.
 fn warning(report: &CheckReport) -> String {
     let settle = report.remedies(Verdict::Unknown).join("; ");
     format!("it is unknown whether the modules load: {} (to settle it: {settle})", report.summary())
 }
 
-/// Whether any node carries the labels that the image selects.
-fn is_called_for(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
+/// Whether the image selects any node by its labels.
+fn is_required(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
     snapshot.nodes.iter().any(|node| node.is_selected_by(image))
 }
 

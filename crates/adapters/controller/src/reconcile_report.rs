@@ -19,7 +19,7 @@ pub enum TargetReport {
         image: String,
         /// Verdict of the check.
         verdict: Verdict,
-        /// Findings that the check could not decide and that the definition accepts.
+        /// Findings that the check could not decide, and that the definition accepts.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         warnings: Vec<String>,
         /// Bytes sent to the registry.
@@ -40,7 +40,7 @@ pub enum TargetReport {
         /// Bytes sent to the registry.
         pushed_bytes: u64,
     },
-    /// The image was already published; missing tags were added. `references` holds their names.
+    /// Missing tags were added to an image that was already published. `references` are the tags.
     Tagged { subject: String, references: Vec<String> },
     /// The driver image was already published and received the site's signature.
     Signed { subject: String, image: String },
@@ -63,7 +63,7 @@ pub enum TargetReport {
 }
 
 impl TargetReport {
-    /// Report of a failure.
+    /// Creates the report of a failed target.
     pub(super) fn failed(subject: String, error: &TargetError) -> Self {
         Self::Failed { subject, error: error_chain(error), hint: error.hint(), detail: error.detail() }
     }
@@ -82,7 +82,7 @@ pub struct RolloutReport {
 }
 
 impl RolloutReport {
-    /// The rollout as it stands afterwards.
+    /// Returns the rollout as it stands afterwards.
     pub(super) fn rollout_after(&self) -> PlannedRollout {
         let mut rollout = self.planned.clone();
         if let (RolloutDecision::Rewrite { to, .. }, None) = (&self.planned.decision, &self.error) {
@@ -92,7 +92,7 @@ impl RolloutReport {
         rollout
     }
 
-    /// Writes that were made besides the rewrite of the target itself.
+    /// Returns the writes that were made in addition to the rewrite of the target itself.
     pub fn steps(&self) -> impl Iterator<Item = String> {
         let is_rewrite = matches!(self.planned.decision, RolloutDecision::Rewrite { .. });
         let changes = self.planned.changes.iter().filter(|_| self.error.is_none());

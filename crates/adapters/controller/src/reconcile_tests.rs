@@ -14,7 +14,7 @@ use crate::live::once::run_once;
 
 /// Guarantee 1 applies to the nodes at the time of the write, not at the start of a build.
 #[tokio::test]
-async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
+async fn a_node_that_joins_during_a_build_holds_the_rollout() {
     let rollout =
         json!({"strategy": "image", "namespace": "drivers", "daemonSet": "a", "container": "driver"});
     let mut bench = Bench::new(&json!({"reuse": "compatible", "rollout": [rollout]}));
@@ -42,7 +42,7 @@ async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
     assert_eq!((fleet.state().writes.len(), fleet.state().image("a")), (0, FIRST));
 }
 
-/// Reason why image `y` is not built.
+/// Returns the reason why image `y` is not built.
 async fn refused(bench: &Bench, fleet: &Fleet, lookup_cache: &mut LookupCache) -> Option<String> {
     lookup_cache.forget_faults();
     let planned = plan_for(&bench.parts, fleet.snapshot().await.unwrap(), lookup_cache).await.unwrap();
@@ -56,7 +56,7 @@ async fn refused(bench: &Bench, fleet: &Fleet, lookup_cache: &mut LookupCache) -
 
 /// A missing prebuilt image in a third party's registry is not looked up on every reconcile.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_prebuilt_image_that_is_absent_is_asked_for_after_a_pause() {
+async fn an_absent_prebuilt_image_is_looked_up_again_only_after_a_pause() {
     let mut bench = Bench::new(&json!({}));
     let image = json!({"reference": "x:1.0-{{kernel_label}}-debian12-amd64"});
     bench.add("y", &json!({"sources": [{"name": "vendor", "from": {"image": image}}]}));

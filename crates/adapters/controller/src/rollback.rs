@@ -7,12 +7,12 @@ use farrier_core::plan::{self, Change, PER_KERNEL_ANNOTATION, RollbackOutcome, R
 use oci::error_chain;
 use serde::Serialize;
 
-/// Number of attempts to read and write an object when another writer causes conflicts.
-pub const TRIES: usize = 3;
-/// How long to wait for a newer state after a conflict.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum number of attempts to read and write an object while another writer causes conflicts.
+pub const MAX_ATTEMPTS: usize = 3;
+/// How long to wait for a newer cluster state after a conflict.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reasons why a rollback cannot start.
+/// Reason why a rollback cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum RollbackError {
     /// The cluster's state could not be read.
@@ -42,8 +42,8 @@ pub struct RollbackResult {
     pub failed: Option<String>,
 }
 
-/// Rolls back farrier's changes to the named objects, or to every object with a record if `objects` is empty. A dry run
-/// only reports the steps.
+/// Rolls back farrier's changes to the named objects, or to every object with a record if `objects` is empty. A dry run only
+/// returns the steps.
 pub async fn roll_back(
     cluster: &dyn Cluster,
     objects: &[String],
@@ -51,19 +51,19 @@ pub async fn roll_back(
 ) -> Result<Vec<RollbackResult>, RollbackError> {
     let mut selected = objects.to_vec();
     let originals = plan::per_kernel_originals(&cluster.snapshot().await?);
-    let mut taken = roll_back_copies(cluster, &originals, objects, dry_run).await?;
-    for tries_left in (0..TRIES).rev() {
-        let mut again = Vec::new();
+    let mut results = roll_back_copies(cluster, &originals, objects, dry_run).await?;
+    for attempts_left in (0..MAX_ATTEMPTS).rev() {
+        let mut conflicting = Vec::new();
         for step in steps(cluster, &selected).await? {
             let outcome = match &step.change {
                 Some(change) if !dry_run => cluster.apply(change).await,
                 Some(_) | None => Ok(()),
             };
             match outcome {
-                Err(error) if error.is_conflict() && tries_left > 0 => again.push(step.object),
+                Err(error) if error.is_conflict() && attempts_left > 0 => conflicting.push(step.object),
                 outcome => {
                     let written = step.change.is_some();
-                    taken.push(RollbackResult {
+                    results.push(RollbackResult {
                         step,
                         failed: outcome.err().map(|error| error_chain(&error)),
                         written,
@@ -71,65 +71,38 @@ pub async fn roll_back(
                 }
             }
         }
-        if again.is_empty() {
+        if conflicting.is_empty() {
             break;
         }
         wait_for_change(cluster).await;
-        selected = again;
+        selected = conflicting;
     }
-    taken.sort_by(|a, b| a.step.object.cmp(&b.step.object));
-    Ok(taken)
+    results.sort_by(|a, b| a.step.object.cmp(&b.step.object));
+    Ok(results)
 }
 
-/// Waits briefly for a newer cluster state after a conflict. The timeout also covers sources without change
-/// notifications, so the caller rereads the state in any case.
+/// Waits briefly for a newer cluster state after a conflict. Returns after a timeout too, because not every cluster reports
+/// changes. The caller must read the state again in both cases.
 pub async fn wait_for_change(cluster: &dyn Cluster) {
-    let _ = tokio::time::timeout(PATIENCE, cluster.changed()).await;
+    let _ = tokio::time::timeout(CHANGE_TIMEOUT, cluster.changed()).await;
 }
 
-/// Removes the per-kernel copies of each DaemonSet and restores the original. Each step is planned from the cluster
-/// state after the previous step.
+/// Rolls back the selected DaemonSets with per-kernel copies.
 async fn roll_back_copies(
     cluster: &dyn Cluster,
     originals: &BTreeSet<(String, String)>,
     objects: &[String],
     dry_run: bool,
 ) -> Result<Vec<RollbackResult>, RollbackError> {
-    let mut all = Vec::new();
+    let mut results = Vec::new();
     for (namespace, name) in originals {
         let object = format!("{namespace}/{name}");
         if !objects.is_empty() && !objects.contains(&object) {
             continue;
         }
-        let (mut made, mut conflicts, mut failed) = (0, 0, None);
-        loop {
-            let snapshot = cluster.snapshot().await?;
-            let now = jiff::Timestamp::now();
-            let changes = match plan::rollback_per_kernel(&snapshot, now, (namespace.as_str(), name.as_str()))
-            {
-                Ok(changes) => changes,
-                Err(hold) => {
-                    failed = Some(hold.to_string());
-                    break;
-                }
-            };
-            made += changes.len();
-            if changes.is_empty() || dry_run {
-                break;
-            }
-            match apply_all(cluster, &changes).await {
-                Ok(()) => conflicts = 0,
-                Err(error) if error.is_conflict() && conflicts < TRIES => {
-                    conflicts += 1;
-                    wait_for_change(cluster).await;
-                }
-                Err(error) => {
-                    failed = Some(error_chain(&error));
-                    break;
-                }
-            }
-        }
-        if made == 0 && failed.is_none() {
+        let CopiesRollback { changes, failed } =
+            roll_back_copies_of(cluster, namespace, name, dry_run).await?;
+        if changes == 0 && failed.is_none() {
             continue;
         }
         let outcome = RollbackOutcome::Restored {
@@ -145,12 +118,56 @@ async fn roll_back_copies(
             error: None,
             change: None,
         };
-        all.push(RollbackResult { step, failed, written: made > 0 });
+        results.push(RollbackResult { step, failed, written: changes > 0 });
     }
-    Ok(all)
+    Ok(results)
 }
 
-/// Makes the changes, one after the other, until one is refused.
+/// Result of the rollback of one DaemonSet with per-kernel copies.
+#[derive(Default)]
+struct CopiesRollback {
+    /// Number of planned changes.
+    changes: usize,
+    failed: Option<String>,
+}
+
+/// Removes the per-kernel copies of a DaemonSet and restores the original. Each step is planned from the cluster state after the
+/// previous step.
+async fn roll_back_copies_of(
+    cluster: &dyn Cluster,
+    namespace: &str,
+    name: &str,
+    dry_run: bool,
+) -> Result<CopiesRollback, RollbackError> {
+    let (mut rollback, mut conflicts) = (CopiesRollback::default(), 0);
+    loop {
+        let snapshot = cluster.snapshot().await?;
+        let changes = match plan::rollback_per_kernel(&snapshot, jiff::Timestamp::now(), (namespace, name)) {
+            Ok(changes) => changes,
+            Err(hold) => {
+                rollback.failed = Some(hold.to_string());
+                return Ok(rollback);
+            }
+        };
+        rollback.changes += changes.len();
+        if changes.is_empty() || dry_run {
+            return Ok(rollback);
+        }
+        match apply_all(cluster, &changes).await {
+            Ok(()) => conflicts = 0,
+            Err(error) if error.is_conflict() && conflicts < MAX_ATTEMPTS => {
+                conflicts += 1;
+                wait_for_change(cluster).await;
+            }
+            Err(error) => {
+                rollback.failed = Some(error_chain(&error));
+                return Ok(rollback);
+            }
+        }
+    }
+}
+
+/// Applies the changes in order, and stops at the first error.
 pub async fn apply_all(cluster: &dyn Cluster, changes: &[Change]) -> Result<(), ClusterError> {
     for change in changes {
         cluster.apply(change).await?;
@@ -160,6 +177,6 @@ pub async fn apply_all(cluster: &dyn Cluster, changes: &[Change]) -> Result<(), 
 
 async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<RollbackStep>, RollbackError> {
     let snapshot = cluster.snapshot().await?;
-    let place = || cluster.describe();
-    plan::rollback(&snapshot, selected).map_err(|names| RollbackError::Unknown { names, place: place() })
+    plan::rollback(&snapshot, selected)
+        .map_err(|names| RollbackError::Unknown { names, place: cluster.describe() })
 }

@@ -141,7 +141,7 @@ impl Parts {
     /// Fails if this process may not write, for example after it has lost the lease. Called before each write to a
     /// registry or cluster.
     pub fn may_write(&self) -> Result<()> {
-        match self.fence.as_ref().and_then(|fence| fence.closed()) {
+        match self.fence.as_ref().and_then(|fence| fence.closed_reason()) {
             Some(why) => Err(TargetError::Fenced(why)),
             None => Ok(()),
         }

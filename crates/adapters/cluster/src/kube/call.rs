@@ -36,7 +36,10 @@ impl Caller {
 
     fn check_fence(&self) -> Result<(), ApiError> {
         let fence = self.fence.read();
-        fence.as_ref().and_then(|fence| fence.closed()).map_or(Ok(()), |reason| Err(ApiError::Fenced(reason)))
+        fence
+            .as_ref()
+            .and_then(|fence| fence.closed_reason())
+            .map_or(Ok(()), |reason| Err(ApiError::Fenced(reason)))
     }
 
     /// Makes a call and retries it after transient errors. Checks the fence before each attempt of a write. `permission` is the

@@ -1,4 +1,4 @@
-//! Current activity of the loop's builds, as the builds report it.
+//! Current activity of builds, recorded from the builds' progress reports.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,14 +8,15 @@ use farrier_core::{
 };
 use jiff::Timestamp;
 
-use super::queue::CellKey;
-
 use farrier_builder::parts::{Reporter, Stage};
 use parking_lot::Mutex;
+
+use super::queue::CellKey;
+
 /// Number of lines kept from the end of a build's output.
-const TAIL: usize = 20;
-/// Maximum length of such a line in characters, because it is stored in an API object.
-const LINE: usize = 300;
+const LOG_TAIL_LINES: usize = 20;
+/// Maximum length of a kept line in characters. The lines are stored in an API object.
+const MAX_LINE_CHARS: usize = 300;
 
 /// Activity of all builds, shared between the loop, the builds and the status sinks.
 #[derive(Clone, Debug, Default)]
@@ -33,7 +34,7 @@ impl SharedActivity {
         self.0.lock().clone()
     }
 
-    fn with(&self, key: &CellKey, change: impl FnOnce(&mut BuildActivity)) {
+    fn update(&self, key: &CellKey, change: impl FnOnce(&mut BuildActivity)) {
         change(self.0.lock().entry(key.clone()).or_default());
     }
 
@@ -42,9 +43,9 @@ impl SharedActivity {
         self.0.lock().retain(|key, _| keep(key));
     }
 
-    /// Marks a build as queued.
-    pub(super) fn queued(&self, key: &CellKey) {
-        self.with(key, |activity| {
+    /// Records that a build is queued.
+    pub(super) fn record_queued(&self, key: &CellKey) {
+        self.update(key, |activity| {
             if activity.stage != Some(Stage::Queued) {
                 activity.stage = Some(Stage::Queued);
                 activity.since = Some(Timestamp::now());
@@ -52,9 +53,9 @@ impl SharedActivity {
         });
     }
 
-    /// Marks a build as started.
-    pub(super) fn started(&self, key: &CellKey) {
-        self.with(key, |activity| {
+    /// Records the start of a build.
+    pub(super) fn record_start(&self, key: &CellKey) {
+        self.update(key, |activity| {
             activity.attempts = activity.attempts.saturating_add(1);
             activity.next_retry = None;
             activity.stage = Some(Stage::Starting);
@@ -65,14 +66,14 @@ impl SharedActivity {
     }
 
     /// Records the end of a build.
-    pub(super) fn ended(
+    pub(super) fn record_end(
         &self,
         key: &CellKey,
         took: Duration,
         error: Option<String>,
         retry_in: Option<Duration>,
     ) {
-        self.with(key, |activity| {
+        self.update(key, |activity| {
             activity.stage = None;
             (activity.since, activity.began) = (None, None);
             activity.took = Some(took);
@@ -81,26 +82,26 @@ impl SharedActivity {
         });
     }
 
-    /// Records that a build is delayed, because farrier was killed during earlier attempts.
-    pub(super) fn deferred(&self, key: &CellKey, attempts: u32, error: String, wait: Duration) {
-        self.with(key, |activity| {
+    /// Records that a build is delayed because farrier was killed during earlier attempts.
+    pub(super) fn record_delay(&self, key: &CellKey, attempts: u32, error: String, wait: Duration) {
+        self.update(key, |activity| {
             activity.attempts = attempts;
             activity.error = Some(error);
             activity.next_retry = from_now(wait);
         });
     }
 
-    /// Records that a build was stopped early, which does not count as an attempt.
-    pub(super) fn stopped(&self, key: &CellKey) {
-        self.with(key, |activity| {
+    /// Records that a build was stopped early. The stopped build does not count as an attempt.
+    pub(super) fn record_stop(&self, key: &CellKey) {
+        self.update(key, |activity| {
             activity.attempts = activity.attempts.saturating_sub(1);
             activity.stage = None;
             (activity.since, activity.began) = (None, None);
         });
     }
 
-    /// Resets a build whose inputs changed: the attempts with the new inputs start at zero.
-    pub(super) fn renewed(&self, key: &CellKey) {
+    /// Discards the activity of a build whose inputs changed. Attempts with the new inputs count from zero.
+    pub(super) fn reset(&self, key: &CellKey) {
         self.0.lock().remove(key);
     }
 }
@@ -117,34 +118,34 @@ pub(super) struct BuildReporter {
     pub(super) activity: SharedActivity,
     /// The reporter to forward to.
     pub(super) next: Arc<dyn Reporter>,
-    /// Whether to log stages. A single run shows them as progress instead.
-    pub(super) logs: bool,
+    /// Whether to log stages. A single run shows stages as progress instead.
+    pub(super) logs_stages: bool,
 }
 
 impl Reporter for BuildReporter {
     fn usual(&self, subject: &str, usual: Duration) {
-        self.activity.with(&self.key, |activity| activity.usual = Some(usual));
+        self.activity.update(&self.key, |activity| activity.usual = Some(usual));
         self.next.usual(subject, usual);
     }
 
     fn stage(&self, subject: &str, stage: Stage) {
-        self.activity.with(&self.key, |activity| {
+        self.activity.update(&self.key, |activity| {
             activity.stage = Some(stage);
             activity.since = Some(Timestamp::now());
         });
-        if self.logs {
+        if self.logs_stages {
             tracing::info!(stage = %stage, "build stage");
         }
         self.next.stage(subject, stage);
     }
 
     fn output(&self, subject: &str, line: &str) {
-        self.activity.with(&self.key, |activity| {
-            if activity.log_tail.len() >= TAIL {
+        self.activity.update(&self.key, |activity| {
+            if activity.log_tail.len() >= LOG_TAIL_LINES {
                 activity.log_tail.remove(0);
             }
-            let shown = |c: char| if is_deceptive(c) { ' ' } else { c };
-            activity.log_tail.push(line.chars().take(LINE).map(shown).collect());
+            let printable = |c: char| if is_deceptive(c) { ' ' } else { c };
+            activity.log_tail.push(line.chars().take(MAX_LINE_CHARS).map(printable).collect());
         });
         self.next.output(subject, line);
     }
@@ -182,14 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn a_build_is_followed_from_the_queue_to_its_end() {
+    fn activity_follows_a_build_from_the_queue_to_its_end() {
         let shared = SharedActivity::default();
         let reporter =
-            BuildReporter { key: key(), activity: shared.clone(), next: Arc::new(Silent), logs: true };
+            BuildReporter { key: key(), activity: shared.clone(), next: Arc::new(Silent), logs_stages: true };
         let now = || shared.snapshot().remove(&key()).unwrap_or_default();
-        shared.queued(&key());
+        shared.record_queued(&key());
         assert_eq!(now().stage, Some(Stage::Queued));
-        shared.started(&key());
+        shared.record_start(&key());
         reporter.usual("x", Duration::from_secs(74));
         reporter.stage("x", Stage::Compile);
         assert_eq!((now().stage, now().attempts), (Some(Stage::Compile), 1));
@@ -201,9 +202,9 @@ mod tests {
         let tail = now().log_tail;
         assert_eq!(tail.len(), 20);
         assert!(tail[19].starts_with("line 49 [0my"), "{}", tail[19]);
-        assert!(tail.iter().all(|line| line.chars().count() <= LINE));
+        assert!(tail.iter().all(|line| line.chars().count() <= MAX_LINE_CHARS));
 
-        shared.ended(
+        shared.record_end(
             &key(),
             Duration::from_secs(3),
             Some("no room".to_owned()),
@@ -214,11 +215,11 @@ mod tests {
         assert!(ended.next_retry.is_some());
 
         // A stopped build is not an attempt, and a success clears the error.
-        shared.started(&key());
-        shared.stopped(&key());
+        shared.record_start(&key());
+        shared.record_stop(&key());
         assert_eq!(now().attempts, 1);
-        shared.started(&key());
-        shared.ended(&key(), Duration::from_secs(3), None, None);
+        shared.record_start(&key());
+        shared.record_end(&key(), Duration::from_secs(3), None, None);
         assert_eq!((now().attempts, now().error, now().next_retry), (2, None, None));
     }
 }

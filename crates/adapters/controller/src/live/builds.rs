@@ -29,11 +29,11 @@ use crate::{
     runtime::{BuildOutcomeLabel, Metrics},
 };
 
-/// Error shown for a build that panicked, or whose outcome could not be recorded.
+/// Error of a build that panicked, or whose outcome could not be recorded.
 pub(super) const NO_BUILD_RESULT: &str = "the build ended without a result; farrier's log says why";
 
-/// Error shown for a build during which farrier itself was killed.
-fn without_outcome(attempts: u32) -> String {
+/// Returns the error of a build during whose last `attempts` farrier itself was killed.
+fn killed_message(attempts: u32) -> String {
     let attempts = match attempts {
         1 => "the last attempt".to_owned(),
         attempts => format!("the last {attempts} attempts"),
@@ -59,7 +59,7 @@ pub(super) struct Builds {
 /// A build that has ended.
 pub(super) struct FinishedBuild {
     pub(super) cell: Arc<Cell>,
-    /// Outcome; `None` if the build panicked.
+    /// Outcome. `None` if the build panicked.
     pub(super) end: Option<Result<AttemptResult>>,
     took: Duration,
 }
@@ -87,41 +87,44 @@ impl Builds {
     /// Updates the queue with the builds of a plan.
     pub(super) fn update(&mut self, plan: &Plan, parts: &Parts) {
         let images = &parts.definitions.images;
-        let cost = |cell: &Cell| images.get(&cell.image).map(|image| image.spec.build);
-        let costed = |cell: &Arc<Cell>| (Arc::clone(cell), cost(cell).unwrap_or_default());
-        let renewed = self.queue.update(plan.builds().map(costed));
-        for key in &renewed {
-            self.activity.renewed(key);
+        let builds = plan.builds().map(|cell| {
+            let cost = images.get(&cell.image).map(|image| image.spec.build).unwrap_or_default();
+            (Arc::clone(cell), cost)
+        });
+        let with_changed_inputs = self.queue.update(builds);
+        for key in &with_changed_inputs {
+            self.activity.reset(key);
         }
         // A single run tries each build once, without delay.
         if !self.is_single_run() {
             let attempts = Attempts::in_cache(&parts.cache).without_outcome();
-            for (key, attempts, wait) in self.queue.deferred(&attempts, Instant::now(), fastrand::f64()) {
-                self.activity.deferred(&key, attempts, without_outcome(attempts), wait);
+            for (key, attempts, wait) in self.queue.delay_killed(&attempts, Instant::now(), fastrand::f64()) {
+                self.activity.record_delay(&key, attempts, killed_message(attempts), wait);
             }
         }
         for key in self.queue.queued() {
-            self.activity.queued(key);
+            self.activity.record_queued(key);
         }
     }
 
-    /// Whether the builds belong to a single run, which shows them as progress and reports them at its end.
+    /// Whether the builds belong to a single run. A single run shows builds as progress and reports them at its end, instead of
+    /// logging them.
     pub(super) fn is_single_run(&self) -> bool {
         self.queue.is_once()
     }
 
     /// Starts every build that may start now.
     pub(super) fn start(&mut self, parts: &Parts) {
-        let logs = !self.is_single_run();
+        let logs_stages = !self.is_single_run();
         while let Some(cell) = self.queue.start(Instant::now()) {
             let key = key_of(&cell);
-            self.activity.started(&key);
+            self.activity.record_start(&key);
             let builder = Parts {
                 reporter: Arc::new(BuildReporter {
                     key,
                     activity: self.activity.clone(),
                     next: Arc::clone(&parts.reporter),
-                    logs,
+                    logs_stages,
                 }),
                 cancel: self.term.child_token(),
                 ..parts.clone()
@@ -134,7 +137,7 @@ impl Builds {
             );
             let task_cell = Arc::clone(&cell);
             let build = async move {
-                if logs {
+                if logs_stages {
                     tracing::info!("build starts");
                 }
                 build_planned(&builder, &task_cell).await
@@ -149,7 +152,7 @@ impl Builds {
         loop {
             let (id, end) = match self.tasks.join_next_with_id().await {
                 Some(Ok((id, end))) => (id, Some(end)),
-                // A panic is a bug in farrier. It ends this build and no other.
+                // A panic is a bug in farrier. It affects no other build.
                 Some(Err(error)) => (error.id(), None),
                 None => std::future::pending().await,
             };
@@ -160,11 +163,10 @@ impl Builds {
     }
 
     /// Records and logs the end of a build. Returns the cell's new phase, or `None` if the build was stopped.
-    pub(super) fn note(&mut self, ended: &FinishedBuild, metrics: &Metrics) -> Option<Phase> {
-        let FinishedBuild { cell, end, took } = ended;
-        let (key, took) = (key_of(cell), *took);
-        let end = match end {
-            Some(Ok(end)) => Some(end),
+    pub(super) fn record_end(&mut self, ended: &FinishedBuild, metrics: &Metrics) -> Option<Phase> {
+        let (key, took) = (key_of(&ended.cell), ended.took);
+        let result = match &ended.end {
+            Some(Ok(result)) => Some(result),
             Some(Err(error)) => {
                 let hint = error.hint();
                 tracing::error!(
@@ -176,54 +178,27 @@ impl Builds {
             }
             None => None,
         };
-        let (how, label) = match end.map(|end| end.fault) {
-            Some(None) => (BuildDisposition::Settled, label_of(end)),
-            Some(Some(BuildFault::Permanent)) => (BuildDisposition::Settled, BuildOutcomeLabel::Failed),
-            Some(Some(BuildFault::Tampered)) => (BuildDisposition::Settled, BuildOutcomeLabel::Tampered),
-            Some(Some(BuildFault::Stopped)) => (BuildDisposition::Stopped, BuildOutcomeLabel::Stopped),
-            // The next plan has another input hash and starts from scratch. If the hash is the same, the backoff
-            // prevents a busy loop.
-            Some(Some(BuildFault::Outdated)) => (BuildDisposition::Transient, BuildOutcomeLabel::Stopped),
-            Some(Some(BuildFault::Transient | BuildFault::Unreachable)) | None => {
-                (BuildDisposition::Transient, BuildOutcomeLabel::Faulted)
-            }
-        };
+        let (disposition, label) = disposition_of(result);
         metrics.build(label, took);
-        let retry_in = self.queue.ended(&key, how, Instant::now(), fastrand::f64());
-        let error = match end.map(|end| &end.report) {
-            Some(TargetReport::Failed { error, hint, .. }) => {
-                let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-                Some(format!("{error}{hint}"))
-            }
-            Some(_) => None,
-            None => Some(NO_BUILD_RESULT.to_owned()),
-        };
+        let retry_in = self.queue.ended(&key, disposition, Instant::now(), fastrand::f64());
+        if disposition == BuildDisposition::Stopped {
+            self.activity.record_stop(&key);
+            return None;
+        }
+        let error = error_of(result);
+        if !self.is_single_run() {
+            log_end(ended, error.as_deref(), retry_in);
+        }
         let phase = match (&error, retry_in) {
             (None, _) => Phase::Published,
             (Some(_), Some(_)) => Phase::Retrying,
             (Some(_), None) => Phase::Failed,
         };
-        if how == BuildDisposition::Stopped {
-            self.activity.stopped(&key);
-            return None;
-        }
-        let (image, kernel) = (&cell.image, &cell.target.release);
-        match &error {
-            _ if self.is_single_run() => {}
-            None => tracing::info!(%image, %kernel, target = %cell.target, ?took, "build published"),
-            Some(error) if ended.is_outdated() => {
-                tracing::info!(%image, %kernel, target = %cell.target, ?took, why = error, "build is stale, planning it again");
-            }
-            Some(error) => {
-                let retry_in_seconds = retry_in.map(|wait| wait.as_secs());
-                tracing::warn!(%image, %kernel, target = %cell.target, ?took, retry_in_seconds, error, "build failed");
-            }
-        }
-        self.activity.ended(&key, took, error, retry_in);
+        self.activity.record_end(&key, took, error, retry_in);
         Some(phase)
     }
 
-    /// Stops the builds when the leadership is lost. They are queued again for the next term.
+    /// Stops the builds of a lost leadership. The stopped builds are queued for the next term.
     pub(super) fn abandon(&mut self) {
         self.term.cancel();
         self.term = self.cancel.child_token();
@@ -235,9 +210,9 @@ impl Builds {
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// Forgets the activity of cells that are neither in `cells` nor in the queue.
-    pub(super) fn forget_others(&self, cells: &BTreeSet<CellKey>) {
-        self.activity.retain(|key| cells.contains(key) || self.queue.holds(key));
+    /// Discards the activity of cells that are neither in `cells` nor in the queue.
+    pub(super) fn retain_activity(&self, cells: &BTreeSet<CellKey>) {
+        self.activity.retain(|key| cells.contains(key) || self.queue.contains(key));
     }
 
     pub(super) fn activity(&self) -> &SharedActivity {
@@ -257,9 +232,51 @@ impl Builds {
     }
 }
 
-fn label_of(end: Option<&AttemptResult>) -> BuildOutcomeLabel {
-    match end.map(|end| &end.report) {
-        Some(TargetReport::Reused { .. }) => BuildOutcomeLabel::Reused,
-        _ => BuildOutcomeLabel::Built,
+/// Returns what the queue does after a build, and the build's outcome in the metrics. `result` is `None` if the build has no
+/// result.
+fn disposition_of(result: Option<&AttemptResult>) -> (BuildDisposition, BuildOutcomeLabel) {
+    let Some(AttemptResult { report, fault }) = result else {
+        return (BuildDisposition::Transient, BuildOutcomeLabel::Faulted);
+    };
+    match fault {
+        None if matches!(report, TargetReport::Reused { .. }) => {
+            (BuildDisposition::Settled, BuildOutcomeLabel::Reused)
+        }
+        None => (BuildDisposition::Settled, BuildOutcomeLabel::Built),
+        Some(BuildFault::Permanent) => (BuildDisposition::Settled, BuildOutcomeLabel::Failed),
+        Some(BuildFault::Tampered) => (BuildDisposition::Settled, BuildOutcomeLabel::Tampered),
+        Some(BuildFault::Stopped) => (BuildDisposition::Stopped, BuildOutcomeLabel::Stopped),
+        // The next plan has another input hash, which has no backoff. If the hash is the same, the backoff prevents a busy loop.
+        Some(BuildFault::Outdated) => (BuildDisposition::Transient, BuildOutcomeLabel::Stopped),
+        Some(BuildFault::Transient | BuildFault::Unreachable) => {
+            (BuildDisposition::Transient, BuildOutcomeLabel::Faulted)
+        }
+    }
+}
+
+/// Returns the error of a build with its hint, or `None` if the build succeeded.
+fn error_of(result: Option<&AttemptResult>) -> Option<String> {
+    match result.map(|result| &result.report) {
+        Some(TargetReport::Failed { error, hint, .. }) => {
+            let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+            Some(format!("{error}{hint}"))
+        }
+        Some(_) => None,
+        None => Some(NO_BUILD_RESULT.to_owned()),
+    }
+}
+
+fn log_end(ended: &FinishedBuild, error: Option<&str>, retry_in: Option<Duration>) {
+    let FinishedBuild { cell, took, .. } = ended;
+    let (image, kernel) = (&cell.image, &cell.target.release);
+    match error {
+        None => tracing::info!(%image, %kernel, target = %cell.target, ?took, "build published"),
+        Some(error) if ended.is_outdated() => {
+            tracing::info!(%image, %kernel, target = %cell.target, ?took, why = error, "build is stale, planning it again");
+        }
+        Some(error) => {
+            let retry_in_seconds = retry_in.map(|wait| wait.as_secs());
+            tracing::warn!(%image, %kernel, target = %cell.target, ?took, retry_in_seconds, error, "build failed");
+        }
     }
 }

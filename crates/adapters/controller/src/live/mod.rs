@@ -17,12 +17,6 @@ mod wait_tracker;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use jiff::Timestamp;
-use tokio::{
-    sync::{Notify, watch},
-    time::Instant,
-};
-
 pub use activity::SharedActivity;
 use farrier_builder::{
     images::LastRecord,
@@ -37,7 +31,12 @@ use farrier_core::{
     },
     site::ignore_nodes,
 };
+use jiff::Timestamp;
 use oci::error_chain;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 pub use view::{ReconcileView, StatusSink};
 
 use self::{
@@ -59,19 +58,18 @@ use crate::runtime::{Configuration, Health, Metrics, ReconcileOutcomeLabel};
 /// Longest wait for a single event, so that a watchdog can tell waiting from hanging.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Timeout for writing the last status on shutdown.
-const LAST_STATUS: Duration = Duration::from_secs(5);
+const LAST_STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Dependencies of the loop, in addition to [`Parts`].
 pub struct LiveContext {
-    /// Resync interval, after which a reconcile drops all cached lookups. A tag that the registry has lost is noticed
-    /// within this time.
+    /// Resync interval, after which a reconcile drops all cached lookups. Within this time farrier notices a tag that the
+    /// registry has lost.
     pub resync: Duration,
     /// Cluster with the nodes and rollout targets.
     pub cluster: Arc<dyn Cluster>,
-    /// Definitions in use, and the error in those on disk. If the sender is dropped, the definitions never change.
+    /// Definitions in use, and the error in the definitions on disk. If the sender is dropped, the definitions never change.
     pub configuration: watch::Receiver<Configuration>,
-    /// Whether this replica is the leader, as far as it knows. A standby observes and plans, but neither builds nor
-    /// writes.
+    /// Whether this replica believes to be the leader. A standby observes and plans, but neither builds nor writes.
     pub leads: watch::Receiver<bool>,
     /// Sink that writes the leader's status.
     pub status: Option<Arc<dyn StatusSink>>,
@@ -96,7 +94,9 @@ pub struct Live {
     lookup_cache: LookupCache,
     cache_since: Instant,
     last_record: LastRecord,
+    /// Kernels that wait for an image or a rollout.
     kernels: WaitTracker<KernelTarget>,
+    /// Rollouts that are held or unfinished.
     rollouts: WaitTracker<UnfinishedRollout>,
     states: StateLog,
     node_kernel_limiter: NodeKernelLimiter,
@@ -156,29 +156,29 @@ impl Live {
     /// further to the cluster except the last status.
     pub async fn run(mut self) {
         self.context.metrics.leader(*self.context.leads.borrow_and_update());
-        self.take_configuration();
+        self.apply_configuration();
         while !self.parts.cancel.is_cancelled() {
             self.context.health.beat();
-            self.turn().await;
+            self.handle_next_event().await;
         }
         self.builds.stop().await;
         if let Some(status) = self.status.take() {
-            status.finish(LAST_STATUS).await;
+            status.finish(LAST_STATUS_TIMEOUT).await;
         }
     }
 
-    /// Waits for the next event and handles it.
-    async fn turn(&mut self) {
-        let turn = Instant::now() + MAX_WAIT;
-        let due = self.timer.due().map_or(turn, |due| due.min(turn));
-        // Do not poll for changes while one is pending, because the cluster reports it again until a snapshot is taken.
-        let calm = !self.timer.is_changed();
+    /// Waits for the next event and handles the event.
+    async fn handle_next_event(&mut self) {
+        let latest = Instant::now() + MAX_WAIT;
+        let due = self.timer.due().map_or(latest, |due| due.min(latest));
+        // A change that awaits its reconcile is reported again and again until the next snapshot, so do not poll for it.
+        let may_poll_cluster = !self.timer.is_changed();
         tokio::select! {
             biased;
             () = self.parts.cancel.cancelled() => {}
-            () = changed(&mut self.context.leads) => self.take_leadership(),
+            () = changed(&mut self.context.leads) => self.handle_leadership_change(),
             () = changed(&mut self.context.configuration) => {
-                self.take_configuration();
+                self.apply_configuration();
                 self.timer.changed(Instant::now());
             }
             ended = self.builds.next_end() => {
@@ -188,7 +188,7 @@ impl Live {
             }
             () = self.context.asked.notified() => self.timer.changed(Instant::now()),
             () = tokio::time::sleep_until(due) => self.run_due().await,
-            () = self.context.cluster.changed(), if calm => self.timer.changed(Instant::now()),
+            () = self.context.cluster.changed(), if may_poll_cluster => self.timer.changed(Instant::now()),
         }
     }
 
@@ -298,7 +298,7 @@ impl Live {
     }
 
     /// Returns a snapshot of the cluster, with untrusted nodes marked, or `None` on cancellation. While an unreachable
-    /// cluster delays the snapshot, the loop keeps reporting liveness: a restart would not help.
+    /// cluster delays the snapshot, the loop still reports liveness, because a restart would not help.
     async fn snapshot(&mut self) -> Result<Option<ClusterSnapshot>> {
         let mut observed = self.context.cluster.snapshot();
         let mut snapshot = loop {
@@ -314,7 +314,7 @@ impl Live {
         Ok(Some(snapshot))
     }
 
-    /// Whether this replica leads and its fence is open.
+    /// Whether this replica leads and its fence allows writes.
     fn may_act(&self) -> bool {
         *self.context.leads.borrow() && self.parts.may_write().is_ok()
     }
@@ -325,7 +325,7 @@ impl Live {
         // An index is signed together with its images.
         for planned in &plan.signatures {
             let report = sign_planned(&self.parts.in_use(), planned).await;
-            reports.push(self.logged(report));
+            reports.push(self.log_report(report));
         }
         for planned in &plan.cells {
             let Outcome::UpToDate { cell, published, missing_tags, .. } = &planned.outcome else { continue };
@@ -334,7 +334,7 @@ impl Live {
             }
             let report = add_missing_tags(&self.parts.in_use(), cell, &published.digest, missing_tags).await;
             self.lookup_cache.forget(cell.references());
-            reports.push(self.logged(report));
+            reports.push(self.log_report(report));
         }
         reports
     }
@@ -345,17 +345,16 @@ impl Live {
         for union in &plan.unions {
             let report = publish_planned_union(&self.parts.in_use(), union).await;
             self.lookup_cache.forget([&union.reference]);
-            reports.push(self.logged(report));
+            reports.push(self.log_report(report));
         }
         reports
     }
 
     /// Logs the result of a signature, an added tag or a union image.
-    fn logged(&mut self, report: TargetReport) -> TargetReport {
+    fn log_report(&mut self, report: TargetReport) -> TargetReport {
         self.context.health.beat();
         if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
-            // Schedule a reconcile, which looks up the new image or signature and makes the rollouts that waited for
-            // it.
+            // The scheduled reconcile finds the new image or signature, and makes the rollouts that waited for it.
             self.timer.changed(Instant::now());
         }
         match &report {
@@ -379,7 +378,7 @@ impl Live {
     /// Records the end of a build.
     fn note_build(&mut self, ended: &FinishedBuild) {
         self.lookup_cache.forget_build(&ended.cell, ended.is_outdated());
-        if let Some(phase) = self.builds.note(ended, &self.context.metrics) {
+        if let Some(phase) = self.builds.record_end(ended, &self.context.metrics) {
             self.states.note_end(&ended.cell, phase);
         }
     }
@@ -399,11 +398,11 @@ impl Live {
         }
     }
 
-    /// Sends the view of a reconcile to the page, and to the status sink if this replica leads.
+    /// Sends the result of a reconcile to the page, and to the status sink if this replica leads.
     fn show(&self, Planned { plan, snapshot, .. }: Planned, rollouts: Vec<RolloutReport>) {
         let cells = plan.cells.iter().filter(|planned| planned.outcome.cell().is_some());
         let cells = cells.map(|planned| (planned.image.clone(), planned.target.clone())).collect();
-        self.builds.forget_others(&cells);
+        self.builds.retain_activity(&cells);
         let status = self.status.as_ref().filter(|_| self.may_act());
         if status.is_none() && self.page.is_none() {
             return;
@@ -424,7 +423,7 @@ impl Live {
         }
     }
 
-    fn take_configuration(&mut self) {
+    fn apply_configuration(&mut self) {
         let Configuration { definitions, error } = self.context.configuration.borrow_and_update().clone();
         self.context.metrics.configuration(error.is_none());
         if self.parts.definitions != *definitions {
@@ -436,13 +435,13 @@ impl Live {
         }
     }
 
-    /// Handles a change of leadership. A leader without access to the API server keeps its builds: they do not need the
+    /// Handles a change of leadership. A leader that loses access to the API server keeps its builds: builds do not need the
     /// API server, and are published once the lease is renewed.
-    fn take_leadership(&mut self) {
+    fn handle_leadership_change(&mut self) {
         let leads = *self.context.leads.borrow_and_update();
         self.context.metrics.leader(self.may_act());
         if self.may_act() {
-            // Another replica may have published, rewritten and written status in between.
+            // Another replica may have led in between. Discard what this replica knows of the registry and of written status.
             self.lookup_cache = LookupCache::default();
             self.status.iter().for_each(StatusWorker::forget);
             self.cache_since = Instant::now();

@@ -1,4 +1,4 @@
-//! Decides which build runs next. The queue is a state machine: wanted builds, outcomes and the time are arguments.
+//! Decides which build runs next. The queue is a state machine: planned builds, outcomes and the time are arguments.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,104 +21,116 @@ pub(super) fn key_of(cell: &Cell) -> CellKey {
     (cell.image.clone(), cell.target.clone())
 }
 
-/// Outcome of a build, as far as the queue needs it.
+/// What the queue does after a build has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BuildDisposition {
-    /// Published, or failed permanently. The next plan may ask for the build again.
+    /// Removes the build, which was published or failed permanently. The next plan may request the build again.
     Settled,
-    /// A transient fault: the build is retried after a backoff.
+    /// Retries the build after a backoff, because of a transient fault.
     Transient,
-    /// Stopped without an outcome.
+    /// Queues the build again, which was stopped without an outcome.
     Stopped,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BuildState {
     /// Starts as soon as there is capacity.
     Queued,
     Running,
-    /// Starts again at that time.
+    /// Starts again at this time.
     Waiting(Instant),
 }
 
 #[derive(Debug)]
-struct Entry {
+struct QueueEntry {
     cell: Arc<Cell>,
     /// Resources that the build takes.
     cost: BuildSpec,
     /// Position in the plan, whose order puts dependencies first.
-    place: usize,
-    state: State,
-    failed: u32,
+    plan_position: usize,
+    state: BuildState,
+    failed_attempts: u32,
+    /// Whether the latest plan requests the build.
     wanted: bool,
 }
 
 /// Build queue. Runs each cell at most once at a time, within the limits on concurrency and resources.
 #[derive(Debug)]
 pub(super) struct Queue {
-    entries: BTreeMap<CellKey, Entry>,
+    entries: BTreeMap<CellKey, QueueEntry>,
     limits: BuildLimits,
-    /// Cells already built, if each cell may be built only once, whatever the outcome.
-    built: Option<BTreeSet<CellKey>>,
+    /// Cells that were built, whatever the outcome. `Some` only if the queue builds each cell once.
+    attempted_once: Option<BTreeSet<CellKey>>,
 }
 
 impl Queue {
     /// Creates an empty queue for `limits.at_once` concurrent builds, at least one.
     pub(super) fn new(limits: BuildLimits) -> Self {
-        Self { entries: BTreeMap::new(), limits, built: None }
+        Self { entries: BTreeMap::new(), limits, attempted_once: None }
     }
 
     /// Creates an empty queue that builds no cell a second time.
     pub(super) fn once(limits: BuildLimits) -> Self {
-        Self { built: Some(BTreeSet::new()), ..Self::new(limits) }
+        Self { attempted_once: Some(BTreeSet::new()), ..Self::new(limits) }
     }
 
     /// Whether each cell is built only once.
     pub(super) fn is_once(&self) -> bool {
-        self.built.is_some()
+        self.attempted_once.is_some()
     }
 
-    /// Updates the queue with the builds of a plan. A queued build that is no longer wanted is dropped; a running build
-    /// is left to finish. A build with changed inputs starts again without backoff. Returns the keys of such builds.
+    /// Updates the queue with the builds of a plan, and returns the builds whose inputs changed.
+    ///
+    /// A queued build that the plan does not request is dropped, while a running build is left to finish. A build with changed
+    /// inputs starts without backoff.
     pub(super) fn update(
         &mut self,
         wanted: impl IntoIterator<Item = (Arc<Cell>, BuildSpec)>,
     ) -> Vec<CellKey> {
-        let mut renewed = Vec::new();
+        let mut with_changed_inputs = Vec::new();
         for entry in self.entries.values_mut() {
             entry.wanted = false;
         }
-        for (place, (cell, cost)) in wanted.into_iter().enumerate() {
+        for (plan_position, (cell, cost)) in wanted.into_iter().enumerate() {
             let key = key_of(&cell);
-            if self.built.as_ref().is_some_and(|built| built.contains(&key)) {
+            if self.attempted_once.as_ref().is_some_and(|attempted_once| attempted_once.contains(&key)) {
                 continue;
             }
             match self.entries.get_mut(&key) {
-                Some(entry) if entry.state == State::Running || entry.input_hash() == cell.input_hash => {
-                    // A running build keeps its inputs. If they changed, the plan after its end asks for the new ones.
-                    if entry.state != State::Running {
+                Some(entry)
+                    if entry.state == BuildState::Running || entry.input_hash() == cell.input_hash =>
+                {
+                    // A running build keeps its inputs. If the inputs changed, the plan after the build's end requests a new build.
+                    if entry.state != BuildState::Running {
                         entry.cell = cell;
                         entry.cost = cost;
                     }
-                    entry.place = place;
+                    entry.plan_position = plan_position;
                     entry.wanted = true;
                 }
                 other => {
                     if other.is_some() {
-                        renewed.push(key.clone());
+                        with_changed_inputs.push(key.clone());
                     }
-                    let entry = Entry { cell, cost, place, state: State::Queued, failed: 0, wanted: true };
+                    let entry = QueueEntry {
+                        cell,
+                        cost,
+                        plan_position,
+                        state: BuildState::Queued,
+                        failed_attempts: 0,
+                        wanted: true,
+                    };
                     self.entries.insert(key, entry);
                 }
             }
         }
-        self.entries.retain(|_, entry| entry.wanted || entry.state == State::Running);
-        renewed
+        self.entries.retain(|_, entry| entry.wanted || entry.state == BuildState::Running);
+        with_changed_inputs
     }
 
-    /// Delays new builds whose inputs had attempts without an outcome, so that a build that killed farrier does not
-    /// kill it again at once. Returns each such build with its number of attempts and its wait.
-    pub(super) fn deferred(
+    /// Delays new builds during whose earlier attempts farrier was killed, so that a build that kills farrier does not do so in a
+    /// tight loop. `attempts` counts these attempts by input hash. Returns each delayed build with its attempts and its delay.
+    pub(super) fn delay_killed(
         &mut self,
         attempts: &BTreeMap<InputHash, u32>,
         now: Instant,
@@ -126,14 +138,14 @@ impl Queue {
     ) -> Vec<(CellKey, u32, Duration)> {
         let mut waits = Vec::new();
         for (key, entry) in &mut self.entries {
-            if entry.state == State::Queued
-                && entry.failed == 0
-                && let Some(&failed) = attempts.get(&entry.input_hash())
+            if entry.state == BuildState::Queued
+                && entry.failed_attempts == 0
+                && let Some(&failed_attempts) = attempts.get(&entry.input_hash())
             {
-                let wait = retry::build_delay(failed, jitter);
-                entry.failed = failed;
-                entry.state = State::Waiting(now + wait);
-                waits.push((key.clone(), failed, wait));
+                let wait = retry::build_delay(failed_attempts, jitter);
+                entry.failed_attempts = failed_attempts;
+                entry.state = BuildState::Waiting(now + wait);
+                waits.push((key.clone(), failed_attempts, wait));
             }
         }
         waits
@@ -145,17 +157,17 @@ impl Queue {
         if running.len() >= self.limits.at_once.max(1) {
             return None;
         }
-        let ready = |entry: &&mut Entry| match entry.state {
-            State::Queued => true,
-            State::Waiting(until) => until <= now,
-            State::Running => false,
+        let ready = |entry: &&mut QueueEntry| match entry.state {
+            BuildState::Queued => true,
+            BuildState::Waiting(until) => until <= now,
+            BuildState::Running => false,
         };
-        let next = self.entries.values_mut().filter(ready).min_by_key(|entry| entry.place)?;
+        let next = self.entries.values_mut().filter(ready).min_by_key(|entry| entry.plan_position)?;
         // Strict order: if small builds overtook a large one, it could wait forever.
         if !self.limits.budget.admits(&running, &next.cost) {
             return None;
         }
-        next.state = State::Running;
+        next.state = BuildState::Running;
         Some(Arc::clone(&next.cell))
     }
 
@@ -163,39 +175,39 @@ impl Queue {
     pub(super) fn ended(
         &mut self,
         key: &CellKey,
-        how: BuildDisposition,
+        disposition: BuildDisposition,
         now: Instant,
         jitter: f64,
     ) -> Option<Duration> {
-        if let Some(built) = &mut self.built {
-            built.insert(key.clone());
+        if let Some(attempted_once) = &mut self.attempted_once {
+            attempted_once.insert(key.clone());
             self.entries.remove(key);
         }
         let entry = self.entries.get_mut(key)?;
-        match how {
+        match disposition {
             BuildDisposition::Settled => {
                 self.entries.remove(key);
                 None
             }
             BuildDisposition::Stopped => {
-                entry.state = State::Queued;
+                entry.state = BuildState::Queued;
                 None
             }
             BuildDisposition::Transient => {
-                entry.failed = entry.failed.saturating_add(1);
-                let wait = retry::build_delay(entry.failed, jitter);
-                entry.state = State::Waiting(now + wait);
+                entry.failed_attempts = entry.failed_attempts.saturating_add(1);
+                let wait = retry::build_delay(entry.failed_attempts, jitter);
+                entry.state = BuildState::Waiting(now + wait);
                 Some(wait)
             }
         }
     }
 
-    /// Time when the next wait is over. Builds that wait for capacity have no such time: the end of a build starts
-    /// them.
+    /// Returns when the next backoff ends. Builds that wait for capacity have no such time, because they start when another build
+    /// ends.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        let until = |entry: &Entry| match entry.state {
-            State::Waiting(until) => Some(until).filter(|until| *until > now),
-            State::Queued | State::Running => None,
+        let until = |entry: &QueueEntry| match entry.state {
+            BuildState::Waiting(until) => Some(until).filter(|until| *until > now),
+            BuildState::Queued | BuildState::Running => None,
         };
         self.entries.values().filter_map(until).min()
     }
@@ -207,7 +219,7 @@ impl Queue {
 
     /// Resources of the running builds.
     fn costs(&self) -> impl Iterator<Item = &BuildSpec> {
-        self.entries.values().filter(|entry| entry.state == State::Running).map(|entry| &entry.cost)
+        self.entries.values().filter(|entry| entry.state == BuildState::Running).map(|entry| &entry.cost)
     }
 
     /// Number of builds that wait for capacity or for their next attempt.
@@ -217,16 +229,16 @@ impl Queue {
 
     /// Cells that wait only for capacity.
     pub(super) fn queued(&self) -> impl Iterator<Item = &CellKey> {
-        self.entries.iter().filter(|(_, entry)| entry.state == State::Queued).map(|(key, _)| key)
+        self.entries.iter().filter(|(_, entry)| entry.state == BuildState::Queued).map(|(key, _)| key)
     }
 
-    /// Whether the queue holds the cell, in any state.
-    pub(super) fn holds(&self, key: &CellKey) -> bool {
+    /// Whether the queue contains the cell, in any state.
+    pub(super) fn contains(&self, key: &CellKey) -> bool {
         self.entries.contains_key(key)
     }
 }
 
-impl Entry {
+impl QueueEntry {
     fn input_hash(&self) -> InputHash {
         self.cell.input_hash
     }

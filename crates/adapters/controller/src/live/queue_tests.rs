@@ -27,7 +27,7 @@ fn changed(cell: &Cell) -> Arc<Cell> {
 }
 
 #[tokio::test]
-async fn each_cell_once_and_so_many_at_once() {
+async fn builds_run_once_per_cell_within_the_concurrency_limit() {
     let cells = cells().await;
     let now = Instant::now();
     let mut queue = Queue::new(limits(2));
@@ -44,7 +44,7 @@ async fn each_cell_once_and_so_many_at_once() {
 }
 
 #[tokio::test]
-async fn what_nobody_wants_any_more_is_dropped_unless_it_runs() {
+async fn unwanted_builds_are_dropped_unless_they_run() {
     let cells = cells().await;
     let now = Instant::now();
     let mut queue = Queue::new(limits(1));
@@ -52,13 +52,13 @@ async fn what_nobody_wants_any_more_is_dropped_unless_it_runs() {
     queue.start(now);
     queue.update(small([Arc::clone(&cells[2])]));
     assert_eq!((queue.running(), queue.waiting()), (1, 1));
-    assert!(!queue.holds(&key_of(&cells[1])));
+    assert!(!queue.contains(&key_of(&cells[1])));
     queue.ended(&key_of(&cells[0]), BuildDisposition::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
 }
 
 #[tokio::test]
-async fn passing_faults_wait_longer_each_time_and_other_inputs_do_not() {
+async fn transient_faults_back_off_and_new_inputs_do_not() {
     let [cell, ..] = cells().await;
     let key = key_of(&cell);
     let mut now = Instant::now();
@@ -99,7 +99,7 @@ async fn a_stopped_build_is_queued_again_at_once() {
 }
 
 #[tokio::test]
-async fn as_many_as_the_machine_has_room_for_and_none_overtakes() {
+async fn builds_start_in_order_within_the_resource_budget() {
     let cells = cells().await;
     let now = Instant::now();
     let mut queue = Queue::new(limits(8));
@@ -134,19 +134,19 @@ async fn a_single_run_builds_each_cell_once() {
 }
 
 #[tokio::test]
-async fn builds_that_had_no_outcome_wait_before_their_next_attempt() {
+async fn builds_that_killed_farrier_are_delayed() {
     let [cell, other, ..] = cells().await;
     let now = Instant::now();
     let mut queue = Queue::new(limits(2));
     queue.update(small([Arc::clone(&cell), Arc::clone(&other)]));
     let attempts = [(cell.input_hash, 3)].into();
     let (key, wait) = (key_of(&cell), Duration::from_secs(40));
-    assert_eq!(queue.deferred(&attempts, now, 0.0), [(key.clone(), 3, wait)]);
-    assert_eq!(queue.deferred(&attempts, now, 0.0), [], "only once");
+    assert_eq!(queue.delay_killed(&attempts, now, 0.0), [(key.clone(), 3, wait)]);
+    assert_eq!(queue.delay_killed(&attempts, now, 0.0), [], "only once");
     assert_eq!(queue.start(now).as_ref(), Some(&other));
     assert_eq!((queue.start(now), queue.next_due(now)), (None, Some(now + wait)));
     assert_eq!(queue.start(now + wait).as_ref(), Some(&cell));
-    assert_eq!(queue.deferred(&attempts, now, 0.0), [], "already running");
+    assert_eq!(queue.delay_killed(&attempts, now, 0.0), [], "already running");
     assert_eq!(
         queue.ended(&key, BuildDisposition::Transient, now, 0.0),
         Some(2 * wait),

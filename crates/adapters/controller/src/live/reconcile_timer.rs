@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Debounce interval: a kernel change arrives as several writes from several agents.
-const QUIET: Duration = Duration::from_millis(100);
-/// Minimum interval between the starts of two reconciles, so that a long burst causes only a few. A single change is
-/// still acted on well within a second.
-const APART: Duration = Duration::from_millis(400);
+/// Debounce interval. A kernel change arrives as several writes from several agents.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+/// Minimum interval between the starts of two reconciles. A long burst of changes causes only a few reconciles, and a single
+/// change still takes effect well within a second.
+const MIN_INTERVAL: Duration = Duration::from_millis(400);
 
 /// Batches changes into reconciles.
 ///
-/// The debounce interval starts at the first change, so a cluster that is never quiet cannot postpone a reconcile
-/// forever.
+/// The debounce interval starts at the first change, so that a steady stream of changes cannot postpone a reconcile forever.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReconcileTimer {
     /// Start of the current or most recent reconcile.
@@ -34,18 +33,18 @@ impl ReconcileTimer {
 
     /// Records a change and schedules a reconcile for it.
     pub(super) fn changed(&mut self, now: Instant) {
-        let earliest = self.began.map_or(now, |began| began + APART);
+        let earliest = self.began.map_or(now, |began| began + MIN_INTERVAL);
         self.changed = true;
         let earliest = self.held_until.map_or(earliest, |held| earliest.max(held));
-        self.by((now + QUIET).max(earliest));
+        self.by((now + DEBOUNCE).max(earliest));
     }
 
-    /// Schedules a reconcile at that time, unless an earlier one is scheduled.
+    /// Schedules a reconcile at this time, unless an earlier one is scheduled.
     pub(super) fn by(&mut self, at: Instant) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
 
-    /// Records the start of a reconcile. Changes that its snapshot does not include must be reported after this call.
+    /// Records the start of a reconcile. Call this method before the snapshot is taken: later changes schedule another reconcile.
     pub(super) fn begin(&mut self, now: Instant) {
         self.began = Some(now);
         self.due = None;
@@ -81,50 +80,50 @@ mod tests {
     }
 
     /// Simulates changes at these times and returns the start of each reconcile, which takes `length`.
-    fn passes(changes: &[u64], length: u64) -> Vec<u64> {
+    fn reconcile_times(changes: &[u64], length: u64) -> Vec<u64> {
         let start = Instant::now();
         let mut timer = ReconcileTimer::new(start);
         timer.begin(start);
-        let (mut found, mut free_at) = (Vec::new(), start + ms(length));
+        let (mut times, mut free_at) = (Vec::new(), start + ms(length));
         let mut pending = changes.iter().map(|at| start + ms(*at)).peekable();
         loop {
             let next = timer.due().map(|due| due.max(free_at));
             match (pending.peek().copied(), next) {
-                (Some(change), Some(pass)) if change <= pass => {
+                (Some(change), Some(reconcile)) if change <= reconcile => {
                     timer.changed(change);
                     pending.next();
                 }
-                (_, Some(pass)) => {
-                    timer.begin(pass);
-                    free_at = pass + ms(length);
-                    found.push(u64::try_from((pass - start).as_millis()).unwrap());
+                (_, Some(reconcile)) => {
+                    timer.begin(reconcile);
+                    free_at = reconcile + ms(length);
+                    times.push(u64::try_from((reconcile - start).as_millis()).unwrap());
                 }
                 (Some(change), None) => {
                     timer.changed(change);
                     pending.next();
                 }
-                (None, None) => return found,
+                (None, None) => return times,
             }
         }
     }
 
     #[test]
-    fn a_change_waits_for_its_companions_and_not_longer() {
-        assert_eq!(passes(&[1000], 10), [1100]);
-        assert_eq!(passes(&[1000, 1020, 1099], 10), [1100]);
-        assert_eq!(passes(&[1000, 1200], 10), [1100, 1500]);
+    fn changes_within_the_debounce_interval_cause_one_reconcile() {
+        assert_eq!(reconcile_times(&[1000], 10), [1100]);
+        assert_eq!(reconcile_times(&[1000, 1020, 1099], 10), [1100]);
+        assert_eq!(reconcile_times(&[1000, 1200], 10), [1100, 1500]);
     }
 
     #[test]
-    fn five_thousand_changes_in_two_seconds_are_a_few_passes() {
+    fn a_burst_of_changes_causes_few_reconciles() {
         let burst: Vec<u64> = (0..5000).map(|n| 1000 + n * 2 / 5).collect();
-        let found = passes(&burst, 50);
-        assert!(found.len() <= 7, "{found:?}");
-        assert_eq!(found[0], 1100);
+        let times = reconcile_times(&burst, 50);
+        assert!(times.len() <= 7, "{times:?}");
+        assert_eq!(times[0], 1100);
     }
 
     #[test]
-    fn after_a_pass_that_came_to_nothing_changes_wait() {
+    fn changes_do_not_shorten_the_backoff_after_a_failed_reconcile() {
         let now = Instant::now();
         let mut timer = ReconcileTimer::new(now);
         timer.begin(now);
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_date_wins() {
+    fn the_earliest_scheduled_time_is_due() {
         let now = Instant::now();
         let mut timer = ReconcileTimer::new(now);
         timer.begin(now);
@@ -151,13 +150,13 @@ mod tests {
     proptest! {
         /// A reconcile follows every change within half a second, and reconciles keep their minimum interval.
         #[test]
-        fn no_change_is_late_and_no_pass_too_soon(mut changes in prop::collection::vec(0_u64..20_000, 1..200)) {
+        fn every_change_is_reconciled_in_time_and_intervals_are_kept(mut changes in prop::collection::vec(0_u64..20_000, 1..200)) {
             changes.sort_unstable();
-            let found = passes(&changes, 0);
+            let times = reconcile_times(&changes, 0);
             for change in &changes {
-                prop_assert!(found.iter().any(|pass| pass >= change && pass - change <= 500), "{change} {found:?}");
+                prop_assert!(times.iter().any(|reconcile| reconcile >= change && reconcile - change <= 500), "{change} {times:?}");
             }
-            prop_assert!(found.windows(2).all(|pair| pair[1] - pair[0] >= 400), "{found:?}");
+            prop_assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= 400), "{times:?}");
         }
     }
 }

@@ -26,34 +26,34 @@ use super::*;
 
 /// Keeps the last view that a status sink received.
 #[derive(Default)]
-struct Views {
-    seen: Mutex<Vec<(Activity, Option<String>)>>,
-    told: Notify,
-    forgot: AtomicUsize,
+struct RecordingSink {
+    views: Mutex<Vec<(Activity, Option<String>)>>,
+    notify: Notify,
+    resets: AtomicUsize,
 }
 
 #[async_trait::async_trait]
-impl StatusSink for Views {
+impl StatusSink for RecordingSink {
     async fn reconciled(&self, view: &ReconcileView) {
-        let seen = (view.activity.clone(), view.configuration_error.clone());
-        self.seen.lock().push(seen);
-        self.told.notify_one();
+        let views = (view.activity.clone(), view.configuration_error.clone());
+        self.views.lock().push(views);
+        self.notify.notify_one();
     }
 
     fn forget(&self) {
-        self.forgot.fetch_add(1, Ordering::SeqCst);
+        self.resets.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-impl Views {
+impl RecordingSink {
     fn last(&self) -> Option<(Activity, Option<String>)> {
-        self.seen.lock().last().cloned()
+        self.views.lock().last().cloned()
     }
 
     async fn until(&self, condition: impl Fn(&Activity, Option<&str>) -> bool) {
         let wait = async {
             while !self.last().is_some_and(|(activity, error)| condition(&activity, error.as_deref())) {
-                self.told.notified().await;
+                self.notify.notified().await;
             }
         };
         let found = tokio::time::timeout(Duration::from_hours(1), wait).await;
@@ -63,10 +63,10 @@ impl Views {
 
 /// A fence that a test can close.
 #[derive(Default)]
-struct Closable(Mutex<Option<String>>);
+struct TestFence(Mutex<Option<String>>);
 
-impl Fence for Closable {
-    fn closed(&self) -> Option<String> {
+impl Fence for TestFence {
+    fn closed_reason(&self) -> Option<String> {
         self.0.lock().clone()
     }
 }
@@ -75,7 +75,7 @@ impl Fence for Closable {
 struct Running {
     bench: Bench,
     fleet: Arc<Fleet>,
-    views: Arc<Views>,
+    views: Arc<RecordingSink>,
     leads: watch::Sender<bool>,
     configuration: watch::Sender<Configuration>,
     health: Arc<Health>,
@@ -101,7 +101,7 @@ fn bench(further: &Value, daemon_sets: &[&str]) -> Bench {
 
 impl Running {
     fn start(bench: Bench, fleet: Arc<Fleet>, leads: bool) -> Self {
-        let views = Arc::new(Views::default());
+        let views = Arc::new(RecordingSink::default());
         let definitions = Arc::new(bench.parts.definitions.clone());
         let configuration = watch::channel(Configuration { definitions, error: None }).0;
         let leads = watch::channel(leads).0;
@@ -158,17 +158,17 @@ async fn a_kernel_change_is_built_published_and_rolled_out() {
     live.fleet.change(|state| state.node("n", K10));
     let state = live.fleet.until(|state| state.writes.len() == 2).await;
     assert_eq!(state.image("a"), live.published(K10).await.unwrap());
-    let figures = live.metrics.text().unwrap();
+    let metrics_text = live.metrics.text().unwrap();
     for line in [
         "farrier_builds_total{outcome=\"reused\"} 1",
         "farrier_rewrites_total{strategy=\"image\",outcome=\"made\"} 2",
     ] {
-        assert!(figures.contains(line), "{line} is missing from\n{figures}");
+        assert!(metrics_text.contains(line), "{line} is missing from\n{metrics_text}");
     }
 
     // Steady state: an hour passes with periodic reconciles and without a write.
-    let (taken, began) = (live.fleet.state().snapshots_taken, Instant::now());
-    live.fleet.until(|state| state.snapshots_taken >= taken + 60).await;
+    let (snapshots_before, began) = (live.fleet.state().snapshots_taken, Instant::now());
+    live.fleet.until(|state| state.snapshots_taken >= snapshots_before + 60).await;
     assert!(began.elapsed() >= Duration::from_mins(58), "{:?}", began.elapsed());
     assert_eq!(live.fleet.state().writes.len(), 2);
     live.stop().await;
@@ -217,7 +217,7 @@ async fn nodes_that_a_rollout_does_not_reach_do_not_stop_it() {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn passes_that_write_nothing_spend_no_pace() {
+async fn reconciles_without_a_write_do_not_use_up_the_rate_limit() {
     let logs = Logs::start();
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
@@ -228,15 +228,15 @@ async fn passes_that_write_nothing_spend_no_pace() {
     });
     let live = Running::start(bench, fleet, true);
     live.fleet.until(|state| state.churn == 0).await;
-    let calm = Instant::now();
+    let stable_since = Instant::now();
     live.fleet.until(|state| !state.writes.is_empty()).await;
-    assert!(calm.elapsed() < Duration::from_secs(3), "{:?}", calm.elapsed());
+    assert!(stable_since.elapsed() < Duration::from_secs(3), "{:?}", stable_since.elapsed());
     assert_eq!(logs.with("rollout waits"), [""; 0]);
     live.stop().await;
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_write_that_fails_holds_no_other_target_of_an_image_without_a_chain() {
+async fn a_failed_write_does_not_hold_targets_outside_its_chain() {
     let bench = bench(&json!({}), &["a", "b"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     let fleet = Fleet::new(|state| {
@@ -257,7 +257,7 @@ async fn a_write_that_fails_holds_no_other_target_of_an_image_without_a_chain() 
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn what_is_published_is_rolled_out_while_a_build_hangs() {
+async fn published_images_are_rolled_out_during_a_build() {
     let mut bench = bench(&json!({}), &["a", "b"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.publish(K10, &[&module()]).await.unwrap();
@@ -312,11 +312,11 @@ async fn a_standby_observes_and_neither_builds_nor_writes() {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_leader_whose_fence_closes_in_the_middle_of_a_build_publishes_nothing() {
+async fn a_fence_that_closes_during_a_build_prevents_publication() {
     let mut bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
-    let (gate, fence) = (Arc::new(Gate::default()), Arc::new(Closable::default()));
+    let (gate, fence) = (Arc::new(Gate::default()), Arc::new(TestFence::default()));
     bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     bench.parts.fence = Some(Arc::clone(&fence) as Arc<dyn Fence>);
     let fleet = Fleet::new(|state| {
@@ -327,8 +327,8 @@ async fn a_leader_whose_fence_closes_in_the_middle_of_a_build_publishes_nothing(
     gate.asked.notified().await;
     *fence.0.lock() = Some("lease farrier/farrier could not be renewed in time".to_owned());
     gate.open.notify_one();
-    let taken = live.fleet.state().snapshots_taken;
-    live.fleet.until(|state| state.snapshots_taken >= taken + 5).await;
+    let snapshots_before = live.fleet.state().snapshots_taken;
+    live.fleet.until(|state| state.snapshots_taken >= snapshots_before + 5).await;
     assert_eq!((live.published(K10).await, live.fleet.state().writes.len()), (None, 0));
 
     // The lease returns. The finished build is published, not repeated.
@@ -339,7 +339,7 @@ async fn a_leader_whose_fence_closes_in_the_middle_of_a_build_publishes_nothing(
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn what_cannot_be_built_is_said_once_with_its_reason_and_so_is_what_comes_of_it() {
+async fn a_skipped_cell_and_its_held_rollout_are_logged_once() {
     let logs = Logs::start();
     let bench = bench(&json!({"patches": [{"path": "patches/none.patch"}]}), &["a"]);
     let fleet = Fleet::new(|state| {
@@ -350,13 +350,13 @@ async fn what_cannot_be_built_is_said_once_with_its_reason_and_so_is_what_comes_
     live.fleet.until(|state| state.snapshots_taken >= 10).await;
     let plans = logs.with("first plan made");
     assert!(plans.len() == 1 && plans[0].contains("1 skipped, 1 on hold"), "{plans:?}");
-    let said = logs.with("state changed");
-    assert_eq!(said.len(), 2, "{said:?}");
-    assert!(said[0].contains("WARN") && said[0].contains("state=\"skipped\""), "{said:?}");
-    assert!(said[0].contains("none.patch"), "{said:?}");
+    let logged = logs.with("state changed");
+    assert_eq!(logged.len(), 2, "{logged:?}");
+    assert!(logged[0].contains("WARN") && logged[0].contains("state=\"skipped\""), "{logged:?}");
+    assert!(logged[0].contains("none.patch"), "{logged:?}");
     assert!(
-        said[1].contains("DaemonSet drivers/a") && said[1].contains("hint=\"create the DaemonSet"),
-        "{said:?}"
+        logged[1].contains("DaemonSet drivers/a") && logged[1].contains("hint=\"create the DaemonSet"),
+        "{logged:?}"
     );
 
     // The patch appears. There is no engine, and the build logs that itself.
@@ -370,7 +370,7 @@ async fn what_cannot_be_built_is_said_once_with_its_reason_and_so_is_what_comes_
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn passing_faults_are_retried_ever_more_seldom() {
+async fn transient_faults_are_retried_with_backoff() {
     let logs = Logs::start();
     // Without a payload to reuse and without an engine, each attempt finds the engine unreachable.
     let bench = bench(&json!({}), &["a"]);
@@ -383,16 +383,16 @@ async fn passing_faults_are_retried_ever_more_seldom() {
     assert!(build.error.is_some() && build.took.is_some(), "{build:?}");
     // At least half of 10 + 20 + 40 + 80 seconds, because of jitter.
     assert!(began.elapsed() >= Duration::from_secs(75), "{:?}", began.elapsed());
-    for said in logs.with("build failed") {
-        let wait = said.split_once(" retry_in_seconds=").and_then(|(_, rest)| rest.split(' ').next());
-        assert!(wait.is_some_and(|wait| wait.parse::<u64>().is_ok()), "{said}");
-        assert!(said.contains("start the Docker daemon"), "{said}");
+    for logged in logs.with("build failed") {
+        let wait = logged.split_once(" retry_in_seconds=").and_then(|(_, rest)| rest.split(' ').next());
+        assert!(wait.is_some_and(|wait| wait.parse::<u64>().is_ok()), "{logged}");
+        assert!(logged.contains("start the Docker daemon"), "{logged}");
     }
     live.stop().await;
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_tag_that_the_registry_lost_is_missed_and_published_again() {
+async fn a_lost_tag_is_published_again() {
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     let fleet = Fleet::new(|state| {
@@ -414,7 +414,7 @@ async fn a_tag_that_the_registry_lost_is_missed_and_published_again() {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn bad_definitions_are_told_and_the_last_good_ones_stay() {
+async fn invalid_definitions_are_reported_and_the_valid_ones_stay_in_use() {
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     let fleet = Fleet::new(|state| {
@@ -446,7 +446,7 @@ async fn bad_definitions_are_told_and_the_last_good_ones_stay() {
 
 /// A hundred changes in a minute, each with a write to the node, cause at most about as many reconciles and writes.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_node_that_flaps_costs_a_bounded_number_of_passes_and_writes() {
+async fn a_flapping_node_causes_a_bounded_number_of_reconciles() {
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.publish(K10, &[&module()]).await.unwrap();
@@ -471,7 +471,7 @@ async fn a_node_that_flaps_costs_a_bounded_number_of_passes_and_writes() {
 
 /// Thousands of changes at once, as when a third of a large fleet reboots.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_burst_is_a_few_passes() {
+async fn a_burst_of_changes_causes_few_reconciles() {
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.publish(K10, &[&module()]).await.unwrap();
@@ -485,7 +485,7 @@ async fn a_burst_is_a_few_passes() {
         tokio::time::sleep(Duration::from_millis(2)).await;
         live.fleet.change(|state| state.node(&format!("n{n}"), K10));
     }
-    let taken = live.fleet.until(|state| !state.changed).await.snapshots_taken;
-    assert!(taken - before <= 5, "{taken}");
+    let after = live.fleet.until(|state| !state.changed).await.snapshots_taken;
+    assert!(after - before <= 5, "{after}");
     live.stop().await;
 }

@@ -1,4 +1,4 @@
-//! Hands the result of a reconcile to the status sinks, without ever blocking on them.
+//! Passes the result of each reconcile to the status sinks, and never blocks on a sink.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,12 +7,12 @@ use farrier_core::{
     plan::{Activity, ClusterSnapshot, Plan},
 };
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use super::activity::SharedActivity;
 use crate::RolloutReport;
 
-use parking_lot::Mutex;
 /// State of the cluster and the builds after a reconcile.
 #[derive(Clone, Debug)]
 pub struct ReconcileView {
@@ -21,13 +21,13 @@ pub struct ReconcileView {
     pub snapshot: Arc<ClusterSnapshot>,
     /// The definitions in use.
     pub definitions: Arc<Definitions>,
-    /// Activity and outcomes of the builds at that time.
+    /// Activity and outcomes of the builds at the time of the reconcile.
     pub activity: Activity,
     /// Activity of the builds, updated as they progress.
     pub live: SharedActivity,
     /// Outcomes of the rollouts.
     pub rollouts: Vec<RolloutReport>,
-    /// Error in the definitions on disk, while the last valid ones are in use.
+    /// Error in the definitions on disk. The last valid definitions are in use meanwhile.
     pub configuration_error: Option<String>,
     /// Time of the reconcile.
     pub now: Timestamp,
@@ -36,20 +36,21 @@ pub struct ReconcileView {
 /// Publishes status: API objects, Events, or a page.
 #[async_trait::async_trait]
 pub trait StatusSink: Send + Sync {
-    /// Called after a reconcile. The sink logs and handles its errors itself; the next reconcile calls it again.
+    /// Shows the result of a reconcile. The sink logs its errors itself, and gets another chance with the next reconcile.
     async fn reconciled(&self, view: &ReconcileView);
 
-    /// Discards what the sink knows of earlier reconciles, because another replica may have written since.
+    /// Discards the sink's knowledge of earlier reconciles, because another replica may have written status since.
     fn forget(&self) {}
 }
 
-/// Passes views to a sink in a separate task, one after the other. A newer view replaces one that the sink has not
-/// started, and takes over its rollout reports.
+/// Task that passes views to a sink, one after the other. A newer view replaces a view that the sink has not received yet, and
+/// takes over the rollout reports of the replaced view.
 pub(super) struct StatusWorker {
-    /// The view to show next.
+    /// The view that the sink receives next.
     next: Arc<Mutex<Option<ReconcileView>>>,
     sink: Arc<dyn StatusSink>,
-    filled: mpsc::Sender<()>,
+    /// Wakes the task when `next` is set.
+    notifier: mpsc::Sender<()>,
     task: JoinHandle<()>,
 }
 
@@ -57,31 +58,31 @@ impl StatusWorker {
     /// Starts the task.
     pub(super) fn start(sink: Arc<dyn StatusSink>) -> Self {
         let next = Arc::<Mutex<Option<ReconcileView>>>::default();
-        // One notification is enough, even if a newer view replaces the one that triggered it.
-        let (filled, mut notices) = mpsc::channel(1);
-        let (views, shown) = (Arc::clone(&next), Arc::clone(&sink));
+        // One pending notification is enough, because the task takes the newest view.
+        let (notifier, mut notifications) = mpsc::channel(1);
+        let (task_next, task_sink) = (Arc::clone(&next), Arc::clone(&sink));
         let task = tokio::spawn(async move {
-            while notices.recv().await.is_some() {
-                let view = views.lock().take();
+            while notifications.recv().await.is_some() {
+                let view = task_next.lock().take();
                 if let Some(view) = view {
-                    shown.reconciled(&view).await;
+                    task_sink.reconciled(&view).await;
                 }
             }
         });
-        Self { next, sink, filled, task }
+        Self { next, sink, notifier, task }
     }
 
-    /// Shows a view as soon as the sink has finished the previous one.
+    /// Passes a view to the sink as soon as the sink has finished the previous view.
     pub(super) fn show(&self, mut view: ReconcileView) {
         let mut next = self.next.lock();
-        if let Some(overtaken) = next.take() {
-            let acted = overtaken.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());
+        if let Some(replaced) = next.take() {
+            let acted = replaced.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());
             view.rollouts = acted.chain(view.rollouts).collect();
         }
         *next = Some(view);
         drop(next);
-        // If a notification is pending, it covers this view too.
-        let _ = self.filled.try_send(());
+        // An error means that a notification is pending, which covers this view too.
+        let _ = self.notifier.try_send(());
     }
 
     /// Drops the pending view, which is stale, and resets the sink.
@@ -91,10 +92,10 @@ impl StatusWorker {
     }
 
     /// Lets the sink finish its last view, up to a timeout, then ends the task.
-    pub(super) async fn finish(self, patience: Duration) {
-        let Self { next: _, sink: _, filled, mut task } = self;
-        drop(filled);
-        if tokio::time::timeout(patience, &mut task).await.is_err() {
+    pub(super) async fn finish(self, timeout: Duration) {
+        let Self { next: _, sink: _, notifier, mut task } = self;
+        drop(notifier);
+        if tokio::time::timeout(timeout, &mut task).await.is_err() {
             tracing::warn!("status was not written before the shutdown timeout");
             task.abort();
         }

@@ -11,27 +11,27 @@ use tokio::time::Instant;
 /// Start time of each wait.
 #[derive(Debug)]
 pub(super) struct WaitTracker<K> {
-    open: BTreeMap<K, Instant>,
+    waits_since: BTreeMap<K, Instant>,
 }
 
 impl<K> Default for WaitTracker<K> {
     fn default() -> Self {
-        Self { open: BTreeMap::new() }
+        Self { waits_since: BTreeMap::new() }
     }
 }
 
 impl<K: Ord> WaitTracker<K> {
-    /// Updates the waiting items after a reconcile. Known items keep their start time.
+    /// Replaces the set of waiting items after a reconcile. Items that are already known keep their start time.
     pub(super) fn update(&mut self, waiting: BTreeSet<K>, now: Instant) {
-        self.open.retain(|key, _| waiting.contains(key));
+        self.waits_since.retain(|key, _| waiting.contains(key));
         for key in waiting {
-            self.open.entry(key).or_insert(now);
+            self.waits_since.entry(key).or_insert(now);
         }
     }
 
-    /// Waiting items, each with the time it has waited.
+    /// Returns the waiting items, each with the duration of its wait.
     pub(super) fn since(&self, now: Instant) -> impl Iterator<Item = (&K, Duration)> {
-        self.open.iter().map(move |(key, since)| (key, now - *since))
+        self.waits_since.iter().map(move |(key, since)| (key, now - *since))
     }
 }
 
@@ -51,7 +51,7 @@ mod tests {
         Duration::from_secs(second)
     }
 
-    /// The unfinished rollouts at that second, each with the seconds it has waited.
+    /// Returns the unfinished rollouts at second `at`, each with the seconds that it has waited.
     fn seen(
         waits: &mut WaitTracker<UnfinishedRollout>,
         start: Instant,
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_rollout_waits_until_it_is_settled() {
+    fn a_wait_lasts_until_the_rollout_settles_or_changes_state() {
         let (start, mut waits, mut fleet) = (Instant::now(), WaitTracker::default(), Fleet::new(&[K47]));
         let nothing: [(RolloutWait, u64); 0] = [];
         // A rollout that waits for its image is counted under its kernel.
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_is_not_stuck_and_what_a_person_holds_is_not_either() {
+    fn progress_restarts_a_wait_and_holds_by_people_are_no_waits() {
         let (start, mut waits, mut fleet) = (Instant::now(), WaitTracker::default(), Fleet::new(&[K47]));
         fleet.publish(Verdict::Loads);
         let mut plan = fleet.plan();

@@ -1,7 +1,7 @@
 //! Reloads definitions when their files change.
 //!
-//! The files' content is compared every few seconds instead of watched. A ConfigMap's mount swaps symbolic
-//! links, and not every file system reports such changes.
+//! Compares the content of the files every few seconds instead of watching them. A ConfigMap's mount swaps symbolic links, and
+//! not every file system reports such changes.
 
 use std::{
     fs,
@@ -16,51 +16,50 @@ use farrier_definitions::DefinitionErrors;
 use tokio::{sync::watch, task::spawn_blocking};
 use tokio_util::sync::CancellationToken;
 
-/// Directories of definitions, as [`definitions::load`] reads them.
-const PARTS: [&str; 5] = ["images", "kernels", "templates", "announced", "site"];
-/// File of definitions beside those directories.
-const SITE: &str = "site.yaml";
-/// Size limit of a file's fingerprint. The content of a larger file is not compared, because the loader
-/// rejects the file anyway.
-const MAX_FILE: u64 = 1 << 20;
+/// Directories that [`definitions::load`] reads.
+const DEFINITION_DIRECTORIES: [&str; 5] = ["images", "kernels", "templates", "announced", "site"];
+/// File of definitions beside the directories.
+const SITE_FILE: &str = "site.yaml";
+/// Maximum size of a file whose content is compared. The loader rejects larger files anyway.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// The definitions in use, and the error of newer ones that could not be loaded.
+/// The definitions in use, and the error of newer definitions that could not be loaded.
 #[derive(Clone, Debug)]
 pub struct Configuration {
     /// The last valid definitions.
     pub definitions: Arc<Definitions>,
-    /// All mistakes of the definitions on disk, while these differ from the ones in use.
+    /// All mistakes in the definitions on disk, if these could not be loaded.
     pub error: Option<String>,
 }
 
-/// Reloads the directory whenever its content changes, and sends the resulting configuration. Ends on
-/// cancellation, or when there is no receiver.
+/// Reloads the definitions whenever the directory's content changes, and sends the resulting configuration. Ends on
+/// cancellation, or when all receivers are dropped.
 pub async fn watch_configuration(
     directory: PathBuf,
-    every: Duration,
-    current: watch::Sender<Configuration>,
+    interval: Duration,
+    sender: watch::Sender<Configuration>,
     cancel: CancellationToken,
 ) {
-    // The first iteration also loads, because files may have changed since startup read them.
-    let mut seen: Option<Digest> = None;
+    // The first iteration always loads, because files may have changed since startup.
+    let mut last_fingerprint: Option<Digest> = None;
     loop {
-        let (at, before) = (directory.clone(), seen.clone());
+        let (path, before) = (directory.clone(), last_fingerprint.clone());
         // A panic of the loader must not end the watch.
         if let Ok(Some((fingerprint, loaded))) =
-            spawn_blocking(move || load_if_changed(&at, before.as_ref())).await
+            spawn_blocking(move || load_if_changed(&path, before.as_ref())).await
         {
-            seen = Some(fingerprint);
-            take_over(&current, loaded);
+            last_fingerprint = Some(fingerprint);
+            publish(&sender, loaded);
         }
         tokio::select! {
             () = cancel.cancelled() => return,
-            () = current.closed() => return,
-            () = tokio::time::sleep(every) => {}
+            () = sender.closed() => return,
+            () = tokio::time::sleep(interval) => {}
         }
     }
 }
 
-/// Loads the definitions if their content changed since `before`.
+/// Loads the definitions if their content no longer has the fingerprint `before`. Returns the new fingerprint.
 fn load_if_changed(
     directory: &Path,
     before: Option<&Digest>,
@@ -70,17 +69,17 @@ fn load_if_changed(
         return None;
     }
     let loaded = definitions::load(Some(directory));
-    // A mount that is swapped during the load would yield a mix of both versions.
+    // If the mount was swapped during the load, the result may be a mix of both versions.
     let after = self::fingerprint(directory);
     (after == fingerprint).then_some((fingerprint, loaded))
 }
 
-fn take_over(current: &watch::Sender<Configuration>, loaded: Result<Definitions, DefinitionErrors>) {
+fn publish(sender: &watch::Sender<Configuration>, loaded: Result<Definitions, DefinitionErrors>) {
     match loaded {
         Ok(definitions) => {
-            let changed = *current.borrow().definitions != definitions;
-            let recovered = current.borrow().error.is_some();
-            if current.borrow().definitions.site.network() != definitions.site.network() {
+            let changed = *sender.borrow().definitions != definitions;
+            let recovered = sender.borrow().error.is_some();
+            if sender.borrow().definitions.site.network() != definitions.site.network() {
                 tracing::warn!(
                     "mirrors, proxy, hosts and credentials of site.yaml are only read at startup: restart farrier"
                 );
@@ -91,22 +90,22 @@ fn take_over(current: &watch::Sender<Configuration>, loaded: Result<Definitions,
                     families = definitions.families.len(),
                     "definitions reloaded"
                 );
-                current.send_replace(Configuration { definitions: Arc::new(definitions), error: None });
+                sender.send_replace(Configuration { definitions: Arc::new(definitions), error: None });
             }
         }
         Err(errors) => {
             let text = errors.render();
             tracing::error!(mistakes = errors.0.len(), detail = %text, "definitions are invalid; the last good ones stay in use");
-            current.send_modify(|configuration| configuration.error = Some(text));
+            sender.send_modify(|configuration| configuration.error = Some(text));
         }
     }
 }
 
-/// Digest of the names and contents of all definition files.
+/// Returns a digest of the names and contents of all definition files.
 fn fingerprint(directory: &Path) -> Digest {
-    let listings = PARTS.iter().filter_map(|part| fs::read_dir(directory.join(part)).ok());
+    let listings = DEFINITION_DIRECTORIES.iter().filter_map(|part| fs::read_dir(directory.join(part)).ok());
     let mut files: Vec<PathBuf> = listings.flatten().flatten().map(|entry| entry.path()).collect();
-    files.push(directory.join(SITE));
+    files.push(directory.join(SITE_FILE));
     files.sort();
     let mut text = Vec::new();
     for path in files {
@@ -115,11 +114,10 @@ fn fingerprint(directory: &Path) -> Digest {
         if hidden || !metadata.is_file() {
             continue;
         }
-        let content = if metadata.len() > MAX_FILE {
+        let content = if metadata.len() > MAX_FILE_BYTES {
             metadata.len().to_string()
         } else {
-            // The loader reports unreadable files. Here an unreadable file only has to differ from a readable
-            // one.
+            // The loader reports unreadable files. The fingerprint only has to change when a file becomes readable.
             fs::read(&path).map_or_else(|error| error.to_string(), |bytes| Digest::of(&bytes).to_string())
         };
         text.extend([path.as_os_str().as_encoded_bytes(), b"\0", content.as_bytes(), b"\0"].concat());
@@ -146,6 +144,7 @@ mod tests {
             Self(directory)
         }
 
+        /// Replaces the current version atomically, like the kubelet.
         fn swap(&self, version: &str, text: &str) {
             let kernels = self.0.path().join(version).join("kernels");
             fs::create_dir_all(&kernels).unwrap();
@@ -164,9 +163,9 @@ mod tests {
         let (sender, mut receiver) =
             watch::channel(Configuration { definitions: Arc::new(first.clone()), error: None });
         let cancel = CancellationToken::new();
-        let every = Duration::from_millis(5);
+        let interval = Duration::from_millis(5);
         let task =
-            tokio::spawn(watch_configuration(mount.0.path().to_owned(), every, sender, cancel.clone()));
+            tokio::spawn(watch_configuration(mount.0.path().to_owned(), interval, sender, cancel.clone()));
 
         mount.swap("..2", &FAMILY.replace("kind: KernelFamily", "kind: Nonsense"));
         receiver.changed().await.unwrap();

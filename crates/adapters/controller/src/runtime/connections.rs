@@ -1,5 +1,5 @@
-//! Connections of the HTTP port. Limits their number and the time that a client may take, and chooses the
-//! connection to close when a new one arrives. This keeps slow or silent clients from locking out probes.
+//! Connections of the HTTP port. Limits on their number, on concurrent requests and on the time that a client may take keep slow
+//! or silent clients from locking out probes.
 
 use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 
@@ -23,40 +23,40 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::Service as _;
 
-/// Maximum number of connections. They may also take at most `1 / PART_OF_FILES` of the process's file
-/// descriptors, because builds and the cluster client need the rest.
-const CONNECTIONS: usize = 512;
-const PART_OF_FILES: u64 = 2;
-/// Bytes of a request's head, and of the send buffer.
-const BUFFER: usize = 64 << 10;
+/// Maximum number of connections.
+const MAX_CONNECTIONS: usize = 512;
+/// Connections may take at most `1 / FILE_LIMIT_DIVISOR` of the process's file descriptors. Builds and the cluster client need
+/// the rest.
+const FILE_LIMIT_DIVISOR: u64 = 2;
+/// Maximum size of a request's head, and size of the send buffer.
+const BUFFER_BYTES: usize = 64 << 10;
 
-/// Limits for the clients of the port.
+/// Limits on the clients of the port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Maximum number of connections. A new one above the limit closes the connection that has been idle for
-    /// longest.
+    /// Maximum number of connections. A new connection above the limit closes the connection that has been idle for longest.
     pub(super) connections: usize,
-    /// Maximum number of concurrent requests, except probes. It is below `connections`.
+    /// Maximum number of concurrent requests, except probes. Lower than `connections`.
     pub(super) requests: usize,
-    /// Timeout for the head of a request, counted from the start of the connection or the end of the previous
-    /// request.
-    pub(super) head: Duration,
+    /// Timeout for the head of a request, counted from the start of the connection or the end of the previous request.
+    pub(super) head_timeout: Duration,
     /// Timeout for a client that reads none of the sent data.
-    pub(super) unread: Duration,
+    pub(super) unread_timeout: Duration,
 }
 
 impl Limits {
-    /// Derives the number of connections from the limit of file descriptors.
+    /// Derives the number of connections from the process's limit on file descriptors.
     pub(super) fn of_process() -> Self {
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-        let part =
-            files.map_or(CONNECTIONS, |files| usize::try_from(files / PART_OF_FILES).unwrap_or(CONNECTIONS));
-        let connections = part.clamp(8, CONNECTIONS);
+        let part = files.map_or(MAX_CONNECTIONS, |files| {
+            usize::try_from(files / FILE_LIMIT_DIVISOR).unwrap_or(MAX_CONNECTIONS)
+        });
+        let connections = part.clamp(8, MAX_CONNECTIONS);
         Self {
             connections,
             requests: connections / 4 * 3,
-            head: Duration::from_secs(20),
-            unread: Duration::from_mins(1),
+            head_timeout: Duration::from_secs(20),
+            unread_timeout: Duration::from_mins(1),
         }
     }
 }
@@ -67,28 +67,28 @@ pub(super) async fn serve(mut listener: TcpListener, router: Router, limits: Lim
     loop {
         let (stream, _) = Listener::accept(&mut listener).await;
         if let Some(connection) = connections.admit(limits.connections) {
-            tokio::spawn(answer(stream, connection, router.clone(), limits));
+            tokio::spawn(serve_connection(stream, connection, router.clone(), limits));
         }
     }
 }
 
-async fn answer(stream: TcpStream, connection: Connection, router: Router, limits: Limits) {
+async fn serve_connection(stream: TcpStream, connection: Connection, router: Router, limits: Limits) {
     let Connection { closed, .. } = &connection;
-    let unread = u32::try_from(limits.unread.as_millis()).unwrap_or(u32::MAX);
-    if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&stream, unread) {
+    let unread_timeout = u32::try_from(limits.unread_timeout.as_millis()).unwrap_or(u32::MAX);
+    if let Err(error) = rustix::net::sockopt::set_tcp_user_timeout(&stream, unread_timeout) {
         tracing::debug!(%error, "cannot set the timeout for a client that does not read");
     }
     let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
         let (busy, mut router) = (connection.begin_request(), router.clone());
         async move {
             let response = router.call(request).await?;
-            Ok::<_, Infallible>(response.map(|body| held(body, busy)))
+            Ok::<_, Infallible>(response.map(|body| keep_until_sent(body, busy)))
         }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(limits.head)
-        .max_buf_size(BUFFER)
+        .header_read_timeout(limits.head_timeout)
+        .max_buf_size(BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), service);
     tokio::select! {
         outcome = served => if let Err(error) = outcome {
@@ -98,7 +98,7 @@ async fn answer(stream: TcpStream, connection: Connection, router: Router, limit
     }
 }
 
-/// Refuses a request above the limit, so that probes are still served.
+/// Rejects a request above the limit, so that capacity for probes remains.
 pub(super) async fn limit_requests(
     State(free): State<Arc<Semaphore>>,
     request: Request,
@@ -108,11 +108,11 @@ pub(super) async fn limit_requests(
         let text = "too many requests at once\n";
         return (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")], text).into_response();
     };
-    next.run(request).await.map(|body| held(body, permit))
+    next.run(request).await.map(|body| keep_until_sent(body, permit))
 }
 
 /// Keeps a value alive until the body is sent or dropped.
-fn held<T: Send + 'static>(body: Body, kept: T) -> Body {
+fn keep_until_sent<T: Send + 'static>(body: Body, kept: T) -> Body {
     Body::new(body.map_err(move |error| {
         let _ = &kept;
         error
@@ -120,56 +120,58 @@ fn held<T: Send + 'static>(body: Body, kept: T) -> Body {
 }
 
 #[derive(Clone, Default)]
-struct Connections(Arc<Mutex<Open>>);
+struct Connections(Arc<Mutex<ConnectionTable>>);
 
 #[derive(Default)]
-struct Open {
+struct ConnectionTable {
     /// Logical clock: counts admissions and ends of requests.
     clock: u64,
-    by_number: BTreeMap<u64, Entry>,
+    by_number: BTreeMap<u64, ConnectionEntry>,
 }
 
-struct Entry {
+/// State of an open connection.
+struct ConnectionEntry {
     /// Number of requests in progress; 0 for an idle connection.
     requests: usize,
     /// Logical time since which the connection has been idle.
-    waits_since: u64,
+    idle_since: u64,
     closed: CancellationToken,
 }
 
 impl Connections {
-    /// Admits a connection if there is room, or after closing an idle one.
-    fn admit(&self, most: usize) -> Option<Connection> {
+    /// Admits a connection. At the limit, first closes the connection that has been idle for longest. Returns `None` if all
+    /// connections have requests in progress.
+    fn admit(&self, limit: usize) -> Option<Connection> {
         let mut open = self.0.lock();
-        if open.by_number.len() >= most {
+        if open.by_number.len() >= limit {
             let waiting = open.by_number.iter().filter(|(_, entry)| entry.requests == 0);
-            let (&number, _) = waiting.min_by_key(|(_, entry)| entry.waits_since)?;
+            let (&number, _) = waiting.min_by_key(|(_, entry)| entry.idle_since)?;
             if let Some(entry) = open.by_number.remove(&number) {
                 entry.closed.cancel();
             }
         }
         open.clock += 1;
         let (number, closed) = (open.clock, CancellationToken::new());
-        let entry = Entry { requests: 0, waits_since: number, closed: closed.clone() };
+        let entry = ConnectionEntry { requests: 0, idle_since: number, closed: closed.clone() };
         open.by_number.insert(number, entry);
         Some(Connection { all: self.clone(), number, closed })
     }
 }
 
-/// An open connection. Dropping it frees its place.
+/// An open connection. Dropping this value removes the connection from the table.
 struct Connection {
     all: Connections,
     number: u64,
-    /// Canceled when the connection has to make room for another.
+    /// Canceled when the connection must close in favor of another one.
     closed: CancellationToken,
 }
 
 impl Connection {
-    fn begin_request(&self) -> Busy {
+    fn begin_request(&self) -> RequestGuard {
         if let Some(entry) = self.all.0.lock().by_number.get_mut(&self.number) {
             entry.requests += 1;
         }
-        Busy { all: self.all.clone(), number: self.number }
+        RequestGuard { all: self.all.clone(), number: self.number }
     }
 }
 
@@ -179,20 +181,20 @@ impl Drop for Connection {
     }
 }
 
-/// A request in progress.
-struct Busy {
+/// Counts a request as in progress until dropped.
+struct RequestGuard {
     all: Connections,
     number: u64,
 }
 
-impl Drop for Busy {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         let mut open = self.all.0.lock();
         open.clock += 1;
         let now = open.clock;
         if let Some(entry) = open.by_number.get_mut(&self.number) {
             entry.requests = entry.requests.saturating_sub(1);
-            entry.waits_since = now;
+            entry.idle_since = now;
         }
     }
 }

@@ -12,13 +12,13 @@ use super::{super::http::HttpServer, *};
 use crate::runtime::{Health, Metrics};
 
 /// Timeout that no test reaches.
-const LONG: Duration = Duration::from_hours(1);
-const LIMITS: Limits = Limits { connections: 8, requests: 4, head: LONG, unread: LONG };
+const NEVER: Duration = Duration::from_hours(1);
+const LIMITS: Limits = Limits { connections: 8, requests: 4, head_timeout: NEVER, unread_timeout: NEVER };
 
-async fn start(further: Router, limits: Limits) -> SocketAddr {
+async fn start(extra_routes: Router, limits: Limits) -> SocketAddr {
     let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
     let address = ([127, 0, 0, 1], 0).into();
-    let server = HttpServer::bind_with(address, health, metrics, further, limits).await.unwrap();
+    let server = HttpServer::bind_with(address, health, metrics, extra_routes, limits).await.unwrap();
     let address = server.address().unwrap();
     tokio::spawn(server.serve(CancellationToken::new()));
     address
@@ -30,21 +30,21 @@ async fn send(address: SocketAddr, text: &str) -> TcpStream {
     stream
 }
 
-/// All that comes until the server closes.
-async fn rest(mut stream: TcpStream) -> String {
-    let mut answer = Vec::new();
+/// Reads until the server closes the connection.
+async fn read_to_end(mut stream: TcpStream) -> String {
+    let mut response = Vec::new();
     // Data that was still in flight to a closed connection makes the kernel send a reset.
-    let _ = stream.read_to_end(&mut answer).await;
-    String::from_utf8(answer).unwrap()
+    let _ = stream.read_to_end(&mut response).await;
+    String::from_utf8(response).unwrap()
 }
 
 async fn status(address: SocketAddr, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-    rest(send(address, &request).await).await.split(' ').nth(1).unwrap_or("none").to_owned()
+    read_to_end(send(address, &request).await).await.split(' ').nth(1).unwrap_or("none").to_owned()
 }
 
 #[tokio::test]
-async fn half_requests_take_no_probes_place() {
+async fn incomplete_requests_do_not_lock_out_probes() {
     let address = start(Router::new(), LIMITS).await;
     let mut halves = Vec::new();
     for _ in 0..100 {
@@ -55,24 +55,24 @@ async fn half_requests_take_no_probes_place() {
     }
     // The connections that had been idle for longest were closed without an answer.
     for half in halves.drain(..90) {
-        assert_eq!(rest(half).await, "");
+        assert_eq!(read_to_end(half).await, "");
     }
 }
 
 #[tokio::test]
-async fn a_head_that_does_not_come_ends_the_connection() {
-    let address = start(Router::new(), Limits { head: Duration::from_millis(50), ..LIMITS }).await;
+async fn a_connection_without_request_head_times_out() {
+    let address = start(Router::new(), Limits { head_timeout: Duration::from_millis(50), ..LIMITS }).await;
     for begun in ["", "GET /healthz HTTP/1.1\r\nhost: loc"] {
-        let answer = rest(send(address, begun).await).await;
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer}");
+        let response = read_to_end(send(address, begun).await).await;
+        assert!(response.is_empty() || response.starts_with("HTTP/1.1 408"), "{response}");
     }
     // After an answer the timeout for the next head is the same.
-    let answer = rest(send(address, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await).await;
-    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
+    let response = read_to_end(send(address, "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await).await;
+    assert!(response.starts_with("HTTP/1.1 200") && response.ends_with("ok\n"), "{response}");
 }
 
 #[tokio::test]
-async fn requests_under_way_leave_room_for_probes() {
+async fn requests_in_progress_do_not_lock_out_probes() {
     let (asked, mut started) = mpsc::unbounded_channel();
     let go = Arc::new(Notify::new());
     let waits = Arc::clone(&go);
@@ -112,7 +112,7 @@ impl Drop for Told {
 }
 
 #[tokio::test]
-async fn a_client_that_reads_nothing_is_given_up() {
+async fn a_client_that_reads_nothing_is_disconnected() {
     let (dropped, mut given_up) = mpsc::unbounded_channel();
     let endless = get(async move || {
         let chunks = stream::repeat(Bytes::from(vec![b'x'; 1 << 16]));
@@ -122,16 +122,18 @@ async fn a_client_that_reads_nothing_is_given_up() {
             Ok::<_, Infallible>(chunk)
         }))
     });
-    let address =
-        start(Router::new().route("/log", endless), Limits { unread: Duration::from_millis(100), ..LIMITS })
-            .await;
+    let address = start(
+        Router::new().route("/log", endless),
+        Limits { unread_timeout: Duration::from_millis(100), ..LIMITS },
+    )
+    .await;
     let silent = send(address, "GET /log HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     assert_eq!(given_up.recv().await, Some(()));
     drop(silent);
 }
 
 #[test]
-fn there_is_always_a_connection_that_waits() {
+fn the_limit_of_requests_is_below_the_limit_of_connections() {
     let limits = Limits::of_process();
     assert!((1..limits.connections).contains(&limits.requests), "{limits:?}");
 }

@@ -1,4 +1,4 @@
-//! The HTTP server for probes, metrics and further routes.
+//! The HTTP server for probes and metrics, and for routes of other crates.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,7 +25,7 @@ use super::{
 /// Content type of OpenMetrics, as `prometheus-client` writes it.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Error of the server's start.
+/// The server cannot listen on its address.
 #[derive(Debug, thiserror::Error)]
 #[error("listen on {address}")]
 pub struct HttpError {
@@ -35,7 +35,7 @@ pub struct HttpError {
     source: std::io::Error,
 }
 
-/// A listening server that does not answer yet.
+/// A server that listens but does not serve requests yet.
 pub struct HttpServer {
     listener: TcpListener,
     router: Router,
@@ -43,21 +43,21 @@ pub struct HttpServer {
 }
 
 #[derive(Clone)]
-struct Shown {
+struct ProbeState {
     health: Arc<Health>,
     metrics: Arc<Metrics>,
 }
 
 impl HttpServer {
-    /// Listens without answering yet. `further` holds the routes beside probes and metrics. On a loopback
-    /// address the server only answers requests whose host is a loopback name.
+    /// Listens without serving requests yet. `extra_routes` are the routes besides probes and metrics. On a loopback address the
+    /// server rejects requests whose host is not a loopback name.
     pub async fn bind(
         address: SocketAddr,
         health: Arc<Health>,
         metrics: Arc<Metrics>,
-        further: Router,
+        extra_routes: Router,
     ) -> Result<Self, HttpError> {
-        Self::bind_with(address, health, metrics, further, Limits::of_process()).await
+        Self::bind_with(address, health, metrics, extra_routes, Limits::of_process()).await
     }
 
     /// Like [`HttpServer::bind`], with explicit limits.
@@ -65,19 +65,19 @@ impl HttpServer {
         address: SocketAddr,
         health: Arc<Health>,
         metrics: Arc<Metrics>,
-        further: Router,
+        extra_routes: Router,
         limits: Limits,
     ) -> Result<Self, HttpError> {
-        let free = Arc::new(Semaphore::new(limits.requests));
+        let permits = Arc::new(Semaphore::new(limits.requests));
         let listener = TcpListener::bind(address).await.map_err(|source| HttpError { address, source })?;
         let mut router = Router::new()
-            .route("/metrics", get(figures))
-            .route("/healthz", get(alive))
-            .route("/readyz", get(ready))
-            .with_state(Shown { health, metrics })
-            .merge(further.layer(from_fn_with_state(free, connections::limit_requests)));
+            .route("/metrics", get(metrics_text))
+            .route("/healthz", get(liveness))
+            .route("/readyz", get(readiness))
+            .with_state(ProbeState { health, metrics })
+            .merge(extra_routes.layer(from_fn_with_state(permits, connections::limit_requests)));
         if address.ip().is_loopback() {
-            router = router.layer(from_fn(refuse_foreign_names));
+            router = router.layer(from_fn(reject_foreign_hosts));
         }
         Ok(Self { listener, router, limits })
     }
@@ -98,8 +98,8 @@ impl HttpServer {
     }
 }
 
-/// Whether a request names the loopback device as its host. A foreign web page can reach the port under its
-/// own host name if that name resolves to 127.0.0.1 (DNS rebinding).
+/// Whether a request's host is a loopback name. With DNS rebinding, where a foreign host name resolves to 127.0.0.1, a web page
+/// can reach the port under its own name.
 pub fn names_loopback(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
@@ -113,7 +113,7 @@ pub fn names_loopback(headers: &HeaderMap) -> bool {
         || address.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-async fn refuse_foreign_names(request: Request, next: Next) -> Response {
+async fn reject_foreign_hosts(request: Request, next: Next) -> Response {
     if names_loopback(request.headers()) {
         return next.run(request).await;
     }
@@ -121,8 +121,8 @@ async fn refuse_foreign_names(request: Request, next: Next) -> Response {
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-async fn figures(State(shown): State<Shown>) -> Response {
-    match shown.metrics.text() {
+async fn metrics_text(State(state): State<ProbeState>) -> Response {
+    match state.metrics.text() {
         Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
         Err(error) => {
             (StatusCode::INTERNAL_SERVER_ERROR, format!("write metrics: {error}\n")).into_response()
@@ -130,8 +130,8 @@ async fn figures(State(shown): State<Shown>) -> Response {
     }
 }
 
-async fn alive(State(shown): State<Shown>) -> Response {
-    match shown.health.stalled() {
+async fn liveness(State(state): State<ProbeState>) -> Response {
+    match state.health.stalled() {
         None => "ok\n".into_response(),
         Some(still) => {
             let text = format!("the control loop has made no progress for {} s\n", still.as_secs());
@@ -140,8 +140,8 @@ async fn alive(State(shown): State<Shown>) -> Response {
     }
 }
 
-async fn ready(State(shown): State<Shown>) -> Response {
-    if shown.health.is_ready() {
+async fn readiness(State(state): State<ProbeState>) -> Response {
+    if state.health.is_ready() {
         "ok\n".into_response()
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "the cluster has not been read yet\n").into_response()
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    async fn ask(address: SocketAddr, path: &str) -> (u16, String) {
+    async fn get_local(address: SocketAddr, path: &str) -> (u16, String) {
         get_as(address, path, "host: localhost\r\n").await
     }
 
@@ -170,49 +170,48 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn probes_and_figures() {
+    async fn probes_and_metrics_are_served() {
         let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
         let address = ([127, 0, 0, 1], 0).into();
         let server = HttpServer::bind(address, Arc::clone(&health), metrics, Router::new()).await.unwrap();
         let (address, cancel) = (server.listener.local_addr().unwrap(), CancellationToken::new());
         let task = tokio::spawn(server.serve(cancel.clone()));
 
-        assert_eq!(ask(address, "/healthz").await.0, 200);
-        assert_eq!(ask(address, "/readyz").await.0, 503);
+        assert_eq!(get_local(address, "/healthz").await.0, 200);
+        assert_eq!(get_local(address, "/readyz").await.0, 503);
         health.set_ready();
-        assert_eq!(ask(address, "/readyz").await.0, 200);
-        let (status, figures) = ask(address, "/metrics").await;
+        assert_eq!(get_local(address, "/readyz").await.0, 200);
+        let (status, metrics_text) = get_local(address, "/metrics").await;
         assert_eq!(status, 200);
         assert!(
-            figures.contains(OPEN_METRICS) && figures.contains("farrier_configuration_valid 1"),
-            "{figures}"
+            metrics_text.contains(OPEN_METRICS) && metrics_text.contains("farrier_configuration_valid 1"),
+            "{metrics_text}"
         );
-        assert_eq!(ask(address, "/else").await.0, 404);
+        assert_eq!(get_local(address, "/else").await.0, 404);
 
         cancel.cancel();
         task.await.unwrap();
     }
 
-    /// A foreign page whose host name resolves to the loopback device (DNS rebinding) can read neither the
-    /// fleet nor metrics.
+    /// A foreign page whose host name resolves to the loopback interface (DNS rebinding) can read neither the fleet nor metrics.
     #[tokio::test]
-    async fn a_port_of_the_loopback_device_answers_to_loopback_names_only() {
-        let further = Router::new().route("/", get(|| async { "the fleet" }));
+    async fn a_loopback_port_rejects_foreign_host_names() {
+        let extra_routes = Router::new().route("/", get(|| async { "the fleet" }));
         for (address, foreign) in [([127_u8, 0, 0, 1], 421), ([0_u8; 4], 200)] {
             let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
             let server =
-                HttpServer::bind((address, 0).into(), health, metrics, further.clone()).await.unwrap();
+                HttpServer::bind((address, 0).into(), health, metrics, extra_routes.clone()).await.unwrap();
             let port = server.address().unwrap().port();
             let (here, cancel) = (SocketAddr::from(([127, 0, 0, 1], port)), CancellationToken::new());
             let task = tokio::spawn(server.serve(cancel.clone()));
             for path in ["/", "/metrics", "/healthz"] {
                 for own in ["127.0.0.1:81", "localhost:81", "LOCALHOST", "[::1]:81", "127.0.0.2"] {
-                    let (status, said) = get_as(here, path, &format!("host: {own}\r\n")).await;
-                    assert_eq!(status, 200, "{address:?} {path} {own}: {said}");
+                    let (status, response) = get_as(here, path, &format!("host: {own}\r\n")).await;
+                    assert_eq!(status, 200, "{address:?} {path} {own}: {response}");
                 }
                 for other in ["attacker.test:81", "127.0.0.1.attacker.test", "10.0.0.7:8080", "localhost@x"] {
-                    let (status, said) = get_as(here, path, &format!("host: {other}\r\n")).await;
-                    assert_eq!(status, foreign, "{address:?} {path} {other}: {said}");
+                    let (status, response) = get_as(here, path, &format!("host: {other}\r\n")).await;
+                    assert_eq!(status, foreign, "{address:?} {path} {other}: {response}");
                 }
             }
             let twice = "host: localhost\r\nhost: attacker.test\r\n";
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_loop_that_does_not_turn_is_not_alive() {
+    async fn a_stalled_loop_is_not_alive() {
         let health = Health::default();
         assert_eq!(health.stalled(), None);
         tokio::time::advance(Duration::from_mins(6)).await;

@@ -1,8 +1,10 @@
 //! The metrics that `/metrics` shows, in Prometheus' text format.
 //!
-//! Label cardinality is bounded. Labels are names of enum variants, validated names of driver images and
-//! rollouts (one for each definition), and validated kernel targets (at most [`MAX_KERNELS`]). This keeps a
-//! cluster from exhausting the memory of a monitoring system.
+//! Label cardinality is bounded, so that no cluster can exhaust the memory of a monitoring system. Label values are:
+//!
+//! - names of enum variants,
+//! - validated names of driver images and rollouts, one for each definition,
+//! - validated kernel targets, at most [`MAX_KERNELS`].
 
 use std::{fmt, sync::atomic::AtomicU64, time::Duration};
 
@@ -20,7 +22,7 @@ use prometheus_client::{
 };
 use strum::{IntoStaticStr, VariantArray};
 
-/// Maximum number of kernel targets with their own time series. A fleet changes to a few kernels at once.
+/// Maximum number of kernel targets with their own time series. A fleet rarely changes to more than a few kernels at once.
 const MAX_KERNELS: usize = 50;
 /// Histogram buckets for builds, in seconds: reuse of a payload takes seconds, a large driver on a small
 /// machine takes an hour.
@@ -76,8 +78,8 @@ fn label(outcome: impl Into<&'static str>) -> (&'static str, &'static str) {
     ("outcome", outcome.into())
 }
 
-/// Strategies that write.
-const WRITTEN: &[Strategy] = &[
+/// Strategies that rewrite a target.
+const WRITING_STRATEGIES: &[Strategy] = &[
     Strategy::Image,
     Strategy::PerKernel,
     Strategy::Union,
@@ -96,7 +98,7 @@ pub struct Metrics {
     registry: Mutex<Registry>,
     images: Family<[(&'static str, String); 2], Gauge>,
     kernels: Family<[(&'static str, String); 1], DecimalGauge>,
-    kernels_left_out: Gauge,
+    kernels_without_series: Gauge,
     nodes_skipped: Gauge,
     upgrade_nodes: Family<[(&'static str, String); 2], Gauge>,
     rollouts: Family<[(&'static str, String); 3], DecimalGauge>,
@@ -113,75 +115,73 @@ pub struct Metrics {
 }
 
 impl Default for Metrics {
-    /// Registers all families at zero. The configuration counts as valid, because startup fails on an invalid
-    /// one.
+    /// Registers all families at zero. The configuration counts as valid, because an invalid one fails startup.
     fn default() -> Self {
         let mut registry = Registry::with_prefix("farrier");
         let version = [("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "The running farrier", Info::new(version));
-        let mut made = Registering(registry);
+        let mut registrar = Registrar(registry);
         let metrics = Self {
-            images: made.add("images", "Driver images for kernel targets, by phase"),
-            kernels: made.seconds(
+            images: registrar.add("images", "Driver images for kernel targets, by phase"),
+            kernels: registrar.seconds(
                 "kernel_unresolved",
                 "How long a kernel target that nodes run has lacked an image or its rollout",
                 Family::default(),
             ),
-            kernels_left_out: made.add(
+            kernels_without_series: registrar.add(
                 "kernels_unresolved_left_out",
                 "Kernel targets without a separate time series, because there are too many",
             ),
-            nodes_skipped: made.add(
+            nodes_skipped: registrar.add(
                 "nodes_skipped",
                 "Nodes whose kernel target is unknown or contradictory",
             ),
-            upgrade_nodes: made.add(
+            upgrade_nodes: registrar.add(
                 "upgrade_nodes",
                 "Nodes of DaemonSets that are upgraded in order, by stage",
             ),
-            rollouts: made.seconds(
+            rollouts: registrar.seconds(
                 "rollout_unresolved",
                 "How long a rollout has been held, or has made no progress",
                 Family::default(),
             ),
-            certificates: made.seconds(
+            certificates: registrar.seconds(
                 "certificate_expiry_timestamp",
                 "Unix time at which a certificate expires that farrier presents, trusts or signs modules with, or a file of OpenPGP \
                  keys in definitions, as read at startup and with definitions",
                 Family::default(),
             ),
-            build_seconds: made.seconds(
+            build_seconds: registrar.seconds(
                 "build_duration",
                 "How long builds took, from headers to the published image",
                 Histogram::new(BUILD_SECONDS),
             ),
-            builds: made.add("builds", "Finished builds, by outcome"),
-            builds_running: made.add("builds_running", "Builds in progress"),
-            builds_waiting: made.add("builds_waiting", "Builds that wait for a free slot or for their next attempt"),
-            rewrites: made.add("rewrites", "Rewrites, by strategy and outcome"),
-            reconciles: made.add("reconciles", "Reconciles, by outcome"),
-            reconcile_seconds: made.seconds(
+            builds: registrar.add("builds", "Finished builds, by outcome"),
+            builds_running: registrar.add("builds_running", "Builds in progress"),
+            builds_waiting: registrar.add("builds_waiting", "Builds that wait for a free slot or for their next attempt"),
+            rewrites: registrar.add("rewrites", "Rewrites, by strategy and outcome"),
+            reconciles: registrar.add("reconciles", "Reconciles, by outcome"),
+            reconcile_seconds: registrar.seconds(
                 "reconcile_duration",
                 "How long reconciles took, without builds",
                 Histogram::new(RECONCILE_SECONDS),
             ),
-            leader: made.add("leader", "1 where this farrier may write"),
-            configuration_valid: made.add(
+            leader: registrar.add("leader", "1 where this farrier may write"),
+            configuration_valid: registrar.add(
                 "configuration_valid",
                 "0 while the definitions on disk are invalid and the last good ones are in use",
             ),
-            registry: Mutex::new(made.0),
+            registry: Mutex::new(registrar.0),
         };
         metrics.configuration_valid.set(1);
-        // Initialize all label values: a counter that first appears with its first event has no increase to
-        // alert on.
+        // Initialize all label values. A counter that first appears with its first event has no increase to alert on.
         for outcome in BuildOutcomeLabel::VARIANTS {
             let _ = metrics.builds.get_or_create(&[label(outcome)]);
         }
         for outcome in ReconcileOutcomeLabel::VARIANTS {
             let _ = metrics.reconciles.get_or_create(&[label(outcome)]);
         }
-        for strategy in WRITTEN {
+        for strategy in WRITING_STRATEGIES {
             for outcome in RewriteOutcomeLabel::VARIANTS {
                 let _ = metrics.rewrites.get_or_create(&[strategy_label(*strategy), label(outcome)]);
             }
@@ -211,8 +211,8 @@ impl Metrics {
         self.nodes_skipped.set(count(plan.skipped_nodes.len()));
         self.upgrade_nodes.clear();
         for upgrade in plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
-            for turn in &upgrade.nodes {
-                let stage: &'static str = turn.stage.into();
+            for node in &upgrade.nodes {
+                let stage: &'static str = node.stage.into();
                 let labels = [("rollout", upgrade.rollout.clone()), ("stage", stage.to_owned())];
                 self.upgrade_nodes.get_or_create(&labels).inc();
             }
@@ -221,17 +221,17 @@ impl Metrics {
 
     /// Records the kernels that wait for images or rollouts, and for how long.
     pub fn kernels(&self, mut waiting: Vec<(String, Duration)>) {
-        // Keep the kernels that have waited for longest.
+        // Kernels that have waited for longest come first.
         waiting.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        self.kernels_left_out.set(count(waiting.len().saturating_sub(MAX_KERNELS)));
+        self.kernels_without_series.set(count(waiting.len().saturating_sub(MAX_KERNELS)));
         self.kernels.clear();
         for (kernel, since) in waiting.into_iter().take(MAX_KERNELS) {
             self.kernels.get_or_create(&[("kernel", kernel)]).set(since.as_secs_f64());
         }
     }
 
-    /// Records the unfinished rollouts (image, target) and how long each has been unfinished. Their number is
-    /// bounded by the definitions.
+    /// Records the unfinished rollouts (image, target, state), and how long each has been unfinished. The definitions bound their
+    /// number.
     pub fn rollouts<'a>(&self, open: impl Iterator<Item = (&'a str, &'a str, RolloutWait, Duration)>) {
         self.rollouts.clear();
         for (image, target, state, since) in open {
@@ -242,8 +242,8 @@ impl Metrics {
         }
     }
 
-    /// Records when certificates and keys expire, by purpose: a few for each host in `site.yaml`, and the key
-    /// files that definitions name.
+    /// Records when certificates and keys expire, by purpose. There are a few for each host in `site.yaml`, and one for each key
+    /// file that definitions name.
     pub fn certificates(&self, ends: impl IntoIterator<Item = (String, Timestamp)>) {
         self.certificates.clear();
         for (what, end) in ends {
@@ -298,10 +298,10 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Registers each metric when it is created.
-struct Registering(Registry);
+/// Creates and registers metrics.
+struct Registrar(Registry);
 
-impl Registering {
+impl Registrar {
     fn add<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
         let metric = M::default();
         self.0.register(name, help, metric.clone());
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_shown_with_checked_labels() {
+    fn metrics_are_rendered_with_bounded_labels() {
         let metrics = Metrics::default();
         let stats = KubeStats::default();
         stats.requests.get_or_create(&[("verb", "list"), ("kind", "nodes"), ("outcome", "success")]).inc();
@@ -369,7 +369,7 @@ mod tests {
 
     /// Every metric and label value that a dashboard or alert queries exists in farrier.
     #[test]
-    fn dashboard_and_alerts_ask_for_what_there_is() {
+    fn dashboard_and_alerts_query_existing_metrics() {
         let metrics = Metrics::default();
         let stats = KubeStats::default();
         metrics.add_api(&stats);
@@ -389,12 +389,12 @@ mod tests {
         let text = metrics.text().unwrap();
         let families: Vec<(&str, &str)> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
-        let is_there = |asked: &str| {
+        let is_there = |queried: &str| {
             families.iter().any(|(name, kind)| match *kind {
-                "counter" => asked.strip_suffix("_total") == Some(name),
-                "histogram" => asked.strip_suffix("_bucket") == Some(name),
-                "info" => asked.strip_suffix("_info") == Some(name),
-                _ => asked == *name,
+                "counter" => queried.strip_suffix("_total") == Some(name),
+                "histogram" => queried.strip_suffix("_bucket") == Some(name),
+                "info" => queried.strip_suffix("_info") == Some(name),
+                _ => queried == *name,
             })
         };
         let values = |label: &str| -> Vec<&'static str> {
@@ -419,10 +419,10 @@ mod tests {
                 include_str!("../../../../../deploy/kustomize/components/alerts/prometheus-rule.yaml"),
             ),
         ] {
-            let asked: Vec<&str> = name.find_iter(text).map(|found| found.as_str()).collect();
-            assert!(asked.len() > 5, "{file} asks for {asked:?}");
-            for asked in asked {
-                assert!(is_there(asked), "{file} asks for {asked}, which is not in\n{families:?}");
+            let queried: Vec<&str> = name.find_iter(text).map(|found| found.as_str()).collect();
+            assert!(queried.len() > 5, "{file} asks for {queried:?}");
+            for queried in queried {
+                assert!(is_there(queried), "{file} asks for {queried}, which is not in\n{families:?}");
             }
             for found in value.captures_iter(text) {
                 for wanted in found[2].split('|') {

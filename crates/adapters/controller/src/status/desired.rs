@@ -1,4 +1,4 @@
-//! Derives from a plan the DriverBuild objects that should exist, and the writes that create them.
+//! Derives the desired DriverBuild objects from a plan, and the writes that bring the cluster to the desired state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,15 +19,14 @@ use super::{DriverBuild, DriverBuildSpec, DriverBuildStatus};
 /// Label and value that mark the objects that farrier created and may delete.
 pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "farrier");
 
-/// Number of log lines that an object keeps, and their maximum length. Both are small, because etcd is not a
-/// log store.
+// Limits on the log lines in an object. The limits are small, because etcd is not a log store.
 const LOG_LINES: usize = 20;
-const LOG_LINE: usize = 200;
+const MAX_LOG_LINE_CHARS: usize = 200;
 
-/// Maximum length of a message, in characters.
-const MESSAGE: usize = 1024;
+/// Maximum length of a message in characters.
+const MAX_MESSAGE_CHARS: usize = 1024;
 
-/// Returns an object's name: `<image>-<kernel label>-<8 digits>`, a DNS name of at most 63 characters.
+/// Returns the name of a cell's object: `<image>-<kernel label>-<8 digits>`, a DNS name of at most 63 characters.
 pub fn name_of(image: &ImageName, target: &KernelTarget) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let all = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()].join("\0");
@@ -43,8 +42,8 @@ pub fn name_of(image: &ImageName, target: &KernelTarget) -> String {
     format!("{}-{hash}", parts.collect::<Vec<_>>().join("."))
 }
 
-/// Returns one object for each row of `farrier status`. The transition times of unchanged conditions, and the
-/// generation that the API server assigned, are taken from `existing`.
+/// Returns one object for each row of `farrier status`. Takes the transition times of unchanged conditions, and the generation
+/// that the API server assigned, from `existing`.
 pub fn desired(
     plan: &Plan,
     activity: &Activity,
@@ -79,9 +78,8 @@ fn status(
     now: Timestamp,
 ) -> DriverBuildStatus {
     let row = &entry.row;
-    let stays = InheritedStatus {
-        // The API server gives a new object generation 1. No writer changes the spec afterwards, because the
-        // name is a hash of its fields.
+    let inherited = InheritedStatus {
+        // A new object has generation 1. The spec never changes afterwards, because the object's name contains its hash.
         generation: known.and_then(|known| known.metadata.generation).unwrap_or(1),
         conditions: known
             .and_then(|known| known.status.as_ref())
@@ -93,11 +91,11 @@ fn status(
     DriverBuildStatus {
         phase: row.phase.as_str().to_owned(),
         conditions: vec![
-            stays.condition("Published", published(row.phase), &row.reason),
-            stays.condition("Checked", checked(row.phase, row.verdict), ""),
-            stays.condition(
+            inherited.condition("Published", published_condition(row.phase), &row.reason),
+            inherited.condition("Checked", checked_condition(row.phase, row.verdict), ""),
+            inherited.condition(
                 "ConfigurationCurrent",
-                configuration(configuration_error),
+                configuration_condition(configuration_error),
                 configuration_error.unwrap_or(""),
             ),
         ],
@@ -111,15 +109,15 @@ fn status(
         attempts: activity.filter(|found| found.attempts > 0).map(|found| found.attempts.into()),
         next_retry: activity.and_then(|found| found.next_retry).map(|at| Time(whole_seconds(at))),
         last_duration: activity.and_then(|found| found.took).map(|took| format!("{}s", took.as_secs())),
-        log_tail: activity.map(|found| tail(&found.log_tail)).unwrap_or_default(),
-        message: (!row.reason.is_empty()).then(|| printable(&row.reason, MESSAGE)),
+        log_tail: activity.map(|found| log_tail(&found.log_tail)).unwrap_or_default(),
+        message: (!row.reason.is_empty()).then(|| printable(&row.reason, MAX_MESSAGE_CHARS)),
     }
 }
 
 /// Status and reason of a condition.
 type ConditionState = (&'static str, &'static str);
 
-fn published(phase: Phase) -> ConditionState {
+fn published_condition(phase: Phase) -> ConditionState {
     match phase {
         Phase::Published => ("True", "Published"),
         Phase::Building => ("False", "Building"),
@@ -135,7 +133,7 @@ fn published(phase: Phase) -> ConditionState {
     }
 }
 
-fn checked(phase: Phase, verdict: Option<Verdict>) -> ConditionState {
+fn checked_condition(phase: Phase, verdict: Option<Verdict>) -> ConditionState {
     match (phase, verdict) {
         (_, Some(Verdict::Loads)) => ("True", "Loads"),
         (_, Some(Verdict::Refused)) => ("False", "Refused"),
@@ -145,11 +143,11 @@ fn checked(phase: Phase, verdict: Option<Verdict>) -> ConditionState {
     }
 }
 
-fn configuration(error: Option<&str>) -> ConditionState {
+fn configuration_condition(error: Option<&str>) -> ConditionState {
     if error.is_some() { ("False", "Invalid") } else { ("True", "Valid") }
 }
 
-/// State that a new status inherits from the existing object.
+/// What a new status inherits from the existing object.
 struct InheritedStatus<'a> {
     generation: i64,
     conditions: &'a [Condition],
@@ -165,46 +163,46 @@ impl InheritedStatus<'_> {
             type_: type_.to_owned(),
             status: status.to_owned(),
             reason: reason.to_owned(),
-            message: printable(message, MESSAGE),
+            message: printable(message, MAX_MESSAGE_CHARS),
             observed_generation: Some(self.generation),
             last_transition_time: at,
         }
     }
 }
 
-/// Truncates to whole seconds, as the API does. A finer time would never equal the time that is read back.
+/// Truncates to whole seconds, as the API does. A finer time would always differ from the time that the API returns.
 fn whole_seconds(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
 }
 
-fn tail(lines: &[String]) -> Vec<String> {
+fn log_tail(lines: &[String]) -> Vec<String> {
     let first = lines.len().saturating_sub(LOG_LINES);
-    lines[first..].iter().map(|line| printable(line, LOG_LINE)).collect()
+    lines[first..].iter().map(|line| printable(line, MAX_LOG_LINE_CHARS)).collect()
 }
 
-/// Removes control characters and limits the length. Output of compilers and registries is untrusted, and a
-/// terminal must not interpret it.
-pub(super) fn printable(text: &str, most: usize) -> String {
-    printable_lines(text).replace(['\t', '\r'], "\u{fffd}").chars().take(most).collect()
+/// Replaces control characters and limits the length. Output of compilers and registries is untrusted, and must not control the
+/// terminal of a reader.
+pub(super) fn printable(text: &str, limit: usize) -> String {
+    printable_lines(text).replace(['\t', '\r'], "\u{fffd}").chars().take(limit).collect()
 }
 
-/// Writes that make the cluster match the desired objects.
+/// Writes that bring the cluster to the desired state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Writes {
-    /// Objects to create, or with a changed spec or labels. Their status is written afterwards.
+    /// Objects to create, and objects whose spec or labels differ. Their status is written afterwards.
     pub objects: Vec<DriverBuild>,
-    /// Objects with a changed status only.
+    /// Objects of which only the status differs.
     pub statuses: Vec<DriverBuild>,
     /// Names of objects to delete.
     pub deletions: Vec<String>,
 }
 
-/// Compares the existing objects with the desired ones. `gone` names the objects whose grace period has
-/// ended, which are deleted. Objects that farrier did not create are never deleted.
+/// Compares the existing objects with the desired ones. Deletes objects whose grace period has ended (`expired`), but never
+/// objects that farrier did not create.
 pub fn writes(
     desired: &[DriverBuild],
     existing: &BTreeMap<String, DriverBuild>,
-    gone: &BTreeSet<String>,
+    expired: &BTreeSet<String>,
 ) -> Writes {
     let mut writes = Writes::default();
     for wanted in desired {
@@ -219,7 +217,7 @@ pub fn writes(
         }
     }
     let ours = |name: &&String| existing.get(*name).is_some_and(is_ours);
-    writes.deletions = gone.iter().filter(ours).cloned().collect();
+    writes.deletions = expired.iter().filter(ours).cloned().collect();
     writes
 }
 

@@ -90,8 +90,8 @@ pub struct DriverBuildStatus {
     pub message: Option<String>,
 }
 
-/// Standard schema of `metav1.Condition`. It is written by hand, because k8s-openapi can only supply it
-/// together with the schema of its whole API.
+/// Returns the standard schema of `metav1.Condition`. It is written by hand, because k8s-openapi provides the schema only
+/// together with the schemas of the whole API.
 fn conditions(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
@@ -130,8 +130,8 @@ pub fn crd() -> CustomResourceDefinition {
     DriverBuild::crd()
 }
 
-/// Returns the CustomResourceDefinition as YAML, as `farrier schema crd` prints it and `deploy/crds/` holds
-/// it. The YAML is made from JSON, whose keys have a stable order.
+/// Returns the CustomResourceDefinition as YAML, for `farrier schema crd` and `deploy/crds/`. The detour through JSON gives the
+/// keys a stable order.
 pub fn crd_yaml() -> std::io::Result<String> {
     let json = serde_json::to_value(crd())?;
     serde_saphyr::to_string(&json).map_err(std::io::Error::other)

@@ -14,18 +14,17 @@ use jiff::{SignedDuration, Timestamp};
 use super::{desired::printable, name_of};
 use crate::{RolloutReport, live::ReconcileView};
 
-/// Minimum time between two Events with the same reason about the same object. A node that flaps between two
-/// kernels gets one Event, not a hundred.
-const QUIET: SignedDuration = SignedDuration::from_mins(5);
+/// Minimum interval between two Events with the same reason and object, so that a node that flaps between two kernels gets one
+/// Event and not a hundred.
+const REPEAT_INTERVAL: SignedDuration = SignedDuration::from_mins(5);
 
-/// Maximum number of Events per reconcile. When a third of a fleet reboots at once, more Events do not help
-/// and load the API server.
-const MOST: usize = 50;
+/// Maximum number of Events per reconcile. When a third of a fleet reboots at once, more Events would only load the API server.
+const MAX_EVENTS: usize = 50;
 
-/// Maximum length of a note, in bytes. The API allows 1024.
-const NOTE: usize = 1000;
+/// Maximum length of a note in bytes. The API allows 1024.
+const MAX_NOTE_BYTES: usize = 1000;
 
-/// An Event's reason.
+/// Reason of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
 pub enum EventReason {
     /// A rollout target was rewritten.
@@ -64,7 +63,7 @@ pub enum EventReason {
 }
 
 impl EventReason {
-    /// Returns the action that farrier did or tried, and whether the Event is a warning.
+    /// Returns the action that farrier took or tried to take, and whether the Event is a warning.
     pub fn action(self) -> (&'static str, bool) {
         match self {
             Self::Rewritten => ("RollOut", false),
@@ -103,7 +102,7 @@ pub enum Regarding {
 /// An Event to write.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StatusEvent {
-    /// The reason. Reasons are ordered by importance.
+    /// The reason. The order of its variants decides which Events are dropped above [`MAX_EVENTS`].
     pub reason: EventReason,
     /// The object.
     pub regarding: Regarding,
@@ -111,68 +110,66 @@ pub struct StatusEvent {
     pub note: String,
 }
 
-/// State after the last reconcile and the Events written recently. New Events are derived from the difference
-/// to this history.
+/// State after the last reconcile, and the recently written Events. New Events are derived from the differences to this history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventHistory {
     /// Phase, digest and attempts of each DriverBuild.
     builds: BTreeMap<String, (Phase, Option<String>, u32)>,
-    /// Current states of nodes that an Event reports, by reason: the kernel that the node is ready for, a
-    /// contradiction, an unused announcement, or the end of an upgrade.
+    /// States of nodes that Events report, by reason and node. The value depends on the reason: the kernel that the node is ready
+    /// for, a contradiction, an unused announcement, or the end of an upgrade.
     nodes: BTreeMap<(EventReason, String), String>,
-    /// Rollout targets that are held, with the reason.
+    /// Held rollout targets, with the Event's reason and note.
     held: BTreeMap<Regarding, (EventReason, String)>,
     /// Time of the last Event for each object and reason.
     last: BTreeMap<(Regarding, EventReason), Timestamp>,
 }
 
-/// Returns the new Events of a view, the number of Events beyond the limit, and the new history. The first
-/// view after a start only reports rewrites of that reconcile, because there is no earlier state to compare
-/// with.
+/// Returns the new Events of a view, the number of Events above the limit, and the new history. Without an earlier history there
+/// is nothing to compare with, so that only the rewrites of the view become Events.
 pub fn events(
     before: Option<&EventHistory>,
     view: &ReconcileView,
 ) -> (Vec<StatusEvent>, usize, EventHistory) {
-    let mut told = EventHistory {
-        last: before.map(|told| told.last.clone()).unwrap_or_default(),
+    let mut history = EventHistory {
+        last: before.map(|history| history.last.clone()).unwrap_or_default(),
         ..EventHistory::default()
     };
-    told.last.retain(|_, at| (view.now.duration_since(*at)).abs() < QUIET);
+    history.last.retain(|_, at| (view.now.duration_since(*at)).abs() < REPEAT_INTERVAL);
     let mut found = BTreeSet::new();
-    rewrites(view, &mut found);
-    states(view, &mut told);
+    rewrite_events(view, &mut found);
+    record_states(view, &mut history);
     if let Some(before) = before {
-        of_builds(before, &told, view, &mut found);
-        of_nodes(before, &told, &mut found);
-        let held = told.held.iter().filter(|(regarding, held)| before.held.get(*regarding) != Some(*held));
+        build_events(before, &history, view, &mut found);
+        node_events(before, &history, &mut found);
+        let held = history.held.iter().filter(|(regarding, held)| before.held.get(*regarding) != Some(*held));
         found.extend(held.map(|(regarding, (reason, note))| event(*reason, regarding.clone(), note)));
     }
-    let last = &told.last;
-    let fresh = |event: &StatusEvent| !last.contains_key(&(event.regarding.clone(), event.reason));
-    let mut found: Vec<StatusEvent> = found.into_iter().filter(fresh).collect();
-    let more = found.len().saturating_sub(MOST);
-    found.truncate(MOST);
+    let last = &history.last;
+    let is_repeated = |event: &StatusEvent| last.contains_key(&(event.regarding.clone(), event.reason));
+    let mut found: Vec<StatusEvent> = found.into_iter().filter(|event| !is_repeated(event)).collect();
+    let more = found.len().saturating_sub(MAX_EVENTS);
+    found.truncate(MAX_EVENTS);
     for event in &found {
-        told.last.insert((event.regarding.clone(), event.reason), view.now);
+        history.last.insert((event.regarding.clone(), event.reason), view.now);
     }
-    (found, more, told)
+    (found, more, history)
 }
 
 fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
-    // A non-ASCII character may take four bytes.
-    let most = if note.is_ascii() { NOTE } else { NOTE / 4 };
-    StatusEvent { reason, regarding, note: printable(note, most) }
+    // The limit of `printable` is in characters, and a non-ASCII character may take four bytes.
+    let limit = if note.is_ascii() { MAX_NOTE_BYTES } else { MAX_NOTE_BYTES / 4 };
+    StatusEvent { reason, regarding, note: printable(note, limit) }
 }
 
 /// Collects Events for the rewrites of rollout targets.
-fn rewrites(view: &ReconcileView, found: &mut BTreeSet<StatusEvent>) {
+fn rewrite_events(view: &ReconcileView, found: &mut BTreeSet<StatusEvent>) {
     // The changes of a rollout may be part of another rollout's write.
     let changes = |report: &&RolloutReport| {
         !report.planned.changes.is_empty()
             || matches!(report.planned.decision, RolloutDecision::Rewrite { .. })
     };
     for report in view.rollouts.iter().filter(changes) {
-        let Some(regarding) = target(&report.planned) else { continue };
+        let Some(regarding) = regarding_target(&report.planned) else { continue };
         let image = &report.planned.image;
         let (reason, what) = match (&report.error, &report.planned.decision) {
             (Some(error), _) => (EventReason::RewriteFailed, error.clone()),
@@ -190,31 +187,51 @@ fn rewrites(view: &ReconcileView, found: &mut BTreeSet<StatusEvent>) {
     }
 }
 
-/// Records the current state.
-fn states(view: &ReconcileView, told: &mut EventHistory) {
+/// Records the state of builds, nodes and rollouts in the history.
+fn record_states(view: &ReconcileView, history: &mut EventHistory) {
     for entry in status_entries(&view.plan, &view.activity) {
         let digest = entry.row.digest.as_ref().map(ToString::to_string);
         let attempts = entry.activity.map_or(0, |activity| activity.attempts);
-        told.builds.insert(name_of(entry.image, entry.target), (entry.row.phase, digest, attempts));
+        history.builds.insert(name_of(entry.image, entry.target), (entry.row.phase, digest, attempts));
     }
-    for node in &view.plan.nodes {
-        if let (Some(next), true) = (&node.next, node.ready) {
-            told.nodes.insert((EventReason::ReadyForKernel, node.node.clone()), next.kernel.to_string());
+    record_nodes(view, history);
+    record_upgrades(view, history);
+    for rollout in &view.plan.rollouts {
+        let RolloutDecision::Hold(why) = &rollout.decision else { continue };
+        // While nodes reboot, their rollouts are held all the time. The Events of the nodes report the cause.
+        if matches!(why, HoldReason::UnknownNode { .. } | HoldReason::Unlabeled { .. } | HoldReason::NoNodes)
+        {
+            continue;
+        }
+        if let Some(regarding) = regarding_target(rollout) {
+            history.held.insert(regarding, (hold_event(why), format!("{}: {why}", rollout.image)));
         }
     }
-    for left in &view.plan.skipped_nodes {
+}
+
+fn record_nodes(view: &ReconcileView, history: &mut EventHistory) {
+    for node in &view.plan.nodes {
+        if let (Some(next), true) = (&node.next, node.ready) {
+            history.nodes.insert((EventReason::ReadyForKernel, node.node.clone()), next.kernel.to_string());
+        }
+    }
+    for skipped in &view.plan.skipped_nodes {
         let contradicts = matches!(
-            left.why,
+            skipped.why,
             NodeReason::KernelLabelDiffers { .. } | NodeReason::ArchitectureLabelDiffers { .. }
         );
-        let rejected = left.why.is_rejected_claim().then_some(EventReason::NodeClaimRejected);
+        let rejected = skipped.why.is_rejected_claim().then_some(EventReason::NodeClaimRejected);
         if let Some(reason) = rejected.or(contradicts.then_some(EventReason::NodeLabelsContradict)) {
-            told.nodes.insert((reason, left.node.clone()), left.why.to_string());
+            history.nodes.insert((reason, skipped.node.clone()), skipped.why.to_string());
         }
     }
     for unused in &view.plan.unused_announcements {
-        told.nodes.insert((EventReason::AnnouncementNotUsed, unused.node.clone()), unused.why.to_string());
+        history.nodes.insert((EventReason::AnnouncementNotUsed, unused.node.clone()), unused.why.to_string());
     }
+}
+
+/// Records the nodes whose upgrade is complete or has failed.
+fn record_upgrades(view: &ReconcileView, history: &mut EventHistory) {
     for upgrade in view.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
         for (node, note) in upgrade.nodes.iter().filter_map(|turn| Some((&turn.node, turn.note.as_ref()?))) {
             let UpgradeNote { rollout, state, to, why, .. } = note;
@@ -224,24 +241,13 @@ fn states(view: &ReconcileView, told: &mut EventHistory) {
                 _ => continue,
             };
             let why = why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
-            told.nodes.insert((reason, node.clone()), format!("{rollout}, {to}{why}"));
-        }
-    }
-    for rollout in &view.plan.rollouts {
-        let RolloutDecision::Hold(why) = &rollout.decision else { continue };
-        // The rollouts of a rebooting fleet are held all the time; the Events of its nodes report the cause.
-        if matches!(why, HoldReason::UnknownNode { .. } | HoldReason::Unlabeled { .. } | HoldReason::NoNodes)
-        {
-            continue;
-        }
-        if let Some(regarding) = target(rollout) {
-            told.held.insert(regarding, (held(why), format!("{}: {why}", rollout.image)));
+            history.nodes.insert((reason, node.clone()), format!("{rollout}, {to}{why}"));
         }
     }
 }
 
 /// Returns the reason of the Event for a hold.
-fn held(why: &HoldReason) -> EventReason {
+fn hold_event(why: &HoldReason) -> EventReason {
     match why {
         HoldReason::ChangedBack { .. } | HoldReason::FenceUndone { .. } => EventReason::RolloutConflict,
         HoldReason::RolloutFailed { .. } | HoldReason::CopyFailed { .. } => EventReason::RolloutRestored,
@@ -249,7 +255,8 @@ fn held(why: &HoldReason) -> EventReason {
     }
 }
 
-fn of_builds(
+/// Collects Events for changes of builds.
+fn build_events(
     before: &EventHistory,
     now: &EventHistory,
     view: &ReconcileView,
@@ -258,16 +265,21 @@ fn of_builds(
     for entry in status_entries(&view.plan, &view.activity) {
         let name = name_of(entry.image, entry.target);
         let Some((phase, digest, attempts)) = now.builds.get(&name) else { continue };
-        let (was, known, tried) = before.builds.get(&name).cloned().unwrap_or((Phase::Missing, None, 0));
+        let (old_phase, old_digest, old_attempts) =
+            before.builds.get(&name).cloned().unwrap_or((Phase::Missing, None, 0));
         let about = Regarding::DriverBuild(name);
-        let failed = |phase| matches!(phase, Phase::Failed | Phase::Retrying);
-        // A definition that does not cover a kernel is not reported.
+        let has_failed = |phase| matches!(phase, Phase::Failed | Phase::Retrying);
         let reason = match *phase {
-            Phase::Published if was != Phase::Published || known != *digest => EventReason::Published,
-            Phase::Building if was != Phase::Building => EventReason::BuildStarted,
-            phase if failed(phase) && (!failed(was) || *attempts != tried) => EventReason::BuildFailed,
-            Phase::Missing | Phase::Queued if was == Phase::Published => EventReason::PublicationLost,
-            Phase::Skipped if was != Phase::Skipped && entry.outcome.is_unbuildable() => {
+            Phase::Published if old_phase != Phase::Published || old_digest != *digest => {
+                EventReason::Published
+            }
+            Phase::Building if old_phase != Phase::Building => EventReason::BuildStarted,
+            phase if has_failed(phase) && (!has_failed(old_phase) || *attempts != old_attempts) => {
+                EventReason::BuildFailed
+            }
+            Phase::Missing | Phase::Queued if old_phase == Phase::Published => EventReason::PublicationLost,
+            // A definition that does not cover the kernel is also skipped, but is no failure.
+            Phase::Skipped if old_phase != Phase::Skipped && entry.outcome.is_unbuildable() => {
                 EventReason::NotBuildable
             }
             _ => continue,
@@ -284,7 +296,8 @@ fn of_builds(
     }
 }
 
-fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<StatusEvent>) {
+/// Collects Events for changes of nodes.
+fn node_events(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<StatusEvent>) {
     let mut tell = |reason, node: &String, note: &str| {
         found.insert(event(reason, Regarding::Node(node.clone()), note));
     };
@@ -302,17 +315,17 @@ fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<Stat
     }
     for (key, kernel) in before.nodes.iter().filter(|(key, _)| !now.nodes.contains_key(*key)) {
         if let (EventReason::ReadyForKernel, node) = key {
-            let note = "an image that the node needs for";
             let note = format!(
-                "{note} {kernel} is missing, no image is called for, or the kernel is no longer announced"
+                "an image that the node needs for {kernel} is missing, no image is called for, or the kernel is no longer \
+                 announced"
             );
             tell(EventReason::NotReadyForKernel, node, &note);
         }
     }
 }
 
-/// Returns the cluster object that a rollout writes. Files and tags have no Events.
-fn target(rollout: &PlannedRollout) -> Option<Regarding> {
+/// Returns the cluster object that a rollout writes. A rollout to files or tags has no object that Events can be about.
+fn regarding_target(rollout: &PlannedRollout) -> Option<Regarding> {
     match (&rollout.target.place, &rollout.target.object) {
         (Some(_), _) | (None, RolloutObject::Nothing {}) => None,
         (None, RolloutObject::DaemonSet(found)) => Some(Regarding::DaemonSet {

@@ -1,15 +1,15 @@
 //! Publishes the status to the cluster as DriverBuild objects and Events.
 //!
-//! Pure modules ([`desired`], [`events`]) decide what is written, from the rows that `farrier status` prints.
+//! The pure modules [`desired`] and [`events`] decide what is written, based on the rows that `farrier status` prints.
 
 mod desired;
 mod driver_build;
 mod events;
-mod history;
 mod sink;
+mod unused_objects;
 
 pub use desired::{MANAGED_BY, Writes, desired, name_of, writes};
 pub use driver_build::{DriverBuild, DriverBuildSpec, DriverBuildStatus, crd, crd_yaml};
 pub use events::{EventHistory, EventReason, Regarding, StatusEvent, events};
-pub use history::History;
-pub use sink::{KubeStatus, Place};
+pub use sink::{KubeStatus, StatusDestination};
+pub use unused_objects::UnusedObjects;

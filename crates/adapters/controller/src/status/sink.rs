@@ -23,28 +23,27 @@ use oci::error_chain;
 use serde_json::json;
 use tokio::sync::Mutex;
 
-use super::{DriverBuild, EventHistory, History, Regarding, StatusEvent, desired, events, writes};
+use super::{DriverBuild, EventHistory, Regarding, StatusEvent, UnusedObjects, desired, events, writes};
 use crate::live::{ReconcileView, StatusSink};
 
 /// Maximum number of concurrent requests.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT_REQUESTS: usize = 8;
 
-/// Resync interval: objects are listed again to detect changes and deletions by other clients.
+/// Interval at which objects are listed again, to detect changes and deletions by other clients.
 const RESYNC: SignedDuration = SignedDuration::from_hours(1);
 
 /// Time before a failed list is retried.
-const LIST_AFTER_FAULT: SignedDuration = SignedDuration::from_mins(5);
+const LIST_RETRY_DELAY: SignedDuration = SignedDuration::from_mins(5);
 
-/// Maximum number of faults that are remembered as logged. The number is bounded, because the texts come from
-/// the API server.
-const MOST_LOGGED: usize = 200;
+/// Maximum number of faults that are remembered as logged. Their texts come from the API server, so memory must be bounded.
+const MAX_LOGGED_FAULTS: usize = 200;
 
 /// Page size of a list.
 const PAGE: u32 = 500;
 
 /// Destination of the status, and the identity of its writer.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct StatusDestination {
     /// The namespace of the DriverBuilds.
     pub namespace: String,
     /// Field manager of server-side apply and reporter of Events: `farrier`, or `farrier-NAME`.
@@ -53,47 +52,47 @@ pub struct Place {
     pub instance: String,
 }
 
-/// Writes DriverBuilds and Events. A failed write is logged once and retried by the next reconcile; it never
-/// fails a reconcile.
+/// Writes DriverBuilds and Events. A failed write never fails a reconcile: the failure is logged once, and the next reconcile
+/// retries the write.
 pub struct KubeStatus {
     client: Client,
-    place: Place,
+    destination: StatusDestination,
     fence: Option<Arc<dyn Fence>>,
-    state: Mutex<State>,
-    /// Whether `state` is stale and must be reset.
-    outdated: AtomicBool,
+    state: Mutex<SinkState>,
+    /// Whether `state` is stale and must be reset before its next use.
+    is_stale: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct SinkState {
     /// Objects as last seen in or written to the API server.
     known: BTreeMap<String, DriverBuild>,
-    /// Time of the next list; `None` before the first one.
+    /// Time of the next list. `None` before the first list.
     list_at: Option<Timestamp>,
     /// Whether the last list succeeded.
     listed: bool,
-    history: History,
-    told: Option<EventHistory>,
+    unused_objects: UnusedObjects,
+    event_history: Option<EventHistory>,
     /// Faults that were logged already.
-    logged: BTreeSet<String>,
+    logged_faults: BTreeSet<String>,
 }
 
 impl KubeStatus {
-    /// Creates a sink that writes to `place` while `fence` is open.
-    pub fn new(client: Client, place: Place, fence: Option<Arc<dyn Fence>>) -> Self {
-        Self { client, place, fence, state: Mutex::default(), outdated: AtomicBool::default() }
+    /// Creates a sink that writes to `destination` while `fence` allows writes.
+    pub fn new(client: Client, destination: StatusDestination, fence: Option<Arc<dyn Fence>>) -> Self {
+        Self { client, destination, fence, state: Mutex::default(), is_stale: AtomicBool::default() }
     }
 
     fn builds(&self) -> Api<DriverBuild> {
-        Api::namespaced(self.client.clone(), &self.place.namespace)
+        Api::namespaced(self.client.clone(), &self.destination.namespace)
     }
 
     fn may_write(&self) -> bool {
-        self.fence.as_ref().is_none_or(|fence| fence.closed().is_none())
+        self.fence.as_ref().is_none_or(|fence| fence.closed_reason().is_none())
     }
 
     /// Lists the objects if the resync interval has passed. Returns whether the objects are known.
-    async fn list(&self, state: &mut State, now: Timestamp) -> bool {
+    async fn list(&self, state: &mut SinkState, now: Timestamp) -> bool {
         if state.list_at.is_some_and(|at| now < at && at.duration_since(now) <= RESYNC) {
             return state.listed;
         }
@@ -109,31 +108,31 @@ impl KubeStatus {
                     }
                 }
                 Err(error) => {
-                    log(state, "list DriverBuilds", &error);
+                    log_fault(state, "list DriverBuilds", &error);
                     if !is_starting(&error) {
-                        (state.list_at, state.listed) = (Some(now + LIST_AFTER_FAULT), false);
+                        (state.list_at, state.listed) = (Some(now + LIST_RETRY_DELAY), false);
                     }
                     return false;
                 }
             }
         }
         (state.known, state.list_at, state.listed) = (known, Some(now + RESYNC), true);
-        state.logged.clear();
+        state.logged_faults.clear();
         true
     }
 
-    async fn write_builds(&self, state: &mut State, view: &ReconcileView) {
+    async fn write_builds(&self, state: &mut SinkState, view: &ReconcileView) {
         let ReconcileView { plan, activity, configuration_error, now, .. } = view;
         let desired = desired(plan, activity, configuration_error.as_deref(), &state.known, *now);
         let names: BTreeSet<&str> =
             desired.iter().filter_map(|object| object.metadata.name.as_deref()).collect();
-        let gone = state.history.gone(state.known.keys(), &names, *now);
-        let super::Writes { objects, statuses, deletions } = writes(&desired, &state.known, &gone);
+        let expired = state.unused_objects.expired(state.known.keys(), &names, *now);
+        let super::Writes { objects, statuses, deletions } = writes(&desired, &state.known, &expired);
         let objects = objects.into_iter().map(|object| (object, true));
-        let todo: Vec<_> = objects.chain(statuses.into_iter().map(|object| (object, false))).collect();
-        let outcomes = stream::iter(todo)
+        let pending: Vec<_> = objects.chain(statuses.into_iter().map(|object| (object, false))).collect();
+        let outcomes = stream::iter(pending)
             .map(|(object, whole)| async move { (object.name_any(), self.write(&object, whole).await) })
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect::<Vec<_>>()
             .await;
         for (name, outcome) in outcomes {
@@ -141,15 +140,19 @@ impl KubeStatus {
                 Ok(Some(written)) => drop(state.known.insert(name, written)),
                 Ok(None) => {}
                 Err(error) => {
-                    // Another client deleted the object: the next reconcile creates it again.
+                    // Another client deleted the object. The next reconcile creates the object again.
                     if is_code(&error, 404) {
                         state.known.remove(&name);
                     }
-                    log(state, "write DriverBuilds", &error);
+                    log_fault(state, "write DriverBuilds", &error);
                 }
             }
         }
-        for name in deletions {
+        self.delete_builds(state, deletions).await;
+    }
+
+    async fn delete_builds(&self, state: &mut SinkState, names: Vec<String>) {
+        for name in names {
             let Some(object) = state.known.get(&name).filter(|_| self.may_write()) else { continue };
             let uid = object.metadata.uid.clone();
             let preconditions = Some(Preconditions { uid, resource_version: None });
@@ -157,14 +160,14 @@ impl KubeStatus {
             match self.builds().delete(&name, &params).await {
                 Ok(_) => drop(state.known.remove(&name)),
                 Err(error) if is_code(&error, 404) || is_code(&error, 409) => drop(state.known.remove(&name)),
-                Err(error) => log(state, "delete DriverBuilds", &error),
+                Err(error) => log_fault(state, "delete DriverBuilds", &error),
             }
         }
     }
 
-    /// Writes one object and then its status, or the status alone. Returns `None` if the fence is closed.
+    /// Writes one object and then its status, or the status alone. Returns `None` if the fence forbids writes.
     async fn write(&self, object: &DriverBuild, whole: bool) -> Result<Option<DriverBuild>, kube::Error> {
-        let params = PatchParams::apply(&self.place.manager).force();
+        let params = PatchParams::apply(&self.destination.manager).force();
         let name = object.name_any();
         let about = |metadata: serde_json::Value| {
             json!({
@@ -187,9 +190,9 @@ impl KubeStatus {
         self.builds().patch_status(&name, &params, &Patch::Apply(body)).await.map(Some)
     }
 
-    async fn write_events(&self, state: &mut State, view: &ReconcileView) {
-        let (found, more, told) = events(state.told.as_ref(), view);
-        state.told = Some(told);
+    async fn write_events(&self, state: &mut SinkState, view: &ReconcileView) {
+        let (found, more, event_history) = events(state.event_history.as_ref(), view);
+        state.event_history = Some(event_history);
         if more > 0 {
             tracing::info!(more, "one reconcile had more changes than farrier writes events for");
         }
@@ -198,12 +201,17 @@ impl KubeStatus {
                 return;
             }
             if let Err(error) = self.publish(state, &event, view.now).await {
-                log(state, "create Events", &error);
+                log_fault(state, "create Events", &error);
             }
         }
     }
 
-    async fn publish(&self, state: &State, event: &StatusEvent, now: Timestamp) -> Result<(), kube::Error> {
+    async fn publish(
+        &self,
+        state: &SinkState,
+        event: &StatusEvent,
+        now: Timestamp,
+    ) -> Result<(), kube::Error> {
         let regarding = self.reference(state, &event.regarding).await;
         let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
         let object: String = regarding.name.iter().flat_map(|name| name.chars()).take(200).collect();
@@ -211,7 +219,7 @@ impl KubeStatus {
         let kind = if is_warning { "Warning" } else { "Normal" };
         let body = Event {
             metadata: ObjectMeta {
-                name: Some(format!("{object}.{}", unique(event, now))),
+                name: Some(format!("{object}.{}", unique_suffix(event, now))),
                 namespace: Some(namespace.clone()),
                 ..ObjectMeta::default()
             },
@@ -220,21 +228,21 @@ impl KubeStatus {
             note: Some(event.note.clone()),
             reason: Some(event.reason.to_string()),
             regarding: Some(regarding),
-            reporting_controller: Some(self.place.manager.clone()),
-            reporting_instance: Some(self.place.instance.chars().take(128).collect()),
+            reporting_controller: Some(self.destination.manager.clone()),
+            reporting_instance: Some(self.destination.instance.chars().take(128).collect()),
             type_: Some(kind.to_owned()),
             ..Event::default()
         };
         let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         match events.create(&PostParams::default(), &body).await {
-            // A conflict means that an earlier request created this Event but its answer was lost.
+            // After a conflict the Event exists: an earlier request created it, and the response was lost.
             Err(error) if !is_code(&error, 409) => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Returns a reference to the object with its uid, by which `kubectl describe` finds the Events.
-    async fn reference(&self, state: &State, regarding: &Regarding) -> ObjectReference {
+    /// Returns a reference to the object. `kubectl describe` finds the object's Events by the uid in the reference.
+    async fn reference(&self, state: &SinkState, regarding: &Regarding) -> ObjectReference {
         let of = |api_version: &str, kind: &str, namespace: Option<&str>, name: &str, uid: Option<String>| {
             ObjectReference {
                 api_version: Some(api_version.to_owned()),
@@ -249,10 +257,9 @@ impl KubeStatus {
             Regarding::DriverBuild(name) => {
                 let uid = state.known.get(name).and_then(|object| object.metadata.uid.clone());
                 let (version, kind) = (DriverBuild::api_version(&()), DriverBuild::kind(&()));
-                of(&version, &kind, Some(&self.place.namespace), name, uid)
+                of(&version, &kind, Some(&self.destination.namespace), name, uid)
             }
-            // Use the node's name as the uid, as the kubelet does. For nodes, kubectl looks up Events by
-            // both.
+            // The kubelet uses the node's name as the uid. kubectl looks up the Events of a node by name and by uid.
             Regarding::Node(name) => of("v1", "Node", None, name, Some(name.clone())),
             Regarding::DaemonSet { namespace, name } => {
                 let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
@@ -275,8 +282,8 @@ impl StatusSink for KubeStatus {
             return;
         }
         let mut state = self.state.lock().await;
-        if self.outdated.swap(false, Ordering::SeqCst) {
-            *state = State::default();
+        if self.is_stale.swap(false, Ordering::SeqCst) {
+            *state = SinkState::default();
         }
         if self.list(&mut state, view.now).await {
             self.write_builds(&mut state, view).await;
@@ -284,14 +291,14 @@ impl StatusSink for KubeStatus {
         self.write_events(&mut state, view).await;
     }
 
-    /// Takes effect with the next reconcile, because a reconcile may be running.
+    /// Resets the state at the next reconcile, because the current one may still use the state.
     fn forget(&self) {
-        self.outdated.store(true, Ordering::SeqCst);
+        self.is_stale.store(true, Ordering::SeqCst);
     }
 }
 
 /// Returns a unique suffix for an Event's name: the time as in client-go, plus the reason.
-fn unique(event: &StatusEvent, now: Timestamp) -> String {
+fn unique_suffix(event: &StatusEvent, now: Timestamp) -> String {
     format!("{:x}{:02x}", now.as_nanosecond(), event.reason as u8)
 }
 
@@ -307,19 +314,19 @@ fn missing_namespace(error: &kube::Error) -> Option<&str> {
 }
 
 /// Logs a fault once, with a hint.
-fn log(state: &mut State, action: &str, error: &kube::Error) {
-    if state.logged.len() >= MOST_LOGGED {
-        state.logged.clear();
+fn log_fault(state: &mut SinkState, action: &str, error: &kube::Error) {
+    if state.logged_faults.len() >= MAX_LOGGED_FAULTS {
+        state.logged_faults.clear();
     }
-    let words = error_chain(error);
+    let message = error_chain(error);
     if is_starting(error) {
-        tracing::debug!(action, error = words, "status write postponed");
+        tracing::debug!(action, error = message, "status write postponed");
         return;
     }
     if let Some(namespace) = missing_namespace(error) {
-        if state.logged.insert(format!("namespace {namespace}")) {
-            let hint = "create it, or correct the reference to it: the `rollout` of an image, or farrier's own namespace; until \
-                        then nothing is rolled out there";
+        if state.logged_faults.insert(format!("namespace {namespace}")) {
+            let hint = "create the namespace, or correct the `rollout` of an image or farrier's own namespace; until then nothing \
+                        is rolled out in it";
             tracing::warn!(namespace, hint, "there is no such namespace");
         }
         return;
@@ -332,9 +339,9 @@ fn log(state: &mut State, action: &str, error: &kube::Error) {
         kube::Error::Api(status) if status.code == 404 && action == "list DriverBuilds" => {
             (format!("{action} 404"), "install the definition: farrier schema crd | kubectl apply -f -")
         }
-        _ => (format!("{action} {words}"), "farrier retries automatically"),
+        _ => (format!("{action} {message}"), "farrier retries automatically"),
     };
-    if state.logged.insert(key) {
-        tracing::warn!(action, error = words, hint, "status cannot be written");
+    if state.logged_faults.insert(key) {
+        tracing::warn!(action, error = message, hint, "status cannot be written");
     }
 }

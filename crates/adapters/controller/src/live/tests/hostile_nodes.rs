@@ -27,8 +27,8 @@ async fn a_node_that_cycles_through_kernels_blocks_no_other_node() {
     live.fleet.change(|state| state.node("m", K11));
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;
     assert_eq!(Some(state.image("a").to_owned()), live.published(K9).await);
-    let taken = state.snapshots_taken;
-    live.fleet.until(|state| state.snapshots_taken >= taken + 3).await;
+    let snapshots_before = state.snapshots_taken;
+    live.fleet.until(|state| state.snapshots_taken >= snapshots_before + 3).await;
     assert_eq!(live.published(K11).await, None);
     let lines = logs.with("a node's kernel is not trusted");
     assert!(lines.len() == 1 && lines[0].contains("kernelLimits.perNode"), "{lines:?}");

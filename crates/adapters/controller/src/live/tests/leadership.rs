@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_lost_leadership_stops_its_builds() {
+async fn losing_the_leadership_stops_builds() {
     let mut bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
@@ -13,8 +13,8 @@ async fn a_lost_leadership_stops_its_builds() {
     let live = Running::start(bench, fleet, true);
     gate.asked.notified().await;
     live.leads.send_replace(false);
-    let taken = live.fleet.state().snapshots_taken;
-    live.fleet.until(|state| state.snapshots_taken >= taken + 3).await;
+    let snapshots_before = live.fleet.state().snapshots_taken;
+    live.fleet.until(|state| state.snapshots_taken >= snapshots_before + 3).await;
     assert!(live.metrics.text().unwrap().contains("farrier_builds_running 0"));
     assert_eq!(live.published(K10).await, None);
     live.stop().await;
@@ -22,7 +22,7 @@ async fn a_lost_leadership_stops_its_builds() {
 
 /// Another replica has written status in between.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn who_leads_again_compares_status_with_nothing_of_its_earlier_term() {
+async fn a_new_term_discards_the_status_of_the_earlier_term() {
     let bench = bench(&json!({}), &["a"]);
     let live = Running::start(bench, Fleet::new(|state| state.node("n", K9)), true);
     let three_more = || live.fleet.state().snapshots_taken + 3;
@@ -30,10 +30,10 @@ async fn who_leads_again_compares_status_with_nothing_of_its_earlier_term() {
     live.leads.send_replace(false);
     let next = three_more();
     live.fleet.until(|state| state.snapshots_taken >= next).await;
-    assert_eq!(live.views.forgot.load(Ordering::SeqCst), 0);
+    assert_eq!(live.views.resets.load(Ordering::SeqCst), 0);
     live.leads.send_replace(true);
     let next = three_more();
     live.fleet.until(|state| state.snapshots_taken >= next).await;
-    assert_eq!(live.views.forgot.load(Ordering::SeqCst), 1);
+    assert_eq!(live.views.resets.load(Ordering::SeqCst), 1);
     live.stop().await;
 }

@@ -47,7 +47,7 @@ fn written(state: &State) -> Vec<&str> {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_run_rolls_out_the_rest_of_a_chain_whose_nodes_change_meanwhile() {
+async fn a_single_run_completes_a_chain_whose_nodes_change() {
     let (bench, fleet) = (chain().await, fleet());
     let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
     assert!(!report.failed(), "{:#?}", report.rollouts);
@@ -62,28 +62,28 @@ async fn a_run_rolls_out_the_rest_of_a_chain_whose_nodes_change_meanwhile() {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn the_loop_rolls_out_the_rest_of_a_chain_with_the_next_plan() {
+async fn the_loop_completes_a_chain_with_the_next_plan() {
     let live = Running::start(chain().await, fleet(), true);
     let began = Instant::now();
     let state = live.fleet.until(|state| state.writes.len() == 3).await;
     assert_eq!(written(&state), ["x", "y", "z"]);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
-    let figures = live.metrics.text().unwrap();
+    let metrics_text = live.metrics.text().unwrap();
     let none_failed = "farrier_rewrites_total{strategy=\"image\",outcome=\"failed\"} 0";
-    assert!(figures.contains(none_failed), "{figures}");
+    assert!(metrics_text.contains(none_failed), "{metrics_text}");
     live.stop().await;
 }
 
 /// A node of the first target changes after the plan; the nodes of the second do not.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_rollout_that_is_planned_anew_holds_no_other_one() {
+async fn a_replanned_rollout_does_not_hold_others() {
     let fleet = Fleet::new(|state| {
-        for (place, (node, daemon_set)) in [("n", "a"), ("m", "b")].into_iter().enumerate() {
+        for (index, (node, daemon_set)) in [("n", "a"), ("m", "b")].into_iter().enumerate() {
             state.node(node, K9);
             state.daemon_set(daemon_set, "");
             let pool = ("pool".to_owned(), daemon_set.to_owned());
-            state.snapshot.nodes[place].labels.extend([pool.clone()]);
-            state.snapshot.daemon_sets[place].placement.node_selector = [pool].into();
+            state.snapshot.nodes[index].labels.extend([pool.clone()]);
+            state.snapshot.daemon_sets[index].placement.node_selector = [pool].into();
         }
         state.before = Some((2, |state| {
             state.snapshot.nodes[0].labels.insert("other".to_owned(), "yes".to_owned());
@@ -102,7 +102,7 @@ async fn a_rollout_that_is_planned_anew_holds_no_other_one() {
 
 /// Another writer has used up the rewrite limit of the first target.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_target_that_is_rewritten_too_often_holds_the_rest_of_its_chain() {
+async fn a_rate_limited_target_holds_the_rest_of_its_chain() {
     let live = Running::start(chain().await, fleet(), true);
     live.fleet.until(|state| state.writes.len() == 3).await;
     for writes in 4..=6 {
@@ -151,7 +151,7 @@ async fn published_bench() -> Bench {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_pod_that_a_budget_keeps_is_a_wait_for_a_run() {
+async fn a_refused_eviction_is_a_hold_in_a_single_run() {
     let bench = published_bench().await;
     let fleet = outdated_pod(&bench).await;
     let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
@@ -166,7 +166,7 @@ async fn a_pod_that_a_budget_keeps_is_a_wait_for_a_run() {
 }
 
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_pod_that_a_budget_keeps_is_asked_for_now_and_then_and_holds_nothing_else() {
+async fn a_refused_eviction_is_retried_and_holds_no_other_rollout() {
     let bench = published_bench().await;
     let fleet = outdated_pod(&bench).await;
     let live = Running::start(bench, fleet, true);
@@ -187,15 +187,15 @@ async fn a_pod_that_a_budget_keeps_is_asked_for_now_and_then_and_holds_nothing_e
     }
     live.fleet.change(|state| state.refused.clear());
     live.fleet.until(|state| state.snapshot.pods.is_empty()).await;
-    let figures = live.metrics.text().unwrap();
+    let metrics_text = live.metrics.text().unwrap();
     let none_failed = "farrier_rewrites_total{strategy=\"image\",outcome=\"failed\"} 0";
-    assert!(figures.contains(none_failed), "{figures}");
+    assert!(metrics_text.contains(none_failed), "{metrics_text}");
     live.stop().await;
 }
 
 /// Two earlier farrier processes were killed while building, possibly by the build.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn a_build_that_killed_farrier_is_not_begun_again_at_once() {
+async fn a_build_that_killed_farrier_is_delayed() {
     let logs = Logs::start();
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
@@ -216,8 +216,11 @@ async fn a_build_that_killed_farrier_is_not_begun_again_at_once() {
     let (activity, _) = live.views.last().unwrap();
     let build = activity.values().next().unwrap();
     assert_eq!(build.attempts, 2);
-    let said = logs.with("retrying");
-    assert!(said.len() == 1 && said[0].contains("the last 2 attempts ended without a result"), "{said:?}");
+    let logged = logs.with("retrying");
+    assert!(
+        logged.len() == 1 && logged[0].contains("the last 2 attempts ended without a result"),
+        "{logged:?}"
+    );
 
     // The build is retried after a while. Its success clears the earlier attempts.
     live.fleet.until(|state| state.writes.len() == 1).await;

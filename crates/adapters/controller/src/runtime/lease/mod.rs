@@ -1,8 +1,7 @@
-//! Leader election with a `coordination.k8s.io/v1` Lease, and the fence that blocks writes of every other
-//! replica.
+//! Leader election with a `coordination.k8s.io/v1` Lease, and the fence that blocks writes of all replicas except the leader.
 //!
-//! farrier implements the election itself, because the existing crates judge a lease by the wall clock of
-//! another machine. A clock jump there makes two leaders (decision 10).
+//! farrier implements the election itself. Existing crates compare the lease with the wall clock of another machine, so that a
+//! jump of that clock makes two leaders (decision 10).
 
 mod election;
 
@@ -20,8 +19,8 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-pub use election::Timing;
-use election::{Election, Move, Record};
+pub use election::LeaseTiming;
+use election::{Election, ElectionStep, LeaseRecord};
 use farrier_cluster::{
     Fence,
     kube::{causes, is_starting},
@@ -34,21 +33,21 @@ pub struct LeaseOptions {
     pub namespace: String,
     /// The lease's name. Farriers with the same lease name never write at the same time.
     pub name: String,
-    /// Identity of this process: differs from every other process, and also after a restart.
+    /// Identity of this process, unique among all processes. A restarted process has another identity.
     pub identity: String,
-    pub timing: Timing,
+    pub timing: LeaseTiming,
 }
 
-/// Failure to read or write a lease.
-struct LeaseFault {
+/// Failed request to read or write the lease.
+struct LeaseError {
     message: String,
-    /// The API server's status code, if it answered: 409 when another client wrote the lease in between.
+    /// Status code of the API server's response, if there was one. The code is 409 if another client wrote the lease in between.
     code: Option<u16>,
-    /// Whether the cause is an API server that is still starting.
+    /// Whether the API server is still starting.
     starting: bool,
 }
 
-/// A candidate's leadership, which is also the fence. Clones share one leadership.
+/// Leadership of this process, which is also its fence. Clones share one leadership.
 #[derive(Clone)]
 pub struct Leadership {
     shared: Arc<Shared>,
@@ -57,24 +56,23 @@ pub struct Leadership {
 
 struct Shared {
     lease: String,
-    state: Mutex<Trust>,
+    state: Mutex<LeaseTrust>,
 }
 
-/// End of the trust in the last renewal, by two clocks.
+/// How long the last renewal can be trusted, by two clocks.
 ///
-/// A clock jump does not affect the monotonic clock. The wall clock also advances while the machine is
-/// suspended. A jump of the wall clock closes the fence until the next renewal seconds later, and has no
-/// worse effect.
+/// The monotonic clock never jumps, and the wall clock also advances while the machine is suspended. A jump of the wall clock at
+/// worst closes the fence until the next renewal, seconds later.
 #[derive(Clone, Copy, Debug, Default)]
-struct Trust {
+struct LeaseTrust {
     until: Option<(Instant, SystemTime)>,
-    /// Whether this farrier still holds the lease but could not renew it.
+    /// Whether this process believes to hold the lease, but could not renew it.
     cut_off: bool,
     ever_led: bool,
 }
 
-impl Trust {
-    fn closed(&self, lease: &str, now: Instant, wall: SystemTime) -> Option<String> {
+impl LeaseTrust {
+    fn closed_reason(&self, lease: &str, now: Instant, wall: SystemTime) -> Option<String> {
         match self.until {
             Some((until, wall_until)) if now < until && wall < wall_until => None,
             Some(_) => Some(format!("lease {lease} could not be renewed in time")),
@@ -86,19 +84,19 @@ impl Trust {
 }
 
 impl Fence for Leadership {
-    fn closed(&self) -> Option<String> {
-        self.shared.state.lock().closed(&self.shared.lease, Instant::now(), SystemTime::now())
+    fn closed_reason(&self) -> Option<String> {
+        self.shared.state.lock().closed_reason(&self.shared.lease, Instant::now(), SystemTime::now())
     }
 }
 
-/// Background task that campaigns for the lease and renews it.
+/// Background task that acquires and renews the lease.
 pub struct LeaseTask {
     release: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl LeaseTask {
-    /// Releases the lease, so that another farrier takes over at once. The caller must not write afterwards.
+    /// Releases the lease, so that another candidate takes over at once. The caller must not write afterwards.
     pub async fn release(self) {
         self.release.cancel();
         if let Err(error) = self.task.await {
@@ -107,7 +105,7 @@ impl LeaseTask {
     }
 }
 
-/// Starts to campaign for the lease.
+/// Starts the task that acquires and renews the lease.
 pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask) {
     let (sender, leads) = watch::channel(false);
     let lease = format!("{}/{}", options.namespace, options.name);
@@ -129,11 +127,10 @@ pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask
 }
 
 impl Leadership {
-    /// Watches whether this farrier is the leader as far as it knows. Also notifies when the fence opens or
-    /// closes.
+    /// Watches whether this process believes to be the leader. Also notifies when the fence opens or closes.
     ///
-    /// A leader that is cut off from the API server stays the leader behind a closed fence until it sees
-    /// another holder. No other leader is known then, and running work may still be of use.
+    /// A leader that is cut off from the API server stays the leader, behind a closed fence, until it sees another holder. Until
+    /// then, its running builds may still be useful.
     pub fn watch(&self) -> watch::Receiver<bool> {
         self.leads.clone()
     }
@@ -145,11 +142,11 @@ struct Candidate {
     election: Election,
     shared: Arc<Shared>,
     leads: watch::Sender<bool>,
-    /// The lease as this candidate last wrote it. It is renewed without another read.
+    /// The lease as this candidate last wrote it, from which the next renewal is made without a read.
     held: Option<Lease>,
     /// End of the trust in the last renewal, by the wall clock.
     wall_until: SystemTime,
-    /// The last logged fault, so that an outage of minutes is logged once.
+    /// The last logged error, so that an outage of minutes is logged once.
     reported: Option<String>,
     /// The leader that was last logged.
     leader: Option<String>,
@@ -158,29 +155,29 @@ struct Candidate {
 impl Candidate {
     async fn run(mut self, release: CancellationToken) {
         loop {
-            match self.look().await {
+            match self.campaign_once().await {
                 Ok(()) => self.reported = None,
                 Err(error) => self.report(error),
             }
-            self.settle();
+            self.update_fence();
             let next = Instant::now() + self.options.timing.retry;
-            // A leader that cannot renew must stop at its expiry, not at the next poll.
+            // A leader that cannot renew must close the fence at the expiry, not at the next poll.
             let expiry = self.election.leads_until(Instant::now()).unwrap_or(next).min(next);
             for wake in [expiry, next] {
                 tokio::select! {
-                    () = release.cancelled() => return self.give_back().await,
-                    () = tokio::time::sleep_until(wake) => self.settle(),
+                    () = release.cancelled() => return self.release_lease().await,
+                    () = tokio::time::sleep_until(wake) => self.update_fence(),
                 }
             }
         }
     }
 
-    /// Reads and updates the lease. After a conflict with another client it tries a second time, to learn at
-    /// once who holds the lease.
-    async fn look(&mut self) -> Result<(), LeaseFault> {
+    /// Makes one attempt to acquire or renew the lease. After a conflict with another client, makes a second attempt at once to
+    /// learn who holds the lease.
+    async fn campaign_once(&mut self) -> Result<(), LeaseError> {
         for _ in 0..2 {
-            match self.turn().await {
-                Err(LeaseFault { message, code: Some(409), .. }) => {
+            match self.advance().await {
+                Err(LeaseError { message, code: Some(409), .. }) => {
                     tracing::debug!(message, "lease was written by another client");
                 }
                 outcome => return outcome,
@@ -189,8 +186,8 @@ impl Candidate {
         Ok(())
     }
 
-    /// Creates, takes over or renews the lease, as the election decides.
-    async fn turn(&mut self) -> Result<(), LeaseFault> {
+    /// Reads the lease, and creates, takes over or renews it as the election decides.
+    async fn advance(&mut self) -> Result<(), LeaseError> {
         let lease = match self.held.take() {
             Some(lease) => Some(lease),
             None => self.request("read", self.api.get_opt(&self.options.name)).await?,
@@ -199,28 +196,28 @@ impl Candidate {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let step = self.election.decide(record.as_ref(), now);
         let (action, name) = match step {
-            Move::Wait => {
-                self.tell_leader(record.unwrap_or_default().holder);
+            ElectionStep::Wait => {
+                self.log_leader(record.unwrap_or_default().holder);
                 return Ok(());
             }
-            Move::Create => ("create", &self.options.name),
-            Move::Take => ("take over", &self.options.name),
-            Move::Renew => ("renew", &self.options.name),
+            ElectionStep::Create => ("create", &self.options.name),
+            ElectionStep::Take => ("take over", &self.options.name),
+            ElectionStep::Renew => ("renew", &self.options.name),
         };
-        let wanted = self.written(lease, &record.unwrap_or_default());
-        let written = if step == Move::Create {
+        let wanted = self.with_this_holder(lease, &record.unwrap_or_default());
+        let written = if step == ElectionStep::Create {
             self.request(action, self.api.create(&PostParams::default(), &wanted)).await?
         } else {
             self.request(action, self.api.replace(name, &PostParams::default(), &wanted)).await?
         };
-        self.election.won(now);
+        self.election.record_renewal(now);
         self.wall_until = wall + self.options.timing.renew_deadline;
         self.held = Some(written);
         Ok(())
     }
 
     /// Returns the lease with this candidate as its holder.
-    fn written(&self, found: Option<Lease>, before: &Record) -> Lease {
+    fn with_this_holder(&self, found: Option<Lease>, before: &LeaseRecord) -> Lease {
         let now = MicroTime(jiff::Timestamp::now());
         let LeaseOptions { namespace, name, identity, timing } = &self.options;
         let mut lease = found.unwrap_or_else(|| Lease {
@@ -244,7 +241,7 @@ impl Candidate {
     }
 
     /// Updates the fence and notifies watchers.
-    fn settle(&mut self) {
+    fn update_fence(&mut self) {
         let until = self.election.leads_until(Instant::now());
         let (leads, writes) = (self.election.holds(), until.is_some());
         let wrote = {
@@ -270,12 +267,12 @@ impl Candidate {
         self.leads.send_replace(leads);
     }
 
-    /// Logs the leader, once for each one: the log of a standby contains little else.
-    fn tell_leader(&mut self, holder: String) {
+    /// Logs another leader once. A standby logs little else.
+    fn log_leader(&mut self, holder: String) {
         if self.leader.as_ref() == Some(&holder) {
             return;
         }
-        // The part before the last `_` is the name of the holder's machine; in a cluster, of its pod.
+        // The part before the last `_` is the name of the holder's machine, which in a cluster is the pod's name.
         let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
         let hint = format!("read the leader's log: kubectl -n {} logs {pod}", self.options.namespace);
         tracing::info!(
@@ -287,10 +284,10 @@ impl Candidate {
         self.leader = Some(holder);
     }
 
-    async fn give_back(mut self) {
+    async fn release_lease(mut self) {
         let mine = self.held.take();
-        self.election.lost();
-        self.settle();
+        self.election.record_loss();
+        self.update_fence();
         let Some(mut lease) = mine else { return };
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         spec.holder_identity = Some(String::new());
@@ -304,12 +301,12 @@ impl Candidate {
         }
     }
 
-    /// Sends a request with a timeout that leaves time for another attempt before the renewal is overdue.
+    /// Sends a request. The timeout leaves time for another attempt before the last renewal expires.
     async fn request<T>(
         &self,
         action: &'static str,
         request: impl Future<Output = kube::Result<T>>,
-    ) -> Result<T, LeaseFault> {
+    ) -> Result<T, LeaseError> {
         let action = format!("{action} lease {}", self.shared.lease);
         let (now, half) = (Instant::now(), self.options.timing.renew_deadline / 2);
         let waited = self.election.leads_until(now).map_or(half, |until| half.min(until - now));
@@ -321,17 +318,17 @@ impl Candidate {
                     _ => None,
                 };
                 let message = format!("{action}: {}", causes(&error));
-                Err(LeaseFault { message, code, starting: is_starting(&error) })
+                Err(LeaseError { message, code, starting: is_starting(&error) })
             }
             Err(_) => {
                 let message = format!("{action}: no answer within {} ms", waited.as_millis());
-                Err(LeaseFault { message, code: None, starting: false })
+                Err(LeaseError { message, code: None, starting: false })
             }
         }
     }
 
-    fn report(&mut self, fault: LeaseFault) {
-        let LeaseFault { message, code, starting } = fault;
+    fn report(&mut self, fault: LeaseError) {
+        let LeaseError { message, code, starting } = fault;
         if starting || self.reported.as_ref() == Some(&message) {
             tracing::debug!(error = message, "lease");
             return;
@@ -348,9 +345,9 @@ impl Candidate {
     }
 }
 
-fn record_of(lease: &Lease) -> Record {
+fn record_of(lease: &Lease) -> LeaseRecord {
     let spec = lease.spec.clone().unwrap_or_default();
-    Record {
+    LeaseRecord {
         holder: spec.holder_identity.unwrap_or_default(),
         renewed: spec.renew_time.map(|time| time.0),
         length: spec
@@ -370,17 +367,17 @@ mod tests {
     }
 
     #[test]
-    fn both_clocks_must_trust_the_lease() {
+    fn the_fence_closes_when_either_clock_expires() {
         let (now, wall) = (Instant::now(), SystemTime::now());
-        let trust = Trust { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
-        assert_eq!(trust.closed("f/f", now + s(9), wall + s(9)), None);
+        let trust = LeaseTrust { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
+        assert_eq!(trust.closed_reason("f/f", now + s(9), wall + s(9)), None);
         // The monotonic clock decides even if the wall clock was set back by a year.
         let set_back = wall - s(31_000_000);
-        assert!(trust.closed("f/f", now + s(11), set_back).unwrap().contains("renewed in time"));
-        assert_eq!(trust.closed("f/f", now + s(9), set_back), None);
+        assert!(trust.closed_reason("f/f", now + s(11), set_back).unwrap().contains("renewed in time"));
+        assert_eq!(trust.closed_reason("f/f", now + s(9), set_back), None);
         // The machine was suspended for an hour, and its monotonic clock stood still.
-        assert!(trust.closed("f/f", now + s(1), wall + s(3600)).is_some());
-        assert!(Trust::default().closed("f/f", now, wall).unwrap().contains("another farrier"));
+        assert!(trust.closed_reason("f/f", now + s(1), wall + s(3600)).is_some());
+        assert!(LeaseTrust::default().closed_reason("f/f", now, wall).unwrap().contains("another farrier"));
     }
 }
 

@@ -1,6 +1,6 @@
-//! Two candidates against an API server that answers late, never, or with stale reads: both must never write
-//! at the same time. The server's comparison of `resourceVersion` protects them; without it the same
-//! schedules make two leaders.
+//! Tests with two candidates and an API server that responds late, never, or with stale reads. The candidates must never write at
+//! the same time. The server's comparison of `resourceVersion` ensures this: without the comparison, the same schedules make two
+//! leaders.
 
 use std::{
     convert::Infallible,
@@ -17,16 +17,16 @@ use tower::Service;
 
 use super::*;
 
-/// Virtual duration of each schedule.
-const RUN: Duration = Duration::from_mins(2);
+/// Simulated duration of each schedule.
+const SCHEDULE_DURATION: Duration = Duration::from_mins(2);
 /// Interval at which the test checks who may write.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Versions of the lease object, the newest last. The index is the version.
+/// Versions of the lease object, the newest last.
 #[derive(Default)]
-struct Stored(Vec<Value>);
+struct LeaseVersions(Vec<Value>);
 
-impl Stored {
+impl LeaseVersions {
     /// Writes the object if it has the current version.
     fn write(&mut self, mut lease: Value, creates: bool, compares: bool) -> Result<Value, u16> {
         let current = self.0.len().to_string();
@@ -41,21 +41,21 @@ impl Stored {
 
     /// Returns the object as it was some writes ago.
     fn read(&self, writes_ago: usize) -> Result<Value, u16> {
-        let place = self.0.len().checked_sub(1 + writes_ago);
-        place.and_then(|place| self.0.get(place)).cloned().ok_or(404)
+        let index = self.0.len().checked_sub(1 + writes_ago);
+        index.and_then(|index| self.0.get(index)).cloned().ok_or(404)
     }
 }
 
 /// A candidate's connection to the API server.
 #[derive(Clone)]
-struct Wire {
-    stored: Arc<Mutex<Stored>>,
+struct UnreliableApi {
+    versions: Arc<Mutex<LeaseVersions>>,
     random: Arc<Mutex<Rng>>,
     /// Whether the server compares versions.
     compares: bool,
 }
 
-impl Wire {
+impl UnreliableApi {
     fn random<T>(&self, choose: impl FnOnce(&mut Rng) -> T) -> T {
         choose(&mut self.random.lock().unwrap())
     }
@@ -75,10 +75,10 @@ impl Wire {
             self.delay().await;
             let outcome = if head.method == Method::GET {
                 let writes_ago = self.random(|random| random.usize(..4).saturating_sub(1));
-                self.stored.lock().unwrap().read(writes_ago)
+                self.versions.lock().unwrap().read(writes_ago)
             } else {
                 let lease = serde_json::from_slice(&body).unwrap();
-                self.stored.lock().unwrap().write(lease, head.method == Method::POST, self.compares)
+                self.versions.lock().unwrap().write(lease, head.method == Method::POST, self.compares)
             };
             self.delay().await;
             outcome
@@ -98,7 +98,7 @@ impl Wire {
     }
 }
 
-impl Service<Request<Body>> for Wire {
+impl Service<Request<Body>> for UnreliableApi {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -108,41 +108,41 @@ impl Service<Request<Body>> for Wire {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let wire = self.clone();
-        Box::pin(async move { Ok(wire.answer(request).await) })
+        let api = self.clone();
+        Box::pin(async move { Ok(api.answer(request).await) })
     }
 }
 
 /// Result of one schedule.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Seen {
-    /// Number of checks at which both candidates could write.
+struct ScheduleResult {
+    /// Number of checks at which both candidates were allowed to write.
     both: usize,
-    /// Number of changes of the candidate that may write.
+    /// Number of leadership changes.
     changes: usize,
 }
 
-fn play(schedule: u64, compares: bool) -> Seen {
+fn run_schedule(schedule: u64, compares: bool) -> ScheduleResult {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
         let random = Arc::new(Mutex::new(Rng::with_seed(schedule)));
-        let wire = Wire { stored: Arc::default(), random, compares };
+        let api = UnreliableApi { versions: Arc::default(), random, compares };
         let candidates = ["a", "b"].map(|identity| {
             let options = LeaseOptions {
                 namespace: "f".to_owned(),
                 name: "f".to_owned(),
                 identity: identity.to_owned(),
-                timing: Timing::default(),
+                timing: LeaseTiming::default(),
             };
-            campaign(Client::new(wire.clone(), "f"), options)
+            campaign(Client::new(api.clone(), "f"), options)
         });
-        let end = Instant::now() + RUN;
-        let (mut seen, mut last) = (Seen::default(), None);
+        let end = Instant::now() + SCHEDULE_DURATION;
+        let (mut seen, mut last) = (ScheduleResult::default(), None);
         while Instant::now() < end {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
             let writers: Vec<usize> =
-                (0..2).filter(|place| candidates[*place].0.closed().is_none()).collect();
+                (0..2).filter(|index| candidates[*index].0.closed_reason().is_none()).collect();
             seen.both += usize::from(writers.len() == 2);
             if let [writer] = writers[..] {
                 seen.changes += usize::from(last.is_some_and(|last| last != writer));
@@ -154,13 +154,13 @@ fn play(schedule: u64, compares: bool) -> Seen {
 }
 
 #[test]
-fn never_two_leaders() {
+fn two_candidates_never_lead_at_the_same_time() {
     let (mut changes, mut without) = (0, 0);
     for schedule in 0..100 {
-        let seen = play(schedule, true);
+        let seen = run_schedule(schedule, true);
         assert_eq!(seen.both, 0, "two leaders in schedule {schedule}");
         changes += seen.changes;
-        without += usize::from(play(schedule, false).both > 0);
+        without += usize::from(run_schedule(schedule, false).both > 0);
     }
     assert!(changes > 10, "leadership changed hands only {changes} times");
     assert!(without > 10, "without comparing versions two leaders arose in only {without} of 100 schedules");

@@ -31,7 +31,7 @@ fn fleet() -> Fleet {
 }
 
 #[test]
-fn the_objects_tell_what_farrier_status_tells() {
+fn objects_have_the_fields_of_farrier_status() {
     let mut fleet = fleet();
     fleet.publish(Verdict::Loads);
     let plan = fleet.plan();
@@ -65,7 +65,7 @@ fn the_objects_tell_what_farrier_status_tells() {
 }
 
 #[test]
-fn a_kernel_without_headers_says_so_and_what_to_do() {
+fn missing_headers_are_reported_with_a_remedy() {
     let mut fleet = fleet();
     fleet.without_headers("package linux-headers-x in bookworm");
     let objects = desired(&fleet.plan(), &Activity::new(), None, &BTreeMap::new(), at(0));
@@ -82,7 +82,7 @@ fn a_kernel_without_headers_says_so_and_what_to_do() {
 }
 
 #[test]
-fn a_second_pass_writes_nothing() {
+fn a_second_reconcile_writes_nothing() {
     let mut fleet = fleet();
     fleet.publish(Verdict::Loads);
     let plan = fleet.plan();
@@ -94,7 +94,7 @@ fn a_second_pass_writes_nothing() {
 }
 
 #[test]
-fn conditions_keep_the_time_of_their_last_change() {
+fn conditions_keep_their_last_transition_time() {
     let mut fleet = fleet();
     let missing = written(&desired(&fleet.plan(), &Activity::new(), None, &BTreeMap::new(), at(0)));
     fleet.publish(Verdict::Loads);
@@ -124,7 +124,7 @@ fn conditions_keep_the_time_of_their_last_change() {
 }
 
 #[test]
-fn what_the_loop_does_is_told() {
+fn status_shows_the_activity_of_builds() {
     let plan = fleet().plan();
     let cell = &plan.cells[0];
     let key = (cell.image.clone(), cell.target.clone());
@@ -145,20 +145,20 @@ fn what_the_loop_does_is_told() {
     assert_eq!((retrying.phase.as_str(), retrying.attempts), ("retrying", Some(3)));
     assert_eq!(retrying.last_duration.as_deref(), Some("72s"));
     assert_eq!(retrying.next_retry, Some(Time(at(30))));
-    assert_eq!((retrying.log_tail.len(), retrying.log_tail[0].len()), (LOG_LINES, LOG_LINE));
+    assert_eq!((retrying.log_tail.len(), retrying.log_tail[0].len()), (LOG_LINES, MAX_LOG_LINE_CHARS));
     assert!(retrying.log_tail[0].starts_with("80"));
     assert_eq!(retrying.message.as_deref(), Some("fetch headers: \u{fffd}[31mconnection refused"));
 }
 
 #[test]
-fn only_what_farrier_made_is_deleted() {
+fn only_objects_created_by_farrier_are_deleted() {
     let existing = written(&desired(&fleet().plan(), &Activity::new(), None, &BTreeMap::new(), at(0)));
     let mut theirs = existing.values().next().unwrap().clone();
     theirs.metadata.labels = None;
     let mut existing = existing;
     existing.insert("theirs".to_owned(), theirs);
-    let gone = existing.keys().cloned().collect();
-    let deletions = writes(&[], &existing, &gone).deletions;
+    let expired = existing.keys().cloned().collect();
+    let deletions = writes(&[], &existing, &expired).deletions;
     assert_eq!(deletions.len(), 2);
     assert!(!deletions.contains(&"theirs".to_owned()));
 }

@@ -7,16 +7,16 @@ use crate::RolloutReport;
 const K47: &str = "6.1.0-47-amd64";
 const K48: &str = "6.1.0-48-amd64";
 
-/// A sequence of plans, one minute apart, with the Events that they cause.
-struct Story {
-    told: Option<EventHistory>,
+/// Derives the Events of a sequence of plans, which are one minute apart.
+struct EventSequence {
+    history: Option<EventHistory>,
     now: Timestamp,
     activity: Activity,
 }
 
-impl Story {
+impl EventSequence {
     fn new() -> Self {
-        Self { told: None, now: Timestamp::UNIX_EPOCH, activity: Activity::new() }
+        Self { history: None, now: Timestamp::UNIX_EPOCH, activity: Activity::new() }
     }
 
     fn next(&mut self, plan: &Plan, rollouts: &[RolloutReport]) -> (Vec<StatusEvent>, usize) {
@@ -30,8 +30,8 @@ impl Story {
             configuration_error: None,
             now: self.now,
         };
-        let (events, more, told) = events(self.told.as_ref(), &view);
-        self.told = Some(told);
+        let (events, more, history) = events(self.history.as_ref(), &view);
+        self.history = Some(history);
         self.now += SignedDuration::from_mins(1);
         (events, more)
     }
@@ -43,17 +43,17 @@ impl Story {
 }
 
 #[test]
-fn a_build_is_told_from_its_start_to_its_loss() {
+fn events_report_a_build_from_its_start_to_its_loss() {
     let mut fleet = Fleet::new(&[K47]);
-    let mut story = Story::new();
+    let mut sequence = EventSequence::new();
     let plan = fleet.plan();
-    assert_eq!(story.lines(&plan), "");
+    assert_eq!(sequence.lines(&plan), "");
     let cell = &plan.cells[0];
     let key = (cell.image.clone(), cell.target.clone());
     let stage = BuildActivity { stage: Some(Stage::Compile), ..BuildActivity::default() };
-    story.activity.insert(key.clone(), stage);
-    insta::assert_snapshot!(story.lines(&plan), @"BuildStarted DriverBuild mft-6.1.0-47-amd64-21016d0b: mft for 6.1.0-47-amd64 (debian 12, amd64): compiling");
-    assert_eq!(story.lines(&plan), "");
+    sequence.activity.insert(key.clone(), stage);
+    insta::assert_snapshot!(sequence.lines(&plan), @"BuildStarted DriverBuild mft-6.1.0-47-amd64-21016d0b: mft for 6.1.0-47-amd64 (debian 12, amd64): compiling");
+    assert_eq!(sequence.lines(&plan), "");
 
     let failed = BuildActivity {
         attempts: 1,
@@ -61,94 +61,94 @@ fn a_build_is_told_from_its_start_to_its_loss() {
         error: Some("push: 503".to_owned()),
         ..BuildActivity::default()
     };
-    story.activity.insert(key.clone(), failed);
-    insta::assert_snapshot!(story.lines(&plan), @"BuildFailed DriverBuild mft-6.1.0-47-amd64-21016d0b: mft for 6.1.0-47-amd64 (debian 12, amd64): push: 503");
-    assert_eq!(story.lines(&plan), "");
+    sequence.activity.insert(key.clone(), failed);
+    insta::assert_snapshot!(sequence.lines(&plan), @"BuildFailed DriverBuild mft-6.1.0-47-amd64-21016d0b: mft for 6.1.0-47-amd64 (debian 12, amd64): push: 503");
+    assert_eq!(sequence.lines(&plan), "");
 
-    story.activity.clear();
+    sequence.activity.clear();
     fleet.publish(Verdict::Loads);
-    let told = story.lines(&fleet.plan());
+    let lines = sequence.lines(&fleet.plan());
     assert!(
-        told.starts_with("Published DriverBuild mft-6.1.0-47-amd64-21016d0b: registry.test/drivers/mft:"),
-        "{told}"
+        lines.starts_with("Published DriverBuild mft-6.1.0-47-amd64-21016d0b: registry.test/drivers/mft:"),
+        "{lines}"
     );
     fleet.lose();
-    let told = story.lines(&fleet.plan());
-    assert!(told.starts_with("PublicationLost"), "{told}");
+    let lines = sequence.lines(&fleet.plan());
+    assert!(lines.starts_with("PublicationLost"), "{lines}");
 }
 
 #[test]
-fn a_kernel_without_headers_is_told_once() {
-    let (mut fleet, mut story) = (Fleet::new(&[K47]), Story::new());
-    assert_eq!(story.lines(&fleet.plan()), "");
+fn missing_headers_have_one_event() {
+    let (mut fleet, mut sequence) = (Fleet::new(&[K47]), EventSequence::new());
+    assert_eq!(sequence.lines(&fleet.plan()), "");
     fleet.without_headers("package linux-headers-6.1.0-47-amd64 in bookworm");
-    let told = story.lines(&fleet.plan());
-    let told =
-        told.lines().find(|line| line.starts_with("NotBuildable DriverBuild mft-6.1.0-47-amd64")).unwrap();
-    assert!(told.contains(": no headers for 6.1.0-47-amd64: import or collect them"), "{told}");
-    assert_eq!(story.lines(&fleet.plan()), "");
+    let lines = sequence.lines(&fleet.plan());
+    let lines =
+        lines.lines().find(|line| line.starts_with("NotBuildable DriverBuild mft-6.1.0-47-amd64")).unwrap();
+    assert!(lines.contains(": no headers for 6.1.0-47-amd64: import or collect them"), "{lines}");
+    assert_eq!(sequence.lines(&fleet.plan()), "");
 }
 
 #[test]
-fn nodes_are_told_when_they_may_boot_and_when_not() {
+fn nodes_have_events_when_they_become_ready_and_unready() {
     let mut fleet = Fleet::new(&[K47]);
     fleet.announce(0, K48);
-    let mut story = Story::new();
-    assert_eq!(story.lines(&fleet.plan()), "");
+    let mut sequence = EventSequence::new();
+    assert_eq!(sequence.lines(&fleet.plan()), "");
     fleet.publish(Verdict::Loads);
-    let told = story.lines(&fleet.plan());
+    let lines = sequence.lines(&fleet.plan());
     assert!(
-        told.contains("ReadyForKernel node n0: every image that the node needs for 6.1.0-48-amd64"),
-        "{told}"
+        lines.contains("ReadyForKernel node n0: every image that the node needs for 6.1.0-48-amd64"),
+        "{lines}"
     );
-    assert_eq!(story.lines(&fleet.plan()), "");
+    assert_eq!(sequence.lines(&fleet.plan()), "");
     fleet.announce(0, "../x");
-    let told = story.lines(&fleet.plan());
+    let lines = sequence.lines(&fleet.plan());
     assert!(
-        told.contains("NotReadyForKernel node n0") && told.contains("AnnouncementNotUsed node n0"),
-        "{told}"
+        lines.contains("NotReadyForKernel node n0") && lines.contains("AnnouncementNotUsed node n0"),
+        "{lines}"
     );
 }
 
 #[test]
-fn a_flapping_node_is_told_once() {
+fn a_flapping_node_has_one_event() {
     let mut fleet = Fleet::new(&[K47]);
-    let mut story = Story::new();
+    let mut sequence = EventSequence::new();
     let mut all = Vec::new();
     for round in 0..100 {
         let label = if round % 2 == 0 { K48 } else { K47 };
         fleet.node(0).labels.insert(KERNEL_LABEL.to_owned(), label.to_owned());
-        all.extend(story.next(&fleet.plan(), &[]).0);
-        story.now -= SignedDuration::from_millis(59_400);
+        all.extend(sequence.next(&fleet.plan(), &[]).0);
+        sequence.now -= SignedDuration::from_millis(59_400);
     }
     let waits = all.iter().filter(|event| event.reason == EventReason::NodeLabelsContradict).count();
     assert_eq!((waits, all.len()), (1, 1), "{all:?}");
 }
 
 #[test]
-fn a_node_that_is_not_believed_is_told() {
-    let (mut fleet, mut story) = (Fleet::new(&[K47, K48]), Story::new());
-    story.next(&fleet.plan(), &[]);
+fn a_rejected_claim_has_an_event() {
+    let (mut fleet, mut sequence) = (Fleet::new(&[K47, K48]), EventSequence::new());
+    sequence.next(&fleet.plan(), &[]);
     fleet.node(1).rejected_claims.kernel = Some(ExceededLimit::Distinct(1));
-    let told = story.lines(&fleet.plan());
+    let lines = sequence.lines(&fleet.plan());
     let wanted = "NodeClaimRejected node n1: nodes run more than 1 kernels";
-    assert!(told.contains(wanted) && told.contains("kernelLimits.distinct"), "{told}");
+    assert!(lines.contains(wanted) && lines.contains("kernelLimits.distinct"), "{lines}");
 }
 
 #[test]
-fn a_reboot_of_many_nodes_is_bounded() {
+fn the_number_of_events_per_reconcile_is_bounded() {
     let mut fleet = Fleet::new(&[K47; 200]);
-    let mut story = Story::new();
-    story.next(&fleet.plan(), &[]);
+    let mut sequence = EventSequence::new();
+    sequence.next(&fleet.plan(), &[]);
     for node in 0..200 {
         fleet.node(node).labels.insert(KERNEL_LABEL.to_owned(), K48.to_owned());
     }
-    let (events, more) = story.next(&fleet.plan(), &[]);
-    assert_eq!((events.len(), more), (MOST, 200 - MOST));
+    let (events, more) = sequence.next(&fleet.plan(), &[]);
+    assert_eq!((events.len(), more), (MAX_EVENTS, 200 - MAX_EVENTS));
 }
 
 #[test]
-fn a_rewrite_is_told_with_its_outcome() {
+fn a_rewrite_has_an_event_with_its_outcome() {
     let mut fleet = Fleet::new(&[K47]);
     fleet.publish(Verdict::Loads);
     let plan = fleet.plan();
@@ -156,7 +156,7 @@ fn a_rewrite_is_told_with_its_outcome() {
         [(None, EventReason::Rewritten), (Some("409".to_owned()), EventReason::RewriteFailed)]
     {
         let report = RolloutReport { planned: plan.rollouts[0].clone(), error };
-        let (events, _) = Story::new().next(&plan, &[report]);
+        let (events, _) = EventSequence::new().next(&plan, &[report]);
         assert_eq!(events.len(), 1);
         assert_eq!(events[0].reason, reason);
         assert_eq!(events[0].regarding.to_string(), "DaemonSet kube-system/mft");
@@ -165,19 +165,19 @@ fn a_rewrite_is_told_with_its_outcome() {
 }
 
 #[test]
-fn a_hold_is_told_once() {
+fn a_hold_has_one_event() {
     let mut fleet = Fleet::new(&[K47, K48]);
     fleet.publish(Verdict::Loads);
-    let mut story = Story::new();
-    story.next(&Plan::default(), &[]);
-    let told = story.lines(&fleet.plan());
-    assert!(told.contains("RolloutHeld DaemonSet kube-system/mft: mft: "), "{told}");
-    assert_eq!(story.lines(&fleet.plan()), "");
+    let mut sequence = EventSequence::new();
+    sequence.next(&Plan::default(), &[]);
+    let lines = sequence.lines(&fleet.plan());
+    assert!(lines.contains("RolloutHeld DaemonSet kube-system/mft: mft: "), "{lines}");
+    assert_eq!(sequence.lines(&fleet.plan()), "");
 }
 
-/// Pod messages are read from the note when the pod is gone. The API refuses a note longer than 1024 bytes.
+/// The note is the only source of a pod's messages once the pod is gone. The API rejects a note longer than 1024 bytes.
 #[test]
-fn a_note_has_room_for_a_pods_last_words() {
+fn a_note_has_room_for_the_messages_of_a_pod() {
     let note = |text: &str| event(EventReason::RolloutRestored, Regarding::Node("n".to_owned()), text).note;
     let image = format!("registry.example/drivers/driver@sha256:{}", "0".repeat(64));
     let said = format!(

@@ -1,4 +1,4 @@
-//! Plans without a cluster, for the kernels for which the registry holds images.
+//! Plans without a cluster. The kernels are those of the images in the registry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,8 +38,8 @@ impl Cluster for NoCluster {
     }
 }
 
-/// Returns the definitions of the images that the registry holds, and of their needs. They have no rollouts, and
-/// announce the kernels of the registry's images.
+/// Returns the definitions of the images in the registry, and of their needs. The definitions contain no rollouts, and announce
+/// the kernels of the registry's images.
 pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
     let (mut published, mut kernels): (Vec<&DriverImage>, BTreeSet<KernelTarget>) = Default::default();
     for (name, image) in &parts.definitions.images {
@@ -73,8 +73,8 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
     Ok(definitions)
 }
 
-/// Returns the kernels of a tag's images: one per architecture for an index. Returns none for a union image, a foreign
-/// image, or one that cannot be parsed.
+/// Returns the kernels of a tag's images, one for each architecture of an index. Union images, images of other programs and
+/// invalid images have no kernel.
 async fn kernels_of(parts: &Parts, repository: &Repository, tag: Tag) -> Result<Vec<KernelTarget>> {
     let (version, mut images) = (Version::Tag(tag), BTreeMap::new());
     for arch in Architecture::VARIANTS {
