@@ -7,7 +7,7 @@ use farrier_builder::parts::Parts;
 use farrier_cluster::{Cluster, KubeCluster};
 use farrier_controller::{Planned, live::StatusSink};
 use farrier_core::plan::Activity;
-use farrier_dashboard::{Actions, Facts, FilesError, PageServer, built, write_files};
+use farrier_dashboard::{Actions, Facts, FilesError, PageServer, build_times, write_files};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
@@ -26,8 +26,9 @@ pub async fn write_pages(
     now: Timestamp,
 ) -> Result<()> {
     let Planned { plan, snapshot, .. } = planned;
-    let built = built(&parts.cache, &plan);
-    let facts = Facts { activity, built, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
+    let build_times = build_times(&parts.cache, &plan);
+    let facts =
+        Facts { activity, build_times, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
     write_files(directory, &facts, parts).await?;
     output::message(&format!("wrote the page to {}", directory.join("index.html").display()));
     Ok(())

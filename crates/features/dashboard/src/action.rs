@@ -1,4 +1,4 @@
-//! The actions that the page offers for cells and rollouts, and the effects of each action.
+//! The actions that the page offers for cells and rollouts, and the previews of their effects.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use farrier_core::{
 };
 use serde::Serialize;
 
-use super::{facts::Facts, request::fields};
+use super::{facts::Facts, request::take_fields};
 
-/// Address of the confirmation page.
-pub const PATH: &str = "do";
+/// Path of the confirmation page.
+pub const ACTION_PATH: &str = "do";
 
 /// An action of a user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, Serialize)]
@@ -28,7 +28,7 @@ pub enum Action {
     Pause,
     /// Resumes writes to an object, also after a rollback.
     Resume,
-    /// Restores what a rewrite replaced, as `farrier rollback` does.
+    /// Restores the values that a rewrite replaced, as `farrier rollback` does.
     Restore,
 }
 
@@ -39,44 +39,44 @@ impl Action {
     }
 }
 
-/// A link to the confirmation of an action.
+/// Link to the confirmation page of an action.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Offer {
+pub struct ActionLink {
     pub title: String,
     pub link: String,
 }
 
-impl Offer {
-    pub fn of(action: Action, of: &str) -> Self {
+impl ActionLink {
+    pub fn of(action: Action, subject: &str) -> Self {
         let mut query = url::form_urlencoded::Serializer::new(String::new());
-        let query = query.append_pair("what", action.into()).append_pair("of", of).finish();
-        Self { title: action.title(), link: format!("{PATH}?{query}") }
+        let query = query.append_pair("what", action.into()).append_pair("of", subject).finish();
+        Self { title: action.title(), link: format!("{ACTION_PATH}?{query}") }
     }
 }
 
-/// Offers by the page of a cell, or by the name of an object as `farrier rollback` takes it.
-pub type Offers = BTreeMap<String, Vec<Offer>>;
+/// Links by subject: the path of a cell's page, or the name of an object as `farrier rollback` takes it.
+pub type ActionLinks = BTreeMap<String, Vec<ActionLink>>;
 
-/// Answer to a refused request.
-pub type Refusal = (StatusCode, String);
+/// Response to a rejected request.
+pub type Rejection = (StatusCode, String);
 
-pub fn forbidden(why: impl std::fmt::Display) -> Refusal {
+pub fn forbidden(why: impl std::fmt::Display) -> Rejection {
     (StatusCode::FORBIDDEN, format!("{why}\n"))
 }
 
-pub fn conflict(why: impl std::fmt::Display) -> Refusal {
+pub fn conflict(why: impl std::fmt::Display) -> Rejection {
     (StatusCode::CONFLICT, format!("{why}\n"))
 }
 
-/// Parses an address or a form: the action, its subject, and the digest of the effects that the sender was
-/// shown.
-pub fn asked(text: &[u8]) -> Result<(Action, String, String), Refusal> {
-    let mut take = fields(text);
+/// Parses a query string or a form into the action, its subject, and the digest of the effects that the sender has seen.
+pub fn parse_request(text: &[u8]) -> Result<(Action, String, String), Rejection> {
+    let mut take_field = take_fields(text);
     let unknown = |_| (StatusCode::BAD_REQUEST, "there is no such action\n".to_owned());
-    Ok((take("what").parse().map_err(unknown)?, take("of"), take("seen")))
+    Ok((take_field("what").parse().map_err(unknown)?, take_field("of"), take_field("seen")))
 }
 
-pub fn of_cell(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {
+/// Returns the actions that the page offers for a cell.
+pub fn cell_actions(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {
     let activity = facts.activity.get(&(cell.image.clone(), cell.target.clone()));
     match &cell.outcome {
         Outcome::Failed { .. } => vec![Action::Retry],
@@ -88,26 +88,32 @@ pub fn of_cell(facts: &Facts, cell: &PlannedCell) -> Vec<Action> {
     }
 }
 
-pub fn of_object(facts: &Facts, name: &str) -> Vec<Action> {
+/// Returns the actions that the page offers for an object, if a rollout writes to it.
+pub fn object_actions(facts: &Facts, name: &str) -> Vec<Action> {
     let rollouts = facts.plan.rollouts.iter().filter(|rollout| {
         let RolloutTarget { place, object, .. } = &rollout.target;
         place.is_none() && object.name().is_some_and(|found| found == name)
     });
-    let (mut waits, mut written) = (facts.live.get(name) == Some(&true), false);
-    let mut is_named = false;
+    let (mut can_resume, mut can_restore) = (facts.paused_objects.get(name) == Some(&true), false);
+    let mut has_rollout = false;
     for PlannedRollout { target, decision, .. } in rollouts {
-        is_named = true;
-        waits |= matches!(decision, RolloutDecision::Hold(why) if why.is_given_up());
-        written |= target.strategy == Strategy::PerKernel || facts.record_of(target).is_some();
+        has_rollout = true;
+        can_resume |= matches!(decision, RolloutDecision::Hold(why) if why.is_given_up());
+        can_restore |= target.strategy == Strategy::PerKernel || facts.record_of(target).is_some();
     }
-    let all = [(Action::Resume, waits), (Action::Pause, !waits), (Action::Restore, written)];
-    all.into_iter().filter(|(_, offered)| *offered && is_named).map(|(action, _)| action).collect()
+    if !has_rollout {
+        return Vec::new();
+    }
+    let actions =
+        [(Action::Resume, can_resume), (Action::Pause, !can_resume), (Action::Restore, can_restore)];
+    actions.into_iter().filter(|(_, is_offered)| *is_offered).map(|(action, _)| action).collect()
 }
 
-pub fn foresee_cell(action: Action, planned: &PlannedCell) -> Result<Vec<String>, String> {
+/// Returns the effects of an action on a cell, or why there is nothing to do.
+pub fn preview_cell(action: Action, planned: &PlannedCell) -> Result<Vec<String>, String> {
     match (action, &planned.outcome) {
         (Action::Retry, Outcome::Failed { cell, at, message }) => Ok(vec![
-            format!("It failed at {at:.0}: {message}"),
+            format!("The build failed at {at:.0}: {message}"),
             format!(
                 "The failure is forgotten. The next reconcile builds the image again from the same inputs, and publishes it as {} \
                  on success.",
@@ -117,14 +123,15 @@ pub fn foresee_cell(action: Action, planned: &PlannedCell) -> Result<Vec<String>
         (Action::Prebuild, Outcome::Build { cell, .. }) => {
             let first =
                 format!("farrier builds and checks the image now, and publishes it as {}.", cell.reference);
-            let needs = cell.needs.iter().map(|need| format!("It is compiled against {need}."));
+            let needs = cell.needs.iter().map(|need| format!("The image is compiled against {need}."));
             Ok(std::iter::once(first).chain(needs).collect())
         }
         (_, outcome) => Err(format!("nothing to do: the cell is {}", outcome.phase().as_str())),
     }
 }
 
-pub fn foresee_pause(changes: &[Change]) -> Vec<String> {
+/// Returns the effects of pausing or resuming an object.
+pub fn preview_pause(changes: &[Change]) -> Vec<String> {
     let Some(change) = changes.first() else { return Vec::new() };
     let annotations = match change {
         Change::DaemonSet(change) => &change.annotations,
@@ -132,34 +139,36 @@ pub fn foresee_pause(changes: &[Change]) -> Vec<String> {
         _ => return Vec::new(),
     };
     let (object, paused) = (change.object(), annotations.get(PAUSED_ANNOTATION));
-    let says =
+    let effects =
         paused.map(|value| format!("The annotation {PAUSED_ANNOTATION} of {object} becomes {value:?}."));
     let then = if paused.is_some_and(|value| value != "false") {
-        "While it is paused, farrier writes nothing else to it: no image, no restart, no rollback. Running pods stay, and builds continue."
+        "While the object is paused, farrier writes nothing else to it: no image, no restart, no rollback. Running pods stay, and builds continue."
     } else {
         "The next reconcile decides again and sets the planned image, even if an image was restored, failed, or was changed by \
          another writer."
     };
-    says.into_iter().chain([then.to_owned()]).collect()
+    effects.into_iter().chain([then.to_owned()]).collect()
 }
 
-pub fn foresee_rolled(rolled: &[RollbackResult]) -> Result<Vec<String>, String> {
-    let mut says = Vec::new();
+/// Returns the effects of a rollback, or why nothing would be restored.
+pub fn preview_rollback(rolled: &[RollbackResult]) -> Result<Vec<String>, String> {
+    let mut effects = Vec::new();
     for RollbackResult { step, failed, .. } in rolled {
-        says.extend(
+        effects.extend(
             step.error.iter().chain(failed).map(|why| format!("{}: nothing, because {why}", step.object)),
         );
-        says.extend(step.fields.iter().map(|(field, outcome)| {
+        effects.extend(step.fields.iter().map(|(field, outcome)| {
             let (what, detail) = outcome.summary();
             format!("{}, {field}: {what}: {detail}", step.object)
         }));
     }
     if !rolled.iter().any(|rolled| rolled.written && rolled.failed.is_none()) {
-        says.insert(0, "nothing to restore".to_owned());
-        return Err(says.join("; "));
+        effects.insert(0, "nothing to restore".to_owned());
+        return Err(effects.join("; "));
     }
-    says.push(
-        "farrier leaves it unchanged until another image is planned, or until it is resumed.".to_owned(),
+    effects.push(
+        "farrier leaves the object unchanged until another image is planned, or until the object is resumed."
+            .to_owned(),
     );
-    Ok(says)
+    Ok(effects)
 }

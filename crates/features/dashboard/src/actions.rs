@@ -1,6 +1,6 @@
-//! Actions that users request on the page: retry and prebuild of a cell; pause, resume and rollback of a
-//! rollout. Each action does the same as a command, after the user has confirmed its effects. Every request
-//! is authorized separately.
+//! Actions that users request on the page: retry and prebuild of a cell; pause, resume and rollback of a rollout.
+//!
+//! Each action does the same as a command, after the user has confirmed its effects. Every request is authorized separately.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,28 +22,29 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::{
     action::{
-        Action, Offer, Offers, Refusal, asked, conflict, forbidden, foresee_cell, foresee_pause,
-        foresee_rolled, of_cell, of_object,
+        Action, ActionLink, ActionLinks, Rejection, cell_actions, conflict, forbidden, object_actions,
+        parse_request, preview_cell, preview_pause, preview_rollback,
     },
     facts::Facts,
     fleet::cell_at,
-    request::{bearer, is_form, is_of_this_page, is_passed_on},
+    request::{bearer_token, is_form, is_proxied, is_same_origin},
 };
 
-/// Timeout of a token review by the cluster, and maximum number of concurrent reviews.
-const PATIENCE: Duration = Duration::from_secs(10);
-const REVIEWS: usize = 4;
+/// Timeout of a token review by the cluster.
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of concurrent token reviews.
+const MAX_CONCURRENT_REVIEWS: usize = 4;
 
 /// The effects of an action, shown for confirmation.
 #[derive(Debug, Serialize)]
 pub struct Preview {
     pub action: Action,
-    pub of: String,
+    pub subject: String,
     pub title: String,
-    pub says: Vec<String>,
-    /// Digest of `says`. The confirmation sends it back, so that only the shown effects are carried out.
-    pub seen: String,
-    /// Address of the page that leads here.
+    pub effects: Vec<String>,
+    /// Digest of `effects`. The confirmation returns the digest, so that only effects which the user has seen are carried out.
+    pub effects_digest: String,
+    /// Path of the page that offers the action.
     pub back: String,
 }
 
@@ -54,121 +55,124 @@ pub struct Actions {
     /// Connection for reviewing bearer tokens.
     kube: Option<Arc<KubeCluster>>,
     /// Whether the port is on a loopback address.
-    local: bool,
-    /// Notifies the loop of changes that its next reconcile has to see.
-    asked: Arc<Notify>,
+    is_loopback: bool,
+    /// Notifies the loop that a reconcile is needed.
+    reconcile_request: Arc<Notify>,
     reviews: Semaphore,
-    /// Allows one build at a time, in addition to the loop's builds.
+    /// Limits prebuilds to one at a time, in addition to the loop's builds.
     builds: Arc<Semaphore>,
 }
 
 impl Actions {
-    /// Creates the handler of actions.
+    /// Creates the handler of actions. `is_loopback` states whether the port is on a loopback address.
     pub fn new(
         parts: Parts,
         cluster: Arc<dyn Cluster>,
         kube: Option<Arc<KubeCluster>>,
-        local: bool,
-        asked: Arc<Notify>,
+        is_loopback: bool,
+        reconcile_request: Arc<Notify>,
     ) -> Arc<Self> {
-        let (reviews, builds) = (Semaphore::new(REVIEWS), Arc::new(Semaphore::new(1)));
-        Arc::new(Self { parts, cluster, kube, local, asked, reviews, builds })
+        let (reviews, builds) = (Semaphore::new(MAX_CONCURRENT_REVIEWS), Arc::new(Semaphore::new(1)));
+        Arc::new(Self { parts, cluster, kube, is_loopback, reconcile_request, reviews, builds })
     }
 
-    /// Waits for the end of a running build.
+    /// Waits for the end of a running prebuild.
     pub async fn finish(&self) {
         // The semaphore is never closed.
         let _ = self.builds.acquire().await;
     }
 
-    /// Returns the actions that the sender of this request may take on a page.
-    pub(super) async fn offers(&self, headers: &HeaderMap, facts: &Facts, path: &str) -> Offers {
+    /// Returns links to the actions that the sender of this request may take on a page.
+    pub(super) async fn offers(&self, headers: &HeaderMap, facts: &Facts, path: &str) -> ActionLinks {
         let mut all: Vec<(String, Vec<Action>)> = match path {
-            "rollouts.html" => facts.live.keys().map(|name| (name.clone(), of_object(facts, name))).collect(),
-            _ => {
-                cell_at(facts, path).map(|cell| (path.to_owned(), of_cell(facts, cell))).into_iter().collect()
+            "rollouts.html" => {
+                facts.paused_objects.keys().map(|name| (name.clone(), object_actions(facts, name))).collect()
             }
+            _ => cell_at(facts, path)
+                .map(|cell| (path.to_owned(), cell_actions(facts, cell)))
+                .into_iter()
+                .collect(),
         };
         all.retain(|(_, actions)| !actions.is_empty());
-        let patches: Vec<RequestedPatch> = all.iter().map(|(of, _)| self.patch_for(facts, of)).collect();
+        let patches: Vec<RequestedPatch> =
+            all.iter().map(|(subject, _)| self.patch_for(facts, subject)).collect();
         if patches.is_empty() {
-            return Offers::new();
+            return ActionLinks::new();
         }
         let Ok(TokenOwner { allowed, .. }) = self.token_owner(headers, &patches).await else {
-            return Offers::new();
+            return ActionLinks::new();
         };
         let allowed = all.into_iter().zip(allowed).filter(|(_, allowed)| *allowed);
-        let offered = allowed.map(|((of, actions), _)| {
-            let offers = actions.into_iter().map(|action| Offer::of(action, &of)).collect();
-            (of, offers)
+        let offered = allowed.map(|((subject, actions), _)| {
+            let offers = actions.into_iter().map(|action| ActionLink::of(action, &subject)).collect();
+            (subject, offers)
         });
         offered.collect()
     }
 
-    /// Returns the effects of the requested action, the sender's name, and the digest of the effects that the
-    /// sender was shown.
+    /// Returns the effects of the requested action, the sender's name, and the digest of the effects that the sender has seen.
     pub(super) async fn preview(
         &self,
         headers: &HeaderMap,
         facts: &Facts,
         text: &[u8],
-    ) -> Result<(Preview, String, String), Refusal> {
-        let (action, of, seen) = asked(text)?;
-        let patch = self.patch_for(facts, &of);
+    ) -> Result<(Preview, String, String), Rejection> {
+        let (action, subject, effects_digest) = parse_request(text)?;
+        let patch = self.patch_for(facts, &subject);
         let TokenOwner { name, allowed } = self.token_owner(headers, &[patch]).await?;
         if allowed != [true] {
-            return Err(forbidden(format!("{name} may not patch {of}")));
+            return Err(forbidden(format!("{name} may not patch {subject}")));
         }
-        let preview = self.foresee(facts, action, of).await.map_err(conflict)?;
-        Ok((preview, name, seen))
+        let preview = self.preview_action(facts, action, subject).await.map_err(conflict)?;
+        Ok((preview, name, effects_digest))
     }
 
-    /// Carries out the action if its effects are still the shown ones. Returns the page to go back to.
+    /// Carries out the action if its effects are still those that the sender has seen. Returns the page to go back to.
     pub(super) async fn act(
         self: &Arc<Self>,
         headers: &HeaderMap,
         facts: &Facts,
         definitions: &Definitions,
         form: &[u8],
-    ) -> Result<String, Refusal> {
-        if !is_of_this_page(headers) {
+    ) -> Result<String, Rejection> {
+        if !is_same_origin(headers) {
             return Err(forbidden("only a page of this farrier may request this action"));
         }
         if !is_form(headers) {
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not a form\n".to_owned()));
         }
-        let (preview, person, seen) = self.preview(headers, facts, form).await?;
+        let (preview, person, effects_digest) = self.preview(headers, facts, form).await?;
         self.parts.may_write().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, error_chain(&why)))?;
-        if preview.seen != seen {
+        if preview.effects_digest != effects_digest {
             return Err(conflict("the effect has changed since it was shown: go back and review it again"));
         }
-        let Preview { action, of, back, .. } = preview;
-        tracing::info!(person, action = <&str>::from(action), of, "action requested on the page");
-        let done = self.carry_out(facts, definitions, action, &of).await;
-        self.asked.notify_one();
+        let Preview { action, subject, back, .. } = preview;
+        tracing::info!(person, action = <&str>::from(action), of = subject, "action requested on the page");
+        let done = self.carry_out(facts, definitions, action, &subject).await;
+        self.reconcile_request.notify_one();
         done.map_err(conflict)?;
         Ok(back)
     }
 
-    /// Identifies the sender, and checks which of these writes the sender may make.
+    /// Identifies the sender, and checks which of these patches the sender may make.
     async fn token_owner(
         &self,
         headers: &HeaderMap,
         patches: &[RequestedPatch],
-    ) -> Result<TokenOwner, Refusal> {
-        if self.local && names_loopback(headers) && !is_passed_on(headers) {
+    ) -> Result<TokenOwner, Rejection> {
+        if self.is_loopback && names_loopback(headers) && !is_proxied(headers) {
             return Ok(TokenOwner {
                 name: "a person at this machine".to_owned(),
                 allowed: vec![true; patches.len()],
             });
         }
-        let (Some(kube), Some(token)) = (&self.kube, bearer(headers)) else {
+        let (Some(kube), Some(token)) = (&self.kube, bearer_token(headers)) else {
             return Err(forbidden(
                 "actions require a port on the loopback interface, under its own name, or a bearer token that the cluster accepts",
             ));
         };
-        let _turn = self.reviews.acquire().await;
-        match tokio::time::timeout(PATIENCE, kube.review_token(token, patches)).await {
+        let _permit = self.reviews.acquire().await;
+        match tokio::time::timeout(REVIEW_TIMEOUT, kube.review_token(token, patches)).await {
             Ok(Ok(Some(person))) => Ok(person),
             Ok(Ok(None)) => Err(forbidden("the cluster does not accept the bearer token")),
             Ok(Err(error)) => Err(forbidden(error_chain(&error))),
@@ -176,13 +180,13 @@ impl Actions {
         }
     }
 
-    /// Returns the write whose permission an action needs. Actions on a cell write to the registry and the
-    /// cache, so they need the permission to write the DriverBuild of the cell.
-    fn patch_for(&self, facts: &Facts, of: &str) -> RequestedPatch {
-        let (place, name) = of.split_once('/').unwrap_or_default();
+    /// Returns the patch whose permission the sender needs for an action. Actions on a cell write to the registry and the cache,
+    /// where Kubernetes has no permissions. They need the permission to patch DriverBuilds instead.
+    fn patch_for(&self, facts: &Facts, subject: &str) -> RequestedPatch {
+        let (place, name) = subject.split_once('/').unwrap_or_default();
         let kind = OperatorResource::ALL.into_iter().find(|kind| kind.kind() == place);
         let (group, resource, namespace, name) = match kind {
-            _ if cell_at(facts, of).is_some() => {
+            _ if cell_at(facts, subject).is_some() => {
                 ("farrier.dev", "driverbuilds", self.kube.as_ref().map(|kube| kube.namespace()), None)
             }
             Some(kind) => (kind.group(), kind.plural(), None, Some(name)),
@@ -192,43 +196,51 @@ impl Actions {
         RequestedPatch { group: group.to_owned(), resource: resource.to_owned(), namespace, name }
     }
 
-    async fn foresee(&self, facts: &Facts, action: Action, of: String) -> Result<Preview, String> {
+    async fn preview_action(
+        &self,
+        facts: &Facts,
+        action: Action,
+        subject: String,
+    ) -> Result<Preview, String> {
         let gone = || "there is no such cell or rollout".to_owned();
-        let (subject, says, back) = match (action, cell_at(facts, &of)) {
+        let (heading, effects, back) = match (action, cell_at(facts, &subject)) {
             (_, Some(cell)) => {
-                let subject = format!("{} for {}", cell.image, cell.target);
-                (subject, foresee_cell(action, cell)?, of.clone())
+                let heading = format!("{} for {}", cell.image, cell.target);
+                (heading, preview_cell(action, cell)?, subject.clone())
             }
             (Action::Retry | Action::Prebuild, None) => return Err(gone()),
             (_, None) => {
-                facts.live.get(&of).ok_or_else(gone)?;
-                let says = match action {
-                    Action::Restore => foresee_rolled(&self.roll_back(&of, true).await?)?,
-                    _ => foresee_pause(&self.pause_changes(action, &of).await?),
+                facts.paused_objects.get(&subject).ok_or_else(gone)?;
+                let effects = match action {
+                    Action::Restore => preview_rollback(&self.roll_back(&subject, true).await?)?,
+                    _ => preview_pause(&self.pause_changes(action, &subject).await?),
                 };
-                (of.clone(), says, "rollouts.html".to_owned())
+                (subject.clone(), effects, "rollouts.html".to_owned())
             }
         };
-        let seen = hex::encode(&Sha256::digest(says.join("\0").as_bytes())[..8]);
-        let title = format!("{}: {subject}", action.title());
-        Ok(Preview { action, of, title, says, seen, back })
+        let effects_digest = hex::encode(&Sha256::digest(effects.join("\0").as_bytes())[..8]);
+        let title = format!("{}: {heading}", action.title());
+        Ok(Preview { action, subject, title, effects, effects_digest, back })
     }
 
-    async fn roll_back(&self, of: &str, dry_run: bool) -> Result<Vec<RollbackResult>, String> {
-        let rolled = roll_back(self.cluster.as_ref(), &[of.to_owned()], dry_run).await;
-        // The snapshot consumed the cluster's change notification, so wake the loop.
-        self.asked.notify_one();
-        rolled.map_err(|error| error_chain(&error))
+    async fn roll_back(&self, subject: &str, dry_run: bool) -> Result<Vec<RollbackResult>, String> {
+        let results = roll_back(self.cluster.as_ref(), &[subject.to_owned()], dry_run).await;
+        // The snapshot has consumed a change notification of the cluster that the loop waits for.
+        self.reconcile_request.notify_one();
+        results.map_err(|error| error_chain(&error))
     }
 
     /// Returns the changes that pause or resume an object.
-    async fn pause_changes(&self, action: Action, of: &str) -> Result<Vec<Change>, String> {
+    async fn pause_changes(&self, action: Action, subject: &str) -> Result<Vec<Change>, String> {
         let snapshot = self.cluster.snapshot().await;
-        self.asked.notify_one();
+        self.reconcile_request.notify_one();
         let snapshot = snapshot.map_err(|error| error_chain(&error))?;
-        let changes = plan::pause(&snapshot, of, action == Action::Pause).map_err(|why| why.to_string())?;
-        let nothing = || format!("nothing to do: {of} is already in this state");
-        if changes.is_empty() { Err(nothing()) } else { Ok(changes) }
+        let changes =
+            plan::pause(&snapshot, subject, action == Action::Pause).map_err(|why| why.to_string())?;
+        if changes.is_empty() {
+            return Err(format!("nothing to do: {subject} is already in this state"));
+        }
+        Ok(changes)
     }
 
     /// Carries out or starts the action. Returns the reason for a failure.
@@ -237,9 +249,9 @@ impl Actions {
         facts: &Facts,
         definitions: &Definitions,
         action: Action,
-        of: &str,
+        subject: &str,
     ) -> Result<(), String> {
-        match (action, cell_at(facts, of)) {
+        match (action, cell_at(facts, subject)) {
             (Action::Retry, Some(PlannedCell { outcome, .. })) => {
                 let inputs = outcome.cell().map(|cell| cell.input_hash);
                 let forgotten = inputs.map_or(Ok(()), |inputs| forget_failure(&self.parts.cache, inputs));
@@ -247,25 +259,25 @@ impl Actions {
             }
             (Action::Prebuild, Some(planned)) => self.prebuild(planned, definitions),
             (Action::Restore, _) => {
-                let rolled = self.roll_back(of, false).await?;
-                let failed = rolled.into_iter().find_map(|rolled| rolled.failed.or(rolled.step.error));
+                let results = self.roll_back(subject, false).await?;
+                let failed = results.into_iter().find_map(|result| result.failed.or(result.step.error));
                 failed.map_or(Ok(()), Err)
             }
             _ => {
-                let changes = self.pause_changes(action, of).await?;
+                let changes = self.pause_changes(action, subject).await?;
                 apply_all(self.cluster.as_ref(), &changes).await.map_err(|error| error_chain(&error))
             }
         }
     }
 
-    /// Starts a build. The cell's page shows its log and its outcome.
+    /// Starts a build. The cell's page shows the build's log and outcome.
     fn prebuild(
         self: &Arc<Self>,
         PlannedCell { image, target, .. }: &PlannedCell,
         definitions: &Definitions,
     ) -> Result<(), String> {
-        let turn = Arc::clone(&self.builds).try_acquire_owned();
-        let turn = turn.map_err(|_| {
+        let permit = Arc::clone(&self.builds).try_acquire_owned();
+        let permit = permit.map_err(|_| {
             "another image is being built for this page: wait until it is finished".to_owned()
         })?;
         let parts = Parts { definitions: definitions.clone(), ..self.parts.clone() };
@@ -274,8 +286,8 @@ impl Actions {
             if let Err(error) = Box::pin(build_one(&parts, &image, &target, true, false)).await {
                 tracing::warn!(%image, %target, error = error_chain(&error), "prebuild failed");
             }
-            this.asked.notify_one();
-            drop(turn);
+            this.reconcile_request.notify_one();
+            drop(permit);
         });
         Ok(())
     }

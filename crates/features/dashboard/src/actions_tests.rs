@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// A page for a fleet whose only build has failed, on a loopback port or on a port that other machines reach.
-struct Served {
+struct TestPage {
     bench: Bench,
     page: Arc<PageServer>,
     /// Address of the failed cell's page.
@@ -27,7 +27,7 @@ struct Served {
     _directory: tempfile::TempDir,
 }
 
-impl Served {
+impl TestPage {
     async fn new(local: bool) -> Self {
         let (bench, directory) = (Bench::new(&serde_json::json!({})), tempfile::tempdir().unwrap());
         let cluster = Arc::new(Directory::open(directory.path()).unwrap());
@@ -75,8 +75,8 @@ impl Served {
             request = request.header(*name, *value);
         }
         let request = request.body(Body::from(body.to_owned())).unwrap();
-        let answer = tower::Service::call(&mut self.page.router(), request).await.unwrap();
-        let (parts, body) = answer.into_parts();
+        let response = tower::Service::call(&mut self.page.router(), request).await.unwrap();
+        let (parts, body) = response.into_parts();
         let body = to_bytes(body, 1 << 20).await.unwrap();
         (parts.status.as_u16(), format!("{:?}\n{}", parts.headers, String::from_utf8_lossy(&body)))
     }
@@ -87,38 +87,41 @@ const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded")
 const OWN: (&str, &str) = ("sec-fetch-site", "same-origin");
 
 /// Returns the digest of the effects that a page shows.
-fn seen(page: &str) -> &str {
+fn effects_digest(page: &str) -> &str {
     page.split("name=\"seen\" value=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap()
 }
 
 #[tokio::test]
-async fn what_was_confirmed_is_done() {
-    let served = Served::new(true).await;
-    let page = format!("/{}", served.cell);
-    let (_, cell) = served.ask("GET", &page, &[HERE], "").await;
+async fn a_confirmed_action_is_carried_out() {
+    let page_under_test = TestPage::new(true).await;
+    let page = format!("/{}", page_under_test.cell);
+    let (_, cell) = page_under_test.ask("GET", &page, &[HERE], "").await;
     assert!(cell.contains("href=\"../do?what&#x3D;retry&amp;of&#x3D;"), "{cell}");
-    let address = format!("/do?what=retry&of={}", served.cell);
-    let (status, shown) = served.ask("GET", &address, &[HERE], "").await;
+    let address = format!("/do?what=retry&of={}", page_under_test.cell);
+    let (status, shown) = page_under_test.ask("GET", &address, &[HERE], "").await;
     assert_eq!(status, 200, "{shown}");
-    for wanted in
-        ["It failed at 1970-01-01T00:00:00Z: &lt;b&gt;no compiler", "form-action 'self'", "method=\"post\""]
-    {
+    for wanted in [
+        "The build failed at 1970-01-01T00:00:00Z: &lt;b&gt;no compiler",
+        "form-action 'self'",
+        "method=\"post\"",
+    ] {
         assert!(shown.contains(wanted), "{wanted} is not in {shown}");
     }
     assert!(!shown.contains("<script") && !shown.to_lowercase().contains("set-cookie"), "{shown}");
-    let form = format!("what=retry&of={}&seen={}", served.cell, seen(&shown));
-    assert!(served.has_failure(), "a preview changes nothing");
-    let (status, done) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
+    let form = format!("what=retry&of={}&seen={}", page_under_test.cell, effects_digest(&shown));
+    assert!(page_under_test.has_failure(), "a preview changes nothing");
+    let (status, done) = page_under_test.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
     assert_eq!(status, 303, "{done}");
-    assert!(done.contains(&format!("\"location\": \"{}\"", served.cell)), "{done}");
-    assert!(!served.has_failure());
+    assert!(done.contains(&format!("\"location\": \"{}\"", page_under_test.cell)), "{done}");
+    assert!(!page_under_test.has_failure());
 }
 
 #[tokio::test]
-async fn a_foreign_page_gets_nothing_done() {
-    let served = Served::new(true).await;
-    let (_, shown) = served.ask("GET", &format!("/do?what=retry&of={}", served.cell), &[HERE], "").await;
-    let form = format!("what=retry&of={}&seen={}", served.cell, seen(&shown));
+async fn requests_of_foreign_pages_are_rejected() {
+    let page_under_test = TestPage::new(true).await;
+    let (_, shown) =
+        page_under_test.ask("GET", &format!("/do?what=retry&of={}", page_under_test.cell), &[HERE], "").await;
+    let form = format!("what=retry&of={}&seen={}", page_under_test.cell, effects_digest(&shown));
     let attacker = ("host", "attacker.test:81");
     let foreign: &[(&[(&str, &str)], u16)] = &[
         (&[HERE, FORM], 403),
@@ -136,8 +139,8 @@ async fn a_foreign_page_gets_nothing_done() {
         (&[HERE, OWN], 415),
     ];
     for (headers, status) in foreign {
-        let (found, said) = served.ask("POST", "/do", headers, &form).await;
-        assert_eq!(found, *status, "{headers:?}: {said}");
+        let (found, response) = page_under_test.ask("POST", "/do", headers, &form).await;
+        assert_eq!(found, *status, "{headers:?}: {response}");
     }
     let forms: [(&str, u16); 9] = [
         ("", 400),
@@ -145,40 +148,43 @@ async fn a_foreign_page_gets_nothing_done() {
         ("what=retry&of=c%2F0123456789abcdef.html", 409),
         ("what=pause&of=kube-system%2Fmft", 409),
         ("what=restore&of=..%2F..", 409),
-        (&format!("what=retry&of={}&seen=0000000000000000", served.cell), 409),
-        (&format!("what=retry&of={}", served.cell), 409),
-        (&format!("what=prebuild&of={}&seen=", served.cell), 409),
-        (&format!("what=retry&of={}&seen={}", served.cell, "0".repeat(5000)), 413),
+        (&format!("what=retry&of={}&seen=0000000000000000", page_under_test.cell), 409),
+        (&format!("what=retry&of={}", page_under_test.cell), 409),
+        (&format!("what=prebuild&of={}&seen=", page_under_test.cell), 409),
+        (&format!("what=retry&of={}&seen={}", page_under_test.cell, "0".repeat(5000)), 413),
     ];
     for (form, status) in forms {
-        let (found, said) = served.ask("POST", "/do", &[HERE, FORM, OWN], form).await;
-        assert_eq!(found, status, "{form}: {said}");
+        let (found, response) = page_under_test.ask("POST", "/do", &[HERE, FORM, OWN], form).await;
+        assert_eq!(found, status, "{form}: {response}");
     }
     for method in ["PUT", "DELETE", "PATCH"] {
-        assert_eq!(served.ask(method, "/do", &[HERE, FORM, OWN], &form).await.0, 405, "{method}");
+        assert_eq!(page_under_test.ask(method, "/do", &[HERE, FORM, OWN], &form).await.0, 405, "{method}");
     }
-    assert!(served.has_failure());
+    assert!(page_under_test.has_failure());
 }
 
 #[tokio::test]
-async fn others_see_no_buttons_and_are_refused() {
-    let served = Served::new(false).await;
-    let page = format!("/{}", served.cell);
+async fn unauthorized_users_see_no_actions_and_are_rejected() {
+    let page_under_test = TestPage::new(false).await;
+    let page = format!("/{}", page_under_test.cell);
     let others: [&[(&str, &str)]; 3] =
         [&[HERE], &[HERE, ("authorization", "Bearer abc")], &[("host", "farrier:8080")]];
     for headers in others {
-        let (status, cell) = served.ask("GET", &page, headers, "").await;
+        let (status, cell) = page_under_test.ask("GET", &page, headers, "").await;
         assert!(status == 200 && !cell.contains("do?what"), "{cell}");
-        let address = format!("/do?what=retry&of={}", served.cell);
-        let (status, said) = served.ask("GET", &address, headers, "").await;
-        assert!(status == 403 && said.contains("actions require a port on the loopback interface"), "{said}");
+        let address = format!("/do?what=retry&of={}", page_under_test.cell);
+        let (status, response) = page_under_test.ask("GET", &address, headers, "").await;
+        assert!(
+            status == 403 && response.contains("actions require a port on the loopback interface"),
+            "{response}"
+        );
     }
     // Without the option there are no routes for actions.
-    let page = PageServer::new(served.bench.parts.clone(), None);
+    let page = PageServer::new(page_under_test.bench.parts.clone(), None);
     for method in ["GET", "POST"] {
         let request = Request::builder().method(method).uri("/do").body(Body::empty()).unwrap();
-        let answer = tower::Service::call(&mut page.router(), request).await.unwrap();
-        assert_eq!(answer.status().as_u16(), 404);
+        let response = tower::Service::call(&mut page.router(), request).await.unwrap();
+        assert_eq!(response.status().as_u16(), 404);
     }
 }
 
@@ -188,10 +194,10 @@ async fn a_prebuild_publishes_the_image() {
     // The image published for one kernel loads on the other, so this build needs no engine.
     bench.publish(K9, &[&module()]).await.unwrap();
     let cluster = InMemory::new(|state| state.node("n0", K10));
-    let asked = Arc::<Notify>::default();
+    let reconcile_request = Arc::<Notify>::default();
     let parts = bench.parts.clone();
     let acts: Arc<dyn Cluster> = Arc::<InMemory>::clone(&cluster);
-    let actions = Actions::new(parts.clone(), acts, None, true, Arc::clone(&asked));
+    let actions = Actions::new(parts.clone(), acts, None, true, Arc::clone(&reconcile_request));
     let page = PageServer::new(parts.clone(), Some(Arc::clone(&actions)));
     let planned = observe_and_plan(&parts, cluster.as_ref()).await.unwrap();
     let found = planned.plan.cells.iter().find(|cell| cell.target.release.as_str() == K10).unwrap();
@@ -207,23 +213,23 @@ async fn a_prebuild_publishes_the_image() {
         now: jiff::Timestamp::UNIX_EPOCH,
     })
     .await;
-    let served = Served { bench, page, cell, _directory: tempfile::tempdir().unwrap() };
-    let address = format!("/do?what=prebuild&of={}", served.cell);
-    let (status, shown) = served.ask("GET", &address, &[HERE], "").await;
+    let page_under_test = TestPage { bench, page, cell, _directory: tempfile::tempdir().unwrap() };
+    let address = format!("/do?what=prebuild&of={}", page_under_test.cell);
+    let (status, shown) = page_under_test.ask("GET", &address, &[HERE], "").await;
     assert!(
         status == 200 && shown.contains("farrier builds and checks the image now, and publishes it as "),
         "{shown}"
     );
-    let form = format!("what=prebuild&of={}&seen={}", served.cell, seen(&shown));
-    let (status, done) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
+    let form = format!("what=prebuild&of={}&seen={}", page_under_test.cell, effects_digest(&shown));
+    let (status, done) = page_under_test.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
     assert_eq!(status, 303, "{done}");
     // The second request arrives while the first build runs, or after its end.
-    let (again, said) = served.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
-    assert!(again == 303 || said.contains("another image is being built"), "{said}");
+    let (again, response) = page_under_test.ask("POST", "/do", &[HERE, FORM, OWN], &form).await;
+    assert!(again == 303 || response.contains("another image is being built"), "{response}");
     actions.finish().await;
-    let noted = served.bench.annotations(K10).await;
-    assert_eq!(noted["farrier.dev/kernel-release"], K10);
-    asked.notified().await;
+    let annotations = page_under_test.bench.annotations(K10).await;
+    assert_eq!(annotations["farrier.dev/kernel-release"], K10);
+    reconcile_request.notified().await;
     let planned = observe_and_plan(&parts, cluster.as_ref()).await.unwrap().plan;
     assert!(planned.cells.iter().all(|cell| matches!(cell.outcome, Outcome::UpToDate { .. })), "{planned:?}");
 }

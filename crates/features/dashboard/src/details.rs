@@ -1,6 +1,6 @@
 //! Models of the pages of a cell, of a node, and of all nodes.
 
-use std::fmt::Display;
+use std::{fmt::Display, time::Duration};
 
 use farrier_core::{
     image::{Digest, ImageName},
@@ -12,26 +12,29 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    action::Offer,
-    facts::{Facts, natural},
+    action::ActionLink,
+    facts::{Facts, natural_order},
     fleet::{
-        Fleet, Link, Listed, OfNode, ago, cell_link, class_of, is_building, log_link, node_link, nodes,
+        Fleet, Link, Listed, NodeEntries, ago, cell_link, class_of, is_building, log_link, node_link, nodes,
         subject,
     },
-    image::{Built, Found, FoundImage, Image},
+    image::{CellData, Image, ImageResult, ProvenanceSummary},
     log::Excerpt,
-    materials::{Before, Difference, Part, as_planned, differences, image_of, planned_parts},
+    materials::{
+        ComparedImage, Component, Difference, differences, image_of, only_planned, planned_components,
+    },
 };
 
-/// Maximum number of nodes that a cell's page names.
-pub const NAMED: usize = 200;
-/// Maximum numbers of differing inputs, and of an image's components, that a cell's page shows.
-const DIFFERENCES: usize = 50;
-const PARTS: usize = 300;
+/// Maximum number of nodes that a page names.
+pub const MAX_NAMED_NODES: usize = 200;
+/// Maximum number of differing inputs that a cell's page shows.
+const MAX_DIFFERENCES: usize = 50;
+/// Maximum number of an image's components that a cell's page shows.
+const MAX_COMPONENTS: usize = 300;
 /// Maximum number of fields with a replaced image that a cell's page names.
-const REPLACED: usize = 10;
+const MAX_REPLACED_FIELDS: usize = 10;
 
-/// A named value.
+/// A name and a value, as pages show them.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Fact {
     pub name: &'static str,
@@ -54,21 +57,21 @@ pub struct CellPage {
     /// Progress of the running build.
     pub build: Option<BuildBar>,
     pub excerpt: Option<Excerpt>,
-    /// The log's first error, unless the reason states it.
+    /// The log's first error, unless the reason contains the error.
     pub error: Option<String>,
     /// Link to the whole log, if any.
     pub whole_log: Option<String>,
     pub signature: Option<Answer>,
     pub report: Option<Value>,
     pub has_findings: bool,
-    pub provenance: Option<Built>,
+    pub provenance: Option<ProvenanceSummary>,
     /// Image reference by digest.
     pub image_name: Option<String>,
-    /// Reason for a missing report, or for missing data of the image.
+    /// Reason why there is no report, or why the image could not be read.
     pub no_report: Option<String>,
-    pub parts: Option<Listed<Part>>,
-    pub before: Option<Compared>,
-    pub offers: Vec<Offer>,
+    pub components: Option<Listed<Component>>,
+    pub before: Option<Comparison>,
+    pub offers: Vec<ActionLink>,
     /// Whether the nodes wait for the image.
     pub waits: bool,
     /// Whether the image is being built.
@@ -81,12 +84,12 @@ pub struct CellPage {
 pub struct BuildBar {
     pub elapsed: u64,
     pub usual: Option<u64>,
-    pub said: String,
+    pub text: String,
 }
 
-/// Differences between a cell's image and an earlier or neighboring one.
+/// Differences between a cell's image and the previous image, or the image of a neighboring kernel.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Compared {
+pub struct Comparison {
     pub name: String,
     pub image: String,
     pub link: Option<String>,
@@ -97,40 +100,82 @@ pub struct Compared {
 
 impl Fleet<'_> {
     /// Returns the model of a cell's page.
-    pub fn cell_page(&self, entry: &StatusEntry<'_>, found: Found) -> CellPage {
-        let Found { log, image, before, usual, mut offers } = found;
+    pub fn cell_page(&self, entry: &StatusEntry<'_>, data: CellData) -> CellPage {
+        let CellData { log, image, before, usual, mut offers } = data;
         let has_log = log.is_some();
         let (image, no_image) = match image {
             Some(Err(why)) => (None, Some(why)),
             image => (image.and_then(Result::ok), None),
         };
         let report = image.as_ref().and_then(|image| image.report.clone());
-        let no_report = image.as_ref().filter(|_| report.is_none());
-        let no_report = no_report.map(|_| "the image has none".to_owned());
+        let lacks_report = image.is_some() && report.is_none();
+        let no_report = lacks_report.then(|| "the image has none".to_owned()).or(no_image.clone());
         let (reason, hint) = entry.reason_and_hint();
+        let time = self.build_time(entry, usual);
+        let build = time.elapsed_seconds.filter(|_| is_building(entry));
+        let build =
+            build.map(|elapsed| BuildBar { elapsed, usual: time.usual_seconds, text: time.to_string() });
+        let time = Some(time).filter(|time| build.is_none() && *time != BuildTime::default());
+        let previous = match entry.outcome {
+            Outcome::UpToDate { published, .. } => self.replaced(&published.digest).collect(),
+            _ => previous_image(before.as_ref(), no_image.is_some()).into_iter().collect(),
+        };
+        let excerpt = log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty());
+        let error = excerpt.as_ref().and_then(|excerpt| excerpt.error.clone());
+        CellPage {
+            state: entry.row.phase.as_str(),
+            class: class_of(entry),
+            error: error.filter(|error| !reason.contains(error.as_str())),
+            reason,
+            hint,
+            facts: self.cell_facts(entry, time, previous, image.as_deref()),
+            inputs: inputs(entry),
+            build,
+            excerpt,
+            whole_log: has_log.then(|| log_link(entry)),
+            signature: image.as_ref().and_then(|image| image.signature.as_ref()).map(signature),
+            has_findings: report.as_ref().is_some_and(has_findings),
+            report,
+            image_name: image_of(entry.outcome).map(|image| image.to_string()),
+            provenance: image.as_ref().and_then(|image| image.provenance.clone()),
+            no_report,
+            components: image
+                .as_ref()
+                .and_then(|image| Some(Listed::of(image.components.clone()?, MAX_COMPONENTS))),
+            before: before.and_then(|before| comparison(entry, image.as_deref(), before)),
+            offers: offers.remove(&cell_link(entry.image, entry.target)).unwrap_or_default(),
+            waits: entry.row.phase != Phase::Published,
+            live: is_building(entry),
+            nodes: self.nodes_of_cell(entry),
+        }
+    }
+
+    /// Returns how long the build has taken and usually takes. `usual` is the fallback for the usual duration.
+    fn build_time(&self, entry: &StatusEntry<'_>, usual: Option<Duration>) -> BuildTime {
+        let time = self.time(entry).unwrap_or_default();
+        let usual_seconds = time.usual_seconds.or_else(|| usual.map(|usual| usual.as_secs()));
+        BuildTime { usual_seconds, ..time }
+    }
+
+    /// Returns the facts in a cell's page. `previous` are the facts about the previous image.
+    fn cell_facts(
+        &self,
+        entry: &StatusEntry<'_>,
+        time: Option<BuildTime>,
+        previous: Vec<Fact>,
+        image: Option<&Image>,
+    ) -> Vec<Fact> {
         let row = &entry.row;
         let mut facts = Vec::new();
         if let Some(since) = self.age(entry) {
             facts.push(fact("Since", format!("{since:.0} ({})", ago(since, self.now))));
         }
-        let time = self.time(entry).unwrap_or_default();
-        let usual_seconds = time.usual_seconds.or_else(|| usual.map(|usual| usual.as_secs()));
-        let time = BuildTime { usual_seconds, ..time };
-        let build = time.elapsed_seconds.filter(|_| is_building(entry));
-        let build = build.map(|elapsed| BuildBar { elapsed, usual: usual_seconds, said: time.to_string() });
-        facts.extend((build.is_none() && time != BuildTime::default()).then(|| fact("Build time", time)));
+        facts.extend(time.map(|time| fact("Build time", time)));
         facts.extend(row.verdict.map(|verdict| fact("Check", verdict)));
         facts.extend((!row.reference.is_empty()).then(|| fact("Image", &row.reference)));
         facts.extend(row.digest.as_ref().map(|digest| fact("Published digest", digest)));
-        if let Outcome::UpToDate { published, .. } = entry.outcome {
-            facts.extend(self.replaced(&published.digest));
-        } else if let Some((Before { image, cell }, _)) = &before {
-            let of = cell.as_ref().map(|cell| format!(" (for {})", cell.target)).unwrap_or_default();
-            facts.push(fact("Previous good image", format!("{image}{of}")));
-        } else if no_image.is_none() {
-            facts.push(fact("Previous good image", "none for this distribution and architecture"));
-        }
-        facts.extend(image.as_ref().map(|image| fact("Size", HumanBytes(image.size))));
+        facts.extend(previous);
+        facts.extend(image.map(|image| fact("Size", HumanBytes(image.size))));
         if let Some(activity) = entry.activity {
             facts.extend((activity.attempts > 0).then(|| fact("Attempts", activity.attempts)));
             facts
@@ -140,63 +185,38 @@ impl Fleet<'_> {
         facts.extend(
             (!row.announced_by.is_empty()).then(|| fact("Announced by", row.announced_by.join(", "))),
         );
-        let running = self.facts.groups.iter();
-        let running = running
-            .filter(|group| group.target == *entry.target && group.calls.contains(entry.image))
+        facts
+    }
+
+    /// Returns links to the nodes that run the cell's kernel and need its image, or will with their next kernel.
+    fn nodes_of_cell(&self, entry: &StatusEntry<'_>) -> Listed<Link> {
+        let groups = self.facts.groups.iter();
+        let running = groups
+            .filter(|group| group.target == *entry.target && group.images.contains(entry.image))
             .flat_map(|group| &group.nodes);
-        let announcing = self.facts.announced.iter();
-        let announcing = announcing
+        let announced = self.facts.announced.iter();
+        let announcing = announced
             .filter(|announced| {
                 let mut needs = announced.next.needs.iter();
                 announced.next.kernel == *entry.target && needs.any(|needed| needed.image == *entry.image)
             })
             .flat_map(|announced| &announced.nodes);
         let mut names: Vec<&String> = running.chain(announcing).collect();
-        names.sort_unstable_by(|a, b| natural(a, b));
+        names.sort_unstable_by(|a, b| natural_order(a, b));
         names.dedup();
-        let more = names.len().saturating_sub(NAMED);
-        names.truncate(NAMED);
-        let links = Listed { items: names.iter().map(|name| node_link(name)).collect(), folded: 0, more };
-        let excerpt = log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty());
-        let error = excerpt.as_ref().and_then(|excerpt| excerpt.error.clone());
-        let error = error.filter(|error| !reason.contains(error.as_str()));
-        let modules = report.iter().filter_map(|report| report["modules"].as_array()).flatten();
-        let has_findings =
-            modules.filter_map(|module| module["findings"].as_array()).any(|findings| !findings.is_empty());
-        CellPage {
-            state: row.phase.as_str(),
-            class: class_of(entry),
-            reason,
-            hint,
-            facts,
-            inputs: inputs(entry),
-            build,
-            excerpt,
-            error,
-            whole_log: has_log.then(|| log_link(entry)),
-            signature: image.as_ref().and_then(|image| image.signature.as_ref()).map(signature),
-            report,
-            has_findings,
-            image_name: image_of(entry.outcome).map(|image| image.to_string()),
-            provenance: image.as_ref().and_then(|image| image.provenance.clone()),
-            no_report: no_report.or(no_image),
-            parts: image.as_ref().and_then(|image| Some(Listed::of(image.parts.clone()?, PARTS))),
-            before: before.and_then(|before| compared(entry, image.as_deref(), before)),
-            offers: offers.remove(&cell_link(entry.image, entry.target)).unwrap_or_default(),
-            waits: row.phase != Phase::Published,
-            live: is_building(entry),
-            nodes: links,
-        }
+        let more = names.len().saturating_sub(MAX_NAMED_NODES);
+        names.truncate(MAX_NAMED_NODES);
+        Listed { items: names.iter().map(|name| node_link(name)).collect(), folded: 0, more }
     }
 
-    /// Returns what the image replaced in rollout targets, which is what a rollback restores.
+    /// Returns the values that the image replaced in rollout targets. A rollback restores these values.
     fn replaced(&self, digest: &Digest) -> impl Iterator<Item = Fact> {
         let records =
             self.facts.records.iter().filter_map(|(object, record)| Some((object, record.as_ref().ok()?)));
         let fields = records
             .flat_map(|(object, record)| record.0.iter().map(move |(field, record)| (object, field, record)));
         let of_image = fields.filter(|(_, _, record)| text(&record.set).contains(digest.as_str()));
-        of_image.take(REPLACED).map(|(object, field, record)| {
+        of_image.take(MAX_REPLACED_FIELDS).map(|(object, field, record)| {
             fact("Replaced", format!("{} ({object}, {field})", text(&record.replaced)))
         })
     }
@@ -204,28 +224,29 @@ impl Fleet<'_> {
     /// Returns the model of a node's page, if there is a node of this name.
     pub fn node_page(&self, name: &str) -> Option<NodePage> {
         let node = self.facts.nodes.get(name)?;
-        let group = node.group.as_ref().ok().and_then(|place| self.facts.groups.get(*place));
+        let group = node.group.as_ref().ok().and_then(|index| self.facts.groups.get(*index));
         let runs = match (&node.group, group) {
             (Err(why), _) => format!("skipped: {why}"),
             (Ok(_), group) => group.map(|group| group.target.to_string()).unwrap_or_default(),
         };
-        let nothing = OfNode::default();
-        let OfNode { planned, unused, own, turns } = self.of_node(name).unwrap_or(&nothing);
+        let nothing = NodeEntries::default();
+        let NodeEntries { planned, ignored_announcement, own_drivers, upgrades } =
+            self.node_entries(name).unwrap_or(&nothing);
         let mut facts = vec![fact("Runs", runs)];
         facts.extend((!node.os_image.is_empty()).then(|| fact("Operating system", &node.os_image)));
         facts.extend(node.cordoned.then(|| fact("Scheduling", "cordoned")));
         facts.extend(node.announces.as_ref().map(|release| fact("Announces", release)));
         let next = planned.and_then(|planned| planned.next.as_deref());
         facts.extend(next.map(|next| fact("Next kernel", &next.kernel)));
-        facts.extend(unused.as_ref().map(|why| fact("Ignored announcement", why)));
-        facts.extend(own.iter().map(|own| fact("Own driver", format!("{}: {own}", own.image))));
-        facts.extend(turns.iter().map(|(upgrade, turn)| {
+        facts.extend(ignored_announcement.as_ref().map(|why| fact("Ignored announcement", why)));
+        facts.extend(own_drivers.iter().map(|own| fact("Own driver", format!("{}: {own}", own.image))));
+        facts.extend(upgrades.iter().map(|(upgrade, turn)| {
             let since =
                 turn.note.as_ref().map(|last| format!(" ({} since {:.0})", last.state.as_str(), last.since));
             fact("Upgrade", format!("{}: {turn}{}", upgrade.rollout, since.unwrap_or_default()))
         }));
         let called = group.into_iter();
-        let called = called.flat_map(|group| group.calls.iter().map(move |image| (image, &group.target)));
+        let called = called.flat_map(|group| group.images.iter().map(move |image| (image, &group.target)));
         let announced =
             next.into_iter().flat_map(|next| next.needs.iter().map(|needed| (&needed.image, &next.kernel)));
         let images = called.chain(announced).filter_map(|(image, target)| self.entry(image, target));
@@ -244,6 +265,25 @@ impl Fleet<'_> {
     }
 }
 
+/// Returns the fact about the image that a cell's image is compared with, or that there is none. If the cell's own image could
+/// not be read, it is unknown whether there is one.
+fn previous_image(before: Option<&(ComparedImage, ImageResult)>, is_unreadable: bool) -> Option<Fact> {
+    match before {
+        Some((ComparedImage { image, cell }, _)) => {
+            let kernel = cell.as_ref().map(|cell| format!(" (for {})", cell.target)).unwrap_or_default();
+            Some(fact("Previous good image", format!("{image}{kernel}")))
+        }
+        None if is_unreadable => None,
+        None => Some(fact("Previous good image", "none for this distribution and architecture")),
+    }
+}
+
+/// Whether any module has a finding.
+fn has_findings(report: &Value) -> bool {
+    let modules = report["modules"].as_array().into_iter().flatten();
+    modules.filter_map(|module| module["findings"].as_array()).any(|findings| !findings.is_empty())
+}
+
 fn signature(standing: &Standing) -> Answer {
     let (word, class, why) = match standing {
         Standing::Signed => ("signed", "ok", "with a key of this site"),
@@ -253,33 +293,34 @@ fn signature(standing: &Standing) -> Answer {
     Answer { word, class, why: why.to_owned() }
 }
 
-/// Compares an image's components with those of the previous image: by their bills of materials, else by what
-/// the plan knows.
-fn compared(
+/// Compares an image's components with the components of the previous image. Uses the bills of materials of both images, or else
+/// the components that the plan knows.
+fn comparison(
     entry: &StatusEntry<'_>,
     image: Option<&Image>,
-    (before, found): (Before, FoundImage),
-) -> Option<Compared> {
-    let planned = planned_parts(entry.outcome.cell()?);
-    let Before { image: reference, cell } = before;
+    (before, found): (ComparedImage, ImageResult),
+) -> Option<Comparison> {
+    let planned = planned_components(entry.outcome.cell()?);
+    let ComparedImage { image: reference, cell } = before;
     let (name, link) = match &cell {
         Some(cell) => {
             (format!("{} for {}", cell.image, cell.target), Some(cell_link(&cell.image, &cell.target)))
         }
         None => ("the image under its tag".to_owned(), None),
     };
-    let then = found.as_ref().ok().and_then(|found| found.parts.clone());
-    let planned_then = || cell.as_ref().and_then(|cell| cell.outcome.cell()).map(|cell| planned_parts(cell));
-    let pair = match (then, image.and_then(|image| image.parts.clone())) {
+    let then = found.as_ref().ok().and_then(|found| found.components.clone());
+    let planned_then =
+        || cell.as_ref().and_then(|cell| cell.outcome.cell()).map(|cell| planned_components(cell));
+    let pair = match (then, image.and_then(|image| image.components.clone())) {
         (Some(then), Some(now)) => Some((then, now)),
-        (Some(then), None) => Some((as_planned(&then), planned)),
+        (Some(then), None) => Some((only_planned(&then), planned)),
         (None, _) => planned_then().map(|then| (then, planned)),
     };
     let why_not =
         pair.is_none().then(|| found.err().unwrap_or_else(|| "it has no bill of materials".to_owned()));
     let differing = pair.map(|(then, now)| differences(&then, &now, cell.is_none())).unwrap_or_default();
-    let differences = Listed::of(differing, DIFFERENCES);
-    Some(Compared { name, image: reference.to_string(), link, differences, why_not })
+    let differences = Listed::of(differing, MAX_DIFFERENCES);
+    Some(Comparison { name, image: reference.to_string(), link, differences, why_not })
 }
 
 /// Returns the inputs of an image's build.
@@ -312,7 +353,7 @@ pub struct NodePage {
     pub images: Vec<NodeImage>,
 }
 
-/// A short answer with its reason.
+/// A one-word answer with its reason.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Answer {
     pub word: &'static str,
@@ -341,15 +382,15 @@ fn may_boot(planned: &PlannedNode) -> Answer {
     Answer { word, class, why }
 }
 
-/// Model of the page of all nodes, grouped by what they run.
+/// Model of the page of all nodes, grouped by kernel and needed images.
 #[derive(Debug, Serialize)]
 pub struct NodesPage {
-    pub groups: Vec<NodesOf>,
+    pub groups: Vec<NodeGroupView>,
 }
 
 /// Nodes with the same kernel and the same images.
 #[derive(Debug, Serialize)]
-pub struct NodesOf {
+pub struct NodeGroupView {
     pub what: String,
     pub count: String,
     pub nodes: Vec<Link>,
@@ -357,21 +398,21 @@ pub struct NodesOf {
 
 impl NodesPage {
     pub fn of(facts: &Facts) -> Self {
-        let of = |what: String, names: Vec<&String>| NodesOf {
+        let of = |what: String, names: Vec<&String>| NodeGroupView {
             what,
             count: nodes(names.len()),
             nodes: names.into_iter().map(|name| node_link(name)).collect(),
         };
-        let mut groups: Vec<NodesOf> = facts
+        let mut groups: Vec<NodeGroupView> = facts
             .groups
             .iter()
             .map(|group| {
-                let calls: Vec<&str> = group.calls.iter().map(ImageName::as_str).collect();
+                let calls: Vec<&str> = group.images.iter().map(ImageName::as_str).collect();
                 let calls = if calls.is_empty() { "no driver image".to_owned() } else { calls.join(", ") };
                 of(format!("{}: {calls}", group.target), group.nodes.iter().collect())
             })
             .collect();
-        groups.sort_by(|a, b| natural(&a.what, &b.what));
+        groups.sort_by(|a, b| natural_order(&a.what, &b.what));
         let unknown: Vec<&String> =
             facts.nodes.iter().filter(|(_, node)| node.group.is_err()).map(|(name, _)| name).collect();
         if !unknown.is_empty() {

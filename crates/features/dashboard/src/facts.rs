@@ -1,5 +1,4 @@
-//! The facts that pages are made from. They keep only what pages show of a reconcile's snapshot, because a
-//! fleet has many nodes.
+//! The facts that pages show. They contain only a part of a reconcile's snapshot, because a fleet has many nodes.
 
 use std::{
     cmp::Ordering,
@@ -17,33 +16,33 @@ use farrier_core::{
 };
 use jiff::Timestamp;
 
-/// Maximum number of node names that are listed; the rest is only counted.
-const NAMED: usize = 5;
+/// Maximum number of names in a list. Further names are only counted.
+const MAX_LISTED_NAMES: usize = 5;
 
 /// State of a fleet.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// Decisions of the reconcile.
     pub plan: Arc<Plan>,
-    /// Activity of builds; empty without a running loop.
+    /// Activity of builds. Empty without a running loop.
     pub activity: Activity,
     /// The nodes, by name.
     pub nodes: BTreeMap<String, NodeFact>,
-    /// Nodes that run the same kernel and need the same images.
+    /// The nodes, grouped by kernel and needed images.
     pub groups: Vec<NodeGroup>,
-    /// Next kernels of nodes.
+    /// The nodes with a next kernel, grouped by that kernel and the images needed for it.
     pub announced: Vec<Announced>,
     /// Skipped nodes and nodes with an unused announcement, by reason.
-    pub aside: BTreeMap<String, Names>,
-    /// Records that farrier wrote to the objects that it rewrites, by `DaemonSet kube-system/driver`.
+    pub excluded: BTreeMap<String, NameList>,
+    /// Records in the objects that farrier rewrites, by object: `DaemonSet kube-system/driver`.
     pub records: BTreeMap<String, Result<Record, String>>,
-    /// Whether each object of a live cluster is paused, by the names that `farrier rollback` takes.
-    pub live: BTreeMap<String, bool>,
+    /// Whether objects of a live cluster are paused, by the names that `farrier rollback` takes.
+    pub paused_objects: BTreeMap<String, bool>,
     /// When published images were built, if known.
-    pub built: BTreeMap<(ImageName, KernelTarget), Timestamp>,
+    pub build_times: BTreeMap<(ImageName, KernelTarget), Timestamp>,
     /// Errors of failed rewrites.
     pub failed_rewrites: BTreeMap<RolloutTarget, String>,
-    /// Mistakes in the definitions on disk, while the last valid ones are in use.
+    /// Mistakes in the definitions on disk, if the last valid ones are still in use.
     pub configuration_error: Option<String>,
     /// Time of the reconcile.
     pub now: Timestamp,
@@ -53,7 +52,7 @@ pub struct Facts {
 
 #[derive(Clone, Debug)]
 pub struct NodeFact {
-    /// Index in [`Facts::groups`], or why the node's kernel is not known.
+    /// Index in [`Facts::groups`], or the reason why the node is skipped.
     pub group: Result<usize, String>,
     /// Operating system as the node reports it.
     pub os_image: String,
@@ -69,10 +68,10 @@ pub struct NodeGroup {
     /// Kernel target of the nodes.
     pub target: KernelTarget,
     /// Images that the nodes need.
-    pub calls: Vec<ImageName>,
+    pub images: Vec<ImageName>,
     /// Sorted names of the nodes.
     pub nodes: Vec<String>,
-    /// Number of these nodes that announced a kernel that they may not boot yet.
+    /// Number of nodes that announced a kernel and may not boot it yet.
     pub unready: usize,
 }
 
@@ -85,23 +84,23 @@ pub struct Announced {
     pub nodes: Vec<String>,
 }
 
-/// The first names of a list.
+/// The first names of a list, and the number of all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct NameList {
     pub first: Vec<String>,
     /// Length of the list.
     pub count: usize,
 }
 
-impl Names {
+impl NameList {
     fn add(&mut self, name: &str) {
-        if self.first.len() < NAMED {
+        if self.first.len() < MAX_LISTED_NAMES {
             self.first.push(name.to_owned());
         }
         self.count += 1;
     }
 
-    /// Takes the first names of a list.
+    /// Keeps the first names of a list, and counts all.
     pub fn of<'a>(names: impl IntoIterator<Item = &'a String>) -> Self {
         let mut all = Self::default();
         names.into_iter().for_each(|name| all.add(name));
@@ -109,8 +108,8 @@ impl Names {
     }
 }
 
-/// Compares names with numbers by value: `node-9` is before `node-10`.
-pub fn natural(a: &str, b: &str) -> Ordering {
+/// Compares names in natural order, with numbers by value: `node-9` is before `node-10`.
+pub fn natural_order(a: &str, b: &str) -> Ordering {
     let digits = |text: &str| text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (mut left, mut right) = (a, b);
     while let (Some(first), Some(second)) = (left.chars().next(), right.chars().next()) {
@@ -139,58 +138,68 @@ impl Facts {
         definitions: &Definitions,
         now: Timestamp,
     ) -> Self {
-        let mut facts = Self { now, records: records(snapshot), live: paused(snapshot), ..Self::default() };
-        let mut places: HashMap<(KernelTarget, Vec<bool>), usize> = HashMap::new();
+        let mut facts = Self {
+            now,
+            records: records(snapshot),
+            paused_objects: paused(snapshot),
+            excluded: excluded(&plan),
+            ..Self::default()
+        };
+        facts.add_nodes(snapshot, definitions);
+        facts.add_announced(&plan);
+        let groups = facts.groups.iter_mut().map(|group| &mut group.nodes);
+        let names = groups.chain(facts.announced.iter_mut().map(|announced| &mut announced.nodes));
+        names.for_each(|nodes| nodes.sort_unstable_by(|a, b| natural_order(a, b)));
+        Self { plan, ..facts }
+    }
+
+    /// Adds the nodes, and groups the nodes with the same kernel that need the same images.
+    fn add_nodes(&mut self, snapshot: &ClusterSnapshot, definitions: &Definitions) {
+        let mut indexes: HashMap<(KernelTarget, Vec<bool>), usize> = HashMap::new();
         for node in &snapshot.nodes {
             let group = node_target(node).map_err(|why| why.to_string()).map(|target| {
-                let calls: Vec<bool> =
+                let needs: Vec<bool> =
                     definitions.images.values().map(|image| node.is_selected_by(image)).collect();
-                let groups = &mut facts.groups;
-                let place = *places.entry((target, calls)).or_insert_with_key(|(target, calls)| {
-                    let called = definitions.images.keys().zip(calls).filter(|(_, calls)| **calls);
-                    let calls = called.map(|(name, _)| name.clone()).collect();
-                    groups.push(NodeGroup { target: target.clone(), calls, nodes: Vec::new(), unready: 0 });
+                let groups = &mut self.groups;
+                let index = *indexes.entry((target, needs)).or_insert_with_key(|(target, needs)| {
+                    let needed = definitions.images.keys().zip(needs).filter(|(_, is_needed)| **is_needed);
+                    let images = needed.map(|(name, _)| name.clone()).collect();
+                    groups.push(NodeGroup { target: target.clone(), images, nodes: Vec::new(), unready: 0 });
                     groups.len() - 1
                 });
-                if let Some(group) = groups.get_mut(place) {
+                if let Some(group) = groups.get_mut(index) {
                     group.nodes.push(node.name.clone());
                 }
-                place
+                index
             });
             let announces = node.annotations.get(NEXT_KERNEL_ANNOTATION).cloned();
             let (os_image, cordoned) = (node.os_image.clone(), node.unschedulable);
-            facts.nodes.insert(node.name.clone(), NodeFact { group, os_image, announces, cordoned });
+            self.nodes.insert(node.name.clone(), NodeFact { group, os_image, announces, cordoned });
         }
-        let mut places: HashMap<*const NextKernel, usize> = HashMap::new();
+    }
+
+    /// Adds the next kernels of nodes, and counts the unready nodes of each group.
+    fn add_announced(&mut self, plan: &Plan) {
+        let mut indexes: HashMap<*const NextKernel, usize> = HashMap::new();
         for planned in &plan.nodes {
             let Some(next) = &planned.next else { continue };
-            let place = *places.entry(Arc::as_ptr(next)).or_insert_with(|| {
-                facts.announced.push(Announced { next: Arc::clone(next), nodes: Vec::new() });
-                facts.announced.len() - 1
+            let index = *indexes.entry(Arc::as_ptr(next)).or_insert_with(|| {
+                self.announced.push(Announced { next: Arc::clone(next), nodes: Vec::new() });
+                self.announced.len() - 1
             });
-            if let Some(announced) = facts.announced.get_mut(place) {
+            if let Some(announced) = self.announced.get_mut(index) {
                 announced.nodes.push(planned.node.clone());
             }
-            let group = facts.nodes.get(&planned.node).and_then(|node| node.group.as_ref().ok());
+            let group = self.nodes.get(&planned.node).and_then(|node| node.group.as_ref().ok());
             if !planned.may_boot.is_free()
-                && let Some(group) = group.and_then(|place| facts.groups.get_mut(*place))
+                && let Some(group) = group.and_then(|index| self.groups.get_mut(*index))
             {
                 group.unready += 1;
             }
         }
-        let names = facts.groups.iter_mut().map(|group| &mut group.nodes);
-        let names = names.chain(facts.announced.iter_mut().map(|announced| &mut announced.nodes));
-        names.for_each(|nodes| nodes.sort_unstable_by(|a, b| natural(a, b)));
-        let left = plan.skipped_nodes.iter().map(|left| (format!("skipped: {}", left.why), &left.node));
-        let unused = plan.unused_announcements.iter();
-        let unused = unused.map(|unused| (format!("ignored announcement: {}", unused.why), &unused.node));
-        for (why, node) in left.chain(unused) {
-            facts.aside.entry(why).or_default().add(node);
-        }
-        Self { plan, ..facts }
     }
 
-    /// Returns the record in the object that a rollout writes.
+    /// Returns the record in the object that a rollout rewrites.
     pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<Record, String>> {
         let object = match &target.object {
             RolloutObject::DaemonSet(found) => format!("DaemonSet {}/{}", found.namespace, found.daemon_set),
@@ -199,6 +208,19 @@ impl Facts {
         };
         self.records.get(&object).filter(|_| target.place.is_none())
     }
+}
+
+/// Returns skipped nodes and nodes with an unused announcement, by reason.
+fn excluded(plan: &Plan) -> BTreeMap<String, NameList> {
+    let skipped =
+        plan.skipped_nodes.iter().map(|skipped| (format!("skipped: {}", skipped.why), &skipped.node));
+    let unused = plan.unused_announcements.iter();
+    let unused = unused.map(|unused| (format!("ignored announcement: {}", unused.why), &unused.node));
+    let mut excluded: BTreeMap<String, NameList> = BTreeMap::new();
+    for (why, node) in skipped.chain(unused) {
+        excluded.entry(why).or_default().add(node);
+    }
+    excluded
 }
 
 fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<Record, String>> {

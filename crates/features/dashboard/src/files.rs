@@ -7,17 +7,17 @@ use fs_err as fs;
 use futures::{StreamExt as _, stream};
 
 use super::{
-    action::Offers,
+    action::ActionLinks,
     facts::Facts,
     fleet::{Fleet, cell_link, log_link, node_link},
     history::History,
     html::{self, HtmlError, ICON, STYLE},
-    image::{Found, Images},
+    image::{CellData, Images},
     log::{Excerpts, Log},
     matrix::{Filter, OPEN},
 };
 
-/// Failure to write the status pages.
+/// Error of writing the status pages as files.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// The directory cannot be written.
@@ -41,16 +41,16 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     write("style.css", STYLE.to_owned())?;
     write("icon.svg", ICON.to_owned())?;
     write("nodes.html", html::nodes_page(facts)?)?;
-    write("rollouts.html", html::rollouts_page(facts, &Offers::new(), &[])?)?;
+    write("rollouts.html", html::rollouts_page(facts, &ActionLinks::new(), &[])?)?;
     for name in facts.nodes.keys() {
         if let Some(page) = html::node_page(&fleet, name) {
             write(&node_link(name).link, page?)?;
         }
     }
     let images = &Images::of(parts.clone());
-    // `entries` has one entry for each cell, in the same order.
+    // `entries` and `cells` correspond to each other by index.
     let cells = fleet.entries.iter().zip(&facts.plan.cells);
-    let found = cells.map(|(entry, cell)| async move { (entry, images.of_cell(&facts.plan, cell).await) });
+    let found = cells.map(|(entry, cell)| async move { (entry, images.cell_data(&facts.plan, cell).await) });
     let (mut found, excerpts) = (stream::iter(found).buffered(AT_ONCE), Excerpts::default());
     while let Some((entry, found)) = found.next().await {
         let log = excerpts.find(&parts.cache, entry);
@@ -59,7 +59,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
         }
         write(
             &cell_link(entry.image, entry.target),
-            html::cell_page(&fleet, entry, Found { log, ..found })?,
+            html::cell_page(&fleet, entry, CellData { log, ..found })?,
         )?;
     }
     let states = fleet.entries.iter().map(|entry| entry.row.phase.as_str());
@@ -67,12 +67,12 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
         let filter = Filter { state: state.to_owned(), ..Filter::default() };
         write(&format!("state-{state}.html"), html::fleet_page(&fleet, filter, &[])?)?;
     }
-    // Write the index last, so that its links lead to existing pages.
+    // Write the index last, so that its links always lead to existing pages.
     write("index.html", html::fleet_page(&fleet, Filter::default(), &[])?)?;
     Ok(())
 }
 
-/// Removes the pages of all cells and nodes, some of which may no longer exist.
+/// Removes the pages of an earlier run. Their cells and nodes may no longer exist.
 fn remove_pages(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

@@ -1,4 +1,4 @@
-//! The first view: problems, nodes at risk, recent changes, and the matrix of images and kernels.
+//! The index page: problems, nodes at risk, recent changes, and the matrix of images and kernels.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,8 +9,8 @@ use farrier_core::{
     image::ImageName,
     kernel::KernelTarget,
     plan::{
-        Activity, BuildTime, Outcome, OwnDriver, Phase, PlannedCell, PlannedNode, PlannedNodeUpgrade,
-        PlannedUpgrade, Readiness, RolloutDecision, StatusEntry, status_entries,
+        Activity, BuildTime, NextKernel, Outcome, OwnDriver, Phase, Plan, PlannedCell, PlannedNode,
+        PlannedNodeUpgrade, PlannedUpgrade, Readiness, RolloutDecision, StatusEntry, status_entries,
     },
 };
 use jiff::Timestamp;
@@ -19,30 +19,31 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    facts::{Announced, Facts, Names},
+    facts::{Announced, Facts, NameList},
     matrix::{Filter, Matrix, StateCount},
 };
 
-/// Maximum number of findings that are listed; the rest is only counted.
-const LISTED: usize = 10;
+/// Maximum number of problems and risks that are listed. Further ones are only counted.
+const MAX_LISTED: usize = 10;
 /// Number of a list's items that are visible before the list is unfolded.
-const SEEN: usize = 3;
-/// Model of the first view.
+const UNFOLDED_ITEMS: usize = 3;
+
+/// Model of the index page.
 #[derive(Debug, Serialize)]
 pub struct FleetPage {
     pub configuration_error: Option<String>,
     pub counts: Vec<StateCount>,
     pub changed: Vec<Change>,
-    pub wrong: Listed<Problem>,
+    pub problems: Listed<Problem>,
     pub at_risk: Listed<Risk>,
     pub at_risk_nodes: usize,
-    pub wrong_count: usize,
+    pub problems_count: usize,
     pub changed_count: usize,
     pub matrix: Matrix,
-    /// Whether a build runs, so that the view changes between reconciles.
+    /// Whether a build runs, so that the page changes between reconciles.
     pub live: bool,
     pub filter: Filter,
-    /// Whether a server evaluates the address.
+    /// Whether a server evaluates the page's address. A written file has no filter form.
     pub served: bool,
 }
 
@@ -55,7 +56,7 @@ pub struct Change {
     pub link: String,
     pub state: &'static str,
     pub class: &'static str,
-    /// Age as [`ago`] formats it; set when the change is shown.
+    /// Age as [`ago`] formats it. Empty until the change is shown.
     pub ago: String,
     /// Image (without its kernel) or object that has changed.
     #[serde(skip)]
@@ -68,9 +69,9 @@ pub struct Change {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listed<T> {
     pub items: Vec<T>,
-    /// Number of items that the first view folds away.
+    /// Number of items that are folded away.
     pub folded: usize,
-    /// Number of omitted items, which are only counted.
+    /// Number of items that are omitted.
     pub more: usize,
 }
 
@@ -81,14 +82,14 @@ impl<T> Default for Listed<T> {
 }
 
 impl<T> Listed<T> {
-    pub fn of(mut items: Vec<T>, most: usize) -> Self {
-        let more = items.len().saturating_sub(most);
-        items.truncate(most);
-        Self { folded: items.len().saturating_sub(SEEN), items, more }
+    pub fn of(mut items: Vec<T>, limit: usize) -> Self {
+        let more = items.len().saturating_sub(limit);
+        items.truncate(limit);
+        Self { folded: items.len().saturating_sub(UNFOLDED_ITEMS), items, more }
     }
 }
 
-/// A problem. Identical problems of several kernels are merged.
+/// A problem. The same problem of several kernels is listed once.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
     pub state: &'static str,
@@ -100,7 +101,7 @@ pub struct Problem {
     pub hint: String,
 }
 
-/// Nodes whose images for one kernel are missing, so that their next reboot would leave them without drivers.
+/// Nodes that lack images for one kernel. Their next reboot would leave them without drivers.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Risk {
     pub kernel: String,
@@ -117,7 +118,7 @@ pub struct MissingImage {
     pub link: Option<String>,
     pub state: &'static str,
     pub class: &'static str,
-    /// Reason, if the state does not imply it.
+    /// Reason. Empty if the state says enough.
     pub why: String,
 }
 
@@ -128,28 +129,28 @@ pub struct Link {
     pub link: String,
 }
 
-/// Facts with their status rows, indexed for rendering.
+/// Facts and status rows, indexed for rendering.
 pub struct Fleet<'a> {
     pub facts: &'a Facts,
     pub entries: Vec<StatusEntry<'a>>,
-    places: HashMap<(&'a ImageName, &'a KernelTarget), usize>,
+    indexes: HashMap<(&'a ImageName, &'a KernelTarget), usize>,
     since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>,
-    by_node: OnceLock<HashMap<&'a str, OfNode<'a>>>,
-    /// Time of rendering; the facts may be older.
+    by_node: OnceLock<HashMap<&'a str, NodeEntries<'a>>>,
+    /// Time of rendering. The facts may be older.
     pub now: Timestamp,
 }
 
 /// Entries of a plan about one node.
 #[derive(Default)]
-pub struct OfNode<'a> {
+pub struct NodeEntries<'a> {
     pub planned: Option<&'a PlannedNode>,
-    pub unused: Option<String>,
-    pub own: Vec<&'a OwnDriver>,
-    pub turns: Vec<(&'a PlannedUpgrade, &'a PlannedNodeUpgrade)>,
+    pub ignored_announcement: Option<String>,
+    pub own_drivers: Vec<&'a OwnDriver>,
+    pub upgrades: Vec<(&'a PlannedUpgrade, &'a PlannedNodeUpgrade)>,
 }
 
 impl<'a> Fleet<'a> {
-    /// Indexes the facts. `since` tells when a loop saw cells reach their state.
+    /// Indexes the facts. `since` has the times at which a loop saw cells reach their state.
     pub fn new(facts: &'a Facts, since: &'a BTreeMap<(ImageName, KernelTarget), Timestamp>) -> Self {
         Self::at(facts, since, &facts.activity, facts.now)
     }
@@ -162,36 +163,14 @@ impl<'a> Fleet<'a> {
         now: Timestamp,
     ) -> Self {
         let entries = status_entries(&facts.plan, activity);
-        let places =
-            entries.iter().enumerate().map(|(place, entry)| ((entry.image, entry.target), place)).collect();
-        Self { facts, entries, places, since, by_node: OnceLock::new(), now }
+        let indexes =
+            entries.iter().enumerate().map(|(index, entry)| ((entry.image, entry.target), index)).collect();
+        Self { facts, entries, indexes, since, by_node: OnceLock::new(), now }
     }
 
-    /// Returns the entries of the plan about a node. The index is built once, because pages of many nodes may
-    /// be requested.
-    pub fn of_node(&self, name: &str) -> Option<&OfNode<'a>> {
-        let index = || {
-            let plan = &self.facts.plan;
-            let mut nodes: HashMap<&'a str, OfNode<'a>> = HashMap::new();
-            for planned in &plan.nodes {
-                nodes.entry(&planned.node).or_default().planned = Some(planned);
-            }
-            for unused in &plan.unused_announcements {
-                nodes.entry(&unused.node).or_default().unused = Some(unused.why.to_string());
-            }
-            for own in &plan.own_drivers {
-                for node in &own.nodes {
-                    nodes.entry(node).or_default().own.push(own);
-                }
-            }
-            for upgrade in plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
-                for turn in &upgrade.nodes {
-                    nodes.entry(&turn.node).or_default().turns.push((upgrade, turn));
-                }
-            }
-            nodes
-        };
-        self.by_node.get_or_init(index).get(name)
+    /// Returns the entries of the plan about a node. Builds the index once, because pages of many nodes may be requested.
+    pub fn node_entries(&self, name: &str) -> Option<&NodeEntries<'a>> {
+        self.by_node.get_or_init(|| index_by_node(&self.facts.plan)).get(name)
     }
 
     /// Returns how long a build has taken, and how long it usually takes.
@@ -200,7 +179,7 @@ impl<'a> Fleet<'a> {
     }
 
     pub fn entry(&self, image: &ImageName, target: &KernelTarget) -> Option<&StatusEntry<'a>> {
-        self.entries.get(*self.places.get(&(image, target))?)
+        self.entries.get(*self.indexes.get(&(image, target))?)
     }
 
     /// Returns since when a cell has been in its state, if known.
@@ -208,24 +187,24 @@ impl<'a> Fleet<'a> {
         let key = (entry.image.clone(), entry.target.clone());
         let known = match entry.outcome {
             Outcome::Failed { at, .. } => Some(*at),
-            Outcome::UpToDate { .. } => self.facts.built.get(&key).copied(),
+            Outcome::UpToDate { .. } => self.facts.build_times.get(&key).copied(),
             _ => entry.activity.and_then(|activity| activity.since),
         };
         known.or_else(|| self.since.get(&key).copied())
     }
 
-    /// Returns the model of the first view. `changed` lists the recent changes.
+    /// Returns the model of the index page. `changed` are the recent changes.
     pub fn page(&self, filter: Filter, changed: Vec<Change>) -> FleetPage {
-        let ((at_risk, at_risk_nodes), wrong) = (self.at_risk(), self.wrong());
+        let ((at_risk, at_risk_nodes), problems) = (self.at_risk(), self.problems());
         FleetPage {
             configuration_error: self.facts.configuration_error.clone(),
             counts: self.counts(&filter),
             changed_count: changed.len(),
             changed,
-            wrong_count: wrong.len(),
-            wrong: Listed::of(wrong, LISTED),
+            problems_count: problems.len(),
+            problems: Listed::of(problems, MAX_LISTED),
             at_risk_nodes,
-            at_risk: Listed::of(at_risk, LISTED),
+            at_risk: Listed::of(at_risk, MAX_LISTED),
             matrix: self.matrix(&filter),
             live: self.entries.iter().any(is_building),
             filter,
@@ -234,9 +213,9 @@ impl<'a> Fleet<'a> {
     }
 
     /// Returns the problems: cells first, then rollouts, then nodes.
-    fn wrong(&self) -> Vec<Problem> {
+    fn problems(&self) -> Vec<Problem> {
         let mut problems: Vec<Problem> = Vec::new();
-        let mut places: HashMap<(&ImageName, Phase, String), usize> = HashMap::new();
+        let mut indexes: HashMap<(&ImageName, Phase, String), usize> = HashMap::new();
         for entry in &self.entries {
             let class = class_of(entry);
             if !matches!(class, "bad" | "warn") {
@@ -244,11 +223,11 @@ impl<'a> Fleet<'a> {
             }
             let (reason, hint) = entry.reason_and_hint();
             let key = (entry.image, entry.row.phase, reason.clone());
-            if let Some(known) = places.get(&key).and_then(|place| problems.get_mut(*place)) {
+            if let Some(known) = indexes.get(&key).and_then(|index| problems.get_mut(*index)) {
                 known.more += 1;
                 continue;
             }
-            places.insert(key, problems.len());
+            indexes.insert(key, problems.len());
             let (subject, link) = (subject(entry), Some(cell_link(entry.image, entry.target)));
             problems.push(Problem {
                 state: entry.row.phase.as_str(),
@@ -260,7 +239,7 @@ impl<'a> Fleet<'a> {
                 hint,
             });
         }
-        // Failures come before cells that wait.
+        // List failures before warnings.
         problems.sort_by_key(|problem| problem.class != "bad");
         for rollout in &self.facts.plan.rollouts {
             let RolloutDecision::Hold(why) = &rollout.decision else { continue };
@@ -269,7 +248,7 @@ impl<'a> Fleet<'a> {
             let (link, reason) = (Some("rollouts.html".to_owned()), why.to_string());
             problems.push(Problem { state, class, subject, link, more: 0, reason, hint: String::new() });
         }
-        for (why, names) in &self.facts.aside {
+        for (why, names) in &self.facts.excluded {
             let subject = match (names.first.as_slice(), names.count) {
                 ([first, ..], 1) => format!("node {first}"),
                 (_, count) => format!("{count} nodes"),
@@ -280,66 +259,93 @@ impl<'a> Fleet<'a> {
         problems
     }
 
-    /// Returns the nodes for which an image is missing, and their number. Nodes that announced another kernel
-    /// come first, then nodes that run a kernel without its image. The cost does not depend on the number of
-    /// nodes.
+    /// Returns the nodes for which an image is missing, and their number. Nodes that announced another kernel come first, then
+    /// nodes that run a kernel without its image. The cost does not depend on the number of nodes.
     fn at_risk(&self) -> (Vec<Risk>, usize) {
-        let missing = |entry: &StatusEntry<'_>| MissingImage {
-            image: entry.image.to_string(),
-            link: Some(cell_link(entry.image, entry.target)),
-            state: entry.row.phase.as_str(),
-            class: class_of(entry),
-            why: String::new(),
-        };
         let unready = self.facts.announced.iter().filter(|announced| !announced.next.may_boot().is_free());
-        let mut risks: Vec<Risk> = Vec::new();
-        for Announced { next, nodes } in unready {
-            let images = next.needs.iter().filter_map(|needed| match &needed.state {
-                Readiness::Ready { .. } => None,
-                Readiness::Missing { message } | Readiness::Unknown { message } => {
-                    let entry = self.entry(&needed.image, &next.kernel);
-                    match entry.filter(|entry| entry.row.phase != Phase::Published) {
-                        Some(entry) => Some(missing(entry)),
-                        None => Some(MissingImage {
-                            image: needed.image.to_string(),
-                            link: entry.map(|entry| cell_link(entry.image, entry.target)),
-                            state: "not ready",
-                            class: "warn",
-                            why: message.clone(),
-                        }),
-                    }
-                }
-            });
-            let doubt = next.doubt.as_ref().map(|why| MissingImage {
-                image: String::new(),
-                link: None,
-                state: "unknown",
-                class: "warn",
-                why: why.to_string(),
-            });
-            risks.push(risk(&next.kernel, true, images.chain(doubt).collect(), nodes));
-        }
+        let mut risks: Vec<Risk> = unready
+            .map(|Announced { next, nodes }| risk(&next.kernel, true, self.missing_for(next), nodes))
+            .collect();
         let mut count: usize = risks.iter().map(|risk| risk.count).sum();
         for group in &self.facts.groups {
             let images: Vec<MissingImage> = group
-                .calls
+                .images
                 .iter()
                 .filter_map(|image| self.entry(image, &group.target))
                 .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != "off")
-                .map(missing)
+                .map(missing_image)
                 .collect();
             if !images.is_empty() {
-                // Nodes that also announced a kernel were counted before.
+                // Nodes that also announced a kernel are already counted.
                 count += group.nodes.len().saturating_sub(group.unready);
                 risks.push(risk(&group.target, false, images, &group.nodes));
             }
         }
         (risks, count)
     }
+
+    /// Returns the images that nodes lack for their next kernel. If the needed images are not known, the last item has the reason.
+    fn missing_for(&self, next: &NextKernel) -> Vec<MissingImage> {
+        let images = next.needs.iter().filter_map(|needed| match &needed.state {
+            Readiness::Ready { .. } => None,
+            Readiness::Missing { message } | Readiness::Unknown { message } => {
+                let entry = self.entry(&needed.image, &next.kernel);
+                Some(match entry.filter(|entry| entry.row.phase != Phase::Published) {
+                    Some(entry) => missing_image(entry),
+                    None => MissingImage {
+                        image: needed.image.to_string(),
+                        link: entry.map(|entry| cell_link(entry.image, entry.target)),
+                        state: "not ready",
+                        class: "warn",
+                        why: message.clone(),
+                    },
+                })
+            }
+        });
+        let unknown = next.doubt.as_ref().map(|why| MissingImage {
+            image: String::new(),
+            link: None,
+            state: "unknown",
+            class: "warn",
+            why: why.to_string(),
+        });
+        images.chain(unknown).collect()
+    }
+}
+
+fn index_by_node(plan: &Plan) -> HashMap<&str, NodeEntries<'_>> {
+    let mut nodes: HashMap<&str, NodeEntries<'_>> = HashMap::new();
+    for planned in &plan.nodes {
+        nodes.entry(&planned.node).or_default().planned = Some(planned);
+    }
+    for unused in &plan.unused_announcements {
+        nodes.entry(&unused.node).or_default().ignored_announcement = Some(unused.why.to_string());
+    }
+    for own_driver in &plan.own_drivers {
+        for node in &own_driver.nodes {
+            nodes.entry(node).or_default().own_drivers.push(own_driver);
+        }
+    }
+    for upgrade in plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref()) {
+        for node_upgrade in &upgrade.nodes {
+            nodes.entry(&node_upgrade.node).or_default().upgrades.push((upgrade, node_upgrade));
+        }
+    }
+    nodes
+}
+
+fn missing_image(entry: &StatusEntry<'_>) -> MissingImage {
+    MissingImage {
+        image: entry.image.to_string(),
+        link: Some(cell_link(entry.image, entry.target)),
+        state: entry.row.phase.as_str(),
+        class: class_of(entry),
+        why: String::new(),
+    }
 }
 
 fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<MissingImage>, nodes: &[String]) -> Risk {
-    let names = Names::of(nodes);
+    let names = NameList::of(nodes);
     let nodes: Vec<Link> = names.first.iter().map(|name| node_link(name)).collect();
     let more = names.count - nodes.len();
     Risk { kernel: kernel.to_string(), announced, missing, nodes, more, count: names.count }
@@ -371,7 +377,7 @@ pub fn class_of_phase(phase: Phase, verdict: Option<Verdict>) -> &'static str {
     }
 }
 
-/// Formats a cell: `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
+/// Formats a cell's image and kernel: `mofed for 6.1.0-47-amd64 (debian 12, amd64)`.
 pub fn subject(entry: &StatusEntry<'_>) -> String {
     format!("{} for {}", entry.image, entry.target)
 }
@@ -391,15 +397,15 @@ pub fn ago(at: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// Returns the address of a cell's page. It consists of 64 bits of a digest instead of untrusted names, so
-/// that no address is unsafe, too long or ambiguous.
+/// Returns the address of a cell's page. The address contains 64 bits of a digest instead of untrusted names, so that it is
+/// neither unsafe nor too long nor ambiguous.
 pub fn cell_link(image: &ImageName, target: &KernelTarget) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let parts = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()];
     format!("c/{}.html", digits_of(&parts))
 }
 
-/// Returns the cell of a page's address.
+/// Returns the cell whose page has this address.
 pub fn cell_at<'a>(facts: &'a Facts, path: &str) -> Option<&'a PlannedCell> {
     let mut cells = facts.plan.cells.iter().filter(|_| path.starts_with("c/"));
     cells.find(|cell| cell_link(&cell.image, &cell.target) == path)

@@ -46,7 +46,7 @@ pub(crate) fn large(kernels: usize, images: usize, nodes: usize) -> Facts {
             arch: cell.target.arch,
         };
         let mut group =
-            NodeGroup { target: target.clone(), calls: Vec::new(), nodes: Vec::new(), unready: 0 };
+            NodeGroup { target: target.clone(), images: Vec::new(), nodes: Vec::new(), unready: 0 };
         for node in (kernel..nodes).step_by(kernels) {
             let name = format!("node-{node:05}");
             let fact =
@@ -56,7 +56,7 @@ pub(crate) fn large(kernels: usize, images: usize, nodes: usize) -> Facts {
         }
         for number in 0..images {
             let image: ImageName = format!("driver-{number}").parse().unwrap();
-            group.calls.push(image.clone());
+            group.images.push(image.clone());
             let (image, target) = (image, target.clone());
             let cell = Arc::new(Cell { image: image.clone(), target: target.clone(), ..(**cell).clone() });
             let outcome = match number {
@@ -108,7 +108,7 @@ fn published(cell: &Cell) -> Published {
 }
 
 #[test]
-fn the_newest_kernels_come_first_below_their_distribution() {
+fn the_matrix_groups_by_distribution_and_lists_the_newest_kernels_first() {
     let facts = large(24, 2, 24);
     let matrix = page_of(&facts).matrix;
     let names: Vec<&str> = matrix.groups.iter().map(|group| group.name.as_str()).collect();
@@ -120,18 +120,18 @@ fn the_newest_kernels_come_first_below_their_distribution() {
 }
 
 #[test]
-fn what_is_fine_is_neither_wrong_nor_at_risk() {
+fn published_images_are_neither_problems_nor_risks() {
     let mut fleet = testing::Fleet::new(&[K47]);
     fleet.publish(Verdict::Loads);
     let page = page_of(&facts_of(&fleet));
     assert!(page.at_risk.items.is_empty(), "{page:?}");
-    assert!(page.wrong.items.iter().all(|problem| problem.state == "on hold"), "{page:?}");
+    assert!(page.problems.items.iter().all(|problem| problem.state == "on hold"), "{page:?}");
     let cell = page.matrix.groups[0].rows[0].cells[0].clone().unwrap();
     assert_eq!((cell.state, cell.class), ("published", "ok"));
 }
 
 #[test]
-fn nodes_that_lack_an_image_are_at_risk_whether_they_run_the_kernel_or_announce_it() {
+fn nodes_that_run_or_announce_a_kernel_without_image_are_at_risk() {
     let mut fleet = testing::Fleet::new(&[K47, K47]);
     fleet.publish(Verdict::Loads);
     fleet.announce(1, K48);
@@ -150,23 +150,27 @@ fn nodes_that_lack_an_image_are_at_risk_whether_they_run_the_kernel_or_announce_
 }
 
 #[test]
-fn what_is_wrong_in_the_same_way_is_told_once_and_lists_end() {
+fn identical_problems_are_merged_and_lists_are_limited() {
     let mut fleet = testing::Fleet::new(&[K47, K48]);
     fleet.unresolved("404 for driver.tgz");
     let page = page_of(&facts_of(&fleet));
-    let problem = &page.wrong.items[0];
+    let problem = &page.problems.items[0];
     assert_eq!((problem.state, problem.class, problem.more), ("skipped", "warn", 1));
     assert!(problem.reason.contains("404 for driver.tgz"), "{problem:?}");
 
     let page = page_of(&large(50, 10, 0));
-    assert_eq!((page.wrong.items.len(), page.wrong.more), (10, 40));
-    assert!(page.wrong.items[0].hint.contains("farrier logs driver-3 6.1."), "{:?}", page.wrong.items[0]);
+    assert_eq!((page.problems.items.len(), page.problems.more), (10, 40));
+    assert!(
+        page.problems.items[0].hint.contains("farrier logs driver-3 6.1."),
+        "{:?}",
+        page.problems.items[0]
+    );
     let [change] = page.changed.as_slice() else { panic!("{:?}", page.changed) };
     assert_eq!((change.state, change.ago.as_str(), change.more), ("failed", "3 h", 49));
 }
 
 #[test]
-fn a_filter_leaves_what_it_asks_for() {
+fn a_filter_selects_cells_of_the_matrix() {
     let facts = large(4, 10, 4);
     let none = BTreeMap::new();
     let fleet = Fleet::new(&facts, &none);
@@ -193,16 +197,16 @@ fn a_filter_leaves_what_it_asks_for() {
 }
 
 #[test]
-fn a_loop_tells_what_changed_between_two_passes() {
+fn history_records_changes_between_reconciles() {
     let mut fleet = testing::Fleet::new(&[K47]);
     let mut history = History::default();
     let none = BTreeMap::new();
-    history.note(&Fleet::new(&facts_of(&fleet), &none));
+    history.record_phases(&Fleet::new(&facts_of(&fleet), &none));
     assert!(history.changes.is_empty(), "a state that is seen first is no change");
     fleet.publish(Verdict::Loads);
     let facts = facts_of(&fleet);
-    history.note(&Fleet::new(&facts, &none));
-    history.note(&Fleet::new(&facts, &none));
+    history.record_phases(&Fleet::new(&facts, &none));
+    history.record_phases(&Fleet::new(&facts, &none));
     let [change] = history.changes.as_slice() else { panic!("{:?}", history.changes) };
     assert_eq!(
         (change.state, change.subject.as_str()),
@@ -212,29 +216,29 @@ fn a_loop_tells_what_changed_between_two_passes() {
 }
 
 #[test]
-fn ages_count_from_the_moment_of_the_look() {
+fn ages_are_relative_to_the_time_of_rendering() {
     let mut facts = large(1, 5, 1);
     let cell = &facts.plan.cells[0];
     let key = (cell.image.clone(), cell.target.clone());
-    facts.built.insert(key, morning());
+    facts.build_times.insert(key, morning());
     let (none, later) = (BTreeMap::new(), facts.now + jiff::SignedDuration::from_hours(2));
     let fleet = Fleet::at(&facts, &none, &facts.activity, later);
     let page = fleet.page(Filter::default(), changes(&fleet, &[]));
     let cells = &page.matrix.groups[0].rows[0].cells;
-    let ages = [0, 1, 3].map(|place: usize| cells[place].as_ref().unwrap().note.clone());
+    let ages = [0, 1, 3].map(|index: usize| cells[index].as_ref().unwrap().note.clone());
     assert_eq!(ages, ["5 h", "", "5 h"]);
     assert_eq!(page.changed[0].ago, "5 h");
 }
 
 #[test]
-fn numbers_in_names_count() {
+fn names_are_in_natural_order() {
     let mut names = ["n325", "n3250", "n4", "n0004", "n", "m9", "n4-b", "n4-a", "3", "\u{e9}2"];
-    names.sort_by(|a, b| crate::facts::natural(a, b));
+    names.sort_by(|a, b| crate::facts::natural_order(a, b));
     assert_eq!(names, ["3", "m9", "n", "n0004", "n4", "n4-a", "n4-b", "n325", "n3250", "\u{e9}2"]);
 }
 
 #[test]
-fn times_in_words() {
+fn ages_are_formatted() {
     let now = Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_hours(1000);
     let since = |seconds| ago(now - jiff::SignedDuration::from_secs(seconds), now);
     assert_eq!(
@@ -244,7 +248,7 @@ fn times_in_words() {
 }
 
 #[test]
-fn names_of_files_hold_nothing_from_outside() {
+fn links_contain_no_untrusted_text() {
     let names = ["../../etc/passwd", "a/b", "a", "A", "CON", "", "\u{202e}txt", &"x".repeat(5000)];
     let links: BTreeSet<String> = names.iter().map(|name| node_link(name).link).collect();
     assert_eq!(links.len(), names.len());
@@ -256,7 +260,7 @@ fn names_of_files_hold_nothing_from_outside() {
 }
 
 #[test]
-fn a_node_says_what_it_runs_announces_and_may_boot() {
+fn a_node_page_shows_its_kernels_and_images() {
     let mut fleet = testing::Fleet::new(&[K47, K47]);
     fleet.publish(Verdict::Loads);
     fleet.announce(1, K48);
@@ -264,15 +268,16 @@ fn a_node_says_what_it_runs_announces_and_may_boot() {
     let none = BTreeMap::new();
     let fleet = Fleet::new(&facts, &none);
     let page = fleet.node_page("n1").unwrap();
-    let said: Vec<String> = page.facts.iter().map(|fact| format!("{}: {}", fact.name, fact.value)).collect();
-    assert!(said.contains(&"Announces: 6.1.0-48-amd64".to_owned()), "{said:?}");
+    let shown_facts: Vec<String> =
+        page.facts.iter().map(|fact| format!("{}: {}", fact.name, fact.value)).collect();
+    assert!(shown_facts.contains(&"Announces: 6.1.0-48-amd64".to_owned()), "{shown_facts:?}");
     assert_eq!(page.may_boot.unwrap().why, "mft: it is not built yet");
     assert_eq!(page.images.iter().map(|image| image.state).collect::<Vec<_>>(), ["published", "missing"]);
     let may_boot = fleet.node_page("n1").unwrap().may_boot.unwrap();
     assert_eq!((may_boot.word, may_boot.class), ("wait", "wait"), "same as the matrix");
     assert!(fleet.node_page("n0").unwrap().may_boot.is_none());
     let next = fleet.entries.iter().find(|entry| entry.target.release.as_str() == K48).unwrap();
-    let waiting = fleet.cell_page(next, crate::image::Found::default()).nodes;
+    let waiting = fleet.cell_page(next, crate::image::CellData::default()).nodes;
     assert_eq!(waiting.items.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["n1"]);
     assert!(fleet.node_page("else").is_none());
     assert_eq!(NodesPage::of(&facts).groups[0].count, "2 nodes");

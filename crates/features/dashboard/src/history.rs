@@ -1,5 +1,4 @@
-//! Recent changes of state: changes that the loop saw between reconciles, and changes whose time a record or
-//! a failure states.
+//! Recent changes of state: changes that the loop saw between reconciles, and changes whose time is in a record or a failure.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +13,16 @@ use serde::Serialize;
 
 use super::fleet::{Change, Fleet, ago, cell_link, class_of, subject};
 
-/// Number of changes that are shown.
-const KEPT: usize = 10;
-/// Number of changes that are remembered. A reconcile may publish an image for each of many kernels, and
-/// these changes are merged into one line.
-const SEEN: usize = 1000;
+/// Maximum number of changes that are shown.
+const MAX_SHOWN_CHANGES: usize = 10;
+/// Maximum number of changes that are kept. Many of them may be shown in one line, for example when an image is published for
+/// many kernels.
+const MAX_CHANGES: usize = 1000;
 
-/// Number of rewrites that are remembered.
-const REWRITES: usize = 50;
+/// Maximum number of rewrites that are kept.
+const MAX_REWRITES: usize = 50;
 
-/// A rewrite that a loop made for a rollout.
+/// A rewrite that the loop made for a rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rewrite {
     #[serde(skip)]
@@ -37,7 +36,7 @@ pub struct Rewrite {
 #[derive(Clone, Debug, Default)]
 pub struct History {
     phases: BTreeMap<(ImageName, KernelTarget), Phase>,
-    /// Since when a cell has been in its state, if a loop saw the change.
+    /// Since when a cell has been in its state, if the loop saw the change.
     pub since: BTreeMap<(ImageName, KernelTarget), Timestamp>,
     /// Changes, newest first.
     pub changes: Vec<Change>,
@@ -46,9 +45,8 @@ pub struct History {
 }
 
 impl History {
-    /// Records the current state of the cells. The first call records no changes, because the earlier state
-    /// is unknown.
-    pub fn note(&mut self, fleet: &Fleet<'_>) {
+    /// Records the current phases of the cells. The first call records no changes, because the earlier phases are unknown.
+    pub fn record_phases(&mut self, fleet: &Fleet<'_>) {
         let (now, mut phases) = (fleet.facts.now, BTreeMap::new());
         let mut found = Vec::new();
         for entry in &fleet.entries {
@@ -63,18 +61,20 @@ impl History {
         self.since.retain(|key, _| phases.contains_key(key));
         self.phases = phases;
         found.append(&mut self.changes);
-        found.truncate(SEEN);
+        found.truncate(MAX_CHANGES);
         self.changes = found;
     }
 
     /// Records the writes of a reconcile.
-    pub fn note_rewrites(&mut self, reports: &[RolloutReport], at: Timestamp) {
-        for RolloutReport { planned, error } in reports.iter().filter(|it| !it.planned.changes.is_empty()) {
+    pub fn record_rewrites(&mut self, reports: &[RolloutReport], at: Timestamp) {
+        for RolloutReport { planned, error } in
+            reports.iter().filter(|report| !report.planned.changes.is_empty())
+        {
             let (action, why) = decided(&planned.decision);
             let (target, at, failed) = (planned.target.clone(), format!("{at:.0}"), error.clone());
             self.rewrites.insert(0, Rewrite { target, at, what: format!("{action}: {why}"), failed });
         }
-        self.rewrites.truncate(REWRITES);
+        self.rewrites.truncate(MAX_REWRITES);
     }
 }
 
@@ -84,7 +84,7 @@ fn change_of(entry: &StatusEntry<'_>, at: Timestamp, (phase, class): (Phase, &'s
     Change { at, subject, link, state, class, of, ..Change::default() }
 }
 
-/// Returns the seen changes, and the failures and rewrites with a known time, newest first.
+/// Returns the changes that the loop saw (`seen`), and the failures and rewrites with a known time, newest first.
 pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
         Outcome::Failed { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
@@ -101,10 +101,10 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
     });
     let mut all: Vec<Change> = failed.chain(rewritten).chain(seen.iter().cloned()).collect();
     all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.cmp(b)));
-    // A seen failure is also listed with its own time.
+    // A failure that the loop saw is in the list twice.
     let mut seen = std::collections::BTreeSet::new();
     all.retain(|change| seen.insert((change.subject.clone(), change.state)));
-    // A failure of a driver for many kernels is merged into one line.
+    // Merge the same change of one image for many kernels into one line.
     let mut lines: Vec<Change> = Vec::new();
     for mut change in all {
         change.ago = ago(change.at, fleet.now);
@@ -116,7 +116,7 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
             None => lines.push(change),
         }
     }
-    lines.truncate(KEPT);
+    lines.truncate(MAX_SHOWN_CHANGES);
     lines
 }
 

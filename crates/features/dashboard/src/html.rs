@@ -1,5 +1,4 @@
-//! Renders models as HTML. The template engine escapes untrusted text; only the engine's own output is
-//! inserted unescaped.
+//! Renders models as HTML. The template engine escapes all text, except its own output, which `frame` inserts.
 
 use std::sync::LazyLock;
 
@@ -13,13 +12,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    action::Offers,
+    action::ActionLinks,
     actions::Preview,
     details::NodesPage,
     facts::Facts,
     fleet::{Change, Fleet, subject},
     history::{Rewrite, changes},
-    image::Found,
+    image::CellData,
     matrix::Filter,
     rollouts::RolloutsPage,
 };
@@ -62,7 +61,7 @@ static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| 
     Ok(engine)
 });
 
-/// A fault in a page's template.
+/// Error in a page's template.
 #[derive(Debug, thiserror::Error)]
 #[error("write a page from its template: {0}")]
 pub struct HtmlError(String);
@@ -83,7 +82,7 @@ fn html(
     (model["root"], model["title"], model["now"]) = (root.into(), title.into(), now.clone().into());
     let body = render(template, &model)?;
     let as_of = facts.now.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
-    // Users confirm exactly what they read, so no script may update this page.
+    // No script may update the confirmation page, because users must confirm exactly what they have read.
     let served = facts.served && template != "confirm";
     let frame = json!({
         "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template, "body": body,
@@ -92,17 +91,17 @@ fn html(
     render("frame", &frame)
 }
 
-/// Abbreviates text for reading at a glance: a digest to its first digits, a time to a clock time. The title
-/// holds the full value.
+/// Abbreviates digests and times in a value. The `title` attribute of each has the full text.
 fn brief(given: &Value, now: Timestamp) -> String {
     match given {
-        Value::String(text) => glance(text, now),
+        Value::String(text) => abbreviate(text, now),
         Value::Null => String::new(),
-        other => glance(&other.to_string(), now),
+        other => abbreviate(&other.to_string(), now),
     }
 }
 
-fn glance(text: &str, now: Timestamp) -> String {
+/// Abbreviates a digest to its first digits, and a time to the clock time or date.
+fn abbreviate(text: &str, now: Timestamp) -> String {
     static LONG: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r"\b(?:[0-9a-f]{64}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\b").ok());
     let escaped = html_escape(&printable_lines(text));
@@ -128,24 +127,24 @@ fn glance(text: &str, now: Timestamp) -> String {
     long.replace_all(&escaped, short).into_owned()
 }
 
-/// Formats text with commands between backticks.
+/// Formats text in which commands are between backticks.
 fn words(given: &Value, now: Timestamp) -> String {
     let parts = given.as_str().unwrap_or_default().split('`').enumerate();
     let marked = |(place, part)| {
         let (open, close) = if place % 2 == 1 { ("<code>", "</code>") } else { ("", "") };
-        format!("{open}{}{close}", glance(part, now))
+        format!("{open}{}{close}", abbreviate(part, now))
     };
     parts.map(marked).collect()
 }
 
-/// Renders the first view.
+/// Renders the index page.
 pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, seen: &[Change]) -> Result<String, HtmlError> {
     let title = if filter.state.is_empty() { "Fleet".to_owned() } else { format!("Fleet: {}", filter.state) };
     html("fleet", &title, "", fleet.facts, &fleet.page(filter, changes(fleet, seen)))
 }
 
 /// Renders the page of a cell.
-pub fn cell_page(fleet: &Fleet<'_>, entry: &StatusEntry<'_>, found: Found) -> Result<String, HtmlError> {
+pub fn cell_page(fleet: &Fleet<'_>, entry: &StatusEntry<'_>, found: CellData) -> Result<String, HtmlError> {
     html("cell", &subject(entry), "../", fleet.facts, &fleet.cell_page(entry, found))
 }
 
@@ -161,7 +160,7 @@ pub fn nodes_page(facts: &Facts) -> Result<String, HtmlError> {
 }
 
 /// Renders the page of all rollouts.
-pub fn rollouts_page(facts: &Facts, offers: &Offers, rewrites: &[Rewrite]) -> Result<String, HtmlError> {
+pub fn rollouts_page(facts: &Facts, offers: &ActionLinks, rewrites: &[Rewrite]) -> Result<String, HtmlError> {
     html("rollouts", "Rollouts", "", facts, &RolloutsPage::of(facts, offers, rewrites))
 }
 

@@ -11,15 +11,15 @@ use kmod::Verdict;
 
 use super::*;
 use crate::{
-    action::{Action, Offer},
-    facts::Names,
+    action::{Action, ActionLink},
+    facts::NameList,
     fleet::{
         Listed, cell_link, node_link,
         tests::{K47, K48, facts_of, large},
     },
-    image::{Built, Dependency, Image},
+    image::{Dependency, Image, ProvenanceSummary},
     log::{Excerpt, Line, Log},
-    materials::{Before, Part},
+    materials::{ComparedImage, Component},
     matrix::OPEN,
 };
 
@@ -27,52 +27,52 @@ use crate::{
 /// text direction.
 const HOSTILE: &str = "\"'><script>alert(1)</script>\u{1b}[2J\u{202e}gnp\u{0}";
 
-fn whole(facts: &Facts) -> String {
+fn render_fleet(facts: &Facts) -> String {
     fleet_page(&Fleet::new(facts, &BTreeMap::new()), Filter::default(), &[]).unwrap()
 }
 
 #[test]
-fn the_first_view_of_a_thousand_cells_is_small_and_nodes_add_nothing() {
-    let bytes = |nodes| whole(&large(100, 10, nodes)).len();
+fn the_index_page_of_a_large_fleet_is_small() {
+    let bytes = |nodes| render_fleet(&large(100, 10, nodes)).len();
     let (few, many) = (bytes(100), bytes(10_000));
     assert!(few <= 100_000, "{few} bytes");
     // The difference is for digits of counts, and for the names of five nodes of each listed kernel.
     assert!(many <= few + 10_000 && many <= 110_000, "{many} bytes, with few nodes {few}");
 }
 
-/// An upgrade in which half of the nodes are done. `says` is untrusted text; if it is hostile, the last node
+/// An upgrade in which half of the nodes are done. `untrusted` is untrusted text; if it is hostile, the last node
 /// has failed.
-fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
-    let turn = |(number, node): (usize, &String)| {
+fn upgrade(untrusted: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
+    let node_upgrade = |(number, node): (usize, &String)| {
         let (stage, noted, waits) = match nodes.len() - number {
-            1 if says == HOSTILE => (UpgradeStage::Failed, Some(UpgradeState::Failed), None),
+            1 if untrusted == HOSTILE => (UpgradeStage::Failed, Some(UpgradeState::Failed), None),
             1 | 2 => (UpgradeStage::UnderWay, Some(UpgradeState::DriverRestarted), Some(UpgradeWait::Driver)),
             left if left > nodes.len() / 2 => (UpgradeStage::Done, Some(UpgradeState::Uncordoned), None),
             _ => (UpgradeStage::Waits, None, Some(UpgradeWait::Canary)),
         };
         let note = noted.map(|state| UpgradeNote {
             by: String::new(),
-            rollout: says.to_owned(),
+            rollout: untrusted.to_owned(),
             state,
             since: now,
             began: now,
-            to: says.to_owned(),
+            to: untrusted.to_owned(),
             cordoned: false,
             unchecked: false,
-            why: (stage == UpgradeStage::Failed).then(|| says.to_owned()),
+            why: (stage == UpgradeStage::Failed).then(|| untrusted.to_owned()),
         });
         PlannedNodeUpgrade {
             node: node.clone(),
-            to: says.to_owned(),
+            to: untrusted.to_owned(),
             stage,
             note,
             waits,
             changes: Vec::new(),
         }
     };
-    let mut nodes: Vec<PlannedNodeUpgrade> = nodes.iter().enumerate().map(turn).collect();
+    let mut nodes: Vec<PlannedNodeUpgrade> = nodes.iter().enumerate().map(node_upgrade).collect();
     nodes.sort_by(|a, b| (a.stage, &a.node).cmp(&(b.stage, &b.node)));
-    let count = |stage| nodes.iter().filter(|turn| turn.stage == stage).count();
+    let count = |stage| nodes.iter().filter(|node_upgrade| node_upgrade.stage == stage).count();
     let forecast = Forecast {
         done: count(UpgradeStage::Done),
         under_way: count(UpgradeStage::UnderWay),
@@ -82,20 +82,20 @@ fn upgrade(says: &str, nodes: &[String], now: Timestamp) -> PlannedUpgrade {
         seconds_per_node: Some(74),
         ends: Some(now + SignedDuration::from_mins(40)),
     };
-    PlannedUpgrade { rollout: says.to_owned(), nodes, forecast }
+    PlannedUpgrade { rollout: untrusted.to_owned(), nodes, forecast }
 }
 
-fn provenance(says: &str) -> Built {
+fn provenance(untrusted: &str) -> ProvenanceSummary {
     let input = Dependency {
         role: "source".to_owned(),
-        name: says.to_owned(),
-        uri: format!("pkg:generic/{says}"),
+        name: untrusted.to_owned(),
+        uri: format!("pkg:generic/{untrusted}"),
         digest: "0123456789abcdef".repeat(4),
     };
-    Built {
-        said: format!("SLSA v1: {says}"),
-        builder: says.to_owned(),
-        kind: says.to_owned(),
+    ProvenanceSummary {
+        summary: format!("SLSA v1: {untrusted}"),
+        builder: untrusted.to_owned(),
+        kind: untrusted.to_owned(),
         inputs: Listed::of(vec![input], 1),
     }
 }
@@ -137,7 +137,7 @@ fn hostile_pages() -> Vec<(String, String)> {
     let record = Record([(HOSTILE.to_owned(), record)].into());
     facts.records.insert("DaemonSet kube-system/mft".to_owned(), Ok(record));
     facts.configuration_error = Some(HOSTILE.to_owned());
-    facts.aside.insert(HOSTILE.to_owned(), Names::of([&HOSTILE.to_owned()]));
+    facts.excluded.insert(HOSTILE.to_owned(), NameList::of([&HOSTILE.to_owned()]));
     for rollout in &facts.plan.rollouts {
         facts.failed_rewrites.insert(rollout.target.clone(), HOSTILE.to_owned());
     }
@@ -150,7 +150,7 @@ fn hostile_pages() -> Vec<(String, String)> {
     let report = json!({"verdict": HOSTILE, "findings": [finding], "modules": [module], "boot": boot});
     let line = Line { number: 1, text: HOSTILE.to_owned(), is_error: true };
     let excerpt = Excerpt { error: Some(HOSTILE.to_owned()), lines: vec![line] };
-    let part = |version: &str| Part {
+    let part = |version: &str| Component {
         role: HOSTILE.to_owned(),
         name: HOSTILE.to_owned(),
         version: version.to_owned(),
@@ -160,18 +160,19 @@ fn hostile_pages() -> Vec<(String, String)> {
         size: u64::MAX,
         signature: Some(Standing::Refused(HOSTILE.to_owned())),
         report: Some(report),
-        parts: Some(vec![part("1")]),
+        components: Some(vec![part("1")]),
         provenance: Some(provenance(HOSTILE)),
     };
-    let before = Image { parts: Some(vec![part("2")]), ..Image::default() };
+    let before = Image { components: Some(vec![part("2")]), ..Image::default() };
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
-    let before = Some((Before { image: reference, cell: None }, Ok(Arc::new(before))));
+    let before = Some((ComparedImage { image: reference, cell: None }, Ok(Arc::new(before))));
     let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
     let cells: Vec<String> = fleet.entries.iter().map(|entry| cell_link(entry.image, entry.target)).collect();
-    let offers = |of: &str| Offers::from([(of.to_owned(), vec![Offer::of(Action::Retry, HOSTILE)])]);
-    let (image, of_cell) = (Some(Ok(Arc::new(image))), offers(&cells[0]));
+    let offers =
+        |of: &str| ActionLinks::from([(of.to_owned(), vec![ActionLink::of(Action::Retry, HOSTILE)])]);
+    let (image, cell_actions) = (Some(Ok(Arc::new(image))), offers(&cells[0]));
     let usual = Some(Duration::from_secs(74));
-    let found = Found { log, image, before, usual, offers: of_cell };
+    let found = CellData { log, image, before, usual, offers: cell_actions };
     let target = facts.plan.rollouts[0].target.clone();
     let rewrite = Rewrite {
         target,
@@ -179,20 +180,20 @@ fn hostile_pages() -> Vec<(String, String)> {
         what: HOSTILE.to_owned(),
         failed: Some(HOSTILE.to_owned()),
     };
-    let fault = Found { image: Some(Err(HOSTILE.to_owned())), ..Found::default() };
+    let fault = CellData { image: Some(Err(HOSTILE.to_owned())), ..CellData::default() };
     let [image_part, kernel, os, state] = [HOSTILE; 4].map(str::to_owned);
     let filter = Filter { image: image_part, kernel, os, state };
     let preview = Preview {
         action: Action::Restore,
-        of: HOSTILE.to_owned(),
+        subject: HOSTILE.to_owned(),
         title: HOSTILE.to_owned(),
-        says: vec![HOSTILE.to_owned(), "W".repeat(500)],
-        seen: "0123456789abcdef".to_owned(),
+        effects: vec![HOSTILE.to_owned(), "W".repeat(500)],
+        effects_digest: "0123456789abcdef".to_owned(),
         back: "rollouts.html".to_owned(),
     };
     let named = format!("{HOSTILE}1");
     vec![
-        ("index.html".to_owned(), whole(&facts)),
+        ("index.html".to_owned(), render_fleet(&facts)),
         ("filtered.html".to_owned(), fleet_page(&fleet, filter, &[]).unwrap()),
         (cells[0].clone(), cell_page(&fleet, &fleet.entries[0], found).unwrap()),
         (cells[1].clone(), cell_page(&fleet, &fleet.entries[1], fault).unwrap()),
@@ -205,7 +206,7 @@ fn hostile_pages() -> Vec<(String, String)> {
 
 /// Pages of 5,000 nodes under an upgrade, while another image is built. A directory of manifests cannot show
 /// these states.
-fn story() -> Vec<(String, String)> {
+fn upgrade_pages() -> Vec<(String, String)> {
     let mut fleet = testing::Fleet::new(&vec![K47; 5000]);
     fleet.publish(Verdict::Loads);
     fleet.announce(0, K48);
@@ -217,7 +218,7 @@ fn story() -> Vec<(String, String)> {
     let (target, nodes) = (plan.rollouts[0].target.clone(), facts.nodes.keys().cloned().collect::<Vec<_>>());
     plan.rollouts[0].decision = RolloutDecision::AlreadySet { image: image("a").parse().unwrap() };
     let mut upgrade = upgrade("kube-system/mft", &nodes, now);
-    upgrade.nodes.iter_mut().for_each(|turn| turn.to = image("a"));
+    upgrade.nodes.iter_mut().for_each(|node_upgrade| node_upgrade.to = image("a"));
     plan.rollouts[0].upgrade = Some(upgrade);
     let earlier = Earlier {
         set: with_short_digests(&image("b")),
@@ -254,25 +255,25 @@ fn story() -> Vec<(String, String)> {
         is_error: false,
     };
     let excerpt = Some(Excerpt { error: None, lines: (0..10).map(line).collect() });
-    let found = Found { log: Some(Log { path: "log".into(), excerpt }), ..Found::default() };
+    let found = CellData { log: Some(Log { path: "log".into(), excerpt }), ..CellData::default() };
     let object = "kube-system/mft";
-    let actions = [Action::Pause, Action::Restore].map(|action| Offer::of(action, object));
-    let offers = Offers::from([(object.to_owned(), actions.to_vec())]);
+    let actions = [Action::Pause, Action::Restore].map(|action| ActionLink::of(action, object));
+    let offers = ActionLinks::from([(object.to_owned(), actions.to_vec())]);
     let preview = Preview {
         action: Action::Restore,
-        of: object.to_owned(),
+        subject: object.to_owned(),
         title: format!("restored: {object}"),
-        says: vec![
+        effects: vec![
             format!("DaemonSet {object}, driver: restored: {} -> {}", image("a"), image("c")),
-            "farrier leaves it unchanged until another image is planned, or until it is resumed.".to_owned(),
+            "farrier leaves the object unchanged until another image is planned, or until the object is resumed.".to_owned(),
         ],
-        seen: "0123456789abcdef".to_owned(),
+        effects_digest: "0123456789abcdef".to_owned(),
         back: "rollouts.html".to_owned(),
     };
     let what = format!("rewrite: {} -> {}", image("c"), image("a"));
     let rewrite = Rewrite { target, at: "2026-11-25T10:00:00Z".to_owned(), what, failed: None };
     vec![
-        ("index.html".to_owned(), whole(&facts)),
+        ("index.html".to_owned(), render_fleet(&facts)),
         (cell_link(entry.image, entry.target), cell_page(&fleet, entry, found).unwrap()),
         (node_link("n999").link, node_page(&fleet, "n999").unwrap().unwrap()),
         ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
@@ -282,16 +283,16 @@ fn story() -> Vec<(String, String)> {
 }
 
 #[test]
-fn five_thousand_nodes_get_another_driver_while_an_image_is_built() {
-    let pages = story();
-    let says = |page: usize, wanted: &[&str]| {
+fn pages_show_an_upgrade_of_many_nodes() {
+    let pages = upgrade_pages();
+    let assert_contains = |page: usize, wanted: &[&str]| {
         let text = &pages[page].1;
         for wanted in wanted {
             assert!(text.contains(wanted), "{wanted} is not in {text}");
         }
     };
-    says(0, &["<i>61 s of usually 4 min</i>", " data-live>"]);
-    says(
+    assert_contains(0, &["<i>61 s of usually 4 min</i>", " data-live>"]);
+    assert_contains(
         1,
         &[
             "<progress max=\"240\" value=\"61\"",
@@ -301,14 +302,14 @@ fn five_thousand_nodes_get_another_driver_while_an_image_is_built() {
             "<dt>Since<dd><time datetime=\"2026-11-25T11:58:59Z\" title=\"2026-11-25T11:58:59Z\">11:58 UTC</time> (1 min)",
         ],
     );
-    says(
+    assert_contains(
         2,
         &[
             "<dt>Upgrade<dd>kube-system/mft: under-way: waits for its new driver to be ready",
             "<dt>Operating system<dd>Debian GNU/Linux 12 (bookworm)",
         ],
     );
-    says(
+    assert_contains(
         4,
         &[
             "<dt>Time left<dd>about 40 min, until <time datetime=\"2026-11-25T12:40:00Z\"",
@@ -320,21 +321,23 @@ fn five_thousand_nodes_get_another_driver_while_an_image_is_built() {
             "CrashLoopBackOff: no such device",
         ],
     );
-    let place = |node: &str| pages[4].1.find(&format!(">{node}</a>")).unwrap();
-    assert!(place("n998") < place("n4") && place("n9") < place("n33"), "by stage and number");
+    let path = |node: &str| pages[4].1.find(&format!(">{node}</a>")).unwrap();
+    assert!(path("n998") < path("n4") && path("n9") < path("n33"), "by stage and number");
     assert!(pages[0].1.len() < 100_000 && pages[4].1.len() < 100_000, "nodes are counted instead of listed");
 }
 
 #[test]
-fn digests_and_times_are_seen_at_a_glance_and_whole_in_the_title() {
+fn digests_and_times_are_abbreviated() {
     let now = "2026-11-25T12:00:00Z".parse().unwrap();
     let digest = "0123456789abcdef".repeat(4);
     assert_eq!(
-        glance(&format!("<x>@sha256:{digest}"), now),
+        abbreviate(&format!("<x>@sha256:{digest}"), now),
         format!("&lt;x&gt;@sha256:<abbr title=\"{digest}\">0123456789ab…</abbr>")
     );
-    for whole in [format!("{digest}0"), "0123456789abcdef".to_owned(), "2026-11-25T12:00:00.5Z".to_owned()] {
-        assert_eq!(glance(&whole, now), whole);
+    for render_fleet in
+        [format!("{digest}0"), "0123456789abcdef".to_owned(), "2026-11-25T12:00:00.5Z".to_owned()]
+    {
+        assert_eq!(abbreviate(&render_fleet, now), render_fleet);
     }
     for (at, shown) in [
         ("2026-11-25T09:59:59Z", "09:59 UTC"),
@@ -342,13 +345,13 @@ fn digests_and_times_are_seen_at_a_glance_and_whole_in_the_title() {
         ("1970-01-01T00:00:00Z", "1 Jan 1970"),
     ] {
         let wanted = format!("since <time datetime=\"{at}\" title=\"{at}\">{shown}</time>");
-        assert_eq!(glance(&format!("since {at}"), now), wanted);
+        assert_eq!(abbreviate(&format!("since {at}"), now), wanted);
     }
-    assert_eq!(glance("2026-99-99T00:00:00Z", now).matches("<time").count(), 0);
+    assert_eq!(abbreviate("2026-99-99T00:00:00Z", now).matches("<time").count(), 0);
 }
 
 #[test]
-fn nothing_from_outside_is_taken_for_a_tag_or_steers_the_reader() {
+fn untrusted_text_is_escaped() {
     for (_, page) in hostile_pages() {
         assert!(
             page.contains("&gt;&lt;script&gt;alert(1)&lt;/script&gt;\u{fffd}[2J\u{fffd}gnp\u{fffd}"),
@@ -364,18 +367,19 @@ fn pages_for_a_browser_are_written_as_files() {
     let own = tempfile::tempdir().unwrap();
     let directory = std::env::var_os("FARRIER_PAGES").map_or_else(|| own.path().to_owned(), Into::into);
     let mut large = Facts { served: false, ..large(100, 10, 10_000) };
-    for (place, cell) in large.plan.cells.iter().enumerate() {
-        let age = SignedDuration::from_hours(i64::try_from(place).unwrap());
-        large.built.insert((cell.image.clone(), cell.target.clone()), large.now - age);
+    for (path, cell) in large.plan.cells.iter().enumerate() {
+        let age = SignedDuration::from_hours(i64::try_from(path).unwrap());
+        large.provenance_summary.insert((cell.image.clone(), cell.target.clone()), large.now - age);
     }
-    let pages = hostile_pages().into_iter().map(|(place, page)| (format!("hostile/{place}"), page));
-    let story = story().into_iter().map(|(place, page)| (format!("story/{place}"), page));
+    let pages = hostile_pages().into_iter().map(|(path, page)| (format!("hostile/{path}"), page));
+    let upgrade_pages = upgrade_pages().into_iter().map(|(path, page)| (format!("story/{path}"), page));
     let open = Filter { state: OPEN.to_owned(), ..Filter::default() };
     let open = fleet_page(&Fleet::new(&large, &BTreeMap::new()), open, &[]).unwrap();
-    let large = [("large/index.html".to_owned(), whole(&large)), ("large/state-open.html".to_owned(), open)];
-    let pages: Vec<(String, String)> = pages.chain(story).chain(large).collect();
-    for (place, text) in &pages {
-        let file = directory.join(place);
+    let large =
+        [("large/index.html".to_owned(), render_fleet(&large)), ("large/state-open.html".to_owned(), open)];
+    let pages: Vec<(String, String)> = pages.chain(upgrade_pages).chain(large).collect();
+    for (path, text) in &pages {
+        let file = directory.join(path);
         fs_err::create_dir_all(file.parent().unwrap()).unwrap();
         fs_err::write(file, text).unwrap();
     }
@@ -383,14 +387,14 @@ fn pages_for_a_browser_are_written_as_files() {
         fs_err::write(directory.join(set).join("style.css"), STYLE).unwrap();
         fs_err::write(directory.join(set).join("icon.svg"), ICON).unwrap();
     }
-    let read = |place: &str| fs_err::read_to_string(directory.join(place)).unwrap();
-    assert!(pages.iter().all(|(place, text)| read(place) == *text));
+    let read = |path: &str| fs_err::read_to_string(directory.join(path)).unwrap();
+    assert!(pages.iter().all(|(path, text)| read(path) == *text));
     assert_eq!(read("large/index.html").matches("<td class=").count(), 1000);
     assert_eq!(read("large/state-open.html").matches("<td class=").count(), 200);
 }
 
 #[test]
-fn a_cell_shows_the_error_its_report_and_its_inputs() {
+fn a_cell_page_shows_error_report_and_inputs() {
     let facts = facts_of(&testing::Fleet::new(&[K47]));
     let none = BTreeMap::new();
     let fleet = Fleet::new(&facts, &none);
@@ -399,7 +403,7 @@ fn a_cell_shows_the_error_its_report_and_its_inputs() {
     let excerpt = Excerpt { error: Some("a.c:1:2: bad".to_owned()), lines };
     let report =
         json!({"verdict": "loads", "modules": [{"name": "mft", "verdict": "loads", "findings": []}]});
-    let part = |version: &str| Part {
+    let part = |version: &str| Component {
         role: "source".to_owned(),
         name: "mft".to_owned(),
         version: version.to_owned(),
@@ -409,26 +413,26 @@ fn a_cell_shows_the_error_its_report_and_its_inputs() {
         size: 16330,
         signature: Some(Standing::Signed),
         report: Some(report),
-        parts: Some(vec![part("4.33")]),
+        components: Some(vec![part("4.33")]),
         provenance: Some(provenance("mft")),
     };
-    let before = Image { parts: Some(vec![part("4.32")]), ..Image::default() };
+    let before = Image { components: Some(vec![part("4.32")]), ..Image::default() };
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
-    let before = Some((Before { image: reference, cell: None }, Ok(Arc::new(before))));
+    let before = Some((ComparedImage { image: reference, cell: None }, Ok(Arc::new(before))));
     let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
-    let found = Found { log, image: Some(Ok(Arc::new(image))), before, ..Found::default() };
+    let found = CellData { log, image: Some(Ok(Arc::new(image))), before, ..CellData::default() };
     let page = cell_page(&fleet, &fleet.entries[0], found).unwrap();
     insta::assert_snapshot!(page);
 }
 
 #[test]
-fn the_first_view() {
-    insta::assert_snapshot!(whole(&large(4, 6, 12)));
+fn the_index_page() {
+    insta::assert_snapshot!(render_fleet(&large(4, 6, 12)));
 }
 
 #[test]
-fn pages_are_for_screen_readers_and_keyboards() {
-    let page = whole(&large(2, 5, 4));
+fn pages_are_accessible() {
+    let page = render_fleet(&large(2, 5, 4));
     for wanted in [
         "<html lang=\"en\">",
         "<a class=\"skip\" href=\"#main\">",

@@ -22,36 +22,37 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    action::Offers,
+    action::ActionLinks,
     fleet::Listed,
     log::Log,
-    materials::{Before, Part, image_of, parts_of, toolchain_of},
+    materials::{ComparedImage, Component, components_of, image_of, toolchain_of},
 };
 
-/// Maximum number of cached images, and how long they are cached. The content of a digest does not change,
-/// but documents and signatures can be added later.
-const KEPT: usize = 100;
-const FRESH: Duration = Duration::from_mins(5);
-/// Maximum number of inputs of a provenance that are shown, and maximum length of each text.
-const INPUTS: usize = 300;
-const TEXT: usize = 300;
+/// Maximum number of cached images.
+const MAX_CACHED_IMAGES: usize = 100;
+/// How long images are cached. The content of a digest never changes, but documents and signatures can be added later.
+const MAX_CACHE_AGE: Duration = Duration::from_mins(5);
+/// Maximum number of inputs of a provenance that are shown.
+const MAX_INPUTS: usize = 300;
+/// Maximum length of each text of an input.
+const MAX_TEXT_CHARS: usize = 300;
 
-/// Data of an image, or why it cannot be shown.
-pub type FoundImage = Result<Arc<Image>, String>;
+/// Data of an image, or the reason why the image could not be read.
+pub type ImageResult = Result<Arc<Image>, String>;
 
-/// Data of a cell beyond the plan, from the disk and the registry.
+/// Data of a cell that is not in the plan but in the cache and the registry.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct CellData {
     /// Log of the cell's build.
     pub log: Option<Log>,
     /// The published image.
-    pub image: Option<FoundImage>,
-    /// Image that the cell's image is compared with.
-    pub before: Option<(Before, FoundImage)>,
+    pub image: Option<ImageResult>,
+    /// Image with which the cell's image is compared.
+    pub before: Option<(ComparedImage, ImageResult)>,
     /// Usual duration of the image's builds.
     pub usual: Option<Duration>,
-    /// Actions that the sender may take.
-    pub offers: Offers,
+    /// Links to the actions that the sender may take.
+    pub offers: ActionLinks,
 }
 
 /// Data of a published image that a page shows.
@@ -63,17 +64,18 @@ pub struct Image {
     /// Check report in the form that builds store.
     pub report: Option<Value>,
     /// Components of the bill of materials, if any.
-    pub parts: Option<Vec<Part>>,
-    pub provenance: Option<Built>,
+    pub components: Option<Vec<Component>>,
+    pub provenance: Option<ProvenanceSummary>,
 }
 
-/// Build of an image, from its provenance.
+/// Summary of an image's provenance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Built {
+pub struct ProvenanceSummary {
     /// Summary in one line.
-    pub said: String,
-    /// Builder and build type, both URIs. The build type defines the meaning of the other fields.
+    pub summary: String,
+    /// Builder, as a URI.
     pub builder: String,
+    /// Build type, as a URI, which defines the meaning of the other fields.
     pub kind: String,
     pub inputs: Listed<Dependency>,
 }
@@ -87,32 +89,32 @@ pub struct Dependency {
     pub digest: String,
 }
 
-/// Reads images, with a cache.
+/// Reads images from the registry, with a cache.
 pub struct Images {
     parts: Parts,
-    kept: Mutex<BTreeMap<ImageReference, (Instant, Arc<Image>)>>,
+    cache: Mutex<BTreeMap<ImageReference, (Instant, Arc<Image>)>>,
     times: Mutex<Option<(Instant, BuildTimes)>>,
 }
 
 impl Images {
     pub fn of(parts: Parts) -> Self {
-        Self { parts, kept: Mutex::default(), times: Mutex::default() }
+        Self { parts, cache: Mutex::default(), times: Mutex::default() }
     }
 
     /// Returns the data of a cell's image and of the previous image.
-    pub async fn of_cell(&self, plan: &Plan, planned: &PlannedCell) -> Found {
+    pub async fn cell_data(&self, plan: &Plan, planned: &PlannedCell) -> CellData {
         let image = async { Some(self.find(&image_of(&planned.outcome)?).await) };
         let before = async {
-            let before = Before::of(plan, planned)?;
+            let before = ComparedImage::of(plan, planned)?;
             let found = self.find(&before.image).await;
             Some((before, found))
         };
         let (image, before, usual) = futures::join!(image, before, self.usual(planned));
-        Found { image, before, usual, ..Found::default() }
+        CellData { image, before, usual, ..CellData::default() }
     }
 
     async fn usual(&self, PlannedCell { image, target, .. }: &PlannedCell) -> Option<Duration> {
-        let known = self.times.lock().clone().filter(|(since, _)| since.elapsed() < FRESH);
+        let known = self.times.lock().clone().filter(|(since, _)| since.elapsed() < MAX_CACHE_AGE);
         if let Some((_, times)) = known {
             return times.usual(image, target.arch);
         }
@@ -122,24 +124,25 @@ impl Images {
         usual
     }
 
-    /// Returns the data of an image, or why it cannot be shown.
-    async fn find(&self, reference: &ImageReference) -> FoundImage {
-        let known = self.kept.lock().get(reference).filter(|(since, _)| since.elapsed() < FRESH).cloned();
+    /// Returns an image from the cache or the registry.
+    async fn find(&self, reference: &ImageReference) -> ImageResult {
+        let known =
+            self.cache.lock().get(reference).filter(|(since, _)| since.elapsed() < MAX_CACHE_AGE).cloned();
         if let Some((_, image)) = known {
             return Ok(image);
         }
-        let found = look_at(&self.parts, reference).await;
+        let found = read_image(&self.parts, reference).await;
         let image = Arc::new(found.map_err(|error| error_chain(&error))?);
-        let mut kept = self.kept.lock();
-        if kept.len() >= KEPT {
-            kept.clear();
+        let mut cache = self.cache.lock();
+        if cache.len() >= MAX_CACHED_IMAGES {
+            cache.clear();
         }
-        kept.insert(reference.clone(), (Instant::now(), Arc::clone(&image)));
+        cache.insert(reference.clone(), (Instant::now(), Arc::clone(&image)));
         Ok(image)
     }
 }
 
-async fn look_at(parts: &Parts, reference: &ImageReference) -> Result<Image, TargetError> {
+async fn read_image(parts: &Parts, reference: &ImageReference) -> Result<Image, TargetError> {
     let stored = parts.existing_manifest(reference).await?;
     let layers = ImageManifest::parse(&stored.bytes)?.layers;
     let image = StoredImage { parts, repository: &reference.repository, digest: &stored.digest };
@@ -148,20 +151,20 @@ async fn look_at(parts: &Parts, reference: &ImageReference) -> Result<Image, Tar
     let statement = image.find_document(&PROVENANCE).await?;
     let statement = statement.and_then(|bytes| Statement::parse(&bytes).ok());
     let statement = statement.filter(|statement| is_about(statement, &stored.digest));
-    let mut listed = bill.and_then(|bytes| Some(parts_of(&serde_json::from_slice(&bytes).ok()?)));
-    if let (Some(listed), Some(statement)) = (&mut listed, &statement) {
-        // Earlier versions of farrier listed these packages in the bill.
-        let new = |package: &Part| !listed.contains(package);
-        let packages: Vec<Part> = toolchain_of(&statement.predicate).into_iter().filter(new).collect();
-        listed.extend(packages);
+    let mut components = bill.and_then(|bytes| Some(components_of(&serde_json::from_slice(&bytes).ok()?)));
+    if let (Some(components), Some(statement)) = (&mut components, &statement) {
+        // Bills of materials of earlier farrier versions already contain these packages.
+        let new = |package: &Component| !components.contains(package);
+        let packages: Vec<Component> = toolchain_of(&statement.predicate).into_iter().filter(new).collect();
+        components.extend(packages);
     }
     Ok(Image {
         size: layers.iter().fold(0, |sum, layer| layer.size.saturating_add(sum)),
         signature: Some(image.standing().await?),
-        // A report in another format than this farrier's is not shown.
+        // A report in the format of another farrier version is omitted.
         report: report.and_then(|bytes| read_report(&bytes)),
-        parts: listed,
-        provenance: statement.map(|statement| built(&statement.predicate)),
+        components,
+        provenance: statement.map(|statement| provenance_summary(&statement.predicate)),
     })
 }
 
@@ -175,28 +178,28 @@ fn read_report(bytes: &[u8]) -> Option<Value> {
     is_one.then_some(report)
 }
 
-fn built(predicate: &Value) -> Built {
-    let text = |value: &Value, most: usize| -> String {
-        value.as_str().unwrap_or_default().chars().take(most).collect()
+fn provenance_summary(predicate: &Value) -> ProvenanceSummary {
+    let text = |value: &Value, limit: usize| -> String {
+        value.as_str().unwrap_or_default().chars().take(limit).collect()
     };
     let (definition, details) = (&predicate["buildDefinition"], &predicate["runDetails"]);
     let inputs = definition["resolvedDependencies"].as_array().map(Vec::as_slice).unwrap_or_default();
     let dependency = |input: &Value| Dependency {
-        role: text(&input["annotations"]["role"], TEXT),
-        name: text(&input["name"], TEXT),
-        uri: text(&input["uri"], TEXT),
-        digest: text(&input["digest"]["sha256"], TEXT),
+        role: text(&input["annotations"]["role"], MAX_TEXT_CHARS),
+        name: text(&input["name"], MAX_TEXT_CHARS),
+        uri: text(&input["uri"], MAX_TEXT_CHARS),
+        digest: text(&input["digest"]["sha256"], MAX_TEXT_CHARS),
     };
     let farrier = match text(&details["builder"]["version"]["farrier"], 40) {
         farrier if farrier.is_empty() => "of no version".to_owned(),
         farrier => farrier,
     };
-    let items = inputs.iter().take(INPUTS).map(dependency).collect();
-    Built {
-        said: format!("SLSA v1: farrier {farrier}, {} inputs", inputs.len()),
-        builder: text(&details["builder"]["id"], TEXT),
-        kind: text(&definition["buildType"], TEXT),
-        inputs: Listed { items, folded: 0, more: inputs.len().saturating_sub(INPUTS) },
+    let items = inputs.iter().take(MAX_INPUTS).map(dependency).collect();
+    ProvenanceSummary {
+        summary: format!("SLSA v1: farrier {farrier}, {} inputs", inputs.len()),
+        builder: text(&details["builder"]["id"], MAX_TEXT_CHARS),
+        kind: text(&definition["buildType"], MAX_TEXT_CHARS),
+        inputs: Listed { items, folded: 0, more: inputs.len().saturating_sub(MAX_INPUTS) },
     }
 }
 
@@ -208,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_that_a_build_stores_is_the_one_that_is_shown() {
+    fn the_report_that_a_build_stores_is_shown() {
         let refused = BootOutcome::Refused {
             error: "ENOEXEC".to_owned(),
             messages: vec!["disagrees about version of symbol module_layout".to_owned()],
@@ -248,18 +251,18 @@ mod tests {
     }
 
     #[test]
-    fn how_an_image_was_built() {
+    fn a_provenance_is_summarized() {
         let input = serde_json::json!({
             "name": "mft", "uri": "https://x.test/mft.tgz", "digest": {"sha256": "ab"}, "annotations": {"role": "source"},
         });
-        let found = built(&serde_json::json!({
+        let found = provenance_summary(&serde_json::json!({
             "buildDefinition": {"buildType": "kind", "resolvedDependencies": [input, {}]},
             "runDetails": {"builder": {"id": "builder", "version": {"farrier": "1".repeat(500)}}},
         }));
-        assert_eq!(found.said, format!("SLSA v1: farrier {}, 2 inputs", "1".repeat(40)));
+        assert_eq!(found.summary, format!("SLSA v1: farrier {}, 2 inputs", "1".repeat(40)));
         assert_eq!((found.builder.as_str(), found.kind.as_str()), ("builder", "kind"));
         let Dependency { role, name, uri, digest } = &found.inputs.items[0];
         assert_eq!([role, name, uri, digest], ["source", "mft", "https://x.test/mft.tgz", "ab"]);
-        assert_eq!(built(&Value::Null).said, "SLSA v1: farrier of no version, 0 inputs");
+        assert_eq!(provenance_summary(&Value::Null).summary, "SLSA v1: farrier of no version, 0 inputs");
     }
 }

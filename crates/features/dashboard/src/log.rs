@@ -21,14 +21,16 @@ use serde::Serialize;
 
 /// Number of lines that are shown before and after the first error.
 const CONTEXT_LINES: usize = 10;
-/// Number of bytes of a log that are searched, and number of characters of a line that are shown.
+/// Maximum number of bytes of a log that are searched for an error.
 const MAX_BYTES: u64 = 64 << 20;
-const LINE: usize = 400;
-/// Maximum number of cached excerpts, and maximum age of the excerpt of a growing log.
+/// Maximum number of characters of a line that are shown.
+const MAX_LINE_CHARS: usize = 400;
+/// Maximum number of cached excerpts.
 const MAX_EXCERPTS: usize = 100;
+/// Maximum age of the excerpt of a growing log.
 const MAX_AGE: Duration = Duration::from_secs(5);
 
-/// The first error with the lines around it, or the end of a log without an error.
+/// The first error of a log with the lines around it, or the end of a log without errors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Excerpt {
     /// The error in one line.
@@ -46,7 +48,7 @@ pub struct Line {
     pub is_error: bool,
 }
 
-/// Log of a build with the cell's inputs.
+/// Log of the latest build with a cell's inputs.
 #[derive(Clone, Debug)]
 pub struct Log {
     pub path: PathBuf,
@@ -54,7 +56,7 @@ pub struct Log {
     pub excerpt: Option<Excerpt>,
 }
 
-/// Cache of excerpts. A log is read again once it has changed, but a growing log at most every few seconds.
+/// Cache of excerpts. A changed log is read again, but a growing log at most every few seconds.
 #[derive(Debug, Default)]
 pub struct Excerpts(Mutex<HashMap<PathBuf, (Instant, Stamp, Excerpt)>>);
 
@@ -62,8 +64,7 @@ pub struct Excerpts(Mutex<HashMap<PathBuf, (Instant, Stamp, Excerpt)>>);
 type Stamp = (u64, Option<SystemTime>);
 
 impl Excerpts {
-    /// Returns the cell's log in this cache. An excerpt that cannot be read is omitted, because the cache may
-    /// be deleted at any time.
+    /// Returns the cell's log in farrier's cache. Omits an excerpt that cannot be read, because a log may be deleted at any time.
     pub fn find(&self, cache: &Cache, entry: &StatusEntry<'_>) -> Option<Log> {
         let path = log_of(cache, entry.image, entry.target, &entry.input_hash?)?;
         let excerpt = match entry.row.phase {
@@ -83,18 +84,18 @@ impl Excerpts {
             return Ok(excerpt.clone());
         }
         let excerpt = excerpt_of(BufReader::new(file.take(MAX_BYTES)))?;
-        let mut kept = self.0.lock();
-        if kept.len() >= MAX_EXCERPTS {
-            kept.clear();
+        let mut cache = self.0.lock();
+        if cache.len() >= MAX_EXCERPTS {
+            cache.clear();
         }
-        kept.insert(path.to_owned(), (Instant::now(), stamp, excerpt.clone()));
+        cache.insert(path.to_owned(), (Instant::now(), stamp, excerpt.clone()));
         Ok(excerpt)
     }
 }
 
-/// Returns when published images were built, if this cache has their logs. Images themselves contain no time,
-/// so that the same inputs give the same bytes.
-pub fn built(cache: &Cache, plan: &Plan) -> BTreeMap<(ImageName, KernelTarget), Timestamp> {
+/// Returns when published images were built, as far as farrier's cache has their logs. Images contain no time, so that the same
+/// inputs give the same bytes.
+pub fn build_times(cache: &Cache, plan: &Plan) -> BTreeMap<(ImageName, KernelTarget), Timestamp> {
     let times = LogTimes::of(cache);
     let of = |planned: &PlannedCell| {
         let PlannedCell { image, target, outcome, .. } = planned;
@@ -108,7 +109,7 @@ pub fn built(cache: &Cache, plan: &Plan) -> BTreeMap<(ImageName, KernelTarget), 
 fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
     let mut diagnoser = Diagnoser::default();
     let mut last: VecDeque<Line> = VecDeque::new();
-    let (mut shown, mut after): (Vec<Line>, usize) = (Vec::new(), 0);
+    let (mut excerpt_lines, mut lines_left): (Vec<Line>, usize) = (Vec::new(), 0);
     let (mut bytes, mut number) = (Vec::new(), 0);
     loop {
         bytes.clear();
@@ -121,15 +122,15 @@ fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
         let before = diagnoser.diagnosis().cloned();
         diagnoser.feed(line);
         let is_error = diagnoser.diagnosis() != before.as_ref();
-        let line = Line { number, text: line.chars().take(LINE).collect(), is_error };
+        let line = Line { number, text: line.chars().take(MAX_LINE_CHARS).collect(), is_error };
         if is_error {
-            // Lines before the error are plain context, even if one was an error of another kind.
-            shown = last.iter().cloned().map(|line| Line { is_error: false, ..line }).collect();
-            after = CONTEXT_LINES + 1;
+            // The diagnoser found a better error. An earlier candidate among the context lines is no longer the error.
+            excerpt_lines = last.iter().cloned().map(|line| Line { is_error: false, ..line }).collect();
+            lines_left = CONTEXT_LINES + 1;
         }
-        if after > 0 {
-            shown.push(line.clone());
-            after -= 1;
+        if lines_left > 0 {
+            excerpt_lines.push(line.clone());
+            lines_left -= 1;
         }
         last.push_back(line);
         if last.len() > CONTEXT_LINES {
@@ -137,7 +138,7 @@ fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {
         }
     }
     let error = diagnoser.diagnosis().map(ToString::to_string);
-    let lines = if error.is_some() { shown } else { last.into() };
+    let lines = if error.is_some() { excerpt_lines } else { last.into() };
     Ok(Excerpt { error, lines })
 }
 
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_compiler_error_with_ten_lines_around_it() {
+    fn an_excerpt_shows_the_first_compiler_error_with_context() {
         let mut log: Vec<String> = (1..=40).map(|n| format!("  CC [M]  {n}.o")).collect();
         log[4] = "bash: line 1: bc: command not found".to_owned();
         log[19] = "a.c:3:1: error: <script>".to_owned();
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_without_an_error_shows_its_end_and_any_bytes_are_read() {
+    fn an_excerpt_without_error_shows_the_end_of_the_log() {
         let log: Vec<u8> =
             (1..=40).flat_map(|n| format!("{n} \u{1b}[1m\n").into_bytes()).chain([0xff, 0]).collect();
         let found = excerpt_of(log.as_slice()).unwrap();
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_read_again_once_it_has_changed() {
+    fn a_changed_log_is_read_again() {
         let directory = tempfile::tempdir().unwrap();
         let (path, excerpts) = (directory.path().join("build.log"), Excerpts::default());
         let error = |is_written| excerpts.of(&path, is_written).unwrap().error.unwrap();

@@ -12,27 +12,27 @@ use serde::Serialize;
 use serde_json::Value;
 
 /// Maximum number of components read from a bill of materials. A toolchain has about two hundred packages.
-const MOST: usize = 2000;
+const MAX_COMPONENTS: usize = 2000;
 /// Maximum number of characters read from each text of a component.
-const SHOWN: usize = 200;
+const MAX_TEXT_CHARS: usize = 200;
 /// Role of a component that is a module of the payload.
 const MODULE_ROLE: &str = "module";
-/// Roles of the components that a plan knows before the image is built. Headers and toolchain are not among
-/// them, because their components are known only after the fetch.
+/// Roles of the components that a plan knows before the image is built. The components of headers and toolchain are known only
+/// after the fetch.
 const PLANNED_ROLES: [Role; 4] = [Role::Source, Role::Patch, Role::Need, Role::Recipe];
 
 /// A component of an image, or an input of its build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Part {
+pub struct Component {
     pub role: String,
     pub name: String,
     pub version: String,
     pub digest: String,
 }
 
-impl Part {
-    /// Returns the key for the comparison. The key omits the digits of header packages' names, because the names
-    /// contain the kernel release.
+impl Component {
+    /// Returns the key by which components of two images are matched. Names of header packages contain the kernel release, so the
+    /// key omits their digits.
     fn key(&self) -> (&str, String) {
         let is_headers = self.role == Role::Headers.as_str();
         (&self.role, self.name.replace(|c: char| is_headers && c.is_ascii_digit(), ""))
@@ -45,7 +45,7 @@ impl Part {
     }
 }
 
-impl From<Material> for Part {
+impl From<Material> for Component {
     fn from(material: Material) -> Self {
         let Material { role, name, version, digest, .. } = material;
         let digest = digest.map(|digest| digest.hex().to_owned()).unwrap_or_default();
@@ -53,18 +53,19 @@ impl From<Material> for Part {
     }
 }
 
-/// Returns the components in a bill of materials, and the inputs of the build that are not part of the image.
-pub fn parts_of(bill: &Value) -> Vec<Part> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().chars().take(SHOWN).collect::<String>();
+/// Returns the components in a bill of materials, including inputs of the build that are not part of the image.
+pub fn components_of(bill: &Value) -> Vec<Component> {
+    let text =
+        |value: &Value| value.as_str().unwrap_or_default().chars().take(MAX_TEXT_CHARS).collect::<String>();
     let formulas = bill["formulation"].as_array().into_iter().flatten();
     let lists = std::iter::once(bill).chain(formulas).filter_map(|list| list["components"].as_array());
     lists
         .flatten()
-        .take(MOST)
+        .take(MAX_COMPONENTS)
         .map(|component| {
             let mut properties = component["properties"].as_array().into_iter().flatten();
             let role = properties.find(|property| property["name"] == "farrier:role");
-            Part {
+            Component {
                 role: role.map(|role| text(&role["value"])).unwrap_or_default(),
                 name: text(&component["name"]),
                 version: text(&component["version"]),
@@ -75,24 +76,24 @@ pub fn parts_of(bill: &Value) -> Vec<Part> {
 }
 
 /// Returns the packages of the toolchain in a provenance. A bill of materials does not contain them.
-pub fn toolchain_of(predicate: &Value) -> Vec<Part> {
+pub fn toolchain_of(predicate: &Value) -> Vec<Component> {
     let inputs = predicate["buildDefinition"]["resolvedDependencies"].as_array().into_iter().flatten();
     let notes = inputs.map(|input| &input["annotations"]);
     let toolchain = notes.filter(|notes| notes["role"] == Role::Toolchain.as_str());
     let packages = toolchain.filter_map(|notes| notes["packages"].as_array()).flatten();
     // `pkg:deb/debian/NAME@VERSION?arch=...`
-    let part = |package: &Value| {
+    let component = |package: &Value| {
         let path = package.as_str()?.split('?').next()?;
         let (name, version) = path.rsplit('/').next()?.split_once('@')?;
-        let text = |text: &str| text.replace("%2B", "+").chars().take(SHOWN).collect();
+        let text = |text: &str| text.replace("%2B", "+").chars().take(MAX_TEXT_CHARS).collect();
         let (role, digest) = (Role::Toolchain.as_str().to_owned(), String::new());
-        Some(Part { role, name: text(name), version: text(version), digest })
+        Some(Component { role, name: text(name), version: text(version), digest })
     };
-    packages.filter_map(part).take(MOST).collect()
+    packages.filter_map(component).take(MAX_COMPONENTS).collect()
 }
 
 /// Returns the components that a plan knows before the image is built.
-pub fn planned_parts(cell: &Cell) -> Vec<Part> {
+pub fn planned_components(cell: &Cell) -> Vec<Component> {
     let FetchedInputs { sources, .. } = &cell.fetched;
     let sources = sources.iter().map(|(name, identity)| {
         let material = Material::of_origin(Role::Source, identity, name, None);
@@ -111,21 +112,23 @@ pub fn planned_parts(cell: &Cell) -> Vec<Part> {
         digest: Some(Digest::of(cell.dockerfile.as_bytes())),
         ..Material::new(Role::Recipe, "Dockerfile")
     };
-    sources.chain(patches).chain(needs).chain([recipe]).map(Part::from).collect()
+    sources.chain(patches).chain(needs).chain([recipe]).map(Component::from).collect()
 }
 
-/// The image that a cell's image is compared with.
+/// The image with which a cell's image is compared.
 #[derive(Clone, Debug)]
-pub struct Before {
+pub struct ComparedImage {
     pub image: ImageReference,
     /// Cell of the image, if the image is for another kernel.
     pub cell: Option<PlannedCell>,
 }
 
-impl Before {
-    /// Returns the image to compare with. If the cell's tag already has an image from other inputs, returns that
-    /// image. Otherwise returns the image for the nearest older kernel of the same platform, or else for the
-    /// nearest newer kernel.
+impl ComparedImage {
+    /// Returns the image with which to compare a cell's image, by the first rule that applies:
+    ///
+    /// 1. the image under the cell's tag, if it was built from other inputs,
+    /// 2. the image for the nearest older kernel of the same platform,
+    /// 3. the image for the nearest newer kernel of the same platform.
     pub fn of(plan: &Plan, planned: &PlannedCell) -> Option<Self> {
         if let Outcome::Conflict { cell, .. }
         | Outcome::Build { cell, why: BuildReason::Overwrite { .. }, .. } = &planned.outcome
@@ -158,7 +161,7 @@ pub fn image_of(outcome: &Outcome) -> Option<ImageReference> {
     Some(ImageReference { repository: cell.reference.repository.clone(), version })
 }
 
-/// A component that differs.
+/// A component that differs between two images.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     pub what: String,
@@ -166,22 +169,23 @@ pub struct Difference {
     pub now: String,
 }
 
-/// Returns the differences between the components of two images. Dockerfiles and module digests always differ
-/// between kernels, so they are compared only with `same_kernel`.
-pub fn differences(before: &[Part], now: &[Part], same_kernel: bool) -> Vec<Difference> {
-    let mut pairs: BTreeMap<(&str, String), [Option<Part>; 2]> = BTreeMap::new();
-    for (side, parts) in [before, now].into_iter().enumerate() {
-        let is_compared = |part: &&Part| same_kernel || part.role != Role::Recipe.as_str();
-        for part in parts.iter().filter(is_compared) {
-            let mut kept = part.clone();
-            if part.role == MODULE_ROLE && !same_kernel {
-                kept.digest.clear();
+/// Returns the differences between the components of two images. Without `same_kernel`, ignores Dockerfiles and the digests of
+/// modules, which differ for each kernel.
+pub fn differences(before: &[Component], now: &[Component], same_kernel: bool) -> Vec<Difference> {
+    let mut pairs: BTreeMap<(&str, String), [Option<Component>; 2]> = BTreeMap::new();
+    for (side, components) in [before, now].into_iter().enumerate() {
+        let is_compared = |component: &&Component| same_kernel || component.role != Role::Recipe.as_str();
+        for component in components.iter().filter(is_compared) {
+            let mut compared = component.clone();
+            if component.role == MODULE_ROLE && !same_kernel {
+                compared.digest.clear();
             }
-            pairs.entry(part.key()).or_default()[side] = Some(kept);
+            pairs.entry(component.key()).or_default()[side] = Some(compared);
         }
     }
     let differing = pairs.into_iter().filter(|(_, [before, now])| before != now);
-    let summary = |part: &Option<Part>| part.as_ref().map_or_else(|| "–".to_owned(), Part::summary);
+    let summary =
+        |component: &Option<Component>| component.as_ref().map_or_else(|| "–".to_owned(), Component::summary);
     differing
         .map(|((what, _), [before, now])| Difference {
             what: what.to_owned(),
@@ -191,10 +195,11 @@ pub fn differences(before: &[Part], now: &[Part], same_kernel: bool) -> Vec<Diff
         .collect()
 }
 
-/// Returns the components with the roles that a plan knows, for a comparison with [`planned_parts`].
-pub fn as_planned(parts: &[Part]) -> Vec<Part> {
-    let is_planned = |part: &&Part| PLANNED_ROLES.iter().any(|role| part.role == role.as_str());
-    parts.iter().filter(is_planned).cloned().collect()
+/// Returns the components whose roles a plan knows, for a comparison with [`planned_components`].
+pub fn only_planned(components: &[Component]) -> Vec<Component> {
+    let is_planned =
+        |component: &&Component| PLANNED_ROLES.iter().any(|role| component.role == role.as_str());
+    components.iter().filter(is_planned).cloned().collect()
 }
 
 #[cfg(test)]

@@ -15,10 +15,10 @@ use serde::Serialize;
 
 use super::fleet::{Fleet, ago, cell_link, class_of, class_of_phase, is_building, nodes};
 
-/// Filter value for all cells that need attention.
+/// Value of [`Filter::state`] for all cells that need attention.
 pub const OPEN: &str = "open";
 
-/// Filter of the matrix, from the address.
+/// Filter of the matrix, as given in the page's address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Filter {
     /// A part of the image's name.
@@ -29,6 +29,20 @@ pub struct Filter {
     pub os: String,
     /// A phase as in `farrier status`, or [`OPEN`].
     pub state: String,
+}
+
+impl Filter {
+    /// Whether the matrix shows a cell. `class` is the cell's style class.
+    fn admits(&self, image: &ImageName, target: &KernelTarget, phase: Phase, class: &str) -> bool {
+        image.as_str().contains(&self.image)
+            && target.release.as_str().contains(&self.kernel)
+            && (self.os.is_empty() || distribution(target).contains(&self.os))
+            && match self.state.as_str() {
+                "" => true,
+                OPEN => !is_fine(class),
+                state => state == phase.as_str(),
+            }
+    }
 }
 
 /// Number of cells in a state.
@@ -91,46 +105,23 @@ impl Fleet<'_> {
     }
 
     pub(super) fn matrix(&self, filter: &Filter) -> Matrix {
+        let running = self.running_nodes();
+        let announced = self.announcing_nodes();
         let mut cells: BTreeMap<&KernelTarget, BTreeMap<&ImageName, CellView>> = BTreeMap::new();
-        let shown = |image: &ImageName, target: &KernelTarget, phase: Phase, class: &str| {
-            image.as_str().contains(&filter.image)
-                && target.release.as_str().contains(&filter.kernel)
-                && (filter.os.is_empty() || distribution(target).contains(&filter.os))
-                && match filter.state.as_str() {
-                    "" => true,
-                    OPEN => !is_fine(class),
-                    state => state == phase.as_str(),
-                }
-        };
-        let mut running: HashMap<&KernelTarget, usize> = HashMap::new();
-        for group in &self.facts.groups {
-            *running.entry(&group.target).or_default() += group.nodes.len();
+        for own in &self.facts.plan.own_drivers {
+            if filter.admits(&own.image, &own.target, Phase::OwnDriver, "off") {
+                let (state, note) = (Phase::OwnDriver.as_str(), nodes(own.nodes.len()));
+                let view = CellView { state, class: "off", link: None, note };
+                cells.entry(&own.target).or_default().insert(&own.image, view);
+            }
         }
-        let running = |target: &KernelTarget| running.get(target).copied().unwrap_or(0);
-        let own = self.facts.plan.own_drivers.iter();
-        for own in own.filter(|own| shown(&own.image, &own.target, Phase::OwnDriver, "off")) {
-            let (state, note) = (Phase::OwnDriver.as_str(), nodes(own.nodes.len()));
-            let view = CellView { state, class: "off", link: None, note };
-            cells.entry(&own.target).or_default().insert(&own.image, view);
-        }
-        let entries = self.entries.iter();
-        for entry in
-            entries.filter(|entry| shown(entry.image, entry.target, entry.row.phase, class_of(entry)))
-        {
-            let view = self.cell(entry, running(entry.target));
-            cells.entry(entry.target).or_default().insert(entry.image, view);
+        for entry in &self.entries {
+            if filter.admits(entry.image, entry.target, entry.row.phase, class_of(entry)) {
+                let view = self.cell(entry, running.get(entry.target).copied().unwrap_or(0));
+                cells.entry(entry.target).or_default().insert(entry.image, view);
+            }
         }
         let images: BTreeSet<&ImageName> = cells.values().flat_map(BTreeMap::keys).copied().collect();
-        // Number of nodes that announced each kernel; 0 if only a list or a package suite announces it.
-        let mut announced: HashMap<&KernelTarget, usize> = HashMap::new();
-        for cell in self.facts.plan.cells.iter().filter(|cell| !cell.announced_by.is_empty()) {
-            let by = cell.announced_by.iter().map(|by| match by {
-                AnnouncedBy::Nodes { count, .. } => *count,
-                AnnouncedBy::Configuration { .. } | AnnouncedBy::Tracked { .. } => 0,
-            });
-            let count = announced.entry(&cell.target).or_default();
-            *count = by.sum::<usize>().max(*count);
-        }
         let mut kernels: Vec<_> = cells.into_iter().collect();
         kernels.sort_by(|(a, _), (b, _)| platform(a).cmp(&platform(b)).then_with(|| newest_first(a, b)));
         let mut groups: Vec<Group> = Vec::new();
@@ -141,7 +132,7 @@ impl Fleet<'_> {
             }
             let row = Row {
                 kernel: target.release.to_string(),
-                nodes: row_nodes(running(target), announced.get(target).copied()),
+                nodes: row_nodes(running.get(target).copied().unwrap_or(0), announced.get(target).copied()),
                 cells: images.iter().map(|image| views.remove(*image)).collect(),
             };
             if let Some(group) = groups.last_mut() {
@@ -152,8 +143,31 @@ impl Fleet<'_> {
         Matrix { columns: images.len() + 1, images, groups }
     }
 
-    /// Returns the view of a cell. `running` is the number of nodes with its kernel, which the row already
-    /// shows.
+    /// Returns the number of nodes that run each kernel.
+    fn running_nodes(&self) -> HashMap<&KernelTarget, usize> {
+        let mut running: HashMap<&KernelTarget, usize> = HashMap::new();
+        for group in &self.facts.groups {
+            *running.entry(&group.target).or_default() += group.nodes.len();
+        }
+        running
+    }
+
+    /// Returns the number of nodes that announced each announced kernel. It is 0 for a kernel that only a list or a package suite
+    /// announces.
+    fn announcing_nodes(&self) -> HashMap<&KernelTarget, usize> {
+        let mut announced: HashMap<&KernelTarget, usize> = HashMap::new();
+        for cell in self.facts.plan.cells.iter().filter(|cell| !cell.announced_by.is_empty()) {
+            let by_source = cell.announced_by.iter().map(|by| match by {
+                AnnouncedBy::Nodes { count, .. } => *count,
+                AnnouncedBy::Configuration { .. } | AnnouncedBy::Tracked { .. } => 0,
+            });
+            let count = announced.entry(&cell.target).or_default();
+            *count = by_source.sum::<usize>().max(*count);
+        }
+        announced
+    }
+
+    /// Returns the view of a cell. `running` is the number of nodes with the cell's kernel, which the row already shows.
     fn cell(&self, entry: &StatusEntry<'_>, running: usize) -> CellView {
         let row = &entry.row;
         let time = self.time(entry).filter(|_| is_building(entry));
@@ -179,7 +193,7 @@ fn is_fine(class: &str) -> bool {
     matches!(class, "ok" | "off")
 }
 
-/// Formats numbers of nodes: `3 nodes · 2 announced`.
+/// Formats the numbers of nodes of a kernel: `3 nodes · 2 announced`.
 fn row_nodes(running: usize, announced: Option<usize>) -> String {
     let announced = announced.map(|count| match count {
         0 => "announced".to_owned(),

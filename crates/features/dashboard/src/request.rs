@@ -1,4 +1,4 @@
-//! Determines the origin of a request from its headers.
+//! Parses forms, and determines the origin of a request from its headers.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,14 @@ fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
     headers.get(name).map(|value| value.to_str().unwrap_or_default())
 }
 
-/// Returns a function that takes values out of an address or a form by name. A missing name gives an empty
-/// value.
-pub fn fields(text: &[u8]) -> impl FnMut(&str) -> String + use<> {
-    let mut said: HashMap<_, _> = url::form_urlencoded::parse(text).into_owned().collect();
-    move |name| said.remove(name).unwrap_or_default()
+/// Parses a query string or a form. Returns a function that takes the value of a field out of it, which is empty for a missing
+/// field.
+pub fn take_fields(text: &[u8]) -> impl FnMut(&str) -> String + use<> {
+    let mut values: HashMap<_, _> = url::form_urlencoded::parse(text).into_owned().collect();
+    move |name| values.remove(name).unwrap_or_default()
 }
 
-/// Headers by which proxies name their client, in addition to all that begin with `x-forwarded` or
-/// `x-original-`.
+/// Headers in which proxies name their client. Headers that begin with `x-forwarded` or `x-original-` do so too.
 const PROXY_HEADERS: [&str; 11] = [
     "cf-connecting-ip",
     "client-ip",
@@ -34,16 +33,16 @@ const PROXY_HEADERS: [&str; 11] = [
     "x-real-ip",
 ];
 
-/// Whether a proxy forwarded the request, so that anyone may have sent it.
-pub fn is_passed_on(headers: &HeaderMap) -> bool {
+/// Whether a proxy forwarded the request. Its original sender may be on any machine.
+pub fn is_proxied(headers: &HeaderMap) -> bool {
     headers.keys().map(HeaderName::as_str).any(|name| {
         PROXY_HEADERS.contains(&name) || name.starts_with("x-forwarded") || name.starts_with("x-original-")
     })
 }
 
-/// Whether one of these pages sent the request. Browsers state this in `Sec-Fetch-Site`. Older browsers, and
-/// browsers on an untrusted connection, only send the page's `Origin`.
-pub fn is_of_this_page(headers: &HeaderMap) -> bool {
+/// Whether a page of this server sent the request. Browsers state this in `Sec-Fetch-Site`. Older browsers, and browsers on an
+/// untrusted connection, send only the page's `Origin`.
+pub fn is_same_origin(headers: &HeaderMap) -> bool {
     match (text(headers, "sec-fetch-site"), text(headers, ORIGIN), text(headers, HOST)) {
         (Some(site), ..) => site == "same-origin",
         (None, Some(origin), Some(host)) => {
@@ -53,15 +52,15 @@ pub fn is_of_this_page(headers: &HeaderMap) -> bool {
     }
 }
 
-/// Whether the content type is a form's.
+/// Whether the content type is that of a form.
 pub fn is_form(headers: &HeaderMap) -> bool {
     let kind = text(headers, CONTENT_TYPE).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     kind.eq_ignore_ascii_case("application/x-www-form-urlencoded")
 }
 
-/// Returns the bearer token.
-pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+/// Returns the bearer token of a request.
+pub fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = text(headers, AUTHORIZATION)?.split_once(' ')?;
     Some(token.trim()).filter(|token| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty())
 }
@@ -80,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_page_is_told_from_this_one() {
+    fn requests_of_foreign_pages_are_recognized() {
         let cases: &[(&[(&str, &str)], bool)] = &[
             (&[("sec-fetch-site", "same-origin"), ("origin", "null")], true),
             (
@@ -102,12 +101,12 @@ mod tests {
             (&[], false),
         ];
         for (all, here) in cases {
-            assert_eq!(is_of_this_page(&headers(all)), *here, "{all:?}");
+            assert_eq!(is_same_origin(&headers(all)), *here, "{all:?}");
         }
     }
 
     #[test]
-    fn forms_and_tokens() {
+    fn forms_and_bearer_tokens_are_recognized() {
         for (kind, form) in [
             ("application/x-www-form-urlencoded", true),
             ("Application/X-WWW-Form-Urlencoded; charset=utf-8", true),
@@ -125,12 +124,12 @@ mod tests {
             ("Basic abc", None),
             ("Bearer \u{fc}", None),
         ] {
-            assert_eq!(bearer(&headers(&[("authorization", sent)])), token, "{sent}");
+            assert_eq!(bearer_token(&headers(&[("authorization", sent)])), token, "{sent}");
         }
     }
 
     #[test]
-    fn a_proxys_request_is_told_by_any_of_its_headers() {
+    fn any_header_of_a_proxy_is_recognized() {
         for name in [
             "cf-connecting-ip",
             "forwarded",
@@ -150,7 +149,7 @@ mod tests {
             "x-proxyuser-ip",
             "x-real-ip",
         ] {
-            assert!(is_passed_on(&headers(&[("host", "localhost"), (name, "10.0.0.1")])), "{name}");
+            assert!(is_proxied(&headers(&[("host", "localhost"), (name, "10.0.0.1")])), "{name}");
         }
         let own: &[(&str, &str)] = &[
             ("host", "localhost:81"),
@@ -159,6 +158,6 @@ mod tests {
             ("x-requested-with", "fetch"),
             ("upgrade-insecure-requests", "1"),
         ];
-        assert!(!is_passed_on(&headers(own)));
+        assert!(!is_proxied(&headers(own)));
     }
 }

@@ -1,5 +1,5 @@
-//! Model of the page of all rollouts, which shows the state of each rollout, the progress of its upgrade, and
-//! its rewrites with their reasons.
+//! Model of the page of all rollouts. The page shows the state of each rollout, the progress of its upgrade, and its rewrites with
+//! their reasons.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +11,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{
-    action::{Offer, Offers},
-    details::{Fact, NAMED, fact, text},
-    facts::{Facts, natural},
+    action::{ActionLink, ActionLinks},
+    details::{Fact, MAX_NAMED_NODES, fact, text},
+    facts::{Facts, natural_order},
     fleet::{Link, Listed, ago, node_link},
     history::{Rewrite, record_state},
 };
@@ -32,21 +32,21 @@ pub struct RolloutView {
     pub class: &'static str,
     pub why: String,
     pub facts: Vec<Fact>,
-    pub offers: Vec<Offer>,
+    pub offers: Vec<ActionLink>,
     pub upgrade: Option<UpgradeView>,
     pub fields: Vec<FieldView>,
-    /// Rewrites since the loop's start, newest first.
-    pub done: Vec<Rewrite>,
+    /// Rewrites that the loop made since its start, newest first.
+    pub rewrites_made: Vec<Rewrite>,
 }
 
 /// Progress of an upgrade.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct UpgradeView {
-    /// Number of nodes that have the new driver or are to get it.
+    /// Number of nodes that have the new driver or will get it.
     pub all: usize,
     /// Numbers of nodes by stage.
     pub stages: Vec<Stage>,
-    pub nodes: Listed<Turn>,
+    pub nodes: Listed<NodeUpgradeView>,
 }
 
 /// A segment of the progress bar, in numbers of nodes.
@@ -60,12 +60,12 @@ pub struct Stage {
 
 /// State of a node in an upgrade.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Turn {
+pub struct NodeUpgradeView {
     pub node: Link,
     pub stage: &'static str,
     pub class: &'static str,
-    /// State, since when, and reason, as `farrier upgrade plan` prints them.
-    pub says: Vec<String>,
+    /// Columns of `farrier upgrade plan`: the state, since when, and the reason.
+    pub columns: Vec<String>,
 }
 
 impl UpgradeView {
@@ -85,24 +85,33 @@ impl UpgradeView {
         });
         let stages = stages.collect();
         let mut rows: Vec<_> = upgrade.nodes.iter().zip(upgrade_table(upgrade).rows).collect();
-        rows.sort_by(|(a, _), (b, _)| a.stage.cmp(&b.stage).then_with(|| natural(&a.node, &b.node)));
-        let more = rows.len().saturating_sub(NAMED);
-        rows.truncate(NAMED);
-        let turn = |(turn, mut row): (&PlannedNodeUpgrade, Vec<String>)| {
-            let class = match turn.stage {
+        rows.sort_by(|(a, _), (b, _)| a.stage.cmp(&b.stage).then_with(|| natural_order(&a.node, &b.node)));
+        let more = rows.len().saturating_sub(MAX_NAMED_NODES);
+        rows.truncate(MAX_NAMED_NODES);
+        let node_upgrade = |(node_upgrade, mut row): (&PlannedNodeUpgrade, Vec<String>)| {
+            let class = match node_upgrade.stage {
                 UpgradeStage::Failed => "bad",
                 UpgradeStage::UnderWay | UpgradeStage::Begins => "run",
                 UpgradeStage::Waits => "wait",
                 UpgradeStage::Skipped => "warn",
                 UpgradeStage::Done => "ok",
             };
-            Turn { node: node_link(&turn.node), stage: turn.stage.into(), class, says: row.split_off(2) }
+            NodeUpgradeView {
+                node: node_link(&node_upgrade.node),
+                stage: node_upgrade.stage.into(),
+                class,
+                columns: row.split_off(2),
+            }
         };
-        Self { all, stages, nodes: Listed { items: rows.into_iter().map(turn).collect(), folded: 0, more } }
+        Self {
+            all,
+            stages,
+            nodes: Listed { items: rows.into_iter().map(node_upgrade).collect(), folded: 0, more },
+        }
     }
 }
 
-/// Farrier's record of one rewrite of a field.
+/// Rewrite of a field, from the record in the object.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct FieldView {
     pub field: String,
@@ -115,56 +124,83 @@ pub struct FieldView {
 }
 
 impl RolloutsPage {
-    pub fn of(facts: &Facts, offers: &Offers, rewrites: &[Rewrite]) -> Self {
-        let view = |rollout: &PlannedRollout| {
-            let (state, class) = match &rollout.decision {
-                RolloutDecision::Rewrite { .. } => ("to rewrite", "run"),
-                RolloutDecision::Steps { .. } => ("under way", "run"),
-                RolloutDecision::Pending { .. } => ("waiting", "wait"),
-                RolloutDecision::AlreadySet { .. } => ("set", "ok"),
-                RolloutDecision::Settled { .. } => ("settled", "ok"),
-                RolloutDecision::Hold(why) => ("on hold", if why.is_failure() { "bad" } else { "warn" }),
-            };
-            let (_, why) = decided(&rollout.decision);
-            let mut said = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
-            if let Some(upgrade) = &rollout.upgrade {
-                let images: BTreeSet<&str> = upgrade.nodes.iter().map(|turn| turn.to.as_str()).collect();
-                let images: Vec<&str> = images.into_iter().filter(|image| !image.is_empty()).collect();
-                said.push(match images.as_slice() {
-                    [image] => fact("Gets", image),
-                    images => fact("Gets", format!("{} images", images.len())),
-                });
-                let Forecast { ends, seconds_per_node, .. } = upgrade.forecast;
-                let about = if seconds_per_node.is_some() { "about" } else { "at least" };
-                let left = |ends| format!("{about} {}, until {ends:.0}", left(facts.now, ends));
-                said.extend(ends.map(|ends| fact("Time left", left(ends))));
-            }
-            let changes = rollout.changes.iter().map(Change::object);
-            said.extend(changes.map(|object| fact("Changes", object)));
-            let failed = facts.failed_rewrites.get(&rollout.target);
-            said.extend(failed.map(|error| fact("The last rewrite failed", error)));
-            let fields = match facts.record_of(&rollout.target) {
-                None => Vec::new(),
-                Some(Err(why)) => {
-                    said.push(fact("Record", why));
-                    Vec::new()
-                }
-                Some(Ok(record)) => record.0.iter().flat_map(|(name, record)| fields(name, record)).collect(),
-            };
-            let done = rewrites.iter().filter(|rewrite| rewrite.target == rollout.target);
-            let object = rollout.target.object.name().filter(|_| rollout.target.place.is_none());
-            let is_paused = object.as_ref().is_some_and(|name| facts.live.get(name) == Some(&true));
-            said.extend(
-                is_paused
-                    .then(|| fact("Annotation", format!("{PAUSED_ANNOTATION}: nothing is written to it"))),
-            );
-            let offers = object.and_then(|name| offers.get(&name).cloned()).unwrap_or_default();
-            let subject = format!("{}: {}", rollout.image, rollout.target);
-            let (upgrade, done) = (rollout.upgrade.as_ref().map(UpgradeView::of), done.cloned().collect());
-            RolloutView { subject, state, class, why, facts: said, offers, upgrade, fields, done }
-        };
-        Self { rollouts: facts.plan.rollouts.iter().map(view).collect() }
+    pub fn of(facts: &Facts, offers: &ActionLinks, rewrites: &[Rewrite]) -> Self {
+        let rollouts = facts.plan.rollouts.iter();
+        Self { rollouts: rollouts.map(|rollout| RolloutView::of(rollout, facts, offers, rewrites)).collect() }
     }
+}
+
+impl RolloutView {
+    fn of(rollout: &PlannedRollout, facts: &Facts, offers: &ActionLinks, rewrites: &[Rewrite]) -> Self {
+        let (state, class) = decision_state(&rollout.decision);
+        let (_, why) = decided(&rollout.decision);
+        let mut details = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
+        if let Some(upgrade) = &rollout.upgrade {
+            details.extend(upgrade_details(upgrade, facts.now));
+        }
+        let changes = rollout.changes.iter().map(Change::object);
+        details.extend(changes.map(|object| fact("Changes", object)));
+        let failed = facts.failed_rewrites.get(&rollout.target);
+        details.extend(failed.map(|error| fact("The last rewrite failed", error)));
+        let fields = match facts.record_of(&rollout.target) {
+            None => Vec::new(),
+            Some(Err(why)) => {
+                details.push(fact("Record", why));
+                Vec::new()
+            }
+            Some(Ok(record)) => record.0.iter().flat_map(|(name, record)| fields(name, record)).collect(),
+        };
+        let object = rollout.target.object.name().filter(|_| rollout.target.place.is_none());
+        if object.as_ref().is_some_and(|name| facts.paused_objects.get(name) == Some(&true)) {
+            details.push(fact(
+                "Annotation",
+                format!("{PAUSED_ANNOTATION}: farrier writes nothing to the object"),
+            ));
+        }
+        Self {
+            subject: format!("{}: {}", rollout.image, rollout.target),
+            state,
+            class,
+            why,
+            facts: details,
+            offers: object.and_then(|name| offers.get(&name).cloned()).unwrap_or_default(),
+            upgrade: rollout.upgrade.as_ref().map(UpgradeView::of),
+            fields,
+            rewrites_made: rewrites
+                .iter()
+                .filter(|rewrite| rewrite.target == rollout.target)
+                .cloned()
+                .collect(),
+        }
+    }
+}
+
+/// Returns the state of a rollout and its style class.
+fn decision_state(decision: &RolloutDecision) -> (&'static str, &'static str) {
+    match decision {
+        RolloutDecision::Rewrite { .. } => ("to rewrite", "run"),
+        RolloutDecision::Steps { .. } => ("under way", "run"),
+        RolloutDecision::Pending { .. } => ("waiting", "wait"),
+        RolloutDecision::AlreadySet { .. } => ("set", "ok"),
+        RolloutDecision::Settled { .. } => ("settled", "ok"),
+        RolloutDecision::Hold(why) => ("on hold", if why.is_failure() { "bad" } else { "warn" }),
+    }
+}
+
+/// Returns the images that the nodes of an upgrade get, and the time left.
+fn upgrade_details(upgrade: &PlannedUpgrade, now: Timestamp) -> Vec<Fact> {
+    let images: BTreeSet<&str> = upgrade.nodes.iter().map(|node| node.to.as_str()).collect();
+    let images: Vec<&str> = images.into_iter().filter(|image| !image.is_empty()).collect();
+    let mut details = vec![match images.as_slice() {
+        [image] => fact("Gets", image),
+        images => fact("Gets", format!("{} images", images.len())),
+    }];
+    let Forecast { ends, seconds_per_node, .. } = upgrade.forecast;
+    if let Some(ends) = ends {
+        let about = if seconds_per_node.is_some() { "about" } else { "at least" };
+        details.push(fact("Time left", format!("{about} {}, until {ends:.0}", time_left(now, ends))));
+    }
+    details
 }
 
 /// Returns the rewrites of one field, newest first.
@@ -184,6 +220,6 @@ fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
 }
 
 /// Formats the time left: `40 min`.
-fn left(now: Timestamp, then: Timestamp) -> String {
+fn time_left(now: Timestamp, then: Timestamp) -> String {
     if then.duration_since(now).as_secs() < 60 { "a minute".to_owned() } else { ago(now, then) }
 }

@@ -1,5 +1,5 @@
-//! Serves the status page on farrier's HTTP port, from the result of the newest reconcile. The page is read-only except for
-//! [`Actions`]. Reconciles never wait for the page.
+//! Serves the status pages on farrier's HTTP port, from the result of the newest reconcile. The pages are read-only except for
+//! [`Actions`]. Reconciles never wait for the server.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,10 @@ use axum::{
 };
 use farrier_builder::{LogReader, parts::Parts};
 use farrier_controller::live::{ReconcileView, SharedActivity, StatusSink};
-use farrier_core::{image::Definitions, plan::StatusEntry};
+use farrier_core::{
+    image::Definitions,
+    plan::{Activity, StatusEntry},
+};
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use oci::error_chain;
@@ -35,16 +38,16 @@ use tokio::{
 use tokio_util::io::ReaderStream;
 
 use super::{
-    action::PATH,
+    action::ACTION_PATH,
     actions::Actions,
     facts::Facts,
     fleet::{Fleet, cell_at, cell_link, log_link, node_link},
     history::History,
     html::{self, HtmlError, ICON, SCRIPT, STYLE},
-    image::{Found, Images},
-    log::{Excerpts, built},
+    image::{CellData, Images},
+    log::{Excerpts, build_times},
     matrix::Filter,
-    request::fields,
+    request::take_fields,
 };
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -52,19 +55,19 @@ const HTML: &str = "text/html; charset=utf-8";
 /// forms to this host. Inline scripts, frames and other hosts are forbidden.
 const CSP: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; form-action 'self'; \
                       base-uri 'none'; frame-ancestors 'none'";
-/// Maximum number of viewers that receive updates. Further viewers must reload the page.
-const VIEWERS: usize = 200;
+/// Maximum number of viewers that receive updates. Other viewers must reload the page.
+const MAX_VIEWERS: usize = 200;
 /// Maximum size of a form in bytes.
-const FORM: usize = 4096;
+const MAX_FORM_BYTES: usize = 4096;
 /// Timeout for receiving a form.
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum age of the cached index page while a build runs.
 const INDEX_MAX_AGE_BUILDING: Duration = Duration::from_secs(5);
-/// Maximum age of the cached index page while no build runs. Only the ages on the page change then.
+/// Maximum age of the cached index page while no build runs, when only the displayed ages change.
 const INDEX_MAX_AGE_IDLE: Duration = Duration::from_mins(1);
 /// Interval at which a growing log is polled.
 const LOG_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Text that ends a growing log for a viewer in excess of [`VIEWERS`].
+/// Text at the end of a growing log for viewers above the limit [`MAX_VIEWERS`].
 const LOG_CUT_OFF: &[u8] =
     b"\n[farrier: the build continues. Too many viewers follow it already: reload for the rest.]\n";
 /// Timeout for reading an image from the registry.
@@ -85,11 +88,11 @@ pub struct PageServer {
 /// State that pages show until the next reconcile.
 struct PageState {
     facts: Facts,
-    /// Progress of builds, which also changes between reconciles.
+    /// Progress of builds, which changes between reconciles too.
     live: SharedActivity,
     definitions: Arc<Definitions>,
     history: History,
-    /// Cached index page, the most requested one, and the time when it was rendered.
+    /// Cached index page with the time of its rendering. It is the most requested page.
     index: Mutex<Option<(Instant, String)>>,
 }
 
@@ -114,12 +117,12 @@ impl StatusSink for PageServer {
             failed_rewrites: rewrite_errors.collect(),
             configuration_error: configuration_error.clone(),
             served: true,
-            built: built(&self.parts.cache, plan),
+            build_times: build_times(&self.parts.cache, plan),
             ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
         };
         let mut history = self.state().map(|state| state.history.clone()).unwrap_or_default();
-        history.note(&Fleet::new(&facts, &BTreeMap::new()));
-        history.note_rewrites(rollouts, *now);
+        history.record_phases(&Fleet::new(&facts, &BTreeMap::new()));
+        history.record_rewrites(rollouts, *now);
         let (live, definitions) = (live.clone(), Arc::clone(definitions));
         let state = Arc::new(PageState { facts, live, definitions, history, index: Mutex::default() });
         self.state.send_replace(Some(state));
@@ -127,10 +130,10 @@ impl StatusSink for PageServer {
 }
 
 impl PageServer {
-    /// Creates a server that shows nothing until the first reconcile.
+    /// Creates a server. It responds with an error until the first reconcile has finished.
     pub fn new(parts: Parts, actions: Option<Arc<Actions>>) -> Arc<Self> {
         let (state, images) = (watch::Sender::default(), Images::of(parts.clone()));
-        let viewers = Arc::new(Semaphore::new(VIEWERS));
+        let viewers = Arc::new(Semaphore::new(MAX_VIEWERS));
         let (excerpts, rendering) = (Excerpts::default(), Semaphore::new(1));
         Arc::new(Self { parts, actions, state, images, excerpts, rendering, viewers })
     }
@@ -144,7 +147,7 @@ impl PageServer {
             router = router.route(path, get(serve_page));
         }
         if self.actions.is_some() {
-            router = router.route(&format!("/{PATH}"), get(confirm).post(act));
+            router = router.route(&format!("/{ACTION_PATH}"), get(confirm).post(act));
         }
         router.with_state(Arc::clone(self))
     }
@@ -161,12 +164,12 @@ impl PageServer {
     ) -> Result<Content, HtmlError> {
         let path = uri.path().trim_start_matches('/').to_owned();
         let mut found = match cell_at(&state.facts, &path) {
-            None => Found::default(),
+            None => CellData::default(),
             Some(cell) => {
-                let lookup = self.images.of_cell(&state.facts.plan, cell);
+                let lookup = self.images.cell_data(&state.facts.plan, cell);
                 let late = || Some(Err("the registry did not answer in time".to_owned()));
                 let result = tokio::time::timeout(REGISTRY_TIMEOUT, lookup).await;
-                result.unwrap_or_else(|_| Found { image: late(), ..Found::default() })
+                result.unwrap_or_else(|_| CellData { image: late(), ..CellData::default() })
             }
         };
         if let Some(actions) = &self.actions {
@@ -175,7 +178,7 @@ impl PageServer {
         let _permit = self.rendering.acquire().await;
         let server = Arc::clone(&self);
         let render = move || state.render(&path, uri.query().unwrap_or_default(), found, &server);
-        // The task is never canceled, and the panic hook has already reported a panic in it.
+        // An error means that the task panicked. The panic hook has reported the panic.
         tokio::task::spawn_blocking(render).await.unwrap_or(Ok(Content::NotFound))
     }
 }
@@ -185,10 +188,10 @@ impl PageState {
         &self,
         path: &str,
         query: &str,
-        found: Found,
+        data: CellData,
         server: &PageServer,
     ) -> Result<Content, HtmlError> {
-        let Self { facts, live, definitions: _, history, index } = self;
+        let Self { facts, live, definitions: _, history, index: _ } = self;
         let activity = live.snapshot();
         let fleet = || Fleet::at(facts, &history.since, &activity, Timestamp::now());
         let page = match path {
@@ -196,53 +199,60 @@ impl PageState {
             "icon.svg" => return Ok(Content::Page("image/svg+xml", ICON.to_owned())),
             "page.js" => return Ok(Content::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
             "nodes.html" => html::nodes_page(facts)?,
-            "rollouts.html" => html::rollouts_page(facts, &found.offers, &history.rewrites)?,
-            "" | "index.html" => {
-                let filter = parse_filter(query);
-                let view = |filter| html::fleet_page(&fleet(), filter, &history.changes);
-                if filter != Filter::default() {
-                    return Ok(Content::Page(HTML, view(filter)?));
-                }
-                let mut index = index.lock();
-                // Between two reconciles only builds make progress.
-                let is_idle = activity.values().all(|build| build.stage.is_none());
-                if let Some((at, rendered)) = &*index
-                    && at.elapsed() < if is_idle { INDEX_MAX_AGE_IDLE } else { INDEX_MAX_AGE_BUILDING }
-                {
-                    rendered.clone()
-                } else {
-                    let rendered = view(filter)?;
-                    *index = Some((Instant::now(), rendered.clone()));
-                    rendered
-                }
-            }
+            "rollouts.html" => html::rollouts_page(facts, &data.offers, &history.rewrites)?,
+            "" | "index.html" => match parse_filter(query) {
+                filter if filter == Filter::default() => self.index_page(&fleet(), &activity)?,
+                filter => html::fleet_page(&fleet(), filter, &history.changes)?,
+            },
             node if node.starts_with("n/") => {
                 let name = facts.nodes.keys().find(|name| node_link(name).link == node);
-                let Some(page) = name.and_then(|name| html::node_page(&fleet(), name)) else {
-                    return Ok(Content::NotFound);
-                };
-                page?
-            }
-            _ => {
-                let fleet = fleet();
-                let matches = |entry: &&StatusEntry<'_>| {
-                    cell_link(entry.image, entry.target) == path || log_link(entry) == path
-                };
-                let Some(entry) = fleet.entries.iter().find(matches) else { return Ok(Content::NotFound) };
-                let log = server.excerpts.find(&server.parts.cache, entry);
-                if log_link(entry) == path {
-                    return Ok(log.map_or(Content::NotFound, |log| Content::Log(log.path)));
+                match name.and_then(|name| html::node_page(&fleet(), name)) {
+                    Some(page) => page?,
+                    None => return Ok(Content::NotFound),
                 }
-                html::cell_page(&fleet, entry, Found { log, ..found })?
             }
+            _ => return cell_content(&fleet(), path, data, server),
         };
         Ok(Content::Page(HTML, page))
     }
+
+    /// Returns the index page without a filter, from the cache unless the cached page is too old.
+    fn index_page(&self, fleet: &Fleet<'_>, activity: &Activity) -> Result<String, HtmlError> {
+        let mut index = self.index.lock();
+        // Between two reconciles only builds make progress.
+        let is_idle = activity.values().all(|build| build.stage.is_none());
+        let max_age = if is_idle { INDEX_MAX_AGE_IDLE } else { INDEX_MAX_AGE_BUILDING };
+        if let Some((rendered_at, page)) = &*index
+            && rendered_at.elapsed() < max_age
+        {
+            return Ok(page.clone());
+        }
+        let page = html::fleet_page(fleet, Filter::default(), &self.history.changes)?;
+        *index = Some((Instant::now(), page.clone()));
+        Ok(page)
+    }
+}
+
+/// Returns the page or the build log of a cell.
+fn cell_content(
+    fleet: &Fleet<'_>,
+    path: &str,
+    data: CellData,
+    server: &PageServer,
+) -> Result<Content, HtmlError> {
+    let has_path =
+        |entry: &&StatusEntry<'_>| cell_link(entry.image, entry.target) == path || log_link(entry) == path;
+    let Some(entry) = fleet.entries.iter().find(has_path) else { return Ok(Content::NotFound) };
+    let log = server.excerpts.find(&server.parts.cache, entry);
+    if log_link(entry) == path {
+        return Ok(log.map_or(Content::NotFound, |log| Content::Log(log.path)));
+    }
+    Ok(Content::Page(HTML, html::cell_page(fleet, entry, CellData { log, ..data })?))
 }
 
 /// Parses the filter in a query string.
 fn parse_filter(query: &str) -> Filter {
-    let mut take = fields(query.as_bytes());
+    let mut take = take_fields(query.as_bytes());
     Filter { image: take("image"), kernel: take("kernel"), os: take("os"), state: take("state") }
 }
 
@@ -297,9 +307,9 @@ async fn act(State(server): State<Arc<PageServer>>, headers: HeaderMap, body: Bo
     })
 }
 
-/// Reads a form within [`FORM`] bytes and [`FORM_TIMEOUT`].
+/// Reads a form of at most [`MAX_FORM_BYTES`], within [`FORM_TIMEOUT`].
 async fn form(body: Body) -> Result<Bytes, (StatusCode, &'static str)> {
-    match tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, FORM)).await {
+    match tokio::time::timeout(FORM_TIMEOUT, to_bytes(body, MAX_FORM_BYTES)).await {
         Ok(Ok(form)) => Ok(form),
         Ok(Err(_)) => Err((StatusCode::PAYLOAD_TOO_LARGE, "the form is too long or incomplete\n")),
         Err(_) => Err((StatusCode::REQUEST_TIMEOUT, "the form did not arrive in time\n")),
@@ -311,7 +321,7 @@ fn with_security_headers(mut response: Response) -> Response {
     for (name, value) in [
         (header::CONTENT_SECURITY_POLICY, CSP),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // With `no-referrer`, browsers would send forms with `Origin: null`, and their origin could not be checked.
+        // With `no-referrer`, browsers would send forms with `Origin: null`, which hides the origin that `request` checks.
         (header::REFERRER_POLICY, "same-origin"),
         (header::CACHE_CONTROL, "no-cache"),
     ] {
@@ -333,7 +343,7 @@ async fn events(State(server): State<Arc<PageServer>>) -> Response {
     Sse::new(reconciles).keep_alive(KeepAlive::default()).into_response()
 }
 
-/// Sends a log. If the viewer has a permit, the response also follows a growing log.
+/// Sends a log. For a viewer with a permit, the response also follows a growing log.
 async fn serve_log(path: PathBuf, viewer: Option<OwnedSemaphorePermit>) -> Response {
     let open = async {
         let file = tokio::fs::File::open(&path).await?;

@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 
 use farrier_builder::testing::Bench;
 use farrier_controller::runtime::{Health, HttpServer, Metrics};
-use farrier_core::plan::{Activity, testing::Fleet as Small};
+use farrier_core::plan::{Activity, testing::Fleet as PlannerFleet};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +18,7 @@ async fn ask(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
     (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
 }
 
-fn view(fleet: &Small) -> ReconcileView {
+fn view(fleet: &PlannerFleet) -> ReconcileView {
     let (snapshot, definitions) = fleet.made_from();
     ReconcileView {
         plan: Arc::new(fleet.plan()),
@@ -33,7 +33,7 @@ fn view(fleet: &Small) -> ReconcileView {
 }
 
 #[tokio::test]
-async fn the_page_of_the_newest_pass_is_served_and_only_read() {
+async fn pages_of_the_newest_reconcile_are_served_read_only() {
     let bench = Bench::new(&serde_json::json!({}));
     let page = PageServer::new(bench.parts.clone(), None);
     let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
@@ -42,7 +42,7 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     let task = tokio::spawn(server.serve(cancel.clone()));
     assert_eq!(ask(address, "GET", "/").await.0, 503);
 
-    let fleet = Small::new(&[K47]);
+    let fleet = PlannerFleet::new(&[K47]);
     page.reconciled(&view(&fleet)).await;
     let (status, first) = ask(address, "GET", "/").await;
     assert_eq!(status, 200, "{first}");
@@ -107,10 +107,12 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
     // A viewer receives one event for each reconcile.
     let mut viewer = tokio::net::TcpStream::connect(address).await.unwrap();
     viewer.write_all(b"GET /events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
-    let mut told = Vec::new();
-    for passes in 0..3 {
-        while String::from_utf8_lossy(&told).matches("data: pass").count() < passes || told.is_empty() {
-            assert!(viewer.read_buf(&mut told).await.unwrap() > 0, "the server hung up");
+    let mut received = Vec::new();
+    for reconciles in 0..3 {
+        while String::from_utf8_lossy(&received).matches("data: pass").count() < reconciles
+            || received.is_empty()
+        {
+            assert!(viewer.read_buf(&mut received).await.unwrap() > 0, "the server hung up");
         }
         page.reconciled(&view(&fleet)).await;
     }
@@ -119,11 +121,11 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
 }
 
 #[tokio::test]
-async fn viewers_are_counted_and_come_and_go() {
+async fn the_number_of_viewers_is_limited() {
     let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone(), None);
     let open = async || events(State(Arc::clone(&page))).await;
     let mut viewers = Vec::new();
-    for _ in 0..VIEWERS {
+    for _ in 0..MAX_VIEWERS {
         viewers.push(open().await);
     }
     assert_eq!(open().await.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -132,7 +134,7 @@ async fn viewers_are_counted_and_come_and_go() {
 }
 
 #[tokio::test]
-async fn files_are_the_same_page_and_replace_those_of_an_earlier_run() {
+async fn files_replace_the_pages_of_an_earlier_run() {
     let bench = Bench::new(&serde_json::json!({}));
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
@@ -140,7 +142,7 @@ async fn files_are_the_same_page_and_replace_those_of_an_earlier_run() {
     for name in ["c/0123456789abcdef.html", "c/mine.html"] {
         fs_err::write(at(name), "").unwrap();
     }
-    let facts = crate::fleet::tests::facts_of(&Small::new(&[K47]));
+    let facts = crate::fleet::tests::facts_of(&PlannerFleet::new(&[K47]));
     crate::write_files(directory.path(), &facts, &bench.parts).await.unwrap();
     assert!(!at("c/0123456789abcdef.html").exists() && at("c/mine.html").exists());
     let read = |name: &str| fs_err::read_to_string(at(name)).unwrap();
@@ -161,10 +163,10 @@ async fn files_are_the_same_page_and_replace_those_of_an_earlier_run() {
 }
 
 #[tokio::test]
-async fn a_build_is_followed_while_it_runs() {
+async fn a_growing_log_is_followed() {
     let bench = Bench::new(&serde_json::json!({}));
     let page = PageServer::new(bench.parts.clone(), None);
-    let (fleet, mut view) = (Small::new(&[K47]), view(&Small::new(&[K47])));
+    let (fleet, mut view) = (PlannerFleet::new(&[K47]), view(&PlannerFleet::new(&[K47])));
     let plan = fleet.plan();
     let (image, target) = (plan.cells[0].image.clone(), plan.cells[0].target.clone());
     let (began, usual) = (Some(Timestamp::now()), Some(Duration::from_mins(4)));
@@ -190,7 +192,7 @@ async fn a_build_is_followed_while_it_runs() {
         assert!(shown.contains(" s of usually 4 min") && shown.contains(" data-live>"), "{shown}");
     }
     // A viewer above the limit is told that the log continues.
-    let taken = Arc::clone(&page.viewers).try_acquire_many_owned(VIEWERS.try_into().unwrap()).unwrap();
+    let taken = Arc::clone(&page.viewers).try_acquire_many_owned(MAX_VIEWERS.try_into().unwrap()).unwrap();
     let ended = text(format!("/{}", cell_link(&image, &target).replace(".html", ".txt"))).await;
     assert!(ended.starts_with("  CC [M]  a.o\n") && ended.contains("the build continues"), "{ended}");
     drop(taken);
@@ -204,9 +206,9 @@ async fn a_build_is_followed_while_it_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_form_is_short_and_comes_in_time() {
+async fn a_form_has_a_size_limit_and_a_timeout() {
     assert_eq!(form(Body::from("a=b")).await.unwrap(), "a=b");
-    let long = form(Body::from(vec![b'a'; FORM + 1])).await.unwrap_err();
+    let long = form(Body::from(vec![b'a'; MAX_FORM_BYTES + 1])).await.unwrap_err();
     assert_eq!(long.0, StatusCode::PAYLOAD_TOO_LARGE);
     let silent = Body::from_stream(futures::stream::pending::<Result<Bytes, io::Error>>());
     assert_eq!(form(silent).await.unwrap_err().0, StatusCode::REQUEST_TIMEOUT);
