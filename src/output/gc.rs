@@ -15,7 +15,7 @@ pub fn text(report: &GcReport, remote: bool) -> String {
     if !report.images.is_empty() {
         let header = ["IMAGE", "KERNEL", "LAST SEEN", "FREES", "STATE"];
         let rows = report.images.iter().map(|image| {
-            let going = &image.going;
+            let going = &image.pruned;
             let tags: Vec<String> =
                 going.tags.iter().map(|tag| format!("{}:{tag}", going.repository)).collect();
             let kernels: Vec<String> = going.gone.keys().cloned().collect();

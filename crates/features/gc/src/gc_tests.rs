@@ -5,10 +5,10 @@ use serde_json::json;
 
 use super::*;
 
-/// Another client publishes an image between the search for leftovers and the deletion. Its signatures existed before
-/// it.
+/// Another client publishes an image between the search for leftovers and the deletion. The image's signatures were published
+/// before the image.
 #[tokio::test]
-async fn what_is_about_an_image_that_came_meanwhile_stays() {
+async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     let bench = Bench::new(&json!({}));
     let (parts, registry) = (&bench.parts, &bench.parts.registry);
     let repository = parts.location.repository("x").unwrap();
@@ -16,7 +16,8 @@ async fn what_is_about_an_image_that_came_meanwhile_stays() {
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let digest = Digest::of(&image);
     let signed = provenance::layered(None, &[]).unwrap();
-    let artifact = Artifact::about(&image, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
+    let artifact =
+        Artifact::referrers_and_signatures(&image, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
     for bytes in [oci::EMPTY, &signed.config, &artifact.content, artifact.config] {
         registry.push_bytes(&repository, bytes).await.unwrap();
     }
@@ -24,27 +25,27 @@ async fn what_is_about_an_image_that_came_meanwhile_stays() {
     registry.push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &signed.manifest).await.unwrap();
     registry.push_referrer(&repository, &artifact.manifest).await.unwrap();
     let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
-    let holdings = list_holdings(parts, &options).await.unwrap();
-    assert_eq!(holdings.leftovers, [(repository.clone(), digest.clone())].into());
+    let contents = list_contents(parts, &options).await.unwrap();
+    assert_eq!(contents.leftovers, [(repository.clone(), digest.clone())].into());
     let report = async || {
         let plan = GcPlan { going: Vec::new(), kept: Vec::new(), bytes: 0 };
-        let mut report = report_of(parts, &options, &holdings, plan).await.unwrap();
-        delete_all(parts, &holdings, &mut report).await.unwrap();
+        let mut report = report_of(parts, &options, &contents, plan).await.unwrap();
+        delete_all(parts, &contents, &mut report).await.unwrap();
         report
     };
-    let about = async || {
+    let referrers_and_signatures = async || {
         let signatures = registry.manifest(&repository, &tag).await.unwrap();
         (signatures.is_some(), registry.referrers(&repository, &digest, None).await.unwrap().len())
     };
 
     let version = Version::Digest(digest.clone());
     registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &image).await.unwrap();
-    let report_of_it = report().await;
-    assert!(report_of_it.leftovers.is_empty() && !report_of_it.failed());
-    assert_eq!(about().await, (true, 1));
+    let with_image = report().await;
+    assert!(with_image.leftovers.is_empty() && !with_image.failed());
+    assert_eq!(referrers_and_signatures().await, (true, 1));
 
     // Without the image, its leftovers are deleted.
     registry.delete_manifest(&repository, &digest).await.unwrap();
     assert_eq!(report().await.leftovers[0].state, GcState::Deleted);
-    assert_eq!(about().await, (false, 0));
+    assert_eq!(referrers_and_signatures().await, (false, 0));
 }

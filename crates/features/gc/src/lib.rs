@@ -29,13 +29,13 @@ const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 /// Options of a garbage collection.
 #[derive(Clone, Debug)]
 pub struct GcOptions {
-    /// Number of days after which an image is removed, counted from the last time its kernel was seen.
+    /// Number of days that an image is kept after its kernel was last seen.
     pub keep_days: u32,
-    /// Names of further images, whose definitions were removed.
+    /// Names of further images to collect, whose definitions no longer exist.
     pub further: Vec<ImageName>,
-    /// Whether to delete; `false` is a dry run.
+    /// Whether to delete. `false` is a dry run.
     pub delete: bool,
-    /// Whether to go on if no kernel was seen for `keep_days`.
+    /// Whether to continue if no kernel was seen for `keep_days`.
     pub accept_stale_record: bool,
 }
 
@@ -45,9 +45,9 @@ pub struct GcOptions {
 pub enum GcState {
     /// The dry run would delete the image.
     WouldDelete,
-    /// The image and everything stored about it were deleted.
+    /// The image, its referrers and its signatures were deleted.
     Deleted,
-    /// The image, or something stored about it, could not be deleted.
+    /// The image, a referrer or a signature could not be deleted.
     Failed {
         /// Reason for the failure.
         error: String,
@@ -61,13 +61,13 @@ pub enum GcState {
 #[serde(rename_all = "camelCase")]
 pub struct GcImage {
     #[serde(flatten)]
-    pub going: PrunedImage,
+    pub pruned: PrunedImage,
     /// Outcome.
     #[serde(flatten)]
     pub state: GcState,
 }
 
-/// Referrers and signatures of a missing image. An earlier run was interrupted, or something else deleted the image.
+/// Referrers and signatures of a missing image. An earlier run was interrupted, or another client deleted the image.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Leftover {
@@ -79,7 +79,7 @@ pub struct Leftover {
     pub state: GcState,
 }
 
-/// Contents of the store of one kind. Garbage collection does not delete them.
+/// Stored inputs of one kind. Garbage collection does not delete stored inputs.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StoredKind {
@@ -87,7 +87,7 @@ pub struct StoredKind {
     pub kind: &'static str,
     /// Number of artifacts.
     pub artifacts: usize,
-    /// Total size of their layers in bytes.
+    /// Total size of the artifacts' layers in bytes.
     pub bytes: u64,
 }
 
@@ -97,7 +97,7 @@ pub struct StoredKind {
 #[serde(rename_all = "camelCase")]
 pub struct GcReport {
     pub registry: String,
-    /// Number of days that an image outlives its kernel.
+    /// Number of days that an image is kept after its kernel was last seen.
     pub keep_days: u32,
     /// Whether this run deletes.
     pub delete: bool,
@@ -109,16 +109,16 @@ pub struct GcReport {
     pub kept: Vec<farrier_core::plan::KeptImage>,
     /// Size in bytes of the blobs that only the images to remove reference.
     pub bytes: u64,
-    /// Contents of the store.
+    /// Stored inputs by kind.
     pub stored: Vec<StoredKind>,
     /// Reason why some or all images were not deleted.
     pub refused: Option<String>,
-    /// Suggested remedy.
+    /// Remedy for `refused` in the imperative.
     pub hint: Option<String>,
 }
 
 impl GcReport {
-    /// Whether an image that should have been deleted was not.
+    /// Whether an image was to be deleted but was not.
     pub fn failed(&self) -> bool {
         let states = self.images.iter().map(|image| &image.state);
         let mut states = states.chain(self.leftovers.iter().map(|leftover| &leftover.state));
@@ -127,41 +127,41 @@ impl GcReport {
     }
 }
 
-/// Contents of the registry's image repositories.
+/// Contents of the registry's repositories of driver images.
 #[derive(Default)]
-struct Holdings {
+struct RegistryContents {
     images: Vec<RegistryImage>,
-    /// Manifests under tags that name a subject (lists of referrers, cosign's signatures), by repository and subject.
-    about: BTreeMap<(Repository, Digest), BTreeSet<Digest>>,
-    /// Keys of `about` whose subject is missing.
+    /// Manifests whose tags name a subject (lists of referrers, cosign's signatures), by repository and subject.
+    by_subject: BTreeMap<(Repository, Digest), BTreeSet<Digest>>,
+    /// Keys of `by_subject` whose subject does not exist.
     leftovers: BTreeSet<(Repository, Digest)>,
 }
 
-impl Holdings {
+impl RegistryContents {
     /// Whether the manifest has a tag that does not name a subject.
     fn is_tagged(&self, repository: &Repository, digest: &Digest) -> bool {
         self.images.iter().any(|image| image.digest == *digest && image.repository == *repository)
     }
 }
 
-/// Uses of images and kernels in the cluster at one moment.
+/// Images and kernels that are in use at one moment.
 struct Uses {
     mentioned: BTreeSet<String>,
     live: LiveKernels,
-    /// Sources that could not be read, with the reasons.
-    unseen: Option<String>,
+    /// Kinds of objects that could not be read, with the reasons.
+    unreadable: Option<String>,
 }
 
-/// Plans a garbage collection, and deletes if the options say so. An interrupted run continues on the next call.
+/// Plans a garbage collection, and deletes if the options request it. After an interruption, the next run deletes the rest.
 pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
     let now = Timestamp::now();
     let today = day(now);
-    let holdings = list_holdings(parts, options).await?;
-    let candidates = Candidates::of(&holdings.images);
+    let contents = list_contents(parts, options).await?;
+    let candidates = Candidates::of(&contents.images);
     let mut record: KernelRecord = read_record(parts).await?;
-    let decide = |uses: &Uses, record: &KernelRecord| {
+    let plan_deletions = |uses: &Uses, record: &KernelRecord| {
         gc_plan(&GcInputs {
-            images: &holdings.images,
+            images: &contents.images,
             mentioned: &uses.mentioned,
             live: &uses.live,
             record,
@@ -169,51 +169,54 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
             today,
         })
     };
-    let uses = look_at_uses(parts, cluster, &candidates).await?;
-    let mut report = report_of(parts, options, &holdings, decide(&uses, &record)).await?;
-    let stale = if report.images.is_empty() { None } else { stale_record(options, &record, today) };
-    if let Some((refused, hint)) = wrong_clock(parts, now).await?.or(stale) {
+    let uses = read_uses(parts, cluster, &candidates).await?;
+    let mut report = report_of(parts, options, &contents, plan_deletions(&uses, &record)).await?;
+    let stale = if report.images.is_empty() { None } else { stale_kernel_record(options, &record, today) };
+    if let Some((refused, hint)) = clock_skew(parts, now).await?.or(stale) {
         (report.refused, report.hint) = (Some(refused), Some(hint));
-        report.all(&GcState::Untouched);
+        report.set_all(&GcState::Untouched);
         return Ok(report);
     }
     if !options.delete {
         return Ok(report);
     }
-    if let Some(unseen) = uses.unseen {
-        report.refused = Some(format!("the images used by the cluster are unknown: {unseen}"));
-        report.all(&GcState::Untouched);
+    if let Some(unreadable) = uses.unreadable {
+        report.refused = Some(format!("the images used by the cluster are unknown: {unreadable}"));
+        report.set_all(&GcState::Untouched);
         return Ok(report);
     }
-    // Count the days from today on for kernels that the record lacks.
-    let kernels: BTreeSet<&String> = holdings.images.iter().flat_map(|image| &image.kernels).collect();
+    // For kernels that the record lacks, the days count from today.
+    let kernels: BTreeSet<&String> = contents.images.iter().flat_map(|image| &image.kernels).collect();
     let noticed = record.noticed(kernels, today);
     if noticed != record {
         add_to_record(parts, &noticed).await?;
         record = noticed;
     }
-    // The lookups took time: check again, so that nothing in use is deleted.
-    let uses = look_at_uses(parts, cluster, &candidates).await?;
-    report.take(decide(&uses, &record));
-    delete_all(parts, &holdings, &mut report).await?;
+    // Plan again with current uses, because the lookups have taken time.
+    let uses = read_uses(parts, cluster, &candidates).await?;
+    report.set_plan(plan_deletions(&uses, &record));
+    delete_all(parts, &contents, &mut report).await?;
     Ok(report)
 }
 
-/// Reason not to count days with this machine's clock, and the remedy.
-async fn wrong_clock(parts: &Parts, now: Timestamp) -> Result<Option<(String, String)>> {
-    let theirs = parts.registry.clock(&parts.location.repository(RECORDS)?).await?;
-    let Some(theirs) = theirs.filter(|theirs| now.duration_since(*theirs).abs() > MAX_CLOCK_SKEW) else {
+/// Returns why this machine's clock is not suited to count days, and the remedy, if its difference to the registry's clock is too
+/// large.
+async fn clock_skew(parts: &Parts, now: Timestamp) -> Result<Option<(String, String)>> {
+    let registry_clock = parts.registry.clock(&parts.location.repository(RECORDS)?).await?;
+    let Some(registry_clock) =
+        registry_clock.filter(|registry_clock| now.duration_since(*registry_clock).abs() > MAX_CLOCK_SKEW)
+    else {
         return Ok(None);
     };
     let refused = format!(
-        "the clocks of this machine ({now:.0}) and of the registry ({theirs:.0}) differ by more than an hour"
+        "the clocks of this machine ({now:.0}) and of the registry ({registry_clock:.0}) differ by more than an hour"
     );
-    Ok(Some((refused, "set the clock that is wrong: the age of images is counted in days".to_owned())))
+    Ok(Some((refused, "correct the wrong clock: the age of images is counted in days".to_owned())))
 }
 
-/// Reason not to trust a record in which every kernel is older than `keep_days`, and the remedy. With 0 days the record does
-/// not matter.
-fn stale_record(options: &GcOptions, record: &KernelRecord, today: Date) -> Option<(String, String)> {
+/// Returns why the record of kernels is not trusted, and the remedy, if no kernel in it was seen for `keep_days`. With 0 days the
+/// record does not matter.
+fn stale_kernel_record(options: &GcOptions, record: &KernelRecord, today: Date) -> Option<(String, String)> {
     if options.accept_stale_record || options.keep_days == 0 {
         return None;
     }
@@ -227,7 +230,7 @@ fn stale_record(options: &GcOptions, record: &KernelRecord, today: Date) -> Opti
     Some((refused, hint.to_owned()))
 }
 
-async fn look_at_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candidates) -> Result<Uses> {
+async fn read_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candidates) -> Result<Uses> {
     let snapshot = cluster.snapshot().await?;
     let announced = Announcements::of(&parts.definitions, &snapshot, tracked(parts, &snapshot).await);
     let mut mentioned = cluster.mentions(candidates).await?;
@@ -243,18 +246,18 @@ async fn look_at_uses(parts: &Parts, cluster: &dyn Cluster, candidates: &Candida
             _ => {}
         }
     }
-    let unseen: Vec<String> = snapshot.all_unseen().map(|(what, why)| format!("{what}: {why}")).collect();
+    let unreadable: Vec<String> = snapshot.all_unseen().map(|(what, why)| format!("{what}: {why}")).collect();
     Ok(Uses {
         mentioned,
         live: LiveKernels::of(&snapshot, &announced),
-        unseen: (!unseen.is_empty()).then(|| unseen.join("; ")),
+        unreadable: (!unreadable.is_empty()).then(|| unreadable.join("; ")),
     })
 }
 
-/// Lists all images in the repositories of the definitions.
-async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
+/// Lists the images in the repositories of the definitions and of `options.further`.
+async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryContents> {
     let names: BTreeSet<&ImageName> = parts.definitions.images.keys().chain(&options.further).collect();
-    let mut holdings = Holdings::default();
+    let mut contents = RegistryContents::default();
     for name in names {
         let repository = parts.location.repository(name.as_str())?;
         let tags = parts.registry.tags(&repository).await?;
@@ -265,12 +268,12 @@ async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
             .await;
         let mut images: BTreeMap<Digest, (BTreeSet<Tag>, Vec<u8>)> = BTreeMap::new();
         for found in found {
-            // Another client has deleted the tag by now.
+            // `None`: another client has deleted the tag.
             let Some((tag, digest, bytes)) = found? else { continue };
             match subject_of_tag(&tag) {
                 Some(subject) => {
                     let place = (repository.clone(), subject);
-                    holdings.about.entry(place).or_default().insert(digest);
+                    contents.by_subject.entry(place).or_default().insert(digest);
                 }
                 None => {
                     images.entry(digest).or_insert((BTreeSet::new(), bytes)).0.insert(tag);
@@ -282,10 +285,10 @@ async fn list_holdings(parts: &Parts, options: &GcOptions) -> Result<Holdings> {
             .map(|(digest, (tags, bytes))| RegistryImage::new(repository.clone(), digest, tags, &bytes))
             .collect();
         add_entries(parts, &repository, &mut images).await?;
-        holdings.images.extend(images);
+        contents.images.extend(images);
     }
-    holdings.leftovers = find_leftovers(parts, &holdings).await?;
-    Ok(holdings)
+    contents.leftovers = find_leftovers(parts, &contents).await?;
+    Ok(contents)
 }
 
 /// Adds the untagged images that indexes reference.
@@ -318,12 +321,15 @@ async fn manifest_of(
     Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
 }
 
-/// Finds referrers and signatures whose image is missing. An image without a tag is not missing: images are published
-/// before their tags.
-async fn find_leftovers(parts: &Parts, holdings: &Holdings) -> Result<BTreeSet<(Repository, Digest)>> {
+/// Finds referrers and signatures whose image does not exist. Looks up the manifest and not only the tags, because an image is
+/// published before its tags.
+async fn find_leftovers(
+    parts: &Parts,
+    contents: &RegistryContents,
+) -> Result<BTreeSet<(Repository, Digest)>> {
     let mut leftovers = BTreeSet::new();
-    for (repository, subject) in holdings.about.keys() {
-        if holdings.is_tagged(repository, subject) {
+    for (repository, subject) in contents.by_subject.keys() {
+        if contents.is_tagged(repository, subject) {
             continue;
         }
         let version = Version::Digest(subject.clone());
@@ -338,7 +344,7 @@ async fn find_leftovers(parts: &Parts, holdings: &Holdings) -> Result<BTreeSet<(
 async fn report_of(
     parts: &Parts,
     options: &GcOptions,
-    holdings: &Holdings,
+    contents: &RegistryContents,
     plan: GcPlan,
 ) -> Result<GcReport> {
     let mut stored = Vec::new();
@@ -355,18 +361,18 @@ async fn report_of(
         keep_days: options.keep_days,
         delete: options.delete,
         images: Vec::new(),
-        leftovers: holdings.leftovers.iter().map(leftover).collect(),
+        leftovers: contents.leftovers.iter().map(leftover).collect(),
         kept: Vec::new(),
         bytes: 0,
         stored,
         refused: None,
         hint: None,
     };
-    report.take(plan);
+    report.set_plan(plan);
     Ok(report)
 }
 
-/// Number and size of the artifacts of one kind in the store; `None` if there are none.
+/// Counts the stored inputs of one kind. Returns `None` if there are none.
 async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKind>> {
     let repository = parts.location.repository(kind.repository())?;
     let tags = parts.registry.tags(&repository).await?;
@@ -382,8 +388,8 @@ async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKin
     Ok((artifacts > 0).then_some(StoredKind { kind: kind.repository(), artifacts, bytes }))
 }
 
-/// Deletes everything that the report lists, one by one. Stops on an error that would affect every deletion.
-async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -> Result<()> {
+/// Deletes all images and leftovers in the report, one after the other. Stops on an error that would affect every deletion.
+async fn delete_all(parts: &Parts, contents: &RegistryContents, report: &mut GcReport) -> Result<()> {
     let mut stopped = None;
     let leftovers = report
         .leftovers
@@ -392,13 +398,13 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
     let images = report
         .images
         .iter_mut()
-        .map(|GcImage { going, state }| (&going.repository, &going.digest, true, state));
+        .map(|GcImage { pruned, state }| (&pruned.repository, &pruned.digest, true, state));
     for (repository, digest, is_image, state) in leftovers.chain(images) {
         *state = match stopped {
             Some(_) => GcState::Untouched,
-            None => match delete(parts, holdings, repository, digest, is_image).await {
+            None => match delete(parts, contents, repository, digest, is_image).await {
                 Ok(false) => continue,
-                outcome => state_of(outcome.map(drop), &mut stopped),
+                outcome => deletion_state(outcome.map(drop), &mut stopped),
             },
         };
     }
@@ -415,71 +421,71 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
     }
 }
 
-/// Deletes an image and everything stored about it. The image is deleted first, so that an existing image always has
-/// its referrers and signatures. For a missing image, deletes only what is stored about it.
+/// Deletes an image, its referrers and its signatures. Deletes the image first, so that an existing image always has its
+/// referrers and signatures. If `is_image` is false, the image is missing and only the others are deleted.
 ///
-/// Returns `false` if a missing image has reappeared, because another client is publishing it. In this case nothing is
-/// deleted.
+/// Returns `false`, and deletes nothing, if a missing image has reappeared because another client is publishing it.
 async fn delete(
     parts: &Parts,
-    holdings: &Holdings,
+    contents: &RegistryContents,
     repository: &Repository,
     digest: &Digest,
     is_image: bool,
 ) -> Result<bool> {
     let referrers = parts.registry.referrers(repository, digest, None).await?;
     if is_image {
-        delete_one(parts, repository, digest).await?;
+        delete_manifest(parts, repository, digest).await?;
     } else if parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some() {
         return Ok(false);
     }
-    // Delete the list of referrers last, because it records what is left to delete.
-    let lists = holdings.about.get(&(repository.clone(), digest.clone()));
+    // Delete the list of referrers last, because an interrupted run finds the remaining referrers in it.
+    let lists = contents.by_subject.get(&(repository.clone(), digest.clone()));
     let mut manifests: Vec<Digest> = referrers.into_iter().map(|descriptor| descriptor.digest).collect();
     manifests.retain(|digest| lists.is_none_or(|lists| !lists.contains(digest)));
     manifests.extend(lists.into_iter().flatten().cloned());
     for digest in manifests {
-        // Keep manifests that have a tag.
-        if !holdings.is_tagged(repository, &digest) {
-            delete_one(parts, repository, &digest).await?;
+        // A referrer with a tag of its own is kept.
+        if !contents.is_tagged(repository, &digest) {
+            delete_manifest(parts, repository, &digest).await?;
         }
     }
     Ok(true)
 }
 
-/// Deletes a manifest. A missing manifest counts as deleted.
-async fn delete_one(parts: &Parts, repository: &Repository, digest: &Digest) -> Result<()> {
+/// Deletes a manifest, if it exists.
+async fn delete_manifest(parts: &Parts, repository: &Repository, digest: &Digest) -> Result<()> {
     parts.may_write()?;
     parts.registry.delete_manifest(repository, digest).await?;
     Ok(())
 }
 
 impl GcReport {
-    /// Takes over the planned deletions and kept images.
-    fn take(&mut self, plan: GcPlan) {
+    /// Sets the planned deletions and the kept images.
+    fn set_plan(&mut self, plan: GcPlan) {
         let GcPlan { going, kept, bytes } = plan;
-        self.images = going.into_iter().map(|going| GcImage { going, state: GcState::WouldDelete }).collect();
+        self.images =
+            going.into_iter().map(|pruned| GcImage { pruned, state: GcState::WouldDelete }).collect();
         (self.kept, self.bytes) = (kept, bytes);
     }
 
-    fn all(&mut self, state: &GcState) {
+    fn set_all(&mut self, state: &GcState) {
         self.images.iter_mut().for_each(|image| image.state = state.clone());
         self.leftovers.iter_mut().for_each(|leftover| leftover.state = state.clone());
     }
 }
 
-/// Outcome of one deletion. If the registry refuses deletion in general, or for this user, sets `stopped` to skip the
-/// remaining images.
-fn state_of(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
+/// Returns the state after one deletion. Sets `stopped` after an error that would affect every deletion, for example if the
+/// registry does not allow deletion at all.
+fn deletion_state(outcome: Result<()>, stopped: &mut Option<TargetError>) -> GcState {
     let Err(error) = outcome else { return GcState::Deleted };
     let state = GcState::Failed { error: error_chain(&error) };
-    let for_all = matches!(
+    let affects_all = matches!(
         error,
         TargetError::Canceled
             | TargetError::Fenced(_)
             | TargetError::Registry(RegistryError::NoDeletion { .. } | RegistryError::Denied { .. })
     );
-    if for_all {
+    if affects_all {
         *stopped = Some(error);
     }
     state

@@ -1,12 +1,12 @@
-//! Sends header sets from nodes to farrier, for `farrier headers collect` and the HTTP port of `farrier run`.
+//! Sends header sets from nodes to farrier, for `farrier headers collect` and the HTTP port of `farrier run`. Nodes need no
+//! registry credentials.
 //!
-//! The node needs no registry credential.
+//! A Job on the node packs the header set and [sends](send()) it to farrier's HTTP port. [`Receiver`] writes the upload to a
+//! temporary directory, checks the header set like an import, and stores it.
 //!
-//! A Job on the node packs the header set and [sends](send()) it to farrier's HTTP port. [`Receiver`] writes it to a temporary
-//! directory, checks it in the same way as an import, and stores it. The Job has one secret: the key that an administrator
-//! created for this one kernel. A holder of the key, the node itself included, can make farrier store one header set for that
-//! kernel, but cannot replace an existing one. The key itself is never sent. The request carries a MAC over the kernel, the size
-//! and the digest, and farrier verifies it before reading the body.
+//! The Job has one secret: the key that an administrator created for one kernel. A holder of the key, the node itself included,
+//! can make farrier store one header set for this kernel, but cannot replace an existing header set. The key is never sent. The
+//! request contains a MAC over the kernel, the size and the digest, which farrier verifies before it reads the body.
 #![forbid(unsafe_code)]
 
 mod receive;
@@ -28,27 +28,27 @@ pub use receive::Receiver;
 pub use send::{SendError, send};
 
 /// Path of the upload endpoint.
-const PATH: &str = "/headers";
+const UPLOAD_PATH: &str = "/headers";
 const KERNEL: HeaderName = HeaderName::from_static("x-farrier-kernel");
 const ARCH: HeaderName = HeaderName::from_static("x-farrier-arch");
 const DIGEST: HeaderName = HeaderName::from_static("x-farrier-digest");
 /// Prefix of the MAC in the `authorization` header.
 const SCHEME: &str = "Farrier ";
-/// Maximum size of a packed header set in bytes. A distribution's has 10 to 50 MiB.
-const MOST: u64 = 512 << 20;
-/// Minimum length of a key in bytes; shorter keys could be guessed.
-const SHORTEST_KEY: usize = 32;
+/// Maximum size of a packed header set in bytes. Header sets of distributions have 10 to 50 MiB.
+const MAX_SIZE: u64 = 512 << 20;
+/// Minimum length of a key in bytes. Shorter keys could be guessed.
+const MIN_KEY_BYTES: usize = 32;
 
-/// Kernel, size and digest under which a header set is sent.
+/// Header fields of an upload: kernel, size and digest of the header set. The MAC covers all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Parcel {
+struct UploadHeaders {
     release: KernelRelease,
     arch: Architecture,
     size: u64,
     digest: Digest,
 }
 
-/// farrier's answer to an upload.
+/// farrier's response to an accepted upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer {
@@ -64,37 +64,37 @@ pub struct Answer {
 pub struct Key(hmac::Key);
 
 impl Key {
-    /// Reads a key from a file; surrounding whitespace is ignored.
+    /// Reads a key from a file. Surrounding whitespace is ignored.
     ///
     /// # Errors
-    /// The file cannot be read, or is too short for a key.
+    /// Fails if the file cannot be read or is too short for a key.
     pub fn read(file: &Path) -> io::Result<Self> {
         let text = zeroize::Zeroizing::new(fs::read(file)?);
         let key = text.trim_ascii();
-        if key.len() < SHORTEST_KEY {
-            let what = format!("{}: a key must have at least {SHORTEST_KEY} characters", file.display());
+        if key.len() < MIN_KEY_BYTES {
+            let what = format!("{}: a key must have at least {MIN_KEY_BYTES} characters", file.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))
     }
 
-    fn sign(&self, parcel: &Parcel) -> String {
-        format!("{SCHEME}{}", hex::encode(hmac::sign(&self.0, parcel.text().as_bytes())))
+    fn sign(&self, upload: &UploadHeaders) -> String {
+        format!("{SCHEME}{}", hex::encode(hmac::sign(&self.0, upload.text().as_bytes())))
     }
 
-    fn has_signed(&self, parcel: &Parcel, said: &str) -> bool {
-        let mac = said.strip_prefix(SCHEME).and_then(|mac| hex::decode(mac).ok());
-        mac.is_some_and(|mac| hmac::verify(&self.0, parcel.text().as_bytes(), &mac).is_ok())
+    fn verifies(&self, upload: &UploadHeaders, authorization: &str) -> bool {
+        let mac = authorization.strip_prefix(SCHEME).and_then(|mac| hex::decode(mac).ok());
+        mac.is_some_and(|mac| hmac::verify(&self.0, upload.text().as_bytes(), &mac).is_ok())
     }
 }
 
-impl Parcel {
+impl UploadHeaders {
     fn of_packed(packed: &PackedHeaders) -> Self {
         let PackedHeaders { release, arch, layer, .. } = packed;
         Self { release: release.clone(), arch: *arch, size: layer.size, digest: layer.digest.clone() }
     }
 
-    /// Parses a request's headers, which are untrusted input.
+    /// Parses the HTTP headers of a request, which are untrusted input.
     fn of_headers(headers: &HeaderMap) -> Option<Self> {
         Some(Self {
             release: text(headers, &KERNEL)?.parse().ok()?,
@@ -104,7 +104,7 @@ impl Parcel {
         })
     }
 
-    /// Returns the text that the MAC covers. None of the parts can contain a line break.
+    /// Returns the text that the MAC covers. The text is unambiguous, because no field can contain a line break.
     fn text(&self) -> String {
         let Self { release, arch, size, digest } = self;
         format!("farrier headers 1\n{release}\n{arch}\n{size}\n{digest}\n")
@@ -119,8 +119,8 @@ fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
 mod tests {
     use super::*;
 
-    fn parcel() -> Parcel {
-        Parcel {
+    fn upload() -> UploadHeaders {
+        UploadHeaders {
             release: "6.1.192-acme+".parse().unwrap(),
             arch: Architecture::Amd64,
             size: 7,
@@ -135,27 +135,33 @@ mod tests {
     }
 
     #[test]
-    fn a_key_signs_all_that_is_said_of_a_parcel() {
+    fn the_mac_covers_all_header_fields() {
         let own = key(&"k".repeat(32)).unwrap();
-        let said = own.sign(&parcel());
-        assert!(own.has_signed(&parcel(), &said));
-        assert!(key(&format!("{}\n", "k".repeat(32))).unwrap().has_signed(&parcel(), &said));
+        let authorization = own.sign(&upload());
+        assert!(own.verifies(&upload(), &authorization));
+        assert!(key(&format!("{}\n", "k".repeat(32))).unwrap().verifies(&upload(), &authorization));
         for other in [
-            Parcel { release: "6.1.192-acme".parse().unwrap(), ..parcel() },
-            Parcel { arch: Architecture::Arm64, ..parcel() },
-            Parcel { size: 8, ..parcel() },
-            Parcel { digest: Digest::of(b"others"), ..parcel() },
+            UploadHeaders { release: "6.1.192-acme".parse().unwrap(), ..upload() },
+            UploadHeaders { arch: Architecture::Arm64, ..upload() },
+            UploadHeaders { size: 8, ..upload() },
+            UploadHeaders { digest: Digest::of(b"others"), ..upload() },
         ] {
-            assert!(!own.has_signed(&other, &said), "{other:?}");
+            assert!(!own.verifies(&other, &authorization), "{other:?}");
         }
-        assert!(!key(&"l".repeat(32)).unwrap().has_signed(&parcel(), &said));
-        for wrong in ["", "Farrier ", "Farrier zz", &said[SCHEME.len()..], &said[..said.len() - 2]] {
-            assert!(!own.has_signed(&parcel(), wrong), "{wrong:?}");
+        assert!(!key(&"l".repeat(32)).unwrap().verifies(&upload(), &authorization));
+        for wrong in [
+            "",
+            "Farrier ",
+            "Farrier zz",
+            &authorization[SCHEME.len()..],
+            &authorization[..authorization.len() - 2],
+        ] {
+            assert!(!own.verifies(&upload(), wrong), "{wrong:?}");
         }
     }
 
     #[test]
-    fn a_key_that_can_be_guessed_is_refused() {
+    fn a_short_key_is_rejected() {
         for text in ["", "\n", "secret", &format!("  {}  ", "k".repeat(31))] {
             assert!(key(text).is_err(), "{text:?}");
         }

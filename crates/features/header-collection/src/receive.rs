@@ -22,11 +22,11 @@ use oci::error_chain;
 use sha2::{Digest as _, Sha256};
 use tokio::{io::AsyncWriteExt as _, sync::Semaphore, time::timeout};
 
-use super::{Answer, Key, MOST, PATH, Parcel, text};
+use super::{Answer, Key, MAX_SIZE, UPLOAD_PATH, UploadHeaders, text};
 
-/// Maximum time without data from a node.
+/// Maximum time between two chunks of an upload.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Maximum time for a whole upload.
+/// Maximum duration of an upload.
 const DEADLINE: Duration = Duration::from_mins(10);
 
 /// Receives header sets, one at a time.
@@ -34,29 +34,29 @@ pub struct Receiver {
     fetcher: Fetcher,
     /// Directory with one key file per kernel, named after the kernel label.
     keys: PathBuf,
-    free: Semaphore,
+    uploads: Semaphore,
 }
 
-/// HTTP status and reason of a refused upload; the reason goes to the node's log.
-struct Refusal(StatusCode, String);
+/// HTTP status and reason of a rejected upload. The sender logs the reason.
+struct Rejection(StatusCode, String);
 
 impl Receiver {
     /// Creates a receiver that stores header sets in the fetcher's store.
     pub fn new(fetcher: Fetcher, keys: PathBuf) -> Self {
-        Self { fetcher, keys, free: Semaphore::new(1) }
+        Self { fetcher, keys, uploads: Semaphore::new(1) }
     }
 
     /// Returns the router with the upload endpoint.
     pub fn router(self) -> Router {
-        Router::new().route(PATH, post(receive)).with_state(Arc::new(self))
+        Router::new().route(UPLOAD_PATH, post(receive)).with_state(Arc::new(self))
     }
 
-    /// Verifies the MAC with the kernel's key. The answer is the same for an unknown kernel and a wrong key.
-    fn check(&self, headers: &HeaderMap) -> Result<Parcel, Refusal> {
-        let parcel = Parcel::of_headers(headers).ok_or_else(|| {
-            Refusal(StatusCode::BAD_REQUEST, "the request is not a header set from a node".to_owned())
+    /// Verifies the MAC with the kernel's key. The response does not reveal whether farrier has a key for the kernel.
+    fn check(&self, headers: &HeaderMap) -> Result<UploadHeaders, Rejection> {
+        let upload = UploadHeaders::of_headers(headers).ok_or_else(|| {
+            Rejection(StatusCode::BAD_REQUEST, "the request is not a header set from a node".to_owned())
         })?;
-        let label = KernelLabel::of(&parcel.release);
+        let label = KernelLabel::of(&upload.release);
         let key = label.as_ref().and_then(|label| match Key::read(&self.keys.join(label.as_str())) {
             Ok(key) => Some(key),
             Err(error) => {
@@ -64,36 +64,36 @@ impl Receiver {
                 None
             }
         });
-        let said = text(headers, &AUTHORIZATION).unwrap_or_default();
-        if !key.is_some_and(|key| key.has_signed(&parcel, said)) {
-            let release = &parcel.release;
-            return Err(Refusal(
+        let authorization = text(headers, &AUTHORIZATION).unwrap_or_default();
+        if !key.is_some_and(|key| key.verifies(&upload, authorization)) {
+            let release = &upload.release;
+            return Err(Rejection(
                 StatusCode::FORBIDDEN,
                 format!("the key is not valid for headers of {release}"),
             ));
         }
-        if parcel.size > MOST {
-            let (size, why) = (parcel.size, "and the limit for a header set is");
-            return Err(Refusal(
+        if upload.size > MAX_SIZE {
+            let size = upload.size;
+            return Err(Rejection(
                 StatusCode::PAYLOAD_TOO_LARGE,
-                format!("it has {size} bytes, {why} {MOST} bytes"),
+                format!("the header set has {size} bytes; the limit is {MAX_SIZE} bytes"),
             ));
         }
-        Ok(parcel)
+        Ok(upload)
     }
 
-    async fn take(&self, parcel: Parcel, body: Body) -> Result<Answer, Refusal> {
-        let _turn = self.free.try_acquire().map_err(|_| {
-            Refusal(StatusCode::SERVICE_UNAVAILABLE, "another header set is being processed".to_owned())
+    async fn store_upload(&self, upload: UploadHeaders, body: Body) -> Result<Answer, Rejection> {
+        let _permit = self.uploads.try_acquire().map_err(|_| {
+            Rejection(StatusCode::SERVICE_UNAVAILABLE, "another header set is being processed".to_owned())
         })?;
-        // Nothing outside this directory sees the upload before it has been checked.
+        // Keep the upload in a temporary directory until it has been checked.
         let quarantine = self.fetcher.scratch().map_err(|error| failed(&error))?;
         let file = quarantine.path().join("collected-from-a-node");
-        let written = timeout(DEADLINE, write(&parcel, body, &file)).await;
-        written.unwrap_or_else(|_| Err(cut("the upload timed out")))?;
-        let Parcel { release, arch, .. } = parcel;
+        let written = timeout(DEADLINE, write(&upload, body, &file)).await;
+        written.unwrap_or_else(|_| Err(retryable("the upload timed out")))?;
+        let UploadHeaders { release, arch, .. } = upload;
         let (kernel, sources) = (release.to_string(), vec![ImportSource::Path(file)]);
-        // Never replace an existing header set: images may have been built with it.
+        // Never replace an existing header set, because images may have been built with it.
         let import = HeaderImport { sources, release, arch, replace: false };
         let imported = self.fetcher.headers().import(import).await.map_err(|error| failed(&error))?;
         let ImportedHeaders { outcome, content, stored, .. } = imported;
@@ -104,46 +104,53 @@ impl Receiver {
 }
 
 async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body: Body) -> Response {
-    let taken = match receiver.check(&headers) {
-        Ok(parcel) => receiver.take(parcel, body).await,
-        Err(refusal) => Err(refusal),
+    let stored = match receiver.check(&headers) {
+        Ok(upload) => receiver.store_upload(upload, body).await,
+        Err(rejection) => Err(rejection),
     };
-    match taken {
-        // Serialization cannot fail: the answer contains only strings.
-        Ok(answer) => serde_json::to_string(&answer).unwrap_or_default().into_response(),
-        Err(Refusal(status, why)) => {
+    match stored {
+        // Serialization cannot fail, because the response contains only strings.
+        Ok(response) => serde_json::to_string(&response).unwrap_or_default().into_response(),
+        Err(Rejection(status, why)) => {
             tracing::warn!(%status, why, "rejected headers from a node");
             (status, why).into_response()
         }
     }
 }
 
-/// Writes the body to a file; size and digest must match the announced ones.
-async fn write(parcel: &Parcel, body: Body, path: &Path) -> Result<(), Refusal> {
+/// Writes the body to a file, and checks that size and digest match the announced ones.
+async fn write(upload: &UploadHeaders, body: Body, path: &Path) -> Result<(), Rejection> {
     let mut file = File::create_new(path).await.map_err(|error| failed(&error.into()))?;
-    let (mut stream, mut hasher, mut got) = (body.into_data_stream(), Sha256::new(), 0_u64);
-    while let Some(chunk) = timeout(SILENCE, stream.next()).await.map_err(|_| cut("the upload stalled"))? {
-        let chunk = chunk.map_err(|_| cut("the connection broke"))?;
-        got += chunk.len() as u64;
-        if got > parcel.size {
-            return Err(cut("the upload is larger than announced"));
+    let (mut stream, mut hasher, mut received) = (body.into_data_stream(), Sha256::new(), 0_u64);
+    while let Some(chunk) =
+        timeout(SILENCE, stream.next()).await.map_err(|_| retryable("the upload stalled"))?
+    {
+        let chunk = chunk.map_err(|_| retryable("the connection broke"))?;
+        received += chunk.len() as u64;
+        if received > upload.size {
+            return Err(retryable("the upload is larger than announced"));
         }
         hasher.update(&chunk);
         file.write_all(&chunk).await.map_err(|error| failed(&error.into()))?;
     }
     file.flush().await.map_err(|error| failed(&error.into()))?;
-    let whole = got == parcel.size && hex::encode(hasher.finalize()) == parcel.digest.hex();
-    if whole { Ok(()) } else { Err(cut("the upload does not match the announced size and digest")) }
+    let is_complete = received == upload.size && hex::encode(hasher.finalize()) == upload.digest.hex();
+    if is_complete {
+        Ok(())
+    } else {
+        Err(retryable("the upload does not match the announced size and digest"))
+    }
 }
 
-/// Builds a refusal that makes the node send everything again.
-fn cut(why: &str) -> Refusal {
-    Refusal(StatusCode::SERVICE_UNAVAILABLE, why.to_owned())
+/// Returns a rejection that makes the node send the header set again.
+fn retryable(why: &str) -> Rejection {
+    Rejection(StatusCode::SERVICE_UNAVAILABLE, why.to_owned())
 }
 
-fn failed(error: &FetchError) -> Refusal {
-    let passes = error.is_transient();
-    let status = if passes { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::UNPROCESSABLE_ENTITY };
+fn failed(error: &FetchError) -> Rejection {
+    let is_transient = error.is_transient();
+    let status =
+        if is_transient { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::UNPROCESSABLE_ENTITY };
     let hint = error.hint().map(|hint| format!("\n{hint}")).unwrap_or_default();
-    Refusal(status, format!("{}{hint}", error_chain(error)))
+    Rejection(status, format!("{}{hint}", error_chain(error)))
 }

@@ -11,12 +11,12 @@ use reqwest::{Body, Method};
 use tokio_util::io::ReaderStream;
 use url::Url;
 
-use super::{ARCH, Answer, DIGEST, KERNEL, Key, PATH, Parcel};
+use super::{ARCH, Answer, DIGEST, KERNEL, Key, UPLOAD_PATH, UploadHeaders};
 
-/// Maximum number of characters kept from an error answer.
-const WORDS: usize = 2000;
-/// Request timeout; farrier checks the header set before it answers.
-const PATIENCE: Duration = Duration::from_mins(15);
+/// Maximum number of characters kept from an error response.
+const MAX_REASON_CHARS: usize = 2000;
+/// Timeout of a request. farrier checks the header set before it responds.
+const REQUEST_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// Reason why a header set was not sent.
 #[derive(Debug, thiserror::Error)]
@@ -27,10 +27,10 @@ pub enum SendError {
     /// farrier cannot be reached.
     #[error("send headers to {0}")]
     Net(Url, #[source] NetError),
-    /// farrier's answer is unusable: its address, and the reason.
+    /// farrier's response is unusable: farrier's address, and the reason.
     #[error("send headers to {0}: {1}")]
     Answer(Url, String),
-    /// farrier refused the header set: the HTTP status, and the reason in farrier's words.
+    /// farrier rejected the header set: the HTTP status, and farrier's reason.
     #[error("farrier rejected the headers ({0}): {1}")]
     Refused(u16, String),
 }
@@ -47,50 +47,50 @@ impl SendError {
     }
 }
 
-/// Sends a header set. Retries transient failures, such as a farrier that is starting or is busy with another header set.
+/// Sends a header set. Retries transient failures, for example while farrier starts or processes another header set.
 ///
 /// # Errors
-/// farrier cannot be reached, or refuses the header set.
+/// Fails if farrier cannot be reached or rejects the header set.
 pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
-    let mut to = farrier.clone();
-    to.set_path(PATH);
+    let mut address = farrier.clone();
+    address.set_path(UPLOAD_PATH);
     let mut attempt = 0;
     loop {
-        let error = match once(net, &to, key, packed).await {
+        let error = match send_once(net, &address, key, packed).await {
             Err(error) if error.is_transient() => error,
             outcome => return outcome,
         };
         let Some(delay) = retry_delay(attempt) else { return Err(error) };
-        tracing::warn!(%to, %error, "retrying to send headers");
+        tracing::warn!(to = %address, %error, "retrying to send headers");
         attempt += 1;
         tokio::time::sleep(delay).await;
     }
 }
 
-async fn once(net: &Net, to: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
-    let parcel = Parcel::of_packed(packed);
-    let unusable = |why: String| SendError::Answer(to.clone(), why);
-    let mut request = Net::request(Method::POST, to.clone());
+async fn send_once(net: &Net, address: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
+    let upload = UploadHeaders::of_packed(packed);
+    let unusable_response = |why: String| SendError::Answer(address.clone(), why);
+    let mut request = Net::request(Method::POST, address.clone());
     for (name, value) in [
-        (KERNEL, parcel.release.to_string()),
-        (ARCH, parcel.arch.to_string()),
-        (DIGEST, parcel.digest.to_string()),
-        (header::CONTENT_LENGTH, parcel.size.to_string()),
-        (header::AUTHORIZATION, key.sign(&parcel)),
+        (KERNEL, upload.release.to_string()),
+        (ARCH, upload.arch.to_string()),
+        (DIGEST, upload.digest.to_string()),
+        (header::CONTENT_LENGTH, upload.size.to_string()),
+        (header::AUTHORIZATION, key.sign(&upload)),
     ] {
-        let value = HeaderValue::try_from(value).map_err(|error| unusable(error.to_string()))?;
+        let value = HeaderValue::try_from(value).map_err(|error| unusable_response(error.to_string()))?;
         request.headers_mut().insert(name, value);
     }
-    *request.timeout_mut() = Some(PATIENCE);
+    *request.timeout_mut() = Some(REQUEST_TIMEOUT);
     let file = File::open(&packed.file()).await?;
     *request.body_mut() = Some(Body::wrap_stream(ReaderStream::new(file.into_parts().0)));
-    let answer = net.execute(request, &Asker::of("send headers")).await;
-    let answer = answer.map_err(|source| SendError::Net(to.clone(), source))?;
-    let status = answer.status();
-    let body = answer.bytes().await.map_err(|error| unusable(error.without_url().to_string()))?;
+    let response = net.execute(request, &Asker::of("send headers")).await;
+    let response = response.map_err(|source| SendError::Net(address.clone(), source))?;
+    let status = response.status();
+    let body = response.bytes().await.map_err(|error| unusable_response(error.without_url().to_string()))?;
     if status == StatusCode::OK {
-        return serde_json::from_slice(&body).map_err(|error| unusable(error.to_string()));
+        return serde_json::from_slice(&body).map_err(|error| unusable_response(error.to_string()));
     }
-    let why = String::from_utf8_lossy(&body).chars().take(WORDS).collect();
+    let why = String::from_utf8_lossy(&body).chars().take(MAX_REASON_CHARS).collect();
     Err(SendError::Refused(status.as_u16(), why))
 }
