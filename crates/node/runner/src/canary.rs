@@ -1,6 +1,7 @@
-//! The self-test before the first step, which the code calls canary. Process 1, which by then has no more rights than a
-//! step, tries what a hostile step would try. If the kernel does not refuse every attempt, nothing is compiled. The refused
-//! attempts are recorded in the provenance.
+//! The self-test of the sandbox before the first step, called canary. Process 1, which by then has no more privileges than a step,
+//! makes the attempts of a hostile step.
+//!
+//! If the kernel does not refuse every attempt, nothing is compiled. The provenance lists the refused attempts.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,10 +27,10 @@ type Attempt = (&'static str, fn() -> io::Result<()>);
 
 const ATTEMPTS: [Attempt; 13] = [
     ("a capability", capability),
-    ("a socket of IPv4", || family(AddressFamily::INET)),
-    ("a socket of IPv6", || family(AddressFamily::INET6)),
-    ("a local socket", || family(AddressFamily::UNIX)),
-    ("a socket of the kernel's", || family(AddressFamily::NETLINK)),
+    ("a socket of IPv4", || create_socket(AddressFamily::INET)),
+    ("a socket of IPv6", || create_socket(AddressFamily::INET6)),
+    ("a local socket", || create_socket(AddressFamily::UNIX)),
+    ("a socket of the kernel's", || create_socket(AddressFamily::NETLINK)),
     ("to trace a process", || Ok(ptrace::attach(Pid::from_raw(1))?)),
     ("another root", || Ok(chroot("/tmp")?)),
     ("a mount", || Ok(mount("none", "/tmp", "tmpfs", MountFlags::empty(), None)?)),
@@ -43,7 +44,7 @@ const ATTEMPTS: [Attempt; 13] = [
 ];
 
 /// Makes every attempt and returns the refused ones. With `all_walls`, fails at the first attempt that was not refused.
-pub fn run(all_walls: bool) -> io::Result<Vec<String>> {
+pub fn attempt_all(all_walls: bool) -> io::Result<Vec<String>> {
     let mut refused = Vec::new();
     for (what, attempt) in ATTEMPTS {
         let outcome = attempt();
@@ -67,7 +68,7 @@ fn not_refused(what: &str, outcome: &io::Result<()>) -> io::Error {
     io::Error::other(format!("the kernel did not refuse the build {what} ({how}), so nothing is compiled"))
 }
 
-fn family(family: AddressFamily) -> io::Result<()> {
+fn create_socket(family: AddressFamily) -> io::Result<()> {
     Ok(socket(family, SocketType::DGRAM, None).map(drop)?)
 }
 
@@ -85,18 +86,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_refused_counts_as_refused() {
+    fn only_permission_errors_count_as_refused() {
         assert!(is_refused(&Err(Errno::PERM.into())));
         for other in [Ok(()), Err(Errno::NOENT.into()), Err(Errno::INVAL.into()), Err(io::Error::other("x"))]
         {
             assert!(!is_refused(&other), "{other:?}");
         }
         // This process is not confined.
-        let local = family(AddressFamily::UNIX);
+        let local = create_socket(AddressFamily::UNIX);
         assert!(!is_refused(&local));
-        let said = not_refused("a local socket", &local).to_string();
+        let message = not_refused("a local socket", &local).to_string();
         assert_eq!(
-            said,
+            message,
             "the kernel did not refuse the build a local socket (the attempt succeeded), so nothing is compiled"
         );
     }

@@ -1,4 +1,4 @@
-//! `COPY`: copies from the build context into the root of this process, with Docker's semantics.
+//! `COPY` instructions: copies from the build context into the root of this process, with Docker's semantics.
 
 use std::{
     ffi::OsStr,
@@ -23,8 +23,7 @@ use crate::{
     rooted::{self, Root},
 };
 
-/// Copies `sources` to `dest`. `context` is the directory of the build context. Nothing outside of it is read, and nothing
-/// outside of `root` is written.
+/// Copies `sources` to `dest`. Reads nothing outside of the build context (`context`), and writes nothing outside of `root`.
 pub fn copy(
     root: &Root,
     context: &Path,
@@ -32,32 +31,33 @@ pub fn copy(
     dest: &str,
     mode: Option<u32>,
 ) -> io::Result<()> {
-    let mut found = Vec::new();
+    let mut matched = Vec::new();
     let mut documents = Vec::new();
     for source in sources {
         match source {
-            Source::Context(pattern) => found.extend(expand(context, pattern)?),
+            Source::Context(pattern) => matched.extend(expand(context, pattern)?),
             Source::Document { name, content } => documents.push((name, content)),
         }
     }
-    let is_directory = dest.ends_with('/') || found.len() + documents.len() > 1;
+    let is_directory = dest.ends_with('/') || matched.len() + documents.len() > 1;
     let dest = Path::new(dest);
-    let place = |name: &OsStr| {
+    let destination = |name: &OsStr| {
         if is_directory || root.is_directory(dest) { dest.join(name) } else { dest.to_owned() }
     };
-    for source in found {
-        // A source that is a link is followed; links below a source directory are copied as links.
-        let opened = inside(context, &source)?;
+    for source in matched {
+        // Follow a source that is a link. Links below a source directory are copied as links.
+        let opened = open_in_context(context, &source)?;
         let from = Path::new("/proc/self/fd").join(opened.as_raw_fd().to_string());
         if from.is_dir() {
             copy_tree(root, &from, dest, mode)?;
         } else {
-            let (directory, name) = target(root, &place(source.file_name().unwrap_or(OsStr::new("file"))))?;
+            let (directory, name) =
+                open_parent(root, &destination(source.file_name().unwrap_or(OsStr::new("file"))))?;
             copy_file(&from, &directory, &name, mode)?;
         }
     }
     for (name, content) in documents {
-        let (directory, name) = target(root, &place(OsStr::new(name)))?;
+        let (directory, name) = open_parent(root, &destination(OsStr::new(name)))?;
         let mut file = File::from(rooted::create(directory.as_fd(), &name)?);
         file.write_all(content.as_bytes())?;
         file.set_permissions(Permissions::from_mode(mode.unwrap_or(0o644)))?;
@@ -65,26 +65,26 @@ pub fn copy(
     Ok(())
 }
 
-/// Opens the parent directory of a target and returns it with the target's name. Creates missing directories.
-fn target(root: &Root, place: &Path) -> io::Result<(OwnedFd, std::ffi::OsString)> {
-    let name = place.file_name().ok_or(Errno::ISDIR)?.to_owned();
-    Ok((root.directory(place.parent().unwrap_or(Path::new("/")))?, name))
+/// Opens the parent directory of a target, and creates missing directories. Returns the directory and the target's name.
+fn open_parent(root: &Root, path: &Path) -> io::Result<(OwnedFd, std::ffi::OsString)> {
+    let name = path.file_name().ok_or(Errno::ISDIR)?.to_owned();
+    Ok((root.directory(path.parent().unwrap_or(Path::new("/")))?, name))
 }
 
-/// Paths of the context that match a pattern, sorted. No match is an error.
+/// Returns the sorted paths of the context that match a pattern. No match is an error.
 fn expand(context: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
-    let mut places = vec![PathBuf::new()];
+    let mut paths = vec![PathBuf::new()];
     for part in Path::new(pattern).components() {
         let part = match part {
             Component::Normal(part) => part.to_string_lossy(),
             Component::CurDir | Component::RootDir => continue,
-            Component::ParentDir | Component::Prefix(_) => return Err(absent(pattern)),
+            Component::ParentDir | Component::Prefix(_) => return Err(no_match(pattern)),
         };
         let mut next = Vec::new();
-        for place in &places {
+        for path in &paths {
             if part.contains(['*', '?', '[', '\\']) {
-                let mut names: Vec<_> = fs::read_dir(context.join(place))
-                    .map_err(|_| absent(pattern))?
+                let mut names: Vec<_> = fs::read_dir(context.join(path))
+                    .map_err(|_| no_match(pattern))?
                     .map(|entry| entry.map(|entry| entry.file_name()))
                     .collect::<io::Result<_>>()?;
                 names.sort();
@@ -92,29 +92,28 @@ fn expand(context: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
                     names
                         .into_iter()
                         .filter(|name| glob::matches(&part, &name.to_string_lossy()))
-                        .map(|name| place.join(name)),
+                        .map(|name| path.join(name)),
                 );
-            } else if context.join(place).join(&*part).symlink_metadata().is_ok() {
-                next.push(place.join(&*part));
+            } else if context.join(path).join(&*part).symlink_metadata().is_ok() {
+                next.push(path.join(&*part));
             }
         }
-        places = next;
+        paths = next;
     }
-    if places.is_empty() { Err(absent(pattern)) } else { Ok(places) }
+    if paths.is_empty() { Err(no_match(pattern)) } else { Ok(paths) }
 }
 
-fn absent(pattern: &str) -> io::Error {
+fn no_match(pattern: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, format!("the build context has no {pattern}"))
 }
 
-/// Opens a path of the context. Follows a link, but not out of the context. Callers use the descriptor, because the context
-/// has no path in the root of a build.
-fn inside(context: &Path, place: &Path) -> io::Result<OwnedFd> {
+/// Opens a path of the context. Follows links, but not out of the context.
+fn open_in_context(context: &Path, path: &Path) -> io::Result<OwnedFd> {
     let context = open(context, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     // An empty path is the context itself.
-    let place = if place.as_os_str().is_empty() { Path::new(".") } else { place };
-    openat2(context, place, flags, Mode::empty(), ResolveFlags::BENEATH).map_err(|error| match error {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    openat2(context, path, flags, Mode::empty(), ResolveFlags::BENEATH).map_err(|error| match error {
         Errno::XDEV => io::Error::new(io::ErrorKind::InvalidInput, "a link leads out of the build context"),
         error => error.into(),
     })
@@ -124,7 +123,7 @@ fn inside(context: &Path, place: &Path) -> io::Result<OwnedFd> {
 fn copy_tree(root: &Root, from: &Path, dest: &Path, mode: Option<u32>) -> io::Result<()> {
     let is_new = !root.is_directory(dest);
     let top = root.directory(dest)?;
-    // The trailing slash makes the descriptor's link be followed.
+    // With a trailing slash, the kernel follows the link of the descriptor.
     let from = &from.join("");
     if is_new || mode.is_some() {
         rooted::set_mode(&top, mode.unwrap_or(fs::metadata(from)?.permissions().mode() & 0o7777))?;
@@ -138,7 +137,7 @@ fn copy_tree(root: &Root, from: &Path, dest: &Path, mode: Option<u32>) -> io::Re
             directories.push((to, entry.metadata()?));
             continue;
         }
-        let (directory, name) = target(root, &to)?;
+        let (directory, name) = open_parent(root, &to)?;
         if entry.path_is_symlink() {
             rooted::remove_file(directory.as_fd(), &name)?;
             symlinkat(fs::read_link(entry.path())?, &directory, &name)?;
@@ -146,7 +145,7 @@ fn copy_tree(root: &Root, from: &Path, dest: &Path, mode: Option<u32>) -> io::Re
             copy_file(entry.path(), &directory, &name, mode)?;
         }
     }
-    // Last, because later writes below a directory would change its time and need write access.
+    // Set these last, because writes below a directory change its modification time, and need a writable directory.
     for (to, metadata) in directories.into_iter().rev() {
         let directory = root.directory(&to)?;
         rooted::set_modified(&directory, metadata.modified()?)?;
@@ -190,14 +189,14 @@ mod tests {
     }
 
     fn run(dir: &tempfile::TempDir, sources: &[&str], dest: &str) -> io::Result<PathBuf> {
-        let place = dir.path().join("root");
+        let path = dir.path().join("root");
         let sources: Vec<_> = sources.iter().map(|s| Source::Context((*s).to_owned())).collect();
-        let (root, context) = (Root::open(&place)?, dir.path().join("context"));
-        copy(&root, &context, &sources, &format!("/{dest}"), None).map(|()| place)
+        let (root, context) = (Root::open(&path)?, dir.path().join("context"));
+        copy(&root, &context, &sources, &format!("/{dest}"), None).map(|()| path)
     }
 
     #[test]
-    fn a_directorys_content_is_copied_and_its_links_stay_links() {
+    fn the_content_of_a_directory_is_copied_with_its_links() {
         let dir = context();
         let root = run(&dir, &["sources/a/"], "build/").unwrap();
         assert_eq!(fs::read_to_string(root.join("build/sub/x.c")).unwrap(), "int x;");
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_and_single_files_go_where_docker_puts_them() {
+    fn patterns_and_single_files_have_dockers_destinations() {
         let dir = context();
         let root = run(&dir, &["patches/*.patch"], "p").unwrap();
         assert_eq!(fs::read_to_string(root.join("p/2.patch")).unwrap(), "2");
@@ -221,17 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_and_what_leads_out_is_refused() {
+    fn missing_sources_and_links_out_of_the_context_are_errors() {
         let dir = context();
-        let said = |source: &str| run(&dir, &[source], "x/").unwrap_err().to_string();
-        assert_eq!(said("nothing/*"), "the build context has no nothing/*");
-        assert_eq!(said("../root"), "the build context has no ../root");
-        assert_eq!(said("out"), "a link leads out of the build context");
+        let error = |source: &str| run(&dir, &[source], "x/").unwrap_err().to_string();
+        assert_eq!(error("nothing/*"), "the build context has no nothing/*");
+        assert_eq!(error("../root"), "the build context has no ../root");
+        assert_eq!(error("out"), "a link leads out of the build context");
         assert!(!dir.path().join("root/x").exists());
     }
 
     #[test]
-    fn documents_and_modes() {
+    fn documents_are_written_with_their_mode() {
         let dir = context();
         let root = Root::open(&dir.path().join("root")).unwrap();
         let document = Source::Document { name: "EOF".to_owned(), content: "#!/bin/sh\n".to_owned() };

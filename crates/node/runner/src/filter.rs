@@ -1,8 +1,8 @@
-//! The seccomp filter: an allow-list of system calls, some of which are refused for certain arguments.
+//! The seccomp filter: an allow-list of system calls, some of which are allowed only with certain arguments.
 //!
 //! An unlisted system call fails with `ENOSYS`, so that programs use their fallback for older kernels. System calls that a
-//! hostile step would try are listed explicitly and fail with `EPERM`. The different error lets the self-test (`canary`)
-//! distinguish a refused call from a call that the kernel does not implement.
+//! hostile step would try are in a second list and fail with `EPERM`. By this error the self-test (`canary`) distinguishes a
+//! refused call from a call that the kernel does not implement.
 
 use std::{collections::BTreeMap, io};
 
@@ -162,7 +162,7 @@ fn allowed(allow_truncate: bool) -> Result<Rules, Error> {
     if allow_truncate {
         rules.insert(libc::SYS_truncate, Vec::new());
     }
-    // Only with pid 0, the caller itself: a step could kill process 1 by lowering its limits.
+    // Allow only pid 0, the caller itself. Otherwise a step could kill process 1 by lowering the limits of process 1.
     let own_limits = SeccompRule::new(vec![Condition::new(0, Width::Dword, Compare::Eq, 0)?])?;
     rules.insert(libc::SYS_prlimit64, vec![own_limits]);
     // Datagram socket pairs stay forbidden, because such sockets can send to any socket that has a path.
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_filters_compile_and_list_each_call_once() {
+    fn the_filters_compile_and_list_each_system_call_once() {
         assert!(programs(true).unwrap().iter().all(|program| program.len() < 4096));
         let all = [ALLOWED, ALLOWED_LEGACY, REFUSED, REFUSED_X86_64, FEIGNED].concat();
         let unique: BTreeSet<_> = all.iter().collect();

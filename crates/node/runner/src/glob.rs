@@ -3,69 +3,70 @@
 /// Whether a name matches a pattern. Neither contains a `/`. A malformed pattern matches only itself.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    // Position of the last `*`, and where its match ends: backtracking to the last star is enough.
-    let (mut p, mut n) = (0, 0);
+    // Position of the last `*` in the pattern, and where its match ends in the name. Backtracking to the last star is enough.
+    let (mut pattern_index, mut name_index) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     loop {
-        if p < pattern.len() && pattern[p] == '*' {
-            star = Some((p, n));
-            p += 1;
+        if pattern_index < pattern.len() && pattern[pattern_index] == '*' {
+            star = Some((pattern_index, name_index));
+            pattern_index += 1;
             continue;
         }
-        if p == pattern.len() && n == name.len() {
+        if pattern_index == pattern.len() && name_index == name.len() {
             return true;
         }
-        let eaten = name.get(n).and_then(|c| one(&pattern[p..], *c));
-        match (eaten, star) {
+        let consumed = name.get(name_index).and_then(|c| match_item(&pattern[pattern_index..], *c));
+        match (consumed, star) {
             (Some(length), _) => {
-                p += length;
-                n += 1;
+                pattern_index += length;
+                name_index += 1;
             }
-            (None, Some((at, from))) if from < name.len() => {
-                star = Some((at, from + 1));
-                p = at + 1;
-                n = from + 1;
+            (None, Some((position, from))) if from < name.len() => {
+                star = Some((position, from + 1));
+                pattern_index = position + 1;
+                name_index = from + 1;
             }
             _ => return false,
         }
     }
 }
 
-/// Length of the pattern's first item, if that item matches the character.
-fn one(pattern: &[char], c: char) -> Option<usize> {
+/// Returns the length of the pattern's first item, if that item matches the character.
+fn match_item(pattern: &[char], c: char) -> Option<usize> {
     match pattern {
         ['?', ..] => Some(1),
         ['\\', escaped, ..] => (*escaped == c).then_some(2),
-        ['[', rest @ ..] => class(rest, c).map(|length| length + 1),
+        ['[', rest @ ..] => match_class(rest, c).map(|length| length + 1),
         [plain, ..] => (*plain == c).then_some(1),
         [] => None,
     }
 }
 
-/// Length up to the closing bracket of a class such as `a-z]` or `^a-z]`, if the class matches the character.
-fn class(pattern: &[char], c: char) -> Option<usize> {
-    let (not, mut at) = if pattern.first() == Some(&'^') { (true, 1) } else { (false, 0) };
-    let start = at;
-    let mut found = false;
-    while at == start || *pattern.get(at)? != ']' {
-        let low = member(pattern, &mut at)?;
-        let high = if pattern.get(at) == Some(&'-') {
-            at += 1;
-            member(pattern, &mut at)?
+/// Returns the length of a class such as `a-z]` or `^a-z]`, including its closing bracket, if the class matches the character.
+fn match_class(pattern: &[char], c: char) -> Option<usize> {
+    let (is_negated, mut position) = if pattern.first() == Some(&'^') { (true, 1) } else { (false, 0) };
+    let start = position;
+    let mut is_member = false;
+    while position == start || *pattern.get(position)? != ']' {
+        let low = next_char(pattern, &mut position)?;
+        let high = if pattern.get(position) == Some(&'-') {
+            position += 1;
+            next_char(pattern, &mut position)?
         } else {
             low
         };
-        found |= (low..=high).contains(&c);
+        is_member |= (low..=high).contains(&c);
     }
-    (found != not).then_some(at + 1)
+    (is_member != is_negated).then_some(position + 1)
 }
 
-fn member(pattern: &[char], at: &mut usize) -> Option<char> {
-    if pattern.get(*at) == Some(&'\\') {
-        *at += 1;
+/// Returns the next character of a class, which may be escaped, and advances `position`.
+fn next_char(pattern: &[char], position: &mut usize) -> Option<char> {
+    if pattern.get(*position) == Some(&'\\') {
+        *position += 1;
     }
-    *at += 1;
-    pattern.get(*at - 1).copied()
+    *position += 1;
+    pattern.get(*position - 1).copied()
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
-//! Runs a build in a pod (`farrier-runner pod`) and hands its messages to farrier (`farrier-runner follow OFFSET`).
+//! Runs a build in a pod (`farrier-runner pod`), and sends the build's messages to farrier (`farrier-runner follow OFFSET`).
 //!
 //! The container's root file system is the rootfs of the build, and the runner is process 1 of the container. The runner
-//! opens no connection to farrier. It keeps its messages in a file. To read them, farrier has the API server execute `follow
-//! OFFSET` in the pod, which prints the messages from any byte offset onward.
+//! opens no connection to farrier, but keeps its messages in a file. farrier reads the messages through the API server's `exec`
+//! of `follow OFFSET` in the pod, which prints the messages from a byte offset onward.
 //!
-//! The message file has no name that a step could open, and the seccomp filter (`filter`) lets no step create a socket to
-//! ask for messages. Both programs run as the same user as the steps. Neither is dumpable, so no step can access their
-//! memory or their descriptors.
+//! Steps run as the same user as both programs, but cannot reach the messages:
+//!
+//! - The message file has no name that a step could open.
+//! - The seccomp filter (`filter`) lets no step create a socket to the runner.
+//! - Neither program is dumpable, so that no step can access its memory or descriptors.
 
 use std::{
     fs::{self, File},
@@ -40,24 +42,24 @@ use rustix::{
 
 use crate::{
     canary,
-    messages::{Messages, StandardOutput, failed},
+    messages::{Messages, StandardOutput, with_context},
     rooted::Root,
     sandbox::confine,
-    steps::{self, Place},
+    steps::{self, BuildPaths},
     sys,
     walls::Walls,
 };
 
 /// Abstract name of the runner's socket in the pod's network namespace.
 const SOCKET: &[u8] = b"farrier-runner";
-/// Timeout after which a follower that reads nothing counts as disconnected.
+/// Time without progress after which a follower counts as disconnected.
 const FOLLOWER_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Runs the build and then waits for farrier to fetch the result and end the pod. Fails when nothing ended the pod within
+/// Runs the build, and then waits until farrier has fetched the result and deletes the pod. Fails if the pod still runs after
 /// [`HOLD`].
 pub fn run() -> io::Result<()> {
-    sys::handle_no_signals();
-    shut_out_steps()?;
+    sys::remove_signal_handlers();
+    protect_from_steps()?;
     umask(Mode::from_raw_mode(0o022));
     let file = unlinked_file(Path::new("/tmp/.farrier-messages"))?;
     let messages = Arc::new(Messages::in_file(file.try_clone()?));
@@ -76,29 +78,36 @@ pub fn run() -> io::Result<()> {
 }
 
 fn build(messages: &Messages) -> io::Result<Outcome> {
-    let plan: Plan = fs::read(PLAN).and_then(|bytes| decode(&bytes)).map_err(|error| failed(PLAN, error))?;
+    let plan: Plan =
+        fs::read(PLAN).and_then(|bytes| decode(&bytes)).map_err(|error| with_context(PLAN, error))?;
     let landlock = confine(plan.limits.processes, &Walls::BOTH)?;
-    messages.send(&Message::Canary(Canary { refused: canary::run(true)?, landlock }))?;
-    steps::run(messages, &plan, &Place { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None })
+    messages.send(&Message::Canary(Canary { refused: canary::attempt_all(true)?, landlock }))?;
+    steps::run(
+        messages,
+        &plan,
+        &BuildPaths { root: Root::open(Path::new("/"))?, context: CONTEXT, written: None },
+    )
 }
 
-/// Makes this process non-dumpable and closes every descriptor except standard input, output and error. It runs before
-/// anything else, so that no step can access this process. The runner's file in the image is unreadable, which already makes
-/// the process non-dumpable. On nodes where `fs.suid_dumpable` is 1, only this call does.
-fn shut_out_steps() -> io::Result<()> {
+/// Protects this process from steps: makes it non-dumpable, and closes every descriptor except standard input, output and error.
+/// Must run before anything else.
+///
+/// The runner's file in the image is unreadable, which makes the process non-dumpable too, except on nodes where
+/// `fs.suid_dumpable` is 1.
+fn protect_from_steps() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     sys::close_inherited(None)
 }
 
-/// Creates a file and unlinks it at once, so that only this process can access it.
+/// Creates a file and unlinks it at once, so that only this process can access the file.
 fn unlinked_file(path: &Path) -> io::Result<File> {
     let file = File::options().read(true).write(true).create_new(true).open(path);
-    let file = file.map_err(|error| failed("create a file for messages below /tmp", error))?;
+    let file = file.map_err(|error| with_context("create a file for messages below /tmp", error))?;
     fs::remove_file(path)?;
     Ok(file)
 }
 
-/// Sends one follower every kept message from the offset that it asks for, up to the last message.
+/// Sends a follower all messages from its requested offset up to the last message.
 fn serve_follower(messages: &Messages, file: &File, mut to: UnixStream) -> io::Result<()> {
     to.set_read_timeout(Some(FOLLOWER_TIMEOUT))?;
     to.set_write_timeout(Some(FOLLOWER_TIMEOUT))?;
@@ -107,13 +116,13 @@ fn serve_follower(messages: &Messages, file: &File, mut to: UnixStream) -> io::R
     let mut offset = u64::from_be_bytes(offset);
     let mut buffer = vec![0; 256 << 10];
     loop {
-        let written = messages.wait_for_more(offset, BEAT);
-        if offset < written.length {
-            let most = usize::try_from(written.length - offset).unwrap_or(usize::MAX).min(buffer.len());
+        let progress = messages.wait_for_more(offset, BEAT);
+        if offset < progress.length {
+            let most = usize::try_from(progress.length - offset).unwrap_or(usize::MAX).min(buffer.len());
             let read = file.read_at(&mut buffer[..most], offset)?;
             to.write_all(&buffer[..read])?;
             offset += read as u64;
-        } else if written.is_complete {
+        } else if progress.is_complete {
             return Ok(());
         } else {
             to.write_all(&0_u32.to_be_bytes())?;
@@ -121,15 +130,16 @@ fn serve_follower(messages: &Messages, file: &File, mut to: UnixStream) -> io::R
     }
 }
 
-/// Prints the build's messages from a byte offset onward. The container runtime does not end a process whose reader has
-/// disconnected, so this process exits by itself after [`FOLLOWER_TIMEOUT`] without progress.
+/// Prints the build's messages from a byte offset onward. Exits after [`FOLLOWER_TIMEOUT`] without progress, because the container
+/// runtime does not end a process whose reader has disconnected.
 pub fn follow(offset: &str) -> io::Result<()> {
-    shut_out_steps()?;
+    protect_from_steps()?;
     let offset: u64 = offset.parse().map_err(|_| io::Error::other("the offset is not a number"))?;
-    // Process 1 binds the socket before the first step and until the pod ends, so no other process can take the name.
+    // No step can take the name of the socket, because process 1 binds it before the first step and until the pod ends.
     let address = SocketAddr::from_abstract_name(SOCKET)?;
-    let mut from = UnixStream::connect_addr(&address).map_err(|error| failed("ask the runner", error))?;
-    // From here on this process has no more rights than a step.
+    let mut from =
+        UnixStream::connect_addr(&address).map_err(|error| with_context("ask the runner", error))?;
+    // From here on this process has no more privileges than a step.
     confine(None, &Walls::BOTH)?;
     from.write_all(&offset.to_be_bytes())?;
     let has_progress = Arc::new(AtomicBool::new(true));
@@ -167,7 +177,7 @@ mod tests {
         if std::env::var_os(INSIDE).is_some() {
             let _leaked = std::mem::ManuallyDrop::new(File::open("/proc/self/status").unwrap());
             assert!(open() > 4);
-            shut_out_steps().unwrap();
+            protect_from_steps().unwrap();
             assert_eq!(dumpable_behavior().unwrap(), DumpableBehavior::NotDumpable);
             // Standard input, output and error, and the directory during the count.
             assert_eq!(open(), 4);
@@ -183,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn followers_get_all_from_any_place_on() {
+    fn followers_receive_all_messages_from_any_offset() {
         let dir = tempfile::tempdir().unwrap();
         let kept = unlinked_file(&dir.path().join("messages")).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);

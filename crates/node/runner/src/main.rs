@@ -1,12 +1,15 @@
-//! `farrier-runner`: runs the steps of a build in the root file system that farrier prepared. `sandbox` creates namespaces
-//! for them; farrier starts it and speaks the wire protocol of [`runner::wire`] with it. `pod` runs the steps in the
-//! container that was created for them.
+//! `farrier-runner` runs the steps of a build in the root file system that farrier prepared.
+//!
+//! - `sandbox` creates namespaces for the steps. farrier starts this command, and communicates with it as [`runner::wire`]
+//!   describes.
+//! - `pod` runs the steps in the container that was created for them.
 
 mod canary;
 mod copy;
 mod filter;
 mod glob;
 mod in_pod;
+mod landlock_wall;
 mod messages;
 mod payload;
 mod root;
@@ -15,10 +18,9 @@ mod sandbox;
 mod steps;
 mod sys;
 mod usage;
-mod wall;
+mod usage_monitor;
 #[cfg_attr(feature = "breakable", path = "testing/walls.rs")]
 mod walls;
-mod watch;
 
 use std::{io, process::ExitCode};
 
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
     let messages = Messages::default();
     let outcome = match arguments.as_slice() {
         ["pod"] => return exit_code(in_pod::run()),
-        ["follow", place] => return exit_code(in_pod::follow(place)),
+        ["follow", offset] => return exit_code(in_pod::follow(offset)),
         ["map-owners", arguments @ ..] => return exit_code(sandbox::map_owners(arguments)),
         ["sandbox", options @ ..] if let Some(walls) = Walls::from_options(options) => {
             sandbox::enter(&messages, &walls)
@@ -59,6 +61,6 @@ fn main() -> ExitCode {
         Ok(None) => Ok(()),
         Err(error) => messages.send(&Message::End(Outcome::Broken(error.to_string()))),
     };
-    // If farrier is gone, the message cannot be sent.
+    // An error means that farrier no longer runs.
     if last.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

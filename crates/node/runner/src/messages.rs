@@ -1,6 +1,6 @@
 //! Messages to farrier, written to standard output or kept in a file until farrier fetches them.
 //!
-//! Standard input and output are used in place, because a duplicate would be one more descriptor for a step to inherit.
+//! Standard input and output are used without duplicating them, because a step could inherit the duplicate.
 
 use std::{
     error::Error as _,
@@ -19,19 +19,19 @@ use rustix::{
 /// Channel to farrier. Messages from several threads do not interleave.
 #[derive(Default)]
 pub struct Messages {
-    out: Mutex<Out>,
+    state: Mutex<State>,
     more: Condvar,
 }
 
 #[derive(Default)]
-struct Out {
+struct State {
     file: Option<File>,
-    written: Written,
+    progress: Progress,
 }
 
-/// Progress of the sent messages.
+/// How much was sent.
 #[derive(Clone, Copy, Default)]
-pub struct Written {
+pub struct Progress {
     /// Number of bytes sent, in complete frames.
     pub length: u64,
     /// Whether the last message was sent.
@@ -39,42 +39,42 @@ pub struct Written {
 }
 
 impl Messages {
-    /// Creates a channel that keeps its messages in a file. Output of steps also goes to standard output, for people who
-    /// read the pod's log.
+    /// Creates a channel that keeps its messages in a file. Also writes the output of steps to standard output, for users who read
+    /// the pod's log.
     pub fn in_file(file: File) -> Self {
-        let out = Out { file: Some(file), ..Out::default() };
-        Self { out: Mutex::new(out), more: Condvar::new() }
+        let state = State { file: Some(file), ..State::default() };
+        Self { state: Mutex::new(state), more: Condvar::new() }
     }
 
     /// Sends one message.
     pub fn send(&self, message: &Message) -> io::Result<()> {
-        let mut out = self.lock();
+        let mut state = self.lock();
         let frame = frame(message)?;
-        match &mut out.file {
+        match &mut state.file {
             Some(file) => file.write_all(&frame)?,
             None => StandardOutput.write_all(&frame)?,
         }
-        out.written.length += frame.len() as u64;
-        out.written.is_complete = matches!(message, Message::End(_));
-        if out.file.is_some()
+        state.progress.length += frame.len() as u64;
+        state.progress.is_complete = matches!(message, Message::End(_));
+        if state.file.is_some()
             && let Message::Output(text) = message
         {
-            // Ignore errors: the reader of the log may have disconnected.
+            // Ignore errors, because the reader of the log may have disconnected.
             let _ = StandardOutput.write_all(text);
         }
         self.more.notify_all();
         Ok(())
     }
 
-    /// Waits until more than `length` bytes or the last message were sent, at most for `timeout`.
-    pub fn wait_for_more(&self, length: u64, timeout: Duration) -> Written {
-        let is_unchanged = |out: &mut Out| out.written.length <= length && !out.written.is_complete;
+    /// Waits until more than `length` bytes or the last message were sent, but not longer than `timeout`.
+    pub fn wait_for_more(&self, length: u64, timeout: Duration) -> Progress {
+        let is_unchanged = |state: &mut State| state.progress.length <= length && !state.progress.is_complete;
         let waited = self.more.wait_timeout_while(self.lock(), timeout, is_unchanged);
-        waited.unwrap_or_else(PoisonError::into_inner).0.written
+        waited.unwrap_or_else(PoisonError::into_inner).0.progress
     }
 
-    fn lock(&self) -> MutexGuard<'_, Out> {
-        self.out.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -91,7 +91,7 @@ impl Write for StandardOutput {
     }
 }
 
-/// Unbuffered standard input: another program continues to read where this one stops.
+/// Unbuffered standard input, so that another program can continue to read where this one stops.
 pub struct StandardInput;
 
 impl Read for StandardInput {
@@ -101,7 +101,7 @@ impl Read for StandardInput {
 }
 
 /// Prefixes an error with the attempted action, and appends its causes.
-pub fn failed(action: &str, error: impl Into<io::Error>) -> io::Error {
+pub fn with_context(action: &str, error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
     let mut text = format!("{action}: {error}");
     let mut cause = error.source();

@@ -18,30 +18,29 @@ use walkdir::WalkDir;
 
 use crate::{messages::Messages, rooted::Root};
 
-/// Sends the tree at `/out` as `out/...`. Without that directory the archive is empty, and its reader reports what is
-/// missing.
+/// Sends the tree at `/out` as `out/...`. Without `/out` the archive is empty, and farrier reports that it is missing.
 pub fn send_payload(messages: &Messages, root: &Root) -> io::Result<Outcome> {
-    let mut sender =
-        io::BufWriter::with_capacity(256 << 10, Sender { messages, size: 0, hash: Sha256::new() });
+    let mut writer =
+        io::BufWriter::with_capacity(256 << 10, PayloadWriter { messages, size: 0, hash: Sha256::new() });
     match root.existing_directory(Path::new("/out")) {
-        Ok(out) => write_tar(&mut sender, &Path::new("/proc/self/fd").join(out.as_raw_fd().to_string()))?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Builder::new(&mut sender).finish()?,
+        Ok(out) => write_tar(&mut writer, &Path::new("/proc/self/fd").join(out.as_raw_fd().to_string()))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Builder::new(&mut writer).finish()?,
         Err(error) => return Err(error),
     }
-    let Sender { size, hash, .. } = sender.into_inner().map_err(io::IntoInnerError::into_error)?;
+    let PayloadWriter { size, hash, .. } = writer.into_inner().map_err(io::IntoInnerError::into_error)?;
     Ok(Outcome::Done { size, sha256: hash.finalize().into() })
 }
 
 /// Writes the tree at `out` as a tar archive. `out` may be a symbolic link.
 fn write_tar(to: impl Write, out: &Path) -> io::Result<()> {
     let mut tar = Builder::new(to);
-    let mut first: HashMap<(u64, u64), PathBuf> = HashMap::new();
-    // The trailing slash makes the link be followed.
+    let mut first_links: HashMap<(u64, u64), PathBuf> = HashMap::new();
+    // With a trailing slash, the kernel follows the link.
     let out = &out.join("");
     for entry in WalkDir::new(out).sort_by_file_name() {
         let entry = entry?;
-        let below = entry.path().strip_prefix(out).map_err(io::Error::other)?;
-        let name: PathBuf = Path::new("out").components().chain(below.components()).collect();
+        let relative = entry.path().strip_prefix(out).map_err(io::Error::other)?;
+        let name: PathBuf = Path::new("out").components().chain(relative.components()).collect();
         let metadata =
             if entry.depth() == 0 { fs::metadata(out)? } else { entry.path().symlink_metadata()? };
         let mut header = header(&metadata);
@@ -51,25 +50,25 @@ fn write_tar(to: impl Write, out: &Path) -> io::Result<()> {
         } else if metadata.is_symlink() {
             header.set_entry_type(EntryType::Symlink);
             tar.append_link(&mut header, &name, fs::read_link(entry.path())?)?;
-        } else if let Some(same) = first.get(&(metadata.dev(), metadata.ino())) {
+        } else if let Some(first_link) = first_links.get(&(metadata.dev(), metadata.ino())) {
             header.set_entry_type(EntryType::Link);
-            tar.append_link(&mut header, &name, same)?;
+            tar.append_link(&mut header, &name, first_link)?;
         } else if metadata.is_file() {
             header.set_size(metadata.len());
             tar.append_data(&mut header, &name, File::open(entry.path())?.take(metadata.len()))?;
         } else if metadata.file_type().is_fifo() {
-            // The reader of the archive refuses the FIFO and names it.
+            // farrier refuses the FIFO when it reads the archive, and names the FIFO in the error.
             header.set_entry_type(EntryType::Fifo);
             tar.append_data(&mut header, &name, io::empty())?;
         }
         if metadata.is_file() && metadata.nlink() > 1 {
-            first.entry((metadata.dev(), metadata.ino())).or_insert(name);
+            first_links.entry((metadata.dev(), metadata.ino())).or_insert(name);
         }
     }
     tar.into_inner().map(drop)
 }
 
-/// Returns a header with owner root, and the entry's own mode and modification time.
+/// Returns a header with the owner root, and with the entry's mode and modification time.
 fn header(metadata: &Metadata) -> Header {
     let mut header = Header::new_gnu();
     header.set_uid(0);
@@ -80,13 +79,13 @@ fn header(metadata: &Metadata) -> Header {
     header
 }
 
-struct Sender<'a> {
+struct PayloadWriter<'a> {
     messages: &'a Messages,
     size: u64,
     hash: Sha256,
 }
 
-impl Write for Sender<'_> {
+impl Write for PayloadWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.messages.send(&Message::Payload(bytes.to_vec()))?;
         self.hash.update(bytes);
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_hand_out_is_an_empty_archive() {
+    fn a_missing_payload_is_an_empty_archive() {
         let dir = tempfile::tempdir().unwrap();
         let messages = Messages::in_file(File::create(dir.path().join("messages")).unwrap());
         let empty = Sha256::digest([0; 1024]).into();

@@ -11,20 +11,20 @@ pub struct Plan {
     pub limits: Limits,
 }
 
-/// Bytes that a build must leave free on the disk, whatever its limits, because other programs write there too. A build that
-/// leaves less is stopped.
+/// Bytes that must stay free on the disk, because other programs write to it too. A build is stopped if fewer bytes are free,
+/// whatever its limits.
 pub const LEAST_FREE: u64 = 512 << 20;
 
 /// Resource limits of a build. `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Bytes of memory for all of its processes together.
+    /// Bytes of memory for all processes of the build together.
     pub memory: Option<u64>,
     /// Maximum number of concurrent processes.
     pub processes: Option<u64>,
-    /// Bytes that its files may occupy on the disk.
+    /// Bytes that the build's files may occupy on the disk.
     pub disk: Option<u64>,
-    /// Number of files, links and directories that it may create.
+    /// Number of files, links and directories that the build may create.
     pub inodes: Option<u64>,
 }
 
@@ -33,7 +33,7 @@ pub struct Limits {
 pub struct Step {
     /// Line of the Dockerfile where the instruction starts, from 1.
     pub line: u32,
-    /// The instruction as shown to people: `RUN make modules`.
+    /// The instruction as shown to users: `RUN make modules`.
     pub text: String,
     /// The action of the step.
     pub action: Action,
@@ -77,11 +77,11 @@ pub enum Source {
 pub struct Run {
     /// The program and its arguments. In the shell form the shell comes first.
     pub argv: Vec<String>,
-    /// The complete environment; each name occurs once.
+    /// The complete environment. Each name occurs once.
     pub env: Vec<(String, String)>,
     /// Absolute working directory of the command.
     pub workdir: String,
-    /// A script in the Dockerfile that names its interpreter (`RUN <<EOF` whose first line is `#!`). The runner writes it to
-    /// a file and executes that file; `argv` is then empty.
+    /// A script in the Dockerfile that names its interpreter (`RUN <<EOF` whose first line is `#!`). The runner executes the script
+    /// from a file. `argv` is empty.
     pub script: Option<String>,
 }

@@ -1,8 +1,8 @@
-//! Paths in the image of a build in a pod, and the times that the runner and farrier agree on.
+//! Paths in the image of a build in a pod, and the times that both the runner and farrier use.
 
 use std::time::Duration;
 
-/// Directory of the runner's files; steps cannot write to it.
+/// Directory of the runner's files. Steps cannot write to it.
 pub const OWN: &str = "/.farrier";
 /// The runner, which is the image's command.
 pub const RUNNER: &str = "/.farrier/runner";
@@ -10,8 +10,8 @@ pub const RUNNER: &str = "/.farrier/runner";
 pub const PLAN: &str = "/.farrier/plan";
 /// The build context.
 pub const CONTEXT: &str = "/.farrier/context";
-/// How long the runner keeps the result for farrier to fetch. The pod's deadline must exceed the build's by at least this
-/// time.
+/// How long the runner keeps the result for farrier to fetch. The pod's deadline must be at least this much later than the
+/// build's deadline.
 pub const HOLD: Duration = Duration::from_mins(15);
-/// Interval of heartbeats, which are empty frames, to the followers of a build without output.
+/// Interval of heartbeats to followers while a build has no output. A heartbeat is an empty frame.
 pub const BEAT: Duration = Duration::from_secs(10);

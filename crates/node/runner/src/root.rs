@@ -1,7 +1,7 @@
 //! The root file system of a build: an overlay of the lower trees and a writable upper directory, with a minimal `/dev` and
 //! `/proc`.
 //!
-//! Files that only process 1 needs are mounted below [`OWN`], so that it holds no descriptor of a directory outside.
+//! Files that only process 1 needs are mounted below [`PRIVATE`]. Process 1 therefore needs no descriptor of a directory outside.
 
 use std::{
     fs::{self, File, Permissions},
@@ -18,26 +18,28 @@ use rustix::{
     process::{chdir, pivot_root},
 };
 
-use crate::messages::failed;
+use crate::messages::with_context;
 
 /// Temporary mount point of the old root.
-const OLD: &str = ".farrier-old-root";
-/// Harmless devices, each with the host device that backs it. `/dev/zero` is backed by `full`: it reads the same zeros but
-/// cannot be mapped. A mapping of the real `zero` would be shared memory that no per-process counter shows.
+const OLD_ROOT: &str = ".farrier-old-root";
+/// Harmless devices, each with the host device behind it. Behind `/dev/zero` is `full`, which reads as zeros too but cannot be
+/// mapped. A mapping of the real `zero` would be shared memory, which no per-process counter shows.
 const DEVICES: [(&str, &str); 5] =
     [("null", "null"), ("zero", "full"), ("full", "full"), ("random", "random"), ("urandom", "urandom")];
-/// Links that shells and scripts expect.
+/// Links in `/dev` that shells and scripts expect.
 const LINKS: [(&str, &str); 4] =
     [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")];
 /// Directories that every root file system must have, with their modes.
 const DIRECTORIES: [(&str, u32); 4] = [("dev", 0o755), ("proc", 0o555), ("sys", 0o555), ("tmp", 0o1777)];
 
 /// Mount point of the files that only process 1 needs.
-const OWN: &str = "/.farrier";
+const PRIVATE: &str = "/.farrier";
 /// The build context.
 pub const CONTEXT: &str = "/.farrier/context";
-/// The upper directory of the overlay: everything that the build has written.
+/// The upper directory of the overlay, which contains everything that the build has written.
 pub const WRITTEN: &str = "/.farrier/written";
+const NOSUID_NOEXEC: MountFlags = MountFlags::NOSUID.union(MountFlags::NOEXEC);
+
 /// Flags of a sealed mount: read-only, without executables, devices or setuid programs.
 const SEALED: MountFlags = MountFlags::BIND
     .union(MountFlags::RDONLY)
@@ -48,80 +50,97 @@ const SEALED: MountFlags = MountFlags::BIND
 /// Stops mounts of this process's mount namespace from propagating to the host.
 pub fn separate_mounts() -> io::Result<()> {
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
-        .map_err(|error| failed("take mounts apart from the host's", error))
+        .map_err(|error| with_context("stop the propagation of mounts to the host", error))
 }
 
-/// Replaces the root of this process's mount namespace with an overlay over the trees at `lowers`, the uppermost first. The
-/// upper and work directories are below `scratch`. The old root is unmounted, so there is no way back. [`CONTEXT`] stays
-/// writable until [`seal`].
+/// Replaces the root of this process's mount namespace with an overlay over the trees at `lowers`, the uppermost first. The upper
+/// and work directories are below `scratch`.
+///
+/// The old root is unmounted, so that no process can return to it. [`CONTEXT`] stays writable until [`seal`].
 pub fn pivot(scratch: &Path, lowers: &[PathBuf]) -> io::Result<()> {
-    let [root, upper, work, own] = ["root", "upper", "work", "own"].map(|name| scratch.join(name));
-    for directory in [&root, &upper, &work, &own, &own.join("context"), &own.join("written")] {
+    let [root, upper, work, private] = ["root", "upper", "work", "own"].map(|name| scratch.join(name));
+    for directory in [&root, &upper, &work, &private, &private.join("context"), &private.join("written")] {
         fs::create_dir(directory)?;
     }
-    let overlay = |upper: &Path, work: &Path| {
-        // Volatile: nothing needs to survive a crash, and unmounting does not wait for the disk.
-        let options = format!(
-            "lowerdir={},upperdir={},workdir={},userxattr,volatile\0",
-            lowers.iter().map(|lower| lower.display().to_string()).collect::<Vec<_>>().join(":"),
-            upper.display(),
-            work.display()
-        );
-        let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).map_err(io::Error::other)?;
-        Ok::<_, io::Error>(mount(
-            "overlay",
-            &root,
-            "overlay",
-            MountFlags::NOSUID | MountFlags::NODEV,
-            options,
-        )?)
-    };
-    overlay(&upper, &work).map_err(|error| failed("mount an overlay over the toolchain", error))?;
-    let place = root.join(OWN.trim_start_matches('/'));
-    fs::create_dir(&place)?;
-    mount_bind(&own, &place).map_err(|error| failed("bring in the build context", error))?;
-    mount_bind(&upper, place.join("written")).map_err(|error| failed("bring in the upper layer", error))?;
-    chdir(&root)?;
-    fs::create_dir(OLD)?;
-    pivot_root(".", OLD).map_err(|error| failed("change the root", error))?;
-    chdir("/")?;
+    mount_overlay(&root, lowers, &upper, &work)
+        .map_err(|error| with_context("mount an overlay over the toolchain", error))?;
+    let mount_point = root.join(PRIVATE.trim_start_matches('/'));
+    fs::create_dir(&mount_point)?;
+    mount_bind(&private, &mount_point).map_err(|error| with_context("mount the build context", error))?;
+    mount_bind(&upper, mount_point.join("written"))
+        .map_err(|error| with_context("mount the upper directory", error))?;
+    change_root(&root)?;
+    create_missing_directories()?;
+    mount_proc()?;
+    mount_dev()?;
+    let old_root = Path::new("/").join(OLD_ROOT);
+    unmount(&old_root, UnmountFlags::DETACH).map_err(|error| with_context("unmount the old root", error))?;
+    fs::remove_dir(old_root)
+}
+
+fn mount_overlay(root: &Path, lowers: &[PathBuf], upper: &Path, work: &Path) -> io::Result<()> {
+    // Volatile: nothing needs to survive a crash, and unmounting does not wait for the disk.
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={},userxattr,volatile\0",
+        lowers.iter().map(|lower| lower.display().to_string()).collect::<Vec<_>>().join(":"),
+        upper.display(),
+        work.display()
+    );
+    let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).map_err(io::Error::other)?;
+    Ok(mount("overlay", root, "overlay", MountFlags::NOSUID | MountFlags::NODEV, options)?)
+}
+
+/// Makes `root` the root directory. The old root stays mounted at [`OLD_ROOT`], because its devices are still needed.
+fn change_root(root: &Path) -> io::Result<()> {
+    chdir(root)?;
+    fs::create_dir(OLD_ROOT)?;
+    pivot_root(".", OLD_ROOT).map_err(|error| with_context("change the root", error))?;
+    Ok(chdir("/")?)
+}
+
+fn create_missing_directories() -> io::Result<()> {
     for (name, mode) in DIRECTORIES {
         if Path::new(name).symlink_metadata().is_err() {
             fs::create_dir(name)?;
             fs::set_permissions(name, Permissions::from_mode(mode))?;
         }
     }
-    let quiet = MountFlags::NOSUID | MountFlags::NOEXEC;
-    mount("proc", "/proc", "proc", quiet | MountFlags::NODEV, None)
-        .map_err(|error| failed("mount /proc", error))?;
+    Ok(())
+}
+
+fn mount_proc() -> io::Result<()> {
+    mount("proc", "/proc", "proc", NOSUID_NOEXEC | MountFlags::NODEV, None)
+        .map_err(|error| with_context("mount /proc", error))?;
     // A step in a new user namespace could gain capabilities.
     fs::write("/proc/sys/user/max_user_namespaces", "0")
-        .map_err(|error| failed("forbid namespaces in the sandbox", error))?;
-    mount("dev", "/dev", "tmpfs", quiet, c"mode=755,size=1m").map_err(|error| failed("mount /dev", error))?;
+        .map_err(|error| with_context("forbid namespaces in the sandbox", error))
+}
+
+/// Mounts a `/dev` with the devices of [`DEVICES`] from the old root, and makes it read-only.
+fn mount_dev() -> io::Result<()> {
+    mount("dev", "/dev", "tmpfs", NOSUID_NOEXEC, c"mode=755,size=1m")
+        .map_err(|error| with_context("mount /dev", error))?;
     for (name, device) in DEVICES {
-        let place = Path::new("/dev").join(name);
-        File::create(&place)?;
-        mount_bind(Path::new("/").join(OLD).join("dev").join(device), &place)
-            .map_err(|error| failed(&format!("bring in {}", place.display()), error))?;
+        let mount_point = Path::new("/dev").join(name);
+        File::create(&mount_point)?;
+        mount_bind(Path::new("/").join(OLD_ROOT).join("dev").join(device), &mount_point)
+            .map_err(|error| with_context(&format!("mount {}", mount_point.display()), error))?;
     }
     for (name, target) in LINKS {
         symlink(target, Path::new("/dev").join(name))?;
     }
     fs::create_dir("/dev/shm")?;
-    mount("shm", "/dev/shm", "tmpfs", quiet | MountFlags::NODEV, c"mode=1777,size=64m")
-        .map_err(|error| failed("mount /dev/shm", error))?;
-    // From here on no device can be added.
-    mount_remount("/dev", MountFlags::BIND | quiet | MountFlags::RDONLY, c"")
-        .map_err(|error| failed("seal /dev", error))?;
-    unmount(Path::new("/").join(OLD), UnmountFlags::DETACH)
-        .map_err(|error| failed("leave the old root", error))?;
-    fs::remove_dir(Path::new("/").join(OLD))
+    mount("shm", "/dev/shm", "tmpfs", NOSUID_NOEXEC | MountFlags::NODEV, c"mode=1777,size=64m")
+        .map_err(|error| with_context("mount /dev/shm", error))?;
+    mount_remount("/dev", MountFlags::BIND | NOSUID_NOEXEC | MountFlags::RDONLY, c"")
+        .map_err(|error| with_context("make /dev read-only", error))
 }
 
-/// Makes everything below [`OWN`] read-only.
+/// Makes everything below [`PRIVATE`] read-only.
 pub fn seal() -> io::Result<()> {
-    for mount in [OWN, WRITTEN] {
-        mount_remount(mount, SEALED, c"").map_err(|error| failed(&format!("seal {mount}"), error))?;
+    for mount in [PRIVATE, WRITTEN] {
+        mount_remount(mount, SEALED, c"")
+            .map_err(|error| with_context(&format!("make {mount} read-only"), error))?;
     }
     Ok(())
 }

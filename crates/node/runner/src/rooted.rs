@@ -1,7 +1,7 @@
 //! Path resolution inside the build's root file system.
 //!
-//! Build steps control that tree: a link may point anywhere, and a directory may be replaced at any time. Every resolution
-//! stays below the root (`RESOLVE_IN_ROOT`) and follows no magic link of `/proc` (`RESOLVE_NO_MAGICLINKS`).
+//! Build steps control the tree: they may create links to anywhere, and replace directories at any time. Every resolution stays
+//! below the root (`RESOLVE_IN_ROOT`) and follows no magic links of `/proc` (`RESOLVE_NO_MAGICLINKS`).
 
 use std::{
     ffi::OsStr,
@@ -19,7 +19,7 @@ use rustix::{
     io::Errno,
 };
 
-const INSIDE: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
+const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// An open root directory of a build.
@@ -33,19 +33,19 @@ impl Root {
 
     /// Opens an existing directory.
     pub fn existing_directory(&self, path: &Path) -> io::Result<OwnedFd> {
-        Ok(openat2(&self.0, path, DIRECTORY, Mode::empty(), INSIDE)?)
+        Ok(openat2(&self.0, path, DIRECTORY, Mode::empty(), IN_ROOT)?)
     }
 
-    /// Opens a directory. Creates it and its missing parents.
+    /// Opens a directory. Creates the directory and its parents if they are missing.
     pub fn directory(&self, path: &Path) -> io::Result<OwnedFd> {
-        match openat2(&self.0, path, DIRECTORY, Mode::empty(), INSIDE) {
+        match openat2(&self.0, path, DIRECTORY, Mode::empty(), IN_ROOT) {
             Err(Errno::NOENT) => {}
             opened => return Ok(opened?),
         }
         let (parent, name) = path.parent().zip(path.file_name()).ok_or(Errno::NOENT)?;
         let parent = self.directory(parent)?;
         mkdirat(&parent, name, Mode::from_raw_mode(0o777)).map_err(|error| match error {
-            Errno::EXIST => io::Error::new(io::ErrorKind::NotFound, "a link on the way leads to nothing"),
+            Errno::EXIST => io::Error::new(io::ErrorKind::NotFound, "a link in the path leads to nothing"),
             error => error.into(),
         })?;
         self.existing_directory(path)
@@ -66,14 +66,14 @@ pub fn create(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
 
 /// Removes a file or link, but not a directory.
 pub fn remove_file(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-    match kind(directory, name)? {
+    match entry_type(directory, name)? {
         None | Some(FileType::Directory) => Ok(()),
         Some(_) => Ok(unlinkat(directory, name, AtFlags::empty())?),
     }
 }
 
-/// Type of a directory entry, without following links; `None` if the entry does not exist.
-pub fn kind(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<FileType>> {
+/// Returns the type of a directory entry without following links. Returns `None` if the entry does not exist.
+pub fn entry_type(directory: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<FileType>> {
     match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
         Err(Errno::NOENT) => Ok(None),
@@ -119,21 +119,21 @@ mod tests {
         let (dir, root) = root();
         symlink("/there", dir.path().join("root/link")).unwrap();
         symlink("../../..", dir.path().join("root/up")).unwrap();
-        for (path, place) in [
+        for (path, expected) in [
             ("/a/b/c", "root/a/b/c"),
             ("/link/d", "root/there/d"),
             ("/up/e", "root/e"),
             ("/../../f", "root/f"),
         ] {
             root.directory(Path::new(path)).unwrap();
-            assert!(dir.path().join(place).is_dir(), "{path}");
+            assert!(dir.path().join(expected).is_dir(), "{path}");
         }
         root.directory(Path::new("/")).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]
-    fn links_of_open_files_and_links_to_nothing_are_refused() {
+    fn magic_links_and_broken_links_are_refused() {
         let (dir, root) = root();
         let outside = fs::File::open(dir.path()).unwrap();
         symlink("/nowhere", dir.path().join("root/broken")).unwrap();
@@ -146,15 +146,15 @@ mod tests {
     }
 
     #[test]
-    fn a_created_file_takes_the_place_of_a_link() {
+    fn a_created_file_replaces_a_link() {
         let (dir, root) = root();
-        let place = dir.path().join("root/there");
-        fs::write(place.join("kept"), "kept").unwrap();
-        symlink("kept", place.join("x")).unwrap();
+        let there = dir.path().join("root/there");
+        fs::write(there.join("kept"), "kept").unwrap();
+        symlink("kept", there.join("x")).unwrap();
         let directory = root.existing_directory(Path::new("/there")).unwrap();
         drop(create(directory.as_fd(), OsStr::new("x")).unwrap());
-        assert_eq!(fs::read(place.join("kept")).unwrap(), b"kept");
-        assert_eq!(fs::read(place.join("x")).unwrap(), b"");
+        assert_eq!(fs::read(there.join("kept")).unwrap(), b"kept");
+        assert_eq!(fs::read(there.join("x")).unwrap(), b"");
         assert!(create(directory.as_fd(), OsStr::new("..")).is_err());
     }
 }

@@ -1,9 +1,13 @@
-//! Creates a sandbox with two processes. The outer process creates the namespaces and waits until farrier has written their
-//! UID and GID maps. The inner process is process 1 of the new PID namespace. It builds the root file system, drops all
-//! privileges, and runs the steps.
+//! Creates a sandbox with two processes:
 //!
-//! If farrier runs as root, no process of a build runs as farrier's user: farrier maps the sandbox's only user to a user
-//! that owns nothing else. The outer process dies with farrier, and process 1 dies with the outer process. The kernel then
+//! - The outer process creates the namespaces, and waits until farrier has written their UID and GID maps.
+//! - The inner process is process 1 of the new PID namespace. It assembles the root file system, drops all privileges, and runs
+//!   the steps.
+//!
+//! If farrier runs as root, no process of a build runs as farrier's user: farrier maps the sandbox's only user to a user that owns
+//! nothing else.
+//!
+//! No process outlives farrier. The outer process dies with farrier, process 1 dies with the outer process, and the kernel then
 //! kills every other process in the PID namespace.
 
 use std::{
@@ -36,12 +40,12 @@ use rustix::{
 };
 
 use crate::{
-    canary, filter,
-    messages::{Messages, StandardInput, failed},
+    canary, filter, landlock_wall,
+    messages::{Messages, StandardInput, with_context},
     root,
     rooted::Root,
-    steps::{self, Place},
-    sys, wall,
+    steps::{self, BuildPaths},
+    sys,
     walls::{self, Walls},
 };
 
@@ -50,14 +54,14 @@ const DEFAULT_MAX_PROCESSES: u64 = 16 << 10;
 
 /// Runs the outer process. Returns `None` if process 1 has already sent the outcome.
 pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> {
-    // This process must end when farrier is killed.
+    // This process must die with farrier.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     sys::close_inherited(None)?;
-    sys::leave_keyring().map_err(|error| failed("leave the caller's keyring", error))?;
+    sys::replace_session_keyring().map_err(|error| with_context("replace the session keyring", error))?;
     let Sandbox { lowers, scratch, maps_owners } = read_frame(&mut StandardInput)?;
     if geteuid().is_root() {
-        // Only root can drop supplementary groups. An ordinary user keeps them, with no more access than before.
-        set_thread_groups(&[]).map_err(|error| failed("leave all supplementary groups", error))?;
+        // Only root can drop supplementary groups. Another user keeps its groups, and gains no access by them.
+        set_thread_groups(&[]).map_err(|error| with_context("drop all supplementary groups", error))?;
     }
     walls::leak(walls)?;
     let trees = if maps_owners { LowerDirs::detach(&lowers)? } else { LowerDirs::Owned(lowers) };
@@ -68,9 +72,9 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
-    unshare(namespaces).map_err(|error| failed("the kernel refuses new namespaces", error))?;
-    // Open the directories before the user changes, because the sandbox's user may lack access to them, but after
-    // `unshare`, so that they belong to the new mount namespace.
+    unshare(namespaces).map_err(|error| with_context("the kernel refuses new namespaces", error))?;
+    // Open the directories after `unshare`, so that they belong to the new mount namespace, but before the user changes, because
+    // the sandbox's user may lack access to them.
     let scratch = open_directory(&scratch)?;
     let trees = trees.open()?;
     messages.send(&Message::Unshared)?;
@@ -96,25 +100,25 @@ pub fn enter(messages: &Messages, walls: &Walls) -> io::Result<Option<Outcome>> 
     Ok(Some(Outcome::Broken(format!("the sandbox's first process ended: {ended}"))))
 }
 
-/// Lower directories of the overlay, by the stage of their move into the sandbox's mount namespace.
+/// Lower directories of the overlay, by the state of their move into the sandbox's mount namespace.
 enum LowerDirs {
     /// Paths of trees that belong to the sandbox's user.
     Owned(Vec<String>),
     /// Open directories of trees that belong to the sandbox's user.
     Opened(Vec<OwnedFd>),
-    /// Detached mounts of trees that belong to farrier's user, and the helper process with the privilege to idmap them.
+    /// Detached mounts of trees that belong to farrier's user, and the helper process that has the privilege to idmap the mounts.
     Detached(Vec<OwnedFd>, Child),
     /// Detached idmapped mounts.
     Mapped(Vec<OwnedFd>),
 }
 
 impl LowerDirs {
-    /// Makes a detached mount of each tree and starts the helper, which keeps the privileges that this process gives up.
+    /// Creates a detached mount of each tree, and starts the helper, which keeps the privileges that this process gives up.
     fn detach(lowers: &[String]) -> io::Result<Self> {
         // No close-on-exec: the helper inherits the mounts.
         let detach = |lower: &String| open_tree(CWD, lower, OpenTreeFlags::OPEN_TREE_CLONE);
         let mounts = lowers.iter().map(detach).collect::<Result<Vec<_>, _>>();
-        let mounts = mounts.map_err(|error| failed("detach mounts of the trees", error))?;
+        let mounts = mounts.map_err(|error| with_context("detach mounts of the trees", error))?;
         let mut helper = Command::new("/proc/self/exe");
         helper.arg("map-owners").arg(process::id().to_string());
         helper.args(mounts.iter().map(|mount| mount.as_raw_fd().to_string()));
@@ -124,7 +128,7 @@ impl LowerDirs {
         Ok(Self::Detached(mounts, helper))
     }
 
-    /// Opens `Owned` trees; other variants stay as they are.
+    /// Opens `Owned` trees. Other variants stay as they are.
     fn open(self) -> io::Result<Self> {
         match self {
             Self::Owned(lowers) => {
@@ -134,7 +138,7 @@ impl LowerDirs {
         }
     }
 
-    /// Signals the helper to idmap the mounts to this process's user namespace, and waits until the helper has ended.
+    /// Lets the helper idmap the mounts to this process's user namespace, and waits until the helper has ended.
     fn map_owners(self) -> io::Result<Self> {
         let Self::Detached(mounts, mut helper) = self else { return Ok(self) };
         if let Some(mut stdin) = helper.stdin.take() {
@@ -162,17 +166,17 @@ impl LowerDirs {
                 }
                 _ => mount_bind(path_of(tree), &mount_point),
             };
-            attached.map_err(|error| failed("bring in the toolchain and headers", error))?;
+            attached.map_err(|error| with_context("mount the toolchain and headers", error))?;
         }
         Ok(trees.len())
     }
 }
 
-/// Start of the error message if the helper fails. farrier then retries without idmapped mounts.
+/// Start of the error message if the helper fails, by which farrier recognizes that it has to retry without idmapped mounts.
 const MAP_OWNERS: &str = "map the owners of trees";
 
-/// Runs the helper process. It waits until its parent's user namespace has UID and GID maps, and then idmaps the inherited
-/// detached mounts to that namespace.
+/// Runs the helper process. Waits until the user namespace of the parent process has UID and GID maps, and then idmaps the
+/// inherited detached mounts to that namespace.
 pub fn map_owners(arguments: &[&str]) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let numbers = arguments.iter().map(|argument| argument.parse::<RawFd>().map_err(io::Error::other));
@@ -190,7 +194,7 @@ fn lower_path(scratch: &Path, number: usize) -> PathBuf {
     scratch.join(format!("lower-{number}"))
 }
 
-/// Path of an open file, valid in this process.
+/// Returns a path to an open file, which is valid only in this process.
 fn path_of(file: &OwnedFd) -> PathBuf {
     Path::new("/proc/self/fd").join(file.as_raw_fd().to_string())
 }
@@ -198,30 +202,30 @@ fn path_of(file: &OwnedFd) -> PathBuf {
 /// Runs process 1 of the sandbox.
 pub fn init(messages: &Messages, scratch: &str, lowers: &str, walls: &Walls) -> io::Result<Outcome> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    sys::handle_no_signals();
+    sys::remove_signal_handlers();
     umask(Mode::from_raw_mode(0o022));
     let number: RawFd = scratch.parse().map_err(io::Error::other)?;
     let lowers: usize = lowers.parse().map_err(io::Error::other)?;
     sys::close_inherited([number].into_iter().chain(walls::leaked(walls)))?;
     let scratch = sys::inherited(number);
-    sethostname(b"farrier").map_err(|error| failed("name the sandbox", error))?;
+    sethostname(b"farrier").map_err(|error| with_context("set the sandbox's host name", error))?;
     let plan: Plan = read_frame(&mut StandardInput)?;
     let scratch_path = path_of(&scratch);
     let trees: Vec<_> = (0..lowers).map(|number| lower_path(&scratch_path, number)).collect();
     root::pivot(&scratch_path, &trees)?;
     drop(scratch);
-    unpack(Path::new(root::CONTEXT)).map_err(|error| failed("unpack the build context", error))?;
+    unpack(Path::new(root::CONTEXT)).map_err(|error| with_context("unpack the build context", error))?;
     root::seal()?;
-    give_up_capabilities().map_err(|error| failed("give up all capabilities", error))?;
+    drop_capabilities().map_err(|error| with_context("drop all capabilities", error))?;
     let all_walls = walls.filter;
     let landlock = confine(plan.limits.processes, walls)?;
-    messages.send(&Message::Canary(Canary { refused: canary::run(all_walls)?, landlock }))?;
+    messages.send(&Message::Canary(Canary { refused: canary::attempt_all(all_walls)?, landlock }))?;
     let root = Root::open(Path::new("/"))?;
-    steps::run(messages, &plan, &Place { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
+    steps::run(messages, &plan, &BuildPaths { root, context: root::CONTEXT, written: Some(root::WRITTEN) })
 }
 
 /// Permanently drops the capabilities that process 1 of a new user namespace has.
-fn give_up_capabilities() -> io::Result<()> {
+fn drop_capabilities() -> io::Result<()> {
     set_capabilities_secure_bits(
         CapabilitiesSecureBits::NO_ROOT
             | CapabilitiesSecureBits::NO_ROOT_LOCKED
@@ -239,33 +243,33 @@ fn give_up_capabilities() -> io::Result<()> {
     Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
 }
 
-/// Restricts what a process can do even without capabilities: resource limits, Landlock, and the seccomp filter. Child
-/// processes inherit the restrictions. Returns the Landlock ABI in force, or 0 without Landlock.
+/// Restricts this process and its children beyond dropped capabilities: with resource limits, Landlock and the seccomp filter.
+/// Returns the Landlock ABI in force, or 0 without Landlock.
 pub fn confine(processes: Option<u64>, walls: &Walls) -> io::Result<u32> {
-    // Keep the caller's limit if it is lower: an unprivileged process cannot raise a hard limit.
+    // Keep the caller's limit if it is lower, because an unprivileged process cannot raise a hard limit.
     let lower_limit = |resource, value: u64| {
         let value = getrlimit(resource).maximum.map_or(value, |limit| limit.min(value));
         setrlimit(resource, Rlimit { current: Some(value), maximum: Some(value) })
     };
-    lower_limit(Resource::Core, 0).map_err(|error| failed("forbid core dumps", error))?;
+    lower_limit(Resource::Core, 0).map_err(|error| with_context("forbid core dumps", error))?;
     lower_limit(Resource::Nproc, processes.unwrap_or(DEFAULT_MAX_PROCESSES))
-        .map_err(|error| failed("limit processes", error))?;
+        .map_err(|error| with_context("limit processes", error))?;
     // Steps run as the same user and must not access the open files of process 1.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    let landlock = if walls.landlock { wall::restrict()? } else { 0 };
+    let landlock = if walls.landlock { landlock_wall::restrict()? } else { 0 };
     if walls.filter {
-        filter::install(landlock >= wall::WATCHES_TRUNCATE)?;
+        filter::install(landlock >= landlock_wall::FIRST_ABI_WITH_TRUNCATE)?;
     }
     Ok(landlock)
 }
 
 fn open_directory(path: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open(path, flags, Mode::empty()).map_err(|error| failed(&format!("open {path}"), error))
+    open(path, flags, Mode::empty()).map_err(|error| with_context(&format!("open {path}"), error))
 }
 
-/// Unpacks the build context from standard input. Paths need no check: farrier wrote the archive, no step has run yet, and
-/// nothing outside of the root is mounted.
+/// Unpacks the build context from standard input. Does not check paths, because farrier wrote the archive, no step has run yet,
+/// and nothing outside of the root is mounted.
 fn unpack(context: &Path) -> io::Result<()> {
     let mut archive = tar::Archive::new(io::BufReader::with_capacity(256 << 10, StandardInput));
     archive.set_preserve_permissions(true);
@@ -283,8 +287,8 @@ fn unpack(context: &Path) -> io::Result<()> {
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
         entry.unpack(&path)?;
     }
-    // Set the modes and times of directories last, the innermost directory first: a directory may be read-only, and writes
-    // change its mtime.
+    // Set the modes and times of directories last, innermost directories first, because a directory may be read-only, and writes
+    // change its modification time.
     for (path, mut directory) in directories.into_iter().rev() {
         directory.unpack(&path)?;
     }

@@ -1,4 +1,4 @@
-//! Runs the steps in order, and sends the `/out` that they produce.
+//! Runs the steps in order, and sends the resulting `/out`.
 
 use std::{
     ffi::OsStr,
@@ -30,65 +30,65 @@ use crate::{
     messages::Messages,
     payload,
     rooted::{self, Root},
-    watch::{Stop, Watch},
+    usage_monitor::{StopReason, UsageMonitor},
 };
 
 /// Directory and name of a here-document's script while that script runs.
-const SCRIPT: (&str, &str) = ("/tmp", ".farrier-script");
+const SCRIPT_PATH: (&str, &str) = ("/tmp", ".farrier-script");
 
-/// Location of a build.
-pub struct Place<'a> {
+/// Directories of a build.
+pub struct BuildPaths<'a> {
     /// Root of the build's file system, which is also the root of this process.
     pub root: Root,
     /// Directory of the build context.
     pub context: &'a str,
-    /// Directory that receives everything the build writes; `None` if its size cannot be measured.
+    /// Directory that receives everything that the build writes. `None` if there is no such directory.
     pub written: Option<&'a str>,
 }
 
 /// Runs the steps, then sends `/out`.
-pub fn run(messages: &Messages, plan: &Plan, place: &Place<'_>) -> io::Result<Outcome> {
-    let watch = Watch::start(plan.limits, place.written.map(Path::new))?;
+pub fn run(messages: &Messages, plan: &Plan, paths: &BuildPaths<'_>) -> io::Result<Outcome> {
+    let monitor = UsageMonitor::start(plan.limits, paths.written.map(Path::new))?;
     let mut last = 0;
     for (number, step) in (0..).zip(&plan.steps) {
         last = number;
         messages.send(&Message::Step(number))?;
-        let done = run_step(messages, place, &step.action)?;
-        if let Some(outcome) = stop_outcome(&watch, number) {
+        let result = run_step(messages, paths, &step.action)?;
+        if let Some(outcome) = stop_outcome(&monitor, number) {
             return Ok(outcome);
         }
-        if let Err(why) = done {
+        if let Err(why) = result {
             return Ok(Outcome::Failed { step: number, why });
         }
     }
-    let payload = payload::send_payload(messages, &place.root);
-    // No process runs any more, so a read error is the build's own fault.
+    let payload = payload::send_payload(messages, &paths.root);
+    // All processes of the build have ended, so a read error is caused by the files that the build left.
     let failed = |error: io::Error| Outcome::Failed { step: last, why: format!("read /out: {error}") };
-    Ok(stop_outcome(&watch, last).unwrap_or_else(|| payload.unwrap_or_else(failed)))
+    Ok(stop_outcome(&monitor, last).unwrap_or_else(|| payload.unwrap_or_else(failed)))
 }
 
-fn stop_outcome(watch: &Watch, step: u32) -> Option<Outcome> {
-    Some(match watch.stopped()? {
-        Stop::Limit(why) => Outcome::Limit { step, why },
-        Stop::DiskFull(why) => Outcome::DiskFull { step, why },
+fn stop_outcome(monitor: &UsageMonitor, step: u32) -> Option<Outcome> {
+    Some(match monitor.stopped()? {
+        StopReason::Limit(why) => Outcome::Limit { step, why },
+        StopReason::DiskFull(why) => Outcome::DiskFull { step, why },
     })
 }
 
 /// Runs one step. The inner error is a failure of the step itself.
-fn run_step(messages: &Messages, place: &Place<'_>, action: &Action) -> io::Result<Result<(), String>> {
-    let done = match action {
-        Action::Directory(path) => place.root.directory(Path::new(path)).map(drop),
+fn run_step(messages: &Messages, paths: &BuildPaths<'_>, action: &Action) -> io::Result<Result<(), String>> {
+    let result = match action {
+        Action::Directory(path) => paths.root.directory(Path::new(path)).map(drop),
         Action::Copy { sources, dest, mode } => {
-            copy::copy(&place.root, Path::new(place.context), sources, dest, *mode)
+            copy::copy(&paths.root, Path::new(paths.context), sources, dest, *mode)
         }
-        Action::Run(run) => return run_command(messages, &place.root, run),
+        Action::Run(run) => return run_command(messages, &paths.root, run),
     };
-    Ok(done.map_err(|error| error.to_string()))
+    Ok(result.map_err(|error| error.to_string()))
 }
 
-/// Writes a script to a new file, replaces anything that a step left there, and returns its path.
+/// Writes a script to a new file, which replaces any earlier file, and returns the file's path.
 fn write_script(root: &Root, script: &str) -> io::Result<String> {
-    let (directory, name) = SCRIPT;
+    let (directory, name) = SCRIPT_PATH;
     let opened = root.directory(Path::new(directory))?;
     let mut file = File::from(rooted::create(opened.as_fd(), OsStr::new(name))?);
     file.write_all(script.as_bytes())?;
@@ -106,37 +106,27 @@ fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result
             Err(error) => return Ok(Err(format!("the script cannot be written: {error}"))),
         },
         (None, Some((program, arguments))) => (program.clone(), arguments),
-        (None, None) => return Ok(Err("it names no program".to_owned())),
+        (None, None) => return Ok(Err("the instruction names no program".to_owned())),
     };
-    // Through its descriptor: in the newly started process the path may lead elsewhere.
     let directory = match root.existing_directory(Path::new(workdir)) {
         Ok(directory) => directory,
         Err(error) => return Ok(Err(format!("{workdir} cannot be entered: {error}"))),
     };
-    let (mut output, writer) = io::pipe()?;
+    let (output, writer) = io::pipe()?;
     let mut command = Command::new(&program);
     command.args(arguments).env_clear().envs(env.iter().map(|(name, value)| (name, value)));
+    // Use the descriptor, because the path may lead elsewhere when the new process resolves it.
     command.current_dir(Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()));
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     let child = command.spawn();
-    // Drops the last write ends of the pipe in this process.
+    // Drop the last write ends of the pipe in this process, so that the reader sees the end of the output.
     drop(command);
     let mut child = match child {
         Ok(child) => child,
         Err(error) => return Ok(Err(format!("{program} cannot be started: {error}"))),
     };
     let status = thread::scope(|scope| {
-        let reader = scope.spawn(move || {
-            let mut buffer = vec![0; 64 << 10];
-            loop {
-                match output.read(&mut buffer) {
-                    Ok(0) => return Ok(()),
-                    Ok(length) => messages.send(&Message::Output(buffer[..length].to_vec()))?,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            }
-        });
+        let reader = scope.spawn(move || forward_output(messages, output));
         let status = child.wait();
         kill_all();
         let read =
@@ -146,8 +136,21 @@ fn run_command(messages: &Messages, root: &Root, run: &Run) -> io::Result<Result
     Ok(if status.success() { Ok(()) } else { Err(exit_text(status)) })
 }
 
+/// Sends the output of a step until all its writers have closed the pipe.
+fn forward_output(messages: &Messages, mut output: io::PipeReader) -> io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match output.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(length) => messages.send(&Message::Output(buffer[..length].to_vec()))?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Kills all processes except this one, which is process 1, and waits for them. Kills nothing if the step left no process
-/// behind: in a pod, a kill of all processes would include farrier's `follow` processes.
+/// behind, because in a pod the kill would include farrier's `follow` processes.
 fn kill_all() {
     loop {
         match wait(WaitOptions::NOHANG) {
@@ -164,7 +167,7 @@ fn kill_all() {
     }
 }
 
-/// Formats an exit status as a shell does: a signal counts as 128 plus its number.
+/// Formats an exit status like a shell, which reports a signal as 128 plus its number.
 fn exit_text(status: ExitStatus) -> String {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.map_or_else(|| status.to_string(), |code| format!("exit code {code}"))

@@ -33,7 +33,7 @@ pub fn inherited(number: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
-/// Makes a detached mount an idmapped mount with the maps of a user namespace (`mount_setattr(2)`, `MOUNT_ATTR_IDMAP`).
+/// Turns a detached mount into an idmapped mount with the maps of a user namespace (`mount_setattr(2)`, `MOUNT_ATTR_IDMAP`).
 pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
     let attributes = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP,
@@ -54,24 +54,26 @@ pub fn map_owners(mount: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::
     })
 }
 
-/// Replaces the caller's session keyring with an empty one. No namespace isolates keyrings, and every process can read the
-/// keys of an inherited one.
-pub fn leave_keyring() -> io::Result<()> {
+/// Replaces the caller's session keyring with an empty one. No namespace isolates keyrings, and a process can read the keys of an
+/// inherited keyring.
+pub fn replace_session_keyring() -> io::Result<()> {
     // SAFETY: the name is a null pointer, so the kernel reads no memory.
     let joined = check(unsafe {
         libc::syscall(libc::SYS_keyctl, libc::KEYCTL_JOIN_SESSION_KEYRING, ptr::null::<libc::c_char>())
     });
     match joined {
-        // A container's seccomp filter refuses the call to steps too, and a kernel without keyrings has no keys to read.
+        // Ignore a refusal: a container's seccomp filter also keeps steps from reading keys, and a kernel without keyrings has no
+        // keys.
         Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => Ok(()),
         other => other,
     }
 }
 
-/// Restores the default action of SIGSEGV and SIGBUS, for which Rust's runtime installs handlers that report stack
-/// overflows. Inside its PID namespace, process 1 receives only signals that it handles: with these handlers a step could
-/// end process 1.
-pub fn handle_no_signals() {
+/// Restores the default action of SIGSEGV and SIGBUS, for which Rust's runtime installs handlers that report stack overflows.
+///
+/// Process 1 receives from inside its PID namespace only those signals that it handles. With these handlers, a step could end
+/// process 1.
+pub fn remove_signal_handlers() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         // SAFETY: the default action runs no code of this program.
         unsafe { libc::signal(signal, libc::SIG_DFL) };

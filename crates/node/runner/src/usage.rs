@@ -1,32 +1,33 @@
-//! Resource usage of a build, measured from inside: memory of its processes, and written bytes and inodes.
+//! Resource usage of a build, measured from inside the sandbox: memory of processes, and written bytes and inodes.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use rustix::{fs::statvfs, io::Errno};
 use walkdir::WalkDir;
 
-/// Maximum nesting depth of directories in a build. Real builds use less than a tenth of it.
+/// Maximum nesting depth of directories in a build. Real builds have less than a tenth of this depth.
 const MAX_DEPTH: usize = 512;
 
-/// Bytes and inodes that a build has written, as counted by the underlying file system.
+/// Bytes and inodes that a build has written, as the underlying file system counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Written {
+pub struct DiskUsage {
     /// Allocated bytes, without holes.
     pub bytes: u64,
     /// Files, links and directories.
     pub inodes: u64,
     /// Whether a path has more than [`MAX_DEPTH`] directories, or exceeds the kernel's limit (`PATH_MAX`).
     pub is_too_deep: bool,
-    /// Whether the content of a directory could not be counted: the directory denies access to its own user, or no descriptor
-    /// is left.
+    /// Whether the content of a directory could not be counted, because the directory denies access to its owner, or no file
+    /// descriptor is left.
     pub is_incomplete: bool,
 }
 
-/// Counts the entries below a directory while steps write there. Stops once `is_enough` returns true, so that the limits
-/// also bound the work. Every hard link counts. A step that swaps a directory for a link during the count can only increase
-/// its own sum.
-pub fn written(top: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
-    let mut sum = Written::default();
+/// Counts the entries below a directory while steps write to it. Every hard link counts. Stops once `is_enough` returns true, so
+/// that the limits of the build also bound the time of the count.
+///
+/// A step that replaces a directory with a link during the count can only increase the sum.
+pub fn disk_usage(top: &Path, is_enough: impl Fn(&DiskUsage) -> bool) -> DiskUsage {
+    let mut sum = DiskUsage::default();
     for entry in WalkDir::new(top).min_depth(1).max_depth(MAX_DEPTH).max_open(MAX_DEPTH) {
         match entry.and_then(|entry| Ok((entry.depth(), entry.metadata()?))) {
             Ok((depth, found)) => {
@@ -48,7 +49,7 @@ pub fn written(top: &Path, is_enough: impl Fn(&Written) -> bool) -> Written {
     sum
 }
 
-/// Bytes of private memory (resident or swapped) of all processes but process 1, plus shared memory.
+/// Returns the bytes of private memory (resident or swapped) of all processes except process 1, plus shared memory.
 pub fn memory() -> u64 {
     let Ok(processes) = fs::read_dir("/proc") else { return 0 };
     let own: u64 = processes
@@ -63,8 +64,8 @@ pub fn memory() -> u64 {
     own + shared_memory()
 }
 
-/// Sum of `RssAnon` and `VmSwap` in `/proc/PID/status`, converted from kibibytes to bytes. Neither counts shared memory. The
-/// seccomp filter refuses anonymous shared memory, and files of shared memory are in `/dev/shm`.
+/// Returns the sum of `RssAnon` and `VmSwap` in `/proc/PID/status` in bytes. Neither counts shared memory: the seccomp filter refuses
+/// anonymous shared memory, and files of shared memory are in `/dev/shm`.
 fn own_memory(status: &str) -> u64 {
     let fields = status.lines().filter_map(|line| {
         let text = line.strip_prefix("RssAnon:").or_else(|| line.strip_prefix("VmSwap:"))?;
@@ -110,37 +111,37 @@ mod tests {
         fs::write(dir.path().join("a/b/full"), vec![1; 1 << 20]).unwrap();
         fs::File::create(dir.path().join("a/hole")).unwrap().set_len(5 << 30).unwrap();
         std::os::unix::fs::symlink("/", dir.path().join("a/link")).unwrap();
-        let found = written(dir.path(), |_| false);
+        let found = disk_usage(dir.path(), |_| false);
         assert_eq!((found.inodes, found.is_too_deep), (5, false));
         assert!((1 << 20..2 << 20).contains(&found.bytes), "{found:?}");
-        assert!(written(dir.path(), |sum| sum.inodes > 0).inodes < 5);
+        assert!(disk_usage(dir.path(), |sum| sum.inodes > 0).inodes < 5);
     }
 
     #[test]
-    fn a_tree_without_bottom_is_told_as_such() {
+    fn a_too_deep_tree_is_reported() {
         let dir = tempfile::tempdir().unwrap();
-        let mut place = open(dir.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let mut directory = open(dir.path(), OFlags::DIRECTORY, Mode::empty()).unwrap();
         for _ in 0..2 * MAX_DEPTH {
-            mkdirat(&place, "d", Mode::RWXU).unwrap();
-            place = openat(&place, "d", OFlags::DIRECTORY, Mode::empty()).unwrap();
+            mkdirat(&directory, "d", Mode::RWXU).unwrap();
+            directory = openat(&directory, "d", OFlags::DIRECTORY, Mode::empty()).unwrap();
         }
-        assert!(written(dir.path(), |_| false).is_too_deep);
+        assert!(disk_usage(dir.path(), |_| false).is_too_deep);
     }
 
-    /// Without descriptors nothing deeper can be counted, so that the file system's loss is charged instead.
+    /// Without file descriptors, deeper directories cannot be counted.
     #[test]
     fn a_count_without_descriptors_is_incomplete() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("d/".repeat(64))).unwrap();
         let before = getrlimit(Resource::Nofile);
         setrlimit(Resource::Nofile, Rlimit { current: Some(32), ..before }).unwrap();
-        let found = written(dir.path(), |_| false);
+        let found = disk_usage(dir.path(), |_| false);
         setrlimit(Resource::Nofile, before).unwrap();
         assert!(found.is_incomplete, "{found:?}");
     }
 
     #[test]
-    fn memory_of_a_process_is_what_it_has_alone() {
+    fn private_memory_is_the_sum_of_rss_anon_and_swap() {
         let status = "Name:\tcc1\nVmSwap:\t      8 kB\nRssAnon:\t    1024 kB\nRssFile:\t 512 kB\n";
         assert_eq!(own_memory(status), 1032 << 10);
     }

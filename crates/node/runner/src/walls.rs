@@ -1,5 +1,5 @@
-//! The confinement that a build gets: both walls, always. The attack suite compiles `testing/walls.rs` in place of this file
-//! (feature `breakable`), which can break one wall to prove that the other one holds.
+//! The walls around a build, which are always up: Landlock and the seccomp filter. The attack suite compiles `testing/walls.rs`
+//! instead of this file (feature `breakable`). It takes down one wall to prove that the other one holds.
 
 use std::{io, os::fd::RawFd};
 
@@ -16,7 +16,7 @@ impl Walls {
     /// Both walls. No command line takes one down.
     pub const BOTH: Self = Self { landlock: true, filter: true };
 
-    /// Parses the options after a command; this program has none.
+    /// Parses the options after a command. This program has none.
     pub fn from_options(options: &[&str]) -> Option<Self> {
         options.is_empty().then_some(Self::BOTH)
     }

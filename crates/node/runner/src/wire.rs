@@ -3,7 +3,7 @@
 //! farrier writes to the runner's standard input:
 //!
 //! - a frame with a [`Sandbox`]
-//! - one byte, when the user namespace has its UID and GID maps
+//! - one byte, as soon as the user namespace has its UID and GID maps
 //! - a frame with a [`Plan`](crate::plan::Plan)
 //! - the build context as tar, up to end of file
 //!
@@ -25,41 +25,41 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 /// Maximum frame size. Plans hold the text of a Dockerfile, and payloads are split into several frames.
 const MAX_FRAME: usize = 16 << 20;
 
-/// Directories from which a sandbox is made.
+/// Directories of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sandbox {
     /// Lower directories of the overlay, the uppermost first: trees that are only read.
     pub lowers: Vec<String>,
     /// An empty directory that receives everything the build writes.
     pub scratch: String,
-    /// Whether the trees belong to farrier's user, and idmapped mounts show them to the sandbox as its own. Otherwise they
+    /// Whether the lower directories belong to farrier's user, so that the sandbox must use idmapped mounts of them. Otherwise they
     /// belong to the sandbox's user.
     pub maps_owners: bool,
 }
 
-/// Confinement of a build as its process 1 found it: the result of the self-test before the first step.
+/// Result of the self-test that process 1 makes before the first step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Canary {
-    /// Attempts of process 1, such as a hostile step would make, that the kernel refused.
+    /// Attempts of a hostile step that process 1 made and the kernel refused.
     pub refused: Vec<String>,
-    /// Landlock ABI in force; 0 if the kernel has no usable Landlock.
+    /// Landlock ABI in force. 0 if the kernel has no usable Landlock.
     pub landlock: u32,
 }
 
 /// A message from the runner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// The user namespace exists without maps; the runner waits for the maps and one byte.
+    /// The user namespace exists, and the runner waits for its maps and one byte.
     Unshared,
-    /// Confinement of the build, sent once before the first step.
+    /// Result of the self-test, sent once before the first step.
     Canary(Canary),
     /// Index of the step that begins, from 0.
     Step(u32),
-    /// Output of a step as it arrives; a line may be split at any point.
+    /// Output of a step as it arrives. A line may be split at any point.
     Output(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Bytes of a tar archive of `/out`.
     Payload(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// Outcome of the build; the last message.
+    /// Outcome of the build. This is the last message.
     End(Outcome),
 }
 
@@ -72,9 +72,9 @@ pub enum Outcome {
     Failed { step: u32, why: String },
     /// A step exceeded a limit: its index in the plan, and which limit by how much.
     Limit { step: u32, why: String },
-    /// The disk ran full during a step: its index in the plan, and how full the disk is. Not the build's fault.
+    /// The disk ran full during a step: the step's index in the plan, and the free space. Not the build's fault.
     DiskFull { step: u32, why: String },
-    /// The sandbox cannot be made, or it failed: the attempted action, and the kernel's answer. Not the build's fault.
+    /// The sandbox could not be created, or failed: the attempted action, and the kernel's error. Not the build's fault.
     Broken(String),
 }
 
@@ -105,7 +105,7 @@ pub fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     decode(&bytes)
 }
 
-/// Length of a frame from its prefix; an error if it exceeds the maximum.
+/// Returns the length of a frame from its prefix. A length above the maximum is an error.
 pub fn checked_length(length: [u8; 4]) -> io::Result<usize> {
     let length = u32::from_be_bytes(length) as usize;
     if length > MAX_FRAME { Err(damaged()) } else { Ok(length) }
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn messages_are_decoded_as_encoded() {
         let sandbox = Sandbox {
             lowers: vec!["/a:b".to_owned(), "/c".to_owned()],
             scratch: "/d".to_owned(),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_too_long_is_damaged() {
+    fn truncated_and_oversized_frames_are_damaged() {
         let bytes = encode(&plan()).unwrap();
         for length in 0..bytes.len() {
             assert!(decode::<Plan>(&bytes[..length]).is_err(), "{length}");

@@ -1,4 +1,4 @@
-//! Walls that the attack suite can break (feature `breakable`). Never part of a released runner.
+//! Walls that the attack suite can take down (feature `breakable`). Never part of a released runner.
 
 use std::{io, os::fd::RawFd};
 

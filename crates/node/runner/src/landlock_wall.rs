@@ -1,5 +1,5 @@
-//! Landlock, which together with the seccomp filter (`filter`) is the second wall around a build. It denies access to files
-//! outside the root, even to a process that holds a descriptor of a directory there.
+//! Landlock, one of the two walls around a build; the other one is the seccomp filter (`filter`). Landlock denies access to files
+//! outside the root, even to a process that holds a descriptor of a directory outside.
 
 use std::io;
 
@@ -8,16 +8,16 @@ use landlock::{
     Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, RulesetError, Scope,
 };
 
-/// Newest Landlock ABI that this program handles. An older kernel enforces only the rights that it knows.
+/// Newest Landlock ABI that this program uses. An older kernel enforces only the access rights that it knows.
 const NEWEST: ABI = ABI::V8;
 
 /// First Landlock ABI that restricts `truncate(2)` of a path.
-pub const WATCHES_TRUNCATE: u32 = 3;
+pub const FIRST_ABI_WITH_TRUNCATE: u32 = 3;
 
-/// Restricts this process and its children to files below its root, denies TCP, and denies signals and abstract socket
-/// connections to processes outside. Returns the kernel's Landlock ABI, or 0 if no ruleset was installed.
+/// Restricts this process and its children. They can access only files below their root, cannot use TCP, and cannot send signals
+/// or connect abstract sockets to processes outside. Returns the kernel's Landlock ABI, or 0 if no ruleset was installed.
 ///
-/// ABI 1 counts as 0: it would deny every rename and link between two directories.
+/// ABI 1 counts as 0, because it denies every rename and link between two directories.
 pub fn restrict() -> io::Result<u32> {
     let strict = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     if strict.handle_access(AccessFs::Refer).is_err() {

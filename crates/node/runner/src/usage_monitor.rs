@@ -1,0 +1,226 @@
+//! Enforces limits that no resource limit of the kernel covers: the memory of all processes of a sandbox together, and the bytes
+//! and inodes that they have written.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use runner::plan::{LEAST_FREE, Limits};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::mib_and_inodes::{DiskUsage, FreeSpace, disk_usage, memory};
+
+/// Interval between two measurements.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Pause between two counts of the written files, as a multiple of the duration of the last count. The next count starts earlier
+/// if the file system has lost as much space as the build may still use.
+const RECOUNT_FACTOR: u32 = 50;
+
+/// Measures the resource usage of a build, and kills its processes when they exceed a limit.
+pub struct UsageMonitor {
+    limits: Limits,
+    stopped: Arc<Mutex<Option<StopReason>>>,
+}
+
+/// Reason to stop a build, with the build's usage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// The build exceeded a limit.
+    Limit(String),
+    /// The disk is full, whether or not the build filled it.
+    DiskFull(String),
+}
+
+impl UsageMonitor {
+    /// Starts the measurements. `written` is the directory that receives everything that the build writes. With `None`, the
+    /// container runtime limits the disk usage.
+    pub fn start(limits: Limits, written: Option<&Path>) -> io::Result<Self> {
+        let disk = written.map(|directory| DiskMeter::open(directory, limits)).transpose()?;
+        let stopped = Arc::new(Mutex::new(None));
+        let shared = Arc::clone(&stopped);
+        thread::Builder::new().name("watch".to_owned()).spawn(move || monitor(limits, disk, &shared))?;
+        Ok(Self { limits, stopped })
+    }
+
+    /// Returns the reason to stop the build, if there is one. Checks the free disk space again, because a step can fail on a
+    /// full disk before the next measurement.
+    pub fn stopped(&self) -> Option<StopReason> {
+        let shared = self.stopped.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        shared.or_else(|| stop_reason(self.limits, 0, DiskUsage::default(), free_bytes()))
+    }
+}
+
+fn monitor(limits: Limits, mut disk: Option<DiskMeter>, shared: &Mutex<Option<StopReason>>) {
+    loop {
+        // If a measurement fails, the next round repeats it.
+        let disk_usage = disk.as_mut().map(DiskMeter::disk_usage).unwrap_or_default();
+        if let Some(why) = stop_reason(limits, memory(), disk_usage, free_bytes()) {
+            shared.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+            // All processes except this one, which is process 1.
+            let _ = kill_process_group(Pid::INIT, Signal::KILL);
+        }
+        thread::sleep(INTERVAL);
+    }
+}
+
+/// Returns the free bytes on the build's file system.
+fn free_bytes() -> u64 {
+    FreeSpace::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes)
+}
+
+/// Measures the directory that receives everything that a build writes.
+struct DiskMeter {
+    top: PathBuf,
+    limits: Limits,
+    last: DiskUsage,
+    free_at_start: FreeSpace,
+    /// Free space at the last count.
+    free: FreeSpace,
+    next_count: Instant,
+}
+
+impl DiskMeter {
+    fn open(top: &Path, limits: Limits) -> io::Result<Self> {
+        let free = FreeSpace::at(Path::new("/"))?;
+        Ok(Self {
+            top: top.to_owned(),
+            limits,
+            last: DiskUsage::default(),
+            free_at_start: free,
+            free,
+            next_count: Instant::now(),
+        })
+    }
+
+    /// Returns the bytes and inodes that the build has written. Counts again if a new count is due, or if the build may have exceeded
+    /// a limit since the last count.
+    fn disk_usage(&mut self) -> DiskUsage {
+        let now = FreeSpace::at(Path::new("/")).unwrap_or(self.free);
+        let decrease = u64::saturating_sub;
+        let may_exceed = decrease(self.free.bytes, now.bytes) > remaining(self.limits.disk, self.last.bytes)
+            || decrease(self.free.inodes, now.inodes) > remaining(self.limits.inodes, self.last.inodes);
+        let started = Instant::now();
+        if may_exceed || started >= self.next_count {
+            let exceeds = |sum: &DiskUsage| exceeded(self.limits, *sum).is_some();
+            self.last = disk_usage(&self.top, exceeds);
+            if self.last.is_incomplete {
+                // Charge the build everything that the file system has lost, because a part of its files cannot be counted.
+                self.last.bytes = self.last.bytes.max(decrease(self.free_at_start.bytes, now.bytes));
+                self.last.inodes = self.last.inodes.max(decrease(self.free_at_start.inodes, now.inodes));
+            }
+            self.free = now;
+            self.next_count = Instant::now() + started.elapsed() * RECOUNT_FACTOR;
+        }
+        self.last
+    }
+}
+
+fn remaining(limit: Option<u64>, used: u64) -> u64 {
+    limit.map_or(u64::MAX, |limit| limit.saturating_sub(used))
+}
+
+fn stop_reason(limits: Limits, memory: u64, disk_usage: DiskUsage, free: u64) -> Option<StopReason> {
+    if let Some(limit) = limits.memory.filter(|limit| memory > *limit) {
+        return Some(StopReason::Limit(format!(
+            "the build's processes use {} MiB of memory; the limit is {} MiB",
+            mib(memory),
+            mib(limit)
+        )));
+    }
+    if let Some(why) = exceeded(limits, disk_usage) {
+        return Some(StopReason::Limit(why));
+    }
+    (free < LEAST_FREE).then(|| {
+        StopReason::DiskFull(format!(
+            "the disk has {} MiB left, less than the reserve of {} MiB; the build wrote {} MiB",
+            mib(free),
+            mib(LEAST_FREE),
+            mib(disk_usage.bytes)
+        ))
+    })
+}
+
+/// Returns a description of the exceeded disk or inode limit, if one is exceeded.
+fn exceeded(limits: Limits, disk_usage: DiskUsage) -> Option<String> {
+    match limits {
+        Limits { disk: Some(limit), .. } if disk_usage.bytes > limit => {
+            Some(format!("the build wrote {} MiB; the limit is {} MiB", mib(disk_usage.bytes), mib(limit)))
+        }
+        Limits { inodes: Some(limit), .. } if disk_usage.inodes > limit => {
+            Some(format!("the build created more than {limit} files and directories"))
+        }
+        _ if disk_usage.is_too_deep => {
+            Some("the build created a path of more than 500 directories or 4,096 bytes".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes >> 20
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { memory: Some(64 << 20), processes: None, disk: Some(100 << 20), inodes: Some(1000) };
+    const PLENTY: u64 = 1 << 40;
+
+    fn mib_and_inodes(mib: u64, inodes: u64) -> DiskUsage {
+        DiskUsage { bytes: mib << 20, inodes, ..DiskUsage::default() }
+    }
+
+    #[test]
+    fn an_exceeded_limit_is_reported_with_the_usage() {
+        let limit = |why: &str| Some(StopReason::Limit(why.to_owned()));
+        let reason = |memory: u64, disk_usage| stop_reason(LIMITS, memory << 20, disk_usage, PLENTY);
+        assert_eq!(reason(64, mib_and_inodes(100, 1000)), None);
+        assert_eq!(
+            reason(65, mib_and_inodes(0, 0)),
+            limit("the build's processes use 65 MiB of memory; the limit is 64 MiB")
+        );
+        assert_eq!(reason(0, mib_and_inodes(101, 0)), limit("the build wrote 101 MiB; the limit is 100 MiB"));
+        assert_eq!(
+            reason(0, mib_and_inodes(0, 1001)),
+            limit("the build created more than 1000 files and directories")
+        );
+        let deep = DiskUsage { is_too_deep: true, ..DiskUsage::default() };
+        assert_eq!(
+            reason(0, deep),
+            limit("the build created a path of more than 500 directories or 4,096 bytes")
+        );
+        assert_eq!(stop_reason(Limits::default(), 1 << 50, mib_and_inodes(1 << 20, 1 << 40), PLENTY), None);
+    }
+
+    /// Other programs may have filled the disk: the same build succeeds where there is space.
+    #[test]
+    fn a_full_disk_is_not_a_limit_of_the_build() {
+        let why = "the disk has 1 MiB left, less than the reserve of 512 MiB; the build wrote 7 MiB";
+        assert_eq!(
+            stop_reason(Limits::default(), 0, mib_and_inodes(7, 1), 1 << 20),
+            Some(StopReason::DiskFull(why.to_owned()))
+        );
+    }
+
+    /// Only files in the build's own directory count, even if other programs fill the file system.
+    #[test]
+    fn files_of_other_programs_are_not_charged_to_the_build() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, others) = (dir.path().join("own"), dir.path().join("others"));
+        fs::create_dir_all(&own).unwrap();
+        fs::write(&others, vec![1; 4 << 20]).unwrap();
+        let mut disk = DiskMeter::open(&own, LIMITS).unwrap();
+        fs::write(own.join("a"), vec![1; 1 << 20]).unwrap();
+        let found = disk.disk_usage();
+        assert_eq!(found.inodes, 1);
+        assert!(found.bytes < 2 << 20, "{found:?}");
+    }
+}
