@@ -340,7 +340,7 @@ async fn source_from_an_address() {
 
     let error = downloads.get("/huge.c", &"4".repeat(64)).await.unwrap_err();
     assert!(
-        error.to_string().contains("it is larger than 8589934592 bytes") && !error.is_transient(),
+        error.to_string().contains("the download is larger than 8589934592 bytes") && !error.is_transient(),
         "{error}"
     );
 

@@ -51,7 +51,7 @@ async fn an_image_survives_the_deletion_of_untagged_manifests_and_is_signed_agai
         assert_eq!(message, expected);
     }
     let said = export(&site, &kernel, &site.path("gone.bundle"));
-    assert!(said.contains("is listed, but gone: the registry deleted it"), "{said}");
+    assert!(said.contains("it is listed, but the registry has deleted it"), "{said}");
 
     site.build("hello", &kernel, &["--push", "--force"]).exits(0);
     assert_eq!(pinned(&site, &kernel), image);

@@ -201,7 +201,7 @@ async fn a_blob_is_cut_off_at_its_stated_size() {
     let error = registry.fetch_blob(&repository, &digest, 4, &blob).await.unwrap_err();
     let RegistryError::Io(source) = &error else { panic!("{error:?}") };
     assert_eq!(source.kind(), std::io::ErrorKind::FileTooLarge);
-    assert!(source.to_string().ends_with("it is larger than 4 bytes"), "{source}");
+    assert!(source.to_string().ends_with("the download is larger than 4 bytes"), "{source}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "a partial blob was left");
     registry.fetch_blob(&repository, &digest, 4, &blob).await.unwrap();
     // A download with a size beyond every disk does not start.

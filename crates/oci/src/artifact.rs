@@ -2,7 +2,7 @@
 
 use super::{AnyManifest, Descriptor, Digest, ImageError, ImageManifest, Tag, annotations, media_type};
 
-/// Configuration of an artifact that has none.
+/// Configuration of artifacts, which need none.
 pub const EMPTY: &[u8] = b"{}";
 
 /// An artifact's manifest with the blobs that the manifest names.
@@ -50,8 +50,8 @@ impl Artifact {
 }
 
 impl ImageManifest {
-    /// Descriptor under which this manifest is listed as a referrer (distribution spec, "Listing Referrers"), with its
-    /// artifact type and annotations.
+    /// Returns the descriptor in a list of referrers (distribution spec, "Listing Referrers"), with the manifest's artifact type and
+    /// annotations.
     pub fn as_referrer(&self, bytes: &[u8]) -> Descriptor {
         let artifact_type = self.artifact_type.clone().unwrap_or_else(|| self.config.media_type.clone());
         Descriptor {
@@ -62,24 +62,26 @@ impl ImageManifest {
     }
 }
 
-/// Fallback tag that lists a manifest's referrers where the registry has no referrers API (distribution spec,
-/// "Referrers Tag Schema").
+/// Returns the fallback tag of a manifest's list of referrers, for a registry without referrers API (distribution spec, "Referrers
+/// Tag Schema").
 pub fn referrers_tag(subject: &Digest) -> Option<Tag> {
     format!("sha256-{}", subject.hex()).parse().ok()
 }
 
-/// Number of hexadecimal digits of a manifest's digest in its [`keep_tag`]; a tag has at most 128 characters.
+/// Number of hexadecimal digits of a manifest's digest in its [`keep_tag`]. A tag has at most 128 characters.
 const KEEP_DIGITS: usize = 32;
 
-/// Tag that keeps a manifest without another tag from a garbage collection that deletes untagged manifests. `subject` is
-/// the manifest that a referrer refers to; an image of an index is its own subject.
+/// Returns a tag that protects a manifest without another tag from a garbage collection of untagged manifests. `subject` is the
+/// manifest to which a referrer refers. An image of an index is its own subject.
 pub fn keep_tag(subject: &Digest, manifest: &Digest) -> Option<Tag> {
     format!("sha256-{}-{}", subject.hex(), manifest.hex().get(..KEEP_DIGITS)?).parse().ok()
 }
 
-/// Digest of the manifest that a tag refers to, or `None` for other tags. Three kinds of tag name a subject: a fallback
-/// list of referrers (`sha256-<hex>`), a signature or attestation of cosign, which adds a suffix (`sha256-<hex>.sig`),
-/// and a [`keep_tag`].
+/// Returns the digest of the subject that a tag names. Returns `None` for other tags. Three kinds of tags name a subject:
+///
+/// - the tag of a fallback list of referrers (`sha256-<hex>`),
+/// - the tag of a signature or attestation of cosign, which has a suffix (`sha256-<hex>.sig`),
+/// - a [`keep_tag`].
 pub fn subject_of_tag(tag: &Tag) -> Option<Digest> {
     let text = tag.as_str().strip_prefix("sha256-")?;
     let hex = text.split_once(['.', '-']).map_or(text, |(hex, _)| hex);

@@ -1,4 +1,4 @@
-//! Assembles an image: a base and payload layers go in, a configuration and a manifest come out.
+//! Assembles an image from a base and payload layers: writes the configuration and the manifest.
 
 use std::collections::BTreeMap;
 
@@ -11,34 +11,34 @@ use super::{
 };
 use crate::Digest;
 
-/// Creation time of every image. It is constant so that the same inputs give the same digest.
+/// Creation time of every image. Constant, so that the same inputs give the same digest.
 pub const CREATED: &str = "1970-01-01T00:00:00Z";
 
 /// `created_by` of the history entries for payload layers. Union images find payloads by this value.
 pub const PAYLOAD_HISTORY: &str = "farrier: payload";
 
-/// `created_by` of the history entry for the `driver-entrypoint` layer. A union image treats this layer as part of the
-/// base, because all members share it.
+/// `created_by` of the history entry for the `driver-entrypoint` layer. A union image treats this layer as part of the base,
+/// because all its members share the layer.
 const ENTRYPOINT_HISTORY: &str = "farrier: driver-entrypoint";
 
-/// Fields that Docker's engine leaves in configurations. They describe the build, not the image.
+/// Fields of configurations by Docker's engine that describe the build and not the image.
 const BUILD_LEFTOVERS: [&str; 4] = ["container", "container_config", "docker_version", "id"];
 
 /// Inputs of an image.
 #[derive(Clone, Debug)]
 pub struct Assembly<'a> {
-    /// The base image; without one, the image consists of the given layers only.
+    /// The base image. Without a base, the image consists of the given layers only.
     pub base: Option<&'a Base>,
     /// The layer with `driver-entrypoint`, between the base and the payload. Images for different kernels share it and
     /// differ only in the payload layers.
     pub entrypoint_layer: Option<&'a Layer>,
     /// The payload layers, lowest first.
     pub layers: &'a [Layer],
-    /// The entrypoint. When empty, the image keeps the base's entrypoint and arguments.
+    /// The entrypoint. If empty, the image keeps the base's entrypoint and arguments.
     pub entrypoint: &'a [String],
-    /// Environment variables; they override the base's.
+    /// Environment variables, which override those of the base.
     pub env: &'a BTreeMap<String, String>,
-    /// Labels; they override the base's.
+    /// Labels, which override those of the base.
     pub labels: &'a BTreeMap<String, String>,
     /// Annotations of the manifest. [`assemble`] adds the digest of the base.
     pub annotations: &'a BTreeMap<String, String>,
@@ -65,9 +65,9 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     let config_digest = Digest::of(&config);
 
     let mut layers: Vec<_> = assembly.base.map(|base| base.layers.clone()).unwrap_or_default();
-    let own = assembly.entrypoint_layer.into_iter().chain(assembly.layers);
-    // The payload must come last: `ImageManifest::payload_layer` expects it there.
-    layers.extend(own.map(Layer::descriptor));
+    let upper_layers = assembly.entrypoint_layer.into_iter().chain(assembly.layers);
+    // The payload must come last, as `ImageManifest::payload_layer` expects.
+    layers.extend(upper_layers.map(Layer::descriptor));
 
     let mut annotations = assembly.annotations.clone();
     if let Some(base) = assembly.base {
@@ -79,8 +79,8 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     Ok(Assembled { config, config_digest, manifest, digest })
 }
 
-/// The base's configuration with the payload's changes. Fields that farrier does not know (health checks, stop signals,
-/// volumes) stay.
+/// Returns the base's configuration with the payload's changes. Keeps fields that farrier does not know, such as health checks, stop
+/// signals and volumes.
 fn configuration(assembly: &Assembly<'_>) -> Value {
     let &Assembly { base, entrypoint_layer, layers, entrypoint, env, labels, annotations: _, architecture } =
         assembly;
@@ -112,12 +112,12 @@ fn configuration(assembly: &Assembly<'_>) -> Value {
         runtime_config.insert("Env".to_owned(), merged.into());
     }
     if !labels.is_empty() {
-        let mut all = match runtime_config.remove("Labels") {
-            Some(Value::Object(all)) => all,
+        let mut merged = match runtime_config.remove("Labels") {
+            Some(Value::Object(merged)) => merged,
             _ => Map::new(),
         };
-        all.extend(labels.iter().map(|(key, value)| (key.clone(), value.as_str().into())));
-        runtime_config.insert("Labels".to_owned(), all.into());
+        merged.extend(labels.iter().map(|(key, value)| (key.clone(), value.as_str().into())));
+        runtime_config.insert("Labels".to_owned(), merged.into());
     }
     config.insert("config".to_owned(), runtime_config.into());
     // Sort the keys at every level, whether or not serde_json is built with `preserve_order`.
@@ -126,25 +126,24 @@ fn configuration(assembly: &Assembly<'_>) -> Value {
     config
 }
 
-/// The base's variables in their order, with overridden values, followed by the new variables.
+/// Returns the base's variables in their order, with overridden values, followed by the new variables.
 fn merge_env(base: Option<&Value>, env: &BTreeMap<String, String>) -> Vec<Value> {
     let old = base.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let name = |entry: &str| entry.split('=').next().unwrap_or_default().to_owned();
-    let mut left = env.clone();
+    let mut added = env.clone();
     let mut merged: Vec<Value> = Vec::new();
     for entry in old.iter().filter_map(Value::as_str) {
         let name = name(entry);
-        match left.remove(&name) {
+        match added.remove(&name) {
             Some(value) => merged.push(format!("{name}={value}").into()),
             None => merged.push(entry.into()),
         }
     }
-    merged.extend(left.into_iter().map(|(name, value)| Value::from(format!("{name}={value}"))));
+    merged.extend(added.into_iter().map(|(name, value)| Value::from(format!("{name}={value}"))));
     merged
 }
 
-/// Returns one history entry for each layer. If the base's history does not match its layers, generic entries replace
-/// it.
+/// Returns one history entry for each layer. Replaces the base's history by generic entries if it does not match the layers.
 fn history(
     config: &Map<String, Value>,
     base_layers: usize,
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn payload_on_a_docker_base() {
+    fn a_payload_is_assembled_on_a_docker_base() {
         let base = docker_base(|_, _| ()).unwrap();
         let assembled = assemble(&Assembly {
             base: Some(&base),
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn image_without_base() {
+    fn an_image_is_assembled_without_base() {
         let empty = BTreeMap::new();
         let assembly = Assembly {
             base: None,
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn bases_that_contradict_themselves() {
+    fn inconsistent_bases_are_rejected() {
         let error = |change: fn(&mut Value, &mut Value)| docker_base(change).unwrap_err().to_string();
         let other_arch = error(|_, config| config["architecture"] = "arm64".into());
         insta::assert_snapshot!(other_arch, @r#"base image: its architecture is "arm64", the target's is "amd64""#);

@@ -1,4 +1,4 @@
-//! Parses and checks the base image below a payload.
+//! Parses and validates base images.
 
 use serde_json::{Map, Value};
 
@@ -25,12 +25,12 @@ pub struct Base {
 impl Base {
     /// Whether the image has a layer with this digest.
     pub fn holds(&self, layer: &Digest) -> bool {
-        self.layers.iter().any(|held| held.digest == *layer)
+        self.layers.iter().any(|known| known.digest == *layer)
     }
 
-    /// Parses untrusted bytes of a manifest and a configuration. Checks them against each other and against `arch`.
+    /// Parses untrusted bytes of a manifest and a configuration. Checks that they are consistent, and that the architecture is `arch`.
     ///
-    /// Docker's media types become OCI media types: the layers' bytes are the same.
+    /// Docker's media types become OCI media types, because the layers' bytes are the same.
     pub fn parse(manifest: &[u8], config: &[u8], arch: &str) -> Result<Self, ImageError> {
         const WHAT: &str = "base image";
         let parsed = ImageManifest::parse(manifest)?;
@@ -56,7 +56,7 @@ impl Base {
     }
 }
 
-/// Architecture named by an image's configuration (untrusted bytes), in Go's spelling.
+/// Returns the architecture in an image's configuration (untrusted bytes), in Go's spelling.
 pub fn architecture_of(config: &[u8]) -> Option<String> {
     let mut config: Map<String, Value> = read("image configuration", config).ok()?;
     config.remove("architecture")?.as_str().map(str::to_owned)

@@ -1,5 +1,8 @@
-//! Reads `docker save` archives. Supported formats: Docker up to 24 (`<id>/layer.tar`), Docker from 25 on (an OCI
-//! layout with `manifest.json`), Podman and buildah (`<digest>.tar`).
+//! Reads `docker save` archives. Supported formats:
+//!
+//! - Docker up to version 24 (`<id>/layer.tar`),
+//! - Docker from version 25 (an OCI layout with `manifest.json`),
+//! - Podman and buildah (`<digest>.tar`).
 
 use std::{
     collections::HashMap,
@@ -13,9 +16,9 @@ use tar::EntryType;
 
 use super::{MAX_MANIFEST, base::diff_ids, scan::plain_path};
 
-/// Limit on entries, above the size of any archive of one image.
+/// Maximum number of entries, more than any archive of one image has.
 const MAX_ENTRIES: usize = 10_000;
-/// Limit on links from one layer to an identical one; engines use a single link.
+/// Maximum number of links to follow to a layer. Engines use a single link.
 const MAX_LINKS: usize = 8;
 
 /// Error of reading an image archive.
@@ -26,10 +29,10 @@ pub enum ArchiveError {
     Read(#[from] io::Error),
     /// The archive does not have the form that engines write.
     #[error("image archive: {0}")]
-    Form(String),
+    Invalid(String),
 }
 
-/// Byte range of the archive file.
+/// Byte range in the archive file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Offset of the first byte.
@@ -56,33 +59,33 @@ enum Member {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Entry {
+struct ManifestEntry {
     config: String,
     layers: Vec<String>,
 }
 
 impl ImageArchive {
-    /// Reads everything except the layers.
+    /// Parses an archive. Does not read the layers.
     pub fn open(mut file: impl Read + Seek) -> Result<Self, ArchiveError> {
         let members = members(&mut file)?;
         let list = read_small(&mut file, &members, "manifest.json")?;
-        let list: Vec<Entry> = serde_json::from_slice(&list)
-            .map_err(|e| ArchiveError::Form(format!("manifest.json is not valid: {e}")))?;
+        let list: Vec<ManifestEntry> = serde_json::from_slice(&list)
+            .map_err(|e| ArchiveError::Invalid(format!("manifest.json is not valid: {e}")))?;
         let [image] = &list[..] else {
-            return Err(ArchiveError::Form(format!("contains {} images, expected one", list.len())));
+            return Err(ArchiveError::Invalid(format!("contains {} images, expected one", list.len())));
         };
         let config = read_small(&mut file, &members, &image.config)?;
         let parsed: Map<String, Value> = serde_json::from_slice(&config)
-            .map_err(|e| ArchiveError::Form(format!("the image configuration is not valid: {e}")))?;
+            .map_err(|e| ArchiveError::Invalid(format!("the image configuration is not valid: {e}")))?;
         let diff_ids = diff_ids(&parsed).filter(|ids| ids.len() == image.layers.len()).ok_or_else(|| {
-            ArchiveError::Form("the image configuration does not describe the layers".to_owned())
+            ArchiveError::Invalid("the image configuration does not describe the layers".to_owned())
         })?;
         let layers = image.layers.iter().map(|name| find(&members, name)).collect::<Result<_, _>>()?;
         Ok(Self { config, layers, diff_ids })
     }
 }
 
-/// Reader for one byte range of an archive.
+/// Returns a reader of one byte range of an archive.
 pub fn part<F: Read + Seek>(file: &mut F, extent: Extent) -> io::Result<io::Take<&mut F>> {
     file.seek(SeekFrom::Start(extent.offset))?;
     Ok(file.take(extent.size))
@@ -94,7 +97,7 @@ fn members(file: &mut (impl Read + Seek)) -> Result<HashMap<PathBuf, Member>, Ar
     let mut members = HashMap::new();
     for (number, entry) in archive.entries_with_seek()?.enumerate() {
         if number == MAX_ENTRIES {
-            return Err(ArchiveError::Form(format!("contains more than {MAX_ENTRIES} entries")));
+            return Err(ArchiveError::Invalid(format!("contains more than {MAX_ENTRIES} entries")));
         }
         let entry = entry?;
         let Some(path) = plain_path(&entry.path()?) else { continue };
@@ -102,7 +105,7 @@ fn members(file: &mut (impl Read + Seek)) -> Result<HashMap<PathBuf, Member>, Ar
             EntryType::Regular => {
                 Some(Member::File(Extent { offset: entry.raw_file_position(), size: entry.size() }))
             }
-            // Engines write a layer once and link to it when it is used again.
+            // Engines write a layer once, and link to it if it occurs again.
             EntryType::Symlink => entry.link_name()?.and_then(|to| resolve(&path, &to)).map(Member::Link),
             EntryType::Link => entry.link_name()?.and_then(|to| plain_path(&to)).map(Member::Link),
             _ => None,
@@ -112,7 +115,7 @@ fn members(file: &mut (impl Read + Seek)) -> Result<HashMap<PathBuf, Member>, Ar
     Ok(members)
 }
 
-/// Target of a symbolic link as a path in the archive; `None` when it leads outside.
+/// Returns the target of a symbolic link as a path in the archive. Returns `None` if the link leads outside.
 fn resolve(link: &Path, target: &Path) -> Option<PathBuf> {
     let mut resolved = link.parent()?.to_owned();
     for component in target.components() {
@@ -136,7 +139,7 @@ fn find(members: &HashMap<PathBuf, Member>, name: &str) -> Result<Extent, Archiv
         }
     }
     let name: String = name.chars().take(120).collect();
-    Err(ArchiveError::Form(format!("{name:?} is missing")))
+    Err(ArchiveError::Invalid(format!("{name:?} is missing")))
 }
 
 fn read_small(
@@ -146,7 +149,7 @@ fn read_small(
 ) -> Result<Vec<u8>, ArchiveError> {
     let extent = find(members, name)?;
     if extent.size > MAX_MANIFEST as u64 {
-        return Err(ArchiveError::Form(format!("{name:?} has {} bytes", extent.size)));
+        return Err(ArchiveError::Invalid(format!("{name:?} has {} bytes", extent.size)));
     }
     let mut bytes = Vec::new();
     part(file, extent)?.read_to_end(&mut bytes)?;
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn docker_20_with_a_layer_used_twice() {
+    fn an_archive_of_docker_20_with_a_repeated_layer_is_read() {
         let config = config(&[b"one", b"two", b"one"]);
         let list =
             br#"[{"Config":"c.json","RepoTags":null,"Layers":["a/layer.tar","b/layer.tar","c/layer.tar"]}]"#;
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_archives() {
+    fn invalid_archives_are_rejected() {
         let error = |members: &[(&str, &[u8])], links: &[(&str, &str)]| {
             ImageArchive::open(archive(members, links)).unwrap_err().to_string()
         };
@@ -217,10 +220,10 @@ mod tests {
             error(&[("manifest.json", outside)], &[]),
             r#"image archive: "../../etc/passwd" is missing"#
         );
-        let turns = error(&[], &[("manifest.json", "x"), ("x", "manifest.json")]);
-        assert_eq!(turns, r#"image archive: "manifest.json" is missing"#);
+        let cycle = error(&[], &[("manifest.json", "x"), ("x", "manifest.json")]);
+        assert_eq!(cycle, r#"image archive: "manifest.json" is missing"#);
         let list = br#"[{"Config":"c","Layers":["l"]}]"#;
-        let none = error(&[("manifest.json", list), ("c", b"{}"), ("l", b"")], &[]);
-        assert_eq!(none, "image archive: the image configuration does not describe the layers");
+        let no_layers = error(&[("manifest.json", list), ("c", b"{}"), ("l", b"")], &[]);
+        assert_eq!(no_layers, "image archive: the image configuration does not describe the layers");
     }
 }

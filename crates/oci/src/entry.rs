@@ -1,5 +1,5 @@
-//! Names of tar entries from untrusted archives. Long names come in extension entries before the entry itself. The tar
-//! crate reads extension entries into memory without a limit; this module limits their size.
+//! Names of tar entries from untrusted archives. Long names are in extension entries before the entry itself. The tar crate reads
+//! extension entries into memory without a limit. This module limits their size.
 
 use std::{
     ffi::OsString,
@@ -10,10 +10,10 @@ use std::{
 
 use tar::EntryType;
 
-/// Maximum size of an extension entry: several times the longest path (4,096 bytes) in every record.
+/// Maximum size of an extension entry, many times the size of the longest path (4,096 bytes).
 pub const MAX_NAME: u64 = 1 << 20;
 
-/// Reason that the names of an entry cannot be read.
+/// Reason why the names of an entry cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
     /// The extension entry is larger than [`MAX_NAME`].
@@ -38,10 +38,10 @@ impl From<NameError> for io::Error {
 
 type Result<T> = std::result::Result<T, NameError>;
 
-/// Calls `look` with each entry of a tar and its names, until `look` breaks with a result.
+/// Calls `visit` with each entry of a tar archive and its names, until `visit` breaks with a result.
 pub fn each_entry<R: Read, T, E: From<io::Error>>(
     tar: R,
-    mut look: impl FnMut(&Names, &mut tar::Entry<'_, R>) -> std::result::Result<ControlFlow<T>, E>,
+    mut visit: impl FnMut(&Names, &mut tar::Entry<'_, R>) -> std::result::Result<ControlFlow<T>, E>,
 ) -> std::result::Result<Option<T>, E> {
     let mut extensions = Extensions::default();
     for entry in tar::Archive::new(tar).entries()?.raw(true) {
@@ -50,7 +50,7 @@ pub fn each_entry<R: Read, T, E: From<io::Error>>(
             continue;
         }
         let names = std::mem::take(&mut extensions).names(&entry).map_err(io::Error::from)?;
-        if let ControlFlow::Break(found) = look(&names, &mut entry)? {
+        if let ControlFlow::Break(found) = visit(&names, &mut entry)? {
             return Ok(Some(found));
         }
     }
@@ -71,26 +71,25 @@ pub struct Extensions {
 pub struct Names {
     /// Unaltered path from the archive.
     pub path: OsString,
-    /// Link target; empty if the entry is not a link.
+    /// Link target. Empty if the entry is not a link.
     pub link: OsString,
 }
 
 impl Extensions {
-    /// Records an extension entry. Returns `false` for any other entry without reading its content.
+    /// Records an extension entry. Returns `false` for any other entry, whose content is not read.
     pub fn record(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<bool> {
         match entry.header().entry_type() {
             EntryType::GNULongName => self.path = Some(text(entry)?),
             EntryType::GNULongLink => self.link = Some(text(entry)?),
             EntryType::XHeader => self.records(&data(entry)?).map_err(NameError::Damaged)?,
-            // Defaults for the whole archive, where git stores a comment. They cannot contain a name: no name applies
-            // to all entries.
+            // Global headers apply to the whole archive, so they cannot contain names. git stores a comment in one.
             EntryType::XGlobalHeader => drop(data(entry)?),
             _ => return Ok(false),
         }
         Ok(true)
     }
 
-    /// Parses POSIX records, `<length> <key>=<value>\n`. The length counts the whole record.
+    /// Parses POSIX records of the form `<length> <key>=<value>\n`. The length is that of the whole record.
     fn records(&mut self, mut rest: &[u8]) -> io::Result<()> {
         let malformed = || io::Error::new(io::ErrorKind::InvalidData, "malformed extended header");
         while !rest.is_empty() {
@@ -123,15 +122,15 @@ impl Extensions {
         *self == Self::default()
     }
 
-    /// Names of the entry that the extensions apply to.
+    /// Returns the names of the entry that follows the extension entries.
     pub fn names(self, entry: &tar::Entry<'_, impl Read>) -> Result<Names> {
         let path = OsString::from_vec(self.path.unwrap_or_else(|| entry.path_bytes().into_owned()));
         let lossy = || path.to_string_lossy().into_owned();
         if self.sparse {
             return Err(NameError::Sparse(lossy()));
         }
-        // Only files over 8 GiB need this record. A size that contradicts the header could make tools read different
-        // content from the same archive.
+        // Reject a size that contradicts the header, because other tools could read different content from the same archive. Only
+        // files over 8 GiB need this record.
         if self.size.is_some_and(|size| size != entry.size()) {
             return Err(NameError::Damaged(io::Error::new(
                 io::ErrorKind::InvalidData,

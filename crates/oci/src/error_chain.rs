@@ -1,9 +1,9 @@
-//! Formats errors.
+//! Walks through errors and their causes, and formats them.
 
 use std::{error::Error, io};
 
-/// Iterates over an error and its causes. `io::Error::source` skips the wrapped error and returns that error's source,
-/// so this function unwraps it.
+/// Iterates over an error and its causes. Unwraps an `io::Error`, because `io::Error::source` skips the wrapped error and returns
+/// the source of the wrapped error.
 pub fn error_causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| {
         match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {

@@ -12,7 +12,7 @@ use tar::{EntryType, Header};
 use super::{Descriptor, Whiteout, media_type};
 use crate::Digest;
 
-/// gzip's default level. Layers depend on it: another level changes every digest.
+/// gzip's default level. Another level would change the digest of every layer.
 const GZIP_LEVEL: u32 = 6;
 /// "unknown" in RFC 1952, to keep the header independent of the machine.
 const GZIP_OS_UNKNOWN: u8 = 255;
@@ -89,7 +89,7 @@ impl<T> Hashing<T> {
         Self { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    /// The inner reader or writer, the SHA-256 of the bytes that passed, and their number.
+    /// Returns the inner reader or writer, the SHA-256 of the bytes that passed through, and their number.
     pub fn into_parts(self) -> (T, Digest, u64) {
         (self.inner, Digest::from_sha256(&self.hash.finalize().into()), self.bytes)
     }
@@ -117,7 +117,7 @@ impl<W: Write> Write for Hashing<W> {
     }
 }
 
-/// Writes a sorted tree as a tar stream. Everything that could differ between machines has a fixed value.
+/// Writes a sorted tree as a tar stream. All metadata that could differ between machines has fixed values.
 pub struct TreeWriter<W: Write> {
     tar: tar::Builder<Hashing<W>>,
     mtime: u64,
@@ -129,8 +129,8 @@ impl<W: Write> TreeWriter<W> {
         Self { tar: tar::Builder::new(Hashing::new(out)), mtime, last: None }
     }
 
-    /// Adds an entry. Paths are relative to the image's root, unique, and sorted by `Path`'s `Ord`. All owners become
-    /// root.
+    /// Adds an entry. Paths must be relative to the image's root, unique, and in the order of `Path`'s `Ord`. The owner of all
+    /// entries is root.
     pub fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
         self.check_path(path)?;
         let failed = |source| LayerError::Entry(path.to_owned(), source);
@@ -139,7 +139,7 @@ impl<W: Write> TreeWriter<W> {
         header.set_mtime(self.mtime);
         header.set_uid(0);
         header.set_gid(0);
-        // Keep the permissions and the sticky bit (for `tmp`); a payload must not have set-ID bits.
+        // Keep the permissions, and the sticky bit for `tmp`. A payload must not have set-ID bits.
         header.set_mode(mode & 0o1777);
         header.set_size(0);
         match kind {
@@ -151,9 +151,9 @@ impl<W: Write> TreeWriter<W> {
             EntryKind::File { size, content } => {
                 header.set_entry_type(EntryType::Regular);
                 header.set_size(size);
-                let mut exact = Exact { inner: content, left: size };
+                let mut exact = Exact { inner: content, remaining: size };
                 let appended = self.tar.append_data(&mut header, path, &mut exact);
-                let found = exact.surplus().map(|more| size - exact.left + more);
+                let found = exact.read_surplus().map(|more| size - exact.remaining + more);
                 match (appended, found) {
                     (Ok(()), Ok(found)) if found == size => {}
                     (Err(source), _) | (Ok(()), Err(source)) => return Err(failed(source)),
@@ -182,7 +182,7 @@ impl<W: Write> TreeWriter<W> {
             return Err(LayerError::Whiteout(path.to_owned()));
         }
         match &self.last {
-            // `Path` compares by component, so a directory's content follows it immediately.
+            // `Path` compares by component, so the content of a directory follows immediately after the directory.
             Some(last) if last.as_path() >= path => Err(LayerError::Order(last.clone(), path.to_owned())),
             _ => Ok(()),
         }
@@ -197,26 +197,26 @@ impl<W: Write> TreeWriter<W> {
 /// Yields at most the announced number of bytes, so that a growing file cannot damage the archive.
 struct Exact<'a> {
     inner: &'a mut dyn Read,
-    left: u64,
+    remaining: u64,
 }
 
 impl Exact<'_> {
-    /// 1 if the file has more bytes than announced, else 0.
-    fn surplus(&mut self) -> io::Result<u64> {
+    /// Returns 1 if the file has more bytes than announced, else 0.
+    fn read_surplus(&mut self) -> io::Result<u64> {
         io::copy(&mut (&mut self.inner).take(1), &mut io::sink())
     }
 }
 
 impl Read for Exact<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = (&mut self.inner).take(self.left).read(buffer)?;
-        self.left -= count as u64;
+        let count = (&mut self.inner).take(self.remaining).read(buffer)?;
+        self.remaining -= count as u64;
         Ok(count)
     }
 }
 
-/// Compresses a stream with fixed parameters and returns the resulting layer. Input is compressed in blocks of a fixed
-/// size, because deflate's output depends on how the input is split, and a file read can return any number of bytes.
+/// Compresses a stream into a layer, with fixed parameters. Compresses blocks of a fixed size, because deflate's output depends on
+/// how the input is split, and a read can return any number of bytes.
 pub struct Compressor<W: Write> {
     encoder: Encoder<W>,
     block: Vec<u8>,
@@ -262,15 +262,15 @@ impl<W: Write> Compressor<W> {
 
 impl<W: Write> Write for Compressor<W> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let taken = buffer.len().min(Self::BLOCK - self.block.len());
-        self.block.extend_from_slice(&buffer[..taken]);
+        let accepted = buffer.len().min(Self::BLOCK - self.block.len());
+        self.block.extend_from_slice(&buffer[..accepted]);
         if self.block.len() == Self::BLOCK {
             self.compress_block()?;
         }
-        Ok(taken)
+        Ok(accepted)
     }
 
-    /// No-op: a flush would end a deflate block.
+    /// Does nothing, because a flush would end a deflate block.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -279,11 +279,11 @@ impl<W: Write> Write for Compressor<W> {
 /// Writes one layer: a compressed tar stream.
 pub type LayerWriter<W> = TreeWriter<Compressor<W>>;
 
-/// zstd's default level. Artifacts are identified by their diff ID, so another level changes no input hash.
+/// zstd's default level. Another level would change no input hash, because artifacts are identified by their diff ID.
 const ZSTD_LEVEL: i32 = 3;
 
 impl<W: Write> LayerWriter<W> {
-    /// Starts a layer that is compressed with gzip. All entries get this modification time (seconds since 1970).
+    /// Starts a layer that is compressed with gzip. `mtime` is the modification time of all entries, in seconds since 1970.
     pub fn new(out: W, mtime: u64) -> Self {
         Self::at(out, mtime, GZIP_LEVEL)
     }
@@ -293,14 +293,14 @@ impl<W: Write> LayerWriter<W> {
         Self::to(Compressor::gzip(level, out), mtime)
     }
 
-    /// Starts the only layer of an artifact, compressed with Zstandard. No container runtime has to read an artifact,
-    /// and Zstandard takes a fifth of gzip's time.
+    /// Starts the only layer of an artifact, compressed with Zstandard. Zstandard takes a fifth of gzip's time, and no container
+    /// runtime has to read an artifact.
     pub fn artifact(out: W, mtime: u64) -> Result<Self, LayerError> {
         let encoder = zstd::Encoder::new(Hashing::new(out), ZSTD_LEVEL).map_err(LayerError::Finish)?;
         Ok(Self::to(Compressor::new(Encoder::Zstd(encoder)), mtime))
     }
 
-    /// Writes the end of the layer; returns the layer and the writer.
+    /// Writes the end of the layer. Returns the layer and the writer.
     pub fn finish(self) -> Result<(Layer, W), LayerError> {
         let (compressor, diff_id) = self.end()?;
         compressor.finish(diff_id).map_err(LayerError::Finish)
@@ -320,7 +320,7 @@ pub fn compress_at(level: u32, mut tar: impl Read, out: impl Write) -> io::Resul
     Ok(compressor.finish(diff_id)?.0)
 }
 
-/// Computes a tree's digest as a layer (its diff ID) without writing the layer.
+/// Computes the diff ID that a tree would have as a layer, without writing the layer.
 pub type TreeDigester = TreeWriter<io::Sink>;
 
 impl TreeDigester {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn portions_do_not_matter() {
+    fn the_size_of_reads_does_not_change_a_layer() {
         struct Dribble<'a>(&'a [u8], usize);
         impl Read for Dribble<'_> {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_are_those_of_the_bytes() {
+    fn a_layer_has_the_digests_of_its_bytes() {
         let (layer, bytes) = write(&[("a", None), ("a/b", Some(b"content"))]).unwrap();
         let mut tar = Vec::new();
         flate2::read::GzDecoder::new(&bytes[..]).read_to_end(&mut tar).unwrap();
@@ -382,14 +382,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_never_change_between_versions_of_farrier() {
+    fn layers_never_change_between_versions_of_farrier() {
         let (layer, _) = write(&[("lib", None), ("lib/x.ko", Some(&[7; 5000]))]).unwrap();
         // If this value changes, every image of every user gets a new digest.
         insta::assert_snapshot!(layer.diff_id.as_str(), @"sha256:364882ff3f0679cbb32274ec8740bf42579f54f41cc16501849367679934e6ef");
     }
 
     #[test]
-    fn directory_before_its_content_and_siblings_after() {
+    fn the_content_of_a_directory_precedes_its_siblings() {
         // A string comparison would sort "a.b" before "a/b".
         assert!(write(&[("a", None), ("a/b", Some(b"")), ("a.b", Some(b""))]).is_ok());
         assert!(matches!(write(&[("b", None), ("a", None)]), Err(LayerError::Order(..))));
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_grows_or_shrinks_is_noticed() {
+    fn a_file_that_changes_during_the_read_is_an_error() {
         for (size, found) in [(3, 4), (5, 4)] {
             let mut writer = LayerWriter::new(Vec::new(), 0);
             let kind = EntryKind::File { size, content: &mut &b"1234"[..] };
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_owners_times_and_long_names() {
+    fn metadata_is_normalized_and_long_names_are_kept() {
         let long = format!("{}/{}", "d".repeat(90), "f".repeat(180));
         let target = "t".repeat(300);
         let mut writer = LayerWriter::new(Vec::new(), 42);

@@ -1,7 +1,7 @@
-//! Reads, assembles and writes OCI images, for all crates that handle images.
+//! Reads, assembles and writes OCI images.
 //!
-//! Without features, the crate only converts references, layers, configurations and manifests from and to
-//! bytes. The feature `client` adds registries and layout directories.
+//! Without features, this crate only converts references, layers, configurations and manifests from and to bytes. The feature
+//! `client` adds clients for registries and layout directories.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -1,7 +1,7 @@
 //! Manifests and indexes, parsed from untrusted bytes and written deterministically.
 //!
-//! oci-spec's types keep annotations and labels in a `HashMap`, whose order changes from run to run. The same inputs
-//! must give the same digest, so farrier has its own types with sorted maps.
+//! farrier has its own types with sorted maps, because the same inputs must give the same digest. oci-spec's types keep annotations
+//! and labels in a `HashMap`, whose order changes from run to run.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize, de::IgnoredAny};
 use super::media_type;
 use crate::Digest;
 
-/// Maximum manifest size in bytes: the size that the distribution spec asks registries to accept.
+/// Maximum size of a manifest in bytes. The distribution spec requires registries to accept this size.
 pub const MAX_MANIFEST: usize = 4 << 20;
-/// Maximum number of layers, which is overlayfs's limit.
+/// Maximum number of layers, as in overlayfs.
 const MAX_LAYERS: usize = 500;
 
-/// Reason that content is not an image that farrier can use.
+/// Reason why content is not a usable image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// Larger than [`MAX_MANIFEST`]: description and size in bytes.
@@ -85,14 +85,14 @@ pub struct ImageManifest {
     /// Media type of the manifest; optional in OCI.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
-    /// Type of the artifact; `None` for an image.
+    /// Type of the artifact. `None` for an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_type: Option<String>,
     /// The configuration.
     pub config: Descriptor,
     /// The layers, lowest first.
     pub layers: Vec<Descriptor>,
-    /// The manifest that this one refers to, if it is a referrer.
+    /// The manifest to which a referrer refers. `None` for other manifests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subject: Option<Descriptor>,
     /// Annotations.
@@ -116,7 +116,7 @@ pub struct ImageIndex {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// An image manifest or an index. The fields tell which, because the media type is optional in both.
+/// An image manifest or an index. They are distinguished by their fields, because the media type is optional in both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnyManifest {
     /// One image.
@@ -135,8 +135,8 @@ impl AnyManifest {
         }
     }
 
-    /// Parses untrusted bytes. For an index, returns its first image for Linux on an architecture (Go's spelling); for an
-    /// image manifest, returns `None`. Attestations have the platform `unknown/unknown`, so they never match.
+    /// Parses untrusted bytes. For an index, returns its first image for Linux on an architecture (Go's spelling). For an image
+    /// manifest, returns `None`. Attestations never match, because their platform is `unknown/unknown`.
     pub fn image_for_arch(bytes: &[u8], arch: &str) -> Result<Option<Descriptor>, ImageError> {
         let Self::Index(index) = Self::parse(bytes)? else { return Ok(None) };
         let is_match =
@@ -158,18 +158,18 @@ struct Shape {
 }
 
 impl Shape {
-    /// Rejects content that has the fields of both, or whose media type contradicts its fields. Otherwise one program
-    /// would read an image and another an index from the same bytes under the same digest (CVE-2021-41190).
+    /// Rejects content that has the fields of both an image and an index, or whose media type contradicts its fields. Different
+    /// programs could read such content differently under the same digest (CVE-2021-41190).
     fn of(what: &'static str, bytes: &[u8]) -> Result<Self, ImageError> {
         let shape: Self = read(what, bytes)?;
         let Self { media_type, config, layers, manifests } = &shape;
         let is_index = manifests.is_some();
-        let other = if is_index { media_type::IMAGES } else { media_type::INDEXES };
+        let contradicting = if is_index { media_type::IMAGES } else { media_type::INDEXES };
         if is_index && (config.is_some() || layers.is_some()) {
             let reason = "has the fields of an image and of an index";
             return Err(ImageError::unusable(what, reason));
         }
-        if let Some(declared) = media_type.as_deref().filter(|declared| other.contains(declared)) {
+        if let Some(declared) = media_type.as_deref().filter(|declared| contradicting.contains(declared)) {
             let kind = if is_index { "an index" } else { "an image" };
             let reason = format!("has media type {declared}, but the fields of {kind}");
             return Err(ImageError::unusable(what, reason));
@@ -213,12 +213,14 @@ impl ImageManifest {
         }
     }
 
-    /// Payload layer of an image that farrier built for one kernel: the last layer. The layers below belong to the base
-    /// and to `driver-entrypoint`, if present. [`super::assemble`] writes this order, and readers of published payloads
-    /// rely on it.
+    /// Returns the payload layer of an image that farrier built for one kernel, which is the last layer. Returns `None` only for an
+    /// image without layers.
     ///
-    /// For other images the last layer is not the whole payload: an image made by an engine (`output: image`) has no
-    /// payload layer, and a union has several. `None` only for an image without layers.
+    /// The layers below belong to the base and to `driver-entrypoint`, if present. [`super::assemble`] writes this order, and readers
+    /// of published payloads rely on it.
+    ///
+    /// In other images, the last layer is not the whole payload. An image that an engine built (`output: image`) has no payload
+    /// layer, and a union image has several.
     pub fn payload_layer(&self) -> Option<&Descriptor> {
         self.layers.last()
     }
@@ -265,9 +267,10 @@ impl ImageIndex {
         write("image index", self)
     }
 
-    /// Whether `bytes`, from which this index was parsed, equal the output of [`Self::to_bytes`]. Otherwise another
-    /// parser may find other images under the same digest: Go matches keys regardless of case and uses the last one, so
-    /// `Manifests` overrides an earlier `manifests`.
+    /// Whether `bytes`, from which this index was parsed, equal the output of [`Self::to_bytes`].
+    ///
+    /// Otherwise another parser may find other images under the same digest. For example, Go ignores the case of keys and uses the
+    /// last one, so that `Manifests` overrides an earlier `manifests`.
     pub fn is_canonical(&self, bytes: &[u8]) -> bool {
         self.to_bytes().is_ok_and(|written| written == bytes)
     }
@@ -285,12 +288,12 @@ pub(super) fn read<'a, T: Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) 
     serde_json::from_slice(bytes).map_err(|source| ImageError::Json(what, source))
 }
 
-/// Serializes a value as the JSON that is published.
+/// Serializes a value as JSON, in the form in which farrier publishes it.
 pub fn write(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ImageError> {
     serde_json::to_vec(value).map_err(|source| ImageError::Json(what, source))
 }
 
-/// Go writes an empty map as `null`.
+/// Deserializes `null`, which Go writes for an empty map, as an empty map.
 fn null_is_empty<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }

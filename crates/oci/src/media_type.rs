@@ -30,7 +30,7 @@ pub const INDEXES: [&str; 2] = [OCI_INDEX, DOCKER_LIST];
 /// All manifest types that farrier reads, in order of preference.
 pub const MANIFESTS: [&str; 4] = [OCI_MANIFEST, DOCKER_MANIFEST, OCI_INDEX, DOCKER_LIST];
 
-/// OCI media type of a layer with the same bytes. `None` for unsupported types, such as foreign layers, which
+/// Returns the OCI media type of a layer with the same bytes. Returns `None` for unsupported types, such as foreign layers, which
 /// registries do not store.
 pub fn oci_layer(media_type: &str) -> Option<&'static str> {
     match media_type {

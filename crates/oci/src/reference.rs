@@ -29,12 +29,12 @@ pub enum Version {
 }
 
 impl Version {
-    /// The tag, if this is one.
+    /// Returns the tag, if the version is a tag.
     pub fn tag(&self) -> Option<&Tag> {
         if let Self::Tag(tag) = self { Some(tag) } else { None }
     }
 
-    /// The digest, if this is one.
+    /// Returns the digest, if the version is a digest.
     pub fn digest(&self) -> Option<&Digest> {
         if let Self::Digest(digest) = self { Some(digest) } else { None }
     }
@@ -50,7 +50,7 @@ pub struct ImageReference {
     pub version: Version,
 }
 
-/// Reason that a string is not a reference or part of one.
+/// Reason why a string is not a reference, or not a part of a reference.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {what}")]
 pub struct ReferenceError {
@@ -101,13 +101,13 @@ impl Repository {
         &self.0
     }
 
-    /// The host, with its port; `None` inside a layout directory.
+    /// Returns the host with its port. Returns `None` for a repository in a layout directory.
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.0.split_once('/')?;
         names_host(host).then_some(host)
     }
 
-    /// Host and path of the repository. A repository without a host belongs to Docker Hub, which keeps official images
+    /// Returns the host and the path of the repository. A repository without a host belongs to Docker Hub, where official images are
     /// below `library/`.
     pub fn normalized(&self) -> (String, String) {
         let (host, path) = match self.0.split_once('/') {
@@ -122,8 +122,8 @@ impl Repository {
     }
 }
 
-/// Name of a copy of another registry's image, below the prefix of the destination registry: `mirror/<host>/<path>`. A
-/// `-` joins the port to the host.
+/// Returns the name of a copy of another registry's image, below the prefix of the destination registry: `mirror/<host>/<path>`.
+/// A `-` replaces the `:` before the port.
 pub fn mirror_name(repository: &Repository) -> String {
     let (host, path) = repository.normalized();
     format!("mirror/{}/{path}", host.replace(':', "-").to_ascii_lowercase())
@@ -137,7 +137,7 @@ pub fn is_docker_hub(host: &str) -> bool {
     [DOCKER_HUB, "index.docker.io", "registry-1.docker.io"].contains(&host)
 }
 
-/// Docker's rule to distinguish a host from the first component of a path.
+/// Whether the first component of a reference is a host and not a part of the path, by Docker's rule.
 pub fn names_host(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost"
 }
@@ -231,8 +231,7 @@ impl FromStr for ImageReference {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        // With both a tag and a digest, the digest decides, as in every container runtime. The tag is checked and
-        // dropped.
+        // If there are both a tag and a digest, use the digest, like every container runtime. Validate the tag and drop it.
         if let Some((name, digest)) = text.split_once('@') {
             let name = match split_tag(name) {
                 Some((name, tag)) => tag.parse::<Tag>().map(|_| name)?,
@@ -258,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_come_apart_and_together() {
+    fn references_are_parsed_and_displayed() {
         let digest = format!("sha256:{}", "ab".repeat(32));
         for text in [
             "127.0.0.1:5000/drivers/mstflint:4.33.0_1-6.1.0-47-amd64-debian12-amd64".to_owned(),
@@ -273,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_have_a_place_for_each_host() {
+    fn mirror_names_contain_host_and_path() {
         for (text, name) in [
             ("debian", "mirror/docker.io/library/debian"),
             ("docker.io/debian", "mirror/docker.io/library/debian"),
@@ -322,7 +321,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_accepted_is_one_plain_word(text in "[a-zA-Z0-9./:@_ \\n$-]{0,30}") {
+        fn accepted_references_contain_no_special_characters(text in "[a-zA-Z0-9./:@_ \\n$-]{0,30}") {
             if let Ok(reference) = text.parse::<ImageReference>() {
                 proptest::prop_assert!(!text.contains(|c: char| c.is_whitespace() || c == '$'));
                 proptest::prop_assert!(!reference.repository.as_str().split('/').any(|part| part == ".."));

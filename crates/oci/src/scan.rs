@@ -1,4 +1,4 @@
-//! Reads layers that other tools wrote: decompression, and lookup of single entries.
+//! Reads layers of other tools: decompresses them, and looks up single entries.
 
 use std::{
     ffi::OsStr,
@@ -13,8 +13,8 @@ use tar::EntryType;
 
 use super::each_entry;
 
-/// Tar stream of a layer with any supported compression. The first bytes identify the compression, because media types
-/// can be wrong and `docker save` gives none.
+/// Tar stream of a layer with any supported compression. Detects the compression by the first bytes, because media types can be
+/// wrong, and `docker save` states none.
 pub struct LayerReader<'a>(Box<dyn Read + Send + 'a>);
 
 impl<'a> LayerReader<'a> {
@@ -39,7 +39,7 @@ impl Read for LayerReader<'_> {
     }
 }
 
-/// State of a name in the image's root, according to one layer.
+/// What one layer contains for a name in the image's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TopLevel {
     /// A symbolic link.
@@ -50,8 +50,8 @@ pub enum TopLevel {
     Deleted,
 }
 
-/// Looks up a name in a layer's tar stream. The OCI image spec allows one entry for each path in a layer, so the search
-/// stops at the first match.
+/// Looks up a name in the root of a layer's tar stream. Stops at the first match, because the OCI image spec allows only one entry
+/// for each path in a layer.
 pub fn top_level_entry(tar: impl Read, name: &str) -> io::Result<Option<TopLevel>> {
     let whiteout = format!(".wh.{name}");
     each_entry(tar, |names, entry| {
@@ -83,7 +83,7 @@ impl<'a> Whiteout<'a> {
     pub fn of(name: &'a OsStr) -> Option<Self> {
         match name.as_bytes().strip_prefix(Self::PREFIX)? {
             b".wh..opq" => Some(Self::Opaque),
-            // Such names would lead out of the directory.
+            // These names would lead out of the directory.
             b"" | b"." | b".." => None,
             name => Some(Self::Of(OsStr::from_bytes(name))),
         }
@@ -95,8 +95,8 @@ impl<'a> Whiteout<'a> {
     }
 }
 
-/// Path of an entry below the image's root, without `./`, a leading `/` or inner `.`. `None` for the root itself and
-/// for paths with `..`.
+/// Returns the path of an entry below the image's root, without `./`, a leading `/` or inner `.`. Returns `None` for the root itself
+/// and for paths with `..`.
 pub fn plain_path(path: &Path) -> Option<PathBuf> {
     let mut plain = PathBuf::new();
     for component in path.components() {
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_the_entry_in_every_compression() {
+    fn entries_are_found_in_every_compression() {
         let tar = tar_of(&[
             ("./", EntryType::Directory, ""),
             ("./bin/lib", EntryType::Regular, ""),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_deletions_and_absence() {
+    fn directories_deletions_and_missing_entries_are_distinguished() {
         let find = |tar: &[u8]| top_level_entry(tar, "lib").unwrap();
         assert_eq!(find(&tar_of(&[("lib/", EntryType::Directory, "")])), Some(TopLevel::Other));
         assert_eq!(find(&tar_of(&[(".wh.lib", EntryType::Regular, "")])), Some(TopLevel::Deleted));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_not_read() {
+    fn too_long_names_are_not_read_into_memory() {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(EntryType::GNULongName);
         header.set_size(1 << 32);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_paths() {
+    fn paths_are_normalized() {
         for (path, plain) in [
             ("./lib/x", Some("lib/x")),
             ("/lib", Some("lib")),

@@ -136,7 +136,8 @@ mod tests {
         let bench = Bench::new();
         let node = bench.node();
         let to = "/run/mellanox/drivers/usr/src";
-        let count = || read_mounts(&node).unwrap().iter().filter(|mount| mount.point == Path::new(to)).count();
+        let count =
+            || read_mounts(&node).unwrap().iter().filter(|mount| mount.point == Path::new(to)).count();
         for _ in 0..3 {
             expose(&node, "/usr/src", to).unwrap();
             assert_eq!(count(), 1);

@@ -1,4 +1,4 @@
-//! Authorization: computes the `Authorization` header for a request from credentials, challenges and token servers.
+//! Computes the `Authorization` header of requests, from credentials, challenges and token servers.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,8 +27,8 @@ const MAX_TOKEN: usize = 1 << 20;
 
 /// Default lifetime of a token in seconds, if the token server states none (distribution's token specification).
 const DEFAULT_LIFETIME: u64 = 60;
-/// Margin by which tokens are renewed early, for clock skew and slow requests.
-const MARGIN: Duration = Duration::from_secs(10);
+/// How long before their expiry tokens are renewed, because of clock skew and slow requests.
+const EXPIRY_MARGIN: Duration = Duration::from_secs(10);
 
 /// Access that a request needs, displayed as the actions of the token specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, derive_more::Display)]
@@ -41,21 +41,21 @@ pub(super) enum Scope {
     Delete,
 }
 
-/// The access that a request needs authorization for.
+/// The access for which a request needs authorization.
 #[derive(Clone, Copy)]
 pub(super) struct Purpose<'a> {
     pub name: &'a RemoteName,
     pub scope: Scope,
-    /// Path of another repository of the same registry that the request reads, to mount a blob from it.
+    /// Path of another repository of the same registry from which the request mounts a blob.
     pub source: Option<&'a str>,
 }
 
 impl Purpose<'_> {
-    /// Scopes in the syntax of the token specification.
+    /// Returns the scopes in the syntax of the token specification.
     fn scopes(&self) -> Vec<String> {
         let Self { name, scope, source } = self;
-        let further = source.map(|source| format!("repository:{source}:{}", Scope::Pull));
-        std::iter::once(format!("repository:{}:{scope}", name.path)).chain(further).collect()
+        let source_scope = source.map(|source| format!("repository:{source}:{}", Scope::Pull));
+        std::iter::once(format!("repository:{}:{scope}", name.path)).chain(source_scope).collect()
     }
 }
 
@@ -72,8 +72,8 @@ impl Grant {
     }
 }
 
-/// One lock for each (authority, repository, scope, source). Concurrent requests share one token instead of fetching
-/// one each, and requests to other repositories do not wait.
+/// Header for one (authority, repository, scope, source), behind its own lock: concurrent requests share one token instead of
+/// fetching one each, and requests to other repositories do not wait.
 type Slot = Arc<tokio::sync::Mutex<Option<Grant>>>;
 type Key = (String, String, Scope, Option<String>);
 
@@ -104,16 +104,16 @@ impl Authorizer {
         self.slots.lock().entry(key).or_default().clone()
     }
 
-    /// Slots that may hold a usable header for this purpose; the slot of the exact purpose comes last.
-    fn candidates(&self, purpose: Purpose<'_>) -> Vec<Slot> {
+    /// Returns the slots whose header is usable for this purpose. The slot of the purpose itself comes last.
+    fn reusable_slots(&self, purpose: Purpose<'_>) -> Vec<Slot> {
         // A push token also allows pulls.
         let push = (purpose.scope == Scope::Pull).then_some(Purpose { scope: Scope::Push, ..purpose });
         push.into_iter().chain([purpose]).map(|purpose| self.slot(purpose)).collect()
     }
 
-    /// Cached header for a request, if one is valid.
+    /// Returns a cached header for a request, if one is valid.
     pub(super) async fn cached(&self, purpose: Purpose<'_>) -> Option<HeaderValue> {
-        for slot in self.candidates(purpose) {
+        for slot in self.reusable_slots(purpose) {
             let grant = slot.lock().await;
             if let Some(grant) = grant.as_ref().filter(|grant| grant.is_valid()) {
                 return Some(grant.header.clone());
@@ -122,11 +122,11 @@ impl Authorizer {
         None
     }
 
-    /// Reads the credentials again after a 403 to a request that carried `used`. Returns a header with the new
-    /// password, or `None` if `used` is no password or the credentials have no other one.
+    /// Reads the credentials again after a 403 to a request with the header `used`. Returns a header with the new password, or
+    /// `None` if `used` contains no password or the password has not changed.
     ///
-    /// Some registries (ECR) answer an expired password with 403 instead of 401. The credentials are read before
-    /// anything is sent again, so that a request body is sent twice only where a new password may help.
+    /// Some registries (ECR) respond to an expired password with 403 instead of 401. The check for a new password comes first, so
+    /// that a request body is not sent twice in vain.
     pub(super) async fn after_403(
         &self,
         transport: &Transport,
@@ -137,14 +137,14 @@ impl Authorizer {
         if !is_basic(used) {
             return None;
         }
-        // If the credentials cannot be read, the 403 is the more useful error.
+        // If the credentials cannot be read, report the 403, which is the more useful error.
         let credential = credential(transport, purpose.name, action).await.ok().flatten();
         let Some(Credential::Password { user, password }) = credential else { return None };
         let header = basic(&user, &password);
         if header == *used {
             return None;
         }
-        for slot in self.candidates(purpose) {
+        for slot in self.reusable_slots(purpose) {
             let mut grant = slot.lock().await;
             if grant.as_ref().is_some_and(|grant| grant.header == *used) {
                 *grant = Some(Grant { header: header.clone(), until: None });
@@ -153,7 +153,7 @@ impl Authorizer {
         Some(header)
     }
 
-    /// Answers the 401 in `response` to a request that carried `used`. Returns `None` when there is no better header.
+    /// Responds to the challenges in a 401 to a request with the header `used`. Returns `None` if there is no better header.
     pub(super) async fn after_401(
         &self,
         transport: &Transport,
@@ -165,8 +165,7 @@ impl Authorizer {
         let slot = self.slot(purpose);
         let mut grant = slot.lock().await;
         match grant.as_ref() {
-            // Another request stored a new header in the meantime. An expired one does not help: this request was sent
-            // without it.
+            // Another request has stored a valid header in the meantime.
             Some(newer) if newer.is_valid() && Some(&newer.header) != used => {
                 return Ok(Some(newer.header.clone()));
             }
@@ -183,7 +182,7 @@ impl Authorizer {
         let Some(challenge) = bearer.or(challenges.first()) else { return Ok(None) };
 
         let credential = credential(transport, purpose.name, action).await?;
-        let new = match challenge {
+        let renewed = match challenge {
             Challenge::Basic => match credential {
                 Some(Credential::Password { user, password }) => {
                     Some(Grant { header: basic(&user, &password), until: None })
@@ -197,8 +196,8 @@ impl Authorizer {
                 Some(query.send(transport, credential).await?)
             }
         };
-        // The registry would refuse the same header again.
-        *grant = new.filter(|new| Some(&new.header) != used);
+        // The registry would reject the same header again.
+        *grant = renewed.filter(|renewed| Some(&renewed.header) != used);
         Ok(grant.as_ref().map(|grant| grant.header.clone()))
     }
 }
@@ -212,16 +211,19 @@ async fn credential(transport: &Transport, name: &RemoteName, action: &str) -> R
     })
 }
 
-/// Explains, for an error message, why the registry still answers 401.
+/// Returns the reason, for an error message, why the registry responds with 401.
 pub(super) fn explain(transport: &Transport, name: &RemoteName, used: Option<&HeaderValue>) -> String {
-    let place = transport.access.credentials_from();
+    let credentials_source = transport.access.credentials_from();
     match used {
         Some(value) if is_basic(value) => {
-            format!("the user name or password in {place} is wrong")
+            format!("the user name or password in {credentials_source} is wrong")
         }
         Some(_) => "the registry rejects the token that its token server issued".to_owned(),
         None => {
-            format!("the registry requires credentials, and there is no entry for {} in {place}", name.host)
+            format!(
+                "the registry requires credentials, and there is no entry for {} in {credentials_source}",
+                name.host
+            )
         }
     }
 }
@@ -260,15 +262,15 @@ const TOKEN_SERVERS: [(&str, &str); 3] = [
     ("registry.digitalocean.com", "api.digitalocean.com"),
 ];
 
-/// Whether a token server may receive the credentials for a registry. The registry's own claim is not enough: the
-/// registry may have been taken over.
+/// Whether a token server may receive the credentials for a registry. It is not enough that the registry names the token server,
+/// because an attacker may control the registry.
 fn is_trusted(transport: &Transport, name: &RemoteName, realm: &Url) -> bool {
-    is_own(name, realm) || transport.access.trusts_token_server(&name.authority, realm)
+    belongs_to_registry(name, realm) || transport.access.trusts_token_server(&name.authority, realm)
 }
 
-/// Whether a token server is the registry itself, an HTTPS server with the registry's host name, or an entry of
-/// [`TOKEN_SERVERS`].
-fn is_own(name: &RemoteName, realm: &Url) -> bool {
+/// Whether a token server belongs to the registry: it is the registry itself, an HTTPS server with the registry's host name, or an
+/// entry of [`TOKEN_SERVERS`].
+fn belongs_to_registry(name: &RemoteName, realm: &Url) -> bool {
     let host = realm.host_str().unwrap_or_default();
     let registry = Url::parse(&format!("https://{}/", name.authority));
     let same_name = registry.is_ok_and(|registry| registry.host_str() == Some(host));
@@ -276,9 +278,9 @@ fn is_own(name: &RemoteName, realm: &Url) -> bool {
     name.serves(realm) || (realm.scheme() == "https" && (same_name || known))
 }
 
-/// Parses the address of a token server that a registry names. The connection to the token server must be at least as
-/// secure as the one to the registry, because its tokens give access to the registry.
-fn realm_of(text: &str, over_tls: bool, allows_plain: impl Fn(&Url) -> bool) -> Result<Url, &'static str> {
+/// Parses the address of a token server. The connection to the token server must be at least as secure as the connection to the
+/// registry, because tokens give access to the registry.
+fn parse_realm(text: &str, over_tls: bool, allows_plain: impl Fn(&Url) -> bool) -> Result<Url, &'static str> {
     let url = Url::parse(text).map_err(|_| "is not a URL")?;
     match url.scheme() {
         "https" => Ok(url),
@@ -292,48 +294,20 @@ impl TokenQuery<'_> {
         let url = self.realm(transport)?;
         let name = self.purpose.name;
         if credential.is_some() && !is_trusted(transport, name, &url) {
-            let (host, action) = (name.host.clone(), self.action.to_owned());
             return Err(RegistryError::TokenServer {
-                host,
-                action,
+                host: name.host.clone(),
+                action: self.action.to_owned(),
                 realm: url.origin().ascii_serialization(),
             });
         }
-        let scopes = self.purpose.scopes();
-        let mut request;
-        match credential {
-            // OAuth2 form of the token specification: the other form cannot carry identity tokens.
-            Some(Credential::IdentityToken(token)) => {
-                let mut form = form_urlencoded::Serializer::new(String::new());
-                form.append_pair("grant_type", "refresh_token")
-                    .append_pair("client_id", "farrier")
-                    .append_pair("refresh_token", &token)
-                    .append_pair("scope", &scopes.join(" "));
-                form.extend_pairs(self.service.map(|service| ("service", service)));
-                request = Request::new(Method::POST, url);
-                let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
-                request.headers_mut().insert(CONTENT_TYPE, kind);
-                *request.body_mut() = Some(form.finish().into());
-            }
-            password => {
-                let mut url = url;
-                url.query_pairs_mut()
-                    .extend_pairs(scopes.iter().map(|scope| ("scope", scope)))
-                    .extend_pairs(self.service.map(|service| ("service", service)));
-                request = Request::new(Method::GET, url);
-                if let Some(Credential::Password { user, password }) = password {
-                    request.headers_mut().insert(AUTHORIZATION, basic(&user, &password));
-                }
-            }
-        }
+        let request = self.request(url, credential);
         let start = Instant::now();
         let action = format!("{} (token)", self.action);
         let host = &name.host;
         let mut response =
             transport.execute(request, &AtomicU64::default(), &action, host, Some(host)).await?;
-        let status = response.status();
         let mut body = Vec::new();
-        if status.is_success() {
+        if response.status().is_success() {
             while body.len() < MAX_TOKEN
                 && let Some(chunk) = next_chunk(&mut response, host, &action).await?
             {
@@ -342,22 +316,7 @@ impl TokenQuery<'_> {
         } else {
             body = body_start(&mut response, MAX_TOKEN).await;
         }
-        let action = self.action.to_owned();
-        let describe = |status| match name.quote(&response, &body) {
-            Ok(text) => format!("its token server answered {status}: {text}"),
-            Err(other) => format!("its token server {other} answered {status}"),
-        };
-        match status.as_u16() {
-            200..=299 => {}
-            status @ (400 | 401 | 403) => {
-                return Err(RegistryError::Denied { host: host.clone(), action, reason: describe(status) });
-            }
-            status @ (429 | 500..=599) => {
-                let after = retry_after(response.headers());
-                return Err(RegistryError::Server { host: host.clone(), status, action, after });
-            }
-            status => return Err(RegistryError::protocol(host, action, describe(status))),
-        }
+        self.check_status(&response, &body)?;
         let no_token = || {
             RegistryError::protocol(host, self.action, "the response of the token server contains no token")
         };
@@ -366,11 +325,57 @@ impl TokenQuery<'_> {
         let header =
             sensitive(&format!("Bearer {token}")).filter(|_| !token.is_empty()).ok_or_else(no_token)?;
         let lifetime = Duration::from_secs(answer.expires_in.unwrap_or(DEFAULT_LIFETIME).clamp(1, 86_400));
-        Ok(Grant { header, until: Some(start + lifetime.saturating_sub(MARGIN)) })
+        Ok(Grant { header, until: Some(start + lifetime.saturating_sub(EXPIRY_MARGIN)) })
+    }
+
+    fn request(&self, mut url: Url, credential: Option<Credential>) -> Request {
+        let scopes = self.purpose.scopes();
+        let service = self.service.map(|service| ("service", service));
+        // Only the OAuth2 form of the token specification can carry identity tokens.
+        if let Some(Credential::IdentityToken(token)) = &credential {
+            let mut form = form_urlencoded::Serializer::new(String::new());
+            form.append_pair("grant_type", "refresh_token")
+                .append_pair("client_id", "farrier")
+                .append_pair("refresh_token", token)
+                .append_pair("scope", &scopes.join(" "));
+            form.extend_pairs(service);
+            let mut request = Request::new(Method::POST, url);
+            let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+            request.headers_mut().insert(CONTENT_TYPE, kind);
+            *request.body_mut() = Some(form.finish().into());
+            return request;
+        }
+        url.query_pairs_mut().extend_pairs(scopes.iter().map(|scope| ("scope", scope))).extend_pairs(service);
+        let mut request = Request::new(Method::GET, url);
+        if let Some(Credential::Password { user, password }) = credential {
+            request.headers_mut().insert(AUTHORIZATION, basic(&user, &password));
+        }
+        request
+    }
+
+    /// Turns a response without success into an error.
+    fn check_status(&self, response: &reqwest::Response, body: &[u8]) -> Result<()> {
+        let name = self.purpose.name;
+        let (host, action) = (name.host.clone(), self.action.to_owned());
+        let describe = |status| match name.quote(response, body) {
+            Ok(text) => format!("its token server answered {status}: {text}"),
+            Err(other) => format!("its token server {other} answered {status}"),
+        };
+        match response.status().as_u16() {
+            200..=299 => Ok(()),
+            status @ (400 | 401 | 403) => {
+                Err(RegistryError::Denied { host, action, reason: describe(status) })
+            }
+            status @ (429 | 500..=599) => {
+                let after = retry_after(response.headers());
+                Err(RegistryError::Server { host, status, action, after })
+            }
+            status => Err(RegistryError::protocol(host, action, describe(status))),
+        }
     }
 
     fn realm(&self, transport: &Transport) -> Result<Url> {
-        let url = realm_of(self.realm, self.over_tls, |url| transport.access.allows_plain(url));
+        let url = parse_realm(self.realm, self.over_tls, |url| transport.access.allows_plain(url));
         url.map_err(|reason| {
             let reason = format!("its token server {} {reason}", excerpt(self.realm.as_bytes()));
             RegistryError::protocol(&self.purpose.name.host, self.action, reason)
@@ -383,7 +388,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_registrys_own_token_servers() {
+    fn token_servers_of_a_registry_are_recognized() {
         for (repository, realm, own) in [
             ("r.example/x", "https://r.example/token", true),
             ("r.example:5050/x", "https://r.example/jwt/auth", true),
@@ -403,19 +408,19 @@ mod tests {
             ("r.example/x", "https://evil.test/r.example", false),
         ] {
             let name = RemoteName::of(&repository.parse().unwrap());
-            assert_eq!(is_own(&name, &realm.parse().unwrap()), own, "{repository} {realm}");
+            assert_eq!(belongs_to_registry(&name, &realm.parse().unwrap()), own, "{repository} {realm}");
         }
     }
 
     #[test]
-    fn a_token_server_is_reached_as_safely_as_the_registry() {
+    fn a_token_server_needs_tls_if_the_registry_uses_it() {
         let (all, none) = (|_: &Url| true, |_: &Url| false);
-        assert!(realm_of("https://r.example/token", true, none).is_ok());
-        assert!(realm_of("http://127.0.0.1:5000/token", false, all).is_ok());
+        assert!(parse_realm("https://r.example/token", true, none).is_ok());
+        assert!(parse_realm("http://127.0.0.1:5000/token", false, all).is_ok());
         let unsafe_way = Err("does not use https");
-        assert_eq!(realm_of("http://127.0.0.1:5000/token", true, all), unsafe_way, "downgrade from TLS");
-        assert_eq!(realm_of("http://r.example/token", false, none), unsafe_way);
-        assert_eq!(realm_of("ftp://r.example/token", false, all), unsafe_way);
-        assert_eq!(realm_of("/token", false, all), Err("is not a URL"));
+        assert_eq!(parse_realm("http://127.0.0.1:5000/token", true, all), unsafe_way, "downgrade from TLS");
+        assert_eq!(parse_realm("http://r.example/token", false, none), unsafe_way);
+        assert_eq!(parse_realm("ftp://r.example/token", false, all), unsafe_way);
+        assert_eq!(parse_realm("/token", false, all), Err("is not a URL"));
     }
 }

@@ -10,7 +10,7 @@ pub(super) enum Challenge {
     Bearer { realm: String, service: Option<String> },
 }
 
-/// Challenges of one header, in order; unknown schemes are skipped.
+/// Returns the challenges of one header, in order. Skips unknown schemes.
 pub(super) fn parse(header: &str) -> Vec<Challenge> {
     let mut challenges = Vec::new();
     let mut current: Option<(String, Vec<(String, String)>)> = None;
@@ -20,37 +20,37 @@ pub(super) fn parse(header: &str) -> Vec<Challenge> {
         let end = rest.find([' ', '\t', ',', '=']).unwrap_or(rest.len());
         let (word, after) = rest.split_at(end);
         if word.is_empty() {
-            // End of the header, or a misplaced `=`: the rest cannot be parsed.
+            // The header has ended, or cannot be parsed after a misplaced `=`.
             break;
         }
         let next = after.trim_start_matches([' ', '\t']);
         if let Some(value) = next.strip_prefix('=') {
-            let (value, after_value) = value_of(value.trim_start_matches([' ', '\t']));
+            let (value, after_value) = split_value(value.trim_start_matches([' ', '\t']));
             if let Some((_, parameters)) = &mut current {
                 parameters.push((word.to_ascii_lowercase(), value));
             }
             rest = after_value;
         } else {
-            challenges.extend(current.take().and_then(finish));
+            challenges.extend(current.take().and_then(to_challenge));
             current = Some((word.to_ascii_lowercase(), Vec::new()));
             rest = after;
         }
     }
-    challenges.extend(current.and_then(finish));
+    challenges.extend(current.and_then(to_challenge));
     challenges
 }
 
-/// Splits off a token or a quoted string; returns it with the remaining text.
-fn value_of(text: &str) -> (String, &str) {
+/// Splits a token or a quoted string off the text. Returns its value and the remaining text.
+fn split_value(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([' ', '\t', ',']).unwrap_or(text.len());
         return (text[..end].to_owned(), &text[end..]);
     };
     let mut value = String::new();
     let mut characters = quoted.char_indices();
-    while let Some((at, character)) = characters.next() {
+    while let Some((index, character)) = characters.next() {
         match character {
-            '"' => return (value, &quoted[at + 1..]),
+            '"' => return (value, &quoted[index + 1..]),
             '\\' => value.extend(characters.next().map(|(_, escaped)| escaped)),
             _ => value.push(character),
         }
@@ -58,7 +58,7 @@ fn value_of(text: &str) -> (String, &str) {
     (value, "")
 }
 
-fn finish((scheme, parameters): (String, Vec<(String, String)>)) -> Option<Challenge> {
+fn to_challenge((scheme, parameters): (String, Vec<(String, String)>)) -> Option<Challenge> {
     let find = |name: &str| parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     match scheme.as_str() {
         "basic" => Some(Challenge::Basic),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn registries_of_this_world() {
+    fn headers_of_common_registries_are_parsed() {
         assert_eq!(
             parse(
                 r#"Bearer realm="https://auth.example/token",service="registry.example",scope="repository:a/b:pull,push""#
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_headers() {
+    fn malformed_headers_have_no_challenges() {
         for header in ["", "=", ",,,", "Bearer", r#"Bearer service="x""#, "Digest realm=x"] {
             assert_eq!(parse(header), [], "{header:?}");
         }
@@ -103,7 +103,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_header_is_an_answer(header in "\\PC{0,80}") {
+        fn no_header_panics(header in "\\PC{0,80}") {
             let _ = parse(&header);
         }
     }

@@ -1,24 +1,23 @@
-//! Disk space for downloads. A download that cannot fit is refused before it starts, and one that exceeds its limit is
-//! cut off.
+//! Disk space for downloads. A download that cannot fit is refused before it starts. A download that exceeds its limit is aborted.
 
 use std::{
     io::{self, Read},
     path::{Path, PathBuf},
 };
 
-/// Bytes that stay free, for the rest of the machine and for logs of a failure.
+/// Bytes that stay free for other programs, and for logs of a failure.
 const RESERVE: u64 = 256 << 20;
 
 /// Number of bytes written between two checks of the free space.
 const CHECK_INTERVAL: u64 = 64 << 20;
 
-/// Bytes that may still be written to the file system of a file or directory.
+/// Returns the free bytes on the file system of a file or directory.
 pub fn free_space(path: &Path) -> io::Result<u64> {
     let found = rustix::fs::statvfs(path)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Fails if `bytes` more do not fit without touching [`RESERVE`].
+/// Fails if `bytes` more do not fit above [`RESERVE`].
 fn ensure_free_space(directory: &Path, bytes: u64) -> io::Result<()> {
     let free = free_space(directory)?;
     if bytes <= free.saturating_sub(RESERVE) {
@@ -31,32 +30,31 @@ fn ensure_free_space(directory: &Path, bytes: u64) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::StorageFull, message))
 }
 
-/// Disk space for one download. Nothing is reserved: other processes use space at the same time, so the disk is checked
-/// repeatedly.
+/// Disk space for one download. Checks the free space repeatedly instead of reserving it, because other processes use the disk too.
 #[derive(Debug)]
 pub struct DiskLimit {
     directory: PathBuf,
-    most: u64,
-    left: u64,
+    max_bytes: u64,
+    remaining: u64,
     /// Bytes since the last check.
     unchecked: u64,
 }
 
 impl DiskLimit {
-    /// Starts a download of at most `most` bytes. `stated` is the announced size, if any; a size above `most`, or one
-    /// that does not fit on the disk, is an error.
-    pub fn for_download(directory: &Path, stated: Option<u64>, most: u64) -> io::Result<Self> {
-        let limit = Self { directory: directory.to_owned(), most, left: most, unchecked: 0 };
-        match stated {
-            Some(stated) if stated > most => return Err(limit.too_large()),
-            stated => ensure_free_space(directory, stated.unwrap_or(0))?,
+    /// Starts a download of at most `max_bytes` bytes. Fails if the announced size, if any, is above `max_bytes` or does not fit on
+    /// the disk.
+    pub fn for_download(directory: &Path, announced: Option<u64>, max_bytes: u64) -> io::Result<Self> {
+        let limit = Self { directory: directory.to_owned(), max_bytes, remaining: max_bytes, unchecked: 0 };
+        match announced {
+            Some(announced) if announced > max_bytes => return Err(limit.too_large()),
+            announced => ensure_free_space(directory, announced.unwrap_or(0))?,
         }
         Ok(limit)
     }
 
     /// Accounts for bytes that are about to be written.
     pub fn take(&mut self, bytes: u64) -> io::Result<()> {
-        self.left = self.left.checked_sub(bytes).ok_or_else(|| self.too_large())?;
+        self.remaining = self.remaining.checked_sub(bytes).ok_or_else(|| self.too_large())?;
         self.unchecked += bytes;
         if self.unchecked > CHECK_INTERVAL {
             self.unchecked = 0;
@@ -66,7 +64,10 @@ impl DiskLimit {
     }
 
     fn too_large(&self) -> io::Error {
-        io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {} bytes", self.most))
+        io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("the download is larger than {} bytes", self.max_bytes),
+        )
     }
 }
 
@@ -89,10 +90,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_fit_is_refused_and_what_does_not_end_is_cut() {
+    fn too_large_downloads_are_refused_or_aborted() {
         let here = Path::new(".");
         let free = free_space(here).unwrap();
-        let kind = |stated, most| DiskLimit::for_download(here, stated, most).unwrap_err().kind();
+        let kind =
+            |announced, max_bytes| DiskLimit::for_download(here, announced, max_bytes).unwrap_err().kind();
         assert_eq!(kind(Some(free), u64::MAX), io::ErrorKind::StorageFull);
         assert_eq!(kind(Some(11), 10), io::ErrorKind::FileTooLarge);
 

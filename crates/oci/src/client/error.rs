@@ -17,8 +17,8 @@ pub enum RegistryError {
     /// The connection failed or broke. Transient, unless TLS is at fault (see [`ConnectionProblem`]).
     #[error("reach {host} to {action}")]
     Unreachable { host: String, action: String, source: Box<dyn Error + Send + Sync> },
-    /// Nothing listens at the registry's address, and the registry has not answered before. Transient, but a retry within
-    /// seconds is useless: the address is wrong, or the registry is not running.
+    /// Nothing listens at the registry's address, and the registry has not responded before. Transient, but a retry within seconds
+    /// is useless, because the address is wrong or the registry is not running.
     #[error("registry {host}")]
     Refused { host: String, source: NotListening },
     /// Status 5xx or 429, with the delay from `Retry-After`. Transient.
@@ -39,8 +39,8 @@ pub enum RegistryError {
     /// Any other unexpected status, or an invalid response. Permanent.
     #[error("{host} sent an unusable response to {action}: {reason}")]
     Protocol { host: String, action: String, reason: String },
-    /// The registry reports a missing blob or manifest that a pushed manifest names. Transient: everything was pushed
-    /// before. docker-registry 2.8 writes its links in place, so it can miss a link that another client is writing.
+    /// The registry reports that a blob or manifest which a pushed manifest names is missing, although it was pushed before.
+    /// Transient: docker-registry 2.8 writes its links in place, and can miss a link that another client is writing.
     #[error("{host} lost content that was pushed before, to {action}: {reason}")]
     Missed { host: String, action: String, reason: String },
     /// The repository does not exist, and a push does not create it. Permanent.
@@ -111,8 +111,7 @@ impl RegistryError {
     }
 }
 
-/// Nothing listens at an address. It is a source of the error, so that it is found in errors that contain
-/// [`RegistryError::Refused`].
+/// Nothing listens at an address. A separate type, so that a search through the sources of any error finds it.
 #[derive(Debug, thiserror::Error)]
 #[error("connection refused")]
 pub struct NotListening;
@@ -181,22 +180,22 @@ pub(super) fn is_refused(error: &(dyn Error + 'static)) -> bool {
         .any(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Whether the TCP connection succeeded and TLS did not, so that the server may speak plain HTTP. An untrusted
-/// certificate is no reason to drop TLS. Some servers close the connection when they receive a TLS hello.
-pub(super) fn speaks_something_else(error: &(dyn Error + 'static)) -> bool {
-    let hung_up = |error: &io::Error| {
+/// Whether the TCP connection succeeded but TLS failed, so that the server may speak plain HTTP. Some of these servers close the
+/// connection when they receive a TLS hello. An untrusted certificate is no reason to use plain HTTP.
+pub(super) fn may_speak_plain_http(error: &(dyn Error + 'static)) -> bool {
+    let is_hang_up = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
     };
     match connection_problem(error) {
         ConnectionProblem::NotTls => true,
         ConnectionProblem::Broken => {
-            error_causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).any(hung_up)
+            error_causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).any(is_hang_up)
         }
         _ => false,
     }
 }
 
-/// Start of a response body in printable form: the messages of a registry's JSON errors, or else the text.
+/// Returns the start of a response body in printable form: the messages of a registry's JSON errors, or else the text.
 pub fn excerpt(body: &[u8]) -> String {
     let answer: Value = serde_json::from_slice(body).unwrap_or_default();
     let word = |error: &Value, key: &str| error[key].as_str().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Sends one request of the protocol with authorization, and decides which responses are errors.
+//! Sends requests of the distribution protocol with authorization, and decides which responses are errors.
 
 use std::{
     io,
@@ -33,7 +33,7 @@ use crate::MAX_MANIFEST;
 
 /// Maximum number of bytes read from an error response.
 const MAX_ERROR_BODY: usize = 8 << 10;
-/// Maximum number of pages in one list; a registry with more pages is looping.
+/// Maximum number of pages in one list. More pages mean that the registry's links form a loop.
 const MAX_PAGES: usize = 1000;
 
 /// Body of a request.
@@ -97,7 +97,7 @@ impl<'a> Call<'a> {
         RegistryError::protocol(&self.name.host, self.action, reason)
     }
 
-    /// Error for an unusable body, with the start of the body.
+    /// Returns the error for an unusable body, with the start of the body.
     pub(super) fn unusable(&self, reason: &str, response: &Response, body: &[u8]) -> RegistryError {
         self.protocol(match self.name.quote(response, body) {
             Ok(text) => format!("{reason}: {text}"),
@@ -151,8 +151,8 @@ impl Http {
         Err(unexpected(call, response).await)
     }
 
-    /// Sends the request and answers challenges. Refusals (401, 403), throttling (429) and server errors (5xx) return
-    /// an error; every other status returns the response.
+    /// Sends the request, and once more with a new header if the registry rejects the authorization. Rejections (401, 403),
+    /// throttling (429) and server errors (5xx) are errors. Every other status returns the response.
     ///
     /// Quay and GitLab refuse a token for `pull` where the repository does not exist yet, and answer 404 to a token for
     /// `pull,push` (containers/image issue 1265). A refused read is therefore sent again with the wider scope.
@@ -174,75 +174,82 @@ impl Http {
     async fn send_in(&self, call: &Call<'_>, scope: Scope) -> Result<Outcome> {
         let Call { name, source, action, .. } = *call;
         let purpose = Purpose { name, scope, source };
-        // An upload may go to another host; credentials are only for the registry itself.
-        let own = name.serves(&call.url);
-        if own && let Some((status, left)) = self.delays.remaining(&name.authority, Instant::now()) {
+        // An upload may go to another host, but credentials are only for the registry itself.
+        let is_registry = name.serves(&call.url);
+        if is_registry
+            && let Some((status, remaining)) = self.delays.remaining(&name.authority, Instant::now())
+        {
             let (host, action) = (name.host.clone(), action.to_owned());
-            return Err(RegistryError::Server { host, status, action, after: Some(left) });
+            return Err(RegistryError::Server { host, status, action, after: Some(remaining) });
         }
-        let mut header = if own { self.authorizer.cached(purpose).await } else { None };
-        let mut challenged = false;
+        let mut header = if is_registry { self.authorizer.cached(purpose).await } else { None };
+        let mut retried = false;
         loop {
-            let mut request = Request::new(call.method.clone(), call.url.clone());
-            for (key, value) in &call.headers {
-                let value = HeaderValue::from_str(value).map_err(|error| {
-                    RegistryError::Options(format!("header {key} to {action}"), error.to_string())
-                })?;
-                request.headers_mut().append(key, value);
-            }
-            if let Some(value) = &header {
-                request.headers_mut().insert(AUTHORIZATION, value.clone());
-            }
-            let sent_by = (!own).then_some(name.host.as_str());
-            let mut response = self.transmit(call, request, sent_by).await?;
+            let request = request_for(call, header.as_ref())?;
+            let sent_by = (!is_registry).then_some(name.host.as_str());
+            let response = self.transmit(call, request, sent_by).await?;
             // The registry may have redirected the request to another host, which must not trigger authentication.
-            let is_from_registry = own && name.serves(response.url());
-            // Only once: the second response already is_from_registry the new header.
-            if response.status().as_u16() == 401 && !challenged && is_from_registry {
-                challenged = true;
-                let new = self
-                    .authorizer
-                    .after_401(&self.transport, purpose, action, &response, header.as_ref())
-                    .await?;
-                if new.is_some() {
-                    header = new;
+            let is_from_registry = is_registry && name.serves(response.url());
+            if is_from_registry && !retried {
+                let renewed = self.renewed_header(call, purpose, &response, header.as_ref()).await?;
+                if renewed.is_some() {
+                    (header, retried) = (renewed, true);
                     continue;
                 }
             }
-            // Only once, and not for a password that was read for this same request.
-            if response.status().as_u16() == 403
-                && !challenged
-                && is_from_registry
-                && let Some(used) = &header
-            {
-                challenged = true;
-                if let Some(new) = self.authorizer.after_403(&self.transport, purpose, action, used).await {
-                    header = Some(new);
-                    continue;
-                }
+            return self.check_status(call, response, is_from_registry, header.as_ref()).await;
+        }
+    }
+
+    /// Returns a better header after a 401 or 403 to a request that carried `used`, if there is one.
+    async fn renewed_header(
+        &self,
+        call: &Call<'_>,
+        purpose: Purpose<'_>,
+        response: &Response,
+        used: Option<&HeaderValue>,
+    ) -> Result<Option<HeaderValue>> {
+        match (response.status().as_u16(), used) {
+            (401, _) => {
+                self.authorizer.after_401(&self.transport, purpose, call.action, response, used).await
             }
-            let (host, action) = (name.host.clone(), action.to_owned());
-            return match response.status().as_u16() {
-                status @ (401 | 403) => {
-                    let body = body_start(&mut response, MAX_ERROR_BODY).await;
-                    let reason = match (status, name.quote(&response, &body)) {
-                        (_, Err(other)) => format!("{status} from {other}, to which the registry refers"),
-                        (401, _) => explain(&self.transport, name, header.as_ref()),
-                        (_, Ok(text)) if text.is_empty() => "403 without a reason".to_owned(),
-                        (_, Ok(text)) => text,
-                    };
-                    let refusal = RegistryError::Denied { host, action, reason };
-                    if is_from_registry { Ok(Outcome::Refused(refusal)) } else { Err(refusal) }
+            (403, Some(used)) => {
+                Ok(self.authorizer.after_403(&self.transport, purpose, call.action, used).await)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Turns rejections, throttling and server errors into errors, and records a requested delay.
+    async fn check_status(
+        &self,
+        call: &Call<'_>,
+        mut response: Response,
+        is_from_registry: bool,
+        used: Option<&HeaderValue>,
+    ) -> Result<Outcome> {
+        let name = call.name;
+        let (host, action) = (name.host.clone(), call.action.to_owned());
+        match response.status().as_u16() {
+            status @ (401 | 403) => {
+                let body = body_start(&mut response, MAX_ERROR_BODY).await;
+                let reason = match (status, name.quote(&response, &body)) {
+                    (_, Err(other)) => format!("{status} from {other}, to which the registry refers"),
+                    (401, _) => explain(&self.transport, name, used),
+                    (_, Ok(text)) if text.is_empty() => "403 without a reason".to_owned(),
+                    (_, Ok(text)) => text,
+                };
+                let refusal = RegistryError::Denied { host, action, reason };
+                if is_from_registry { Ok(Outcome::Refused(refusal)) } else { Err(refusal) }
+            }
+            status @ (429 | 500..=599) => {
+                let after = retry_after(response.headers());
+                if let Some(wait) = after.filter(|_| is_from_registry) {
+                    self.delays.record(&name.authority, status, wait, Instant::now());
                 }
-                status @ (429 | 500..=599) => {
-                    let after = retry_after(response.headers());
-                    if let Some(wait) = after.filter(|_| is_from_registry) {
-                        self.delays.record(&name.authority, status, wait, Instant::now());
-                    }
-                    Err(RegistryError::Server { host, status, action, after })
-                }
-                _ => Ok(Outcome::Answered(response)),
-            };
+                Err(RegistryError::Server { host, status, action, after })
+            }
+            _ => Ok(Outcome::Answered(response)),
         }
     }
 
@@ -252,7 +259,7 @@ impl Http {
         mut request: Request,
         sent_by: Option<&str>,
     ) -> Result<Response> {
-        let moved = Arc::new(AtomicU64::new(0));
+        let sent_bytes = Arc::new(AtomicU64::new(0));
         match &call.payload {
             Payload::None => {}
             Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.to_vec().into()),
@@ -260,17 +267,22 @@ impl Http {
                 let mut file = File::open(path).await?;
                 file.seek(io::SeekFrom::Start(*from)).await?;
                 let length = to.saturating_sub(*from);
-                set_body(&mut request, ReaderStream::with_capacity(file.take(length), CHUNK), length, &moved);
+                set_body(
+                    &mut request,
+                    ReaderStream::with_capacity(file.take(length), CHUNK),
+                    length,
+                    &sent_bytes,
+                );
             }
             Payload::Source(source) => {
-                set_body(&mut request, read_source(Arc::clone(source)), source.size(), &moved);
+                set_body(&mut request, read_source(Arc::clone(source)), source.size(), &sent_bytes);
             }
         }
-        self.transport.execute(request, &moved, call.action, &call.name.host, sent_by).await
+        self.transport.execute(request, &sent_bytes, call.action, &call.name.host, sent_by).await
     }
 
-    /// Reads a paginated list, and returns whether it exists. `absent` has the statuses of a list that does not exist.
-    /// `read` parses a page and returns what is wrong with it.
+    /// Reads a paginated list, and returns whether the list exists. `absent` has the statuses of a list that does not exist.
+    /// `read` parses a page, and returns the reason if it is invalid.
     pub(super) async fn pages(
         &self,
         mut call: Call<'_>,
@@ -292,14 +304,29 @@ impl Http {
     }
 }
 
+/// Creates the request of a call without its body.
+fn request_for(call: &Call<'_>, authorization: Option<&HeaderValue>) -> Result<Request> {
+    let mut request = Request::new(call.method.clone(), call.url.clone());
+    for (key, value) in &call.headers {
+        let value = HeaderValue::from_str(value).map_err(|error| {
+            RegistryError::Options(format!("header {key} to {}", call.action), error.to_string())
+        })?;
+        request.headers_mut().append(key, value);
+    }
+    if let Some(value) = authorization {
+        request.headers_mut().insert(AUTHORIZATION, value.clone());
+    }
+    Ok(request)
+}
+
 /// Sets a streamed body, and counts the bytes that the connection reads from it.
 fn set_body(
     request: &mut Request,
     stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
     size: u64,
-    moved: &Arc<AtomicU64>,
+    sent_bytes: &Arc<AtomicU64>,
 ) {
-    let counter = Arc::clone(moved);
+    let counter = Arc::clone(sent_bytes);
     let stream = stream.inspect(move |chunk| {
         let bytes = chunk.as_ref().map_or(0, Bytes::len);
         counter.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -308,7 +335,7 @@ fn set_body(
     *request.body_mut() = Some(Body::wrap_stream(stream));
 }
 
-/// Error for a response with an unexpected status.
+/// Returns the error for a response with an unexpected status.
 pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> RegistryError {
     let body = body_start(&mut response, MAX_ERROR_BODY).await;
     let status = response.status().as_u16();
@@ -339,7 +366,7 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// Address of the next page (RFC 8288); it must have the same origin.
+/// Returns the address of the next page (RFC 8288). Ignores an address with another origin.
 fn next_page(response: &Response) -> Option<Url> {
     let link = header(response.headers(), &LINK)?;
     let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;

@@ -1,8 +1,10 @@
 //! An OCI image layout directory (image-spec `image-layout.md`) that holds several repositories.
 //!
-//! An image's name is `<repository>:<tag>` (or `<repository>@<digest>`) in `org.opencontainers.image.ref.name`. `skopeo
-//! inspect oci:PATH:<repository>:<tag>` and related tools look up this name. They accept letters and digits with single
-//! `-._:@+/` or `--` between them. An image whose tag contains `__`, for example, is available to them only by digest.
+//! The annotation `org.opencontainers.image.ref.name` has the image's name, `<repository>:<tag>` or `<repository>@<digest>`.
+//! `skopeo inspect oci:PATH:<repository>:<tag>` and related tools look up this name.
+//!
+//! These tools accept letters and digits with single `-._:@+/` or `--` between them. They can use an image whose tag contains
+//! `__`, for example, only by digest.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +30,7 @@ use crate::{
 
 /// Content of the file `oci-layout`.
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
-/// Lock file of index writers. It is not part of the specification; other tools ignore it.
+/// Lock file of index writers. It is not part of the specification, and other tools ignore it.
 const LOCK: &str = ".farrier.lock";
 
 /// Images in a layout directory. Blobs and the index are replaced atomically, by rename.
@@ -38,7 +40,7 @@ pub struct LayoutRegistry {
 }
 
 impl LayoutRegistry {
-    /// Names the layout at `root`. The first push creates the directory.
+    /// Creates a client of the layout at `root`. The first push creates the directory.
     pub fn new(root: PathBuf) -> Self {
         Self { root }
     }
@@ -57,7 +59,7 @@ impl LayoutRegistry {
         Ok(())
     }
 
-    /// Manifests in the layout's index, whichever tool wrote them; empty without an `index.json`.
+    /// Returns the layout's index, whichever tool wrote it. The index is empty if there is no `index.json`.
     pub fn index(&self) -> Result<ImageIndex> {
         let path = self.root.join("index.json");
         let bytes = match read_bounded(&path) {
@@ -81,7 +83,7 @@ impl LayoutRegistry {
         let index = self.index()?;
         let found = index.manifests.into_iter().find(|descriptor| match version {
             Version::Tag(_) => name_of(descriptor) == format!("{repository}{version}"),
-            Version::Digest(digest) => descriptor.digest == *digest && is_of(descriptor, repository),
+            Version::Digest(digest) => descriptor.digest == *digest && belongs_to(descriptor, repository),
         });
         found.map(|descriptor| self.read(&descriptor)).transpose()
     }
@@ -94,21 +96,21 @@ impl LayoutRegistry {
         Ok(StoredManifest { digest, media_type: descriptor.media_type.clone(), bytes })
     }
 
-    /// Path of a blob whose content was verified against the digest. Blocks.
+    /// Verifies the content of a blob, and returns its path. Blocks the thread.
     pub fn verified_blob(&self, digest: &Digest) -> Result<PathBuf> {
-        let place = self.blob(digest);
-        copy_verified(File::open(&place)?, io::sink(), digest, &format!("read {}", place.display()))?;
-        Ok(place)
+        let path = self.blob(digest);
+        copy_verified(File::open(&path)?, io::sink(), digest, &format!("read {}", path.display()))?;
+        Ok(path)
     }
 
     fn push_file(&self, digest: &Digest, from: impl Read, what: &str) -> Result<Upload> {
         self.prepare()?;
-        let place = self.blob(digest);
-        if place.exists() {
+        let path = self.blob(digest);
+        if path.exists() {
             return Ok(Upload::Present);
         }
         let action = format!("copy {what} to {}", self.describe());
-        write_verified(from, digest, &place, &action).map(Upload::Sent)
+        write_verified(from, digest, &path, &action).map(Upload::Sent)
     }
 
     fn push_image(
@@ -135,7 +137,8 @@ impl LayoutRegistry {
 
         let mut index = self.index()?;
         let name = format!("{repository}{version}");
-        let is_same = |descriptor: &Descriptor| descriptor.digest == digest && is_of(descriptor, repository);
+        let is_same =
+            |descriptor: &Descriptor| descriptor.digest == digest && belongs_to(descriptor, repository);
         if version.digest().is_some() && index.manifests.iter().any(is_same) {
             return Ok(digest);
         }
@@ -155,7 +158,7 @@ impl LayoutRegistry {
         Ok(digest)
     }
 
-    /// Descriptors of the manifests with this `subject`, limited to one artifact type if `artifact_type` is given.
+    /// Returns descriptors of the manifests with this `subject`. If `artifact_type` is given, only of this type.
     fn referrers_of(
         &self,
         repository: &Repository,
@@ -181,7 +184,7 @@ impl LayoutRegistry {
         Ok(found)
     }
 
-    /// Waits for other writers. The kernel releases the lock with the file handle, even when farrier is killed.
+    /// Waits for other writers, and locks the index. The kernel releases the lock with the file handle, even if farrier is killed.
     pub(super) fn lock(&self) -> Result<File> {
         let file = File::create(self.root.join(LOCK))?;
         file.lock()?;
@@ -198,20 +201,20 @@ impl LayoutRegistry {
     }
 }
 
-/// Name of a manifest in the index; empty if the index gives none.
+/// Returns the name of a manifest in the index. Empty if the manifest has no name.
 fn name_of(descriptor: &Descriptor) -> &str {
     descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default()
 }
 
 /// Whether a manifest of the index belongs to the repository, under any tag or digest.
-pub(super) fn is_of(descriptor: &Descriptor, repository: &Repository) -> bool {
+pub(super) fn belongs_to(descriptor: &Descriptor, repository: &Repository) -> bool {
     let rest = name_of(descriptor).strip_prefix(repository.as_str());
     rest.is_some_and(|rest| rest.starts_with([':', '@']))
 }
 
 pub(super) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // One byte more than the limit, so that the parser rejects oversized content.
+    // Read one byte more than the limit, so that the parser rejects oversized content.
     BufReader::new(File::open(path)?).take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
@@ -267,9 +270,15 @@ impl Registry for LayoutRegistry {
         Ok(self.blob(digest).exists())
     }
 
-    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, most: u64, to: &Path) -> Result<()> {
+    async fn fetch_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        max_size: u64,
+        to: &Path,
+    ) -> Result<()> {
         let action = format!("copy {} to {}", self.blob(digest).display(), to.display());
-        save(self.open_blob(repository, digest).await?, (digest, most), to, action).await
+        save(self.open_blob(repository, digest).await?, (digest, max_size), to, action).await
     }
 
     async fn open_blob(&self, _repository: &Repository, digest: &Digest) -> Result<BlobStream> {

@@ -11,16 +11,16 @@ use fs_err as fs;
 
 use super::{
     error::Result,
-    layout::{LayoutRegistry, is_of, read_bounded},
+    layout::{LayoutRegistry, belongs_to, read_bounded},
 };
 use crate::{AnyManifest, Digest, Repository};
 
-/// Age after which an unreferenced blob counts as a leftover of a killed process. Younger ones may belong to an image
-/// that is being pushed.
-const LEFT_BEHIND: Duration = Duration::from_hours(24);
+/// Age after which an unreferenced blob counts as a leftover of a killed process. A younger blob may belong to an image that is
+/// being pushed.
+const LEFTOVER_AGE: Duration = Duration::from_hours(24);
 
 impl LayoutRegistry {
-    /// Removes a manifest from the index, under all its names in the repository. Returns `false` if it has none.
+    /// Removes a manifest from the index, under all its names in the repository. Returns `false` if the index does not contain it.
     pub(super) fn delete(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         if !self.root.join("index.json").exists() {
             return Ok(false);
@@ -28,22 +28,24 @@ impl LayoutRegistry {
         let _lock = self.lock()?;
         let mut index = self.index()?;
         let before = index.manifests.len();
-        index.manifests.retain(|descriptor| descriptor.digest != *digest || !is_of(descriptor, repository));
+        index
+            .manifests
+            .retain(|descriptor| descriptor.digest != *digest || !belongs_to(descriptor, repository));
         if index.manifests.len() == before {
             return Ok(false);
         }
         self.write_index(&index, &format!("delete {repository}@{digest}"))?;
-        let mut named = BTreeSet::new();
+        let mut referenced = BTreeSet::new();
         for descriptor in index.manifests {
-            self.add_blobs(descriptor.digest, &mut named);
+            self.add_blobs(descriptor.digest, &mut referenced);
         }
-        let mut own = BTreeSet::new();
-        self.add_blobs(digest.clone(), &mut own);
-        self.sweep(&named, &own)?;
+        let mut deleted = BTreeSet::new();
+        self.add_blobs(digest.clone(), &mut deleted);
+        self.sweep(&referenced, &deleted)?;
         Ok(true)
     }
 
-    /// Adds a manifest's digest and everything that the manifest references. An unreadable manifest references nothing.
+    /// Adds the digests of a manifest and of everything that the manifest references. An unreadable manifest references nothing.
     fn add_blobs(&self, manifest: Digest, blobs: &mut BTreeSet<Digest>) {
         let bytes = read_bounded(&self.blob(&manifest)).unwrap_or_default();
         if !blobs.insert(manifest) {
@@ -63,15 +65,15 @@ impl LayoutRegistry {
     }
 
     /// Deletes blobs that only the deleted manifest referenced, and leftovers of killed processes.
-    fn sweep(&self, named: &BTreeSet<Digest>, own: &BTreeSet<Digest>) -> Result<()> {
+    fn sweep(&self, referenced: &BTreeSet<Digest>, deleted: &BTreeSet<Digest>) -> Result<()> {
         for entry in fs::read_dir(self.root.join("blobs/sha256"))? {
             let entry = entry?;
             let name = entry.file_name();
             let Ok(digest) = format!("sha256:{}", name.to_string_lossy()).parse::<Digest>() else { continue };
-            if named.contains(&digest) {
+            if referenced.contains(&digest) {
                 continue;
             }
-            if own.contains(&digest) || is_left_behind(&entry.path()) {
+            if deleted.contains(&digest) || is_leftover(&entry.path()) {
                 match fs::remove_file(entry.path()) {
                     Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
                     _ => {}
@@ -82,7 +84,7 @@ impl LayoutRegistry {
     }
 }
 
-fn is_left_behind(path: &Path) -> bool {
+fn is_leftover(path: &Path) -> bool {
     let written = fs::metadata(path).and_then(|metadata| metadata.modified());
-    written.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > LEFT_BEHIND))
+    written.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > LEFTOVER_AGE))
 }

@@ -29,7 +29,7 @@ async fn push(layout: &LayoutRegistry, repository: &Repository, tag: &str, varia
 }
 
 #[tokio::test]
-async fn repositories_and_tags_are_kept_apart() {
+async fn repositories_and_tags_are_separate() {
     let directory = tempfile::tempdir().unwrap();
     let layout = LayoutRegistry::new(directory.path().join("images"));
     let (a, b): (Repository, Repository) = ("drivers/a".parse().unwrap(), "drivers/a-b".parse().unwrap());
@@ -49,7 +49,7 @@ async fn repositories_and_tags_are_kept_apart() {
 }
 
 #[tokio::test]
-async fn blobs_are_checked_both_ways() {
+async fn blobs_are_verified_when_pushed_and_fetched() {
     let directory = tempfile::tempdir().unwrap();
     let layout = LayoutRegistry::new(directory.path().join("images"));
     let repository: Repository = "x".parse().unwrap();
@@ -76,7 +76,7 @@ async fn blobs_are_checked_both_ways() {
 }
 
 #[tokio::test]
-async fn manifests_need_their_blobs() {
+async fn a_manifest_without_its_blobs_is_rejected() {
     let directory = tempfile::tempdir().unwrap();
     let layout = LayoutRegistry::new(directory.path().join("images"));
     let repository: Repository = "x".parse().unwrap();
@@ -89,7 +89,7 @@ async fn manifests_need_their_blobs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn writers_do_not_lose_each_others_images() {
+async fn concurrent_writers_keep_each_others_images() {
     let directory = tempfile::tempdir().unwrap();
     let repository: Repository = "x".parse().unwrap();
     let writers = (0..8).map(|number| {

@@ -4,7 +4,7 @@ use std::{path::PathBuf, str::FromStr};
 
 use crate::{ReferenceError, Repository, names_host};
 
-/// Destination of images: `host[:port][/prefix]` or `oci:PATH`.
+/// Location of images: `host[:port][/prefix]` or `oci:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 #[expect(missing_docs, reason = "the doc comments of the variants explain the fields")]
 pub enum RegistryLocation {
@@ -16,7 +16,7 @@ pub enum RegistryLocation {
     Layout(PathBuf),
 }
 
-/// Reason that a string is not a registry location.
+/// Reason why a string is not a registry location.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a registry: expected host[:port][/prefix] or oci:PATH, {reason}")]
 pub struct LocationError {
@@ -27,7 +27,7 @@ pub struct LocationError {
 }
 
 impl RegistryLocation {
-    /// Repository with this name at this location.
+    /// Returns the repository with this name at this location.
     pub fn repository(&self, name: &str) -> Result<Repository, ReferenceError> {
         match self {
             Self::Remote { host, prefix: Some(prefix) } => format!("{host}/{prefix}/{name}").parse(),
@@ -36,7 +36,7 @@ impl RegistryLocation {
         }
     }
 
-    /// Name of a repository at this location, without the prefix; `None` for a repository elsewhere.
+    /// Returns the name of a repository at this location, without the prefix. Returns `None` for a repository elsewhere.
     pub fn name_of<'a>(&self, repository: &'a Repository) -> Option<&'a str> {
         match self {
             Self::Remote { .. } => repository.as_str().strip_prefix(&self.to_string())?.strip_prefix('/'),
@@ -44,8 +44,8 @@ impl RegistryLocation {
         }
     }
 
-    /// Whether the location can hold the repository. A layout directory holds names without a host; a registry location
-    /// accepts every repository.
+    /// Whether the location can contain the repository. Names in a layout directory have no host. A registry location accepts every
+    /// repository.
     pub fn holds(&self, repository: &Repository) -> bool {
         match self {
             Self::Remote { .. } => true,
@@ -65,7 +65,7 @@ impl FromStr for RegistryLocation {
             if path.is_empty() {
                 return refuse("the path is missing");
             }
-            // Every tool that reads layouts takes the text after a colon for the image's name.
+            // Tools that read layouts treat the text after a colon as the image's name.
             if path.contains(':') {
                 return refuse("the path of a layout directory cannot contain a colon");
             }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms() {
+    fn locations_are_parsed_and_displayed() {
         let remote = |host: &str, prefix: Option<&str>| RegistryLocation::Remote {
             host: host.to_owned(),
             prefix: prefix.map(str::to_owned),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes() {
+    fn invalid_locations_are_rejected() {
         for text in
             ["", "oci:", "oci:/a:b", "https://r.example/x", "drivers", "r.example/UPPER", "r.example/a b"]
         {

@@ -1,14 +1,14 @@
-//! Reads from several locations, mirrors first.
+//! Reads a repository from its mirrors, or from the repository itself.
 
 use std::sync::Arc;
 
 use super::{error::Result, registry::Access};
 use crate::{Repository, error_chain};
 
-/// Locations from which a repository is read.
+/// Finds the locations from which a repository is read.
 pub(super) struct ReadLocations {
     pub(super) access: Arc<dyn Access>,
-    /// `host[:port][/prefix]` of published images; repositories below it are never read from mirrors.
+    /// `host[:port][/prefix]` of published images. Repositories below this location are never read from mirrors.
     pub(super) publish_prefix: Option<String>,
 }
 
@@ -24,10 +24,10 @@ impl ReadLocations {
         }
     }
 
-    /// Tries each location in turn and returns the first result. A location that lacks the content, cannot be reached or
-    /// returns content with a wrong digest is skipped.
+    /// Tries each location in turn and returns the first result. Skips a location that lacks the content, cannot be reached or
+    /// returns content with a wrong digest.
     ///
-    /// Returns `None` only if every location reported the content missing, because an unreachable location may have it.
+    /// Returns `None` only if every location reported the content as missing, because an unreachable location may have the content.
     pub(super) async fn first_of<T, Reading: Future<Output = Result<Option<T>>>>(
         &self,
         repository: &Repository,
@@ -52,7 +52,7 @@ impl ReadLocations {
                     if is_mirror {
                         tracing::warn!(%repository, mirror = %location, error = %error_chain(&error), "mirror failed, trying the next source");
                     }
-                    // The last error wins: the repository itself, if it may be used, comes after its mirrors.
+                    // Return the last error. It comes from the repository itself, unless access to the repository is forbidden.
                     failure = Some(error);
                 }
             }
@@ -60,7 +60,7 @@ impl ReadLocations {
         failure.map_or(Ok(None), Err)
     }
 
-    /// Like [`Self::first_of`] for lists: an empty list counts as missing.
+    /// Like [`Self::first_of`], for lists. An empty list counts as missing.
     pub(super) async fn first_list_of<T, Reading: Future<Output = Result<Vec<T>>>>(
         &self,
         repository: &Repository,

@@ -1,22 +1,21 @@
-//! Pure but for the clock: the minimum speed of transfers, below which a transfer is aborted.
+//! Minimum speed of transfers, below which a transfer is aborted.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-/// Minimum speed of a transfer: `least` bytes in each `within` of waiting time. A transfer that ends sooner may have
-/// fewer bytes.
+/// Minimum speed of a transfer: `least` bytes in each period `within` of waiting. A transfer that ends within the first period may
+/// have fewer bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// Minimum number of bytes.
     pub least: u64,
-    /// Waiting time for `least` bytes.
+    /// Maximum time of waiting for `least` bytes.
     pub within: Duration,
 }
 
 impl Default for Pace {
-    /// A tenth of the share of one transfer among many on a slow line of a site. A transfer survives faults shorter
-    /// than a minute.
+    /// A tenth of the speed of one transfer among many on a site's slow line. Transfers survive interruptions of less than a minute.
     fn default() -> Self {
         Self { least: 256 << 10, within: Duration::from_mins(1) }
     }
@@ -27,25 +26,25 @@ impl Default for Pace {
 #[error("fewer than {} bytes moved in {} seconds", .0.least, .0.within.as_secs())]
 pub struct TooSlow(pub(super) Pace);
 
-/// Enforces a pace on one transfer. Only time in [`Pacer::wait`] counts: the receiver of the bytes may be slow.
+/// Enforces a pace on one transfer. Only time in [`Pacer::wait`] counts, because the receiver of the bytes may be slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacer {
     pace: Pace,
-    left: Duration,
+    remaining: Duration,
     moved: u64,
 }
 
 impl Pacer {
     /// Starts a transfer.
     pub fn new(pace: Pace) -> Self {
-        Self { pace, left: pace.within, moved: 0 }
+        Self { pace, remaining: pace.within, moved: 0 }
     }
 
-    /// Waits for the next bytes, for as long as the pace allows.
+    /// Waits for the next bytes, but not longer than the pace allows.
     pub async fn wait<T>(&mut self, next: impl Future<Output = T>) -> Result<T, TooSlow> {
         let since = Instant::now();
-        let outcome = timeout(self.left, next).await;
-        self.left = self.left.saturating_sub(since.elapsed());
+        let outcome = timeout(self.remaining, next).await;
+        self.remaining = self.remaining.saturating_sub(since.elapsed());
         outcome.map_err(|_| TooSlow(self.pace))
     }
 
@@ -77,7 +76,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_transfer_keeps_to_its_pace_from_beginning_to_end() {
+    async fn the_pace_applies_throughout_a_transfer() {
         assert_eq!(transfer(20, 1000).await, Ok(1000));
         assert_eq!(transfer(1, 8).await, Ok(8), "a short transfer may have fewer bytes");
         let error = transfer(1, 1000).await.unwrap_err();
@@ -89,7 +88,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_receivers_time_does_not_count() {
+    async fn time_of_the_receiver_does_not_count() {
         let mut pacer = Pacer::new(PACE);
         for _ in 0..20 {
             sleep(Duration::from_mins(1)).await;

@@ -1,5 +1,5 @@
-//! Referrers of a manifest at a registry. The registry lists them itself (distribution-spec 1.1), or clients maintain
-//! the list under a fallback tag ("Referrers Tag Schema").
+//! Referrers of a manifest at a registry. Either the registry lists them (distribution-spec 1.1, "Listing Referrers"), or clients
+//! maintain the list under a fallback tag ("Referrers Tag Schema").
 
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,8 @@ use crate::{
     keep_tag, media_type, referrers_tag, subject_of_tag,
 };
 
-/// Number of manifests that are looked up at once.
-const AT_ONCE: usize = 8;
+/// Maximum number of manifests that are looked up at the same time.
+const MAX_CONCURRENT_LOOKUPS: usize = 8;
 
 /// Statuses of registries without a referrers API. The specification has 404; Artifactory answers 406
 /// (go-containerregistry issue 1962), others 400 or 405.
@@ -47,8 +47,8 @@ impl FallbackTag {
 }
 
 impl RemoteRegistry {
-    /// Pushes a manifest with a subject. If the registry does not list it, adds it to the subject's fallback tag, and
-    /// tags the manifest: for the garbage collection of such a registry a list is no reference.
+    /// Pushes a manifest with a subject. If the registry does not list referrers, adds the manifest to the list under the subject's
+    /// fallback tag. Also gives the manifest its own tag, because the garbage collection of such a registry ignores the list.
     pub(super) async fn push_with_subject(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {
         let unusable = |reason: String| {
             let host = RemoteName::of(repository).host;
@@ -61,14 +61,19 @@ impl RemoteRegistry {
         let (digest, listed) =
             self.put_manifest(repository, &version, media_type::OCI_MANIFEST, bytes).await?;
         if listed.as_ref() != Some(&subject.digest) {
-            self.keep(repository, &subject.digest, (media_type::OCI_MANIFEST, bytes)).await?;
+            self.push_under_keep_tag(repository, &subject.digest, (media_type::OCI_MANIFEST, bytes)).await?;
             self.add_to_tag(repository, &subject.digest, &manifest.as_referrer(bytes)).await?;
         }
         Ok(digest)
     }
 
     /// Pushes a manifest under its [`keep_tag`].
-    async fn keep(&self, repository: &Repository, subject: &Digest, manifest: (&str, &[u8])) -> Result<()> {
+    async fn push_under_keep_tag(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        manifest: (&str, &[u8]),
+    ) -> Result<()> {
         let (media_type, bytes) = manifest;
         let Some(tag) = keep_tag(subject, &Digest::of(bytes)) else { return Ok(()) };
         let version = Version::Tag(tag);
@@ -78,8 +83,9 @@ impl RemoteRegistry {
         Ok(())
     }
 
-    /// Tags the images of an index that was pushed under a tag. Registries with a referrers API keep them without tags.
-    pub(super) async fn keep_images_of(&self, repository: &Repository, index: &ImageIndex) -> Result<()> {
+    /// Tags the images of an index that was pushed under a tag, unless the registry has a referrers API. Such registries keep the
+    /// images without tags.
+    pub(super) async fn tag_images_of(&self, repository: &Repository, index: &ImageIndex) -> Result<()> {
         let Some(Descriptor { digest, .. }) = index.manifests.first() else { return Ok(()) };
         if self.listed_by_registry(repository, digest, None).await?.is_some() {
             return Ok(());
@@ -87,15 +93,15 @@ impl RemoteRegistry {
         for Descriptor { digest, .. } in &index.manifests {
             let found = self.manifest_at(repository, &Version::Digest(digest.clone())).await?;
             if let Some(found) = found {
-                self.keep(repository, digest, (&*found.media_type, &found.bytes[..])).await?;
+                self.push_under_keep_tag(repository, digest, (&*found.media_type, &found.bytes[..])).await?;
             }
         }
         Ok(())
     }
 
-    /// Removes the entries of a fallback list whose manifests the registry deleted, with a warning. A registry may
-    /// refuse a list with such an entry.
-    async fn existing(
+    /// Removes the entries of a fallback list whose manifests the registry has deleted, with a warning. A registry may reject a list
+    /// with such an entry.
+    async fn without_deleted(
         &self,
         repository: &Repository,
         subject: &Digest,
@@ -107,20 +113,21 @@ impl RemoteRegistry {
                 return Ok::<_, RegistryError>(Some(listed));
             }
             tracing::warn!(
-                "{repository}{version}, which refers to {subject}, is listed, but gone: the registry deleted it"
+                "skipping referrer {repository}{version} of {subject}: it is listed, but the registry has deleted it"
             );
             Ok(None)
         };
-        let found: Vec<_> = stream::iter(listed).map(check).buffered(AT_ONCE).try_collect().await?;
+        let found: Vec<_> =
+            stream::iter(listed).map(check).buffered(MAX_CONCURRENT_LOOKUPS).try_collect().await?;
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Adds a referrer to the fallback tag: reads the list, writes it with the entry, and repeats until a read shows
-    /// it. Entries that this process added shortly before are checked and restored the same way.
+    /// Adds a referrer to the list under the fallback tag: reads the list, writes it with the new entry, and repeats until a read
+    /// shows the entry. Restores entries that this process added recently in the same way.
     ///
-    /// Writers of this process wait for each other. The protocol cannot make other processes wait: a writer that read
-    /// the old list can overwrite the new one after the last check. While docker-registry 2.8 writes a list, readers
-    /// may find none. Farriers that build the same image add the same documents, so the last writer lists all of them.
+    /// Writers of this process wait for each other. The protocol has no lock for other processes: a writer that has read the old list
+    /// can overwrite the new one after the last check. While docker-registry 2.8 writes a list, readers may find none. Farriers that
+    /// build the same image add the same documents, so that the list of the last writer is complete.
     async fn add_to_tag(
         &self,
         repository: &Repository,
@@ -129,26 +136,26 @@ impl RemoteRegistry {
     ) -> Result<()> {
         let Some(tag) = referrers_tag(subject) else { return Ok(()) };
         let version = Version::Tag(tag);
-        let mut listing = self.listing.lock().await;
-        let added = Added::with(listing.take(), repository, subject, referrer);
-        let added = listing.insert(added);
+        let mut recent_entries = self.recent_entries.lock().await;
+        let recent = RecentEntries::with(recent_entries.take(), repository, subject, referrer);
+        let recent = recent_entries.insert(recent);
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
             let FallbackTag::List(mut index) = self.fallback_tag(repository, subject).await? else {
                 // The tag that keeps the referrer lists it, too.
                 return Ok(());
             };
-            let missing = added.missing_in(&index);
+            let missing = recent.missing_in(&index);
             if missing.is_empty() {
                 return Ok(());
             }
-            index.manifests = self.existing(repository, subject, index.manifests).await?;
+            index.manifests = self.without_deleted(repository, subject, index.manifests).await?;
             index.manifests.extend(missing);
             let bytes =
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
             self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
             let written = self.fallback_tag(repository, subject).await?;
-            if written.is_subject() || added.missing_in(&written.into_list()).is_empty() {
+            if written.is_subject() || recent.missing_in(&written.into_list()).is_empty() {
                 return Ok(());
             }
         }
@@ -176,7 +183,7 @@ impl RemoteRegistry {
         }
     }
 
-    /// Referrers from the tags that keep them, where the registry has neither a referrers API nor a list.
+    /// Returns the referrers from the tags that keep them, where the registry has neither a referrers API nor a list.
     async fn kept(&self, repository: &Repository, subject: &Digest) -> Result<Vec<Descriptor>> {
         let mut kept = Vec::new();
         for tag in self.tags_at(repository).await?.into_iter().filter(is_referrers_tag) {
@@ -192,8 +199,8 @@ impl RemoteRegistry {
         Ok(kept)
     }
 
-    /// Referrers from the registry's API, or else from the fallback tag. The API may have been enabled after the tag
-    /// was written. Leaves out what the fallback tag lists although it is gone.
+    /// Returns the referrers from the registry's API. If the API returns none, uses the fallback tag, which may have been written
+    /// before the API was enabled. Omits entries of the fallback tag whose manifests were deleted.
     pub(super) async fn list_referrers(
         &self,
         repository: &Repository,
@@ -209,7 +216,7 @@ impl RemoteRegistry {
             found = match self.fallback_tag(repository, subject).await? {
                 FallbackTag::List(index) => {
                     let listed = index.manifests.into_iter().filter(wanted).collect();
-                    self.existing(repository, subject, listed).await?
+                    self.without_deleted(repository, subject, listed).await?
                 }
                 FallbackTag::Subject => {
                     self.kept(repository, subject).await?.into_iter().filter(wanted).collect()
@@ -219,7 +226,7 @@ impl RemoteRegistry {
         Ok(found)
     }
 
-    /// `None` where the registry has no referrers API.
+    /// Returns the referrers from the registry's API. Returns `None` if the registry has no referrers API.
     async fn listed_by_registry(
         &self,
         repository: &Repository,
@@ -248,39 +255,41 @@ fn unusable(repository: &Repository, version: &Version, reason: &str) -> Registr
     RegistryError::protocol(host, format!("list referrers in {path}{version}"), reason)
 }
 
-/// How long entries are restored after another writer dropped them: the time to publish one image. A later absence may
-/// be a deletion.
-const REMEMBERED: Duration = Duration::from_mins(1);
+/// How long entries are restored after another writer dropped them, which is the time to publish one image. Later an entry may be
+/// missing because it was deleted.
+const RESTORE_PERIOD: Duration = Duration::from_mins(1);
 
-/// Entries added recently to one list.
-pub(super) struct Added {
+/// Entries that this process recently added to one list.
+pub(super) struct RecentEntries {
     repository: Repository,
     subject: Digest,
     referrers: Vec<Descriptor>,
     last: Instant,
 }
 
-impl Added {
-    /// Adds an entry to the recent entries of the same list, or starts with a different list.
+impl RecentEntries {
+    /// Adds an entry to the recent entries, if they belong to the same list. Otherwise starts anew with this list.
     pub(super) fn with(
         before: Option<Self>,
         repository: &Repository,
         subject: &Digest,
         referrer: &Descriptor,
     ) -> Self {
-        let same = |added: &Self| {
-            added.repository == *repository && added.subject == *subject && added.last.elapsed() < REMEMBERED
+        let same = |recent: &Self| {
+            recent.repository == *repository
+                && recent.subject == *subject
+                && recent.last.elapsed() < RESTORE_PERIOD
         };
-        let mut referrers = before.filter(same).map(|added| added.referrers).unwrap_or_default();
+        let mut referrers = before.filter(same).map(|recent| recent.referrers).unwrap_or_default();
         referrers.retain(|known| known.digest != referrer.digest);
         referrers.push(referrer.clone());
         Self { repository: repository.clone(), subject: subject.clone(), referrers, last: Instant::now() }
     }
 
-    /// Entries that the list lacks.
+    /// Returns the recent entries that the list lacks.
     pub(super) fn missing_in(&self, index: &ImageIndex) -> Vec<Descriptor> {
         let is_listed =
-            |added: &&Descriptor| index.manifests.iter().any(|known| known.digest == added.digest);
-        self.referrers.iter().filter(|added| !is_listed(added)).cloned().collect()
+            |recent: &&Descriptor| index.manifests.iter().any(|known| known.digest == recent.digest);
+        self.referrers.iter().filter(|recent| !is_listed(recent)).cloned().collect()
     }
 }

@@ -1,4 +1,4 @@
-//! The [`Registry`] trait for users of registries, and the [`Access`] trait with what a registry client needs from its
+//! The traits [`Registry`], which the users of registries call, and [`Access`], through which a registry client uses its
 //! environment.
 
 use std::{
@@ -46,10 +46,10 @@ impl Upload {
     }
 }
 
-/// Stream of a blob's bytes. They are not verified: the receiver must compare the digest.
+/// Stream of a blob's unverified bytes. The receiver must compare the digest.
 pub type BlobStream = Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>;
 
-/// A blob that can be opened several times, because an upload may have to start again.
+/// A blob that can be opened several times, because an upload may have to start over.
 pub trait BlobSource: Send + Sync {
     /// Number of bytes.
     fn size(&self) -> u64;
@@ -92,13 +92,13 @@ pub trait Registry: Send + Sync {
         }
     }
 
-    /// All tags; empty when the repository does not exist.
+    /// Lists all tags. The list is empty if the repository does not exist.
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>>;
 
     /// Whether the repository has the blob.
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool>;
 
-    /// Pushes a blob, unless the registry has it. `digest` is the digest of the content.
+    /// Pushes a blob, unless the registry already has it. `digest` is the digest of the content.
     async fn push(
         &self,
         repository: &Repository,
@@ -116,13 +116,19 @@ pub trait Registry: Send + Sync {
         self.push(repository, &Digest::of(bytes), BlobContent::Bytes(bytes)).await
     }
 
-    /// Mounts a blob from another repository of the same registry without sending it. Returns `false` where the
-    /// registry does not support this; then the blob must be pushed.
+    /// Mounts a blob from another repository of the same registry, without sending the blob. Returns `false` if the registry does
+    /// not support this. The blob must then be pushed.
     async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool>;
 
-    /// Streams a blob into a file, which appears whole or not at all. Fails if the blob has more than `most` bytes, the
-    /// size in its descriptor.
-    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, most: u64, to: &Path) -> Result<()>;
+    /// Streams a blob into a file, which appears atomically. Fails if the blob has more than `max_size` bytes, the size in its
+    /// descriptor.
+    async fn fetch_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        max_size: u64,
+        to: &Path,
+    ) -> Result<()>;
 
     /// Streams a blob. The caller verifies the bytes.
     async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream>;
@@ -136,12 +142,12 @@ pub trait Registry: Send + Sync {
         bytes: &[u8],
     ) -> Result<Digest>;
 
-    /// Pushes an OCI manifest with a `subject` under its digest, so that [`Registry::referrers`] of the subject finds
-    /// it. The subject need not exist yet; everything that the manifest names must.
+    /// Pushes an OCI manifest with a `subject` under its digest, so that [`Registry::referrers`] of the subject returns it. The
+    /// subject need not exist yet, but everything else that the manifest names must exist.
     async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest>;
 
-    /// Manifests that refer to `subject`, of one artifact type or of all, in no order. Empty if the registry lists
-    /// none. Leaves out listed manifests that the registry deleted.
+    /// Lists the manifests that refer to `subject`, in no particular order. If `artifact_type` is given, only those of this type.
+    /// Omits manifests that the registry lists but has deleted.
     async fn referrers(
         &self,
         repository: &Repository,
@@ -149,13 +155,13 @@ pub trait Registry: Send + Sync {
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>>;
 
-    /// Time of the registry's clock; `None` if the registry does not state it. A layout directory has no clock.
+    /// Returns the time of the registry's clock, or `None` if the registry does not state it. A layout directory has no clock.
     async fn clock(&self, _repository: &Repository) -> Result<Option<Timestamp>> {
         Ok(None)
     }
 
-    /// Deletes a manifest with all its tags. Returns `false` if there was none. A registry garbage-collects
-    /// unreferenced blobs at a time of its choice; a layout directory deletes them at once.
+    /// Deletes a manifest with all its tags. Returns `false` if the manifest does not exist. A layout directory deletes unreferenced
+    /// blobs at once, a registry when it garbage-collects.
     async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool>;
 }
 
@@ -187,22 +193,22 @@ pub trait Access: Send + Sync {
         sent_by: Option<&str>,
     ) -> Result<reqwest::Response>;
 
-    /// Whether a registry may be used without TLS, if it does not speak TLS. `authority` is `host[:port]`.
+    /// Whether a registry that does not speak TLS may be used without it. `authority` is `host[:port]`.
     fn may_be_plain(&self, authority: &str) -> bool;
 
-    /// Whether a request to this address, which a registry named, may go without TLS.
+    /// Whether a request to this address, which a registry named, may be sent without TLS.
     fn allows_plain(&self, url: &Url) -> bool;
 
     /// Whether the configuration trusts a token server at this address with the credentials of a registry
     /// (`host[:port]`).
     fn trusts_token_server(&self, authority: &str, realm: &Url) -> bool;
 
-    /// Repositories to read from, in order: mirrors, then the repository itself unless access to it is forbidden.
+    /// Returns the repositories to read from, in order: the mirrors, then the repository itself unless access to it is forbidden.
     fn candidates(&self, repository: &Repository) -> Vec<Repository>;
 
-    /// Credential for a repository, if there is one. The error explains why an existing credential is unusable.
+    /// Returns the credential for a repository, if there is one. The error is the reason why the credential is unusable.
     async fn credential(&self, host: &str, path: &str) -> Result<Option<Credential>, String>;
 
-    /// Source of the credentials, for messages.
+    /// Names the source of the credentials, for messages.
     fn credentials_from(&self) -> String;
 }

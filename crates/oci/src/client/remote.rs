@@ -1,4 +1,4 @@
-//! A registry that speaks the OCI distribution protocol (distribution-spec 1.1; Docker's registry from 2.x on).
+//! Registries that speak the OCI distribution protocol (distribution-spec 1.1; Docker's registry from version 2).
 
 use std::{path::Path, sync::Arc};
 
@@ -16,7 +16,7 @@ use super::{
     http::{Http, Payload, body, header, unexpected},
     mirrored::ReadLocations,
     pace::Pace,
-    referrers::Added,
+    referrers::RecentEntries,
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{digest_of, save},
     transport::{RemoteName, next_chunk},
@@ -32,12 +32,12 @@ const BLOB_UNKNOWN: &str = "MANIFEST_BLOB_UNKNOWN";
 /// Page size of tag lists.
 const TAGS_PAGE: usize = 1000;
 
-/// Registries over HTTP. One client serves all hosts.
+/// Client for registries over HTTP. One client serves all hosts.
 pub struct RemoteRegistry {
     description: String,
     pub(super) http: Http,
-    /// Held while a list of referrers is read and written back. Contains the latest additions.
-    pub(super) listing: tokio::sync::Mutex<Option<Added>>,
+    /// Recently added referrers. The lock is held while a list of referrers is read and written back.
+    pub(super) recent_entries: tokio::sync::Mutex<Option<RecentEntries>>,
     locations: ReadLocations,
 }
 
@@ -48,7 +48,7 @@ impl RemoteRegistry {
         Self {
             description,
             http: Http::new(Arc::clone(&access)),
-            listing: tokio::sync::Mutex::default(),
+            recent_entries: tokio::sync::Mutex::default(),
             locations: ReadLocations { access, publish_prefix: None },
         }
     }
@@ -81,7 +81,7 @@ impl RemoteRegistry {
     ) -> Result<Option<StoredManifest>> {
         let name = &RemoteName::of(repository);
         let action = format!("fetch manifest of {}{version}", name.path);
-        let call = self.http.call(Method::GET, name, Scope::Pull, &manifests(version), &action).await?;
+        let call = self.http.call(Method::GET, name, Scope::Pull, &manifest_path(version), &action).await?;
         let call = call.with(ACCEPT, media_type::MANIFESTS.join(", "));
         let mut response = self.http.expect(&call, &[200, 404]).await?;
         if response.status().as_u16() == 404 {
@@ -102,12 +102,12 @@ impl RemoteRegistry {
     pub(super) async fn has_manifest(&self, repository: &Repository, version: &Version) -> Result<bool> {
         let name = &RemoteName::of(repository);
         let action = format!("look for manifest {}{version}", name.path);
-        let call = self.http.call(Method::HEAD, name, Scope::Pull, &manifests(version), &action).await?;
+        let call = self.http.call(Method::HEAD, name, Scope::Pull, &manifest_path(version), &action).await?;
         let call = call.with(ACCEPT, media_type::MANIFESTS.join(", "));
         Ok(self.http.expect(&call, &[200, 404]).await?.status().as_u16() == 200)
     }
 
-    /// Pushes a manifest. The second digest is the subject under which the registry lists it.
+    /// Pushes a manifest. Returns its digest, and the subject under which the registry lists the manifest, if it does.
     pub(super) async fn put_manifest(
         &self,
         repository: &Repository,
@@ -118,7 +118,7 @@ impl RemoteRegistry {
         let name = &RemoteName::of(repository);
         let action = format!("push manifest to {}{version}", name.path);
         let digest = digest_of(bytes, version.digest(), &action)?;
-        let call = self.http.call(Method::PUT, name, Scope::Push, &manifests(version), &action).await?;
+        let call = self.http.call(Method::PUT, name, Scope::Push, &manifest_path(version), &action).await?;
         let call = call.with(CONTENT_TYPE, media_type).sending(Payload::Bytes(bytes));
         let response = self.http.send(&call).await?;
         if !matches!(response.status().as_u16(), 200..=202) {
@@ -145,7 +145,7 @@ impl RemoteRegistry {
         let mut tags = Vec::new();
         let read = |page: &[u8]| {
             let list: TagList = serde_json::from_slice(page).map_err(|_| "not a list of tags".to_owned())?;
-            // Nothing looks up an invalid tag.
+            // Skip invalid tags, which nothing looks up.
             tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
             Ok(())
         };
@@ -156,7 +156,7 @@ impl RemoteRegistry {
     /// Requests a blob and streams its bytes.
     async fn blob_at(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
         let name = RemoteName::of(repository);
-        let action = fetching(&name, digest);
+        let action = fetch_action(&name, digest);
         let rest = format!("blobs/{digest}");
         let call = self.http.call(Method::GET, &name, Scope::Pull, &rest, &action).await?;
         let response = self.http.expect(&call, &[200]).await?;
@@ -171,11 +171,11 @@ impl RemoteRegistry {
     }
 }
 
-fn fetching(name: &RemoteName, digest: &Digest) -> String {
+fn fetch_action(name: &RemoteName, digest: &Digest) -> String {
     format!("fetch blob {digest} of {}", name.path)
 }
 
-fn manifests(version: &Version) -> String {
+fn manifest_path(version: &Version) -> String {
     match version {
         Version::Tag(tag) => format!("manifests/{tag}"),
         Version::Digest(digest) => format!("manifests/{digest}"),
@@ -190,20 +190,22 @@ impl Registry for RemoteRegistry {
 
     async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
         self.locations
-            .first_of(repository, |place| async move { self.manifest_at(&place, version).await })
+            .first_of(repository, |location| async move { self.manifest_at(&location, version).await })
             .await
     }
 
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
-        self.locations.first_list_of(repository, |place| async move { self.tags_at(&place).await }).await
+        self.locations
+            .first_list_of(repository, |location| async move { self.tags_at(&location).await })
+            .await
     }
 
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
-        let ask = |place| async move {
-            let found = self.exists(&RemoteName::of(&place), digest, Scope::Pull).await?;
+        let look_up = |location| async move {
+            let found = self.exists(&RemoteName::of(&location), digest, Scope::Pull).await?;
             Ok(found.then_some(()))
         };
-        Ok(self.locations.first_of(repository, ask).await?.is_some())
+        Ok(self.locations.first_of(repository, look_up).await?.is_some())
     }
 
     async fn push(
@@ -221,17 +223,16 @@ impl Registry for RemoteRegistry {
             return Ok(false);
         }
         let action = format!("mount blob {digest} of {} in {}", source.path, name.path);
-        let further = Some(source.path.as_str()).filter(|source| *source != name.path);
+        let other_repository = Some(source.path.as_str()).filter(|source| *source != name.path);
         let call = self.http.call(Method::POST, name, Scope::Push, "blobs/uploads/", &action).await?;
-        let mut call = call.reading(further);
+        let mut call = call.reading(other_repository);
         call.url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
-        // 202 means that the registry began an upload instead (distribution spec, "Mounting a blob"); it expires unused
-        // uploads.
+        // 202 means that the registry has opened an upload session instead (distribution spec, "Mounting a blob"). Unused sessions
+        // expire.
         match self.http.expect(&call, &[201, 202]).await {
             Ok(response) => Ok(response.status().as_u16() == 201),
-            // A client that may push here may lack read access there, or the token server issues no token for two
-            // repositories.
-            Err(error @ RegistryError::Denied { .. }) if further.is_some() => {
+            // The client may lack read access to the other repository, or the token server issues no tokens for two repositories.
+            Err(error @ RegistryError::Denied { .. }) if other_repository.is_some() => {
                 tracing::debug!(error = %error_chain(&error), "cross-repository mount failed, uploading the blob");
                 Ok(false)
             }
@@ -239,22 +240,28 @@ impl Registry for RemoteRegistry {
         }
     }
 
-    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, most: u64, to: &Path) -> Result<()> {
-        let fetch = |place| async move {
-            let action = fetching(&RemoteName::of(&place), digest);
-            save(self.blob_at(&place, digest).await?, (digest, most), to, action).await.map(Some)
+    async fn fetch_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        max_size: u64,
+        to: &Path,
+    ) -> Result<()> {
+        let fetch = |location| async move {
+            let action = fetch_action(&RemoteName::of(&location), digest);
+            save(self.blob_at(&location, digest).await?, (digest, max_size), to, action).await.map(Some)
         };
         self.locations.first_of(repository, fetch).await.map(drop)
     }
 
     async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
-        let open = |place| async move { self.blob_at(&place, digest).await.map(Some) };
+        let open = |location| async move { self.blob_at(&location, digest).await.map(Some) };
         self.locations.first_of(repository, open).await?.ok_or_else(|| {
             let action = format!("fetch blob {digest} of {repository}");
             RegistryError::protocol(
                 RemoteName::of(repository).host,
                 action,
-                "neither the registry nor a mirror may be asked",
+                "access to the registry and to all mirrors is forbidden",
             )
         })
     }
@@ -268,7 +275,7 @@ impl Registry for RemoteRegistry {
     ) -> Result<Digest> {
         let (digest, _) = self.put_manifest(repository, version, media_type, bytes).await?;
         if let (Version::Tag(_), Ok(AnyManifest::Index(index))) = (version, AnyManifest::parse(bytes)) {
-            self.keep_images_of(repository, &index).await?;
+            self.tag_images_of(repository, &index).await?;
         }
         Ok(digest)
     }
@@ -283,7 +290,7 @@ impl Registry for RemoteRegistry {
         subject: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>> {
-        let list = |place| async move { self.list_referrers(&place, subject, artifact_type).await };
+        let list = |location| async move { self.list_referrers(&location, subject, artifact_type).await };
         self.locations.first_list_of(repository, list).await
     }
 
@@ -306,7 +313,7 @@ impl Registry for RemoteRegistry {
             200..=204 => Ok(true),
             404 => Ok(false),
             status => match unexpected(&call, response).await {
-                // The specification uses 405 for this; other registries use the error code.
+                // The specification uses status 405. Some registries use the error code instead.
                 RegistryError::Protocol { host, action, reason }
                     if status == 405 || reason.contains("UNSUPPORTED") =>
                 {
@@ -318,7 +325,7 @@ impl Registry for RemoteRegistry {
     }
 }
 
-/// Media type in the manifest, or else from the header; `None` when the bytes are no manifest in JSON.
+/// Returns the media type in the manifest, or else in the header. Returns `None` if the bytes are not a manifest in JSON.
 fn media_type_of(bytes: &[u8], content_type: Option<&str>) -> Option<String> {
     let manifest: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
     manifest.get("schemaVersion")?;

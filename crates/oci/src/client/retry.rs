@@ -4,45 +4,50 @@ use std::time::Duration;
 
 use super::error::RegistryError;
 
-/// Retries after the first attempt. With the backoff they outlast a restart of the registry, and still report a
-/// mistyped address while the user waits.
+/// Number of retries after the first attempt. With the backoff, they outlast a restart of a registry, and still report a mistyped
+/// address while the user waits.
 const RETRIES: u32 = 4;
-const FIRST: Duration = Duration::from_millis(500);
+const INITIAL_DELAY: Duration = Duration::from_millis(500);
 
-/// Delay after a failed attempt (0 is the first), or `None` to give up.
+/// Returns the delay after a failed attempt (the first one is 0), or `None` to give up.
 ///
-/// The delay doubles from half a second to four. Jitter subtracts up to half of it, so that clients that met the same
+/// The delay doubles from half a second to four seconds. Jitter subtracts up to half of the delay, so that clients with the same
 /// fault do not retry at the same moment.
 pub fn retry_delay(attempt: u32) -> Option<Duration> {
-    (attempt < RETRIES).then(|| (FIRST * (1 << attempt)).mul_f64(1.0 - fastrand::f64() / 2.0))
+    (attempt < RETRIES).then(|| (INITIAL_DELAY * (1 << attempt)).mul_f64(1.0 - fastrand::f64() / 2.0))
 }
 
-/// Longest delay requested by a registry that a call waits for.
-const LONGEST_ASKED: Duration = Duration::from_mins(2);
+/// Longest delay that a registry may request. If a registry requests a longer one, the call fails.
+const MAX_REQUESTED_DELAY: Duration = Duration::from_mins(2);
 
-/// Delay before a failed call is retried: the backoff of [`retry_delay`], or the delay that the registry asks for if that
-/// is longer. `None` for permanent errors, for a registry that is not there, after the last attempt, and when the registry asks for more than two minutes.
+/// Returns the delay before a failed call is retried: the backoff of [`retry_delay`], or the delay that the registry requests if
+/// that delay is longer. Returns `None`, to give up,
+///
+/// - for a permanent error,
+/// - if nothing listens at the registry's address,
+/// - after the last attempt,
+/// - if the registry requests a delay of more than two minutes.
 pub fn delay_after(error: &RegistryError, attempt: u32) -> Option<Duration> {
     let delay = retry_delay(attempt).filter(|_| error.is_transient())?;
     match error {
         RegistryError::Refused { .. } => None,
-        RegistryError::Server { after: Some(asked), .. } => {
-            (*asked <= LONGEST_ASKED).then(|| delay.max(*asked))
+        RegistryError::Server { after: Some(requested), .. } => {
+            (*requested <= MAX_REQUESTED_DELAY).then(|| delay.max(*requested))
         }
         _ => Some(delay),
     }
 }
 
-/// Attempts to add an entry to a tag that other clients write, too. The protocol has no lock: a writer reads the tag,
-/// adds its entry, writes the tag, and reads it again to see that its entry is still there.
+/// Maximum number of attempts to add an entry to a tag that other clients write too. The protocol has no lock: a writer reads the
+/// tag, adds its entry, writes the tag, and reads the tag again to check that its entry is still there.
 pub const MAX_TRIES: u32 = 5;
-/// Pause before the second attempt; each further attempt waits this much longer.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause before the second attempt. The pause before each further attempt is longer by this time.
+const RACE_PAUSE: Duration = Duration::from_millis(100);
 
-/// Waits before an attempt; attempt 0 does not wait.
+/// Waits before an attempt, except before attempt 0.
 pub async fn pause_before(attempt: u32) {
     if attempt > 0 {
-        tokio::time::sleep(PAUSE * attempt).await;
+        tokio::time::sleep(RACE_PAUSE * attempt).await;
     }
 }
 
@@ -52,7 +57,7 @@ mod tests {
     use crate::client::error::NotListening;
 
     #[test]
-    fn doubles_and_gives_up() {
+    fn the_delay_doubles_until_the_last_attempt() {
         for (attempt, full) in [500, 1000, 2000, 4000].map(Duration::from_millis).into_iter().enumerate() {
             let wait = retry_delay(u32::try_from(attempt).unwrap()).unwrap();
             assert!(wait <= full && wait * 2 >= full, "{attempt}: {wait:?}");
@@ -62,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registry_that_asks_for_time_gets_it_or_is_given_up() {
+    fn a_requested_delay_is_respected_up_to_a_limit() {
         let error = |after: Option<u64>| RegistryError::Server {
             host: "r.example".to_owned(),
             status: 429,
@@ -73,7 +78,7 @@ mod tests {
         assert!(delay_after(&error(Some(0)), 3).unwrap() >= Duration::from_secs(2));
         assert_eq!(delay_after(&error(Some(3600)), 0), None);
         assert_eq!(delay_after(&error(Some(30)), RETRIES), None);
-        assert!(delay_after(&error(None), 0).unwrap() <= FIRST);
+        assert!(delay_after(&error(None), 0).unwrap() <= INITIAL_DELAY);
         assert_eq!(delay_after(&RegistryError::Canceled, 0), None);
         let refused = RegistryError::Refused { host: "r.example".to_owned(), source: NotListening };
         assert_eq!((delay_after(&refused, 0), refused.is_transient()), (None, true));

@@ -12,7 +12,7 @@ use reqwest::header::{HeaderMap, RETRY_AFTER};
 /// Upper limit of a requested delay. Longer delays are shortened.
 const MAX_DELAY: Duration = Duration::from_hours(1);
 
-/// Delay that a response requests; `None` if the header is missing or invalid.
+/// Returns the delay that a response requests. Returns `None` if the header is missing or invalid.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     parse_delay(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), Timestamp::now())
 }
@@ -28,8 +28,8 @@ fn parse_delay(text: &str, now: Timestamp) -> Option<Duration> {
     Some(wait.min(MAX_DELAY))
 }
 
-/// Delays that registries requested: for each registry, the end of the delay and the status of the response. A delay applies
-/// to all requests to the registry, not only to the one that received it.
+/// End of the delay that each registry requested, and the status of the response. A delay applies to all requests to the registry,
+/// not only to the one whose response requested it.
 #[derive(Default)]
 pub(super) struct RequestedDelays(Mutex<HashMap<String, (Instant, u16)>>);
 
@@ -38,7 +38,7 @@ impl RequestedDelays {
         self.0.lock().insert(authority.to_owned(), (now + wait, status));
     }
 
-    /// Status and remaining delay of the registry; `None` when requests are allowed.
+    /// Returns the status and the remaining delay of a registry. Returns `None` if requests are allowed.
     pub(super) fn remaining(&self, authority: &str, now: Instant) -> Option<(u16, Duration)> {
         let mut delays = self.0.lock();
         let &(until, status) = delays.get(authority)?;

@@ -1,4 +1,4 @@
-//! A registry that retries after transient faults, with the delays of [`delay_after`].
+//! A decorator that retries calls to a registry after transient faults, with the delays of [`delay_after`].
 
 use std::{path::Path, sync::Arc};
 
@@ -12,8 +12,8 @@ use super::{
 };
 use crate::{Descriptor, Digest, Repository, Tag, Version, error_chain};
 
-/// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. For
-/// [`Registry::open_blob`] only the request is repeated: the caller has already consumed a part of the stream.
+/// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. Of [`Registry::open_blob`],
+/// only the request is repeated, and not a broken stream, of which the caller has already consumed a part.
 pub struct Retrying {
     inner: Arc<dyn Registry>,
     cancel: CancellationToken,
@@ -48,7 +48,7 @@ impl Retrying {
     }
 }
 
-/// Implements the calls with retries. `delete_manifest` differs: it still runs after cancellation.
+/// Implements [`Registry`] with retries. Only `delete_manifest` differs, because it runs even after cancellation.
 macro_rules! repeated {
     ($($call:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
         #[async_trait::async_trait]
@@ -61,7 +61,7 @@ macro_rules! repeated {
                 self.retry(|| self.inner.$call($($argument),*)).await
             })*
 
-            // After cancellation, temporary content must still be deleted; the deletion is tried once.
+            // After cancellation, temporary content must still be deleted. The deletion is not retried.
             async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
                 if self.cancel.is_cancelled() {
                     return self.inner.delete_manifest(repository, digest).await;

@@ -1,8 +1,7 @@
-//! HTTP to registries without authorization: chooses the scheme and enforces timeouts.
+//! Sends HTTP requests to registries: chooses the scheme and enforces timeouts. Authorization is in `auth`.
 //!
-//! Built on reqwest and not on oci-client. oci-client drops errors of the token server and continues without a token
-//! (`get_auth_token`), so that wrong credentials look like missing images. It also cannot limit the size or the time of
-//! transfers.
+//! This client uses reqwest and not oci-client. oci-client drops errors of the token server and continues without a token
+//! (`get_auth_token`), so that wrong credentials look like missing images. It also cannot limit the size or the time of transfers.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,7 +19,7 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::{
-    error::{NotListening, RegistryError, Result, excerpt, is_refused, speaks_something_else},
+    error::{NotListening, RegistryError, Result, excerpt, is_refused, may_speak_plain_http},
     pace::{Pace, Pacer, TooSlow},
     registry::Access,
 };
@@ -29,7 +28,7 @@ use crate::{Repository, is_docker_hub};
 /// API host of Docker Hub.
 const HUB_API: &str = "registry-1.docker.io";
 
-/// A repository in the form that the protocol needs.
+/// A repository, split as the protocol needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RemoteName {
     /// `host[:port]` as users write it.
@@ -47,17 +46,18 @@ impl RemoteName {
         Self { host: repository.host().map_or(host, str::to_owned), authority, path }
     }
 
-    /// Whether an address is the registry's own: same host and same port, where a missing port is the scheme's default.
-    /// Only such addresses receive credentials, and only their responses are quoted. The scheme is not compared:
-    /// nothing downgrades from TLS.
+    /// Whether an address belongs to the registry: it has the same host and port, where a missing port is the scheme's default. Only
+    /// these addresses receive credentials, and only their responses are quoted. The scheme need not be compared, because nothing
+    /// downgrades from TLS.
     pub(super) fn serves(&self, url: &Url) -> bool {
         let own = Url::parse(&format!("{}://{}/", url.scheme(), self.authority));
         own.is_ok_and(|own| own.origin() == url.origin())
     }
 
-    /// Text of a response for an error message, which may be visible to everyone who sees the status of a build. Only
-    /// the registry's own text is returned: a registry may redirect farrier to an internal host whose responses the
-    /// reader may not see. For such a host the error is the host's name, and the log has the text.
+    /// Returns the text of a response for an error message, which everyone who sees the status of a build may read.
+    ///
+    /// Only text of the registry itself is returned. A registry may redirect farrier to an internal host, whose responses the reader
+    /// may not see. For a response of another host, the error is the host's name, and the log has the text.
     pub(super) fn quote(&self, response: &Response, body: &[u8]) -> Result<String, String> {
         let (url, text) = (response.url(), excerpt(body));
         if self.serves(url) {
@@ -82,22 +82,22 @@ pub(super) struct Transport {
     pub(super) pace: Pace,
     /// Detected scheme of each host that may be used without TLS.
     schemes: Mutex<HashMap<String, &'static str>>,
-    /// Registries that have answered before. A refused connection to one of them is a restart.
-    answered: Mutex<HashSet<String>>,
+    /// Registries that have responded before. If one of them refuses a connection, it restarts.
+    responsive_hosts: Mutex<HashSet<String>>,
 }
 
 impl Transport {
     pub(super) fn new(access: Arc<dyn Access>) -> Self {
-        Self { access, pace: Pace::default(), schemes: Mutex::default(), answered: Mutex::default() }
+        Self { access, pace: Pace::default(), schemes: Mutex::default(), responsive_hosts: Mutex::default() }
     }
 
-    /// `<scheme>://<host>/v2/<repository>/<rest>`.
+    /// Returns `<scheme>://<host>/v2/<repository>/<rest>`.
     pub(super) async fn url(&self, name: &RemoteName, rest: &str, action: &str) -> Result<Url> {
         let scheme = self.scheme(name, action).await?;
         address(name, &format!("{scheme}://{}/v2/{}/{rest}", name.authority, name.path))
     }
 
-    /// `https`, unless the host may be used without TLS and does not speak it.
+    /// Returns `https`, unless the host does not speak TLS and may be used without it.
     async fn scheme(&self, name: &RemoteName, action: &str) -> Result<&'static str> {
         let authority = name.authority.as_str();
         if !self.access.may_be_plain(authority) {
@@ -109,37 +109,35 @@ impl Transport {
         let probe = Request::new(Method::HEAD, address(name, &format!("https://{authority}/v2/"))?);
         let scheme = match self.execute(probe, &AtomicU64::default(), action, &name.host, None).await {
             Ok(_) => "https",
-            Err(RegistryError::Unreachable { source, .. }) if speaks_something_else(source.as_ref()) => {
-                "http"
-            }
+            Err(RegistryError::Unreachable { source, .. }) if may_speak_plain_http(source.as_ref()) => "http",
             Err(error) => return Err(error),
         };
         self.schemes.lock().insert(authority.to_owned(), scheme);
         Ok(scheme)
     }
 
-    /// Sends a request. There is no overall time limit, as long as `moved`, the count of streamed bytes, keeps to the
-    /// pace. The caller reads the response body with [`next_chunk`]. `host` is the registry's.
+    /// Sends a request. Has no overall time limit while `sent_bytes`, the count of streamed bytes, grows at the required pace. The
+    /// caller reads the response body with [`next_chunk`]. `host` is the registry.
     pub(super) async fn execute(
         &self,
         request: Request,
-        moved: &AtomicU64,
+        sent_bytes: &AtomicU64,
         action: &str,
         host: &str,
         sent_by: Option<&str>,
     ) -> Result<Response> {
         let size = request.headers().get(CONTENT_LENGTH).and_then(|size| size.to_str().ok()?.parse().ok());
         let mut sending = self.access.execute(request, action, host, sent_by);
-        let mut before = moved.load(Ordering::Relaxed);
+        let mut before = sent_bytes.load(Ordering::Relaxed);
         loop {
             if let Ok(answer) = timeout(self.pace.within, &mut sending).await {
                 let mut answer = answer.map_err(|error| self.classify(error, host))?;
-                self.answered.lock().insert(host.to_owned());
+                self.responsive_hosts.lock().insert(host.to_owned());
                 answer.extensions_mut().insert(Pacer::new(self.pace));
                 return Ok(answer);
             }
-            let now = moved.load(Ordering::Relaxed);
-            // After the last byte the registry gets a full interval to answer.
+            let now = sent_bytes.load(Ordering::Relaxed);
+            // After the last byte, the registry has a full interval to respond.
             let has_just_ended = now > before && Some(now) == size;
             if now - before < self.pace.least && !has_just_ended {
                 return Err(too_slow(TooSlow(self.pace), host, action));
@@ -151,7 +149,7 @@ impl Transport {
     fn classify(&self, error: RegistryError, host: &str) -> RegistryError {
         match error {
             RegistryError::Unreachable { source, .. }
-                if is_refused(source.as_ref()) && !self.answered.lock().contains(host) =>
+                if is_refused(source.as_ref()) && !self.responsive_hosts.lock().contains(host) =>
             {
                 RegistryError::Refused { host: host.to_owned(), source: NotListening }
             }
@@ -170,18 +168,18 @@ fn too_slow(slow: TooSlow, host: &str, action: &str) -> RegistryError {
     RegistryError::unreachable(host, action, io::Error::new(io::ErrorKind::TimedOut, slow))
 }
 
-/// Next chunk of a response body. The pace applies to the whole body.
+/// Returns the next chunk of a response body. The pace applies to the whole body.
 pub(super) async fn next_chunk(response: &mut Response, host: &str, action: &str) -> Result<Option<Bytes>> {
     let mut pacer = response.extensions().get().copied().unwrap_or_else(|| Pacer::new(Pace::default()));
     let chunk = pacer.wait(response.chunk()).await.map_err(|slow| too_slow(slow, host, action))?;
-    // The URL may contain a signature that grants access.
+    // Remove the URL from the error, because it may contain a signature that grants access.
     let chunk = chunk.map_err(|error| RegistryError::unreachable(host, action, error.without_url()))?;
     pacer.moved(chunk.as_ref().map_or(0, Bytes::len) as u64);
     response.extensions_mut().insert(pacer);
     Ok(chunk)
 }
 
-/// Start of a body, for error messages. Errors while reading it are ignored.
+/// Returns the start of a body, for error messages. Ignores read errors.
 pub(super) async fn body_start(response: &mut Response, limit: usize) -> Vec<u8> {
     let mut body = Vec::new();
     while body.len() < limit
@@ -198,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_and_hub() {
+    fn names_are_split_and_docker_hub_is_resolved() {
         let name = |text: &str| {
             let RemoteName { host, authority, path } = RemoteName::of(&text.parse().unwrap());
             (host, authority, path)
@@ -211,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_registrys_own_addresses_have_its_host_and_port() {
+    fn addresses_of_a_registry_have_its_host_and_port() {
         for (repository, url, own) in [
             ("r.example:443/x", "https://r.example/v2/", true),
             ("r.example/x", "https://r.example:443/v2/", true),

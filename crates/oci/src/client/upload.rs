@@ -1,10 +1,12 @@
-//! Uploads a blob, at first in one request. When the connection breaks, farrier asks the upload session how much it
-//! has, and sends the rest. If the registry has lost the session, a new one receives the blob in chunks, so that the
-//! next break costs one chunk (distribution-spec 1.1, "Pushing a blob in chunks").
+//! Uploads a blob, at first in one request.
 //!
-//! docker-registry 2.8 signs the number of acknowledged bytes into the session's address. It rejects the session after
-//! a request that broke off in the middle (`upload resumed at wrong offset` in its log). It resumes only after whole
-//! chunks: behind a proxy that buffers requests, or if no part of a request arrived.
+//! If the connection breaks, farrier requests the progress of the upload session, and sends the rest. If the registry has lost the
+//! session, farrier opens a new one and sends the blob in chunks, so that the next interruption costs one chunk
+//! (distribution-spec 1.1, "Pushing a blob in chunks").
+//!
+//! docker-registry 2.8 signs the number of acknowledged bytes into the session's address. It rejects the session after a partial
+//! request (`upload resumed at wrong offset` in its log), and resumes only after whole chunks. Requests are whole behind a proxy
+//! that buffers them, or if no part of a request arrived.
 
 use std::path::Path;
 
@@ -26,12 +28,12 @@ use super::{
 };
 use crate::{Digest, Repository, error_chain};
 
-/// Smaller blobs are sent again whole by the next attempt: a status request costs as much as the upload.
+/// Minimum size of a blob whose upload is resumed. A smaller blob is sent again, because requesting the progress costs as much.
 const MIN_RESUMED: u64 = 4 << 20;
-/// Progress in bytes that resets the count of attempts. A connection that breaks after every 20 MB can still upload a
-/// large blob; one that always breaks at once gives up.
-const PROGRESS: u64 = 1 << 20;
-/// How often one attempt asks for the progress. A registry may still be writing received bytes at the first request.
+/// Progress in bytes after which attempts are counted anew. A large blob can be uploaded even if the connection breaks every
+/// 20 MB, but not if the connection always breaks at once.
+const PROGRESS_RESET: u64 = 1 << 20;
+/// How often one attempt requests the progress. At the first request, the registry may still be writing received bytes.
 const PROGRESS_REQUESTS: usize = 2;
 /// Chunk size after a connection broke.
 const CHUNK: u64 = 16 << 20;
@@ -39,7 +41,7 @@ const CHUNK: u64 = 16 << 20;
 const MIN_CHUNK_HEADER: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 
 impl RemoteRegistry {
-    /// HEAD, POST to open a session, PUT the whole blob. An interrupted upload of a file is resumed.
+    /// Checks whether the blob exists, opens a session, and sends the whole blob. Resumes an interrupted upload of a file.
     pub(super) async fn upload(
         &self,
         repository: &Repository,
@@ -69,14 +71,14 @@ impl RemoteRegistry {
     async fn send_file(&self, session: &Session<'_>, file: &Path, size: u64) -> Result<()> {
         let mut state =
             FileUpload { file, size, url: None, received: 0, chunk_size: CHUNK, in_chunks: false };
-        let (mut attempt, mut best) = (0, 0);
+        let (mut attempt, mut last_reset) = (0, 0);
         loop {
             let error = match self.try_upload(session, &mut state).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            if state.received >= best + PROGRESS {
-                (attempt, best) = (0, state.received);
+            if state.received >= last_reset + PROGRESS_RESET {
+                (attempt, last_reset) = (0, state.received);
             }
             let delay = delay_after(&error, attempt).filter(|_| size >= MIN_RESUMED);
             let Some(delay) = delay else { return Err(error) };
@@ -86,10 +88,10 @@ impl RemoteRegistry {
         }
     }
 
-    /// One attempt: resumes the previous session, or starts a new one.
+    /// Makes one attempt: resumes the previous session, or opens a new one.
     async fn try_upload(&self, session: &Session<'_>, state: &mut FileUpload<'_>) -> Result<()> {
         if state.url.is_some() {
-            // Perhaps only the response was lost.
+            // The upload may be complete, if only the response was lost.
             if self.exists(session.name, session.digest, Scope::Push).await? {
                 return Ok(());
             }
@@ -100,14 +102,14 @@ impl RemoteRegistry {
             tracing::debug!(action = session.action, "cannot resume the upload, restarting");
         }
         if state.in_chunks {
-            session.begin(state).await?;
+            session.reopen(state).await?;
             if session.put_chunks(state).await? {
                 return Ok(());
             }
             tracing::debug!(action = session.action, "the registry does not accept chunks");
             state.in_chunks = false;
         }
-        let url = session.begin(state).await?;
+        let url = session.reopen(state).await?;
         session.put(url, Payload::File { path: state.file, from: 0, to: state.size }).await
     }
 }
@@ -122,7 +124,7 @@ struct FileUpload<'a> {
     received: u64,
     /// Chunk size.
     chunk_size: u64,
-    /// Whether the upload was interrupted, so that it continues in chunks.
+    /// Whether to send chunks, because the upload was interrupted.
     in_chunks: bool,
 }
 
@@ -146,7 +148,7 @@ impl Session<'_> {
         self.put(url, payload).await
     }
 
-    /// Opens a session; returns its address and the registry's minimum chunk size.
+    /// Opens a session. Returns its address and the registry's minimum chunk size.
     async fn open(&self) -> Result<(Url, u64)> {
         let call =
             self.http.call(Method::POST, self.name, Scope::Push, "blobs/uploads/", self.action).await?;
@@ -159,11 +161,11 @@ impl Session<'_> {
             });
         }
         let min_chunk = header(response.headers(), &MIN_CHUNK_HEADER).and_then(|text| text.parse().ok());
-        Ok((location(&call, &response)?, min_chunk.unwrap_or_default()))
+        Ok((upload_location(&call, &response)?, min_chunk.unwrap_or_default()))
     }
 
     /// Discards the previous session and opens a new one.
-    async fn begin(&self, state: &mut FileUpload<'_>) -> Result<Url> {
+    async fn reopen(&self, state: &mut FileUpload<'_>) -> Result<Url> {
         (state.url, state.received) = (None, 0);
         let (url, min_chunk) = self.open().await?;
         state.chunk_size = CHUNK.max(min_chunk);
@@ -177,13 +179,13 @@ impl Session<'_> {
         self.http.expect(&call, &[201, 204]).await.map(drop)
     }
 
-    /// Asks the registry for its progress and sends the rest. Returns `false` if the registry has lost the session or
-    /// does not support resuming.
+    /// Requests the registry's progress and sends the rest. Returns `false` if the registry has lost the session or does not support
+    /// resuming.
     async fn resume(&self, state: &mut FileUpload<'_>) -> Result<bool> {
         for _ in 0..PROGRESS_REQUESTS {
             let Some(url) = state.url.clone() else { return Ok(false) };
             let Some((url, received)) = self.progress(url).await? else { return Ok(false) };
-            // No progress, or an invalid count: a new session is at least as good.
+            // After no progress or an invalid count, a new session is at least as good.
             if !(1..=state.size).contains(&received) {
                 return Ok(false);
             }
@@ -212,12 +214,12 @@ impl Session<'_> {
                 tracing::debug!(error = %error_chain(&error), "chunk rejected");
                 return Ok(false);
             }
-            url = location(&call, &response)?;
+            url = upload_location(&call, &response)?;
             (state.url, state.received) = (Some(url.clone()), to);
         }
         match self.put(url, Payload::None).await {
             Ok(()) => Ok(true),
-            // The registry combined the chunks wrongly, or miscounted its bytes.
+            // The registry has assembled the chunks incorrectly.
             Err(error @ RegistryError::Protocol { .. }) => {
                 tracing::debug!(error = %error_chain(&error), "chunked upload rejected");
                 Ok(false)
@@ -226,7 +228,8 @@ impl Session<'_> {
         }
     }
 
-    /// Address of the session and number of bytes that the registry has; `None` if the registry does not tell.
+    /// Returns the session's address and the number of bytes that the registry has. Returns `None` if the registry does not state
+    /// the number.
     async fn progress(&self, url: Url) -> Result<Option<(Url, u64)>> {
         let call = self.call(Method::GET, url);
         let response = self.http.send(&call).await?;
@@ -234,12 +237,13 @@ impl Session<'_> {
             return Ok(None);
         }
         let received = header(response.headers(), &RANGE).and_then(received_bytes);
-        Ok(received.map(|bytes| (location(&call, &response).unwrap_or_else(|_| call.url.clone()), bytes)))
+        Ok(received
+            .map(|bytes| (upload_location(&call, &response).unwrap_or_else(|_| call.url.clone()), bytes)))
     }
 }
 
-/// Address of the upload session: absolute or relative, with or without a query.
-fn location(call: &Call<'_>, response: &Response) -> Result<Url> {
+/// Returns the address of the upload session, which may be relative and may have a query.
+fn upload_location(call: &Call<'_>, response: &Response) -> Result<Url> {
     let text =
         header(response.headers(), &LOCATION).ok_or_else(|| call.protocol("202 without a location"))?;
     let url = response.url().join(text).map_err(|_| call.protocol("its upload location is not a URL"))?;
@@ -251,8 +255,8 @@ fn location(call: &Call<'_>, response: &Response) -> Result<Url> {
 
 const OCTETS: &str = "application/octet-stream";
 
-/// Number of bytes in a `Range` header: `0-1023` and `bytes=0-1023` mean 1024 bytes. Registries use `0-0` for no bytes
-/// as well as for one; no bytes is the safe interpretation.
+/// Returns the number of bytes in a `Range` header: `0-1023` and `bytes=0-1023` mean 1024 bytes. Registries use `0-0` both for no
+/// bytes and for one byte. Treating it as no bytes is safe.
 fn received_bytes(range: &str) -> Option<u64> {
     let range = range.trim().trim_start_matches("bytes=").trim_start_matches("bytes ");
     let (first, last) = range.split_once('-')?;
@@ -269,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_of_uploads() {
+    fn ranges_of_upload_sessions_are_parsed() {
         for (text, bytes) in [
             ("0-1023", Some(1024)),
             ("bytes=0-9", Some(10)),
