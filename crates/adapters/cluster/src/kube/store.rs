@@ -190,7 +190,7 @@ impl Store {
 
     fn check_watches(&self) -> impl Iterator<Item = (WatchTarget, WatchScope)> {
         let namespaces = self.snapshot_scope.checks.iter();
-        namespaces.filter(|namespace| self.writable.contains(namespace)).map(|namespace| {
+        namespaces.filter(move |namespace| self.writable.contains(namespace)).map(|namespace| {
             let target = WatchTarget::Checks { namespace: namespace.clone() };
             (target, WatchScope::Selector(CHECK_LABEL.to_owned()))
         })
