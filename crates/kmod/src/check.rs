@@ -113,9 +113,9 @@ fn exported_earlier<'a>(modules: &'a [PayloadModule], order: &LoadOrder) -> Vec<
             continue;
         };
         for export in &module.exports {
-            let exporter: &str = exporters.entry(&export.name).or_insert(&module.name);
-            if exporter != module.name {
-                exported.insert(export.name.as_str(), exporter);
+            let first: &str = exporters.entry(&export.name).or_insert(&module.name);
+            if first != module.name {
+                exported.insert(export.name.as_str(), first);
             }
         }
     }

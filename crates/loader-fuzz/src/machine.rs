@@ -66,8 +66,8 @@ impl<'a> MutantLoader<'a> {
             Architecture::Arm64 => "aarch64-linux-gnu-gcc",
         };
         let options = ["-static", "-O1", "-Wall", "-Werror", "-o"];
-        let compiled = Command::new(compiler).args(options).arg(root.join("init")).arg(&source).status();
-        match compiled {
+        let outcome = Command::new(compiler).args(options).arg(root.join("init")).arg(&source).status();
+        match outcome {
             Ok(status) if status.success() => Ok(Self { kernel, bases, directory }),
             Ok(status) => Err(fail(format!("compile guest.c with {compiler}: {status}"))),
             Err(error) => Err(fail(format!("start {compiler}: {error}"))),

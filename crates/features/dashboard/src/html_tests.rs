@@ -369,7 +369,7 @@ fn pages_for_a_browser_are_written_as_files() {
     let mut large = Facts { served: false, ..large(100, 10, 10_000) };
     for (path, cell) in large.plan.cells.iter().enumerate() {
         let age = SignedDuration::from_hours(i64::try_from(path).unwrap());
-        large.provenance_summary.insert((cell.image.clone(), cell.target.clone()), large.now - age);
+        large.build_times.insert((cell.image.clone(), cell.target.clone()), large.now - age);
     }
     let pages = hostile_pages().into_iter().map(|(path, page)| (format!("hostile/{path}"), page));
     let upgrade_pages = upgrade_pages().into_iter().map(|(path, page)| (format!("story/{path}"), page));

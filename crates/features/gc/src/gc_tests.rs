@@ -16,8 +16,7 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let digest = Digest::of(&image);
     let signed = provenance::layered(None, &[]).unwrap();
-    let artifact =
-        Artifact::referrers_and_signatures(&image, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
+    let artifact = Artifact::about(&image, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
     for bytes in [oci::EMPTY, &signed.config, &artifact.content, artifact.config] {
         registry.push_bytes(&repository, bytes).await.unwrap();
     }

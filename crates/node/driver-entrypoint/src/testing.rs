@@ -416,7 +416,7 @@ impl Kernel for FakeKernel {
 
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()> {
         self.record_call(format!("device {} {major}", self.paths.container_path(path)), || {
-            fs::write(path, "").unwrap()
+            fs::write(path, "").unwrap();
         });
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::{
 use runner::plan::{LEAST_FREE, Limits};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::mib_and_inodes::{DiskUsage, FreeSpace, disk_usage, memory};
+use crate::usage::{DiskUsage, FreeSpace, disk_usage, memory};
 
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_millis(250);

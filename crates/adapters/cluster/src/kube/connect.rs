@@ -111,10 +111,9 @@ async fn read_kubeconfig(options: &KubeOptions) -> Result<Config, KubeconfigErro
 
 fn is_missing_kubeconfig(error: &KubeconfigError) -> bool {
     match error {
-        KubeconfigError::FindPath => true,
+        // The current context is not set where `KUBECONFIG` is empty, or names an empty file.
+        KubeconfigError::FindPath | KubeconfigError::CurrentContextNotSet => true,
         KubeconfigError::ReadConfig(error, _) => error.kind() == std::io::ErrorKind::NotFound,
-        // `KUBECONFIG` is empty, or names an empty file.
-        KubeconfigError::CurrentContextNotSet => true,
         _ => false,
     }
 }

@@ -156,7 +156,7 @@ impl Cluster for KubeCluster {
             }
             tokio::select! {
                 () = self.cancel.cancelled() => return Err(stopped()),
-                changed = changes.changed() => changed.map_err(|_| stopped())?,
+                outcome = changes.changed() => outcome.map_err(|_| stopped())?,
             }
         };
         let image_streams = image_streams(self, streams).await.map_err(failed)?;

@@ -120,7 +120,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, cancel: CancellationToken) {
         }
         tokio::select! {
             () = cancel.cancelled() => return,
-            changed = changes.changed() => if changed.is_err() { return },
+            outcome = changes.changed() => if outcome.is_err() { return },
         }
     }
 }

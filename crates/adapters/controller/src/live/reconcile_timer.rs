@@ -84,7 +84,7 @@ mod tests {
         let start = Instant::now();
         let mut timer = ReconcileTimer::new(start);
         timer.begin(start);
-        let (mut times, mut free_at) = (Vec::new(), start + ms(length));
+        let (mut starts, mut free_at) = (Vec::new(), start + ms(length));
         let mut pending = changes.iter().map(|at| start + ms(*at)).peekable();
         loop {
             let next = timer.due().map(|due| due.max(free_at));
@@ -96,13 +96,13 @@ mod tests {
                 (_, Some(reconcile)) => {
                     timer.begin(reconcile);
                     free_at = reconcile + ms(length);
-                    times.push(u64::try_from((reconcile - start).as_millis()).unwrap());
+                    starts.push(u64::try_from((reconcile - start).as_millis()).unwrap());
                 }
                 (Some(change), None) => {
                     timer.changed(change);
                     pending.next();
                 }
-                (None, None) => return times,
+                (None, None) => return starts,
             }
         }
     }

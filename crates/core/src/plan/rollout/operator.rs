@@ -21,24 +21,27 @@ pub(super) fn tag_end(form: TagForm, target: &KernelTarget) -> Option<String> {
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release)?;
     Some(match form {
-        TagForm::OsTag => format!("-{label}-{}", target.os_tag()),
-        TagForm::OsVersion => format!("-{label}-{os}{os_version}"),
-        TagForm::OsVersionAndArchitecture => format!("-{label}-{os}{os_version}-{}", arch.as_str()),
+        TagForm::Abbreviated => format!("-{label}-{}", target.os_tag()),
+        TagForm::Whole => format!("-{label}-{os}{os_version}"),
+        TagForm::WithArchitecture => format!("-{label}-{os}{os_version}-{}", arch.as_str()),
     })
 }
 
 /// Form of the tags that an operator computes for a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TagForm {
-    OsTag,
-    OsVersion,
-    OsVersionAndArchitecture,
+    /// As `{{os_tag}}`: the major version for Enterprise Linux.
+    Abbreviated,
+    /// The whole version of the operating system.
+    Whole,
+    /// The whole version, then the architecture.
+    WithArchitecture,
 }
 
 impl TagForm {
     pub(super) fn of(kind: OperatorResource, target: &KernelTarget, snapshot: &ClusterSnapshot) -> Self {
         if !kind.is_of_gpu_operator() {
-            return Self::OsVersionAndArchitecture;
+            return Self::WithArchitecture;
         }
         let major = target.os_version.as_str().split('.').next().and_then(|major| major.parse::<u32>().ok());
         let has_minor = match target.os.as_str() {
@@ -47,18 +50,18 @@ impl TagForm {
             _ => false,
         };
         if kind == OperatorResource::NvidiaDriver && has_minor && !snapshot.has_driver_owners() {
-            Self::OsVersion
+            Self::Whole
         } else {
-            Self::OsTag
+            Self::Abbreviated
         }
     }
 
     /// Returns a pattern for an image's `tags` that gives tags in this form.
     pub(super) fn pattern(self) -> &'static str {
         match self {
-            Self::OsTag => "{{version}}-{{kernel_label}}-{{os_tag}}",
-            Self::OsVersion => "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}",
-            Self::OsVersionAndArchitecture => "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}",
+            Self::Abbreviated => "{{version}}-{{kernel_label}}-{{os_tag}}",
+            Self::Whole => "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}",
+            Self::WithArchitecture => "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}",
         }
     }
 }

@@ -348,7 +348,7 @@ fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
     let cell = &world.cells()[0];
     assert!(operator::versions(OperatorResource::NicClusterPolicy, cell, &world.snapshot).is_empty());
     assert_eq!(
-        operator::tag_end(TagForm::OsVersionAndArchitecture, &cell.target).unwrap(),
+        operator::tag_end(TagForm::WithArchitecture, &cell.target).unwrap(),
         "-6.1.0-47-amd64-rhel9.4-amd64"
     );
 }
@@ -357,7 +357,7 @@ fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
 fn an_nvidia_driver_of_an_older_gpu_operator_has_the_minor_version_of_rhel_9_in_its_tags() {
     let mut world = rhel(OperatorResource::NvidiaDriver);
     let HoldReason::TagForm { looked_for, pattern, .. } = hold(&world) else { panic!("{:?}", hold(&world)) };
-    assert_eq!((&*looked_for, pattern), ("-6.1.0-47-amd64-rhel9.4", TagForm::OsVersion.pattern()));
+    assert_eq!((&*looked_for, pattern), ("-6.1.0-47-amd64-rhel9.4", TagForm::Whole.pattern()));
     for node in 0..world.snapshot.nodes.len() {
         label(&mut world, node, "nvidia.com/gpu.present", "true");
         label(&mut world, node, DRIVER_OWNER, "policy");

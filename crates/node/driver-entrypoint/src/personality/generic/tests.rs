@@ -286,7 +286,7 @@ fn dependencies_left_by_a_killed_container_are_unloaded_for_the_hosts() {
         assert!(catch_unwind(AssertUnwindSafe(|| run_container(&bench, &REPLACE_BOTH, || {}))).is_err());
         bench.kernel.killed_at.set(None);
         run_container(&bench, &REPLACE_BOTH, || {
-            assert_eq!(bench.loaded_versions(), ["image-acme", "image-acme_net"])
+            assert_eq!(bench.loaded_versions(), ["image-acme", "image-acme_net"]);
         })
         .unwrap();
         assert_eq!(bench.loaded_versions(), ["host-acme", "host-acme_net"], "{step}: {}", bench.log());
@@ -370,7 +370,7 @@ fn the_host_s_options_are_honored_or_missed() {
     let bench = in_tree();
     bench.write("/etc/modprobe.d/image.conf", "options acme mode=3\n");
     run_container(&bench, &REPLACE, || {
-        assert!(bench.calls().contains(&"load acme of the image mode=3".to_owned()))
+        assert!(bench.calls().contains(&"load acme of the image mode=3".to_owned()));
     })
     .unwrap();
     assert!(bench.calls().contains(&"load acme of the host".to_owned()));

@@ -313,7 +313,7 @@ fn without_the_host_s_modules_nothing_is_taken_away() {
     // The operators of the first generation do not mount the host's modules.
     let first = Settings::read(&["--expose-root"], |_| None).unwrap();
     run_container(&bench, &first, || {
-        assert!(bench.loaded_versions().contains(&"image-mlx5_core".to_owned()))
+        assert!(bench.loaded_versions().contains(&"image-mlx5_core".to_owned()));
     })
     .unwrap();
 }
@@ -424,7 +424,7 @@ fn nfs_over_rdma_is_loaded_on_request_if_the_image_has_it() {
     assert!(bench.log().contains("WARN  ENABLE_NFSRDMA is set, but this image was built without rpcrdma"));
     bench.image_module("rpcrdma", "rdma_cm");
     run_container(&bench, &enabled, || {
-        assert!(bench.loaded_versions().contains(&"image-rpcrdma".to_owned()))
+        assert!(bench.loaded_versions().contains(&"image-rpcrdma".to_owned()));
     })
     .unwrap();
 }

@@ -160,7 +160,7 @@ fn start_daemons(node: &Node<'_>, signals: &mut dyn Signals) -> Result<(), Error
         match started {
             StartResult::Success(name) => node.log.step(format!("started {name}")),
             StartResult::Absent(name) => {
-                node.log.step(format!("the image has no {name}, which is not an error"))
+                node.log.step(format!("the image has no {name}, which is not an error"));
             }
             StartResult::Failed(name, why) => node.log.warn(format!("continuing without {name}: {why}")),
         }

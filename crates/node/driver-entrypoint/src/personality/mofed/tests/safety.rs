@@ -25,7 +25,7 @@ fn the_uplink_is_not_taken_from_the_node() {
     assert!(refusal.contains("ALLOW_DISRUPTION=uplink"), "{refusal}");
     assert_eq!(bench.calls(), Vec::<String>::new());
     run_container(&bench, &settings(&[("ALLOW_DISRUPTION", "uplink")]), || {
-        assert_eq!(bench.loaded_versions(), OURS)
+        assert_eq!(bench.loaded_versions(), OURS);
     })
     .unwrap();
 }
