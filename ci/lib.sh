@@ -314,6 +314,9 @@ empty_headers() {
     tar --create --xz --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --file "$2" --directory "$tree" .
 }
 
+# Replaces values that differ between two runs.
+normalized() { sed --regexp-extended --file "$root/ci/normalize.sed"; }
+
 # node FILE NAME KERNEL [LABEL...]: writes a Debian 12 Node with NFD's labels, or without the kernel's labels when the fourth
 # argument is `unlabelled`. Labels are `key=value`.
 node() {

@@ -1,13 +1,13 @@
 //! `farrier init`, from an existing site to the first image, with the real program.
-use std::{ffi::OsStr, fs, path::Path, process::Command};
+use std::{ffi::OsStr, fs, process::Command};
 
-use regex::Regex;
 use serde_json::json;
 
 use crate::support::{
     kernels,
     kube_api::{Kind, objects},
     live::Live,
+    pages::{normalized, page},
     site::{Run, Site, read_all},
 };
 
@@ -36,23 +36,15 @@ fn module(site: &Site) -> String {
     site.path("module.yaml").display().to_string()
 }
 
-/// Returns the README's commands and their results, adapted to this site and kernel. Values that differ between runs are
-/// removed.
-fn readme(site: &Site, kernel: &str) -> Vec<(String, String)> {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
-    let section = text.split("## From a KMM Module").nth(1).expect("the README has this section");
-    let transcript = section.split("```\n").nth(1).expect("the section has a transcript");
+/// Returns the commands of the tutorial and their results, adapted to this site and kernel.
+fn tutorial(site: &Site, kernel: &str) -> Vec<(String, String)> {
+    let text = page("docs/kmm.md");
+    let transcript = text.split("```console\n").nth(1).expect("the page has a transcript");
+    let transcript = transcript.split("```").next().unwrap();
     let here =
         transcript.replace("127.0.0.1:20731/drivers", &site.location).replace("6.1.0-56-amd64", kernel);
     let parts = here.split("$ farrier ").skip(1).map(|part| part.split_once('\n').unwrap());
-    parts.map(|(command, result)| (command.to_owned(), lasting(result))).collect()
-}
-
-/// Removes digests and sizes.
-fn lasting(text: &str) -> String {
-    let digest = Regex::new(r"sha256:[0-9a-f]+(\.\.\.)?").unwrap();
-    let size = Regex::new(r"\d+ bytes").unwrap();
-    size.replace_all(&digest.replace_all(text, "sha256:"), "bytes").into_owned()
+    parts.map(|(command, result)| (command.to_owned(), result.to_owned())).collect()
 }
 
 /// Environment variables that the other tests set and a new user lacks.
@@ -78,7 +70,7 @@ fn printed<'a>(run: &'a Run, command: &str) -> Vec<&'a str> {
     line.split_whitespace().skip(1).collect()
 }
 
-/// Follows the README and the commands that `farrier init` prints.
+/// Follows docs/kmm.md and the commands that `farrier init` prints.
 #[test]
 fn a_newcomer_with_a_module_gets_to_the_first_image() {
     let (site, kernel) = (Site::new(), kernels::newest().newer);
@@ -87,10 +79,10 @@ fn a_newcomer_with_a_module_gets_to_the_first_image() {
     module(&site);
     // Remove the other tests' definitions, because a new user has none.
     fs::remove_dir_all(site.definitions()).unwrap();
-    let [(init, made), (run, built)]: [_; 2] = readme(&site, &kernel).try_into().unwrap();
+    let [(init, made), (run, built)]: [_; 2] = tutorial(&site, &kernel).try_into().unwrap();
     let words = |command: &str| command.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let init = newcomer(&site, &words(&init)).exits(0);
-    assert_eq!(lasting(&init.stdout), made);
+    assert_eq!(normalized(&init.stdout), normalized(&made));
     let text = fs::read_to_string(site.path("definitions/images/acme.yaml")).unwrap();
     assert!(
         text.contains("vars: {directory: kernel, makeArgs: \"\"}"),
@@ -100,7 +92,7 @@ fn a_newcomer_with_a_module_gets_to_the_first_image() {
     newcomer(&site, &printed(&init, "plan")).exits(0).line("1 to build");
     newcomer(&site, &printed(&init, "doctor")).exits(0);
     assert_eq!(printed(&init, "run").join(" "), run);
-    assert_eq!(lasting(&newcomer(&site, &words(&run)).exits(0).stdout), built);
+    assert_eq!(normalized(&newcomer(&site, &words(&run)).exits(0).stdout), normalized(&built));
     assert_eq!(site.tags("acme"), [kernel.as_str()], "the tag that KMM expects");
     assert_eq!(site.inspect(&format!("acme:{kernel}"))["Os"], "linux");
     newcomer(&site, &printed(&init, "run")).exits(0).line("nothing to do");

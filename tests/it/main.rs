@@ -24,6 +24,7 @@ mod crashes;
 mod dkms;
 mod dockerfiles;
 mod doctor;
+mod documentation;
 mod e2e_script;
 mod engine;
 mod explain;

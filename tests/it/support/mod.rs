@@ -17,6 +17,7 @@ pub mod node_vm;
 pub mod ofed;
 pub mod own_kernel;
 pub mod packages;
+pub mod pages;
 pub mod published;
 pub mod registry_process;
 pub mod registry_quirks;
