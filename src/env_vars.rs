@@ -69,7 +69,7 @@ pub fn registry_auth_file() -> Option<PathBuf> {
 
 /// Returns the environment's proxies: `$http_proxy` and `$https_proxy`, else `$all_proxy`, and the exceptions
 /// of `$no_proxy`. Each name is read in lower and upper case. If the site names proxies, the environment's
-/// proxies are ignored.
+/// proxies are ignored; in a CGI program (`$REQUEST_METHOD` is set), so is `$http_proxy`.
 pub fn proxies() -> Proxy {
     let value = |name: &str| {
         let found = env::var(name).ok().filter(|value| !value.trim().is_empty());
@@ -99,7 +99,7 @@ pub fn proxies() -> Proxy {
     }
 }
 
-/// Returns whether the user forces colors on (`CLICOLOR_FORCE`) or off (`NO_COLOR`, no-color.org). `None`
+/// Returns whether the user forces colors on (`$CLICOLOR_FORCE`) or off (`$NO_COLOR`, no-color.org). `None`
 /// leaves the choice to the terminal.
 pub fn colours() -> Option<bool> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());

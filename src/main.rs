@@ -29,6 +29,8 @@ mod plan;
 mod plugin;
 mod prebuild;
 mod preflight;
+#[cfg(test)]
+mod reference_tests;
 mod render;
 mod retry;
 mod rollback;

@@ -55,6 +55,7 @@ mod pipeline;
 mod plugin;
 mod prebuilt;
 mod reach;
+mod reference;
 mod registry;
 mod registry_garbage;
 mod reproducible;

@@ -2,7 +2,7 @@
 use std::{env, fs, path::Path, process::Command};
 
 /// Compares a committed file with the current text; with `UPDATE_SCHEMA=1` writes the file.
-fn is_current_file(name: &str, current: &str) {
+pub fn is_current_file(name: &str, current: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     if env::var_os("UPDATE_SCHEMA").is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -11,7 +11,7 @@ fn is_current_file(name: &str, current: &str) {
     let committed = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         committed == current,
-        "{name} is not current; run UPDATE_SCHEMA=1 cargo nextest run --test it schema::"
+        "{name} is not current; run UPDATE_SCHEMA=1 cargo nextest run --test it schema:: reference::"
     );
 }
 

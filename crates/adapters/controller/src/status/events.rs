@@ -39,6 +39,7 @@ pub enum EventReason {
     RolloutHeld,
     /// A build began.
     BuildStarted,
+    /// A build ended without an image.
     BuildFailed,
     /// A required image cannot be built, because its headers, compiler or source is missing.
     NotBuildable,
