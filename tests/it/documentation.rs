@@ -72,7 +72,7 @@ fn names() -> impl Iterator<Item = String> {
     pages.map(|path| format!("docs/{}", path.file_name().unwrap().to_str().unwrap()))
 }
 
-/// No page has an `sh` block that nobody runs; blocks with placeholders are `console`.
+/// Each `sh` block has a test that runs it; blocks with placeholders are `console`.
 #[test]
 fn every_command_block_is_run() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

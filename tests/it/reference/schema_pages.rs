@@ -87,7 +87,7 @@ impl<'a> Page<'a> {
             let meaning =
                 field["description"].as_str().or(schema["description"].as_str()).unwrap_or_default();
             let example = match example {
-                // Its fields have examples of their own.
+                // The tables of its fields have examples.
                 Some(example) if example.len() > WIDTH && kind.contains("](#") => "its fields".to_owned(),
                 example => example.map(|example| code(&example)).unwrap_or_default(),
             };
