@@ -9,7 +9,7 @@ use std::{
 use farrier_core::{
     image::{
         AptSource, Digest, DriverImage, MinimalSpec, Redistribute, RuntimeBase, SourceOrigin,
-        checked::LicenseExpression,
+        checked::LicenseExpression, commit_in,
     },
     kernel::{Architecture, BootstrapSpec, KernelTarget, Toolchain},
     plan::{BUILD_FORMAT, Cell, FetchedInputs},
@@ -126,6 +126,9 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
         let identity = cell.fetched.sources.get(source.name.as_str()).map_or("", String::as_str);
         let mut material = match &source.from {
             SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),
+            SourceOrigin::Git(git) => {
+                Material::of_git(source.name.as_str(), git, commit_in(identity).unwrap_or_default())
+            }
             from => Material::of_origin(Role::Source, identity, source.name.as_str(), publisher(from, cell)),
         };
         if let SourceOrigin::Url { url, .. } = &source.from {
@@ -161,7 +164,10 @@ fn publisher(from: &SourceOrigin, cell: &Cell) -> Option<Distribution> {
             Distribution::of_suite(suites.first()?, mirror.as_deref())
         }
         SourceOrigin::Rpm(_) => Some(distribution_of(&cell.target)),
-        SourceOrigin::Path { .. } | SourceOrigin::Url { .. } | SourceOrigin::Image(_) => None,
+        SourceOrigin::Path { .. }
+        | SourceOrigin::Url { .. }
+        | SourceOrigin::Git(_)
+        | SourceOrigin::Image(_) => None,
     }
 }
 

@@ -147,7 +147,14 @@ fn the_first_tags_are_those_that_the_operators_compute() {
     let target = target();
     let first_tag = |name: &str, version: &str| {
         let needs = [("mofed", "25.10"), ("nvidia-gpu", version)].into();
-        let inputs = TagInputs { version, target: &target, system: &UNKNOWN_SYSTEM, needs, signer: None };
+        let inputs = TagInputs {
+            version,
+            target: &target,
+            system: &UNKNOWN_SYSTEM,
+            needs,
+            commits: BTreeMap::new(),
+            signer: None,
+        };
         render_tags(&mut Templates::default(), &image(&definitions, name).spec.tags, &inputs).unwrap()[0]
             .to_string()
     };
@@ -160,7 +167,14 @@ fn the_first_tags_are_those_that_the_operators_compute() {
     // In this mode, the operator's version is 2.26.6-535.261.03-5.15.0-91-generic or similar, and it adds no kernel.
     for (name, version) in [("nvidia-fs", "2.26.6"), ("gdrdrv", "2.5.1")] {
         let needs = [("nvidia-gpu", "535.261.03")].into();
-        let inputs = TagInputs { version, target: &target, system: &UNKNOWN_SYSTEM, needs, signer: None };
+        let inputs = TagInputs {
+            version,
+            target: &target,
+            system: &UNKNOWN_SYSTEM,
+            needs,
+            commits: BTreeMap::new(),
+            signer: None,
+        };
         let tags = render_tags(&mut Templates::default(), &image(&definitions, name).spec.tags, &inputs);
         let wanted = format!("{version}-535.261.03-5.15.0-91-generic-ubuntu22.04");
         assert_eq!(tags.unwrap()[0].to_string(), wanted);

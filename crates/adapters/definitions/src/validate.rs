@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use farrier_core::{
     image::{
-        DriverImage, ImageName, Output, Reuse, RunfileSpec, RuntimeBase, SourceOrigin, SourceSpec,
-        VersionSpec,
+        DriverImage, ImageName, OnConflict, Output, Reuse, RunfileSpec, RuntimeBase, SourceOrigin,
+        SourceSpec, VersionSpec, sources_in,
     },
     kernel::{Architecture, KernelFamily, KernelImageSource, KernelTarget, KernelTrack, Toolchain},
     template,
@@ -53,6 +53,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             report.wrong(&["spec", "sources", &index.to_string()], message);
         }
     }
+    git_sources(report, image);
     if let Some(RuntimeBase::Runfile(runfile)) = &spec.runtime.base {
         let RunfileSpec { source, archives, .. } = runfile.spec();
         for name in [source].into_iter().chain(archives) {
@@ -85,6 +86,40 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         }
     }
     needs::own(report, image);
+}
+
+/// Reports sources from Git without a commit, and tags that the next commit of a branch would conflict with.
+fn git_sources(report: &mut Report<'_>, image: &DriverImage) {
+    let spec = &image.spec;
+    let git = |source: &SourceSpec| match &source.from {
+        SourceOrigin::Git(git) => Some(git.clone()),
+        _ => None,
+    };
+    for (index, source) in spec.sources.iter().enumerate() {
+        if git(source).is_some_and(|git| git.reference.is_none() && git.commit.is_none()) {
+            let place = ["spec", "sources", &index.to_string(), "from", "git"];
+            report.wrong(&place, "set `ref` (`refs/tags/v1.0`, `refs/heads/main`), `commit`, or both");
+        }
+    }
+    let follows = |source: &&SourceSpec| git(source).is_some_and(|git| git.follows_branch());
+    let followed = spec.sources.iter().filter(follows).filter(|_| spec.on_conflict == OnConflict::Refuse);
+    let followed: Vec<&str> = followed.map(|source| source.name.as_str()).collect();
+    for (index, pattern) in spec.tags.iter().enumerate() {
+        let place = ["spec", "tags", &index.to_string()];
+        let named = sources_in(pattern);
+        let is_git =
+            |name: &str| spec.sources.iter().any(|source| source.name == name && git(source).is_some());
+        if let Some(name) = named.iter().find(|name| !is_git(name)) {
+            report.wrong(&place, format!("{name:?} is not a `git` source of `sources`"));
+        }
+        if let Some(name) = followed.iter().find(|name| !named.contains(name)) {
+            let message = format!(
+                "source {name:?} follows a branch, so the next commit would conflict with this tag: add \
+                 `{{{{sources.{name}.commit}}}}` to it, or set `commit` of the source, or `onConflict: overwrite`"
+            );
+            report.wrong(&place, message);
+        }
+    }
 }
 
 /// A toolchain cannot depend on an image's version, because images share toolchains.

@@ -5,29 +5,25 @@
 //! its users are ignored.
 #![forbid(unsafe_code)]
 
-use std::{
-    collections::BTreeSet,
-    fmt::Write as _,
-    os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use farrier_builder::parts::{Parts, Result};
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
     image::GitPlace,
     plan::{Candidates, Change, GitCommit, ManifestFacts},
-    shell::shell_word,
 };
-use farrier_inputs::{FetchError, process};
+use farrier_inputs::{
+    FetchError,
+    git::{Environment, environment, write_key},
+    process,
+};
 use farrier_local::cache::{CacheLock, LockMode, Scratch};
-use farrier_net::{GitReach, Secret, git_reach};
+use farrier_net::git_reach;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 use tokio::process::Command;
 use url::Url;
-use zeroize::Zeroizing;
 
 /// Cache entry kind of the repositories.
 const KIND: &str = "git";
@@ -86,7 +82,7 @@ struct Repository<'a> {
     directory: PathBuf,
     /// Holds the working tree, the index and the keys of this use.
     scratch: Scratch,
-    environment: Vec<(String, Zeroizing<String>)>,
+    environment: Environment,
     _lock: CacheLock,
 }
 
@@ -102,7 +98,7 @@ impl<'a> Repository<'a> {
         let key = hex::encode(&Sha256::digest(address)[..16]);
         let lock = parts.cache.lock(KIND, &key, LockMode::Exclusive).await?;
         let (directory, scratch) = (parts.cache.place(KIND, &key)?, parts.cache.scratch()?);
-        let environment = environment(&reach, scratch.path())?;
+        let environment = environment(&reach, scratch.path(), "https:http:ssh:file", &[])?;
         let repository = Self { parts, place, directory, scratch, environment, _lock: lock };
         if !repository.directory.join("HEAD").exists() {
             fs::create_dir_all(&repository.directory)?;
@@ -241,52 +237,4 @@ impl<'a> Repository<'a> {
         }
         command
     }
-}
-
-/// Environment of git: ignores this machine's configuration, disables prompts, and sets what the repository
-/// needs for access.
-fn environment(reach: &GitReach, scratch: &Path) -> Result<Vec<(String, Zeroizing<String>)>> {
-    let GitReach { settings, ssh_key, known_hosts } = reach;
-    let mut environment: Vec<(String, Zeroizing<String>)> = [
-        ("GIT_CONFIG_NOSYSTEM", "1"),
-        ("GIT_CONFIG_GLOBAL", "/dev/null"),
-        ("GIT_TERMINAL_PROMPT", "0"),
-        ("GIT_ALLOW_PROTOCOL", "https:http:ssh:file"),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned().into()))
-    .into();
-    let fixed =
-        [("core.hooksPath", "/dev/null"), ("gc.auto", "0"), ("safe.directory", "*"), ("core.fsync", "none")];
-    let fixed = fixed.map(|(name, value)| (name, Zeroizing::new(value.to_owned())));
-    let all: Vec<_> = fixed.iter().chain(settings).collect();
-    environment.push(("GIT_CONFIG_COUNT".to_owned(), all.len().to_string().into()));
-    for (number, (name, value)) in all.into_iter().enumerate() {
-        environment.push((format!("GIT_CONFIG_KEY_{number}"), (*name).to_owned().into()));
-        environment.push((format!("GIT_CONFIG_VALUE_{number}"), value.clone()));
-    }
-    let mut ssh = "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=20".to_owned();
-    if let Some(key) = ssh_key {
-        let file = scratch.join("ssh-key");
-        write_key(&file, key)?;
-        let _ = write!(ssh, " -o IdentitiesOnly=yes -i {}", shell_word(&file.to_string_lossy()));
-    }
-    if let Some(file) = known_hosts {
-        let _ = write!(
-            ssh,
-            " -o UserKnownHostsFile={} -o GlobalKnownHostsFile=/dev/null",
-            shell_word(&file.to_string_lossy())
-        );
-    }
-    environment.push(("GIT_SSH_COMMAND".to_owned(), ssh.into()));
-    Ok(environment)
-}
-
-/// Writes a key that only this user can read: OpenSSH refuses keys with wider permissions.
-fn write_key(file: &Path, key: &Secret) -> Result<()> {
-    let write = || {
-        fs::write(file, "")?;
-        fs::set_permissions(file, std::fs::Permissions::from_mode(0o600))?;
-        fs::write(file, key.as_bytes())
-    };
-    Ok(write()?)
 }

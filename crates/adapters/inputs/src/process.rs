@@ -32,9 +32,22 @@ pub struct Output {
     pub stderr: String,
 }
 
+/// Maximum size of a program's output that is kept, in bytes.
+const MOST_OUTPUT: u64 = 256 << 20;
+
 /// Creates a command with a fixed search path and locale, and an empty standard input.
 pub fn command(program: &'static str) -> Command {
+    prepared(Command::new(program))
+}
+
+/// Creates a command in the way of [`command`], without any other variable of the environment.
+pub(super) fn clean_command(program: &'static str) -> Command {
     let mut command = Command::new(program);
+    command.env_clear();
+    prepared(command)
+}
+
+fn prepared(mut command: Command) -> Command {
     command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -76,8 +89,9 @@ pub async fn run(command: Command, program: &'static str, action: impl FnOnce() 
 /// Reads a program's output until it closes the pipe.
 pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
     let mut bytes = Vec::new();
-    if let Some(mut pipe) = pipe {
-        pipe.read_to_end(&mut bytes).await?;
+    if let Some(pipe) = pipe {
+        // A program that writes more gets SIGPIPE.
+        pipe.take(MOST_OUTPUT).read_to_end(&mut bytes).await?;
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -120,7 +134,7 @@ fn error_lines(stderr: &str) -> String {
     text.join("; ").chars().take(2000).collect()
 }
 
-/// Whether a failure of apt or mmdebstrap is transient. A failure is permanent if the output reports a full disk, or an archive
+/// Whether a failure of apt, mmdebstrap or git is transient. A failure is permanent if the output reports a full disk, or an archive
 /// that answered but lacks the requested file or has no valid signature.
 fn may_pass(stderr: &str) -> bool {
     const NETWORK: [&str; 8] = [
@@ -133,7 +147,7 @@ fn may_pass(stderr: &str) -> bool {
         "Hash Sum mismatch",
         "unexpected size",
     ];
-    const FINAL: [&str; 11] = [
+    const FINAL: [&str; 22] = [
         "does not have a Release file",
         "no longer has a Release file",
         " is expired (invalid since",
@@ -145,6 +159,17 @@ fn may_pass(stderr: &str) -> bool {
         "Unable to correct problems",
         "404  Not Found",
         "' was not found",
+        "' not found",
+        "fsck error",
+        "not our ref",
+        "unadvertised object",
+        "config blob",
+        "SSL certificate problem",
+        "certificate verification failed",
+        "Host key verification failed",
+        "Permission denied (publickey",
+        "Authentication failed",
+        "could not read Username",
     ];
     let says = |signs: &[&str]| signs.iter().any(|sign| stderr.contains(sign));
     says(&NETWORK) || !(says(&FINAL) || says_full_disk(stderr))

@@ -1,22 +1,15 @@
-//! Sources of driver images: packages, downloads, files and directories.
+//! Sources of driver images: packages, downloads, commits, files and directories.
 
-use std::{
-    ffi::OsStr,
-    fmt::Write as _,
-    path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
-};
+use std::{ffi::OsStr, fmt::Write as _, path::PathBuf, sync::atomic::AtomicBool};
 
 use farrier_core::{
     facts::annotations,
     image::{
-        AptSource, SourceOrigin, SourceSpec,
-        checked::{Download, InnerPattern, fits},
-        is_version_control,
+        AptSource, GitSource, SourceOrigin, SourceSpec, checked::Download, commit_in, is_version_control,
     },
     kernel::Architecture,
 };
-use farrier_local::{archive::Format, blocking::stoppable, machine::native, tree_removal::remove_tree};
+use farrier_local::{blocking::stoppable, machine::native};
 use farrier_store::{InputKind, StoredInput, key_tag};
 use fs_err as fs;
 
@@ -28,10 +21,10 @@ use super::{
     },
     digest,
     download::{download, name_of},
-    files::{copy_file, listing, names_in},
-    rpm,
+    git, rpm,
+    source_layout::{lay_out, pick, whole},
     stored::{Input, Packed, StoredUnder, content_key, source_tag},
-    suspects, unpack,
+    suspects,
 };
 
 /// Kind of the cache entries.
@@ -72,6 +65,7 @@ enum Content {
     Package(Package),
     Rpm(Box<rpm::source::Found>),
     Download { url: Download, sha256: String },
+    Commit { source: Box<GitSource>, id: String },
     Local { path: PathBuf, sha256: String, is_dir: bool },
 }
 
@@ -79,7 +73,7 @@ impl Sources<'_> {
     /// Returns the current identity of the source. Downloads no source.
     pub async fn identity(self, spec: &SourceSpec) -> Result<SourceIdentity> {
         if let Some(stored) = self.in_place_of(spec).await? {
-            let identity = stored_identity(spec, &stored)?;
+            let identity = self.stored_identity(spec, &stored).await?;
             let version = stored.annotations.get(annotations::VERSION).cloned();
             return Ok(SourceIdentity { identity, version });
         }
@@ -96,9 +90,10 @@ impl Sources<'_> {
         let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir, license: _, redistribute: _ }) =
             (self, spec);
         if let Some(stored) = self.in_place_of(spec).await? {
-            let origin = stored_identity(spec, &stored)?;
+            let origin = self.stored_identity(spec, &stored).await?;
             let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
-            let place = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &origin)?, make).await?;
+            let key = tree_key(spec, &self.vouched(spec, &origin).await?)?;
+            let place = fetcher.cache.get_or_make(PLACE, &key, make).await?;
             return Ok(FetchedSource { root: place.join(TREE), origin });
         }
         let content = self.content(from).await?;
@@ -109,14 +104,12 @@ impl Sources<'_> {
             let root = stoppable(move |_| pick(&path, subdir.as_ref())).await?;
             return Ok(FetchedSource { root, origin });
         }
-        let key = content_key(&origin);
+        let vouched = self.vouched(spec, &origin).await?;
+        let key = content_key(&vouched);
         // A source on this machine is not fetched from the store.
         let is_here = matches!(content, Content::Local { .. });
         let make = |dir| async {
-            // The digest is known, so no signature is needed.
-            if let (false, Some(store)) = (is_here, fetcher.store())
-                && let Some(stored) = store.find(InputKind::Source, &key_tag(&key)?).await?
-            {
+            if !is_here && let Some(stored) = self.stored_content(&content, &key).await? {
                 return self.lay_out_stored(spec, &stored, &origin, dir).await;
             }
             let archive = match &content {
@@ -130,13 +123,14 @@ impl Sources<'_> {
             }
             Ok(())
         };
-        let root = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &origin)?, make).await?.join(TREE);
+        let root = fetcher.cache.get_or_make(PLACE, &tree_key(spec, &vouched)?, make).await?.join(TREE);
         Ok(FetchedSource { root, origin })
     }
 
     /// Puts the source into the store, unless it is there.
     pub async fn keep(self, spec: &SourceSpec) -> Result<StoredUnder> {
         let SourceIdentity { identity, version } = self.identity(spec).await?;
+        let identity = self.vouched(spec, &identity).await?;
         let input = Input {
             kind: InputKind::Source,
             what: format!("source {} ({identity})", spec.name),
@@ -174,13 +168,54 @@ impl Sources<'_> {
                 self.0.stored_package(kind, &tag).await
             }
             SourceOrigin::Rpm(_) if self.0.is_offline() => self.0.stored_package(kind, &tag).await,
+            SourceOrigin::Git(source) if self.0.is_offline() && source.commit.is_none() => {
+                self.0.stored_package(kind, &tag).await
+            }
             // The digest identifies a download, whatever its address.
             SourceOrigin::Url { .. }
             | SourceOrigin::Path { .. }
+            | SourceOrigin::Git(_)
             | SourceOrigin::Apt(_)
             | SourceOrigin::Rpm(_)
             | SourceOrigin::Image(_) => Ok(None),
         }
+    }
+
+    /// Returns the stored source with this content. A digest needs no signature. A commit does not contain the digest of its
+    /// archive, so the stored archive is as trusted as a package.
+    async fn stored_content(self, content: &Content, key: &str) -> Result<Option<StoredInput>> {
+        let (kind, tag) = (InputKind::Source, key_tag(key)?);
+        match (content, self.0.store()) {
+            (Content::Commit { .. }, _) => self.0.stored_package(kind, &tag).await,
+            (_, Some(store)) => Ok(store.find(kind, &tag).await?),
+            (_, None) => Ok(None),
+        }
+    }
+
+    /// Returns the identity with the keys that vouch for the content. Other keys verify again, and do not change the input hash.
+    async fn vouched(self, spec: &SourceSpec, identity: &str) -> Result<String> {
+        Ok(match &spec.from {
+            SourceOrigin::Git(GitSource { signed_by: Some(file), reference, .. }) => {
+                let file = self.0.root.join(file);
+                if !file.is_file() {
+                    return Err(FetchError::Absent(file));
+                }
+                let keys = self.0.digest_of(&file).await?.digest;
+                // A tag does not vouch for another tag of the same commit.
+                format!("{identity} signed-by={keys} {}", reference.as_deref().unwrap_or_default())
+            }
+            _ => identity.to_owned(),
+        })
+    }
+
+    /// Returns the identity that a stored source claims, if the definition allows it.
+    async fn stored_identity(self, spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
+        let noted = stored.note(annotations::IDENTITY)?;
+        let signers = self.vouched(spec, "").await?;
+        let identity = noted.strip_suffix(&signers).filter(|identity| is_identity(spec, identity));
+        identity.map(str::to_owned).ok_or_else(|| {
+            stored.is_not(&format!("its identity is {noted:?}, which does not match the definition")).into()
+        })
     }
 
     /// Returns the publisher's original: the file or directory whose digest is in the identity.
@@ -199,6 +234,12 @@ impl Sources<'_> {
                 let what = format!("source {}", spec.name);
                 let downloaded = download(self.0, &what, &url, &sha256).await;
                 self.0.explain_if_offline(downloaded, || format!("{what} ({url})"), MIRROR_HINT)
+            }
+            Content::Commit { source, id } => {
+                let key = content_key(&self.vouched(spec, &source.identity(&id)).await?);
+                let archive = Box::pin(git::archive(self.0, &source, &id, &key)).await;
+                let what = || format!("source {} (commit {id} of {})", spec.name, source.url);
+                self.0.explain_if_offline(archive, what, MIRROR_HINT)
             }
             Content::Local { path, .. } => Ok(path),
         }
@@ -223,7 +264,7 @@ impl Sources<'_> {
     }
 
     /// Makes the source's tree from the store. Only the digest counts, and it must match the identity: tag and annotations are
-    /// untrusted registry content.
+    /// untrusted registry content. The caller has verified a commit's archive.
     async fn lay_out_stored(
         self,
         spec: &SourceSpec,
@@ -231,7 +272,10 @@ impl Sources<'_> {
         identity: &str,
         dir: PathBuf,
     ) -> Result<()> {
-        let wanted = OriginalDigest::in_identity(identity);
+        let wanted = match commit_in(identity) {
+            Some(_) => Some(OriginalDigest::File(stored.layer.digest.hex())),
+            None => OriginalDigest::in_identity(identity),
+        };
         let other = |found: &str| stored.is_not(&format!("it holds {found}, and {identity} is wanted"));
         let work = self.0.cache.scratch()?;
         let original = match wanted {
@@ -289,6 +333,14 @@ impl Sources<'_> {
                 &source.reference,
                 "it is an image",
             )),
+            SourceOrigin::Git(source) => {
+                let id = self.0.explain_if_offline(
+                    Box::pin(git::commit_of(self.0, source)).await,
+                    || format!("the commit of {}", source.url),
+                    MIRROR_HINT,
+                )?;
+                Ok(Content::Commit { source: Box::new(source.clone()), id })
+            }
             SourceOrigin::Url { url, sha256 } => {
                 Ok(Content::Download { url: url.clone(), sha256: sha256.to_ascii_lowercase() })
             }
@@ -345,6 +397,7 @@ fn file_name(from: &SourceOrigin) -> Result<String> {
         SourceOrigin::Url { url, .. } => return name_of(url),
         SourceOrigin::Path { path, .. } => path.file_name().and_then(OsStr::to_str),
         SourceOrigin::Apt(source) => Some(source.package.as_str()),
+        SourceOrigin::Git(_) => Some(git::ARCHIVE),
         SourceOrigin::Rpm(_) | SourceOrigin::Image(_) => None,
     };
     Ok(name.unwrap_or("file").to_owned())
@@ -364,6 +417,7 @@ fn identity(spec: &SourceSpec, content: &Content) -> String {
     let original = match content {
         Content::Package(package) => package.identity(),
         Content::Rpm(found) => found.identity(),
+        Content::Commit { source, id } => source.identity(id),
         Content::Local { path: _, sha256, is_dir: true } => format!("tree sha256:{sha256}"),
         Content::Download { sha256, .. } | Content::Local { sha256, .. } => format!("sha256:{sha256}"),
     };
@@ -382,116 +436,29 @@ fn parts_of(spec: &SourceSpec) -> String {
     text
 }
 
-/// Returns the identity that a stored source claims, if the definition allows it.
-fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String> {
-    let identity = stored.note(annotations::IDENTITY)?;
+/// Whether a definition allows a source with this identity.
+fn is_identity(spec: &SourceSpec, identity: &str) -> bool {
     let original = identity.strip_suffix(&parts_of(spec));
-    let is_it = original.is_some_and(|original| match &spec.from {
+    original.is_some_and(|original| match &spec.from {
         SourceOrigin::Url { sha256, .. } | SourceOrigin::Path { sha256: Some(sha256), .. } => {
             original == format!("sha256:{}", sha256.to_ascii_lowercase())
         }
         SourceOrigin::Path { sha256: None, .. } => true,
+        SourceOrigin::Git(source) => commit_in(original).is_some_and(|commit| {
+            original == source.identity(commit)
+                && source.commit.as_ref().is_none_or(|wanted| *wanted == commit)
+        }),
         SourceOrigin::Apt(source) => match &source.version {
             Some(version) => original.starts_with(&format!("{}={version} sha256:", source.package)),
             None => original.starts_with(&format!("{}=", source.package)),
         },
         SourceOrigin::Rpm(source) => rpm::source::is_wanted(source, original),
         SourceOrigin::Image(_) => false,
-    });
-    if is_it {
-        Ok(identity.to_owned())
-    } else {
-        Err(stored
-            .is_not(&format!("its identity is {identity:?}, which does not match the definition"))
-            .into())
-    }
+    })
 }
 
 /// Reason why version-control data is refused.
 const NO_SOURCE: &str = "version-control data is not a source";
-
-/// Returns the whole original as a tree: a directory in place, anything else in `dir/raw`. `name` is the file's name in the
-/// definition.
-fn whole(stop: &AtomicBool, (from, name): (&Path, &str), dir: &Path) -> Result<PathBuf> {
-    if from.is_dir() {
-        return Ok(from.to_owned());
-    }
-    let raw = dir.join("raw");
-    fs::create_dir(&raw)?;
-    if Format::of(from)?.is_some() {
-        unpack(stop, from, &raw, &from.display().to_string())?;
-    } else {
-        // A file that is not an archive becomes a tree with one file.
-        copy_file(from, &raw.join(name))?;
-    }
-    Ok(raw)
-}
-
-/// Makes `dir/tree` from the used part of the original.
-fn lay_out(
-    stop: &AtomicBool,
-    base: PathBuf,
-    dir: &Path,
-    inner: Option<&InnerPattern>,
-    subdir: Option<&InnerPattern>,
-) -> Result<()> {
-    let base = match inner {
-        None => base,
-        Some(inner) => {
-            let archive = only_match(&base, inner, "file", Path::is_file)?;
-            let unpacked = dir.join("inner");
-            fs::create_dir(&unpacked)?;
-            unpack(stop, &archive, &unpacked, inner)?;
-            unpacked
-        }
-    };
-    let (chosen, tree) = (pick(&base, subdir)?, dir.join(TREE));
-    fs::rename(&chosen, &tree)?;
-    for rest in [dir.join("raw"), dir.join("inner")].iter().filter(|rest| rest.exists()) {
-        remove_tree(rest)?;
-    }
-    Ok(())
-}
-
-/// Returns the directory named by `subdir`, a relative path whose last component may contain one `*`.
-fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf> {
-    match subdir {
-        None => Ok(base.to_owned()),
-        Some(subdir) => only_match(base, subdir, "directory", Path::is_dir),
-    }
-}
-
-/// Returns the only match of a relative path whose last component may contain one `*`.
-fn only_match(base: &Path, path: &InnerPattern, kind: &str, is_kind: fn(&Path) -> bool) -> Result<PathBuf> {
-    let pattern = Path::new(path.as_str());
-    let parent = base.join(pattern.parent().unwrap_or(Path::new("")));
-    let last = pattern.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    if !contains(base, &parent) || !parent.is_dir() {
-        return Err(absent(path, base)?);
-    }
-    let names = names_in(&parent)?;
-    let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| fits(last, name)));
-    let mut found =
-        matching.map(|name| parent.join(name)).filter(|path| contains(base, path) && is_kind(path));
-    match (found.next(), found.next()) {
-        (Some(only), None) => Ok(only),
-        (None, _) => Err(absent(path, &parent)?),
-        (Some(_), Some(_)) => {
-            let among = listing(&names);
-            Err(FetchError::Layout(format!("one {kind} {path:?} in the source: several match among {among}")))
-        }
-    }
-}
-
-fn absent(wanted: &str, dir: &Path) -> Result<FetchError> {
-    Ok(FetchError::Layout(format!("{wanted:?} in the source: there is {}", listing(&names_in(dir)?))))
-}
-
-/// Whether a path, with links resolved, is inside the directory and not part of its version-control data.
-fn contains(base: &Path, path: &Path) -> bool {
-    let (Ok(base), Ok(path)) = (fs::canonicalize(base), fs::canonicalize(path)) else { return false };
-    path.strip_prefix(&base).is_ok_and(|below| !below.iter().any(is_version_control))
-}
 
 #[cfg(test)]
 #[path = "source_tests.rs"]

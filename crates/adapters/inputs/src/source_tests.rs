@@ -5,7 +5,7 @@ use farrier_local::cache::Cache;
 use fs_err::os::unix::fs::symlink;
 
 use super::*;
-use crate::{FetchOptions, digest};
+use crate::{FetchOptions, digest, files::names_in};
 
 struct Scene {
     dir: tempfile::TempDir,

@@ -11,7 +11,7 @@ use std::{
 
 use farrier_core::{
     facts::{annotations, media_type},
-    image::{AptSource, Digest, MinimalSpec, SourceOrigin, SourceSpec, Tag},
+    image::{AptSource, Digest, GitSource, MinimalSpec, SourceOrigin, SourceSpec, Tag},
     kernel::Architecture,
 };
 use farrier_local::{blocking::stoppable, cache::Scratch};
@@ -276,6 +276,14 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag> {
         ],
         SourceOrigin::Url { url, sha256 } => {
             vec!["url".to_owned(), url.to_string(), sha256.to_ascii_lowercase()]
+        }
+        SourceOrigin::Git(source) => {
+            let GitSource { url, reference, commit, submodules, signed_by } = source;
+            let signers = signed_by.as_ref().map(|file| file.to_string_lossy().into_owned());
+            let [reference, commit] =
+                [reference.as_deref(), commit.as_deref()].map(Option::unwrap_or_default);
+            let head = ["git", url.as_str(), reference, commit, if *submodules { "submodules" } else { "" }];
+            head.into_iter().map(str::to_owned).chain(signers).collect()
         }
         SourceOrigin::Apt(source) => {
             let mut parts = apt_parts(source);

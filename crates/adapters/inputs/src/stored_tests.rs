@@ -265,6 +265,12 @@ fn every_part_of_a_definition_counts() {
         r#"{"apt": {"package": "driver-dkms", "suites": ["bookworm"]}}"#,
         r#"{"path": {"path": "driver"}}"#,
         r#"{"path": {"path": "driver2"}}"#,
+        r#"{"git": {"url": "https://g.test/a", "ref": "refs/tags/v1"}}"#,
+        r#"{"git": {"url": "https://g.test/b", "ref": "refs/tags/v1"}}"#,
+        r#"{"git": {"url": "https://g.test/a", "ref": "refs/tags/v2"}}"#,
+        r#"{"git": {"url": "https://g.test/a", "ref": "refs/tags/v1", "submodules": true}}"#,
+        r#"{"git": {"url": "https://g.test/a", "ref": "refs/tags/v1", "signedBy": "keys"}}"#,
+        r#"{"git": {"url": "https://g.test/a", "commit": "0101010101010101010101010101010101010101"}}"#,
     ];
     let mut tags: Vec<Tag> = tags.iter().map(|from| source_tag(&spec(from)).unwrap()).collect();
     let subdir = SourceSpec { subdir: Some("x".parse().unwrap()), ..spec(FLOATING) };

@@ -136,7 +136,7 @@ fn address(net: &Net, [around, field]: [&str; 2], text: &str) -> Option<Upstream
     let (start, is_whole) = match text.split_once("{{") {
         Some((start, _)) => (start.get(..=start.rfind('/')?)?, false),
         // A Git server only answers Git's own requests.
-        None => (text, field != "repository"),
+        None => (text, field != "repository" && around != "git"),
     };
     let mut url = Url::parse(start).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
     if is_whole && (around, field) == ("repositories", "url") {

@@ -20,6 +20,16 @@ pub struct GitReach {
     pub known_hosts: Option<PathBuf>,
 }
 
+impl GitReach {
+    /// Returns the same access without credentials, for addresses that an untrusted repository names.
+    #[must_use]
+    pub fn anonymous(mut self) -> Self {
+        let credentials = ["http.extraHeader", "http.sslCert", "http.sslKey"];
+        self.settings.retain(|(name, _)| !credentials.contains(name));
+        Self { ssh_key: None, ..self }
+    }
+}
+
 /// Settings that git needs for a repository (`https://`, `http://`, `ssh://` or `file://`). Fails if farrier may not
 /// access its host.
 pub async fn git_reach(net: &Net, repository: &Url) -> Result<GitReach, NetError> {

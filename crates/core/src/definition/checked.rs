@@ -186,6 +186,12 @@ texts! {
     GitBranch: r"^[A-Za-z0-9_]([A-Za-z0-9._/-]{0,198}[A-Za-z0-9_/-])?$",
         "a branch: up to 200 letters, digits and `._/-`, starting with a letter or digit",
         |text: &str| !text.contains("..") && !text.contains("//") && !text.contains("/.") && !text.contains(".lock");
+    /// Full name of a Git branch or tag.
+    GitRef: r"^refs/(heads|tags)/[A-Za-z0-9_]([A-Za-z0-9._/+@%=,-]{0,198}[A-Za-z0-9_+-])?$",
+        "the full name of a branch (`refs/heads/main`) or of a tag (`refs/tags/v1.0`)",
+        |text: &str| !["..", "//", "/.", "./", ".lock"].iter().any(|part| text.contains(part));
+    /// A Git commit.
+    GitCommitId: "^([0-9a-f]{40}|[0-9a-f]{64})$", "a commit: all 40 or 64 digits of `0-9a-f`";
     /// Path of a file or directory in a Git repository.
     RepositoryPath: r"^[^/:*?\[\\\x00-\x1f\x7f][^:*?\[\\\x00-\x1f\x7f]*$",
         "a path inside the repository (no `/` at its start, no `.`, `..` or empty component, none of `:*?[\\`)",

@@ -3,6 +3,7 @@
 mod build;
 mod chain;
 mod definition;
+mod git_source;
 mod input_hash;
 mod kernel_choice;
 mod minimal;
@@ -22,6 +23,7 @@ pub use definition::{
     CheckSpec, DRIVER_ENTRYPOINTS, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict,
     Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
+pub use git_source::{GitSource, commit_in};
 pub use input_hash::{InputHash, InputHasher};
 pub use kernel_choice::KernelVars;
 pub use minimal::MinimalSpec;
@@ -31,7 +33,7 @@ pub use rollout::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, S
 pub use runfile::{RunfileBase, RunfileSpec};
 pub use source::{AptSource, PatchSpec, Redistribute, RpmSource, SourceImage, SourceOrigin, SourceSpec};
 pub use source_entry::{SourceEntry, is_version_control};
-pub use tag::{TagError, TagInputs, needs_in, render_tags, share_tags};
+pub use tag::{TagError, TagInputs, needs_in, render_tags, share_tags, sources_in};
 pub use upgrade::{Canary, Drain, LabelSelector, MaxParallel, OnFailure, UpgradeSpec, WaitFor, Window};
 pub use version::VersionSpec;
 

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ImageReference;
+use super::{GitSource, ImageReference};
 use crate::{
     definition::{
         AptSuites, NonEmpty, RpmArchive,
@@ -22,7 +22,7 @@ use crate::{
 pub struct SourceSpec {
     /// Name of the directory under `sources/` in the build context.
     pub name: ImageName,
-    /// Origin of the source. Set exactly one of `path`, `url`, `apt`, `rpm`, `image`.
+    /// Origin of the source. Set exactly one of `path`, `url`, `git`, `apt`, `rpm`, `image`.
     pub from: SourceOrigin,
     /// An archive inside the fetched tree, which replaces the tree after unpacking. The path is relative to the tree; its last
     /// component may contain one `*` (`MLNX_OFED_SRC-24.10/SOURCES/mlnx-ofed-kernel_*.orig.tar.gz`). It must match exactly once.
@@ -63,7 +63,7 @@ impl SourceSpec {
         match &self.from {
             SourceOrigin::Image(_) | SourceOrigin::Rpm(_) => true,
             SourceOrigin::Apt(source) => source.package.contains("{{"),
-            SourceOrigin::Path { .. } | SourceOrigin::Url { .. } => false,
+            SourceOrigin::Path { .. } | SourceOrigin::Url { .. } | SourceOrigin::Git(_) => false,
         }
     }
 
@@ -112,6 +112,8 @@ pub enum SourceOrigin {
         /// SHA-256 of the file, hexadecimal.
         sha256: Sha256,
     },
+    /// The tree of a Git commit. Nothing in the repository is executed.
+    Git(GitSource),
     /// A package of a Debian-like archive. It is unpacked, not installed.
     Apt(AptSource),
     /// A package with a kernel's modules, from RPM repositories. It is unpacked, not installed.

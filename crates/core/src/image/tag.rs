@@ -24,6 +24,8 @@ pub struct TagInputs<'a> {
     pub system: &'a NodeSystem,
     /// Versions of the images that this one is compiled against, by name of the need. Invalid characters become `_`, too.
     pub needs: BTreeMap<&'a str, &'a str>,
+    /// Commits of the sources from Git, by name of the source.
+    pub commits: BTreeMap<&'a str, &'a str>,
     /// First digits of the fingerprint of the certificate that signs the modules; `None` if modules are not signed.
     pub signer: Option<&'a str>,
 }
@@ -34,6 +36,13 @@ struct Values<'a> {
     #[serde(flatten)]
     plain: BTreeMap<&'a str, String>,
     needs: BTreeMap<&'a str, String>,
+    sources: BTreeMap<&'a str, SourceValues<'a>>,
+}
+
+/// Template values of a source from Git.
+#[derive(Serialize)]
+struct SourceValues<'a> {
+    commit: &'a str,
 }
 
 /// Reason why a tag pattern gives no valid tag. It names the pattern.
@@ -47,7 +56,7 @@ pub fn render_tags(
     patterns: &[String],
     inputs: &TagInputs<'_>,
 ) -> Result<Vec<Tag>, TagError> {
-    let TagInputs { version, target, system, needs, signer } = inputs;
+    let TagInputs { version, target, system, needs, commits, signer } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release);
     let mut plain = BTreeMap::from([
@@ -66,7 +75,8 @@ pub fn render_tags(
         plain.insert("rhel_version", version.to_string());
     }
     let needs = needs.iter().map(|(name, version)| (*name, tag_safe(version))).collect();
-    let mut values = Values { plain, needs };
+    let sources = commits.iter().map(|(name, commit)| (*name, SourceValues { commit })).collect();
+    let mut values = Values { plain, needs, sources };
     let mut tags = Vec::new();
     for pattern in patterns {
         if label.is_none() && pattern.contains("kernel_label") {
@@ -99,7 +109,8 @@ pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
         "version kernel_label kernel_release os_id os_version os_tag ostree_version rhel_version arch signer";
     let plain = samples.split(' ').map(|name| (name, "1".to_owned())).collect();
     let needs = needs_in(pattern).into_iter().map(|name| (name, "1".to_owned())).collect();
-    let values = Values { plain, needs };
+    let sources = sources_in(pattern).into_iter().map(|name| (name, SourceValues { commit: "1" })).collect();
+    let values = Values { plain, needs, sources };
     render_one(&mut Templates::default(), pattern, &values).map(|_| ())
 }
 
@@ -110,7 +121,16 @@ pub fn share_tags(patterns: &[String]) -> bool {
 
 /// Names of the needs whose versions a pattern uses: `mofed` in `{{needs.mofed}}`.
 pub fn needs_in(pattern: &str) -> Vec<&str> {
-    let names = pattern.split("needs.").skip(1);
+    names_after(pattern, "needs.")
+}
+
+/// Names of the sources whose commits a pattern uses: `driver` in `{{sources.driver.commit}}`.
+pub fn sources_in(pattern: &str) -> Vec<&str> {
+    names_after(pattern, "sources.")
+}
+
+fn names_after<'a>(pattern: &'a str, field: &str) -> Vec<&'a str> {
+    let names = pattern.split(field).skip(1);
     let end =
         |rest: &str| rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).unwrap_or(rest.len());
     names.map(|rest| rest.split_at(end(rest)).0).collect()
@@ -144,9 +164,24 @@ mod tests {
         };
         let patterns: Vec<_> = patterns.iter().map(|p| (*p).to_owned()).collect();
         let needs = [("mofed", "25.10~1"), ("nvidia-gpu", "535.1")].into();
-        let inputs = TagInputs { version, target: &target, system: &UNKNOWN_SYSTEM, needs, signer: None };
+        let inputs = TagInputs {
+            version,
+            target: &target,
+            system: &UNKNOWN_SYSTEM,
+            needs,
+            commits: [("driver", "0a1b")].into(),
+            signer: None,
+        };
         let tags = render_tags(&mut Templates::default(), &patterns, &inputs)?;
         Ok(tags.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_tag_names_the_commit_of_a_source() {
+        let pattern = "{{version}}-{{ sources.driver.commit }}";
+        assert_eq!(tags(&[pattern], "1", "6.1.0").unwrap(), ["1-0a1b"]);
+        assert_eq!(sources_in(pattern), ["driver"]);
+        assert!(try_pattern(pattern).is_ok() && try_pattern("{{sources.driver.ref}}").is_err());
     }
 
     #[test]
@@ -193,7 +228,8 @@ mod tests {
         };
         let tag = |signer| {
             let (system, needs) = (&UNKNOWN_SYSTEM, BTreeMap::new());
-            let inputs = TagInputs { version: "1", target: &target, system, needs, signer };
+            let inputs =
+                TagInputs { version: "1", target: &target, system, needs, commits: BTreeMap::new(), signer };
             render_tags(&mut Templates::default(), &["{{version}}-{{signer}}".to_owned()], &inputs).unwrap()
                 [0]
             .to_string()
@@ -228,7 +264,8 @@ mod tests {
             ]
             .map(str::to_owned);
             let (version, system, needs) = ("25.10", &system, BTreeMap::new());
-            let inputs = TagInputs { version, target: &target, system, needs, signer: None };
+            let inputs =
+                TagInputs { version, target: &target, system, needs, commits: BTreeMap::new(), signer: None };
             let tags = render_tags(&mut Templates::default(), &patterns, &inputs);
             tags.map(|tags| tags.iter().map(ToString::to_string).collect::<Vec<_>>())
         };

@@ -12,7 +12,7 @@ use crate::{
     definition::checked::SYSTEM_PLACEHOLDERS,
     image::{
         Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, SourceOrigin, SourceSpec,
-        TagInputs, Version, render_tags,
+        TagInputs, Version, commit_in, render_tags,
     },
     kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, without_headers},
     template::{TemplateContext, Templates, fetching_add},
@@ -367,7 +367,10 @@ impl<'a> CellRequest<'a, '_> {
             .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
         let needs = need_versions.iter().map(|(need, version)| (*need, version.as_str())).collect();
         let signer = resolved.signed_with.as_ref().map(SignedWith::short);
-        let tags = TagInputs { version: &resolved.version, target, system, needs, signer };
+        let commits = resolved.sources.iter();
+        let commits =
+            commits.filter_map(|(name, identity)| Some((name.as_str(), commit_in(identity)?))).collect();
+        let tags = TagInputs { version: &resolved.version, target, system, needs, commits, signer };
         let tags = render_tags(templates, &image.spec.tags, &tags)
             .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
         let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };

@@ -10,7 +10,7 @@ use super::{
     table::{decided, some_of, why_not},
 };
 use crate::{
-    image::{Definitions, DriverImage, ImageName},
+    image::{Definitions, DriverImage, ImageName, commit_in},
     kernel::{KernelFamily, KernelRelease, KernelTarget, match_family, sources_of},
 };
 
@@ -274,6 +274,11 @@ fn inputs(cell: &Cell) -> ExplanationStep {
         format!("input hash {}, tag {}", cell.input_hash.short(), cell.reference),
     ];
     says.extend(cell.fetched.headers.iter().map(|digest| format!("imported headers: {digest}")));
+    let commits = cell.fetched.sources.iter();
+    says.extend(
+        commits
+            .filter_map(|(name, identity)| Some(format!("source {name}: commit {}", commit_in(identity)?))),
+    );
     says.extend(cell.patches.iter().map(|patch| format!("patched with {}", patch.name)));
     says.extend(cell.needs.iter().map(|need| format!("compiled against {need}")));
     link("inputs", says.join("\n"))

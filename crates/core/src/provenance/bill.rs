@@ -80,11 +80,15 @@ fn described(of: &Component<'_>) -> Value {
         "supplier": of.supplier.map(|name| json!({"name": name})),
         "hashes": of.digest.map(|digest| json!([{"alg": "SHA-256", "content": digest.hex()}])),
         "purl": of.purl,
-        "externalReferences": of.url.map(|url| json!([{"type": "distribution", "url": url}])),
+        "externalReferences": of.url.map(|url| json!([{"type": kind_of(url), "url": url}])),
         "licenses": (!licenses.is_empty()).then_some(licenses),
         "cryptoProperties": (of.kind == CERTIFICATE).then(|| json!({"assetType": "certificate"})),
         "properties": of.properties.iter().map(property).collect::<Value>(),
     }))
+}
+
+fn kind_of(url: &str) -> &'static str {
+    if url.starts_with("git+") { "vcs" } else { "distribution" }
 }
 
 fn property((name, value): &(&'static str, String)) -> Value {

@@ -107,7 +107,7 @@ impl<'a> Components<'a> {
     }
 
     fn material(&mut self, material: &'a Material) {
-        let Material { role, name, version, digest, uri, packages, distribution, terms } = material;
+        let Material { role, name, version, digest, commit, uri, packages, distribution, terms } = material;
         let role = *role;
         if role == Role::StoredHeaders {
             return;
@@ -130,7 +130,7 @@ impl<'a> Components<'a> {
         };
         let reference = self.unique(role, name, version.as_deref());
         let is_content_fixed = role != Role::Toolchain || url.is_some();
-        let component = Component {
+        let mut component = Component {
             digest: digest.as_ref().filter(|_| is_content_fixed),
             purl,
             // A base has another address where it comes from the registry's store.
@@ -138,6 +138,7 @@ impl<'a> Components<'a> {
             supplier: supplier(role, distribution.as_ref(), url),
             ..component(kind, role.as_str(), name, version.as_deref(), reference)
         };
+        component.properties.extend(commit.clone().map(|commit| ("git-commit", commit)));
         self.list(role).push(component.with(terms));
         if role.is_in_image() {
             for package in packages {

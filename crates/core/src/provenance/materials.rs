@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::{
-    image::{Digest, InputHash, Redistribute},
+    image::{Digest, GitSource, InputHash, Redistribute},
     kernel::{Architecture, KernelTarget},
 };
 
@@ -78,6 +78,8 @@ pub struct Material {
     pub version: Option<String>,
     /// SHA-256 of the content, if the material has a single content.
     pub digest: Option<Digest>,
+    /// Git commit of the content, for a source from Git.
+    pub commit: Option<String>,
     /// Location of the material: a URL, or a package URL (`pkg:deb/...`).
     pub uri: Option<String>,
     /// Packages of a root file system.
@@ -102,9 +104,9 @@ pub struct Terms {
 impl Material {
     /// Creates a material with only a name.
     pub fn new(role: Role, name: impl Into<String>) -> Self {
-        let (version, digest, uri, distribution) = (None, None, None, None);
+        let (version, digest, commit, uri, distribution) = (None, None, None, None, None);
         let (packages, terms) = (Vec::new(), Terms::default());
-        Self { role, name: name.into(), version, digest, uri, packages, distribution, terms }
+        Self { role, name: name.into(), version, digest, commit, uri, packages, distribution, terms }
     }
 
     /// Adds the content of a root file system. Its `os-release` takes precedence over the material's distribution.
@@ -130,6 +132,12 @@ impl Material {
             _ => purl::of_package(name, version, None, distribution.as_ref()),
         });
         Self { version, digest, uri, distribution, ..Self::new(role, name) }
+    }
+
+    /// Creates a source from Git.
+    pub fn of_git(name: &str, source: &GitSource, commit: &str) -> Self {
+        let (commit, uri) = (Some(commit.to_owned()), Some(source.uri(commit)));
+        Self { commit, uri, ..Self::new(Role::Source, name) }
     }
 
     /// Parses the origin of an image: `repository sha256:...`. The URI contains the digest.

@@ -89,11 +89,13 @@ pub(super) fn of_software(name: &str, version: Option<&str>, url: Option<&str>) 
         let mut segments = path.splitn(3, '/');
         Some((segments.next()?, segments.next()?.trim_end_matches(".git")))
     });
+    let is_git = url.is_some_and(|url| url.starts_with("git+"));
+    let kind = if is_git { "vcs_url" } else { "download_url" };
     match project {
         Some((owner, repository)) => {
             format!("pkg:github/{}/{}{at}", escape(&owner.to_lowercase()), escape(&repository.to_lowercase()))
         }
-        None => qualified(format!("pkg:generic/{}{at}", escape(name)), &[("download_url", url)]),
+        None => qualified(format!("pkg:generic/{}{at}", escape(name)), &[(kind, url)]),
     }
 }
 

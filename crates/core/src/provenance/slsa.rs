@@ -53,7 +53,7 @@ pub fn slsa(provenance: &Provenance) -> Value {
 /// Returns a material as a resource descriptor (in-toto attestation framework, `resource_descriptor.md`). The packages of a root
 /// file system are annotations, because the digest of the whole covers them.
 fn dependency(material: &Material) -> Value {
-    let Material { role, name, version, digest, uri, packages, distribution, terms: _ } = material;
+    let Material { role, name, version, digest, commit, uri, packages, distribution, terms: _ } = material;
     let url = |Package { name, version, architecture, licenses: _ }: &Package| {
         purl::of_package(name, version, Some(architecture), distribution.as_ref())
     };
@@ -61,7 +61,10 @@ fn dependency(material: &Material) -> Value {
     without_nulls(json!({
         "name": name,
         "uri": uri,
-        "digest": digest.as_ref().map(|digest| json!({"sha256": digest.hex()})),
+        "digest": match commit {
+            Some(commit) => Some(json!({"gitCommit": commit})),
+            None => digest.as_ref().map(|digest| json!({"sha256": digest.hex()})),
+        },
         "annotations": without_nulls(json!({"role": role.as_str(), "version": version, "packages": packages})),
     }))
 }
@@ -96,7 +99,7 @@ mod tests {
         let all = predicate["buildDefinition"]["resolvedDependencies"].as_array().unwrap();
         assert_eq!(all.len(), provenance().materials.len());
         for one in all {
-            assert!(one["digest"]["sha256"].is_string() || one["uri"].is_string(), "{one}");
+            assert!(one["digest"].is_object() || one["uri"].is_string(), "{one}");
         }
     }
 }

@@ -61,6 +61,12 @@ pub(super) fn provenance() -> Provenance {
                 },
                 ..with(Role::Source, "mft-extra")
             },
+            Material::of_git(
+                "mft-tools",
+                &serde_json::from_str(r#"{"url": "https://example.test/mft.git", "ref": "refs/tags/v1"}"#)
+                    .unwrap(),
+                &"01".repeat(20),
+            ),
             with(Role::Patch, "001-fix.patch"),
             with(Role::Recipe, "Dockerfile"),
             Material::of_origin(

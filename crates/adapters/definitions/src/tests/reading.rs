@@ -105,3 +105,35 @@ async fn a_patch_is_a_file_of_the_directory() {
         assert!(read_patch(&definitions, Path::new(name)).await.is_err(), "{name}");
     }
 }
+
+/// A commit of a branch after the first would otherwise conflict with the first one's tag.
+#[test]
+fn an_image_that_follows_a_branch_names_the_commit_in_its_tags() {
+    let image = |git: &str, more: &str| {
+        let apt = "{apt: {package: mstflint-dkms, suites: [sid]}}";
+        let git = format!("{{git: {{url: \"https://git.example/m.git\", {git}}}}}");
+        let version = ("{source: mstflint}", "\"1.0\"");
+        replaced(IMAGE, &[version, (apt, &git), ("  modules:", &format!("{more}  modules:"))])
+    };
+    let load = |git: &str, more: &str| {
+        let text = image(git, more);
+        load_files(&[("images/m.yaml", &text)]).map(drop).map_err(|errors| errors.render())
+    };
+    let branch = "ref: refs/heads/main";
+    let error = load(branch, "").unwrap_err();
+    assert!(error.contains("source \"mstflint\" follows a branch"), "{error}");
+    assert!(error.contains("add `{{sources.mstflint.commit}}` to it, or set `commit`"), "{error}");
+    let both = "  tags: [\"1-{{ sources.mstflint.commit }}-{{kernel_label}}\", \"1-{{kernel_label}}\"]\n";
+    let error = load(branch, both).unwrap_err();
+    assert_eq!(error.matches("follows a branch").count(), 1, "{error}");
+    load(branch, "  tags: [\"1-{{ sources.mstflint.commit }}-{{kernel_label}}\"]\n").unwrap();
+    load(branch, "  onConflict: overwrite\n").unwrap();
+    load("ref: refs/tags/v1", "").unwrap();
+    load(&format!("{branch}, commit: {}", "01".repeat(20)), "").unwrap();
+    let error = load("ref: refs/tags/v1", "  tags: [\"{{sources.other.commit}}\"]\n").unwrap_err();
+    assert!(error.contains("\"other\" is not a `git` source of `sources`"), "{error}");
+    let error = load("submodules: true", "").unwrap_err();
+    assert!(error.contains("set `ref` (`refs/tags/v1.0`, `refs/heads/main`), `commit`, or both"), "{error}");
+    let error = load("ref: main", "").unwrap_err();
+    assert!(error.contains("the full name of a branch (`refs/heads/main`)"), "{error}");
+}

@@ -1,0 +1,172 @@
+//! Fetches one commit into a temporary bare repository, verifies its signature and writes the archive.
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use farrier_core::image::GitSource;
+use farrier_local::blocking::stoppable;
+use farrier_store::registry::DiskLimit;
+use url::Url;
+
+use super::{
+    super::{FetchError, Fetcher, Result, download, process},
+    Git,
+    archive::{self, Entry, EntryKind},
+    limited, parse, submodules,
+};
+
+/// Timeout of a fetch.
+const FETCH_TIME: Duration = Duration::from_mins(30);
+/// Interval between measurements of a fetch.
+const MEASURED: Duration = Duration::from_secs(1);
+/// Maximum number of submodules of a source.
+const MOST_SUBMODULES: usize = 200;
+/// Name of the fetched branch or tag in the temporary repository.
+pub(super) const REF: &str = "refs/farrier/ref";
+
+/// A commit to fetch.
+pub(super) struct Checkout<'a> {
+    pub(super) fetcher: &'a Fetcher,
+    pub(super) source: &'a GitSource,
+    pub(super) commit: &'a str,
+}
+
+/// A repository or submodule to fetch.
+struct Wanted {
+    /// Path of the tree in the source.
+    path: PathBuf,
+    url: Url,
+    commit: String,
+}
+
+impl Checkout<'_> {
+    /// Writes the archive of the commit to a file.
+    pub(super) async fn archive(&self, url: &Url, to: &Path) -> Result<()> {
+        let scratch = self.fetcher.scratch()?;
+        let git = Git::open(self.fetcher, url, scratch.path(), true).await?;
+        let format = if self.commit.len() == 64 { "sha256" } else { "sha1" };
+        let format = format!("--object-format={format}");
+        let directory = git.directory.to_string_lossy().into_owned();
+        let init = ["init", "--quiet", "--bare", "--template=", &format, "--", &directory];
+        git.run(&init, "prepare a repository").await?;
+        self.fetch(&git, self.commit, self.source.reference.as_deref()).await?;
+        self.verify(&git, scratch.path()).await?;
+        let mut entries = BTreeMap::new();
+        let mut wanted =
+            vec![Wanted { path: PathBuf::new(), url: url.clone(), commit: self.commit.to_owned() }];
+        let mut fetched = 0;
+        while let Some(tree) = wanted.pop() {
+            if fetched > 0 {
+                let trusted = tree.url.host() == url.host() && tree.url.port() == url.port();
+                let git = Git::open(self.fetcher, &tree.url, scratch.path(), trusted).await?;
+                self.fetch(&git, &tree.commit, None).await?;
+            }
+            fetched += 1;
+            if fetched > MOST_SUBMODULES {
+                let message = format!("{url} at {}: more than {MOST_SUBMODULES} submodules", self.commit);
+                return Err(FetchError::unusable(message, "set `submodules: false`"));
+            }
+            let found = self.entries(&git, &tree).await?;
+            if self.source.submodules && found.iter().any(|entry| entry.kind == EntryKind::Submodule) {
+                wanted.extend(self.submodules(&git, &tree, &found, url).await?);
+            }
+            let inside = |entry: Entry| (tree.path.join(&entry.path), entry);
+            entries.extend(found.into_iter().map(inside));
+        }
+        let modified = committed(&git, self.commit).await?;
+        let command = git.command(&["cat-file", "--batch"]).into_std();
+        let what = format!("{url} at {}", self.commit);
+        let (ids, to) = (scratch.path().join("ids"), to.to_owned());
+        stoppable(move |stop| archive::write(command, &entries, &ids, (&to, modified), &what, stop)).await
+    }
+
+    /// Fetches a commit. A server that does not give out commits by their digits gives the branch or tag.
+    async fn fetch(&self, git: &Git, commit: &str, name: Option<&str>) -> Result<()> {
+        if let Some(name) = name {
+            self.fetch_one(git, &format!("+{name}:{REF}"), name).await?;
+            let tip = git.run(&["rev-parse", &format!("{REF}^{{commit}}")], "read the commit").await?;
+            if tip.trim() == commit {
+                return Ok(());
+            }
+        }
+        self.fetch_one(git, commit, commit).await
+    }
+
+    async fn fetch_one(&self, git: &Git, what: &str, name: &str) -> Result<()> {
+        let action = format!("fetch {name} of {}", git.url);
+        let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
+        let arguments: Vec<&str> = arguments.into_iter().chain([&*git.url, what]).collect();
+        let run = process::run(git.command(&arguments), "git", || action.clone());
+        let within = async {
+            tokio::select! {
+                done = run => done.map(drop),
+                error = too_big(&git.directory) => Err(error),
+            }
+        };
+        limited(FETCH_TIME, &action, within).await
+    }
+
+    async fn entries(&self, git: &Git, tree: &Wanted) -> Result<Vec<Entry>> {
+        let arguments = ["ls-tree", "-r", "-z", "--full-tree", &tree.commit];
+        let (command, what) =
+            (git.command(&arguments).into_std(), format!("{} at {}", tree.url, tree.commit));
+        stoppable(move |_| archive::entries(command, &what)).await
+    }
+
+    /// Returns the submodules of a tree.
+    async fn submodules(
+        &self,
+        git: &Git,
+        tree: &Wanted,
+        entries: &[Entry],
+        top: &Url,
+    ) -> Result<Vec<Wanted>> {
+        let blob = format!("--blob={}:.gitmodules", tree.commit);
+        let action = format!("read .gitmodules of {} at {}", tree.url, tree.commit);
+        let list = ["config", "--null", "--no-includes", &blob, "--list"];
+        let declared = submodules::parse(&git.run(&list, &action).await?);
+        let links = entries.iter().filter(|entry| entry.kind == EntryKind::Submodule);
+        let wanted = links.map(|entry| {
+            let address = submodules::address(&declared, &entry.path, &tree.url, top)?;
+            let path = tree.path.join(&entry.path);
+            Ok(Wanted { path, url: parse(&address)?, commit: entry.id.clone() })
+        });
+        wanted.collect()
+    }
+}
+
+/// Returns when the commit was made, in seconds of Unix time.
+async fn committed(git: &Git, commit: &str) -> Result<u64> {
+    let shown = git.run(&["cat-file", "commit", commit], "read the commit").await?;
+    let line = shown.lines().find(|line| line.starts_with("committer ")).unwrap_or_default();
+    Ok(line.rsplit(' ').nth(1).and_then(|time| time.parse().ok()).unwrap_or_default())
+}
+
+/// Waits until a repository exceeds the limit of a download.
+async fn too_big(directory: &Path) -> FetchError {
+    match measure(directory).await {
+        Ok(never) => match never {},
+        Err(error) => error.into(),
+    }
+}
+
+async fn measure(directory: &Path) -> io::Result<Infallible> {
+    let (mut limit, mut seen) = (DiskLimit::for_download(directory, None, download::MOST)?, 0);
+    loop {
+        tokio::time::sleep(MEASURED).await;
+        let size = size_of(directory);
+        limit.take(size.saturating_sub(seen))?;
+        seen = size.max(seen);
+    }
+}
+
+fn size_of(directory: &Path) -> u64 {
+    // git removes its temporary files meanwhile.
+    let files = walkdir::WalkDir::new(directory).into_iter().filter_map(|entry| entry.ok()?.metadata().ok());
+    files.map(|metadata| metadata.len()).sum()
+}

@@ -1,0 +1,111 @@
+//! Verifies the signature of a tag or commit with the keys of a definition only.
+
+use std::{
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use fs_err as fs;
+use tokio::process::Command;
+
+use super::{
+    super::{FetchError, Result, openpgp::BEGIN, process},
+    Git,
+    fetch::{Checkout, REF},
+};
+
+/// Keys of a definition, in the form that git reads.
+struct Keys {
+    /// GnuPG's directory with the OpenPGP keys; empty for SSH keys.
+    gnupg: PathBuf,
+    /// Value of `gpg.ssh.allowedSignersFile`.
+    allowed_signers: PathBuf,
+}
+
+impl Checkout<'_> {
+    /// Fails unless one of the keys of `signedBy` signed the tag or the commit.
+    pub(super) async fn verify(&self, git: &Git, scratch: &Path) -> Result<()> {
+        let Some(file) = &self.source.signed_by else { return Ok(()) };
+        let file = self.fetcher.root.join(file);
+        if !file.is_file() {
+            return Err(FetchError::Absent(file));
+        }
+        let keys = Keys::read(&file, scratch).await?;
+        let said = match self.tag(git).await {
+            Ok(tag) => match keys.verify(git, &["verify-tag", "--", &tag]).await? {
+                None => return Ok(()),
+                Some(said) => format!("tag: {said}; "),
+            },
+            Err(why) => why,
+        };
+        match keys.verify(git, &["verify-commit", "--", self.commit]).await? {
+            None => Ok(()),
+            Some(why) => {
+                let what = format!("{} of {}", self.commit, git.url);
+                Err(FetchError::Signature {
+                    what,
+                    keys: file.display().to_string(),
+                    said: format!("{said}commit: {why}"),
+                })
+            }
+        }
+    }
+
+    /// Returns the tag object of the source, or why it cannot vouch for the commit. The signed name must be the wanted one: an
+    /// old tag under a new name has a valid signature.
+    async fn tag(&self, git: &Git) -> Result<String, String> {
+        let Some(name) = self.source.reference.as_ref().and_then(|name| name.strip_prefix("refs/tags/"))
+        else {
+            return Err(String::new());
+        };
+        let read = |what: String| async move {
+            git.run(&["rev-parse", "--verify", "--quiet", &what], "read the tag").await.unwrap_or_default()
+        };
+        let (tag, commit) = (read(format!("{REF}^{{tag}}")).await, read(format!("{REF}^{{commit}}")).await);
+        if tag.is_empty() {
+            return Err("tag: it is not a tag object; ".to_owned());
+        }
+        if commit.trim() != self.commit {
+            return Err(format!("tag: it names {}; ", commit.trim()));
+        }
+        let content = git.run(&["cat-file", "tag", tag.trim()], "read the tag").await;
+        let signed = content.unwrap_or_default();
+        match signed.lines().find_map(|line| line.strip_prefix("tag ")) {
+            Some(signed) if signed == name => Ok(tag.trim().to_owned()),
+            signed => Err(format!("tag: it was signed as {:?}; ", signed.unwrap_or_default())),
+        }
+    }
+}
+
+impl Keys {
+    async fn read(file: &Path, scratch: &Path) -> Result<Self> {
+        let gnupg = scratch.join("gnupg");
+        std::fs::DirBuilder::new().mode(0o700).create(&gnupg)?;
+        let content = fs::read(file)?;
+        // Binary OpenPGP keys begin with a packet's tag, whose highest bit is set (RFC 9580, 4.2).
+        let is_openpgp = content.first().is_some_and(|byte| byte & 0x80 != 0)
+            || String::from_utf8_lossy(&content).contains(BEGIN);
+        if !is_openpgp {
+            return Ok(Self { gnupg, allowed_signers: file.to_owned() });
+        }
+        let mut import = process::clean_command("gpg");
+        import.args(["--batch", "--no-options", "--no-autostart", "--homedir"]).arg(&gnupg);
+        import.args(["--import", "--"]).arg(file);
+        process::run(import, "gpg", || format!("read the keys in {}", file.display())).await?;
+        Ok(Self { gnupg, allowed_signers: PathBuf::from("/dev/null") })
+    }
+
+    /// Returns `None` if the signature is valid, else what the program said.
+    async fn verify(&self, git: &Git, arguments: &[&str]) -> Result<Option<String>> {
+        let signers = format!("gpg.ssh.allowedSignersFile={}", self.allowed_signers.display());
+        let settings = ["-c", &signers, "-c", "gpg.program=gpg", "-c", "gpg.x509.program=false"];
+        let all: Vec<&str> = settings.into_iter().chain(arguments.iter().copied()).collect();
+        let mut command: Command = git.command(&all);
+        command.env("GNUPGHOME", &self.gnupg);
+        let output = process::output(command, "git").await?;
+        let said = output.stderr.lines().map(str::trim).filter(|line| !line.is_empty());
+        let said = said.take(5).collect::<Vec<_>>().join(", ");
+        let said = if said.is_empty() { "it is not signed".to_owned() } else { said };
+        Ok((!output.status.success()).then_some(said))
+    }
+}
