@@ -5,7 +5,7 @@ use std::{
     fs,
     net::TcpListener,
     os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::{
+    git_server::{SshServer, git},
     kube_api::objects::node,
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
     site::{Run, Site, image_of, wait_until},
@@ -97,20 +98,6 @@ fn cluster(repository: &str, further: &str) -> (Live, String) {
     let live = Live::at(Site::new(), [node("n0", KERNEL)], &rollout);
     let image = live.publish().remove(KERNEL).expect("the plan builds an image");
     (live, image)
-}
-
-/// Runs git without a user's configuration.
-fn git(directory: &Path, arguments: &[&str]) -> String {
-    let output = Command::new("git")
-        .args(["-c", "user.name=a person", "-c", "user.email=person@example.org", "-c", "safe.directory=*"])
-        .args(arguments)
-        .current_dir(directory)
-        .env("GIT_CONFIG_GLOBAL", "/dev/null")
-        .output()
-        .expect("run git (Debian package git)");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "git {arguments:?}: {told}");
-    String::from_utf8(output.stdout).unwrap()
 }
 
 fn run_once(live: &Live) -> Run {
@@ -327,47 +314,24 @@ fn live_http(forge: &Forge) -> HttpServer {
 #[test]
 fn over_ssh_with_a_key() {
     let forge = Forge::new();
-    let keys = forge.directory.path().join("keys");
-    fs::create_dir(&keys).unwrap();
-    let run = |program: &str, arguments: &[&str]| {
-        let output = Command::new(program).args(arguments).current_dir(&keys).output();
-        let output = output.unwrap_or_else(|error| panic!("run {program}: {error}"));
-        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    };
-    run("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", "client"]);
-    run("dropbearkey", &["-t", "ed25519", "-f", "host"]);
-    let told = run("dropbearkey", &["-y", "-f", "host"]);
-    let host_key = told.lines().find(|line| line.starts_with("ssh-ed25519 ")).unwrap();
-    let port = free_port();
-    let script = format!(
-        "home=~root && mount -t tmpfs -o mode=700 none \"$home\" && mkdir -m 700 \"$home/.ssh\" && \
-         cp client.pub \"$home/.ssh/authorized_keys\" && exec dropbear -F -E -s -r host -P pid -p 127.0.0.1:{port}"
-    );
-    let server = Command::new("unshare")
-        .args(["--mount", "sh", "-c", &script])
-        .current_dir(&keys)
-        .stderr(fs::File::create(keys.join("log")).unwrap())
-        .spawn()
-        .expect("run unshare");
-    let _server = Server(server);
-    wait_for_port(port);
+    let server = SshServer::start();
+    let (port, host_key) = (server.port, &server.host_key);
 
     let url = format!("ssh://root@127.0.0.1:{port}{}", forge.path("").display());
     let (live, image) = cluster(url.trim_end_matches('/'), "");
     let refused = rollout(&live);
     assert_eq!(refused["reason"], "unreadable", "{refused}");
 
-    fs::copy(keys.join("client"), live.site.definitions().join("client")).unwrap();
+    fs::copy(server.client_key(), live.site.definitions().join("client")).unwrap();
     live.site.define("known_hosts", &format!("[127.0.0.1]:{port} {host_key}\n"));
     let host = format!("host: \"127.0.0.1:{port}\", sshKey: {{file: client}}, knownHosts: known_hosts");
     site_yaml(&live, &format!("  hosts: [{{{host}}}]\n"));
     let run = Run::of(live.command(&["run", "--once"]).spawn().unwrap());
-    assert_eq!(run.code, Some(0), "{run}\n{}", fs::read_to_string(keys.join("log")).unwrap());
+    assert_eq!(run.code, Some(0), "{run}\n{}", server.log());
     assert_eq!(forge.image("main"), image);
 
     // farrier refuses a host with a different key.
-    let other = fs::read_to_string(keys.join("client.pub")).unwrap();
+    let other = fs::read_to_string(server.client_key().with_extension("pub")).unwrap();
     live.site.define("known_hosts", &format!("[127.0.0.1]:{port} {other}"));
     let refused = rollout(&live);
     assert!(refused["detail"].as_str().unwrap().contains("Host key verification failed"), "{refused}");

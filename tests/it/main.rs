@@ -34,6 +34,7 @@ mod fetch;
 mod fleet;
 mod gc;
 mod git;
+mod git_sources;
 mod gpu_base;
 mod gpudirect;
 mod headers_import;

@@ -6,6 +6,7 @@ pub mod cosign;
 pub mod cutting_proxy;
 pub mod docker;
 pub mod fake_http;
+pub mod git_server;
 pub mod immutable_tags;
 pub mod kernels;
 pub mod kube_api;
