@@ -166,7 +166,7 @@ async fn measure(directory: &Path) -> io::Result<Infallible> {
 }
 
 fn size_of(directory: &Path) -> u64 {
-    // git removes its temporary files meanwhile.
+    // git may remove a temporary file between the listing and this call.
     let files = walkdir::WalkDir::new(directory).into_iter().filter_map(|entry| entry.ok()?.metadata().ok());
     files.map(|metadata| metadata.len()).sum()
 }

@@ -35,10 +35,7 @@ pub(super) fn parse(listed: &str) -> Vec<Declared> {
 pub(super) fn address(declared: &[Declared], path: &Path, parent: &Url, top: &Url) -> Result<GitAddress> {
     let refuse = |why: &str| {
         let message = format!("submodule {} of {parent}: {why}", path.display());
-        FetchError::unusable(
-            message,
-            "set `submodules: false`, and add the repository as a source of its own",
-        )
+        FetchError::unusable(message, "set `submodules: false`, and list the repository in `sources`")
     };
     let found = declared.iter().find(|one| Path::new(&one.path) == path);
     let url = &found.ok_or_else(|| refuse(".gitmodules does not declare it"))?.url;

@@ -330,7 +330,7 @@ async fn a_tag_or_a_commit_is_signed_with_a_given_key() {
     {
         scene.fetch(&format!("{fields}, {by}")).await.unwrap();
     }
-    // The tree is in the cache: other keys verify anew.
+    // A cached tree is verified again with other keys.
     scene.fetch_commit(&plain).await.unwrap();
     for (fields, reason) in [
         ("\"ref\": \"refs/tags/v2\"".to_owned(), "No principal matched"),
