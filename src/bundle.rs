@@ -150,7 +150,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
     // Fail fast, not after gigabytes.
     let key = images::signing_key(&parts).await?;
-    let Some(contents) = select::contents(&parts, args).await? else { return Ok(Exit::Failed) };
+    let Some((contents, licenses)) = select::contents(&parts, args).await? else { return Ok(Exit::Failed) };
     let (location, registry) = (&parts.location, &parts.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
     let mut wanted = Vec::new();
@@ -163,6 +163,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     }
     let from = location.to_string();
     let mut collection = bundle::collect(&wanted, &from, since.as_ref()).await?;
+    collection.licensed_as(licenses);
     if let Some(key) = &key {
         collection.signed_with(key);
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use farrier_builder::parts::Parts;
-use farrier_bundle::{BundleError, Content, ContentKind, contents::in_order, needed};
-use farrier_bundle::{MissingInput, Selection, find_inputs};
+use farrier_bundle::{BundleError, Content, ContentKind, FoundInputs, License, contents::in_order, needed};
+use farrier_bundle::{MissingInput, Selection, ensure_exportable, find_inputs, licenses};
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, ImageName, ImageReference, Repository, Version},
@@ -16,9 +16,12 @@ use oci::{AnyManifest, is_referrers_tag};
 use super::BundleExportArgs;
 use crate::{CliError, Result, mirror::selection, output, settings};
 
-/// Returns the contents that the site needs. Returns `None` after a message if something is missing.
-pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<Option<Vec<Content>>> {
-    let mut found = Vec::new();
+/// Returns the contents that the site needs, with their licenses. Returns `None` after a message if something is missing.
+pub(super) async fn contents(
+    parts: &Parts,
+    args: &BundleExportArgs,
+) -> Result<Option<(Vec<Content>, BTreeSet<License>)>> {
+    let (mut found, mut licensed) = (Vec::new(), BTreeSet::new());
     for reference in &args.reference {
         found.extend(referred(parts, reference).await?);
     }
@@ -32,7 +35,9 @@ pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<O
         if images.is_empty() && !args.incomplete {
             return nothing();
         }
-        let (made_from, not_kept) = find_inputs(parts, &selection).await;
+        let FoundInputs { contents: made_from, licenses, missing: not_kept } =
+            find_inputs(parts, &selection).await;
+        licensed.extend(licenses);
         missing.extend(not_kept);
         missing.iter().for_each(tell);
         if !missing.is_empty() && !args.incomplete {
@@ -49,7 +54,9 @@ pub(super) async fn contents(parts: &Parts, args: &BundleExportArgs) -> Result<O
             return nothing();
         }
     }
-    Ok(Some(in_order(found)))
+    licensed.extend(licenses(parts, &found).await?);
+    ensure_exportable(&licensed, &parts.definitions.site.policy)?;
+    Ok(Some((in_order(found), licensed)))
 }
 
 fn tell(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {

@@ -1,6 +1,6 @@
 //! Output of `farrier bundle`.
 
-use farrier_bundle::{Bundle, BundleIndex, Content, ContentKind, Imported, Listed, Taken};
+use farrier_bundle::{Bundle, BundleIndex, Content, ContentKind, Imported, License, Listed, Taken};
 use farrier_core::image::Digest;
 use farrier_store::registry::RegistryLocation;
 use indicatif::HumanBytes;
@@ -54,7 +54,20 @@ impl<'a> Listing<'a> {
             let kernel = kernel.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
             [content.kind.to_string(), name(content), kernel, HumanBytes(*size).to_string()]
         });
-        format!("{}\n{}", indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows), self.summary())
+        let contents = indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows);
+        format!("{contents}\n{}{}", self.licenses(), self.summary())
+    }
+
+    fn licenses(&self) -> String {
+        if self.index.licenses.is_empty() {
+            return String::new();
+        }
+        let rows = self.index.licenses.iter().map(|License { image, source, license, redistribute }| {
+            let source = source.as_deref().unwrap_or("-").to_owned();
+            let license = license.as_deref().unwrap_or("-").to_owned();
+            [image.clone(), source, license, redistribute.map_or("-", <&str>::from).to_owned()]
+        });
+        indented_table(["IMAGE", "SOURCE", "LICENSE", "REDISTRIBUTE"], rows) + "\n"
     }
 
     /// Formats the number of contents of each kind, and the sizes.

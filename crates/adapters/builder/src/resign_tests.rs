@@ -195,7 +195,7 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
         fs::copy(keys.path("p.pem"), bench.root().join(name)).unwrap();
     }
     let both = r#"{"atLeast": 2, "keys": ["site.pub", "release.pub"]}"#;
-    let policy = Policy { require_signed: serde_json::from_str(both).unwrap() };
+    let policy = Policy { require_signed: serde_json::from_str(both).unwrap(), ..Policy::default() };
     bench.sign_images_with(&release);
     let theirs = bench.publish(K9, &[&module()]).await.unwrap();
     bench.parts.definitions.site.policy = policy;

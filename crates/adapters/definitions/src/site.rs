@@ -6,7 +6,8 @@ use super::error::Report;
 
 /// Reports settings with which farrier would sign content that anyone could have stored in the registry.
 pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
-    if site.module_signing.is_some() && site.image_signing.is_none() && site.policy.is_empty() {
+    if site.module_signing.is_some() && site.image_signing.is_none() && site.policy.require_signed.is_empty()
+    {
         let message = "modules are signed, but no key for images is set: farrier re-signs published modules when the key changes, \
                        so anyone who may write to the registry could have their own modules signed. Add imageSigning, so that \
                        farrier recognizes its own images";

@@ -100,7 +100,8 @@ pub struct DriverImageSpec {
     pub supplier: Option<OneLine>,
     /// License of the image's content, as an SPDX expression. Changes only the bill of materials.
     pub license: Option<LicenseExpression>,
-    /// Whether the licenses allow to pass on the image. Changes only the bill of materials.
+    /// Whether the licenses allow to pass on the image. Changes only the bill of materials and what `farrier bundle export`
+    /// permits.
     pub redistribute: Option<Redistribute>,
     /// Names of modules that the payload must contain and that must pass the check.
     pub modules: Vec<ModuleName>,

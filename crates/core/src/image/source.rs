@@ -32,13 +32,25 @@ pub struct SourceSpec {
     pub subdir: Option<InnerPattern>,
     /// License of the source, as an SPDX expression. Changes only the bill of materials.
     pub license: Option<LicenseExpression>,
-    /// Whether the source's license allows to pass on what is built from it. Changes only the bill of materials.
+    /// Whether the source's license allows to pass on what is built from it. Changes only the bill of materials and what
+    /// `farrier bundle export` permits.
     pub redistribute: Option<Redistribute>,
 }
 
 /// Whether a license allows redistribution.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, strum::IntoStaticStr,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::IntoStaticStr,
 )]
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]

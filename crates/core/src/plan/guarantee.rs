@@ -39,7 +39,7 @@ pub(super) fn admissible_image(
         }
         RequiredKernels::Kernel(_) | RequiredKernels::Members(_) => {}
     }
-    if !inputs.definitions().site.policy.is_empty() {
+    if !inputs.definitions().site.policy.require_signed.is_empty() {
         let why = match observed.signature(&image) {
             Some(SignatureState { refused, .. }) => refused.clone(),
             None => Some("its signature was not looked up".to_owned()),

@@ -22,7 +22,7 @@ pub struct PlannedSignature {
 
 /// Whether the site's settings need the signatures of published images.
 pub fn asks_for_signatures(site: &SiteSpec) -> bool {
-    signs_existing(site) || !site.policy.is_empty()
+    signs_existing(site) || !site.policy.require_signed.is_empty()
 }
 
 fn signs_existing(site: &SiteSpec) -> bool {

@@ -121,7 +121,7 @@ pub struct SiteSpec {
     /// Keys for images whose signatures no longer count.
     pub revoked: Vec<RevokedKey>,
     /// Requirements for images before a rollout.
-    #[serde(default, skip_serializing_if = "Policy::is_empty")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub policy: Policy,
     /// Requirements of the load check, for all images.
     #[serde(default, skip_serializing_if = "is_default")]

@@ -6,9 +6,14 @@ use serde::{
     de::{Error as _, Unexpected},
 };
 
-use crate::definition::{OneOf, checked::LocalPath, one_of};
+use crate::definition::{
+    OneOf,
+    checked::{ImageName, LocalPath},
+    one_of,
+};
+use crate::image::Redistribute;
 
-/// Requirements that an image must meet before a rollout uses it.
+/// Requirements that an image must meet before a rollout uses it, or before it leaves the site.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Policy {
@@ -19,6 +24,10 @@ pub struct Policy {
     /// documents beside the image.
     #[serde(default, skip_serializing_if = "RequireSigned::is_empty")]
     pub require_signed: RequireSigned,
+    /// Driver images whose license terms the site meets. `farrier bundle export` refuses other images with `redistribute: terms`, and
+    /// all images and sources with `redistribute: forbidden`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accept_terms: Vec<ImageName>,
 }
 
 /// Requirements of the load check.
@@ -44,10 +53,13 @@ pub enum UnprovenPolicy {
 }
 
 impl Policy {
-    /// Whether nothing is required.
-    pub fn is_empty(&self) -> bool {
-        let Self { require_signed } = self;
-        require_signed.is_empty()
+    /// Whether the images of this name may leave the site under such a license.
+    pub fn may_export(&self, image: &str, redistribute: Redistribute) -> bool {
+        match redistribute {
+            Redistribute::Allowed => true,
+            Redistribute::Terms => self.accept_terms.iter().any(|name| name.as_str() == image),
+            Redistribute::Forbidden => false,
+        }
     }
 }
 

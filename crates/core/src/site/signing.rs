@@ -81,7 +81,7 @@ impl ImageSigning {
     /// `trustRegistryWriters` to allow it.
     pub fn contradicts(&self, policy: &Policy) -> bool {
         let Self { existing, trust_registry_writers, .. } = self;
-        *existing == Existing::Sign && !trust_registry_writers && !policy.is_empty()
+        *existing == Existing::Sign && !trust_registry_writers && !policy.require_signed.is_empty()
     }
 }
 

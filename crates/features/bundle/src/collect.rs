@@ -16,6 +16,7 @@ use oci::{AnyManifest, Descriptor};
 use super::{
     BundleError, Content, Result,
     index::{Blob, BundleIndex, FORMAT, Listed},
+    license::License,
     since::Since,
 };
 
@@ -80,6 +81,7 @@ pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Re
         order: None,
         signer: None,
         base: since.map(Since::base),
+        licenses: BTreeSet::new(),
         contents: contents.into_values().collect(),
         blobs,
     };
@@ -94,6 +96,11 @@ impl Collection {
     /// Names the key that will sign the bundle, so that a reader with other keys learns which one is missing.
     pub fn signed_with(&mut self, key: &PublicKey) {
         self.index.signer = Some(key.fingerprint());
+    }
+
+    /// Lists the licenses in the bundle.
+    pub fn licensed_as(&mut self, licenses: BTreeSet<License>) {
+        self.index.licenses = licenses;
     }
 }
 

@@ -10,6 +10,8 @@ use farrier_local::machine::native;
 use farrier_store::{InputKind, registry::is_joined};
 use serde::{Deserialize, Serialize};
 
+use super::License;
+
 /// Kind of a manifest in a bundle. The variants are in the order in which a site needs them: content comes before the
 /// content that refers to it.
 #[derive(Serialize, Deserialize, strum::Display)]
@@ -129,17 +131,8 @@ pub fn needed<'a>(
             if matches!(source.from, SourceOrigin::Image(_)) {
                 continue;
             }
-            // The plan takes the driver's version from the package for the machine's own architecture. A kernel for
-            // which the source has no package is reported in the plan.
-            let own = (!source.is_of_kernel()).then(|| source.for_architecture(native()));
-            let of_kernels = needed.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
-            let wanted: Vec<SourceSpec> = own.into_iter().chain(of_kernels).collect();
-            for source in wanted {
-                let same = |other: &SourceSpec| {
-                    let SourceSpec { name: _, from, unpack, subdir, license: _, redistribute: _ } = &source;
-                    (&other.from, &other.unpack, &other.subdir) == (from, unpack, subdir)
-                };
-                if !needed.sources.iter().any(same) {
+            for source in needed.variants(image, source) {
+                if !needed.sources.iter().any(|other| has_same_content(other, &source)) {
                     needed.sources.push(source);
                 }
             }
@@ -152,7 +145,30 @@ pub fn needed<'a>(
     needed
 }
 
+/// Whether two sources have the same content, whatever their names and licenses.
+pub(super) fn has_same_content(one: &SourceSpec, other: &SourceSpec) -> bool {
+    let SourceSpec { name: _, from, unpack, subdir, license: _, redistribute: _ } = one;
+    (from, unpack, subdir) == (&other.from, &other.unpack, &other.subdir)
+}
+
 impl<'a> Needed<'a> {
+    /// The source as it is looked up for the kernels of its image.
+    fn variants(&self, image: &DriverImage, source: &SourceSpec) -> Vec<SourceSpec> {
+        // The plan takes the driver's version from the package for the machine's own architecture. A kernel for which the
+        // source has no package is reported in the plan.
+        let own = (!source.is_of_kernel()).then(|| source.for_architecture(native()));
+        let of_kernels = self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
+        own.into_iter().chain(of_kernels).collect()
+    }
+
+    /// Licenses of the images' sources that `is_carried` accepts.
+    pub(super) fn licenses(&self, is_carried: impl Fn(&SourceSpec) -> bool) -> BTreeSet<License> {
+        let sources = |image: &'a DriverImage| image.spec.sources.iter().map(move |source| (image, source));
+        let carried = self.images.iter().copied().flat_map(sources);
+        let carried = carried.filter(|(image, source)| self.variants(image, source).iter().any(&is_carried));
+        carried.map(|(image, source)| License::of_source(image, source)).collect()
+    }
+
     /// Kernels that the image is meant for: kernels with a family and in the image's range.
     pub fn kernels_of(&self, image: &DriverImage) -> impl Iterator<Item = &'a KernelTarget> {
         let kernels = self.kernels.iter().map(|(kernel, _)| *kernel);

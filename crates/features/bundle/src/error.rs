@@ -1,6 +1,7 @@
 //! Errors of writing, reading and importing bundles.
 
 use std::{
+    collections::BTreeSet,
     io,
     ops::Range,
     path::{Path, PathBuf},
@@ -42,6 +43,9 @@ pub enum BundleError {
     /// There is no content for the bundle.
     #[error("nothing to export: {0}")]
     Nothing(String),
+    /// The site's policy does not let these images and sources leave the site.
+    #[error("licenses forbid the bundle: {}", .0.iter().map(String::as_str).collect::<Vec<_>>().join("; "))]
+    Restricted(BTreeSet<String>),
     /// The output file already exists.
     #[error("{0} already exists")]
     Exists(PathBuf),
@@ -122,6 +126,11 @@ impl BundleError {
             }
             Self::Nothing(_) => {
                 "publish images for the kernel first (`farrier prebuild --kernel ...`), or name another kernel or image"
+            }
+            Self::Restricted(_) => {
+                "omit these images (--image); `redistribute: terms`: meet the license's terms, then add the image to policy.acceptTerms \
+                 in site.yaml; with a permission, correct `redistribute` in the definition and publish the image with \
+                 `farrier build --push --force`"
             }
             Self::Exists(_) => "remove it, or write to another file with --to",
             Self::Busy(_) => "wait for it, or write to another file with --to",

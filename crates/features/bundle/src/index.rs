@@ -10,7 +10,7 @@ use farrier_core::{
 use oci::{Descriptor, ImageError, ImageIndex, MAX_MANIFEST};
 use serde::{Deserialize, Serialize};
 
-use super::{contents::Content, order::Order};
+use super::{contents::Content, license::License, order::Order};
 
 /// Format version that this farrier writes, and the newest that it reads.
 pub const FORMAT: u32 = 2;
@@ -42,6 +42,9 @@ pub struct BundleIndex {
     /// The bundle that this delta extends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
+    /// Licenses of the images and sources.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub licenses: BTreeSet<License>,
     /// Contents, in the order in which a site needs them.
     pub contents: Vec<Listed>,
     /// The manifests, then the other blobs, each sorted by digest. This is their order in the file.

@@ -21,6 +21,7 @@ mod export;
 mod frame;
 mod import;
 mod index;
+mod license;
 mod meter;
 mod mirror;
 mod moving;
@@ -43,8 +44,11 @@ pub use error::{BundleError, Result};
 pub use export::{Exported, export, export_parts};
 pub use import::{Imported, Taken, Target, import};
 pub use index::{Base, Blob, BundleIndex, FORMAT, Listed};
+pub use license::{License, ensure_exportable, licenses};
 pub use meter::{Meter, Phase};
-pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inputs, mirror_inputs};
+pub use mirror::{
+    FoundInputs, MirrorReport, MirroredInput, MissingInput, Selection, find_inputs, mirror_inputs,
+};
 pub use order::{Older, Order};
 pub use read::Bundle;
 pub use referrers::with_referrers;

@@ -9,7 +9,7 @@ use farrier_builder::{
     resolve::resolve,
 };
 use farrier_core::{
-    image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
+    image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
     kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
     plan::Resolved,
 };
@@ -20,7 +20,7 @@ use farrier_store::{InputKind, StoredInput};
 use oci::error_chain;
 use serde::Serialize;
 
-use crate::{Content, ContentKind, Needed, contents, needed};
+use crate::{Content, ContentKind, License, Needed, contents, contents::has_same_content, needed};
 
 /// An input in the store.
 #[derive(Clone, Debug, Serialize)]
@@ -68,6 +68,16 @@ impl MissingInput {
         let error = "not in the registry".to_owned();
         Self { what, error, hint: Some(hint.into()), unreachable: false }
     }
+}
+
+/// Inputs of the selected images.
+#[derive(Clone, Debug, Default)]
+pub struct FoundInputs {
+    /// Inputs in the registry.
+    pub contents: Vec<Content>,
+    /// Licenses of the sources among them.
+    pub licenses: BTreeSet<License>,
+    pub missing: Vec<MissingInput>,
 }
 
 /// Images and kernels for another site.
@@ -121,19 +131,22 @@ pub async fn mirror_inputs(
 
 /// Finds which inputs of the selected images are in the registry and which are missing. The images themselves are not
 /// included.
-pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>, Vec<MissingInput>) {
+pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
     let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
     // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
     // `inputs_of`, from each kernel's headers.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
     let (inputs, mut missing) = inputs_of(parts, &needed, &resolved).await;
-    let mut found = Vec::new();
+    let (mut found, mut carried) = (Vec::new(), Vec::new());
     for input in &inputs {
         match find_input(parts, input).await {
             Ok(contents) if contents.is_empty() => {
                 missing.push(MissingInput::absent(input.what(), "run `farrier mirror` to store it"));
             }
-            Ok(contents) => found.extend(contents),
+            Ok(contents) => {
+                found.extend(contents);
+                carried.push(input);
+            }
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
     }
@@ -141,7 +154,8 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
     }
-    (contents::in_order(found), missing)
+    let is_carried = |source: &SourceSpec| carried.iter().any(|input| input.has(source, &selection.kernels));
+    FoundInputs { contents: contents::in_order(found), licenses: needed.licenses(is_carried), missing }
 }
 
 /// Inputs to store, and inputs that cannot be determined.
@@ -338,6 +352,19 @@ fn name_of(parts: &Parts, reference: &ImageReference) -> String {
 }
 
 impl Input<'_> {
+    /// Whether this input is the source's content for one of the kernels.
+    fn has(&self, source: &SourceSpec, kernels: &BTreeSet<KernelTarget>) -> bool {
+        match (self, &source.from) {
+            (Self::Source(spec), _) => has_same_content(spec, source),
+            (Self::Copy(text), SourceOrigin::Image(image)) => {
+                let named =
+                    |kernel| image.for_kernel(kernel).is_ok_and(|(named, _)| named.to_string() == *text);
+                kernels.iter().any(named)
+            }
+            _ => false,
+        }
+    }
+
     fn what(&self) -> String {
         match self {
             Self::Source(spec) => format!("source {}", spec.name),

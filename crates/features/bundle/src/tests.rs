@@ -118,6 +118,7 @@ fn index_of(blobs: &[(&[u8], Option<&str>)], contents: Vec<Listed>) -> BundleInd
         .collect();
     blobs.sort_by_key(|blob| (blob.manifest.is_none(), blob.digest.clone()));
     BundleIndex {
+        licenses: BTreeSet::new(),
         format_version: FORMAT,
         made_by: "farrier 0".to_owned(),
         from: "a.example".to_owned(),

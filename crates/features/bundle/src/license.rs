@@ -1,0 +1,84 @@
+//! Licenses of what a bundle carries, and the site's policy for them.
+
+use std::collections::BTreeSet;
+
+use farrier_builder::{
+    images::{BILL_OF_MATERIALS, StoredImage},
+    parts::{Parts, Result},
+};
+use farrier_core::{
+    image::{DriverImage, Redistribute, SourceSpec},
+    provenance::restricted,
+    site::Policy,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{BundleError, Content};
+
+/// License of a driver image, or of one of its sources.
+#[serde_with::skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct License {
+    /// Name of the driver image.
+    pub image: String,
+    /// Name of the source, or of a component in the bill of materials; `None` for the image itself.
+    pub source: Option<String>,
+    /// License as an SPDX expression.
+    pub license: Option<String>,
+    /// Whether the license allows redistribution.
+    pub redistribute: Option<Redistribute>,
+}
+
+impl License {
+    fn of_image(image: &DriverImage) -> Self {
+        let license = image.spec.license.as_ref().map(ToString::to_string);
+        let (source, redistribute) = (None, image.spec.redistribute);
+        Self { image: image.metadata.name.to_string(), source, license, redistribute }
+    }
+
+    pub(super) fn of_source(image: &DriverImage, source: &SourceSpec) -> Self {
+        let license = source.license.as_ref().map(ToString::to_string);
+        let (name, redistribute) = (Some(source.name.to_string()), source.redistribute);
+        Self { image: image.metadata.name.to_string(), source: name, license, redistribute }
+    }
+}
+
+/// Returns the licenses of the images among the contents: those of their definitions, and the restrictions in their bills of
+/// materials, which a changed definition does not lift.
+pub async fn licenses(parts: &Parts, contents: &[Content]) -> Result<BTreeSet<License>> {
+    let mut licenses = BTreeSet::new();
+    for Content { repository: name, digest, .. } in contents.iter().filter(|content| content.is_image()) {
+        let mut definitions = parts.definitions.images.values();
+        if let Some(image) = definitions.find(|image| image.metadata.name.as_str() == name) {
+            licenses.insert(License::of_image(image));
+            licenses.extend(image.spec.sources.iter().map(|source| License::of_source(image, source)));
+        }
+        let repository = parts.location.repository(name)?;
+        let image = StoredImage { parts, repository: &repository, digest };
+        let bill = image.find_document(&BILL_OF_MATERIALS).await?;
+        let bill: Value = bill.and_then(|bill| serde_json::from_slice(&bill).ok()).unwrap_or_default();
+        licenses.extend(restricted(&bill).into_iter().map(|(component, redistribute)| License {
+            image: name.clone(),
+            source: (component != *name).then_some(component),
+            license: None,
+            redistribute: Some(redistribute),
+        }));
+    }
+    Ok(licenses)
+}
+
+/// Fails if the site's policy does not let one of these images or sources leave the site.
+pub fn ensure_exportable<'a>(
+    licenses: impl IntoIterator<Item = &'a License>,
+    policy: &Policy,
+) -> Result<(), BundleError> {
+    let mut refused = BTreeSet::new();
+    for License { image, source, license: _, redistribute } in licenses {
+        let Some(redistribute) = redistribute.filter(|it| !policy.may_export(image, *it)) else { continue };
+        let of_source = source.as_ref().map(|source| format!(", source {source}")).unwrap_or_default();
+        refused.insert(format!("image {image}{of_source} (redistribute: {})", <&str>::from(redistribute)));
+    }
+    if refused.is_empty() { Ok(()) } else { Err(BundleError::Restricted(refused)) }
+}
