@@ -173,7 +173,7 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
         output::message(&format!("note: the clock alone orders this bundle: {}", error_chain(&error)));
     }
     let split = args.split.map(Memory::bytes);
-    let exported = bundle::export_parts(collection, &args.to, split, Arc::new(Bar::new())).await?;
+    let exported = bundle::export(collection, &args.to, split, Arc::new(Bar::new())).await?;
     if exported.kept > 0 {
         output::message(&format!("kept {} blobs that an earlier run wrote", exported.kept));
     }

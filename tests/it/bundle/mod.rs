@@ -150,7 +150,7 @@ impl Site {
             .collect();
         // A fixed name, because the registry's port differs in each run.
         let collection = bundle::collect(&wanted, "a.example/drivers", since).await?;
-        bundle::export(collection, to, Arc::new(Silent)).await
+        bundle::export(collection, to, None, Arc::new(Silent)).await
     }
 }
 
@@ -449,7 +449,7 @@ async fn a_layout_directory_can_be_either_side() {
         .collect();
     let collection = bundle::collect(&wanted, "a.example/drivers", None).await.unwrap();
     let back = directory.path().join("back.bundle");
-    bundle::export(collection, &back, Arc::new(Silent)).await.unwrap();
+    bundle::export(collection, &back, None, Arc::new(Silent)).await.unwrap();
     let names = |path: &Path| -> BTreeSet<Content> {
         let bundle = Bundle::open(path).unwrap();
         bundle.index().contents.iter().map(|listed| listed.content.clone()).collect()

@@ -39,7 +39,7 @@ async fn export(site: &Site, content: Content, origin: &str, to: &Path, since: O
     let wanted = [Wanted { content, repository, registry: Arc::clone(&site.registry) }];
     let mut collection = bundle::collect(&wanted, ORIGIN, since).await.unwrap();
     assert!(collection.put_in_order(&site.target(), origin, since).await.unwrap().is_none());
-    bundle::export(collection, to, Arc::new(Silent)).await.unwrap();
+    bundle::export(collection, to, None, Arc::new(Silent)).await.unwrap();
     Bundle::open(to).unwrap().index().order.clone().unwrap()
 }
 

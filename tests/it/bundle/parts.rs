@@ -24,7 +24,7 @@ async fn export(site: &Site, contents: &[Content], to: &Path) -> bundle::Exporte
     };
     let wanted: Vec<Wanted> = contents.await.unwrap().into_iter().map(wanted).collect();
     let collection = bundle::collect(&wanted, "a.example/drivers", None).await.unwrap();
-    bundle::export_parts(collection, to, Some(SIZE), Arc::new(Silent)).await.unwrap()
+    bundle::export(collection, to, Some(SIZE), Arc::new(Silent)).await.unwrap()
 }
 
 #[tokio::test]

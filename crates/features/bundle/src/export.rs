@@ -28,14 +28,9 @@ pub struct Exported {
 /// Message to the writing thread: bytes of the current blob, or `None` at its end.
 type Message = Result<Option<Bytes>, RegistryError>;
 
-/// Writes the bundle to `to`. The data goes to `<to>.partial` first; an interrupted run leaves this file, and the next
-/// run resumes from it.
-pub async fn export(collection: Collection, to: &Path, meter: Arc<dyn Meter>) -> Result<Exported> {
-    export_parts(collection, to, None, meter).await
-}
-
-/// Like [`export`], in parts of `split` bytes: `<to>.001`, `<to>.002` and so on.
-pub async fn export_parts(
+/// Writes the bundle to `to`, or in parts of `split` bytes to `<to>.001`, `<to>.002` and so on. The data goes to `<to>.partial`
+/// first; an interrupted run leaves this file, and the next run resumes from it.
+pub async fn export(
     collection: Collection,
     to: &Path,
     split: Option<u64>,

@@ -41,7 +41,7 @@ pub use collect::{Collection, Wanted, collect};
 pub use contents::{Content, ContentKind, Needed, needed};
 pub use definitions::write_definitions;
 pub use error::{BundleError, Result};
-pub use export::{Exported, export, export_parts};
+pub use export::{Exported, export};
 pub use import::{Imported, Taken, Target, import};
 pub use index::{Base, Blob, BundleIndex, FORMAT, Listed};
 pub use license::{License, ensure_exportable, licenses};

@@ -60,7 +60,7 @@ fn small() -> (Vec<u8>, BundleIndex) {
     runtime.block_on(async {
         let wanted = layout(directory.path(), b"the driver's source").await;
         let collection = collect(&[wanted], "a.example/drivers", None).await.unwrap();
-        export(collection, &file, Arc::new(Silent)).await.unwrap();
+        export(collection, &file, None, Arc::new(Silent)).await.unwrap();
     });
     (fs::read(&file).unwrap(), Bundle::open(&file).unwrap().index().clone())
 }
