@@ -49,7 +49,7 @@ pub enum BundleCommand {
 }
 
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("what").args(["kernel", "reference"]).required(true).multiple(true)))]
+#[command(group(clap::ArgGroup::new("what").args(["kernel", "cluster", "reference"]).required(true).multiple(true)))]
 pub struct BundleExportArgs {
     #[command(flatten)]
     pub carry: CarryArgs,
@@ -150,7 +150,9 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit> {
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
     // Fail fast, not after gigabytes.
     let key = images::signing_key(&parts).await?;
-    let Some((contents, licenses)) = select::contents(&parts, args).await? else { return Ok(Exit::Failed) };
+    let Some((contents, licenses)) = select::contents(session, &parts, args).await? else {
+        return Ok(Exit::Failed);
+    };
     let (location, registry) = (&parts.location, &parts.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
     let mut wanted = Vec::new();

@@ -1,12 +1,19 @@
 //! `farrier mirror`: copies everything that images are made from into the registry.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use clap::Args;
 use farrier_builder::parts::Parts;
 use farrier_bundle::{MirrorReport, MirroredInput, MissingInput, Selection, mirror_inputs};
+use farrier_controller::observe_and_plan;
+use farrier_core::{
+    kernel::KernelTarget,
+    plan::{SnapshotScope, WriteNamespaces},
+};
 use farrier_engines::EngineChoice;
 
 use super::{
-    Exit, Result,
+    CliError, Exit, Result,
     args::{PlatformArgs, RegistryArg},
     output,
     session::Session,
@@ -19,15 +26,51 @@ pub struct CarryArgs {
     /// Kernel release, exactly as `uname -r` prints it (repeatable)
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Vec<String>,
-    #[command(flatten)]
-    pub platform: PlatformArgs,
+    /// Operating system id, as in os-release: one for all kernels, or one for each --kernel in order
+    /// (repeatable or separated by commas) [default: this machine's]
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    pub os: Vec<String>,
+    /// Operating system version, as VERSION_ID in os-release; several like --os [default: this machine's]
+    #[arg(long, value_name = "VERSION", value_delimiter = ',')]
+    pub os_version: Vec<String>,
+    /// Architecture, amd64 or arm64; several like --os [default: this machine's]
+    #[arg(long, value_name = "ARCH", value_delimiter = ',')]
+    pub arch: Vec<String>,
+    /// Instead of --kernel, the kernels that the nodes of this cluster run or will boot, for each image those
+    /// of the nodes that call for it: kube, kube:CONTEXT or dir:PATH
+    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["kernel", "os", "os_version", "arch"])]
+    pub cluster: Option<String>,
     /// Name of a driver image (repeatable), which includes the images that it needs [default: all]
     #[arg(long, value_name = "IMAGE")]
     pub image: Vec<String>,
 }
 
+impl CarryArgs {
+    /// Returns the kernel of each set of values. A single value counts for all sets.
+    fn targets(&self) -> Result<BTreeSet<KernelTarget>> {
+        let Self { kernel, os, os_version, arch, cluster: _, image: _ } = self;
+        let count = [kernel, os, os_version, arch].map(Vec::len).into_iter().max().unwrap_or_default();
+        for (name, values) in
+            [("--kernel", kernel), ("--os", os), ("--os-version", os_version), ("--arch", arch)]
+        {
+            if values.len() > 1 && values.len() != count {
+                let given = values.len();
+                return Err(CliError::usage(format!(
+                    "{name} has {given} values: give one for all kernels, or {count}, one for each"
+                )));
+            }
+        }
+        let target = |at: usize| {
+            let value = |values: &[String]| values.get(at).or(values.first()).cloned();
+            let platform = PlatformArgs { os: value(os), os_version: value(os_version), arch: value(arch) };
+            settings::target(&value(kernel).unwrap_or_default(), &platform)
+        };
+        (0..count).map(target).collect()
+    }
+}
+
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("kernels").args(["kernel"]).required(true)))]
+#[command(group(clap::ArgGroup::new("kernels").args(["kernel", "cluster"]).required(true)))]
 pub struct MirrorArgs {
     #[command(flatten)]
     pub carry: CarryArgs,
@@ -38,7 +81,7 @@ pub struct MirrorArgs {
 /// Fills the store of the registry.
 pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit> {
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
-    let selection = selection(&args.carry, &parts)?;
+    let selection = selection(session, &args.carry, &parts).await?;
     let reports = mirror_inputs(&parts, &selection, &mut tell).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
@@ -54,14 +97,30 @@ pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit> {
 }
 
 /// Returns the selected images and kernels.
-pub fn selection(args: &CarryArgs, parts: &Parts) -> Result<Selection> {
-    let CarryArgs { kernel, platform, image } = args;
-    let kernels = kernel.iter().map(|kernel| settings::target(kernel, platform)).collect::<Result<_, _>>()?;
-    let mut images = settings::images(image, &parts.definitions)?;
-    if images.is_empty() {
-        images.extend(parts.definitions.images.keys().cloned());
+pub async fn selection(session: &Session, args: &CarryArgs, parts: &Parts) -> Result<Selection> {
+    let mut images = settings::images(&args.image, &parts.definitions)?;
+    let Some(cluster) = &args.cluster else {
+        if images.is_empty() {
+            images.extend(parts.definitions.images.keys().cloned());
+        }
+        return Ok(Selection { images, kernels: args.targets()?, kernels_by_image: None });
+    };
+    let scope = SnapshotScope::of(&parts.definitions);
+    let connection = session.connect(cluster, WriteNamespaces::default(), scope).await?;
+    let plan = observe_and_plan(parts, connection.cluster.as_ref()).await?.plan;
+    for node in &plan.skipped_nodes {
+        output::message(&format!("note: the kernel of node {} is not included: {}", node.node, node.why));
     }
-    Ok(Selection { images, kernels })
+    let mut by_image: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for cell in plan.cells {
+        by_image.entry(cell.image).or_default().insert(cell.target);
+    }
+    if images.is_empty() {
+        images.extend(by_image.keys().cloned());
+    }
+    let selected = images.iter().filter_map(|image| by_image.get(image));
+    let kernels = selected.flatten().cloned().collect();
+    Ok(Selection { images, kernels, kernels_by_image: Some(by_image) })
 }
 
 /// Prints a line for each finished input.

@@ -11,13 +11,15 @@ use farrier_core::{
     kernel::KernelTarget,
 };
 use farrier_store::registry::RegistryLocation;
-use oci::{AnyManifest, is_referrers_tag};
+use oci::{AnyManifest, Descriptor, ImageManifest, is_referrers_tag};
+use serde_json::Value;
 
 use super::BundleExportArgs;
-use crate::{CliError, Result, mirror::selection, output, settings};
+use crate::{CliError, Result, mirror::selection, output, session::Session, settings};
 
 /// Returns the contents that the site needs, with their licenses. Returns `None` after a message if something is missing.
 pub(super) async fn contents(
+    session: &Session,
     parts: &Parts,
     args: &BundleExportArgs,
 ) -> Result<Option<(Vec<Content>, BTreeSet<License>)>> {
@@ -25,11 +27,20 @@ pub(super) async fn contents(
     for reference in &args.reference {
         found.extend(referred(parts, reference).await?);
     }
-    if !args.carry.kernel.is_empty() {
-        let selection = selection(&args.carry, parts)?;
+    if !args.carry.kernel.is_empty() || args.carry.cluster.is_some() {
+        let selection = selection(session, &args.carry, parts).await?;
         let (images, mut missing) = published(parts, &selection).await?;
         let nothing = || {
-            let reason = format!("{} has no image for {}", parts.location, args.carry.kernel.join(", "));
+            let reason = match &args.carry.cluster {
+                Some(cluster) if selection.kernels.is_empty() => {
+                    format!("no node of {cluster} calls for a driver image")
+                }
+                _ => {
+                    let releases = selection.kernels.iter().map(|kernel| kernel.release.as_str());
+                    let releases: Vec<&str> = releases.collect();
+                    format!("{} has no image for {}", parts.location, releases.join(", "))
+                }
+            };
             Err(BundleError::Nothing(reason).into())
         };
         if images.is_empty() && !args.incomplete {
@@ -72,75 +83,123 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
 /// Finds the published images for the kernels, including the images that they need. Also returns what is
 /// missing.
 async fn published(parts: &Parts, selection: &Selection) -> Result<(Vec<Content>, Vec<MissingInput>)> {
-    let Selection { images, kernels } = selection;
-    let needed = needed(&parts.definitions, images, kernels);
+    let needed = needed(&parts.definitions, selection);
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for image in &needed.images {
         let name = &image.metadata.name;
-        let published = published_image(parts, name, kernels).await?;
-        let is_missing = |kernel: &&KernelTarget| !published.iter().any(|(facts, _)| is_for(facts, kernel));
-        missing.extend(needed.kernels_of(image).filter(is_missing).map(|kernel| not_published(name, kernel)));
-        found.extend(published.into_iter().map(|(_, content)| content));
+        let kernels: Vec<&KernelTarget> = needed.kernels_of(image).collect();
+        let (contents, covered) = published_image(parts, name, &kernels).await?;
+        let absent = kernels.into_iter().filter(|kernel| !covered.contains(kernel));
+        missing.extend(absent.map(|kernel| not_published(name, kernel)));
+        found.extend(contents);
     }
     Ok((found, missing))
 }
 
 fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
-    let hint = format!("run farrier build {name} --kernel {} --push", kernel.release);
-    MissingInput::absent(format!("{name} for {}", kernel.release), hint)
+    let KernelTarget { os, os_version, release, arch } = kernel;
+    let hint = format!(
+        "run farrier build {name} --kernel {release} --os {os} --os-version {os_version} --arch {arch} --push"
+    );
+    MissingInput::absent(format!("{name} for {kernel}"), hint)
 }
 
-fn is_for(facts: &ImageFacts, kernel: &KernelTarget) -> bool {
-    facts.kernel_release.as_ref() == Some(&kernel.release) || facts.members.contains_key(&kernel.release)
-}
-
-/// Returns the image's tags whose manifests name one of the kernels.
-async fn published_image(
+/// Returns the image's tags whose manifests are for one of the kernels, and the kernels that have an image.
+async fn published_image<'k>(
     parts: &Parts,
     image: &ImageName,
-    kernels: &BTreeSet<KernelTarget>,
-) -> Result<Vec<(ImageFacts, Content)>> {
+    kernels: &[&'k KernelTarget],
+) -> Result<(Vec<Content>, BTreeSet<&'k KernelTarget>)> {
     let repository = repository(&parts.location, image.as_str())?;
-    let mut found = Vec::new();
+    let (mut contents, mut covered) = (Vec::new(), BTreeSet::new());
     for tag in parts.registry.tags(&repository).await? {
         let version = Version::Tag(tag.clone());
         if is_referrers_tag(&tag) {
             continue;
         }
         let Some(manifest) = parts.registry.manifest(&repository, &version).await? else { continue };
+        let images = images_of(parts, &repository, manifest.digest.clone(), &manifest.bytes).await?;
+        let mut is_wanted = false;
+        for image in &images {
+            let of_image = image.kernels(parts, &repository, kernels).await?;
+            is_wanted |= !of_image.is_empty();
+            covered.extend(of_image);
+        }
+        if !is_wanted {
+            continue;
+        }
         let content = |tag, digest| Content {
             kind: ContentKind::Image,
             repository: image.as_str().to_owned(),
             tag,
             digest,
         };
-        let is_wanted = |facts: &ImageFacts| kernels.iter().any(|kernel| is_for(facts, kernel));
-        let entries = entries(parts, &repository, &manifest.bytes).await?;
-        if let Some((facts, _)) = entries.iter().find(|(facts, _)| is_wanted(facts)) {
-            found.push((facts.clone(), content(Some(tag.clone()), manifest.digest.clone())));
-            // Export the images of an index explicitly, so that their referrers are exported too.
-            let contents = entries.into_iter().map(|(facts, digest)| (facts, content(None, digest)));
-            found.extend(contents);
-            continue;
-        }
-        // A manifest that names no kernel is not farrier's, or not an image.
-        let Ok(facts) = ImageFacts::from_manifest(&manifest.bytes) else { continue };
-        if is_wanted(&facts) {
-            found.push((facts, content(Some(tag), manifest.digest)));
-        }
+        // Export the images of an index explicitly, so that their referrers are exported too.
+        let members = images.into_iter().filter(|image| image.digest != manifest.digest);
+        contents.extend(members.map(|image| content(None, image.digest)));
+        contents.push(content(Some(tag), manifest.digest.clone()));
     }
-    Ok(found)
+    Ok((contents, covered))
 }
 
-/// Returns the images of an index with their facts; empty for any other manifest.
-async fn entries(parts: &Parts, repository: &Repository, bytes: &[u8]) -> Result<Vec<(ImageFacts, Digest)>> {
-    let Ok(AnyManifest::Index(index)) = AnyManifest::parse(bytes) else { return Ok(Vec::new()) };
+/// A published image.
+struct Published {
+    digest: Digest,
+    facts: ImageFacts,
+    config: Descriptor,
+}
+
+impl Published {
+    /// Returns the kernels that the image is for. Its configuration, which names the architecture, is read only if the
+    /// rest matches.
+    async fn kernels<'k>(
+        &self,
+        parts: &Parts,
+        repository: &Repository,
+        kernels: &[&'k KernelTarget],
+    ) -> Result<Vec<&'k KernelTarget>> {
+        let Self { digest: _, facts, config } = self;
+        let matches = |kernel: &KernelTarget| {
+            let KernelTarget { os, os_version, release, arch: _ } = kernel;
+            let system = format!("{os} {os_version}");
+            (facts.kernel_release.as_ref() == Some(release) || facts.members.contains_key(release))
+                && facts.os.as_ref().is_none_or(|os| *os == system)
+        };
+        let mut found: Vec<_> = kernels.iter().copied().filter(|kernel| matches(kernel)).collect();
+        if !found.is_empty() {
+            let config = parts.small_blob(repository, config, "image configuration").await?;
+            let config: Value = serde_json::from_slice(&config).unwrap_or_default();
+            let architecture = config["architecture"].as_str();
+            found.retain(|kernel| architecture.is_none_or(|named| named == kernel.arch.as_str()));
+        }
+        Ok(found)
+    }
+}
+
+/// Returns the image of a manifest, or the images of an index. A manifest without farrier's annotations is not an image of
+/// farrier's.
+async fn images_of(
+    parts: &Parts,
+    repository: &Repository,
+    digest: Digest,
+    bytes: &[u8],
+) -> Result<Vec<Published>> {
+    let published = |digest, manifest: ImageManifest| {
+        let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
+        Some(Published { digest, facts, config: manifest.config })
+    };
     let mut found = Vec::new();
-    for entry in index.manifests {
-        let stored = parts.registry.manifest(repository, &Version::Digest(entry.digest)).await?;
-        let facts =
-            stored.and_then(|stored| Some((ImageFacts::from_manifest(&stored.bytes).ok()?, stored.digest)));
-        found.extend(facts);
+    match AnyManifest::parse(bytes) {
+        Ok(AnyManifest::Image(manifest)) => found.extend(published(digest, *manifest)),
+        Ok(AnyManifest::Index(index)) => {
+            for entry in index.manifests {
+                let version = Version::Digest(entry.digest.clone());
+                let stored = parts.registry.manifest(repository, &version).await?;
+                let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
+                found.extend(manifest.and_then(|manifest| published(entry.digest, manifest)));
+            }
+        }
+        Err(_) => {}
     }
     Ok(found)
 }
@@ -154,7 +213,9 @@ async fn referred(parts: &Parts, text: &str) -> Result<Vec<Content>> {
     let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
     let content =
         |tag, digest| Content { kind: ContentKind::Image, repository: name.as_str().to_owned(), tag, digest };
-    let entries = entries(parts, &place, &found.bytes).await?;
+    let images = images_of(parts, &place, found.digest.clone(), &found.bytes).await?;
+    let members = images.into_iter().filter(|image| image.digest != found.digest);
+    let members: Vec<Content> = members.map(|image| content(None, image.digest)).collect();
     let named = content(version.tag().cloned(), found.digest);
-    Ok(std::iter::once(named).chain(entries.into_iter().map(|(_, digest)| content(None, digest))).collect())
+    Ok(std::iter::once(named).chain(members).collect())
 }

@@ -161,8 +161,8 @@ async fn an_image_that_is_not_published_is_missed() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     let missing = format!(
-        "missing: two for {KERNEL}: not in the registry (run farrier build two --kernel {KERNEL} \
-         --push)"
+        "missing: two for {KERNEL} (debian 12, amd64): not in the registry (run farrier build two --kernel {KERNEL} --os debian \
+         --os-version 12 --arch amd64 --push)"
     );
     assert!(said.contains(&missing), "{said}");
     assert!(!said.contains("missing: one for") && !said.contains("missing: three for"), "{said}");

@@ -1,6 +1,7 @@
 //! Bundles between real registries: Debian's docker-registry on both sides, skopeo and tar as other readers.
 
 mod command;
+mod fleet;
 mod held;
 mod immutable;
 mod messages;
@@ -68,6 +69,18 @@ impl Site {
 
     /// Publishes an image under a tag with one layer per named file.
     async fn publish_files(&self, name: &str, tag: &str, files: &[(&str, &[u8])]) -> Digest {
+        let facts = ImageFacts { kernel_release: Some(KERNEL.parse().unwrap()), ..ImageFacts::default() };
+        self.publish_for((name, tag), files, &facts, "amd64").await
+    }
+
+    /// Publishes an image with these facts for an architecture.
+    async fn publish_for(
+        &self,
+        (name, tag): (&str, &str),
+        files: &[(&str, &[u8])],
+        facts: &ImageFacts,
+        architecture: &str,
+    ) -> Digest {
         let repository = self.location.repository(name).unwrap();
         let mut made = Vec::new();
         for (path, content) in files {
@@ -78,7 +91,6 @@ impl Site {
             self.registry.push_bytes(&repository, &blob).await.unwrap();
             made.push(layer);
         }
-        let facts = ImageFacts { kernel_release: Some(KERNEL.parse().unwrap()), ..ImageFacts::default() };
         let image = assemble(&Assembly {
             base: None,
             entrypoint_layer: None,
@@ -87,7 +99,7 @@ impl Site {
             env: &BTreeMap::new(),
             labels: &BTreeMap::new(),
             annotations: &facts.to_annotations(),
-            architecture: "amd64",
+            architecture,
         })
         .unwrap();
         self.registry.push_bytes(&repository, &image.config).await.unwrap();

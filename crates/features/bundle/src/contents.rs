@@ -100,14 +100,23 @@ pub struct Needed<'a> {
     pub kernels: Vec<(&'a KernelTarget, &'a KernelFamily)>,
     /// Kernels that match no kernel family, so that the source of their headers is unknown.
     pub unmatched_kernels: Vec<&'a KernelTarget>,
+    /// Kernels of each image, where the selection names them.
+    kernels_by_image: Option<&'a BTreeMap<ImageName, BTreeSet<KernelTarget>>>,
+}
+
+/// Images and kernels for another site.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// The driver images, without their dependencies.
+    pub images: BTreeSet<ImageName>,
+    pub kernels: BTreeSet<KernelTarget>,
+    /// Kernels of each image, also of dependencies; `None` for all kernels.
+    pub kernels_by_image: Option<BTreeMap<ImageName, BTreeSet<KernelTarget>>>,
 }
 
 /// Determines what the images need for the kernels. Skips names without a definition.
-pub fn needed<'a>(
-    definitions: &'a Definitions,
-    images: &BTreeSet<ImageName>,
-    kernels: &'a BTreeSet<KernelTarget>,
-) -> Needed<'a> {
+pub fn needed<'a>(definitions: &'a Definitions, selection: &'a Selection) -> Needed<'a> {
+    let Selection { images, kernels, kernels_by_image } = selection;
     let mut all: BTreeMap<&ImageName, &DriverImage> = BTreeMap::new();
     let mut waiting: Vec<&ImageName> = images.iter().collect();
     while let Some(name) = waiting.pop() {
@@ -117,7 +126,8 @@ pub fn needed<'a>(
             waiting.extend(image.spec.needs.iter().filter_map(|need| need.image()));
         }
     }
-    let mut needed = Needed { images: all.into_values().collect(), ..Needed::default() };
+    let images = all.into_values().collect();
+    let mut needed = Needed { images, kernels_by_image: kernels_by_image.as_ref(), ..Needed::default() };
     for kernel in kernels {
         let Some(family) = match_family(&definitions.families, kernel) else {
             needed.unmatched_kernels.push(kernel);
@@ -169,16 +179,22 @@ impl<'a> Needed<'a> {
         carried.map(|(image, source)| License::of_source(image, source)).collect()
     }
 
-    /// Kernels that the image is meant for: kernels with a family and in the image's range.
+    /// Kernels that the image is meant for: selected kernels with a family and in the image's range.
     pub fn kernels_of(&self, image: &DriverImage) -> impl Iterator<Item = &'a KernelTarget> {
-        let kernels = self.kernels.iter().map(|(kernel, _)| *kernel);
+        let of_image = |kernels: &'a BTreeMap<_, _>| kernels.get(&image.metadata.name);
+        let selected = self.kernels_by_image.map(of_image);
+        let is_selected = move |kernel: &&KernelTarget| {
+            selected
+                .is_none_or(|kernels| kernels.is_some_and(|kernels: &BTreeSet<_>| kernels.contains(*kernel)))
+        };
+        let kernels = self.kernels.iter().map(|(kernel, _)| *kernel).filter(is_selected);
         kernels.filter(|kernel| image.spec.range_without(kernel).is_none())
     }
 
     /// Images of other registries that definitions name as runtime bases or prebuilt modules. Excludes images with
     /// headers, because the store keeps header sets, and toolchains, because the headers select them.
     pub fn foreign(&self) -> BTreeSet<String> {
-        let Self { images, sources: _, bases, kernels: _, unmatched_kernels: _ } = self;
+        let Self { images, bases, .. } = self;
         let prebuilt = images.iter().flat_map(|image| {
             let sources = image.spec.sources.iter().filter_map(|source| match &source.from {
                 SourceOrigin::Image(source) => Some(source),
@@ -244,8 +260,9 @@ mod tests {
     fn an_image_brings_what_it_needs_and_nothing_else() {
         let definitions = definitions();
         let kernels = BTreeSet::from([kernel("debian"), kernel("plan9")]);
-        let images = BTreeSet::from(["b".parse().unwrap()]);
-        let needed = needed(&definitions, &images, &kernels);
+        let selection =
+            Selection { images: BTreeSet::from(["b".parse().unwrap()]), kernels, kernels_by_image: None };
+        let needed = needed(&definitions, &selection);
         let names: Vec<_> = needed.images.iter().map(|image| image.metadata.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
         // Two images share one source.
@@ -267,8 +284,8 @@ mod tests {
         definitions.images.get_mut(&name).unwrap().spec.sources = sources.to_vec();
         let arm64 = KernelTarget { arch: Architecture::Arm64, ..kernel("debian") };
         let kernels = BTreeSet::from([kernel("debian"), arm64, kernel("plan9")]);
-        let images = BTreeSet::from([name]);
-        let needed = needed(&definitions, &images, &kernels);
+        let selection = Selection { images: BTreeSet::from([name]), kernels, kernels_by_image: None };
+        let needed = needed(&definitions, &selection);
         let packages = needed.sources.iter().map(|source| match &source.from {
             SourceOrigin::Apt(package) => format!("{}:{}", package.package, package.arch.unwrap()),
             other => panic!("{other:?}"),
@@ -279,15 +296,35 @@ mod tests {
     }
 
     #[test]
+    fn a_carried_source_has_the_licenses_of_each_image_that_it_is_for() {
+        let definitions = definitions();
+        let images = ["b", "c"].map(|name| name.parse().unwrap()).into();
+        let selection =
+            Selection { images, kernels: BTreeSet::from([kernel("debian")]), kernels_by_image: None };
+        let needed = needed(&definitions, &selection);
+        let is_carried = |source: &SourceSpec| has_same_content(source, &needed.sources[0]);
+        let found = needed.licenses(is_carried);
+        let named: Vec<_> =
+            found.iter().map(|license| (&*license.image, license.source.as_deref())).collect();
+        assert_eq!(named, [("a", Some("s")), ("b", Some("s"))]);
+    }
+
+    #[test]
     fn an_image_is_meant_for_the_kernels_in_its_range_that_have_a_family() {
         let mut definitions = definitions();
         let name: ImageName = "b".parse().unwrap();
         definitions.images.get_mut(&name).unwrap().spec.kernels = Some(">=6.2".parse().unwrap());
         let kernels = BTreeSet::from([kernel("debian"), kernel("plan9")]);
-        let images = BTreeSet::from([name]);
-        let needed = needed(&definitions, &images, &kernels);
-        let meant: Vec<usize> = needed.images.iter().map(|image| needed.kernels_of(image).count()).collect();
-        assert_eq!(meant, [1, 0]);
+        let mut selection =
+            Selection { images: BTreeSet::from([name.clone()]), kernels, kernels_by_image: None };
+        let meant = |selection: &Selection| -> Vec<usize> {
+            let needed = needed(&definitions, selection);
+            needed.images.iter().map(|image| needed.kernels_of(image).count()).collect()
+        };
+        assert_eq!(meant(&selection), [1, 0]);
+        // A fleet whose nodes call for `a` on no kernel.
+        selection.kernels_by_image = Some(BTreeMap::from([(name, selection.kernels.clone())]));
+        assert_eq!(meant(&selection), [0, 0]);
     }
 
     #[test]

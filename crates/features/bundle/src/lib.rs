@@ -38,7 +38,7 @@ mod volume;
 mod write;
 
 pub use collect::{Collection, Wanted, collect};
-pub use contents::{Content, ContentKind, Needed, needed};
+pub use contents::{Content, ContentKind, Needed, Selection, needed};
 pub use definitions::write_definitions;
 pub use error::{BundleError, Result};
 pub use export::{Exported, export};
@@ -46,9 +46,7 @@ pub use import::{Imported, Taken, Target, import};
 pub use index::{Base, Blob, BundleIndex, FORMAT, Listed};
 pub use license::{License, ensure_exportable, licenses};
 pub use meter::{Meter, Phase};
-pub use mirror::{
-    FoundInputs, MirrorReport, MirroredInput, MissingInput, Selection, find_inputs, mirror_inputs,
-};
+pub use mirror::{FoundInputs, MirrorReport, MirroredInput, MissingInput, find_inputs, mirror_inputs};
 pub use order::{Older, Order};
 pub use read::Bundle;
 pub use referrers::with_referrers;

@@ -9,7 +9,7 @@ use farrier_builder::{
     resolve::resolve,
 };
 use farrier_core::{
-    image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
+    image::{ImageReference, MinimalSpec, RuntimeBase, SourceOrigin, SourceSpec, Version},
     kernel::{Architecture, HeaderSource, KernelTarget, Toolchain, UNKNOWN_SYSTEM, family_for},
     plan::Resolved,
 };
@@ -20,7 +20,7 @@ use farrier_store::{InputKind, StoredInput};
 use oci::error_chain;
 use serde::Serialize;
 
-use crate::{Content, ContentKind, License, Needed, contents, contents::has_same_content, needed};
+use crate::{Content, ContentKind, License, Needed, Selection, contents, contents::has_same_content, needed};
 
 /// An input in the store.
 #[derive(Clone, Debug, Serialize)]
@@ -80,14 +80,6 @@ pub struct FoundInputs {
     pub missing: Vec<MissingInput>,
 }
 
-/// Images and kernels for another site.
-#[derive(Clone, Debug)]
-pub struct Selection {
-    /// The driver images, without their dependencies.
-    pub images: BTreeSet<ImageName>,
-    pub kernels: BTreeSet<KernelTarget>,
-}
-
 /// A build input that the store can hold.
 enum Input<'a> {
     Source(&'a SourceSpec),
@@ -104,7 +96,7 @@ pub async fn mirror_inputs(
     selection: &Selection,
     tell: &mut (dyn FnMut(&MirrorReport) + Send),
 ) -> Vec<MirrorReport> {
-    let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
+    let needed = needed(&parts.definitions, selection);
     // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
     // `inputs_of`, from each kernel's headers.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
@@ -132,7 +124,7 @@ pub async fn mirror_inputs(
 /// Finds which inputs of the selected images are in the registry and which are missing. The images themselves are not
 /// included.
 pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
-    let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
+    let needed = needed(&parts.definitions, selection);
     // Only the images' versions are resolved here; they select the runtime bases. Toolchains are selected in
     // `inputs_of`, from each kernel's headers.
     let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
@@ -164,8 +156,7 @@ async fn inputs_of<'a>(
     needed: &'a Needed<'a>,
     resolved: &Resolved,
 ) -> (Vec<Input<'a>>, Vec<MissingInput>) {
-    let Needed { images, sources, bases, kernels, unmatched_kernels } = needed;
-    let arches: BTreeSet<Architecture> = kernels.iter().map(|(kernel, _)| kernel.arch).collect();
+    let Needed { images, sources, bases, kernels, unmatched_kernels, .. } = needed;
     let mut inputs: Vec<Input<'a>> = sources.iter().map(Input::Source).collect();
     let mut missing: Vec<MissingInput> =
         unmatched_kernels.iter().map(|kernel| without_family(kernel)).collect();
@@ -190,12 +181,15 @@ async fn inputs_of<'a>(
             let named = family.spec.image_for(image, kernel, &UNKNOWN_SYSTEM);
             copies.insert(named.map_or_else(|_| image.to_string(), |named| named.to_string()));
         }
-        let toolchains = images.iter().filter_map(|image| image.spec.toolchain(family).ok());
+        let built =
+            images.iter().filter(|image| needed.kernels_of(image).any(|of_image| of_image == *kernel));
+        let toolchains = built.filter_map(|image| image.spec.toolchain(family).ok());
         let roots = toolchains.filter_map(|made| PackageRoot::of_toolchain(&made, kernel));
         inputs.extend(roots.filter_map(|root| packages(&root, kernel.arch)));
     }
     for (image, base) in bases {
         let what = || format!("runtime base of {}", image.metadata.name);
+        let arches: BTreeSet<Architecture> = needed.kernels_of(image).map(|kernel| kernel.arch).collect();
         match (base, resolved.images.get(&image.metadata.name)) {
             (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_), Some(Ok(found))) => {
                 match base_root(parts, base, &image.spec.sources, &found.version).await {
@@ -420,8 +414,9 @@ mod tests {
         chosen.spec.toolchain = Toolchain::Image("registry.test/gcc:12".parse().unwrap());
         families.push(chosen);
         let kernels = [K9, K10].map(Bench::target).into();
-        let selection = Selection { images: ["x".parse().unwrap()].into(), kernels };
-        let needed = needed(&bench.parts.definitions, &selection.images, &selection.kernels);
+        let images = ["x".parse().unwrap()].into();
+        let selection = Selection { images, kernels, kernels_by_image: None };
+        let needed = needed(&bench.parts.definitions, &selection);
         let resolved = resolve(&bench.parts, &needed.images, &BTreeSet::new()).await;
         let (inputs, missing) = inputs_of(&bench.parts, &needed, &resolved).await;
         assert!(missing.is_empty(), "{missing:?}");
