@@ -4,6 +4,7 @@ mod command;
 mod fleet;
 mod held;
 mod immutable;
+mod licenses;
 mod messages;
 mod order;
 mod parts;

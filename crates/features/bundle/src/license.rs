@@ -1,4 +1,4 @@
-//! Licenses of what a bundle carries, and the site's policy for them.
+//! Licenses of a bundle's images and sources, and the site's policy for exports.
 
 use std::collections::BTreeSet;
 
@@ -45,8 +45,8 @@ impl License {
     }
 }
 
-/// Returns the licenses of the images among the contents: those of their definitions, and the restrictions in their bills of
-/// materials, which a changed definition does not lift.
+/// Returns the licenses of the images among the contents. Definitions state them. A restriction in an image's bill of materials
+/// counts, too, so that a changed definition does not lift it.
 pub async fn licenses(parts: &Parts, contents: &[Content]) -> Result<BTreeSet<License>> {
     let mut licenses = BTreeSet::new();
     for Content { repository: name, digest, .. } in contents.iter().filter(|content| content.is_image()) {
@@ -59,12 +59,15 @@ pub async fn licenses(parts: &Parts, contents: &[Content]) -> Result<BTreeSet<Li
         let image = StoredImage { parts, repository: &repository, digest };
         let bill = image.find_document(&BILL_OF_MATERIALS).await?;
         let bill: Value = bill.and_then(|bill| serde_json::from_slice(&bill).ok()).unwrap_or_default();
-        licenses.extend(restricted(&bill).into_iter().map(|(component, redistribute)| License {
-            image: name.clone(),
-            source: (component != *name).then_some(component),
-            license: None,
-            redistribute: Some(redistribute),
-        }));
+        for (component, redistribute) in restricted(&bill) {
+            let (source, redistribute) = ((component != *name).then_some(component), Some(redistribute));
+            let said = |known: &License| {
+                (&known.image, &known.source, known.redistribute) == (name, &source, redistribute)
+            };
+            if !licenses.iter().any(said) {
+                licenses.insert(License { image: name.clone(), source, license: None, redistribute });
+            }
+        }
     }
     Ok(licenses)
 }
