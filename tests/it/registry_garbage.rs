@@ -4,7 +4,7 @@ use std::path::Path;
 use farrier_store::registry::{Registry as _, RegistryOptions, RemoteRegistry};
 
 use crate::{
-    signatures::{P256, SIGNING, key, pinned, result, rows, site_yaml},
+    signatures::{DOCUMENTS, P256, SIGNING, key, pinned, result, rows, site_yaml},
     support::{kernels, site::Site},
 };
 
@@ -44,7 +44,7 @@ async fn an_image_survives_the_deletion_of_untagged_manifests_and_is_signed_agai
     }
     site.registry.delete_untagged();
     let checks = rows(&site, &[&image], 1);
-    for document in ["check report", "bill of materials", "provenance"] {
+    for document in DOCUMENTS {
         let (outcome, message) = result(&checks, document);
         assert_eq!(outcome, "absent");
         let expected = format!("the {document} is listed, but gone: the registry deleted its manifest");

@@ -16,22 +16,23 @@ use crate::{image::Digest, oci::CREATED};
 /// The predicate type of an SPDX document as a signed statement, as `cosign` defines it.
 pub const SPDX_PREDICATE: &str = "https://spdx.dev/Document";
 const DOCUMENT: &str = "SPDXRef-DOCUMENT";
-const IMAGE: &str = "SPDXRef-image";
+/// ID of the package that stands for the image.
+pub const SPDX_IMAGE: &str = "SPDXRef-image";
 
 /// Returns the bill of materials of one image.
 pub fn spdx(provenance: &Provenance) -> Value {
     let subject = &provenance.subject;
     let image = Component::image(subject);
-    let mut packages = vec![package(&image, "CONTAINER", IMAGE)];
+    let mut packages = vec![package(&image, "CONTAINER", SPDX_IMAGE)];
     let mut licenses: Vec<&str> = image.license.into_iter().collect();
-    let mut relationships = vec![relationship(DOCUMENT, "DESCRIBES", IMAGE)];
+    let mut relationships = vec![relationship(DOCUMENT, "DESCRIBES", SPDX_IMAGE)];
     let Components { shipped, .. } = Components::of(provenance);
     for component in &shipped {
         licenses.extend(component.license);
         let Some(purpose) = component.kind.1 else { continue };
         let id = format!("SPDXRef-{}", packages.len());
         packages.push(package(component, purpose, &id));
-        relationships.push(relationship(IMAGE, "CONTAINS", &id));
+        relationships.push(relationship(SPDX_IMAGE, "CONTAINS", &id));
     }
     let mut document = json!({
         "spdxVersion": "SPDX-2.3",

@@ -5,8 +5,8 @@ use farrier_core::{
     facts::{annotations, media_type},
     image::{Digest, Version},
     provenance::{
-        self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, SPDX_PREDICATE,
-        Subject,
+        self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, PublicKey, SLSA_PREDICATE,
+        SPDX_PREDICATE, Subject,
     },
 };
 use oci::{AnyManifest, Artifact, Descriptor, ImageError, ImageManifest, referrers_tag};
@@ -46,6 +46,9 @@ pub(crate) const SPDX: DocumentKind = DocumentKind {
 /// Provenance with the inputs and steps of the build.
 pub const PROVENANCE: DocumentKind =
     DocumentKind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: SLSA_PREDICATE };
+
+/// Documents of an image.
+pub(super) const DOCUMENTS: [DocumentKind; 4] = [CHECK_REPORT, BILL_OF_MATERIALS, SPDX, PROVENANCE];
 
 /// A claim about an image that can be signed.
 #[derive(Clone, Debug, PartialEq)]
@@ -107,6 +110,20 @@ impl StoredImage<'_> {
         }
         registry.push_referrer(self.repository, &artifact.manifest).await?;
         Ok(sent)
+    }
+
+    /// Contents of the image's documents that one of the keys signed.
+    pub(super) async fn signed_claims(self, keys: &[&PublicKey]) -> Result<Vec<Claim>> {
+        let mut statements = self.tagged_statements(keys).await?;
+        statements.extend(self.bundled_statements(keys).await?);
+        let mut claims: Vec<Claim> = Vec::new();
+        for statement in statements {
+            let kind = DOCUMENTS.iter().find(|kind| kind.predicate_type == statement.predicate_type);
+            let claim = kind
+                .map(|kind| Claim { predicate_type: kind.predicate_type, predicate: statement.predicate });
+            claims.extend(claim.filter(|claim| !claims.contains(claim)));
+        }
+        Ok(claims)
     }
 
     /// Finds the document of one kind about the image, or `None`. If there are several, returns the last one in the

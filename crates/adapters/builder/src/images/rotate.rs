@@ -10,12 +10,7 @@ use farrier_store::{InputKind, is_referrer_or_signature};
 use oci::AnyManifest;
 use serde::Serialize;
 
-use super::{
-    documents::{BILL_OF_MATERIALS, CHECK_REPORT, Claim, PROVENANCE},
-    keys::own_key,
-    root_fs::ROOT_FS,
-    signatures::StoredImage,
-};
+use super::{keys::own_key, root_fs::ROOT_FS, signatures::StoredImage};
 use crate::parts::{FindingKind, Parts, Result, TargetError};
 
 /// Outcome for one artifact.
@@ -95,16 +90,7 @@ impl StoredImage<'_> {
             return Ok(Rotated::Untrusted { why });
         }
         let keys: Vec<&PublicKey> = accepted.keys().collect();
-        let mut statements = self.tagged_statements(&keys).await?;
-        statements.extend(self.bundled_statements(&keys).await?);
-        let mut claims: Vec<Claim> = Vec::new();
-        for statement in statements {
-            let kinds = [CHECK_REPORT, BILL_OF_MATERIALS, PROVENANCE];
-            let kind = kinds.into_iter().find(|kind| kind.predicate_type == statement.predicate_type);
-            let claim = kind
-                .map(|kind| Claim { predicate_type: kind.predicate_type, predicate: statement.predicate });
-            claims.extend(claim.filter(|claim| !claims.contains(claim)));
-        }
+        let claims = self.signed_claims(&keys).await?;
         let was_signed = self.signed_by(own).await?.is_ok();
         let sent = self.sign(name, &claims).await?;
         Ok(if was_signed && sent == 0 { Rotated::Present } else { Rotated::Signed })

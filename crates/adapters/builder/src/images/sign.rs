@@ -3,7 +3,7 @@
 use farrier_core::{
     facts::media_type,
     image::{ImageReference, Tag, Version},
-    provenance::{self, Envelope, SIGNED_PREDICATE, Statement},
+    provenance::{self, Envelope, PublicKey, RequiredSigners, SIGNED_PREDICATE, Statement},
     site::Existing,
 };
 use farrier_store::registry::{MAX_TRIES, pause_before};
@@ -11,8 +11,8 @@ use oci::{Descriptor, ImageError};
 use serde_json::json;
 
 use super::{
-    documents::{BILL_OF_MATERIALS, CHECK_REPORT, Claim, PROVENANCE, SPDX, parse_json},
-    keys::{ImageSigner, own_key},
+    documents::Claim,
+    keys::{ImageSigner, own_key, required_signers},
     signatures::StoredImage,
 };
 use crate::parts::{Result, TargetError};
@@ -118,18 +118,14 @@ impl StoredImage<'_> {
         Err(TargetError::unmet(message, "run again; existing content is kept"))
     }
 
-    /// Signs the published image and its documents.
+    /// Signs the published image, and those of its documents that a key of the site signed. Whoever may write to the registry
+    /// could have attached the other documents.
     pub async fn sign_published(self, name: &str) -> Result<()> {
         self.parts.may_write()?;
-        let mut claims = Vec::new();
-        for kind in [&CHECK_REPORT, &BILL_OF_MATERIALS, &SPDX, &PROVENANCE] {
-            let Some(found) = self.find_document(kind).await? else { continue };
-            let mut predicate = parse_json(kind.name, &found)?;
-            if *kind == PROVENANCE {
-                predicate = predicate["predicate"].take();
-            }
-            claims.push(Claim { predicate_type: kind.predicate_type, predicate });
-        }
+        let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
+        let keys: Vec<&PublicKey> =
+            [&own, &required].into_iter().flatten().flat_map(RequiredSigners::keys).collect();
+        let claims = self.signed_claims(&keys).await?;
         self.sign(name, &claims).await.map(drop)
     }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    documents::{BILL_OF_MATERIALS, CHECK_REPORT, DocumentKind, PROVENANCE},
+    documents::{BILL_OF_MATERIALS, CHECK_REPORT, DocumentKind, PROVENANCE, SPDX},
     signatures::StoredImage,
 };
 use crate::parts::{Parts, Result, TargetError};
@@ -220,6 +220,7 @@ pub async fn verify(
         checks.not_looked_at.extend(signers.is_some().then_some(UNCHECKED_MEMBERS));
     }
     checks.add(BILL_OF_MATERIALS.name, check_document(parts, &subject, &BILL_OF_MATERIALS, bill_fits).await?);
+    checks.add(SPDX.name, check_document(parts, &subject, &SPDX, spdx_fits).await?);
     checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
     Ok(checks.report(image))
 }
@@ -473,6 +474,18 @@ fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Outcome {
     same_inputs(hash, subject)?;
     let count = bill["components"].as_array().map_or(0, Vec::len);
     Ok(format!("CycloneDX {}, {count} components", bill["specVersion"].as_str().unwrap_or_default()))
+}
+
+/// SPDX has no property for the input hash, so the document is compared with the image's digest only.
+fn spdx_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
+    let packages = document["packages"].as_array().map_or(&[][..], Vec::as_slice);
+    let described = packages.iter().find(|package| package["SPDXID"] == provenance::SPDX_IMAGE);
+    let digest = described.and_then(|image| image["checksums"][0]["checksumValue"].as_str());
+    if digest != Some(subject.digest.hex()) {
+        return Err("it is about another image".to_owned().into());
+    }
+    let version = document["spdxVersion"].as_str().unwrap_or_default();
+    Ok(format!("{version}, {} packages", packages.len()))
 }
 
 fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
