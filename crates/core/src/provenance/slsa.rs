@@ -11,6 +11,9 @@ const BUILD_TYPE: &str = "https://farrier.dev/driver-image/v1";
 /// Identifies the builder. The compiling engine is omitted, because it does not change the result.
 const BUILDER: &str = "https://farrier.dev/builder/v1";
 
+/// Identifies the record of the sandbox's confinement. A resource descriptor must have an address, a digest or content.
+const CANARY: &str = "https://farrier.dev/canary/v1";
+
 /// Returns the predicate. External parameters are the user's choices; everything else follows from the dependencies.
 pub fn slsa(provenance: &Provenance) -> Value {
     let Provenance { subject, farrier, build_format, materials, modules: _, confinement } = provenance;
@@ -31,7 +34,7 @@ pub fn slsa(provenance: &Provenance) -> Value {
     let Confinement { refused, landlock, limits } = confinement;
     let byproducts = (!refused.is_empty()).then(|| {
         let found = json!({"refused": refused, "landlock": landlock, "limits": limits});
-        json!([{"name": "canary", "annotations": found}])
+        json!([{"name": "canary", "uri": CANARY, "annotations": found}])
     });
     json!({
         "buildDefinition": {
@@ -90,7 +93,7 @@ mod tests {
         let looked = Provenance { confinement, ..provenance() };
         let byproducts = &slsa(&looked)["runDetails"]["byproducts"];
         let found = json!({"refused": ["a mount"], "landlock": 7, "limits": {"memory": "cgroup v2"}});
-        assert_eq!(*byproducts, json!([{"name": "canary", "annotations": found}]));
+        assert_eq!(*byproducts, json!([{"name": "canary", "uri": CANARY, "annotations": found}]));
     }
 
     #[test]
