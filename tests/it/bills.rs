@@ -1,9 +1,20 @@
 //! Bills of materials and provenance of a real image: the formats' validators accept them, and syft lists what ships.
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
-use farrier_core::image::Version;
+use farrier_builder::{images::Documents, source_material, terms};
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, DriverImage, SourceOrigin, Version},
+    kernel::{Architecture, KernelTarget},
+    plan::BUILD_FORMAT,
+    provenance::{Confinement, Distribution, Material, ModuleFile, Package, Provenance, Role, Subject},
+};
 use farrier_store::registry::{Registry as _, RegistryOptions, RemoteRegistry};
-use oci::Artifact;
+use oci::{Artifact, Descriptor, ImageManifest};
 use serde_json::{Value, json};
 
 use crate::{
@@ -34,8 +45,8 @@ fn documents(site: &Site, image: &str, kind: &str) -> Vec<Vec<u8>> {
     of_kind.map(content).collect()
 }
 
-/// Validates the documents, and returns what syft reads from the CycloneDX and the SPDX bill.
-fn checked(site: &Site, image: &str) -> Value {
+/// Validates the documents of images, and returns what syft reads from the CycloneDX and the SPDX bill of each.
+fn checked(files: &[PathBuf]) -> Value {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let state = kept("bills");
     // Tests run concurrently, each in a separate process; the first one installs the programs.
@@ -44,14 +55,19 @@ fn checked(site: &Site, image: &str) -> Value {
     let script = "set -eu; state=$1; root=$2; . \"$root/ci/lib.sh\"; bill_tools";
     let python = run(Command::new("bash").args(["-c", script, "bash"]).arg(&state).arg(root));
     let mut command = Command::new(python.trim());
-    command.arg(root.join("tests/it/support/check_bills.py"));
-    for (name, kind) in [("bill.json", CYCLONEDX), ("spdx.json", SPDX), ("statement.json", STATEMENT)] {
+    command.arg(root.join("tests/it/support/check_bills.py")).args(files);
+    serde_json::from_str(&run(&mut command)).unwrap()
+}
+
+/// Writes the documents of a published image to files.
+fn written(site: &Site, image: &str) -> Vec<PathBuf> {
+    let write = |(name, kind)| {
         let found = documents(site, image, kind);
         assert_eq!(found.len(), 1, "{kind}");
         fs::write(site.path(name), &found[0]).unwrap();
-        command.arg(site.path(name));
-    }
-    serde_json::from_str(&run(&mut command)).unwrap()
+        site.path(name)
+    };
+    [("bill.json", CYCLONEDX), ("spdx.json", SPDX), ("statement.json", STATEMENT)].map(write).to_vec()
 }
 
 #[test]
@@ -76,10 +92,116 @@ fn syft_lists_what_ships_and_nothing_else() {
             format!("mstflint_access {}", version("module:")),
         ],
     });
-    assert_eq!(checked(&site, &image), json!([listed, listed]));
+    assert_eq!(checked(&written(&site, &image)), json!([[listed, listed]]));
     let purls = bill["components"].as_array().unwrap().iter().filter_map(|one| one["purl"].as_str());
     let debian: Vec<&str> = purls.filter(|purl| purl.starts_with("pkg:deb/debian/")).collect();
     assert!(debian.len() == 2 && debian.iter().all(|purl| purl.contains("distro=debian-")), "{debian:?}");
+}
+
+/// Returns an image's origin of a source in the notation of resolved inputs.
+fn identity(from: &SourceOrigin) -> String {
+    let digest = Digest::of(b"source");
+    match from {
+        SourceOrigin::Apt(source) => format!("{}=535.261.03-1+deb12u1 {digest}", source.package),
+        SourceOrigin::Rpm(_) => format!("kmod=535.261.03-1.el9.x86_64 {digest}"),
+        SourceOrigin::Image(_) => format!("registry.example/driver {digest}"),
+        SourceOrigin::Path { .. } | SourceOrigin::Url { .. } => digest.to_string(),
+    }
+}
+
+/// Returns the provenance that a build of the definition records, with sample content where only a build knows it.
+fn planned(image: &DriverImage) -> Provenance {
+    let digest = |text: &str| Some(Digest::of(text.as_bytes()));
+    let target = KernelTarget {
+        os: "debian".parse().unwrap(),
+        os_version: "12".parse().unwrap(),
+        release: "6.1.0-47-amd64".parse().unwrap(),
+        arch: Architecture::Amd64,
+    };
+    let version = "535.261.03";
+    let sources = image.spec.sources.iter();
+    let mut materials: Vec<Material> =
+        sources.map(|it| source_material(image, it, &identity(&it.from), (version, &target))).collect();
+    let patches = image.spec.patches.iter().map(|patch| patch.path.display().to_string());
+    materials
+        .extend(patches.map(|name| Material { digest: digest(&name), ..Material::new(Role::Patch, name) }));
+    let headers = format!("linux-headers-6.1.0-47-amd64=6.1.170-1 {}", Digest::of(b"headers"));
+    let debian = Distribution::of_suite("bookworm", None);
+    materials.push(Material::of_origin(Role::Headers, &headers, "kernel headers", debian.clone()));
+    let needs = image.spec.needs.iter().filter_map(|need| need.image());
+    materials.extend(needs.map(|name| Material {
+        version: Some(version.to_owned()),
+        digest: digest(name.as_str()),
+        ..Material::new(Role::Need, name.as_str())
+    }));
+    let package = |name: &str, licenses: &[&str]| Package {
+        name: name.to_owned(),
+        version: "1:2.36-9+deb12u10~x".to_owned(),
+        architecture: "amd64".to_owned(),
+        licenses: licenses.iter().map(ToString::to_string).collect(),
+    };
+    let packages = vec![package("libc6", &["LGPL-2.1+", "GPL-2"]), package("libstdc++6", &[])];
+    let of_base = |role| Material {
+        distribution: debian.clone(),
+        digest: digest("base"),
+        packages: packages.clone(),
+        ..Material::new(role, "bookworm")
+    };
+    materials.extend([of_base(Role::Toolchain), of_base(Role::Base)]);
+    let module = |name: &str| ModuleFile {
+        path: format!("lib/modules/6.1.0-47-amd64/extra/{name}.ko"),
+        name: name.to_owned(),
+        version: Some(version.to_owned()),
+        license: Some("Dual MIT/GPL".to_owned()),
+        srcversion: Some("0123456789ABCDEF".to_owned()),
+        digest: Digest::of(name.as_bytes()),
+    };
+    Provenance {
+        subject: Subject {
+            name: image.metadata.name.to_string(),
+            version: version.to_owned(),
+            digest: Digest::of(image.metadata.name.as_str().as_bytes()),
+            target: Some(target),
+            architecture: Architecture::Amd64,
+            input_hash: "ab".repeat(32).parse().unwrap(),
+            terms: terms(image, image.spec.license.as_ref(), image.spec.redistribute),
+        },
+        farrier: "0.1.0".to_owned(),
+        build_format: BUILD_FORMAT.to_owned(),
+        materials,
+        modules: image.spec.modules.iter().map(|name| module(name.as_str())).collect(),
+        confinement: Confinement::default(),
+    }
+}
+
+/// Most shipped images take minutes to compile. Their documents follow from the definition and the build's inputs, so this test makes them
+/// without a build.
+#[test]
+fn the_documents_of_every_shipped_image_are_valid_and_list_what_ships() {
+    let definitions = farrier_definitions::load(None).unwrap();
+    let shipped = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("images")).unwrap().count();
+    assert_eq!(definitions.images.len(), shipped);
+    let (directory, mut files) = (tempfile::tempdir().unwrap(), Vec::new());
+    for (name, image) in &definitions.images {
+        let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
+        let manifest = ImageManifest::new(empty(), vec![empty()]).to_bytes().unwrap();
+        let made = Documents::of(&planned(image), &manifest).unwrap().artifacts;
+        assert_eq!(made.len(), 3);
+        for (artifact, kind) in made.into_iter().zip(["bill", "spdx", "statement"]) {
+            let file = directory.path().join(format!("{name}.{kind}.json"));
+            fs::write(&file, artifact.content).unwrap();
+            files.push(file);
+        }
+    }
+    let found = checked(&files);
+    for (image, found) in definitions.images.values().zip(found.as_array().unwrap()) {
+        let name = &image.metadata.name;
+        assert_eq!(found[0], found[1], "{name}: CycloneDX and SPDX differ");
+        let packages = found[0]["packages"].as_array().unwrap();
+        assert_eq!(found[0]["distribution"], "debian 12", "{name}");
+        let ships = 2 + image.spec.sources.len() + image.spec.modules.len();
+        assert_eq!(packages.len(), ships, "{name}: {packages:?}");
+    }
 }
 
 /// After `farrier mirror`, a build takes its inputs from the store. Its image is the same, and so are its bills.

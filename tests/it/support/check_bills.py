@@ -1,6 +1,6 @@
-"""Validates the documents of an image with other projects' validators, and prints what syft reads from its bills, as JSON.
+"""Validates the documents of images with other projects' validators, and prints what syft reads from the bills of each image, as JSON.
 
-Usage: check_bills.py CYCLONEDX SPDX STATEMENT
+Usage: check_bills.py (CYCLONEDX SPDX STATEMENT)...
 """
 import json
 import os
@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 
+import jsonschema
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from google.protobuf import json_format
@@ -18,25 +19,30 @@ from packageurl import PackageURL
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-cyclonedx, spdx, statement = sys.argv[1:]
+CYCLONEDX = JsonStrictValidator(SchemaVersion.V1_6)
+SLSA = jsonschema.Draft202012Validator(json.loads(pathlib.Path(__file__).with_name("slsa_statement.schema.json").read_text()))
 
-bill = pathlib.Path(cyclonedx).read_text()
-error = JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill)
-if error:
-    sys.exit(f"CycloneDX: {error}")
-for message in validate_full_spdx_document(parse_file(spdx), "SPDX-2.3"):
-    sys.exit(f"SPDX: {message.validation_message}")
 
-read = json_format.Parse(pathlib.Path(statement).read_text(), statement_pb2.Statement())
-Statement.copy_from_pb(read).validate()
-predicate = json.loads(pathlib.Path(statement).read_text())["predicate"]
-json_format.ParseDict(predicate, provenance_pb2.Provenance())
+def validate(cyclonedx, spdx, statement):
+    bill = pathlib.Path(cyclonedx).read_text()
+    error = CYCLONEDX.validate_str(bill)
+    if error:
+        sys.exit(f"{cyclonedx}: CycloneDX: {error}")
+    for message in validate_full_spdx_document(parse_file(spdx), "SPDX-2.3"):
+        sys.exit(f"{spdx}: SPDX: {message.validation_message}")
 
-urls = [component["purl"] for component in json.loads(bill)["components"] if "purl" in component]
-urls += [r["referenceLocator"] for p in json.loads(pathlib.Path(spdx).read_text())["packages"] for r in p.get("externalRefs", [])]
-for url in urls:
-    if PackageURL.from_string(url).to_string() != url:
-        sys.exit(f"not a canonical package URL: {url}")
+    # The types are in-toto's protobuf definitions, where every field is optional; the schema has the required fields.
+    text = pathlib.Path(statement).read_text()
+    Statement.copy_from_pb(json_format.Parse(text, statement_pb2.Statement())).validate()
+    json_format.ParseDict(json.loads(text)["predicate"], provenance_pb2.Provenance())
+    for error in SLSA.iter_errors(json.loads(text)):
+        sys.exit(f"{statement}: {error.json_path}: {error.message}")
+
+    urls = [component["purl"] for component in json.loads(bill)["components"] if "purl" in component]
+    urls += [r["referenceLocator"] for p in json.loads(pathlib.Path(spdx).read_text())["packages"] for r in p.get("externalRefs", [])]
+    for url in urls:
+        if PackageURL.from_string(url).to_string() != url:
+            sys.exit(f"{cyclonedx}: not a canonical package URL: {url}")
 
 
 def listed(path):
@@ -52,4 +58,7 @@ def listed(path):
     return {"distribution": distribution, "packages": packages}
 
 
-print(json.dumps([listed(cyclonedx), listed(spdx)]))
+images = list(zip(*[iter(sys.argv[1:])] * 3, strict=True))
+for image in images:
+    validate(*image)
+print(json.dumps([[listed(cyclonedx), listed(spdx)] for cyclonedx, spdx, _ in images]))

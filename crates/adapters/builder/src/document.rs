@@ -8,11 +8,11 @@ use std::{
 
 use farrier_core::{
     image::{
-        AptSource, Digest, DriverImage, MinimalSpec, Redistribute, RuntimeBase, SourceOrigin,
+        AptSource, Digest, DriverImage, MinimalSpec, Redistribute, RuntimeBase, SourceOrigin, SourceSpec,
         checked::LicenseExpression, commit_in,
     },
     kernel::{Architecture, BootstrapSpec, KernelTarget, Toolchain},
-    plan::{BUILD_FORMAT, Cell, FetchedInputs},
+    plan::{BUILD_FORMAT, FetchedInputs},
     provenance::{
         Distribution, Material, ModuleFile, PackageList, PackageReader, Provenance, Role, Subject, Terms,
     },
@@ -124,21 +124,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
     for source in &image.spec.sources {
         // The compile stage has compared the fetched source with this identity.
         let identity = cell.fetched.sources.get(source.name.as_str()).map_or("", String::as_str);
-        let mut material = match &source.from {
-            SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),
-            SourceOrigin::Git(git) => {
-                Material::of_git(source.name.as_str(), git, commit_in(identity).unwrap_or_default())
-            }
-            from => Material::of_origin(Role::Source, identity, source.name.as_str(), publisher(from, cell)),
-        };
-        if let SourceOrigin::Url { url, .. } = &source.from {
-            material.uri = Some(url.to_string());
-        }
-        if material.version.is_none() {
-            material.version = Some(cell.version.clone());
-        }
-        material.terms = terms(image, source.license.as_ref(), source.redistribute);
-        materials.push(material);
+        materials.push(source_material(image, source, identity, (&cell.version, &cell.target)));
     }
     for patch in &cell.patches {
         let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
@@ -148,7 +134,30 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
     Ok(materials)
 }
 
-fn terms(
+/// Returns a source's material. `identity` is farrier's notation for what was fetched.
+pub fn source_material(
+    image: &DriverImage,
+    source: &SourceSpec,
+    identity: &str,
+    (version, target): (&str, &KernelTarget),
+) -> Material {
+    let mut material = match &source.from {
+        SourceOrigin::Image(_) => Material::of_image(Role::Source, identity),
+        SourceOrigin::Git(git) => {
+            Material::of_git(source.name.as_str(), git, commit_in(identity).unwrap_or_default())
+        }
+        from => Material::of_origin(Role::Source, identity, source.name.as_str(), publisher(from, target)),
+    };
+    if let SourceOrigin::Url { url, .. } = &source.from {
+        material.uri = Some(url.to_string());
+    }
+    material.version.get_or_insert_with(|| version.to_owned());
+    material.terms = terms(image, source.license.as_ref(), source.redistribute);
+    material
+}
+
+/// Returns what a definition states about its image, or about one of its sources.
+pub fn terms(
     image: &DriverImage,
     license: Option<&LicenseExpression>,
     redistribute: Option<Redistribute>,
@@ -158,12 +167,12 @@ fn terms(
 }
 
 /// Returns the distribution that a source's package belongs to.
-fn publisher(from: &SourceOrigin, cell: &Cell) -> Option<Distribution> {
+fn publisher(from: &SourceOrigin, target: &KernelTarget) -> Option<Distribution> {
     match from {
         SourceOrigin::Apt(AptSource { suites, mirror, .. }) => {
             Distribution::of_suite(suites.first()?, mirror.as_deref())
         }
-        SourceOrigin::Rpm(_) => Some(distribution_of(&cell.target)),
+        SourceOrigin::Rpm(_) => Some(distribution_of(target)),
         SourceOrigin::Path { .. }
         | SourceOrigin::Url { .. }
         | SourceOrigin::Git(_)

@@ -37,6 +37,7 @@ mod verified_tree;
 pub use cell::add_needs;
 pub use cell::{cell, dockerfile};
 pub use check::check_with_kernel_image;
+pub use document::{source_material, terms};
 pub use failures::{Attempts, attempt, builds_elsewhere, forget_failure, known_failures};
 pub use file_log::FileLog;
 pub use logs::{LogReader, LogTimes, log_of, logs_for};
