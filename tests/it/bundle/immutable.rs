@@ -7,15 +7,16 @@ use farrier_store::registry::{RegistryLocation, RegistryOptions, connect};
 use oci::{Descriptor, ImageManifest};
 
 use super::{Silent, Site, content, image, verify};
-use crate::support::immutable_tags::immutable_tags;
+use crate::support::scripted_registry::{Script, ScriptedRegistry};
 
 async fn import(
     verified: &Verified,
     to: &Site,
-    exempt: &'static [&'static str],
+    movable: &'static [&'static str],
 ) -> Result<bundle::Imported, BundleError> {
-    let host = immutable_tags(&to.process.host, exempt).await;
-    let location: RegistryLocation = format!("{host}/drivers").parse().unwrap();
+    let script = Script { movable, lists_referrers: false };
+    let scripted = ScriptedRegistry::start(&to.process.host, script).await;
+    let location: RegistryLocation = format!("{}/drivers", scripted.host).parse().unwrap();
     let registry = connect(&location, &RegistryOptions::default());
     bundle::import(verified, &Target { location, registry }, &Silent).await
 }

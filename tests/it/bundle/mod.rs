@@ -8,6 +8,7 @@ mod licenses;
 mod messages;
 mod order;
 mod parts;
+mod scripted;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, to_bytes},
     extract::Request,
-    http::{Method, Response, StatusCode, header::AUTHORIZATION},
+    http::{
+        Method, Response, StatusCode,
+        header::{AUTHORIZATION, TRANSFER_ENCODING},
+    },
 };
-
-use super::immutable_tags::pass_on;
 
 /// Deviation of a registry from the distribution specification.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,7 +68,22 @@ impl Proxy {
             }
         }
         request.headers_mut().remove(AUTHORIZATION);
-        pass_on(&self.client, &self.upstream, request).await
+        self.pass_on(request).await
+    }
+
+    /// Sends a request to the upstream registry, and returns its answer.
+    async fn pass_on(&self, request: Request) -> Response<Body> {
+        let (mut head, body) = request.into_parts();
+        head.headers.remove(TRANSFER_ENCODING);
+        let url = format!("{}{}", self.upstream, head.uri);
+        let body = to_bytes(body, usize::MAX).await.unwrap();
+        let request = self.client.request(head.method, url).headers(head.headers).body(body);
+        let answer = request.send().await.unwrap();
+        let (status, mut headers) = (answer.status(), answer.headers().clone());
+        headers.remove(TRANSFER_ENCODING);
+        let mut response = Response::new(Body::from(answer.bytes().await.unwrap()));
+        (*response.status_mut(), *response.headers_mut()) = (status, headers);
+        response
     }
 
     /// Answers the request, or changes what the registry is asked.
