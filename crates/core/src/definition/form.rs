@@ -29,16 +29,18 @@ impl ParseError {
     }
 }
 
-/// Masks user names and passwords in URLs: each character before an `@` becomes `*`. An image's name before its digest remains,
-/// and so does text that cannot be a login, such as a shell's `$@`.
+/// Masks user names and passwords in URLs: each character between `://` and the last `@` becomes `*`. A password may contain a
+/// slash, a user name may not: an `@` in a URL's path remains. Without a scheme only `user:password@` is masked.
 pub fn without_logins(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for word in text.split_inclusive(|c: char| c.is_whitespace() || "\"'".contains(c)) {
-        match word.rsplit_once('@') {
-            Some((login, rest))
-                if !rest.starts_with("sha256:") && login.contains(|c: char| c.is_alphanumeric()) =>
-            {
-                let (scheme, login) = login.split_at(login.find("://").map_or(0, |at| at + 3));
+        let (scheme, address) = word.split_at(word.find("://").map_or(0, |at| at + 3));
+        let is_login = |text: &str| match text.find([':', '/']) {
+            Some(at) => text[at..].starts_with(':') && !(scheme.is_empty() && text.contains(['@', '/'])),
+            None => !scheme.is_empty(),
+        };
+        match address.rsplit_once('@') {
+            Some((login, rest)) if !rest.starts_with("sha256:") && is_login(login) => {
                 shown.push_str(scheme);
                 shown.extend(login.chars().map(|_| '*').chain(['@']));
                 shown.push_str(rest);
@@ -180,6 +182,10 @@ mod tests {
             ("http: http://me:secret@proxy:3128", "http: http://*********@proxy:3128"),
             ("{url: \"https://me:se/cr@et@h/x@1.tgz\"}", "{url: \"https://***************@1.tgz\"}"),
             ("me:secret@proxy", "*********@proxy"),
+            ("https://token@h/x", "https://*****@h/x"),
+            ("version: \"@VERSION@\"", "version: \"@VERSION@\""),
+            ("maintainer: me@example.test", "maintainer: me@example.test"),
+            ("https://h/driver-@VERSION@.tgz", "https://h/driver-@VERSION@.tgz"),
             ("r.example/x@sha256:00", "r.example/x@sha256:00"),
             ("https://h/x", "https://h/x"),
             ("\"$@\" {{vars.makeArgs}}", "\"$@\" {{vars.makeArgs}}"),
