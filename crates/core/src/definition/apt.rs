@@ -18,7 +18,8 @@ pub struct AptSuites {
     /// The archive's address. Default: the host's entry for the suite, else the host's entry for the distribution's
     /// main archive.
     pub mirror: Option<Mirror>,
-    /// Keyring that verifies the archive. Default: the keyring of the host's entry.
+    /// Keyring that verifies the archive, relative to the definitions directory or absolute. Default: the keyring of
+    /// the host's entry.
     pub signed_by: Option<LocalPath>,
 }
 
@@ -37,7 +38,8 @@ pub struct AptPackages<P> {
     pub components: Vec<Component>,
     /// The archive's address. Default: the host's entry for the suite.
     pub mirror: Option<Mirror>,
-    /// Keyring that verifies the archive. Default: the keyring of the host's entry.
+    /// Keyring that verifies the archive, relative to the definitions directory or absolute. Default: the keyring of
+    /// the host's entry.
     pub signed_by: Option<LocalPath>,
 }
 

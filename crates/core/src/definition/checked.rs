@@ -165,9 +165,9 @@ texts! {
         "an SPDX license expression, as in `GPL-2.0-only OR MIT`; a license without an SPDX identifier is `LicenseRef-NAME`";
     /// Version of a Debian package.
     PackageVersion: "^[0-9A-Za-z][A-Za-z0-9.+~:-]*$", "a package version: letters, digits and `.+~:-`";
-    /// A suite of a Debian-like archive.
-    Suite: r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$",
-        "a suite: letters, digits and `._-`, as in `bookworm-security`";
+    /// A suite of a Debian-like archive; a directory of a flat archive ends in `/`.
+    Suite: r"^([A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*/?|\./)$",
+        "a suite: letters, digits and `._-`, as in `bookworm-security`, or a directory of a flat archive, as in `./`";
     /// A kernel's flavor.
     Flavor: "^[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$",
         "a kernel's flavor: letters, digits, `_` and `-`, as in `cloud-amd64`";

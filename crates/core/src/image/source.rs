@@ -185,7 +185,8 @@ pub struct AptSource {
     pub components: Vec<Component>,
     /// The archive's address. Default: the host's entry for the suite.
     pub mirror: Option<Mirror>,
-    /// Keyring that verifies the archive. Default: the keyring of the host's entry.
+    /// Keyring that verifies the archive, relative to the definitions directory or absolute. Default: the keyring of
+    /// the host's entry.
     pub signed_by: Option<LocalPath>,
     /// Architecture of the package. Default: this machine's.
     #[serde(skip)]

@@ -26,7 +26,7 @@ use farrier_local::{
 };
 use farrier_net::Net;
 use fs_err as fs;
-use sources::SourceEntry;
+use sources::{SignedBy, SourceEntry};
 use tokio::process::Command;
 use url::Url;
 
@@ -64,7 +64,13 @@ impl AptArchive {
     /// Nothing is fetched yet: outdated lists are refreshed on first use.
     pub async fn open(fetcher: &Fetcher, wanted: &AptSuites, arch: Architecture) -> Result<Self> {
         let (cache, net, apt_dir) = (&fetcher.cache, &fetcher.net, &fetcher.options.apt_dir);
-        let entries = entries(net, apt_dir, wanted)?;
+        let mut entries = entries(net, apt_dir, wanted)?;
+        if let Some(file) = &wanted.signed_by {
+            let keyring = sources::keyring(&fetcher.root.join(file), wanted)?;
+            for entry in &mut entries {
+                entry.signed_by = SignedBy::Named(keyring.clone());
+            }
+        }
         let sources = sources::render(&entries);
         let key = digest::of_parts(["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()]);
         let dir = cache.place(KIND, &key)?;
@@ -324,7 +330,8 @@ pub(super) async fn ask(fetcher: &Fetcher, suites: &[Suite], mirror: Option<&Mir
             let base = uri.trim_end_matches('/');
             for suite in &suites {
                 let mut command = archive.command("/usr/lib/apt/apt-helper");
-                command.args(["download-file", &format!("{base}/dists/{suite}/InRelease")]);
+                let place = if sources::is_flat(suite) { suite.clone() } else { format!("dists/{suite}/") };
+                command.args(["download-file", &format!("{base}/{place}InRelease")]);
                 command.arg(scratch.path().join("InRelease"));
                 process::run(command, "apt-helper", || format!("look for suite {suite} at {uri}")).await?;
             }

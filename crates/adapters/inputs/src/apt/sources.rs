@@ -1,6 +1,6 @@
 //! Apt source entries. Parses the host's entries and derives those for the wanted suites.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use deb822_fast::{Deb822, Paragraph};
 use farrier_core::{image::checked::texts, kernel::AptSuites};
@@ -150,7 +150,15 @@ pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntr
             },
             None => ubuntu.or_else(from_host).ok_or_else(|| FetchError::NoAptSource(suite.to_string()))?,
         };
-        let components = if components.is_empty() { vec!["main".to_owned()] } else { texts(components) };
+        let components = match is_flat(suite) {
+            true if mirror.is_none() => {
+                let why = "a flat archive needs its address: set `mirror`";
+                return Err(FetchError::value("an apt suite", suite, why));
+            }
+            true => Vec::new(),
+            false if components.is_empty() => vec!["main".to_owned()],
+            false => texts(components),
+        };
         let signed_by = match signed_by {
             Some(keyring) => SignedBy::Named(keyring.to_string_lossy().into_owned()),
             None => entry.signed_by,
@@ -168,6 +176,11 @@ pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntr
     }
     check(&selected)?;
     Ok(selected)
+}
+
+/// Whether the suite is a directory of a flat archive, which has no components.
+pub(super) fn is_flat(suite: &str) -> bool {
+    suite.ends_with('/')
 }
 
 /// Returns the host's entry for exactly this suite, from the distribution's own archive. The suite alone proves nothing, because
@@ -217,6 +230,23 @@ fn rank(entry: &SourceEntry) -> Option<u8> {
     }
 }
 
+/// Returns the keyring's path for apt. apt reports a missing keyring as a missing signature, as if a retry could help.
+pub(super) fn keyring(file: &Path, wanted: &AptSuites) -> Result<String> {
+    let path = file.to_string_lossy().into_owned();
+    if file.is_file() && !path.contains(char::is_whitespace) {
+        return Ok(path);
+    }
+    let why = if file.is_file() { "its path contains a blank" } else { "there is no such file" };
+    let message = format!(
+        "verify the archive of {} with the keyring {path} (signedBy): {why}",
+        wanted.suites.join(", ")
+    );
+    Err(FetchError::unusable(
+        message,
+        "name a keyring by its absolute path, or by its path in the definitions directory",
+    ))
+}
+
 /// Checks that no value can end a line or a field: definitions and the host's files are free text.
 fn check(entries: &[SourceEntry]) -> Result<()> {
     let reject = |what, value: &str, why| Err(FetchError::value(what, value, why));
@@ -248,7 +278,8 @@ pub fn render(entries: &[SourceEntry]) -> String {
     let mut lines = Vec::new();
     for SourceEntry { uris, suites, components, signed_by, checks } in entries {
         lines.push("Types: deb".to_owned());
-        for (field, words) in [("URIs", uris), ("Suites", suites), ("Components", components)] {
+        let fields = [("URIs", uris), ("Suites", suites), ("Components", components)];
+        for (field, words) in fields.into_iter().filter(|(_, words)| !words.is_empty()) {
             lines.push(format!("{field}: {}", words.join(" ")));
         }
         match signed_by {
@@ -305,6 +336,35 @@ mod tests {
         Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
         Check-Valid-Until: no
         ");
+    }
+
+    #[test]
+    fn a_flat_archive_has_an_address_and_no_components() {
+        let mirror = Some("https://vendor.test/debian/".parse().unwrap());
+        let suites = || vec!["./".parse().unwrap()];
+        let entries = select(&debian(), &AptSuites { suites: suites(), mirror, ..AptSuites::default() });
+        insta::assert_snapshot!(render(&entries.unwrap()).trim_end(), @r"
+        Types: deb
+        URIs: https://vendor.test/debian/
+        Suites: ./
+        Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+        ");
+        let error = select_suites(&debian(), &["./"]).unwrap_err().to_string();
+        assert!(error.contains("set `mirror`"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_keyring_is_named_and_not_tried_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let wanted = AptSuites { suites: vec!["sid".parse().unwrap()], ..AptSuites::default() };
+        let file = directory.path().join("vendor.asc");
+        let error = keyring(&file, &wanted).unwrap_err();
+        let path = file.display();
+        let message =
+            format!("verify the archive of sid with the keyring {path} (signedBy): there is no such file");
+        assert_eq!((error.to_string(), error.is_transient()), (message, false));
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(keyring(&file, &wanted).unwrap(), path.to_string());
     }
 
     #[test]
