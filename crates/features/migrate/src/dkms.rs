@@ -37,14 +37,17 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
     draft.from = source(&directory.display().to_string()).ok();
     draft.version = value("PACKAGE_VERSION").unwrap_or(draft.version);
     for ((_, index), built) in values.iter().filter(|((name, _), _)| name == "BUILT_MODULE_NAME") {
-        let placed = values.get(&("DEST_MODULE_NAME".to_owned(), *index)).unwrap_or(built);
-        draft.modules.extend(placed.clone());
+        // The check knows a module by the name in it, and modprobe by its file's.
+        let file = values.get(&("DEST_MODULE_NAME".to_owned(), *index)).unwrap_or(built);
+        draft.modules.extend(built.clone());
+        draft.files.extend(file.clone());
     }
     if draft.modules.is_empty() {
         // The default of dkms: the module is named after the package.
         draft.modules.extend(package);
     }
-    let bounds = [(">=", "BUILD_EXCLUSIVE_KERNEL_MIN"), ("<=", "BUILD_EXCLUSIVE_KERNEL_MAX")];
+    // For dkms, 6.1.1 is after 6.1.
+    let bounds = [(">=", "BUILD_EXCLUSIVE_KERNEL_MIN"), ("<", "BUILD_EXCLUSIVE_KERNEL_MAX")];
     let bounds = bounds.iter().filter_map(|(sign, name)| Some(format!("{sign}{}", value(name)?)));
     let bounds = bounds.collect::<Vec<_>>().join(", ");
     let is_range = bounds.parse::<KernelRange>().is_ok();

@@ -45,6 +45,8 @@ pub struct Draft {
     pub release: Option<String>,
     /// Modules in load order.
     pub modules: Vec<String>,
+    /// Names of the modules' files without extension, if they may differ.
+    pub files: Vec<String>,
     /// Whether the container itself loads the modules.
     pub loads: bool,
     /// Tag pattern, if it is not the default one.
