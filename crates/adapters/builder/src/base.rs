@@ -5,7 +5,7 @@ use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
 use farrier_core::{
     image::{BuildSpec, ImageReference, Output, Repository},
-    kernel::{Compiler, CompilerKind, Toolchain},
+    kernel::{Architecture, Compiler, CompilerKind, Toolchain, install_uname},
     site::HostPort,
     template::steps::{self, Base, StepsError},
 };
@@ -14,7 +14,7 @@ use farrier_engines::{
     LOCAL_PREFIX, Sandbox,
 };
 use farrier_inputs::{HeaderSet, PackageRoot, find_build};
-use farrier_local::{blocking::blocking, cache::LockMode};
+use farrier_local::{blocking::blocking, cache::LockMode, machine::native};
 use farrier_net::Asker;
 use farrier_store::registry;
 use oci::error_chain;
@@ -82,8 +82,8 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         (Output::Payload, Ok(Engine::Kubernetes(cluster))) => {
             let (tree, toolchain) = own_toolchain(job, headers).await?;
             let base = Base::of(&job.cell.base_name, &toolchain.image.config);
-            let base =
-                in_place(job, headers, tree, &base).map_err(|refused| refused_template(job, &refused))?;
+            let base = in_place(job, headers, tree, &base, job.cell.target.arch)
+                .map_err(|refused| refused_template(job, &refused))?;
             return Ok(PreparedBase::InCluster(cluster, base, toolchain));
         }
         (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_sandbox(job, headers).await? {
@@ -134,11 +134,12 @@ async fn in_sandbox(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlace
     if !cross::is_foreign(job) {
         let (tree, toolchain) = own_toolchain(job, headers).await?;
         let base = Base::of(&job.cell.base_name, &toolchain.image.config);
-        return Ok(in_place(job, headers, tree, &base));
+        return Ok(in_place(job, headers, tree, &base, job.cell.target.arch));
     }
     job.stage(Stage::Toolchain);
     let (tree, base) = cross::toolchain(job, headers).await?;
-    Ok(in_place(job, headers, tree, &base).map(|mut made| {
+    // Programs run on this machine, so that is what `uname -m` answers.
+    Ok(in_place(job, headers, tree, &base, native()).map(|mut made| {
         made.lowers.reverse();
         made
     }))
@@ -150,11 +151,16 @@ fn in_place(
     headers: &HeaderSet,
     toolchain: PathBuf,
     base: &Base,
+    machine: Architecture,
 ) -> Result<InPlaceBase, StepsError> {
     let recipe = steps::read(&job.cell.dockerfile, base)?;
     recipe.notes.iter().for_each(|note| job.note(&note.to_string()));
     let mut steps = recipe.steps;
-    let first = [headers.compiler.map(probe_step), btf_source(job, headers).map(without_btf_step)];
+    let first = [
+        headers.compiler.map(probe_step),
+        btf_source(job, headers).map(without_btf_step),
+        Some(uname_step(job, machine)),
+    ];
     steps.splice(0..0, first.into_iter().flatten());
     Ok(InPlaceBase { steps, lowers: [headers.root.clone(), toolchain], headers: headers.key.clone() })
 }
@@ -181,7 +187,7 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
     let log = Arc::new(ProbeLog::default());
     let build = BuildJob {
         id: format!("base-{}-{}", cell.input_hash.short(), std::process::id()),
-        dockerfile: base_dockerfile(&toolchain, headers.compiler, btf_source(job, headers)),
+        dockerfile: base_dockerfile(job, &toolchain, headers.compiler, btf_source(job, headers)),
         context: vec![ContextEntry { dest: "kernel".to_owned(), from: headers.root.clone() }],
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
         cancel: parts.cancel.clone(),
@@ -283,7 +289,13 @@ async fn pull_from(parts: &Parts, engine: &DockerEngine, place: &Repository, nam
 
 /// Returns a Dockerfile that adds a header set to a toolchain. The build fails at once if the toolchain lacks the
 /// kernel's compiler: in the middle of a driver's build, the same error would come late and be hard to interpret.
-fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>, btf_source: Option<String>) -> String {
+fn base_dockerfile(
+    job: &Job<'_>,
+    toolchain: &str,
+    compiler: Option<Compiler>,
+    btf_source: Option<String>,
+) -> String {
+    let target = &job.cell.target;
     let mut text = format!("FROM {toolchain}\nCOPY kernel/ /\n");
     if let Some(path) = btf_source {
         let _ = writeln!(text, "RUN rm {path}");
@@ -291,6 +303,7 @@ fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>, btf_source: Opti
     if let Some(compiler) = compiler {
         let _ = writeln!(text, "RUN {}", probe(compiler));
     }
+    let _ = writeln!(text, "RUN {}", install_uname(target.release.as_str(), target.arch.gnu_name()));
     text
 }
 
@@ -313,6 +326,16 @@ fn without_btf_step(path: String) -> Step {
 fn probe_step(compiler: Compiler) -> Step {
     let argv = ["/bin/sh".to_owned(), "-c".to_owned(), probe(compiler)];
     first_step(format!("is {compiler} in the toolchain?"), argv.into())
+}
+
+/// Step that makes the program `uname` answer for the target kernel.
+fn uname_step(job: &Job<'_>, machine: Architecture) -> Step {
+    let release = job.cell.target.release.as_str();
+    let command = install_uname(release, machine.gnu_name());
+    first_step(
+        format!("uname answers for {release}"),
+        ["/bin/sh".to_owned(), "-c".to_owned(), command].into(),
+    )
 }
 
 /// A step that runs before the template's steps.

@@ -15,6 +15,7 @@ mod range;
 pub mod rpm_version;
 mod system;
 mod target;
+mod uname;
 
 pub use announced::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
@@ -34,6 +35,7 @@ pub use published::{DetachedSignature, DownloadedHeaders, FileProof, ImageHeader
 pub use range::{KernelRange, order_of};
 pub use system::{ImageStreams, NodeSystem, OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, UNKNOWN_SYSTEM};
 pub use target::KernelTarget;
+pub use uname::{install_uname, uname_script};
 
 pub use crate::definition::{
     AptSuites, BootstrapSpec, FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     image::{DriverImageSpec, ImageName, InputHash, InputHasher, RuntimeBase, RuntimeSpec, SourceSpec},
-    kernel::{Architecture, KernelLabel, KernelTarget},
+    kernel::{Architecture, KernelLabel, KernelTarget, uname_script},
 };
 
 /// Inputs of the hashes besides the Dockerfile.
@@ -82,6 +82,7 @@ pub(super) fn recipe(
         .add("os", os.as_str())
         .add("os-version", os_version.as_str())
         .add("arch", arch.as_str())
+        .add("uname", uname_script("{{kernel.release}}", arch.gnu_name()))
         .add("family", family.as_str())
         .add("version", &resolved.version);
     add_definition(&mut hasher, inputs)?;

@@ -14,7 +14,7 @@ use crate::{
         Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, SourceOrigin, SourceSpec,
         TagInputs, Version, commit_in, render_tags,
     },
-    kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, without_headers},
+    kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, uname_script, without_headers},
     template::{TemplateContext, Templates, fetching_add},
 };
 
@@ -404,14 +404,16 @@ pub(super) fn looked_up<'a, K: Ord, T>(
     found.get(key).ok_or_else(|| missing.to_owned())?.as_ref().map_err(Clone::clone)
 }
 
-/// Returns the local name of the base image. The prefix `localhost/` keeps engines from looking for it in a registry.
+/// Returns the local name of the base image. The Dockerfile contains the name, so everything hashed here is in the
+/// input hash, too. The prefix `localhost/` keeps engines from looking for the image in a registry.
 fn base_name(toolchain: &str, headers: &str, target: &KernelTarget) -> String {
     let mut hasher = InputHasher::new(BUILD_FORMAT);
     hasher
         .add("toolchain", toolchain)
         .add("headers", headers)
         .add("release", target.release.as_str())
-        .add("arch", target.arch.as_str());
+        .add("arch", target.arch.as_str())
+        .add("uname", uname_script(target.release.as_str(), target.arch.gnu_name()));
     let hash = hasher.finish().to_string();
     format!("localhost/farrier/base:{}", &hash[..24])
 }

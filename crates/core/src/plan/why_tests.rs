@@ -48,7 +48,7 @@ fn a_node_is_followed_from_its_labels_to_the_field_and_to_its_next_kernel() {
     node n0
     kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
     image mft: called for by pci=yes
-    state: published: registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64@sha256:3f15b18253659ce51feab35bd6a6a5b2f8fde0e40e5bb8874adb038e18732ee4, check verdict: loads
+    state: published: registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64@sha256:12c6ad962519bd618352d6dcdb3722137d666e063c3d9aca12655cb80adfaaba, check verdict: loads
     DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1
     next kernel: the node may boot 6.1.0-48-amd64 (debian 12, amd64): every image that it will need is published
     ");
@@ -108,7 +108,7 @@ fn an_image_is_followed_from_who_calls_for_it_through_its_inputs() {
     announcement: configuration next announces the kernel
     family: debian-12: headers from headers/6.1.0-48-amd64.tar; toolchain from registry.test/toolchain@sha256:0000000000000000000000000000000000000000000000000000000000000000
     inputs: version 4.33.0, family debian-12, toolchain toolchain-1
-    input hash c8885134e810, tag registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64
+    input hash b23c457a346a, tag registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64
     state: missing: not in the registry
     DaemonSet kube-system/mft, container driver: rewrite later: after registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64 is published
     ");
