@@ -178,6 +178,10 @@ pub(super) fn rendering(report: &mut Report<'_>, image: &DriverImage, templates:
     };
     let mut context = image.template_context("toolchain", "1.0", &target);
     context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
+    if let Err(reason) = template::Templates::default().render_vars(&mut context) {
+        report.wrong(&["spec", "vars"], reason);
+        return;
+    }
     while let Err(error) = template::render(&spec.template, text, &context) {
         let Some(name) = error.missing_var.filter(|name| !context.vars.contains_key(name)) else {
             let image = image.metadata.name.as_str();

@@ -67,7 +67,8 @@ pub struct DriverImageSpec {
     pub version: VersionSpec,
     /// The template's name: `templates/<template>.Dockerfile.hbs`.
     pub template: TemplateName,
-    /// Values for the template, available as `{{vars.<name>}}`.
+    /// Values for the template, available as `{{vars.<name>}}`. A value may use the other variables, such as
+    /// `KVER={{kernel.release}}`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub vars: BTreeMap<VariableName, OneLine>,
     /// Overrides of `vars` for some kernels. All entries that match a kernel apply; later entries override earlier ones.

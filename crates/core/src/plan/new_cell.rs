@@ -207,6 +207,7 @@ impl<'a> CellRequest<'a, '_> {
         if family.spec.btf {
             context.with_btf();
         }
+        templates.render_vars(&mut context).map_err(|detail| SkipReason::Template { detail })?;
         let dockerfile = self.dockerfile(templates, &context)?;
         Ok(RenderedCell { family, found, base_name, patches, dockerfile })
     }

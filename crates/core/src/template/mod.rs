@@ -41,7 +41,7 @@ pub struct TemplateContext {
     pub needs: Vec<String>,
     /// `{{#each patches}}`: file names below `patches/`, in order.
     pub patches: Vec<String>,
-    /// `{{vars.<name>}}`.
+    /// `{{vars.<name>}}`; [`Templates::render_vars`] renders the values.
     pub vars: BTreeMap<String, String>,
 }
 
@@ -143,6 +143,16 @@ impl Templates {
             missing_var: missing_var(&error),
             ..failed(error.line_no, reason(&error))
         })
+    }
+
+    /// Renders the values of `vars` that contain `{{`, from the other variables. The error is only the reason.
+    pub fn render_vars(&mut self, context: &mut TemplateContext) -> Result<(), String> {
+        let mut vars = std::mem::take(&mut context.vars);
+        for (name, value) in vars.iter_mut().filter(|(_, value)| value.contains("{{")) {
+            *value = self.render_line(value, context).map_err(|reason| format!("vars.{name}: {reason}"))?;
+        }
+        context.vars = vars;
+        Ok(())
     }
 
     /// Renders one line, such as a tag pattern, from named values. The error is only the reason.
@@ -281,6 +291,25 @@ mod tests {
         COPY sources/mstflint/ /build/
         RUN make K=6.1.0-47-amd64 V=6.1.0 6.1 debian12 amd64 mstflint kernel<&>
         ");
+    }
+
+    #[test]
+    fn values_of_vars_are_rendered() {
+        let mut context = context();
+        let rendered = |context: &mut TemplateContext| Templates::default().render_vars(context);
+        context.vars.insert("args".to_owned(), "KVER={{kernel.release}} A={{arch}}".to_owned());
+        rendered(&mut context).unwrap();
+        assert_eq!(context.vars["args"], "KVER=6.1.0-47-amd64 A=amd64");
+        assert_eq!(context.vars["dir"], "kernel<&>");
+        for (value, reason) in [
+            ("{{kernel.relase}}", "vars.args: there is no variable kernel.relase"),
+            ("{{vars.dir}}", "vars.args: there is no variable vars.dir"),
+            ("{{kernel", "vars.args: invalid Handlebars: {{kernel"),
+        ] {
+            context.vars.insert("args".to_owned(), value.to_owned());
+            let error = rendered(&mut context.clone()).unwrap_err();
+            assert!(error.starts_with(reason), "{error}");
+        }
     }
 
     #[test]

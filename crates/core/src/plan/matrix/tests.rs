@@ -293,7 +293,8 @@ fn headers_choose_patches_and_variables() {
     world.image("mft").spec.patches = vec![serde_json::from_value(patch).unwrap()];
     let set = serde_json::json!({"set": {"flag": "-DBARS"}, "when": when});
     world.image("mft").spec.kernel_vars = vec![serde_json::from_value(set).unwrap()];
-    world.image("mft").spec.vars.insert("flag".parse().unwrap(), "-DNONE".parse().unwrap());
+    let none = "-DNONE={{kernel.release}}".parse().unwrap();
+    world.image("mft").spec.vars.insert("flag".parse().unwrap(), none);
     world
         .definitions
         .templates
@@ -308,6 +309,7 @@ fn headers_choose_patches_and_variables() {
     let chosen = |cell: &Cell| (cell.patches.len(), cell.dockerfile.contains("-DBARS"));
     let cells = world.cells();
     assert_eq!(cells.iter().map(|cell| chosen(cell)).collect::<Vec<_>>(), [(0, false), (1, true)]);
+    assert!(cells[0].dockerfile.contains(&format!("cc -DNONE={K47}\n")), "{}", cells[0].dockerfile);
     assert!(crate::plan::tables(&world.plan())[0].rows[1][4].ends_with("; patched with 001-a.patch"));
 
     world.resolved.header_texts.insert(key(K48), Err("there is no package".to_owned()));
