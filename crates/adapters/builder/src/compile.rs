@@ -13,6 +13,7 @@ use std::{
 
 use farrier_core::{
     image::{BuildSpec, Digest, Output, Period},
+    kernel::KernelRelease,
     provenance::Confinement,
 };
 use farrier_definitions::read_patch;
@@ -98,7 +99,7 @@ pub(super) async fn compile(
         Some(Ok(confinement)) => confinement,
         Some(Err(TargetError::Engine(EngineError::Step(message)))) => {
             let compiler = missing_compiler(job, &compile_inputs.headers, &probe);
-            return Err(compiler.unwrap_or_else(|| failed(&log, message, &log_path)));
+            return Err(compiler.unwrap_or_else(|| failed(&log, message, &log_path, &cell.target.release)));
         }
         Some(Err(TargetError::Engine(EngineError::Limit(message)))) => {
             return Err(over_limit(&log, &message, &log_path).into());
@@ -177,15 +178,17 @@ async fn within<T>(
 }
 
 /// Error for a failed step of the Dockerfile.
-fn failed(log: &FileLog, message: String, log_path: &Path) -> TargetError {
+fn failed(log: &FileLog, message: String, log_path: &Path, target: &KernelRelease) -> TargetError {
     let (diagnosis, tail) = log.finish();
+    let advice = log.hint().and_then(|hint| hint.text(target.as_str())).map(|text| text + "; ");
     let (message, detail) = match diagnosis {
         Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
         None => (message, tail),
     };
     let hint = format!(
-        "the full log is {}; farrier does not compile these inputs again until one of them changes (driver version, patch, \
+        "{}the full log is {}; farrier does not compile these inputs again until one of them changes (driver version, patch, \
          template, kernel)",
+        advice.unwrap_or_default(),
         log_path.display()
     );
     let message = format!("compile failed: {message}");
@@ -294,7 +297,7 @@ mod tests {
             let log = FileLog::create(&path, |_: &str| ()).unwrap();
             log.line("  CC [M]  /build/acme.o");
             log.line(last);
-            failed(&log, "RUN make: exit code 2".to_owned(), &path)
+            failed(&log, "RUN make: exit code 2".to_owned(), &path, &"6.1.0-47-amd64".parse().unwrap())
         };
         for said in [
             "/build/acme.c:3:1: fatal error: error writing to /tmp/cc.s: No space left on device",

@@ -1,13 +1,21 @@
-//! Finds the first error in a build's output.
+//! Finds the decisive error in a build's output.
 
-use std::{collections::VecDeque, fmt};
+mod hints;
+
+use std::{collections::VecDeque, fmt, path::Path};
+
+pub use hints::Hint;
 
 /// Number of lines kept from the end of the log.
 const TAIL_LINES: usize = 20;
 /// Maximum number of characters kept of a line.
 const LINE_CHARS: usize = 1000;
+/// Maximum number of compiler errors that are kept until make names the target that failed.
+const COMPILED: usize = 64;
+/// Maximum number of including files that are kept.
+const INCLUDED: usize = 8;
 
-/// The first error of a failed build.
+/// The decisive error of a failed build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
     /// The source file or makefile, as named by the tool.
@@ -36,30 +44,53 @@ impl fmt::Display for Diagnosis {
     }
 }
 
-/// Kinds of messages, ordered by how close they are to the cause. make reports an error after the compiler's own message. A
-/// missing command causes every later error.
+/// Kinds of messages, ordered by how close they are to the cause of the failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// `make: *** [...] Error 2`.
+    /// `make: *** [...] Error 2`, with the line before it, which the failed command may have printed.
     MakeStopped,
+    /// A line of a script that begins with `ERROR` or the like.
+    Script,
+    /// An error of the compiler in a file that asks a question, such as `conftest.c`. Most such errors are answers.
+    Probe,
+    /// An `error: ...` of farrier's templates about the result of an earlier failure.
+    Consequence,
+    /// A missing command, module or interpreter, or a host that cannot be reached.
+    Missing,
+    /// An error of the compiler that made no make target fail. Scripts ignore many of these.
+    Compiler,
     /// `error: ...`, which farrier's templates print before they end the build.
     Template,
-    /// `No rule to make target`, a missing command or a missing interpreter.
-    Missing,
+    /// `... *** TEXT.  Stop.`: what `$(error TEXT)` prints, a missing rule, or an error in a makefile.
+    Stop,
+    /// A patch that does not fit.
+    Patch,
     /// An error of a configure script.
     Configure,
     /// An error of the linker.
     Linker,
     /// An error of modpost.
     Modpost,
-    /// An error of the compiler.
-    Compiler,
+    /// An error of the compiler that made a make target fail.
+    Target,
 }
 
-/// Reads a log line by line and keeps its first error and its last lines, in bounded memory.
+impl Rank {
+    /// Whether the last message of this kind counts instead of the first one: make and scripts end after it.
+    fn is_last(self) -> bool {
+        matches!(self, Self::Script | Self::Stop | Self::Template)
+    }
+}
+
+/// Reads a log line by line and keeps its decisive error and its last lines, in bounded memory.
 #[derive(Debug, Default)]
 pub struct Diagnoser {
-    first: Option<(Rank, Diagnosis)>,
+    best: Option<(Rank, Diagnosis)>,
+    /// Errors of the compiler, with the stems of the files that may belong to the failed target.
+    compiled: Vec<(Vec<String>, Diagnosis)>,
+    /// Stems of the files named in the last `In file included from` lines.
+    included: VecDeque<String>,
+    hint: Option<Hint>,
     tail: VecDeque<String>,
 }
 
@@ -67,11 +98,8 @@ impl Diagnoser {
     /// Processes the next line.
     pub fn feed(&mut self, line: &str) {
         let line: String = line.chars().take(LINE_CHARS).collect();
-        if !is_engine_echo(&line)
-            && let Some((rank, diagnosis)) = read(&line)
-            && self.first.as_ref().is_none_or(|(known, _)| rank > *known)
-        {
-            self.first = Some((rank, diagnosis));
+        if !is_engine_echo(&line) {
+            self.read(&line);
         }
         if self.tail.len() == TAIL_LINES {
             self.tail.pop_front();
@@ -79,15 +107,83 @@ impl Diagnoser {
         self.tail.push_back(line);
     }
 
-    /// Returns the first error of the kind closest to the cause.
+    fn read(&mut self, line: &str) {
+        if let Some(file) = included_from(line) {
+            if self.included.len() == INCLUDED {
+                self.included.pop_front();
+            }
+            self.included.extend(stem(file));
+        }
+        self.hint = hints::of(line).or(self.hint.take());
+        if line.starts_with("make") && line.ends_with("(ignored)") {
+            self.best.take_if(|(rank, _)| *rank <= Rank::Compiler);
+            self.compiled.clear();
+        }
+        if let Some((target, mut found)) = make_stopped(line) {
+            let failed = stem(target);
+            let cause =
+                self.compiled.iter().find(|(files, _)| failed.as_ref().is_some_and(|f| files.contains(f)));
+            if let Some((_, cause)) = cause {
+                let cause = cause.clone();
+                self.offer(Rank::Target, cause);
+            } else {
+                if let Some(said) = self.tail.back().filter(|said| is_statement(said)) {
+                    found.message = format!("{}, after: {}", found.message, said.trim());
+                }
+                self.offer(Rank::MakeStopped, found);
+            }
+        } else if let Some((rank, found)) = read(line) {
+            if rank == Rank::Compiler && self.compiled.len() < COMPILED {
+                let own = found.file.as_deref().and_then(stem);
+                self.compiled
+                    .push((own.into_iter().chain(self.included.iter().cloned()).collect(), found.clone()));
+            }
+            self.offer(rank, found);
+        }
+    }
+
+    fn offer(&mut self, rank: Rank, found: Diagnosis) {
+        let is_better = |known: Rank| match rank {
+            // The compiler runs only if the message before it was ignored.
+            Rank::Compiler if known == Rank::Stop => true,
+            _ => rank > known || rank == known && rank.is_last(),
+        };
+        if self.best.as_ref().is_none_or(|(known, _)| is_better(*known)) {
+            self.best = Some((rank, found));
+        }
+    }
+
+    /// Returns the error of the kind closest to the cause.
     pub fn diagnosis(&self) -> Option<&Diagnosis> {
-        self.first.as_ref().map(|(_, diagnosis)| diagnosis)
+        self.best.as_ref().map(|(_, diagnosis)| diagnosis)
+    }
+
+    /// Returns the last advice that the log gave reason to.
+    pub fn hint(&self) -> Option<&Hint> {
+        self.hint.as_ref()
     }
 
     /// Returns the last 20 lines.
     pub fn tail(&self) -> impl Iterator<Item = &str> {
         self.tail.iter().map(String::as_str)
     }
+}
+
+/// Returns the file that an `In file included from FILE:1:` line or its continuation names.
+fn included_from(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix("In file included ").unwrap_or(line).trim_start();
+    rest.strip_prefix("from ")?.split(':').next()
+}
+
+/// Returns a file's name without directory and extension.
+fn stem(path: &str) -> Option<String> {
+    Some(Path::new(path).file_stem()?.to_str()?.to_owned())
+}
+
+/// Whether the line may be what a failed command printed, and not make's own output.
+fn is_statement(line: &str) -> bool {
+    let word = line.split([':', '[']).next().unwrap_or_default();
+    !line.trim().is_empty() && !line.starts_with(' ') && !word.starts_with("make")
 }
 
 /// Whether the engine quotes the Dockerfile in this line. The text of a step may contain the words of an error.
@@ -103,46 +199,75 @@ fn is_engine_echo(line: &str) -> bool {
         || line.starts_with("Error: building at STEP ")
 }
 
+/// Reads a line that is not make's report of a failed target.
 fn read(line: &str) -> Option<(Rank, Diagnosis)> {
-    compiler(line)
-        .map(|found| (Rank::Compiler, found))
-        .or_else(|| modpost(line).map(|found| (Rank::Modpost, found)))
-        .or_else(|| linker(line).map(|found| (Rank::Linker, found)))
-        .or_else(|| line.starts_with("configure: error: ").then(|| (Rank::Configure, bare(line))))
-        .or_else(|| missing(line).map(|found| (Rank::Missing, found)))
-        .or_else(|| line.strip_prefix("error: ").map(|message| (Rank::Template, bare(message))))
-        .or_else(|| make_stopped(line).map(|found| (Rank::MakeStopped, found)))
+    let ranked = |rank: Rank| move |found: Diagnosis| (rank, found);
+    if line.starts_with("configure: error: ") {
+        return Some((Rank::Configure, bare(line)));
+    }
+    modpost(line)
+        .map(ranked(Rank::Modpost))
+        .or_else(|| linker(line).map(ranked(Rank::Linker)))
+        .or_else(|| compiler(line))
+        .or_else(|| stop(line).map(ranked(Rank::Stop)))
+        .or_else(|| patch(line).map(ranked(Rank::Patch)))
+        .or_else(|| missing(line).map(ranked(Rank::Missing)))
+        .or_else(|| line.strip_prefix("error: ").map(template))
+        .or_else(|| script(line).map(ranked(Rank::Script)))
 }
 
 fn bare(message: &str) -> Diagnosis {
     Diagnosis { file: None, line: None, column: None, message: message.trim().to_owned() }
 }
 
-/// Parses `file:line:column: error: message` of gcc and clang; the column is optional, and `fatal error` also counts.
-fn compiler(line: &str) -> Option<Diagnosis> {
-    let (place, message) = [": fatal error: ", ": error: "]
+fn template(message: &str) -> (Rank, Diagnosis) {
+    let is_consequence = message.ends_with(" is not there") || message.contains(" failed with exit code ");
+    (if is_consequence { Rank::Consequence } else { Rank::Template }, bare(message))
+}
+
+/// Parses `file:line:column: error: message` of gcc and clang; the column is optional, and `fatal error` and the
+/// assembler's `Error` also count. `cc1: error: message` has no place.
+fn compiler(line: &str) -> Option<(Rank, Diagnosis)> {
+    let (place, message) = [": fatal error: ", ": error: ", ": Error: "]
         .iter()
         .filter_map(|mark| line.split_once(mark))
         .min_by_key(|(place, _)| place.len())?;
-    let (rest, last) = place.rsplit_once(':')?;
-    let last: u32 = last.parse().ok()?;
-    let (file, number, column) =
-        match rest.rsplit_once(':').and_then(|(file, n)| Some((file, n.parse::<u32>().ok()?))) {
-            Some((file, number)) => (file, number, Some(last)),
-            None => (rest, last, None),
-        };
-    let file = file.trim_start();
-    (!file.is_empty()).then(|| Diagnosis {
-        file: Some(file.to_owned()),
-        line: Some(number),
-        column,
-        message: message.trim_end().to_owned(),
-    })
+    let place = place.trim_start();
+    let mut parts = place.rsplitn(3, ':');
+    let numbers = [parts.next(), parts.next()].map(|part| part.and_then(|part| part.parse::<u32>().ok()));
+    let (file, number, column) = match numbers {
+        [Some(column), Some(number)] => (parts.next()?, Some(number), Some(column)),
+        [Some(number), None] => (place.rsplit_once(':')?.0, Some(number), None),
+        [None, _] if is_tool(place) => (place, None, None),
+        [None, _] => return None,
+    };
+    let asks = |word: &str| file.to_ascii_lowercase().contains(word);
+    let is_probe =
+        ["conftest", "<stdin>", "/tmp/", "<command-line>"].into_iter().any(asks) && number.is_some();
+    // The assembler names its temporary file.
+    let rank = if is_probe && !line.contains(": Error: ") { Rank::Probe } else { Rank::Compiler };
+    let message = message.trim_end().to_owned();
+    (!file.is_empty())
+        .then(|| (rank, Diagnosis { file: Some(file.to_owned()), line: number, column, message }))
+}
+
+/// Whether this is a compiler's program name, as in `aarch64-linux-gnu-gcc-12: error: ...`.
+fn is_tool(name: &str) -> bool {
+    let name = name
+        .rsplit('/')
+        .next()
+        .unwrap_or_default()
+        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '-');
+    ["gcc", "g++", "cc", "cc1", "clang", "cpp", "objtool", "as"]
+        .iter()
+        .any(|tool| name == *tool || name.ends_with(&format!("-{tool}")))
+        || name == "cc1plus"
 }
 
 /// Parses `ERROR: modpost: "symbol" [module.ko] undefined!`; before Linux 5.10 the line lacks `modpost:`.
 fn modpost(line: &str) -> Option<Diagnosis> {
-    let message = line.trim_start().strip_prefix("ERROR: ")?;
+    let line = line.trim_start();
+    let message = line.strip_prefix("ERROR: ").or_else(|| line.strip_prefix("FATAL: "))?;
     let is_modpost =
         message.starts_with("modpost: ") || (message.starts_with('"') && message.contains("undefined!"));
     let message = message.strip_prefix("modpost: ").unwrap_or(message);
@@ -154,7 +279,7 @@ fn modpost(line: &str) -> Option<Diagnosis> {
 
 /// Recognizes errors of GNU ld and lld.
 fn linker(line: &str) -> Option<Diagnosis> {
-    let undefined = line.contains(": undefined reference to ");
+    let undefined = line.contains(": undefined reference to ") || line.contains(": multiple definition of ");
     let tool = line.split(": ").next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
     let is_linker =
         tool == "ld" || tool.starts_with("ld.") || tool.ends_with("-ld") || tool.ends_with("-ld.bfd");
@@ -163,137 +288,68 @@ fn linker(line: &str) -> Option<Diagnosis> {
     (undefined || named).then(|| bare(line))
 }
 
-/// Recognizes missing commands, files, interpreters and make targets.
-fn missing(line: &str) -> Option<Diagnosis> {
-    let line = line.trim();
-    let make = line.starts_with("make") && line.contains("*** No rule to make target");
-    let shell = line.ends_with(": not found") && (line.starts_with("/bin/") || line.starts_with("sh: "));
-    let bash = line.ends_with(": command not found");
-    let exec = line.starts_with("make") && line.ends_with(": No such file or directory");
-    let interpreter = line.contains("bad interpreter");
-    (make || shell || bash || exec || interpreter)
-        .then(|| bare(line.split_once("*** ").map_or(line, |(_, rest)| rest)))
+/// Parses `FILE:LINE: *** TEXT.  Stop.` and `make: *** TEXT.  Stop.`
+fn stop(line: &str) -> Option<Diagnosis> {
+    let (place, message) = line.trim_end().strip_suffix("Stop.")?.split_once("*** ")?;
+    let found = bare(message.trim_end().strip_suffix('.').unwrap_or(message));
+    let place = place.trim().trim_end_matches(':').rsplit_once(':');
+    match place.and_then(|(file, line)| Some((file, line.parse().ok()?))) {
+        Some((file, line)) => Some(Diagnosis { file: Some(file.to_owned()), line: Some(line), ..found }),
+        None => Some(found),
+    }
 }
 
-/// Parses `make[2]: *** [Makefile:1903: modules] Error 2`, except for errors that make ignores.
-fn make_stopped(line: &str) -> Option<Diagnosis> {
+/// Recognizes errors of patch.
+fn patch(line: &str) -> Option<Diagnosis> {
+    let failed =
+        line.contains(" hunk") && (line.contains(" FAILED -- saving rejects") || line.ends_with(" ignored"));
+    let named =
+        ["can't find file to patch", "Reversed (or previously applied) patch detected", "patch: **** "];
+    (failed || named.iter().any(|words| line.starts_with(words))).then(|| bare(line))
+}
+
+/// Recognizes missing commands, files, interpreters and hosts.
+fn missing(line: &str) -> Option<Diagnosis> {
+    let line = line.trim();
+    let shell = line.ends_with(": not found")
+        && (line.starts_with("/bin/")
+            || line.starts_with("sh: ")
+            || line.contains(": line ")
+            || is_numbered(line));
+    let ends = [": command not found", ": Permission denied"];
+    let bash = ends.iter().any(|end| line.ends_with(end)) && !line.starts_with("find: ");
+    let exec = line.starts_with("make") && line.ends_with(": No such file or directory");
+    let within = [
+        "bad interpreter",
+        "ModuleNotFoundError: ",
+        "Can't locate ",
+        "ERROR: Kernel configuration is invalid",
+    ];
+    (shell || bash || exec || within.iter().any(|words| line.contains(words)) || hints::is_network(line))
+        .then(|| bare(line))
+}
+
+/// Whether the line has dash's form `SCRIPT: 3: MESSAGE`.
+fn is_numbered(line: &str) -> bool {
+    let number = line.split(": ").nth(1).unwrap_or_default();
+    !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Recognizes what scripts print before they fail.
+fn script(line: &str) -> Option<Diagnosis> {
+    let line = line.trim_start_matches(['*', '!', ' ']);
+    let word = line.split([':', '!', ' ']).next().unwrap_or_default();
+    ["error", "fatal"].iter().any(|known| word.eq_ignore_ascii_case(known)).then(|| bare(line))
+}
+
+/// Parses `make[2]: *** [Makefile:1903: modules] Error 2`, except for errors that make ignores. Returns the target, too.
+fn make_stopped(line: &str) -> Option<(&str, Diagnosis)> {
     let (tool, message) = line.trim_start().split_once(": *** ")?;
-    (tool.starts_with("make") && !message.ends_with("(ignored)")).then(|| bare(message))
+    let target = message.strip_prefix('[')?.split_once(']')?.0;
+    let target = target.rsplit(": ").next().unwrap_or(target);
+    (tool.starts_with("make") && !message.ends_with("(ignored)")).then(|| (target, bare(message)))
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn diagnose(log: &str) -> Option<String> {
-        let mut diagnoser = Diagnoser::default();
-        log.lines().for_each(|line| diagnoser.feed(line));
-        diagnoser.diagnosis().map(ToString::to_string)
-    }
-
-    #[test]
-    fn gcc_in_a_gpu_build() {
-        let log = "\
-make[1]: Entering directory '/usr/src/linux-headers-6.1.0-56-amd64'
-  CC [M]  /build/kernel-open/nvidia/nv-pci.o
-/build/kernel-open/nvidia/nv-pci.c: In function 'nv_resize_pcie_bars':
-/build/kernel-open/nvidia/nv-pci.c:177:9: error: too few arguments to function 'pci_resize_resource'
-  177 |     r = pci_resize_resource(pci_dev, NV_GPU_BAR1, requested_size);
-      |         ^~~~~~~~~~~~~~~~~~~
-In file included from /build/kernel-open/common/inc/nv-pci.h:28,
-/usr/src/linux-headers-6.1.0-56-common/include/linux/pci.h:1421:18: note: declared here
-/build/kernel-open/nvidia/nv-pci.c:180:9: error: second
-make[3]: *** [/usr/src/linux-headers-6.1.0-56-common/scripts/Makefile.build:250: nv-pci.o] Error 1
-make[2]: *** [/usr/src/linux-headers-6.1.0-56-common/Makefile:2049: /build/kernel-open] Error 2
-make: *** [Makefile:82: modules] Error 2";
-        insta::assert_snapshot!(diagnose(log).unwrap_or_default(), @"/build/kernel-open/nvidia/nv-pci.c:177:9: too few arguments to function 'pci_resize_resource'");
-    }
-
-    #[test]
-    fn fatal_error_and_column_free_forms() {
-        let fatal = read("/b/main.c:12:10: fatal error: linux/foo.h: No such file or directory");
-        let (rank, found) = fatal.expect("a fatal error");
-        assert_eq!((rank, found.line, found.column), (Rank::Compiler, Some(12), Some(10)));
-        assert_eq!(diagnose("a.c:3: error: x").as_deref(), Some("a.c:3: x"));
-        assert_eq!(
-            diagnose("include/linux/a.h:5:2: error: #error \"no: error: x\"").as_deref(),
-            Some("include/linux/a.h:5:2: #error \"no: error: x\"")
-        );
-    }
-
-    #[test]
-    fn modpost_names_the_module() {
-        let log = "ERROR: modpost: \"ib_register_client\" [/b/nv_peer_mem.ko] undefined!\nmake[1]: *** [Makefile.modpost:126: Module.symvers] Error 1";
-        insta::assert_snapshot!(diagnose(log).unwrap_or_default(), @r#"/b/nv_peer_mem.ko: "ib_register_client" [/b/nv_peer_mem.ko] undefined!"#);
-        assert!(diagnose("ERROR: \"old_form\" [/b/x.ko] undefined!").is_some());
-        assert_eq!(diagnose("ERROR: something of a script"), None);
-    }
-
-    #[test]
-    fn missing_things() {
-        for line in [
-            "make: *** No rule to make target 'modules'.  Stop.",
-            "/bin/sh: 1: gcc-12: not found",
-            "bash: line 1: bc: command not found",
-            "make[1]: gcc-13: No such file or directory",
-            "/usr/bin/ld: cannot find -lelf: No such file or directory",
-            "nv.o: in function `f': nv.c:(.text+0x1): undefined reference to `g'",
-        ] {
-            assert!(diagnose(line).is_some(), "{line}");
-        }
-    }
-
-    #[test]
-    fn what_a_script_says_counts_as_far_as_it_knows() {
-        let excluded = "error: dkms.conf excludes kernel 6.1.0-56-amd64: it is for kernels with CONFIG_I2C";
-        assert_eq!(diagnose(excluded).as_deref(), excluded.strip_prefix("error: "));
-        let (absent, stopped) = ("error: dkms.conf names x as built", "make: *** [Makefile:3: all] Error 2");
-        assert_eq!(diagnose(&format!("{stopped}\n{absent}")).as_deref(), Some("dkms.conf names x as built"));
-        assert_eq!(diagnose(&format!("a.c:1:2: error: real\n{absent}")).as_deref(), Some("a.c:1:2: real"));
-        let configure = "checking for file... no\nconfigure: error: no kernel\n/bin/sh: 1: bc: not found";
-        assert_eq!(diagnose(configure).as_deref(), Some("configure: error: no kernel"));
-    }
-
-    #[test]
-    fn a_later_compiler_error_wins_over_makes_summary() {
-        let log = "make[2]: *** [x] Error 1\na.c:1:2: error: real\nb.c:1:2: error: later";
-        assert_eq!(diagnose(log).as_deref(), Some("a.c:1:2: real"));
-    }
-
-    #[test]
-    fn harmless_lines_are_no_errors() {
-        for line in [
-            "a.c:1:2: warning: unused",
-            "make[1]: [Makefile:3: clean] Error 1 (ignored)",
-            "checking for error: handling... yes",
-            "  CC [M]  drivers/error.o",
-            "cp: cannot stat 'x': No such file or directory",
-            "Step 3/3 : RUN echo 'a.c:1:2: error: bad'",
-            "[1/3] STEP 2/2: RUN echo 'a.c:1:2: error: bad'",
-            "The command '/bin/sh -c echo a.c:1:2: error: bad' returned a non-zero code: 1",
-            "Error: building at STEP \"RUN echo 'a.c:1:2: error: bad'\": exit status 1",
-        ] {
-            assert_eq!(diagnose(line), None, "{line}");
-        }
-    }
-
-    #[test]
-    fn memory_is_bounded() {
-        let mut diagnoser = Diagnoser::default();
-        for number in 0..1000 {
-            diagnoser.feed(&format!("{number} {}", "ü".repeat(5000)));
-        }
-        assert_eq!(diagnoser.tail().count(), TAIL_LINES);
-        assert!(diagnoser.tail().all(|line| line.chars().count() <= LINE_CHARS));
-        assert!(diagnoser.tail().last().is_some_and(|line| line.starts_with("999 ")));
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_is_read(line in ".*") {
-            let _ = read(&line);
-        }
-    }
-}
+#[path = "diagnosis_tests.rs"]
+mod tests;

@@ -10,7 +10,7 @@ use farrier_engines::{BuildLog, EngineError};
 use fs_err::{self as fs, File};
 use parking_lot::Mutex;
 
-use super::diagnosis::{Diagnoser, Diagnosis};
+use super::diagnosis::{Diagnoser, Diagnosis, Hint};
 
 /// Limits of a log file: many times the output of a complete GPU driver build.
 const KEPT: Kept = Kept { beginning: 32 << 20, end: 1 << 20 };
@@ -58,6 +58,11 @@ impl FileLog {
         let flushed = state.file.finish();
         self.report_write_failure(&mut state, flushed);
         (state.diagnoser.diagnosis().cloned(), state.diagnoser.tail().map(str::to_owned).collect())
+    }
+
+    /// Returns advice about the failure, if the log gives reason to any.
+    pub fn hint(&self) -> Option<Hint> {
+        self.state.lock().diagnoser.hint().cloned()
     }
 
     fn report_write_failure(&self, state: &mut State, written: std::io::Result<()>) {
