@@ -70,7 +70,8 @@ impl Header {
         let candidates = [ends.next(), Some(one_less)];
         let known = candidates.into_iter().flatten().find_map(|offset| {
             let format = Format::detect(&start[offset..])?;
-            (!matches!(format, Format::Deb | Format::Rpm | Format::Makeself)).then_some((offset, format))
+            (!matches!(format, Format::Deb | Format::Rpm | Format::Makeself | Format::Unsupported(_)))
+                .then_some((offset, format))
         });
         let (offset, format) = known.ok_or(match candidates[0] {
             Some(offset) if offset < start.len() => Unreadable::Form,

@@ -115,6 +115,8 @@ pub enum Format {
     Rpm,
     /// A self-extracting archive made by `makeself` (`.run`); the tar after its script is unpacked.
     Makeself,
+    /// An archive that farrier does not unpack, with advice.
+    Unsupported(&'static str),
 }
 
 impl Format {
@@ -123,19 +125,24 @@ impl Format {
 
     /// Detects the format from a file's first bytes: 4 KiB, or all of a shorter file.
     pub fn detect(start: &[u8]) -> Option<Self> {
-        const MAGIC: [(&[u8], Format); 5] = [
+        const MAGIC: [(&[u8], Format); 9] = [
             (b"\x1f\x8b", Format::Gzip),
             (b"\xfd7zXZ\0", Format::Xz),
             (b"\x28\xb5\x2f\xfd", Format::Zstd),
             (b"!<arch>\n", Format::Deb),
             (b"\xed\xab\xee\xdb", Format::Rpm),
+            (b"BZh", Format::Unsupported("it is compressed with bzip2: pack it again as .tar.xz")),
+            (b"PK\x03\x04", Format::Unsupported("it is a zip archive: pack its content as .tar.xz")),
+            (b"7z\xbc\xaf\x27\x1c", Format::Unsupported("it is a 7z archive: pack its content as .tar.xz")),
+            (b"LZIP", Format::Unsupported("it is compressed with lzip: pack it again as .tar.xz")),
         ];
         let compressed = MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, format)| *format);
         if makeself::is_one(start.get(..Self::START).unwrap_or(start)) {
             return Some(Self::Makeself);
         }
         // POSIX and GNU tar both write this magic at offset 257 of an entry's header.
-        compressed.or_else(|| (start.get(257..262)? == b"ustar").then_some(Self::Tar))
+        let is_tar = || start.get(257..262) == Some(b"ustar") || is_v7(start);
+        compressed.or_else(|| is_tar().then_some(Self::Tar))
     }
 
     /// Detects the format of a file; returns `None` if the file is not an archive.
@@ -144,6 +151,18 @@ impl Format {
         File::open(path)?.take(Self::START as u64).read_to_end(&mut start)?;
         Ok(Self::detect(&start))
     }
+}
+
+/// Whether this is a tar from before POSIX, which has no magic: its first header has a name and the right checksum.
+fn is_v7(start: &[u8]) -> bool {
+    let Some(block) = start.get(..512) else { return false };
+    let header = tar::Header::from_byte_slice(block);
+    // The sum counts the checksum's own eight bytes as blanks.
+    let sum = block
+        .iter()
+        .enumerate()
+        .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) });
+    block.first() != Some(&0) && header.cksum().is_ok_and(|stated| stated == sum.sum::<u32>())
 }
 
 /// Unpacks an uncompressed tar stream into the existing directory `dest`.
@@ -272,6 +291,7 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
             unpack_output(command, "rpm2archive", dest, options)
         }
         Some(Format::Makeself) => unpack_makeself(file()?, dest, options),
+        Some(Format::Unsupported(why)) => Err(UnpackError::Unsupported(why)),
         Some(format) => unpack_compressed(format, file()?, dest, options),
         None => Err(UnpackError::Damaged(io::Error::new(
             io::ErrorKind::InvalidData,
@@ -326,6 +346,7 @@ fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a
         Format::Deb | Format::Rpm | Format::Makeself => {
             return Err(UnpackError::Unsupported("it is a package inside another archive"));
         }
+        Format::Unsupported(why) => return Err(UnpackError::Unsupported(why)),
     })
 }
 

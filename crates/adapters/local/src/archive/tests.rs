@@ -238,7 +238,7 @@ fn compress(format: Format, tar: &[u8]) -> Vec<u8> {
             encoder.finish().unwrap()
         }
         Format::Zstd => zstd::encode_all(tar, 1).unwrap(),
-        Format::Tar | Format::Deb | Format::Rpm | Format::Makeself => tar.to_vec(),
+        Format::Tar | Format::Deb | Format::Rpm | Format::Makeself | Format::Unsupported(_) => tar.to_vec(),
     }
 }
 
@@ -402,4 +402,34 @@ fn rpm_packages_are_unpacked() {
     let whole = std::fs::read(&package).unwrap();
     std::fs::write(&package, &whole[..whole.len() - 20]).unwrap();
     assert!(unpack_file(&package, &dest, &Options::default()).is_err());
+}
+
+/// GNU tar and Python write the archives.
+#[test]
+fn old_tars_are_unpacked_and_other_formats_named() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("acme.c"), "int acme;\n").unwrap();
+    let run = |program: &str, arguments: &[&str]| {
+        let status = Command::new(program).args(arguments).current_dir(dir.path()).status().unwrap();
+        assert!(status.success(), "{program} {arguments:?}");
+    };
+    run("tar", &["--format=v7", "-cf", "v7.tar", "acme.c"]);
+    run("tar", &["-cf", "new.tar", "acme.c"]);
+    run(
+        "python3",
+        &["-c", "import bz2; open('a.tar.bz2', 'wb').write(bz2.compress(open('new.tar', 'rb').read()))"],
+    );
+    run("python3", &["-m", "zipfile", "-c", "a.zip", "acme.c"]);
+    let unpacked = |name: &str| {
+        let dest = dir.path().join(format!("{name}.d"));
+        std::fs::create_dir(&dest).unwrap();
+        unpack_file(&dir.path().join(name), &dest, &Options::default()).map(|()| dest)
+    };
+    assert_eq!(std::fs::read_to_string(unpacked("v7.tar").unwrap().join("acme.c")).unwrap(), "int acme;\n");
+    for (name, what) in [("a.tar.bz2", "compressed with bzip2"), ("a.zip", "a zip archive")] {
+        let error = unpacked(name).unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains(".tar.xz"), "{error}");
+    }
+    assert_eq!(Format::detect(&[0; 1024]), None);
+    assert_eq!(Format::detect(&[b'x'; 1024]), None);
 }
