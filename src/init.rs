@@ -14,7 +14,7 @@ use farrier_core::{
     plan::{NodeFacts, SnapshotScope, WriteNamespaces},
     shell::shell_word,
 };
-use farrier_definitions as definitions;
+use farrier_definitions::{self as definitions, DefinitionErrors};
 use farrier_migrate::{Context, Draft, Drafted, MAX_FORM, Remark, source};
 use farrier_store::registry::RegistryLocation;
 use fs_err as fs;
@@ -104,6 +104,10 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
         drafted.add_shipped(&name, &context).map_err(CliError::usage)?;
     }
     find_sources(&mut drafted.drafts, &source).await?;
+    for draft in &mut drafted.drafts {
+        let origin = draft.origin.clone();
+        draft.settle(mistake).map_err(|reason| CliError::usage(format!("{origin}: {reason}")))?;
+    }
     let files = drafted.files().map_err(CliError::usage)?;
     // Load the files as `--definitions` does, before any of them is put in its place.
     let staged = tempfile::tempdir()?;
@@ -114,6 +118,16 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     let next = next(&directory, &cluster, &context.registry, &definitions);
     session.show(&Report { written, kept, remarks, by_hand, next }, text)?;
     Ok(Exit::Done)
+}
+
+/// Returns the first mistake in the text of a definition.
+fn mistake(text: &str) -> Result<(), String> {
+    let staged = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let files = BTreeMap::from([("images/draft.yaml".to_owned(), text.to_owned())]);
+    write(staged.path(), &files).map_err(|error| error.to_string())?;
+    let first =
+        |DefinitionErrors(errors)| errors.into_iter().next().map_or_else(String::new, |error| error.message);
+    definitions::load(Some(staged.path())).map(drop).map_err(first)
 }
 
 /// Returns the given value, or asks for it on the terminal.
@@ -226,8 +240,9 @@ fn how_built(top: &Path) -> Option<(&'static str, String)> {
         let directory = files.iter().find(is_one)?.parent()?.strip_prefix(top).ok()?.to_str()?;
         Some((template, if directory.is_empty() { "." } else { directory }.to_owned()))
     };
-    let dkms = find("dkms", ["dkms.conf"; 2], "PACKAGE_NAME");
-    dkms.or_else(|| find("kbuild", ["Kbuild", "Makefile"], "obj-m"))
+    // The other tools run make, whether there is a dkms.conf or not.
+    let kbuild = find("kbuild", ["Kbuild", "Makefile"], "obj-m");
+    kbuild.or_else(|| find("dkms", ["dkms.conf"; 2], "PACKAGE_NAME"))
 }
 
 /// Writes the files that do not exist. Returns the written and the existing files.

@@ -105,6 +105,7 @@ fn identity(from: &SourceOrigin) -> String {
         SourceOrigin::Apt(source) => format!("{}=535.261.03-1+deb12u1 {digest}", source.package),
         SourceOrigin::Rpm(_) => format!("kmod=535.261.03-1.el9.x86_64 {digest}"),
         SourceOrigin::Image(_) => format!("registry.example/driver {digest}"),
+        SourceOrigin::Git(_) => format!("{} {digest}", "0".repeat(40)),
         SourceOrigin::Path { .. } | SourceOrigin::Url { .. } => digest.to_string(),
     }
 }

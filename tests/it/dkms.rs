@@ -192,3 +192,29 @@ fn a_conf_that_excludes_the_kernel() {
     let run = build(&site, "strange", &kernel).exits(1);
     run.line("dkms.conf has BUILD_DEPENDS=nvidia-current: name the image that exposes what it is compiled against in needs");
 }
+
+/// As with dkms 3.3, entry 0 of `BUILD_EXCLUSIVE_*` counts for all modules and entry N for module N.
+#[test]
+fn a_conf_that_excludes_one_module_of_several() {
+    let (site, kernel) = (strange(), kernels::newest().newer);
+    let more = "BUILD_EXCLUSIVE_KERNEL_MAX[1]=\"5.4\"\nCLEAN=\"make clean\"\nif [ unfinished\n";
+    site.define("sources/strange/dkms.conf", &format!("{CONF}{more}"));
+    site.define("sources/strange/after", "#!/bin/sh\n");
+    let run = build(&site, "strange", &kernel).exits(0);
+    assert_eq!(modules(&run), [format!("lib/modules/{kernel}/updates/dkms/strange_second.ko loads")]);
+}
+
+#[test]
+fn a_conf_whose_script_fails() {
+    let (site, kernel) = (strange(), kernels::newest().newer);
+    site.define("sources/strange/configure", "#!/bin/sh\nexit 3\n");
+    build(&site, "strange", &kernel)
+        .exits(1)
+        .line("compile failed: PRE_BUILD failed with exit code 3: configure");
+    let file = site.definitions().join("sources/strange/configure");
+    fs::set_permissions(file, fs::Permissions::from_mode(0o644)).unwrap();
+    build(&site, "strange", &kernel).exits(1).line("hint: the script is not executable in the sources");
+    site.edit("images/strange.yaml", "directory: .", "directory: src");
+    let run = build(&site, "strange", &kernel).exits(1);
+    run.line("compile failed: there is no dkms.conf in src of the sources: set vars.directory, or subdir of the source");
+}

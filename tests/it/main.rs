@@ -48,6 +48,7 @@ mod kube_jobs;
 mod layers;
 mod leadership;
 mod lifecycle;
+mod makefiles;
 mod offline;
 mod openshift;
 mod own_kernel;

@@ -5,7 +5,10 @@ use std::{
     sync::LazyLock,
 };
 
-use farrier_core::plan::{DaemonSetFacts, NodeFacts, NodeReach};
+use farrier_core::{
+    plan::{DaemonSetFacts, NodeFacts, NodeReach},
+    text::is_deceptive,
+};
 use farrier_yaml::is_other_type;
 use handlebars::Handlebars;
 use serde::Serialize;
@@ -25,7 +28,7 @@ static TEMPLATES: LazyLock<Handlebars<'_>> = LazyLock::new(|| {
 
 /// Content of a definition to write. Texts are taken from other tools unchecked; the rendered definition is
 /// parsed before anything is written.
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Draft {
     /// The object or file that the definition is made from.
@@ -47,6 +50,8 @@ pub struct Draft {
     pub modules: Vec<String>,
     /// Names of the modules' files without extension, if they may differ.
     pub files: Vec<String>,
+    /// Comments about values that a definition cannot have.
+    pub undecided: Vec<String>,
     /// Whether the container itself loads the modules.
     pub loads: bool,
     /// Tag pattern, if it is not the default one.
@@ -55,7 +60,37 @@ pub struct Draft {
     pub rollout: Option<Value>,
 }
 
+/// A field of a draft, and what takes it out.
+type Reset = (&'static str, fn(&mut Draft));
+
+/// Fields whose values come from other tools unchecked. A definition is valid without them.
+const RESETS: [Reset; 6] = [
+    ("kernels", |draft| draft.kernels = None),
+    ("release", |draft| draft.release = None),
+    ("modules", |draft| (draft.modules, draft.files) = (Vec::new(), Vec::new())),
+    ("nodes", |draft| draft.nodes.clear()),
+    ("tags", |draft| draft.tag = None),
+    ("version", |draft| "1.0".clone_into(&mut draft.version)),
+];
+
 impl Draft {
+    /// Removes the fields because of which `check` refuses the text, and leaves a comment about each. Fails with the last
+    /// reason if the text stays invalid. A reason does not contain the position in the text.
+    pub fn settle(&mut self, check: impl Fn(&str) -> Result<(), String>) -> Result<(), String> {
+        for (field, reset) in RESETS.into_iter().chain(RESETS) {
+            let Err(reason) = check(&self.text()?) else { return Ok(()) };
+            let mut without = self.clone();
+            reset(&mut without);
+            // Without the field at fault the reason is gone, even if there is another one.
+            if check(&without.text()?).err().as_ref() != Some(&reason) {
+                let reason: String = reason.chars().filter(|c| !is_deceptive(*c)).collect();
+                without.undecided.push(format!("{field}: {reason}"));
+                *self = without;
+            }
+        }
+        check(&self.text()?)
+    }
+
     /// Renders the file's text.
     pub fn text(&self) -> Result<String, String> {
         TEMPLATES.render("image", self).map_err(|error| error.to_string())

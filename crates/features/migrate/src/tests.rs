@@ -150,6 +150,36 @@ fn a_dkms_conf() {
     insta::assert_snapshot!(shown(&drafted(CONF, "").unwrap()));
 }
 
+/// Returns the message of the first mistake in a definition.
+fn mistake(text: &str) -> Result<(), String> {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("images")).unwrap();
+    std::fs::write(directory.path().join("images/x.yaml"), text).unwrap();
+    definitions::load(Some(directory.path())).map(drop).map_err(|errors| errors.0[0].message.clone())
+}
+
+#[test]
+fn values_that_no_definition_can_have_become_comments() {
+    let module =
+        PLAIN.replace("kmm_ci_a", "'$(reboot)'").replace("selector: {}", "selector: {'a b': c, pool: x}");
+    let mut drafted = drafted(&module, "").unwrap();
+    let draft = &mut drafted.drafts[0];
+    draft.settle(mistake).unwrap();
+    assert!(draft.modules.is_empty() && draft.nodes.is_empty() && draft.tag.is_some());
+    let text = image(&drafted).1;
+    let comments: Vec<&str> = text.lines().filter(|line| line.starts_with("# Not taken over: ")).collect();
+    assert_eq!(comments.len(), 2, "{text}");
+    assert!(comments.iter().any(|line| line.contains("modules: ") && line.contains("$(reboot)")), "{text}");
+    assert_eq!(load(&drafted).unwrap().images.len(), 1);
+    // A draft that is valid stays as it is, and one that no reset makes valid is an error with its reason.
+    drafted = self::drafted(CONF, "").unwrap();
+    let before = image(&drafted).1;
+    drafted.drafts[0].settle(mistake).unwrap();
+    assert_eq!(image(&drafted).1, before);
+    drafted.drafts[0].template = "gone";
+    assert!(drafted.drafts[0].settle(mistake).unwrap_err().contains("gone"));
+}
+
 #[test]
 fn the_operators_resources() {
     insta::assert_snapshot!(shown(&drafted(NIC, "").unwrap()));
