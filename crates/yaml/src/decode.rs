@@ -115,16 +115,18 @@ fn suggestion(name: &str, known: &[&str]) -> String {
     }
 }
 
-/// Returns the known name that was probably meant by a mistyped one: at most a third of its characters differ.
+/// Returns the known name that was probably mistyped: at most two edits away, in at most a third of its characters.
+/// `pci-10de` and `pci-15b3` differ in three characters and are both right.
 pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
     // A hostile name must not cost time.
-    if length > 64 {
+    if length > 128 {
         return None;
     }
-    let distances = known.into_iter().map(|known| (strsim::damerau_levenshtein(name, known), known));
+    let near = known.into_iter().filter(|known| known.len().abs_diff(name.len()) <= 2);
+    let distances = near.map(|known| (strsim::damerau_levenshtein(name, known), known));
     let (distance, nearest) = distances.min_by_key(|(distance, _)| *distance)?;
-    (distance * 3 <= length).then_some(nearest)
+    (distance <= 2 && distance * 3 <= length).then_some(nearest)
 }
 
 fn shown(text: &str) -> String {

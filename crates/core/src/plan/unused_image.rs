@@ -1,7 +1,8 @@
 //! Images whose selector matches no node, with the label that was probably meant.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use farrier_yaml::similar;
 use serde::Serialize;
 
 use super::{NodeFacts, node::NodeGroup, skip_reason::explained};
@@ -70,15 +71,11 @@ fn missing_label(key: &str, value: &str, groups: &[NodeGroup<'_>]) -> Option<NoN
         return Some(NoNodeReason::OtherValue { label, value, found, nodes });
     }
     let nodes = || groups.iter().flat_map(|group| group.nodes.iter().copied());
-    let nearest =
-        nodes().flat_map(|node: &NodeFacts| node.labels.keys()).find(|label| is_similar(label, key));
+    let labels: BTreeSet<&str> =
+        nodes().flat_map(|node: &NodeFacts| node.labels.keys().map(String::as_str)).collect();
+    let nearest = similar(key, labels);
     let count = nearest.map_or(0, |near| nodes().filter(|node| node.labels.contains_key(near)).count());
-    Some(NoNodeReason::NoLabel { label: key.to_owned(), nearest: nearest.cloned(), nodes: count })
-}
-
-/// Whether a label was probably mistyped. `pci-10de` and `pci-15b3` differ in three characters and are both right.
-fn is_similar(label: &str, wanted: &str) -> bool {
-    label.len().abs_diff(wanted.len()) <= 2 && strsim::damerau_levenshtein(label, wanted) <= 2
+    Some(NoNodeReason::NoLabel { label: key.to_owned(), nearest: nearest.map(str::to_owned), nodes: count })
 }
 
 #[cfg(test)]
