@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use farrier_builder::{builds_elsewhere, parts::Parts};
 use farrier_cluster::Cluster;
 use farrier_controller::{Planned, observe_and_plan};
-use farrier_core::plan::{self, Phase, PlannedCell};
+use farrier_core::plan;
 use farrier_engines::EngineChoice;
 use jiff::Timestamp;
 
@@ -105,12 +105,7 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit> {
         session.show(&plan, output::plan)?;
         return Ok(exit);
     };
-    // The list cannot express what cannot be built, nor why no image is called for.
-    let is_stuck = |cell: &PlannedCell| {
-        cell.outcome.is_unbuildable() || matches!(cell.outcome.phase(), Phase::Conflict | Phase::Failed)
-    };
-    let asks_for_nothing = plan.cells.is_empty() && plan.skipped_nodes.len() + plan.unused_images.len() > 0;
-    if unreachable || asks_for_nothing || plan.cells.iter().any(is_stuck) {
+    if unreachable || plan.matrix_hides_reasons() {
         output::message(&output::plan(&plan));
     }
     // Jobs must not be made from an incomplete plan.

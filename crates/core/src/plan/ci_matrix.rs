@@ -122,6 +122,7 @@ mod tests {
     #[test]
     fn nothing_to_build() {
         let plan = Plan::default();
+        assert!(plan.matrix_hides_reasons(), "an empty list says nothing");
         assert_eq!(ci_matrix(&plan, MatrixForm::Github), r#"{"include":[]}"#);
         assert_eq!(ci_matrix(&plan, MatrixForm::Gitlab), r#"{"build":{"script":["echo nothing to build"]}}"#);
         assert_eq!(ci_matrix(&plan, MatrixForm::Tekton), "[]");

@@ -39,13 +39,22 @@ impl Plan {
     /// Whether something waits for a person: a tag conflict, a failed build, an image that cannot be built, a skipped node or a
     /// held rollout.
     pub fn needs_attention(&self) -> bool {
-        let is_stuck = |cell: &PlannedCell| {
-            cell.outcome.is_unbuildable()
-                || matches!(cell.outcome.phase(), Phase::Conflict | Phase::Failed | Phase::Unknown)
-        };
-        self.cells.iter().any(is_stuck)
+        self.has_stuck_cells()
             || !self.skipped_nodes.is_empty()
             || self.rollouts.iter().any(|rollout| matches!(rollout.decision, RolloutDecision::Hold(_)))
+    }
+
+    /// Whether a list of builds ([`ci_matrix`](super::ci_matrix())) hides something that a person has to know: a cell that cannot be
+    /// built, a skipped node, or that no cell is called for.
+    pub fn matrix_hides_reasons(&self) -> bool {
+        self.cells.is_empty() || self.has_stuck_cells() || !self.skipped_nodes.is_empty()
+    }
+
+    fn has_stuck_cells(&self) -> bool {
+        self.cells.iter().any(|cell| {
+            cell.outcome.is_unbuildable()
+                || matches!(cell.outcome.phase(), Phase::Conflict | Phase::Failed | Phase::Unknown)
+        })
     }
 
     /// Returns the cells in a phase, judged by registry and cluster alone.

@@ -58,6 +58,7 @@ fn what_is_not_there_is_built_and_what_is_there_is_not() {
     world.snapshot.daemon_sets[0].containers[0].image = change.to;
     let plan = world.plan();
     assert!(plan.is_idle() && !plan.has_failures());
+    assert!(!plan.needs_attention() && !plan.matrix_hides_reasons());
     insta::assert_snapshot!(super::super::summary(&plan), @"nothing to do: 1 up to date, 1 already set");
 }
 
@@ -70,7 +71,7 @@ fn a_tag_with_other_inputs_is_a_conflict_unless_it_may_be_overwritten() {
         let plan = world.plan();
         assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Conflict)), (0, 1));
         assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Hold(HoldReason::NoImage { .. })));
-        assert!(plan.has_failures());
+        assert!(plan.has_failures() && plan.needs_attention() && plan.matrix_hides_reasons());
 
         world.image("mft").spec.on_conflict = OnConflict::Overwrite;
         let plan = world.plan();
