@@ -313,11 +313,11 @@ fn a_tag_that_holds_other_inputs() {
     // Different inputs under the same tag are a conflict and change nothing.
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite");
+    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: the definition or its template changed; a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you develop, or try the change with `farrier build` without --push");
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
     insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
-    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs
-    hint: a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite
+    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: the definition or its template changed
+    hint: a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you develop, or try the change with `farrier build` without --push
     ");
     assert_eq!(site.image(), published);
     assert!(published.ends_with(tagged(&site, &kernel).as_str()));

@@ -3,7 +3,7 @@
 use farrier_core::{
     image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
     kernel::KernelTarget,
-    plan::Cell,
+    plan::{self, Cell},
 };
 use kmod::Verdict;
 
@@ -102,10 +102,8 @@ async fn published_already(parts: &Parts, cell: &Cell, image: &DriverImage) -> R
             if image.spec.on_conflict == OnConflict::Overwrite {
                 return Ok(None);
             }
-            return Err(TargetError::unmet(
-                format!("{reference} holds an image built from other inputs"),
-                "a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite",
-            ));
+            let message = plan::conflict(reference, &found.inputs.changed(cell));
+            return Err(TargetError::unmet(message, plan::CONFLICT_REMEDY));
         }
         if found.verdict == Some(Verdict::Unknown) && image.spec.check.unknown == UnknownPolicy::Deny {
             return Err(TargetError::unmet(

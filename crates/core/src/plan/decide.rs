@@ -3,18 +3,14 @@
 use std::sync::Arc;
 
 use super::{
-    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Observed, Outcome, PlanInputs, Published,
-    SkipReason,
+    BuildReason, CONFLICT_REMEDY, Cell, Failure, FetchedInputs, HeaderState, Observed, Outcome, PlanInputs,
+    Published, SkipReason,
 };
 use crate::{
     image::{DriverImage, ImageReference, OnConflict, Output, Reuse, UnknownPolicy},
     kernel::{lacks_compiler, not_across, without_headers},
     kmod::Verdict,
 };
-
-/// Ways to publish a changed driver although its tag must not change.
-const REMEDY: &str = "change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), \
-     delete the tag, or set onConflict: overwrite";
 
 /// Returns the reason why the cell cannot be built for its kernel, found before any engine starts.
 fn cannot_build(
@@ -74,7 +70,8 @@ pub(super) fn compare(observed: &Observed, image: &DriverImage, cell: &Arc<Cell>
     let other = cell.references().find_map(foreign);
     if let (Some((reference, found)), OnConflict::Refuse) = (&other, spec.on_conflict) {
         let (reference, theirs) = (reference.clone(), found.input_hash);
-        return Outcome::Conflict { cell: Arc::clone(cell), reference, theirs, remedy: REMEDY };
+        let (changed, remedy) = (found.inputs.changed(cell), CONFLICT_REMEDY);
+        return Outcome::Conflict { cell: Arc::clone(cell), reference, theirs, changed, remedy };
     }
 
     if let Some(published) = cell.references().filter_map(found).find(is_ours) {

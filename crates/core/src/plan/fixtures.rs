@@ -9,8 +9,8 @@ use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, CowArc, DaemonSetChange,
     DaemonSetFacts, HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix,
     NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Placement, Plan, PlanInputs,
-    PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange, ResourceFacts,
-    SkipReason, TrackedKernel, UpdateStrategy,
+    PlannedCell, PodCount, PodFacts, Published, PublishedInputs, Resolved, ResolvedImage, ResourceChange,
+    ResourceFacts, SkipReason, TrackedKernel, UpdateStrategy,
 };
 use crate::{
     image::{
@@ -214,6 +214,7 @@ impl World {
             exposed: exposes.then(|| Digest::of(format!("{image} {version} {target}").as_bytes())),
             verdict: Some(verdict),
             kernel_release: Some(target.release.to_string()),
+            inputs: PublishedInputs::default(),
             platforms: BTreeMap::new(),
         };
         for reference in cell.references() {

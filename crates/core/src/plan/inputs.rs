@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, SignedWith};
+use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, PublishedInputs, SignedWith};
 use crate::{
     definition::checked::PackageToInstall,
     image::{
@@ -131,6 +131,9 @@ pub struct Published {
     /// Kernel release that the image claims to be for.
     #[serde(skip)]
     pub kernel_release: Option<String>,
+    /// Inputs that the image names, to explain a conflict.
+    #[serde(skip)]
+    pub inputs: PublishedInputs,
     /// Images by architecture, where the name points to several images, or to one whose architecture is known. The
     /// other fields then describe what the name points to: for an index, only its digest.
     #[serde(skip)]

@@ -19,6 +19,7 @@ mod build_times;
 mod cell;
 mod cell_hash;
 mod chain_state;
+mod changed_inputs;
 mod ci_matrix;
 mod deadline;
 mod decide;
@@ -75,6 +76,7 @@ pub use build_times::{BuildTime, BuildTimes};
 pub use cell::{
     BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT, SignedWith,
 };
+pub use changed_inputs::PublishedInputs;
 pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use deadline::next_deadline;
 pub use gc::{
@@ -97,7 +99,7 @@ pub use new_cell::dockerfile_for;
 pub use node::{ExceededLimit, NodeReason, RejectedClaims, node_systems, node_target};
 pub use node_kernel_limiter::NodeKernelLimiter;
 pub use node_write_limiter::{DueNodeWrites, NodeWriteLimiter};
-pub use outcome::{Outcome, Phase, PlannedCell};
+pub use outcome::{CONFLICT_REMEDY, Outcome, Phase, PlannedCell, conflict};
 pub use planner::Plan;
 pub use reach::{Exclusion, NodeReach, Placement, ReachingObject, Taint, Toleration};
 pub use readiness::{Blocker, BootReadiness, NextKernel, PlannedNode, Readiness, RequiredImage};

@@ -13,6 +13,17 @@ use crate::{
     kernel::KernelTarget,
 };
 
+/// Ways to go on with a changed driver although its tag must not change.
+pub const CONFLICT_REMEDY: &str = "a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern \
+     (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you \
+     develop, or try the change with `farrier build` without --push";
+
+/// Describes a tag that points to an image with other inputs.
+pub fn conflict(reference: &ImageReference, changed: &[String]) -> String {
+    let changed = if changed.is_empty() { String::new() } else { format!(": {}", changed.join("; ")) };
+    format!("{reference} holds an image built from other inputs{changed}")
+}
+
 /// One driver image that is called for on one kernel target.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -68,6 +79,9 @@ pub enum Outcome {
         reference: ImageReference,
         /// Input hash of the image under the tag; absent for an image that farrier did not build.
         theirs: Option<InputHash>,
+        /// Inputs that differ, as far as the image names its inputs.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        changed: Vec<String>,
         /// Remedy for the conflict.
         remedy: &'static str,
     },
@@ -169,7 +183,7 @@ impl Outcome {
     pub fn why_not(&self) -> String {
         match self {
             Self::Build { .. } | Self::UpToDate { .. } => String::new(),
-            Self::Conflict { reference, .. } => format!("{reference} holds an image built from other inputs"),
+            Self::Conflict { reference, changed, .. } => conflict(reference, changed),
             Self::Failed { message, .. } => format!("failed before with the same inputs: {message}"),
             Self::Unknown { message, .. } => message.clone(),
             Self::Waiting { needs } => waits_for(needs),

@@ -66,9 +66,7 @@ impl StatusEntry<'_> {
     pub fn reason_and_hint(&self) -> (String, String) {
         let Self { row, .. } = self;
         match (self.outcome, row.phase) {
-            (Outcome::Conflict { reference, remedy, .. }, _) => {
-                (format!("{reference} holds an image built from other inputs"), (*remedy).to_owned())
-            }
+            (Outcome::Conflict { remedy, .. }, _) => (self.outcome.why_not(), (*remedy).to_owned()),
             (Outcome::UpToDate { denied: true, .. }, _) => (
                 "whether its modules load is unknown, which its definition does not accept".to_owned(),
                 "see its check report for the missing information, or set check.unknown: allow".to_owned(),

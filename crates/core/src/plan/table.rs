@@ -153,12 +153,7 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
             actions.extend(tags.map(|tags| ("tag", format!("{digest} {tags}"))));
             return actions;
         }
-        Outcome::Conflict { cell, reference, theirs, remedy } => {
-            let theirs =
-                theirs.map_or("unknown inputs".to_owned(), |hash| format!("inputs {}", hash.short()));
-            let ours = cell.input_hash.short();
-            ("conflict", format!("{reference} has {theirs}, wanted {ours}; {remedy}"))
-        }
+        Outcome::Conflict { remedy, .. } => ("conflict", format!("{}; {remedy}", outcome.why_not())),
         Outcome::Failed { at, message, .. } => ("failed", format!("failed at {at:.0}: {message}")),
         Outcome::Unknown { reference, message, .. } => ("unknown", format!("{reference}: {message}")),
         Outcome::Waiting { .. } => ("wait", outcome.why_not()),

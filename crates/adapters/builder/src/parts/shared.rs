@@ -13,7 +13,7 @@ use farrier_core::{
     facts::{ImageFacts, annotations},
     image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name, share_tags},
     kernel::Architecture,
-    plan::{Budget, ImageLocation, Instance, Published},
+    plan::{Budget, ImageLocation, Instance, Published, PublishedInputs},
 };
 use farrier_inputs::{Fetcher, key_ends};
 use farrier_local::{
@@ -23,7 +23,9 @@ use farrier_local::{
 use farrier_signing::ModuleSigner;
 use farrier_store::registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest};
 use jiff::Timestamp;
-use oci::{self, AnyManifest, Descriptor, ImageError, ImageIndex, MAX_MANIFEST, Platform, error_chain};
+use oci::{
+    self, AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, error_chain,
+};
 use tokio::io::AsyncReadExt as _;
 use tokio_util::sync::CancellationToken;
 
@@ -346,7 +348,9 @@ async fn fetch_small(
 /// Extracts the facts of a manifest. A manifest that farrier did not write, or that is invalid, has no input hash: the
 /// plan reports a conflict.
 fn published(stored: &StoredManifest) -> Published {
-    let facts = ImageFacts::from_manifest(&stored.bytes).unwrap_or_default();
+    let annotations = ImageManifest::parse(&stored.bytes).map(|manifest| manifest.annotations);
+    let annotations = annotations.unwrap_or_default();
+    let facts = ImageFacts::from_annotations(&annotations).unwrap_or_default();
     Published {
         digest: stored.digest.clone(),
         input_hash: facts.input_hash,
@@ -354,6 +358,7 @@ fn published(stored: &StoredManifest) -> Published {
         exposed: facts.exposed_digest,
         verdict: facts.verdict,
         kernel_release: facts.kernel_release.map(|release| release.to_string()),
+        inputs: PublishedInputs::of(annotations),
         platforms: BTreeMap::new(),
     }
 }

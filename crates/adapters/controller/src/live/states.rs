@@ -133,9 +133,7 @@ impl StateLine {
 fn cell_line(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
     let row = entry.row;
     let (reason, hint) = match &planned.outcome {
-        Outcome::Conflict { reference, remedy, .. } => {
-            (format!("{reference} holds an image built from other inputs"), Some(*remedy))
-        }
+        Outcome::Conflict { remedy, .. } => (planned.outcome.why_not(), Some(*remedy)),
         Outcome::UpToDate { published, .. } => (format!("{}@{}", row.reference, published.digest), None),
         _ => (row.reason, None),
     };
