@@ -59,6 +59,11 @@ impl CliError {
         Self { hint: Some(hint.into()), ..Self::usage(message) }
     }
 
+    /// Makes an error for something that a right command names and that does not exist.
+    pub fn absent(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { exit: Exit::Failed, ..Self::hinted(message, hint) }
+    }
+
     /// Adds the name of the image that the error is about.
     #[must_use]
     pub fn of_image(self, image: &str) -> Self {
@@ -80,6 +85,9 @@ impl CliError {
         let error: &(dyn Error + 'static) = self.error.as_ref();
         if let Some(errors) = error.downcast_ref::<DefinitionErrors>() {
             return errors.render();
+        }
+        if self.exit == Exit::Interrupted {
+            return "interrupted".to_owned();
         }
         let mut text = format!("error: {}", error_chain(error));
         for line in error.downcast_ref().map(TargetError::detail).unwrap_or_default() {
@@ -144,7 +152,7 @@ endings! {
     }, TargetError::hint;
     RegistryError: |error| match error {
         error if registry::is_forbidden(error) => Exit::Wrong,
-        error if error.is_transient() => Exit::Unreachable,
+        error if error.is_transient() || error.is_unreachable() => Exit::Unreachable,
         _ => Exit::Failed,
     }, registry::hint;
     FetchError: |error| match error {

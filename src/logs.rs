@@ -40,7 +40,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
         if logs.is_empty() && !there.is_empty() {
             let there = there.into_iter().collect::<Vec<_>>().join(", ");
             let message = format!("there is no log of {image} for {kernel} on platform {wanted}");
-            return Err(CliError::hinted(message, format!("available platforms: {there}")));
+            return Err(CliError::absent(message, format!("available platforms: {there}")));
         }
     }
     let platforms: BTreeSet<&str> = logs.iter().map(|log| log.platform.as_str()).collect();
@@ -53,7 +53,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     }
     let newest = logs.into_iter().next().map(|log| log.path);
     let path = newest.ok_or_else(|| {
-        CliError::hinted(
+        CliError::absent(
             format!("the cache {} has no log of a build of {image} for {kernel}", cache.root().display()),
             "the log is on the machine that built the image: pass its cache with --cache-dir, or run this command in the pod that \
              builds (kubectl exec); an image pulled from a registry has no log",

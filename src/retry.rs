@@ -35,7 +35,7 @@ pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError>
     let failed: Vec<&PlannedCell> = plan.cells.iter().filter(is_failed).collect();
     if failed.is_empty() {
         let message = format!("no build of {image} for {release} has failed");
-        return Err(CliError::hinted(
+        return Err(CliError::absent(
             message,
             format!("run `farrier why {image} {release}` to see its state"),
         ));

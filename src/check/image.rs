@@ -96,7 +96,8 @@ impl OpenImage {
                 [] => "it has none below any lib/modules/<release>/".to_owned(),
                 some => format!("it has modules for {}", some.join(", ")),
             };
-            return Err(CliError::usage(format!("image {} has no modules for {release}: {has}", self.name)));
+            let message = format!("image {} has no modules for {release}", self.name);
+            return Err(CliError::absent(message, has));
         }
         let modules = payload::read_modules(dest.path(), budget);
         let mut modules = modules.map_err(|error| CliError::from(error).of_image(&self.name))?;

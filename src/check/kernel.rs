@@ -138,7 +138,7 @@ fn hint(family: &KernelFamily) -> String {
 }
 
 fn missing(what: &str, looked_for: &str, hint: String) -> CliError {
-    CliError::hinted(format!("find the {what} of the kernel: there is no {looked_for}"), hint)
+    CliError::absent(format!("find the {what} of the kernel: there is no {looked_for}"), hint)
 }
 
 async fn given_image(context: &Context<'_>, path: &Path, arch: Architecture) -> Result<KernelImage> {

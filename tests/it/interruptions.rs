@@ -46,6 +46,7 @@ fn a_run_that_is_told_to_stop() {
     // `finish` checks for leftover containers, images and temporary files.
     let run = site.finish(child).exits(130);
     run.line("stopping: cleaning up");
+    assert!(run.stderr.contains(": interrupted") && !run.stderr.contains("failed: interrupted"), "{run}");
     assert_eq!((site.manifests(), site.tags("hello").len()), (before, 0));
 
     // An interrupted build must not be recorded as a failure.

@@ -82,6 +82,7 @@ async fn build_alone(
     }
     let outcome = attempt(parts, &cell, BuildOptions { push, compile: force }).await?;
     let how = match (&outcome, push) {
+        (Err(_), _) if parts.cancel.is_cancelled() => "interrupted",
         (Err(_), _) => "failed",
         (Ok(_), true) => "published",
         (Ok(_), false) => "built",

@@ -168,7 +168,11 @@ pub(super) async fn build_planned(parts: &Parts, cell: &Cell) -> Result<AttemptR
     match build::attempt(parts, cell, BuildOptions { push: true, compile: false }).await? {
         Ok(built) => Ok(AttemptResult { report: published_report(parts, cell, built), fault: None }),
         Err(error) => {
-            parts.reporter.finished(&subject, &format!("failed: {}", error_chain(&error)));
+            let outcome = match error {
+                TargetError::Canceled => "interrupted".to_owned(),
+                _ => format!("failed: {}", error_chain(&error)),
+            };
+            parts.reporter.finished(&subject, &outcome);
             let report = TargetReport::failed(subject, &error);
             Ok(AttemptResult { report, fault: Some(BuildFault::of(&error)) })
         }

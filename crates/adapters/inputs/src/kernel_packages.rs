@@ -7,6 +7,7 @@ use farrier_core::{
     kernel::{AptSuites, Architecture, KernelTarget, RpmArchive},
 };
 use farrier_local::blocking::stoppable;
+use farrier_yaml::similar;
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
@@ -129,7 +130,13 @@ impl Search<'_> {
         let found = match &self.from {
             Place::Apt(suites, _) => {
                 let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
-                Box::pin(self.take(&archive, finish)).await?
+                match Box::pin(self.take(&archive, finish)).await? {
+                    Lookup::Missing { looked_for, hint } => {
+                        let hint = Box::pin(self.suggestion(&archive)).await + &hint;
+                        Lookup::Missing { looked_for, hint }
+                    }
+                    found @ Lookup::Found(_) => found,
+                }
             }
             Place::Rpm(archive, groups) => match self.repositories(archive, groups)? {
                 Ok(archive) => Box::pin(self.take(&archive, finish)).await?,
@@ -199,6 +206,19 @@ impl Search<'_> {
             (&self.target.repository_version(), self.target.arch),
             groups,
         )
+    }
+
+    /// Suggests a kernel that the archive has, if the release was probably mistyped.
+    async fn suggestion(&self, archive: &AptArchive) -> String {
+        let release = self.target.release.as_str();
+        let names = self.names();
+        let Some((prefix, _)) = names.iter().flatten().find_map(|name| name.split_once(release)) else {
+            return String::new();
+        };
+        // Without the list there is no suggestion.
+        let known = archive.names(prefix).await.unwrap_or_default();
+        let known = known.iter().filter_map(|name| name.strip_prefix(prefix));
+        similar(release, known).map(|near| format!("did you mean {near}? Otherwise ")).unwrap_or_default()
     }
 
     /// Returns the finding that packages are missing.
