@@ -56,7 +56,8 @@ pub struct InitArgs {
     #[arg(long, value_name = "FILE")]
     pub from: Vec<PathBuf>,
     /// Sources of such a driver: a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE; with NAME= in
-    /// front if there are several drivers
+    /// front if there are several drivers. Without --driver and --from, a directory with a Makefile, Kbuild or
+    /// dkms.conf is a driver itself
     #[arg(long, value_name = "[NAME=]SOURCE")]
     pub source: Vec<String>,
 }
@@ -79,9 +80,12 @@ struct Report {
 pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     let InitArgs { directory, cluster, registry, driver, from, source } = args;
     let question = "which cluster: kube, kube:CONTEXT, or dir:PATH for a directory of manifests";
-    let cluster = answer(cluster, "--cluster", question).await?;
-    let connection = session.connect(&cluster, WriteNamespaces::default(), SnapshotScope::default()).await?;
-    let manifests = connection.cluster.manifests().await?;
+    let connect = async |cluster: String| -> Result<_, CliError> {
+        let scope = SnapshotScope::default();
+        let connection = session.connect(&cluster, WriteNamespaces::default(), scope).await?;
+        Ok((cluster, connection.cluster.manifests().await?, connection))
+    };
+    let (cluster, manifests, connection) = answer(cluster, "--cluster", question, connect).await?;
     let mut context = Context { live: connection.kube.is_some(), ..Context::default() };
     let unreadable = |reason: String| CliError::usage(format!("a manifest of {cluster}: {reason}"));
     for text in &manifests {
@@ -90,8 +94,11 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
         context.daemon_sets.extend(daemon_sets);
     }
     let question = "where are images published: host[:port]/path, or oci:PATH";
-    context.registry = answer(registry, "--registry", question).await?;
-    settings::parse::<RegistryLocation>("--registry", &context.registry)?;
+    let parsed = async |registry: String| -> Result<_, CliError> {
+        settings::parse::<RegistryLocation>("--registry", &registry)?;
+        Ok(registry)
+    };
+    context.registry = answer(registry, "--registry", question, parsed).await?;
     let mut drafted = Drafted::default();
     for path in &from {
         read(&mut drafted, path, &context)?;
@@ -100,20 +107,29 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     for text in manifests.iter().filter(|_| from.is_empty() && driver.is_empty()) {
         is_any |= drafted.read(text, Path::new(""), &context).map_err(unreadable)?;
     }
-    for name in drivers(driver, is_any, &context.nodes).await? {
+    let is_tree = !is_any && driver.is_empty() && !source.is_empty();
+    if is_tree {
+        draft_trees(&mut drafted, &source, &context)?;
+    }
+    for name in drivers(driver, is_any || is_tree, &context.nodes).await? {
         drafted.add_shipped(&name, &context).map_err(CliError::usage)?;
     }
-    find_sources(&mut drafted.drafts, &source).await?;
+    find_sources(&mut drafted.drafts, if is_tree { &[] } else { &source }).await?;
+    relate_sources(&mut drafted.drafts, &directory)?;
     for draft in &mut drafted.drafts {
         let origin = draft.origin.clone();
         draft.settle(mistake).map_err(|reason| CliError::usage(format!("{origin}: {reason}")))?;
     }
-    let files = drafted.files().map_err(CliError::usage)?;
+    let mut files = drafted.files().map_err(CliError::usage)?;
+    for (path, text) in &mut files {
+        name_schema(path, text);
+    }
     // Load the files as `--definitions` does, before any of them is put in its place.
     let staged = tempfile::tempdir()?;
     write(staged.path(), &files)?;
     let definitions = definitions::load(Some(staged.path()))?;
     let (written, kept) = write(&directory, &files)?;
+    write(&directory, &schemas()?)?;
     let Drafted { remarks, by_hand, .. } = drafted;
     let next = next(&directory, &cluster, &context.registry, &definitions);
     session.show(&Report { written, kept, remarks, by_hand, next }, text)?;
@@ -130,10 +146,15 @@ fn mistake(text: &str) -> Result<(), String> {
     definitions::load(Some(staged.path())).map(drop).map_err(first)
 }
 
-/// Returns the given value, or asks for it on the terminal.
-async fn answer(given: Option<String>, option: &str, question: &str) -> Result<String, CliError> {
+/// Returns the given value, or asks for it on the terminal until `check` accepts the answer.
+async fn answer<T>(
+    given: Option<String>,
+    option: &str,
+    question: &str,
+    check: impl AsyncFn(String) -> Result<T, CliError>,
+) -> Result<T, CliError> {
     if let Some(given) = given {
-        return Ok(given);
+        return check(given).await;
     }
     if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
         let message = format!("{option} is missing, and there is no terminal to ask at: {question}");
@@ -149,8 +170,12 @@ async fn answer(given: Option<String>, option: &str, question: &str) -> Result<S
         });
         let line = answer.await.ok().transpose()?.flatten();
         let line = line.ok_or_else(|| CliError::usage(format!("{option}: end of input")))?;
-        if !line.trim().is_empty() {
-            return Ok(line.trim().to_owned());
+        if line.trim().is_empty() {
+            continue;
+        }
+        match check(line.trim().to_owned()).await {
+            Ok(answer) => return Ok(answer),
+            Err(error) => output::message(&error.render()),
         }
     }
 }
@@ -178,8 +203,7 @@ fn text_of(path: &Path) -> io::Result<String> {
 /// Returns the shipped drivers to use. Asks for them if no driver was given or found.
 async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Result<Vec<String>, CliError> {
     let shipped = definitions::load(None)?;
-    let mut wanted = given;
-    if !is_any && wanted.is_empty() {
+    if !is_any && given.is_empty() {
         let names = |is_one: &dyn Fn(&DriverImage) -> bool| {
             let images = shipped.images.values().filter(|image| is_one(image));
             images.map(|image| image.metadata.name.as_str()).collect::<Vec<_>>().join(", ")
@@ -189,11 +213,15 @@ async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Resul
             names(&|_| true),
             names(&|image| nodes.iter().any(|node| image.spec.nodes.matches(&node.labels))),
         );
-        let answer = answer(None, "--driver", &question).await?;
-        wanted.extend(answer.split(',').map(|name| name.trim().to_owned()));
+        let known = async |answer: String| -> Result<_, CliError> {
+            let wanted: Vec<String> = answer.split(',').map(|name| name.trim().to_owned()).collect();
+            settings::images(&wanted, &shipped)?;
+            Ok(wanted)
+        };
+        return answer(None, "--driver", &question, known).await;
     }
-    settings::images(&wanted, &shipped)?;
-    Ok(wanted)
+    settings::images(&given, &shipped)?;
+    Ok(given)
 }
 
 /// Sets the sources of each driver that has none, from `--source` or by asking.
@@ -210,15 +238,17 @@ async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliE
         let question = format!(
             "where are the sources of {name} ({hint}): a directory, an archive, URL#sha256=HEX or apt:PACKAGE@SUITE"
         );
-        let answer = answer(own.or(only).map(str::to_owned), "--source", &question).await?;
-        let wrong = |reason: String| CliError::usage(format!("--source {answer}: {reason}"));
-        let mut from = source(&answer).map_err(wrong)?;
-        let mut found = answer.starts_with("apt:").then(|| ("dkms", ".".to_owned()));
-        if from.get("path").is_some() {
+        let look = async |answer: String| -> Result<_, CliError> {
+            let wrong = |reason: String| CliError::usage(format!("--source {answer}: {reason}"));
+            let from = source(&answer).map_err(wrong)?;
+            if from.get("path").is_none() {
+                return Ok((from, answer.starts_with("apt:").then(|| ("dkms", ".".to_owned()))));
+            }
             let top = fs::canonicalize(&answer).map_err(|error| wrong(error.to_string()))?;
-            found = how_built(&top);
-            from = source(&top.display().to_string()).map_err(wrong)?;
-        }
+            Ok((source(&top.display().to_string()).map_err(wrong)?, how_built(&top)))
+        };
+        let given = own.or(only).map(str::to_owned);
+        let (from, found) = answer(given, "--source", &question, look).await?;
         draft.from = Some(from);
         if let Some((template, directory)) = found.filter(|_| draft.template == "kbuild") {
             draft.template = template;
@@ -226,6 +256,79 @@ async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliE
         }
     }
     Ok(())
+}
+
+/// Drafts a driver from each source directory.
+fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> Result<(), CliError> {
+    for text in sources {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) if !Path::new(text).exists() => (Some(name), path),
+            _ => (None, text.as_str()),
+        };
+        let wrong = |reason: String| {
+            let hint = "--driver or --from says which driver has sources of another kind";
+            CliError::hinted(format!("--source {text}: {reason}"), hint)
+        };
+        let top = fs::canonicalize(path).map_err(|error| wrong(error.to_string()))?;
+        let (template, directory) = how_built(&top)
+            .ok_or_else(|| wrong("found no Makefile or Kbuild with obj-m, and no dkms.conf".to_owned()))?;
+        let place = top.join(&directory);
+        if template == "dkms" {
+            read(drafted, &place.join("dkms.conf"), context)?;
+            continue;
+        }
+        let files = ["Kbuild", "Makefile"].map(|name| text_of(&place.join(name)).unwrap_or_default());
+        let name = name.map_or_else(|| top.file_name().unwrap_or_default().to_string_lossy(), Into::into);
+        drafted.add_kbuild(&name, &top, directory, &files.join("\n"), context).map_err(wrong)?;
+    }
+    Ok(())
+}
+
+/// Makes paths of sources relative to the definitions directory, if they are beside or below it, so that both
+/// can be moved and checked in together.
+fn relate_sources(drafts: &mut [Draft], directory: &Path) -> Result<(), CliError> {
+    let absolute = std::path::absolute(directory)?;
+    let real = absolute.ancestors().find_map(|part| Some((part, fs::canonicalize(part).ok()?)));
+    let Some((part, real)) = real else { return Ok(()) };
+    let real = real.join(absolute.strip_prefix(part).unwrap_or(Path::new("")));
+    for path in drafts.iter_mut().filter_map(|draft| draft.from.as_mut()?.pointer_mut("/path/path")) {
+        let place = PathBuf::from(path.as_str().unwrap_or_default());
+        let below = place.strip_prefix(&real).map(Path::to_owned);
+        let beside = real.parent().and_then(|parent| place.strip_prefix(parent).ok());
+        if let Some(relative) = below.ok().or_else(|| Some(Path::new("..").join(beside?))) {
+            *path = relative.display().to_string().into();
+        }
+    }
+    Ok(())
+}
+
+/// Directory of the JSON Schemas for editors, below the definitions directory.
+const SCHEMAS: &str = ".schema";
+
+/// Adds the line by which YAML language servers find the schema of a definition.
+fn name_schema(path: &str, text: &mut String) {
+    let (up, kind) = match path.split_once('/') {
+        None if path == "site.yaml" => ("", "site"),
+        Some(("images", _)) => ("../", "driver-image"),
+        Some(("kernels", _)) => ("../", "kernel-family"),
+        _ => return,
+    };
+    text.insert_str(0, &format!("# yaml-language-server: $schema={up}{SCHEMAS}/{kind}.json\n"));
+}
+
+/// Returns the schemas that [`name_schema`] names.
+fn schemas() -> Result<BTreeMap<String, String>, CliError> {
+    use super::schema::{SchemaKind, of};
+    let kinds = [
+        ("site", SchemaKind::Site),
+        ("driver-image", SchemaKind::DriverImage),
+        ("kernel-family", SchemaKind::KernelFamily),
+    ];
+    let file = |(name, kind)| -> Result<(String, String), CliError> {
+        let text = serde_json::to_string_pretty(&of(kind)).map_err(io::Error::other)?;
+        Ok((format!("{SCHEMAS}/{name}.json"), text + "\n"))
+    };
+    kinds.into_iter().map(file).collect()
 }
 
 /// Returns the template that fits a source tree and the directory of its build file, if both can be found.

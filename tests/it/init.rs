@@ -98,6 +98,32 @@ fn a_newcomer_with_a_module_gets_to_the_first_image() {
     newcomer(&site, &printed(&init, "run")).exits(0).line("nothing to do");
 }
 
+/// A directory with a Makefile, as a developer has it, gets to a published image.
+#[test]
+fn a_kbuild_directory_needs_no_other_file() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    site.canary(&kernel);
+    let source = site.path("hello");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("Makefile"), "obj-m := farrier_hello.o\n").unwrap();
+    fs::copy(site.definitions().join("sources/hello/farrier_hello.c"), source.join("farrier_hello.c"))
+        .unwrap();
+    fs::remove_dir_all(site.definitions()).unwrap();
+    let run = init(&site, &["--source", "./hello"]).exits(0);
+    let text = fs::read_to_string(site.path("definitions/images/hello.yaml")).unwrap();
+    assert!(text.starts_with("# yaml-language-server: $schema=../.schema/driver-image.json\n"), "{text}");
+    for line in ["from: {path: {path: ../hello}}", "modules: [farrier_hello]", "directory: ."] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let schema = fs::read(site.path("definitions/.schema/driver-image.json")).unwrap();
+    let schema: serde_json::Value = serde_json::from_slice(&schema).unwrap();
+    assert!(schema["properties"]["spec"].is_object(), "{schema}");
+    newcomer(&site, &printed(&run, "run")).exits(0).line("built     hello for");
+
+    fs::write(source.join("Makefile"), "all:\n").unwrap();
+    init(&site, &["other", "--source", "./hello"]).exits(2).line("found no Makefile or Kbuild with obj-m");
+}
+
 #[test]
 fn without_a_terminal_it_says_what_is_missing_and_ends() {
     let site = Site::new();
@@ -178,12 +204,26 @@ fn at_a_terminal_it_asks() {
     }
     let mut child = script.spawn().expect("run script (Debian package bsdutils)");
     let mut stdin = child.stdin.take().unwrap();
-    std::io::Write::write_all(&mut stdin, b"dir:cluster\n\noci:layout\n\ngeneric, mstflint\n").unwrap();
+    std::io::Write::write_all(
+        &mut stdin,
+        b"nowhere\ndir:cluster\n\nNo Registry\noci:layout\n\nnonesuch\ngeneric, mstflint\n",
+    )
+    .unwrap();
     let run = Run::of(child).exits(0);
     drop(stdin);
     run.line("which cluster");
     run.line("which drivers of gdrdrv, generic, mofed,");
-    let files: Vec<String> = read_all(&site.path("mine")).into_keys().collect();
+    // Each wrong answer is asked for again.
+    for (wrong, question) in [
+        ("\"nowhere\" is not kube", "which cluster"),
+        ("--registry: ", "where are images published"),
+        ("no driver image is named nonesuch", "which drivers of"),
+    ] {
+        run.line(wrong);
+        assert!(run.stdout.matches(question).count() >= 2, "{run}");
+    }
+    let files = read_all(&site.path("mine")).into_keys().filter(|path| !path.contains("/.schema/"));
+    let files: Vec<String> = files.collect();
     assert_eq!(files.len(), 3, "{files:?}");
 }
 

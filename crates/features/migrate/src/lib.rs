@@ -10,7 +10,10 @@ mod fields;
 mod kmm;
 mod operators;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use serde_json::Value;
 
@@ -101,6 +104,36 @@ impl Drafted {
             None => driverkit::draft(self, object, context),
         }
         Ok(true)
+    }
+
+    /// Drafts the definition of a source tree whose `directory` has kbuild files with the text `kbuild`.
+    pub fn add_kbuild(
+        &mut self,
+        name: &str,
+        top: &Path,
+        directory: String,
+        kbuild: &str,
+        context: &Context,
+    ) -> Result<(), String> {
+        let kbuild = kbuild.replace("\\\n", " ");
+        let assigned = kbuild.lines().filter_map(|line| {
+            let value = line.trim_start().strip_prefix("obj-m")?.trim_start();
+            value.trim_start_matches([':', '+']).strip_prefix('=')
+        });
+        let objects =
+            assigned.flat_map(|value| value.split('#').next().unwrap_or_default().split_whitespace());
+        let modules: BTreeSet<&str> = objects.filter_map(|object| object.strip_suffix(".o")).collect();
+        let modules: Vec<String> =
+            modules.into_iter().filter(|name| !name.contains('$')).map(str::to_owned).collect();
+        if modules.is_empty() {
+            return Err("obj-m names no module".to_owned());
+        }
+        let mut draft = context.draft(&format!("the kbuild directory of {name}"), name_for(name));
+        draft.vars.insert("directory", directory);
+        draft.from = Some(source(&top.display().to_string())?);
+        draft.modules = modules;
+        self.drafts.push(draft);
+        Ok(())
     }
 
     /// Adds the shipped definition of an image, and the definitions of the images that it needs.

@@ -305,3 +305,24 @@ fn sources_by_their_form() {
     assert!(source("apt:x").unwrap_err().contains("apt:PACKAGE@SUITE"));
     assert!(source("http://h.example/x").unwrap_err().contains("sha256=HEX"));
 }
+
+#[test]
+fn a_kbuild_directory() {
+    let mut drafted = Drafted::default();
+    let mut draft = |kbuild: &str| {
+        drafted.drafts.clear();
+        let top = Path::new("/src/Acme Driver");
+        let outcome =
+            drafted.add_kbuild("Acme Driver", top, "kernel".to_owned(), kbuild, &Context::default());
+        outcome.map(|()| drafted.drafts[0].modules.join(" "))
+    };
+    assert_eq!(draft("obj-m := hello.o\nhello-y := a.o b.o\n").as_deref(), Ok("hello"));
+    assert_eq!(draft("ifneq ($(K),)\n  obj-m += b.o \\\n  a.o # both\nendif\n").as_deref(), Ok("a b"));
+    assert_eq!(draft("obj-m=one.o $(MORE).o\n").as_deref(), Ok("one"));
+    assert_eq!(draft("obj-m := $(NAME).o\n"), Err("obj-m names no module".to_owned()));
+    assert!(draft("obj-m := hello.o\n").is_ok());
+    let files = drafted.files().unwrap();
+    let text = &files["images/acme-driver.yaml"];
+    assert!(text.contains("modules: [hello]") && text.contains("directory: kernel"), "{text}");
+    assert!(text.contains("from: {path: {path: \"/src/Acme Driver\"}}"), "{text}");
+}
