@@ -12,8 +12,12 @@ use farrier_engines::EngineChoice;
 
 use super::env_vars as vars;
 
+/// Heading of the options of every command.
+pub const GLOBAL_OPTIONS: &str = "Global options";
+
 /// Options of every command.
 #[derive(Debug, Args)]
+#[command(next_help_heading = GLOBAL_OPTIONS)]
 pub struct Global {
     /// Directory with images/, kernels/, templates/, patches/, announced/ and site.yaml; built-in definitions
     /// supply what is missing

@@ -24,7 +24,7 @@ pub struct BuildArgs {
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
     /// Publish the image
-    #[arg(long, requires = "registry")]
+    #[arg(long)]
     pub push: bool,
     /// Build even if an image with the same input hash is published, or the same inputs failed before
     #[arg(long)]

@@ -16,6 +16,7 @@ use super::{
     check::CheckArgs,
     doctor::DoctorArgs,
     headers::HeadersCommand,
+    lint::LintArgs,
     logs::LogsArgs,
     plan::{PlanCommandArgs, StatusArgs},
     prebuild::PrebuildArgs,
@@ -32,6 +33,38 @@ use super::{
 };
 #[cfg(feature = "bundle")]
 use super::{bundle::BundleCommand, mirror::MirrorArgs};
+
+#[cfg(feature = "migrate")]
+const INIT_EXAMPLES: &str = "\
+Examples:
+  farrier init --source ./hello --cluster dir:cluster --registry registry.example/drivers
+  farrier init --driver mofed --cluster kube --registry registry.example/drivers
+  farrier init mine --from module.yaml --source acme --cluster kube --registry oci:images";
+const PLAN_EXAMPLES: &str = "\
+Examples:
+  farrier plan --cluster kube --registry oci:images --definitions definitions
+  farrier plan --cluster dir:cluster --registry oci:images --exit-code
+  farrier plan --cluster kube --registry registry.example/drivers --matrix github";
+const BUILD_EXAMPLES: &str = "\
+Examples:
+  farrier build hello --kernel 6.1.0-56-amd64 --definitions definitions
+  farrier build hello --kernel 6.1.0-56-amd64 --registry registry.example/drivers --push";
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  farrier check hello.ko --host
+  farrier check registry.example/drivers/hello:1.0 --kernel 6.1.0-56-amd64
+  farrier check --explain vermagic";
+const RUN_EXAMPLES: &str = "\
+Examples:
+  farrier run --once --cluster dir:cluster --registry oci:images --definitions definitions
+  farrier run --once --dry-run --cluster kube --registry registry.example/drivers
+  farrier run --cluster kube --write-namespaces drivers --registry registry.example/drivers";
+#[cfg(feature = "bundle")]
+const BUNDLE_EXAMPLES: &str = "\
+Examples:
+  farrier bundle export --kernel 6.1.0-56-amd64 --registry oci:images --to site.tar
+  farrier bundle inspect site.tar --key exporter.pub
+  farrier bundle import site.tar --key exporter.pub --registry registry.site/drivers";
 
 /// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
 ///
@@ -52,8 +85,12 @@ pub struct Cli {
 pub enum Command {
     /// Draft a definitions directory from the cluster and other tools' files, with comments for newcomers
     #[cfg(feature = "migrate")]
+    #[command(after_help = INIT_EXAMPLES)]
     Init(InitArgs),
+    /// Validate definitions, without a network; exits with 1 if there are mistakes
+    Lint(LintArgs),
     /// Show what would be built and rolled out, and why
+    #[command(after_help = PLAN_EXAMPLES)]
     Plan(PlanCommandArgs),
     /// Print the Dockerfile of one image for one kernel
     Render(RenderArgs),
@@ -61,6 +98,7 @@ pub enum Command {
     #[command(subcommand)]
     Headers(HeadersCommand),
     /// Build, check and, with --push, publish one image for one kernel
+    #[command(after_help = BUILD_EXAMPLES)]
     Build(BuildArgs),
     /// Show the log of the latest build of an image for a kernel, also while it runs
     Logs(LogsArgs),
@@ -78,16 +116,18 @@ pub enum Command {
     #[cfg(feature = "bundle")]
     Mirror(MirrorArgs),
     /// Check whether modules or images load on a kernel
+    #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
     /// Verify a published image: blobs, signature, check report, bill of materials, provenance
     Verify(VerifyArgs),
     /// Carry images and everything that they are made from to an air-gapped site, in one file
-    #[command(subcommand)]
+    #[command(subcommand, after_help = BUNDLE_EXAMPLES)]
     #[cfg(feature = "bundle")]
     Bundle(BundleCommand),
     /// Sign with the key of imageSigning what other trusted keys signed, to replace those keys
     Rotate(RotateArgs),
     /// Run the control loop: observe, plan, build, check, publish, roll out
+    #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
     /// Show the matrix of images and kernels
     Status(StatusArgs),
@@ -106,6 +146,8 @@ pub enum Command {
     Gc(GcArgs),
     /// Check this machine, the registry and the cluster for missing prerequisites, and suggest remedies
     Doctor(DoctorArgs),
+    /// Print the version, the commit, the versions of formats, and the features
+    Version,
     /// Print the JSON Schema of a definition
     Schema(SchemaArgs),
     /// Print a script that completes commands, options, and names of images, kernels and nodes in a shell

@@ -51,7 +51,7 @@ pub struct DoctorArgs {
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
     /// Also check a cluster, and plan for it: kube or kube:CONTEXT, or dir:PATH
-    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true, requires = "registry")]
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
     /// Namespaces in which DaemonSets are to be written, as for `farrier run`
     #[arg(long, env = vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]

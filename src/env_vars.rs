@@ -6,6 +6,9 @@ use farrier_core::site::{Proxy, ProxyUrl};
 use farrier_engines::EngineEnv;
 use farrier_local::cache::Cache;
 
+/// Commit of the sources, set when farrier is compiled.
+pub const FARRIER_COMMIT: Option<&str> = option_env!("FARRIER_COMMIT");
+
 /// `--definitions`: directory with `images/`, `kernels/` and `templates/`.
 pub const FARRIER_DEFINITIONS: &str = "FARRIER_DEFINITIONS";
 /// `--registry`: registry of the published images, `host[:port]/path` or `oci:PATH`.

@@ -11,6 +11,7 @@ mod check;
 mod collect_driver;
 mod command;
 mod completion;
+mod config;
 mod doctor;
 mod env_vars;
 mod error;
@@ -19,6 +20,7 @@ mod gc;
 mod headers;
 #[cfg(feature = "migrate")]
 mod init;
+mod lint;
 mod logs;
 #[cfg(feature = "bundle")]
 mod mirror;
@@ -45,6 +47,7 @@ mod stop;
 mod ui;
 mod upgrade;
 mod verify;
+mod version;
 mod why;
 
 use std::process::ExitCode;
@@ -65,10 +68,11 @@ fn main() -> ExitCode {
         Ok(false) => {}
         answered => return ended(answered.map(|_| Exit::Done).map_err(CliError::from)),
     }
-    if let Err(error) = plugin::become_kubectl() {
-        return ended(Err(error));
-    }
-    let parsed = plugin::command().try_get_matches().and_then(|matches| {
+    let command = match configured() {
+        Ok(command) => command,
+        Err(error) => return ended(Err(error)),
+    };
+    let parsed = command.try_get_matches().and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
         cli.global.kube = cluster(&matches).and_then(session::kube_options).unwrap_or_default();
         Ok(cli)
@@ -97,6 +101,23 @@ fn main() -> ExitCode {
     });
     drop(runtime);
     ended(outcome)
+}
+
+/// Returns the commands with the defaults of `farrier.yaml`. As a plug-in, runs a command in the cluster instead.
+fn configured() -> Result<clap::Command> {
+    let defaults = config::Defaults::find()?;
+    let command = defaults.apply(defaults.require(plugin::command()));
+    plugin::become_kubectl(&command)?;
+    if std::env::args_os().any(|word| word == "--help-all") {
+        return Ok(command);
+    }
+    // Show the global options that every user needs.
+    let is_shown = |id: &str| ["definitions", "output", "verbose", "help-all"].contains(&id);
+    Ok(command.mut_args(|argument| {
+        let hides = argument.get_help_heading() == Some(args::GLOBAL_OPTIONS)
+            && !is_shown(argument.get_id().as_str());
+        argument.hide_short_help(hides).hide_long_help(hides)
+    }))
 }
 
 fn ended(outcome: Result<Exit, CliError>) -> ExitCode {
@@ -148,6 +169,8 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             Command::Upgrade(command) => upgrade::upgrade(&session, command).await,
             #[cfg(feature = "gc")]
             Command::Gc(args) => gc::gc(&session, args).await,
+            Command::Lint(args) => lint::lint(&session, args),
+            Command::Version => version::version(&session),
             Command::Schema(args) => schema::schema(args.kind),
             Command::Completions { shell } => {
                 output::result(&completion::script(shell)?)?;

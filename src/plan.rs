@@ -54,8 +54,8 @@ pub struct StatusArgs {
     pub html: Option<PathBuf>,
     /// Keep running, and print the status whenever it changes; looks on each change in the cluster and every
     /// ten seconds
-    #[cfg_attr(feature = "dashboard", arg(long, conflicts_with = "html"))]
-    #[cfg_attr(not(feature = "dashboard"), arg(long))]
+    #[cfg_attr(feature = "dashboard", arg(short, long, conflicts_with = "html"))]
+    #[cfg_attr(not(feature = "dashboard"), arg(short, long))]
     pub watch: bool,
 }
 

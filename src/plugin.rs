@@ -16,7 +16,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use super::{CliError, command::Cli, env_vars as vars, session::kube_options};
+use super::{CliError, command::Cli, config, env_vars as vars, session::kube_options};
 
 /// Name under which kubectl runs the program. kubectl turns the first `-` into a space.
 const PLUGIN: &str = "kubectl-farrier";
@@ -40,10 +40,11 @@ pub fn is_called() -> bool {
 
 /// Returns the commands; as a plug-in, with its defaults.
 pub fn command() -> Command {
+    let command = Cli::command().args(config::options());
     if !is_called() {
-        return Cli::command();
+        return command;
     }
-    let command = Cli::command().bin_name("kubectl farrier").display_name("kubectl farrier");
+    let command = command.bin_name("kubectl farrier").display_name("kubectl farrier");
     command.mut_subcommands(of_live_cluster)
 }
 
@@ -59,7 +60,7 @@ fn of_live_cluster(command: Command) -> Command {
 
 /// Replaces this process with kubectl for a command that has to run in the pod of the leading farrier: a
 /// command that needs a registry and names none, or `logs`. Returns if the command runs on this machine.
-pub fn become_kubectl() -> Result<(), CliError> {
+pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
     if !is_called() {
         return Ok(());
     }
@@ -67,7 +68,7 @@ pub fn become_kubectl() -> Result<(), CliError> {
     let cluster = take(&mut words, "--cluster").or_else(|| env::var(vars::FARRIER_CLUSTER).ok());
     let namespace = take(&mut words, "--namespace").or_else(|| take(&mut words, "-n"));
     let instance = take(&mut words, "--instance").or_else(|| env::var(vars::FARRIER_INSTANCE).ok());
-    let is_for_cluster = match command().try_get_matches_from(&words) {
+    let is_for_cluster = match command.clone().try_get_matches_from(&words) {
         // A log is in the cache of the farrier that ran the build.
         Ok(matches) => matches.subcommand_matches("logs").is_some_and(|logs| !logs.contains_id("cache_dir")),
         Err(error) => error.kind() == ErrorKind::MissingRequiredArgument && lacks_registry_alone(&error),

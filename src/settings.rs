@@ -95,7 +95,8 @@ fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions> 
     Ok(RegistryOptions { credentials, net })
 }
 
-fn existing_directory(path: &Path) -> Result<PathBuf> {
+/// Returns the canonical path of a definitions directory.
+pub fn existing_directory(path: &Path) -> Result<PathBuf> {
     match path.canonicalize() {
         Ok(path) if path.is_dir() => Ok(path),
         Ok(path) => Err(CliError::usage(format!("definitions {}: not a directory", path.display()))),

@@ -17,6 +17,7 @@ mod check;
 mod check_report;
 mod ci_templates;
 mod cluster_dir;
+mod command_line;
 mod completion;
 mod copies;
 mod cosign;

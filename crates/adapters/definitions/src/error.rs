@@ -4,11 +4,12 @@ use std::fmt;
 
 use farrier_core::{site::without_logins, text::is_deceptive};
 use farrier_yaml::{Node, Position, YamlError};
+use serde::Serialize;
 
 use super::File;
 
 /// A mistake in a definition.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DefinitionError {
     /// The file, relative to the definitions directory.
     pub file: String,

@@ -1,0 +1,169 @@
+//! `farrier.yaml`: defaults of options, from the nearest file above the working directory.
+
+use std::{collections::BTreeMap, env, io, os::unix::fs::MetadataExt as _, path::Path};
+
+use clap::{Arg, ArgAction, Command, ValueEnum as _};
+use farrier_core::plan::{Instance, WriteNamespaces};
+use farrier_engines::EngineChoice;
+use farrier_yaml as yaml;
+use fs_err as fs;
+use serde::Deserialize;
+
+use super::{CliError, Result, args::GLOBAL_OPTIONS};
+
+const FILE: &str = "farrier.yaml";
+const NO_CONFIG: &str = "--no-config";
+
+/// Fields of the file, each named as its option.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Config {
+    definitions: Option<String>,
+    cache_dir: Option<String>,
+    ca_file: Option<String>,
+    entrypoint: Option<String>,
+    cluster: Option<String>,
+    registry: Option<String>,
+    insecure_registry: Vec<String>,
+    engine: Option<String>,
+    instance: Option<String>,
+    write_namespaces: Option<String>,
+    offline: bool,
+}
+
+/// Values of options, by their ids.
+#[derive(Debug, Default)]
+pub struct Defaults(BTreeMap<&'static str, Vec<String>>);
+
+impl Defaults {
+    /// Reads the nearest file, unless the command line has `--no-config`.
+    pub fn find() -> Result<Self> {
+        if env::args_os().skip(1).take_while(|word| word != "--").any(|word| word == NO_CONFIG) {
+            return Ok(Self::default());
+        }
+        // Without a working directory there is no file above it.
+        let Ok(start) = env::current_dir() else { return Ok(Self::default()) };
+        for directory in start.ancestors() {
+            if let Some(defaults) = Self::read(&directory.join(FILE), directory)? {
+                return Ok(defaults);
+            }
+        }
+        Ok(Self::default())
+    }
+
+    fn read(path: &Path, directory: &Path) -> Result<Option<Self>> {
+        let wrong = |message: String| {
+            CliError::hinted(format!("{}{message}", path.display()), "--no-config ignores the file")
+        };
+        let file = match fs::metadata(path) {
+            Ok(file) if file.is_file() => file,
+            Ok(_) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        // In a directory such as /tmp, any user can place a file that names definitions with commands.
+        let place = fs::metadata(directory)?;
+        let is_mine = file.uid() == rustix::process::geteuid().as_raw();
+        if !is_mine && (file.mode() | place.mode()) & 0o002 != 0 {
+            return Err(wrong(": another user may have written it".to_owned()));
+        }
+        let text = fs::read_to_string(path)?;
+        let placed = |error: &yaml::YamlError| {
+            wrong(format!(":{}:{}: {}", error.at.line, error.at.column, error.message))
+        };
+        let documents = yaml::documents(&text).map_err(|error| placed(&error))?;
+        let Some(document) = documents.first() else { return Ok(Some(Self::default())) };
+        // A Kubernetes object, such as krew's manifest of farrier.
+        if document.get("kind").is_some() {
+            return Ok(None);
+        }
+        let config: Config = yaml::decode(document).map_err(|errors| match errors.first() {
+            Some(error) => placed(error),
+            None => wrong(": no configuration".to_owned()),
+        })?;
+        config.check().map_err(|message| wrong(format!(": {message}")))?;
+        Ok(Some(Self(config.values(directory))))
+    }
+
+    /// Makes the values the defaults of the options, so that a flag or a variable takes precedence.
+    pub fn apply(&self, command: Command) -> Command {
+        let command = command.mut_subcommands(|command| self.apply(command));
+        command.mut_args(|argument| {
+            let id = argument.get_id().as_str();
+            let is_option = argument.get_env().is_some() || id == "insecure_registry";
+            match self.0.get(id).filter(|_| is_option) {
+                // clap borrows defaults for the life of the program.
+                Some(values) => {
+                    argument.required(false).default_values(values.iter().map(|value| &*value.clone().leak()))
+                }
+                None => argument,
+            }
+        })
+    }
+
+    /// Adds what clap can only require if no default exists: `--push` and `doctor --cluster` need a registry.
+    pub fn require(&self, command: Command) -> Command {
+        if self.0.contains_key("registry") {
+            return command;
+        }
+        let push = |argument: Arg| argument.requires("registry");
+        command
+            .mut_subcommand("build", |build| build.mut_arg("push", push))
+            .mut_subcommand("doctor", |doctor| doctor.mut_arg("cluster", push))
+    }
+}
+
+impl Config {
+    /// Validates what clap would not attribute to the file.
+    fn check(&self) -> Result<(), String> {
+        let Self { engine, instance, write_namespaces, .. } = self;
+        let engine = engine.as_deref().map(|text| EngineChoice::from_str(text, false)).transpose();
+        engine.map_err(|_| "engine: unknown engine".to_owned())?;
+        let instance = instance.as_deref().map(str::parse::<Instance>).transpose();
+        instance.map_err(|error| format!("instance: {error}"))?;
+        let namespaces = write_namespaces.as_deref().map(str::parse::<WriteNamespaces>).transpose();
+        namespaces.map(drop).map_err(|error| format!("writeNamespaces: {error}"))
+    }
+
+    fn values(self, directory: &Path) -> BTreeMap<&'static str, Vec<String>> {
+        let path = |text: String| directory.join(text).display().to_string();
+        // `dir:PATH` of a cluster and `oci:PATH` of a registry.
+        let place = |text: String| match text.split_once(':') {
+            Some((kind @ ("dir" | "oci"), rest)) => format!("{kind}:{}", path(rest.to_owned())),
+            _ => text,
+        };
+        let texts = [
+            ("definitions", self.definitions.map(path)),
+            ("cache_dir", self.cache_dir.map(path)),
+            ("ca_file", self.ca_file.map(path)),
+            ("entrypoint", self.entrypoint.map(path)),
+            ("cluster", self.cluster.map(place)),
+            ("registry", self.registry.map(place)),
+            ("engine", self.engine),
+            ("instance", self.instance),
+            ("write_namespaces", self.write_namespaces),
+            ("offline", self.offline.then(|| "true".to_owned())),
+        ];
+        let texts = texts.into_iter().filter_map(|(id, text)| Some((id, vec![text?])));
+        let hosts = Some(self.insecure_registry).filter(|hosts| !hosts.is_empty());
+        texts.chain(hosts.map(|hosts| ("insecure_registry", hosts))).collect()
+    }
+}
+
+/// Options that are read before the others.
+pub fn options() -> [Arg; 2] {
+    [
+        Arg::new("no-config")
+            .long("no-config")
+            .global(true)
+            .help_heading(GLOBAL_OPTIONS)
+            .action(ArgAction::SetTrue)
+            .help("Ignore farrier.yaml, which sets defaults of options"),
+        Arg::new("help-all")
+            .long("help-all")
+            .global(true)
+            .help_heading(GLOBAL_OPTIONS)
+            .action(ArgAction::HelpLong)
+            .help("Print help with all global options"),
+    ]
+}
