@@ -118,7 +118,7 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
     relate_sources(&mut drafted.drafts, &directory)?;
     for draft in &mut drafted.drafts {
         let origin = draft.origin.clone();
-        draft.settle(mistake).map_err(|reason| CliError::usage(format!("{origin}: {reason}")))?;
+        draft.settle(first_mistake).map_err(|reason| CliError::usage(format!("{origin}: {reason}")))?;
     }
     let mut files = drafted.files().map_err(CliError::usage)?;
     for (path, text) in &mut files {
@@ -137,10 +137,10 @@ pub async fn init(session: &Session, args: InitArgs) -> Result<Exit, CliError> {
 }
 
 /// Returns the first mistake in the text of a definition.
-fn mistake(text: &str) -> Result<(), String> {
+fn first_mistake(text: &str) -> Result<(), String> {
     let staged = tempfile::tempdir().map_err(|error| error.to_string())?;
     let files = BTreeMap::from([("images/draft.yaml".to_owned(), text.to_owned())]);
-    write(staged.path(), &files).map_err(|error| error.to_string())?;
+    write(staged.path(), &files).map_err(|error| error.error.to_string())?;
     let first =
         |DefinitionErrors(errors)| errors.into_iter().next().map_or_else(String::new, |error| error.message);
     definitions::load(Some(staged.path())).map(drop).map_err(first)

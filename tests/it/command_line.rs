@@ -9,6 +9,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::support::{
+    fake_http::{FakeHttp, answer},
     kernels,
     site::{Run, Site},
 };
@@ -20,6 +21,53 @@ fn bare(site: &Site, directory: &Path, args: &[&str]) -> Run {
         command.env_remove(name);
     }
     site.finish(command.current_dir(directory).spawn().unwrap())
+}
+
+/// Starts a registry that gives one answer to every request.
+fn server(status: u16) -> (tokio::runtime::Runtime, FakeHttp) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(FakeHttp::start(vec![answer(status, "no"); 200]));
+    (runtime, server)
+}
+
+#[test]
+fn a_plan_that_could_not_ask_the_registry_ends_with_3() {
+    let mut site = Site::new();
+    site.stand_in_kernels();
+    site.canary("6.1.0-901-amd64");
+    for status in [401, 403, 500, 503] {
+        let (_runtime, server) = server(status);
+        site.location = format!("{}/drivers", server.host);
+        for args in [&["plan"][..], &["plan", "--exit-code"], &["plan", "--matrix", "lines"]] {
+            let run = site.farrier(args).exits(3);
+            assert!(run.line(&server.host).contains(&status.to_string()), "{args:?}: {run}");
+        }
+        let matrix = site.farrier(&["plan", "--matrix", "github"]).exits(3);
+        assert_eq!(matrix.stdout, "", "no jobs are made from an incomplete plan");
+    }
+    site.registry.stop();
+    site.location = format!("{}/drivers", site.registry.host);
+    site.farrier(&["plan", "--matrix", "github"]).exits(3).line("connection refused");
+}
+
+#[test]
+fn exit_code_1_says_that_a_plan_needs_attention() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary("6.1.0-901-amd64");
+    // A build to do is no reason.
+    site.farrier(&["plan", "--exit-code"]).exits(0).line("1 to build");
+    // A kernel without headers is.
+    site.manifest("edge-1.yaml", "6.1.0-999-amd64");
+    site.farrier(&["plan"]).exits(0);
+    let run = site.farrier(&["plan", "--exit-code", "-o", "json"]).exits(1).json();
+    assert!(!run["skipped"].as_array().unwrap().is_empty(), "{run}");
+    fs::remove_file(site.cluster().join("edge-1.yaml")).unwrap();
+    // So is a node whose kernel is unknown.
+    let node = site.cluster().join("edge-2.yaml");
+    let text = fs::read_to_string(&node).unwrap();
+    fs::write(&node, text.replace("6.1.0-901-amd64", "unknown")).unwrap();
+    site.farrier(&["plan", "--exit-code"]).exits(1).line("SKIPPED NODES");
 }
 
 #[test]
@@ -39,6 +87,31 @@ fn an_empty_matrix_gives_its_reasons_on_standard_error() {
             .contains("no node has label test.farrier.dev/helo; nearest: test.farrier.dev/hello on 1 node"),
         "{empty}"
     );
+}
+
+/// The first thing that a developer does: edit the source, and run again.
+#[test]
+fn a_conflict_names_the_changed_source() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    site.run_once().exits(0);
+    let source = site.definitions().join("sources/hello/farrier_hello.c");
+    let text = fs::read_to_string(&source).unwrap();
+    fs::write(&source, text + "/* edited */\n").unwrap();
+    let changed = "built from other inputs: source hello changed (tree sha256:";
+    let plan = site.farrier(&["plan", "--exit-code"]).exits(1);
+    assert!(plan.line("conflict  ").contains(changed), "{plan}");
+    for words in ["`version`", "git describe", "`onConflict: overwrite`", "`farrier build` without --push"] {
+        assert!(plan.line("conflict  ").contains(words), "{words}: {plan}");
+    }
+    site.build("hello", &kernel, &["--push"]).exits(1).line(changed);
+    let report = site.farrier(&["plan", "-o", "json"]).exits(0).json();
+    assert!(report["conflicts"][0]["changed"][0].as_str().unwrap().starts_with("source hello changed"));
+    // What the message offers works.
+    site.build("hello", &kernel, &[]).exits(0);
+    site.edit("images/hello.yaml", "  version:", "  onConflict: overwrite\n  version:");
+    site.run_once().exits(0).line("rewrote");
 }
 
 #[test]
@@ -110,6 +183,26 @@ fn configured(site: &Site, text: &str) -> PathBuf {
 }
 
 #[test]
+fn farrier_yaml_stands_for_options() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary("6.1.0-901-amd64");
+    let below = configured(&site, "definitions: definitions\ncluster: dir:cluster\nregistry: oci:layout\n");
+    let plan = |more: &[&str]| bare(&site, &below, &[&["plan", "-o", "json"], more].concat());
+    let reference = |run: &Run| run.json()["builds"][0]["cell"]["reference"].as_str().unwrap().to_owned();
+    assert!(reference(&plan(&[]).exits(0)).starts_with("hello:"), "the registry is a layout directory");
+    // A flag goes before a variable, and a variable before the file.
+    let flag = format!("{}/flag", site.registry.host);
+    assert!(reference(&plan(&["--registry", &flag]).exits(0)).starts_with(&flag));
+    let mut command = site.command(&["plan", "-o", "json"]);
+    command.current_dir(&below).env_remove("FARRIER_DEFINITIONS").env_remove("FARRIER_CLUSTER");
+    assert!(reference(&site.finish(command.spawn().unwrap()).exits(0)).starts_with(&site.location));
+    // An option that needs another one takes it from the file.
+    bare(&site, &below, &["doctor", "--cluster", "dir:../../cluster", "-o", "json"]).json();
+    plan(&["--no-config"]).exits(2).line("--registry <LOCATION>");
+}
+
+#[test]
 fn mistakes_in_farrier_yaml_are_told_with_their_place() {
     let site = Site::new();
     let wrong = |text: &str, words: &str| {
@@ -154,6 +247,23 @@ fn help_shows_a_commands_own_options_first() {
         let all = site.farrier(&[command, "--help-all"]).exits(0).stdout;
         assert!(all.contains("--cache-dir") && all.contains("--no-config"), "{all}");
     }
+}
+
+/// Each example of the help is a command line that farrier accepts, but for the cluster, files and images in it.
+#[test]
+fn examples_of_the_help_are_accepted() {
+    let site = Site::new();
+    let mut examples = 0;
+    for command in ["plan", "run", "build", "check", "init", "bundle"] {
+        let help = site.farrier(&[command, "--help"]).exits(0).stdout;
+        for line in help.lines().filter(|line| line.starts_with(&format!("  farrier {command} "))) {
+            // `--help` at the end lets clap check the words before it, and runs nothing.
+            let words: Vec<&str> = line.split_whitespace().skip(1).chain(["--help"]).collect();
+            site.farrier(&words).exits(0);
+            examples += 1;
+        }
+    }
+    assert!(examples >= 15, "{examples}");
 }
 
 #[test]

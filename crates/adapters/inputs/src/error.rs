@@ -148,6 +148,17 @@ impl FetchError {
         }
     }
 
+    /// Whether a registry or another host refused the request (401, 403), so that it is unknown whether the input exists.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Status(_, 401 | 403)
+                | Self::Store(StoreError::Registry(
+                    registry::RegistryError::Denied { .. } | registry::RegistryError::TokenServer { .. }
+                ))
+        )
+    }
+
     /// Whether the error is in what the command or a definition names, rather than in the environment.
     pub fn is_usage(&self) -> bool {
         match self {

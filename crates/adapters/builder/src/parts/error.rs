@@ -239,6 +239,16 @@ impl TargetError {
         }
     }
 
+    /// Whether an external system gave no answer, so that a plan is incomplete: it was unreachable, or refused the request.
+    pub fn is_unanswered(&self) -> bool {
+        match self {
+            Self::Registry(RegistryError::Denied { .. } | RegistryError::TokenServer { .. }) => true,
+            Self::Fetch(error) if error.is_refusal() => true,
+            Self::Need { error, .. } => error.is_unanswered(),
+            error => error.is_unreachable(),
+        }
+    }
+
     /// Returns details to show below the message, such as a report or the end of a log.
     pub fn detail(&self) -> Vec<String> {
         match self {

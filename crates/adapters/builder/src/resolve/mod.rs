@@ -42,7 +42,7 @@ pub async fn resolve_more(
         .map(|image| async move { (image.metadata.name.clone(), resolve_image(parts, image).await) })
         .collect();
     for (name, outcome) in stream::iter(images).buffered(AT_ONCE).collect::<Vec<_>>().await {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
     resolve_trees(parts, all, targets, &mut resolved.trees).await;
@@ -59,7 +59,7 @@ pub async fn resolve_more(
     }
     // Each lookup asks the store, so run them concurrently.
     for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
             match compiler {
                 Some(compiler) => drop(resolved.compilers.insert(target.clone(), *compiler)),
@@ -94,7 +94,7 @@ async fn resolve_toolchains(
                     Ok(toolchain) => {
                         let found = toolchain_identity(parts, &toolchain, family, (target, &system)).await;
                         found.map_err(|error| {
-                            resolved.unreachable |= error.is_unreachable();
+                            resolved.unreachable |= error.is_unanswered();
                             with_hint(&error)
                         })
                     }
@@ -130,7 +130,7 @@ async fn resolve_header_texts(
         }
     }
     for (target, texts, outcome) in stream::iter(asked).buffered(AT_ONCE).collect::<Vec<_>>().await {
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         let said: Vec<Result<bool, String>> = match outcome {
             Ok(Lookup::Found(said)) => said.into_iter().map(Ok).collect(),
             Ok(Lookup::Missing { looked_for, hint }) => {
