@@ -261,9 +261,10 @@ async fn half_hearted_registries_get_the_tag_as_well() {
 async fn answers_that_are_no_lists() {
     let (subject, config) = image("a");
     let digest = Digest::of(&subject);
+    let (other, _) = image("b");
     for (script, wanted) in [
         (vec![answer(200, "<html>")], "list referrers of drivers/x@"),
-        (vec![answer(404, ""), answer(200, &subject)], "it is an image manifest, not a list of referrers"),
+        (vec![answer(404, ""), answer(200, &other)], "it is an image manifest, not a list of referrers"),
         (vec![answer(403, "no")], "refused to list referrers"),
     ] {
         let fake = FakeHttp::start(script).await;

@@ -192,7 +192,7 @@ fn a_registry_that_wants_credentials() {
     let kernel = kernels::newest().newer;
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     site.canary(&kernel);
-    let run = fails(&site, "hello", 1);
+    let run = fails(&site, "hello", 3);
     insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: the registry requires credentials, and there is no entry for REGISTRY in any credentials file (run `docker login REGISTRY` as a user with this permission, or check the name of the repository)");
 
     let login = Command::new("skopeo")

@@ -221,7 +221,8 @@ const LABELS: [(&str, &str); 7] = [
 
 #[test]
 fn metrics() {
-    let made = Regex::new(r#"(\w+): made\.(add|seconds)\(\s*"(\w+)",\s*"((?:[^"\\]|\\.|\\\n)*)""#).unwrap();
+    let made =
+        Regex::new(r#"(\w+): registrar\.(add|seconds)\(\s*"(\w+)",\s*"((?:[^"\\]|\\.|\\\n)*)""#).unwrap();
     let field = |name: &str, code: &str| {
         let kind = Regex::new(&format!(r"\n    {name}: (?:Family<.*, )?(?:Decimal)?(\w+)>?,")).unwrap();
         kind.captures(code).unwrap_or_else(|| panic!("metric {name}"))[1].to_lowercase()

@@ -211,7 +211,10 @@ async fn a_namespace_that_is_not_there_is_said_as_that() {
     });
     story.pass(1).await;
     let said = logs.with("there is no such namespace");
-    assert!(said.len() == 1 && said[0].contains("nowhere") && said[0].contains("create it"), "{said:?}");
+    assert!(
+        said.len() == 1 && said[0].contains("nowhere") && said[0].contains("create the namespace"),
+        "{said:?}"
+    );
     assert_eq!(logs.with("status cannot be written"), [""; 0]);
 }
 

@@ -63,12 +63,12 @@ pub struct Draft {
 /// A field of a draft, and what takes it out.
 type Reset = (&'static str, fn(&mut Draft));
 
-/// Fields whose values come from other tools unchecked. A definition is valid without them.
-const RESETS: [Reset; 6] = [
+/// Fields whose values come from other tools unchecked. A definition is valid without them. Without its `nodes` it would select
+/// every node, so they are not among these fields.
+const RESETS: [Reset; 5] = [
     ("kernels", |draft| draft.kernels = None),
     ("release", |draft| draft.release = None),
     ("modules", |draft| (draft.modules, draft.files) = (Vec::new(), Vec::new())),
-    ("nodes", |draft| draft.nodes.clear()),
     ("tags", |draft| draft.tag = None),
     ("version", |draft| "1.0".clone_into(&mut draft.version)),
 ];

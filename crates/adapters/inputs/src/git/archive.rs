@@ -22,7 +22,7 @@ use super::super::{FetchError, Result, files};
 const LONGEST_LIST: u64 = 256 << 20;
 /// Maximum size of a file that is read into memory, and of a link's target, as in Linux.
 const SMALL: u64 = 4096;
-/// First bytes of a Git LFS pointer file, and its maximum size (git-lfs, `docs/spec.md`).
+/// First bytes of a Git LFS pointer file, and its maximum size (specification of git-lfs).
 const LFS: (&[u8], u64) = (b"version https://git-lfs.github.com/spec/", 1024);
 
 /// Kind of an entry in a tree.
