@@ -68,7 +68,7 @@ expect 300 "without the quota the image is built" published quota
 
 build_definition greedy 1 'dd if=/dev/zero of=/dev/null bs=5G count=1 iflag=fullblock'
 wants "$mark-greedy"
-expect 300 "a build that exceeds its memory reports the limit" says 'MiB of memory, and may use|OOMKilled'
+expect 300 "a build that exceeds its memory reports the limit" says 'MiB of memory; the limit is|OOMKilled'
 
 # with_template NAME TEMPLATE VARS: gives a definition another template.
 with_template() { sed -i -e "s/^  template: .*/  template: $2/" -e "s|^  vars: .*|  vars: {$3}|" "$here/definitions/images/$1.yaml"; }
