@@ -103,7 +103,7 @@ pub enum Regarding {
 /// An Event to write.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StatusEvent {
-    /// The reason. The order of its variants decides which Events are dropped above [`MAX_EVENTS`].
+    /// The reason. The order of its variants decides which Events are dropped above `MAX_EVENTS`.
     pub reason: EventReason,
     /// The object.
     pub regarding: Regarding,
