@@ -22,16 +22,15 @@ struct Report {
 
 /// Prints the versions.
 pub fn version(session: &Session) -> Result<Exit> {
-    let mut formats: BTreeMap<_, _> = [
-        ("definitions", "farrier.dev/v1alpha1"),
-        ("build", BUILD_FORMAT),
-        ("entrypoint", ENTRYPOINT_FORMAT),
-        ("signing", SIGNING_FORMAT),
-    ]
-    .map(|(name, format)| (name, format.to_owned()))
-    .into();
-    #[cfg(feature = "bundle")]
-    formats.insert("bundle", farrier_bundle::FORMAT.to_string());
+    let formats = [
+        ("definitions", "farrier.dev/v1alpha1".to_owned()),
+        ("build", BUILD_FORMAT.to_owned()),
+        ("entrypoint", ENTRYPOINT_FORMAT.to_owned()),
+        ("signing", SIGNING_FORMAT.to_owned()),
+        #[cfg(feature = "bundle")]
+        ("bundle", farrier_bundle::FORMAT.to_string()),
+    ];
+    let formats = BTreeMap::from(formats);
     let features = [
         ("bootcheck", cfg!(feature = "bootcheck")),
         ("bundle", cfg!(feature = "bundle")),
