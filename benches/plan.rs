@@ -40,6 +40,7 @@ fn main() {
             verdict: Some(Verdict::Loads),
             kernel_release: Some(cell.target.release.to_string()),
             platforms: BTreeMap::new(),
+            inputs: Default::default(),
         };
         observed.published.insert(cell.reference.clone(), published);
     }
