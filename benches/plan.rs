@@ -15,7 +15,7 @@ use farrier_core::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
         ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, NodeFacts, OS_ID_LABEL,
         OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Placement, Plan, PlanInputs, PodCount, Published,
-        Resolved, ResolvedImage, RolloutDecision, UpdateStrategy,
+        PublishedInputs, Resolved, ResolvedImage, RolloutDecision, UpdateStrategy,
     },
 };
 use kmod::Verdict;
@@ -40,7 +40,7 @@ fn main() {
             verdict: Some(Verdict::Loads),
             kernel_release: Some(cell.target.release.to_string()),
             platforms: BTreeMap::new(),
-            inputs: Default::default(),
+            inputs: PublishedInputs::default(),
         };
         observed.published.insert(cell.reference.clone(), published);
     }
