@@ -33,19 +33,6 @@ enum FallbackTag {
     Subject,
 }
 
-impl FallbackTag {
-    fn is_subject(&self) -> bool {
-        matches!(self, Self::Subject)
-    }
-
-    fn into_list(self) -> ImageIndex {
-        match self {
-            Self::List(index) => index,
-            Self::Subject => ImageIndex::empty(),
-        }
-    }
-}
-
 impl RemoteRegistry {
     /// Pushes a manifest with a subject. If the registry does not list referrers, adds the manifest to the list under the subject's
     /// fallback tag. Also gives the manifest its own tag, because the garbage collection of such a registry ignores the list.
@@ -154,8 +141,11 @@ impl RemoteRegistry {
             let bytes =
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
             self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
-            let written = self.fallback_tag(repository, subject).await?;
-            if written.is_subject() || recent.missing_in(&written.into_list()).is_empty() {
+            let is_listed = match self.fallback_tag(repository, subject).await? {
+                FallbackTag::List(index) => recent.missing_in(&index).is_empty(),
+                FallbackTag::Subject => true,
+            };
+            if is_listed {
                 return Ok(());
             }
         }
@@ -166,6 +156,7 @@ impl RemoteRegistry {
         ))
     }
 
+    /// Reads the fallback tag of a manifest.
     async fn fallback_tag(&self, repository: &Repository, subject: &Digest) -> Result<FallbackTag> {
         let empty = FallbackTag::List(ImageIndex::empty());
         let Some(tag) = referrers_tag(subject) else { return Ok(empty) };
