@@ -19,9 +19,9 @@ use tar::{EntryType, Header};
 use super::super::{FetchError, Result, files};
 
 /// Maximum size of a list of entries in bytes.
-const LONGEST_LIST: u64 = 256 << 20;
+const MAX_LIST_BYTES: u64 = 256 << 20;
 /// Maximum size of a file that is read into memory, and of a link's target, as in Linux.
-const SMALL: u64 = 4096;
+const MAX_BUFFERED: u64 = 4096;
 /// First bytes of a Git LFS pointer file, and its maximum size (specification of git-lfs).
 const LFS: (&[u8], u64) = (b"version https://git-lfs.github.com/spec/", 1024);
 
@@ -44,10 +44,10 @@ pub(super) struct Entry {
 
 /// Runs `git ls-tree -r -z` and returns the entries. `what` names the tree in errors.
 pub(super) fn entries(mut command: Command, what: &str) -> Result<Vec<Entry>> {
-    let mut child = Killed(command.stderr(Stdio::null()).spawn().map_err(failed)?);
+    let mut child = KillOnDrop(command.stderr(Stdio::null()).spawn().map_err(failed)?);
     let mut listed = Vec::new();
     if let Some(output) = child.0.stdout.take() {
-        output.take(LONGEST_LIST).read_to_end(&mut listed)?;
+        output.take(MAX_LIST_BYTES).read_to_end(&mut listed)?;
     }
     if !child.0.wait().map_err(failed)?.success() {
         return Err(damaged(what));
@@ -101,7 +101,7 @@ pub(super) fn write(
     }
     list.flush()?;
     let (input, _) = File::open(ids)?.into_parts();
-    let mut child = Killed(command.stdin(input).stderr(Stdio::null()).spawn().map_err(failed)?);
+    let mut child = KillOnDrop(command.stdin(input).stderr(Stdio::null()).spawn().map_err(failed)?);
     let mut objects = BufReader::new(child.0.stdout.take().ok_or_else(|| damaged(what))?);
     let gzip = GzEncoder::new(BufWriter::new(File::create(to)?), Compression::fast());
     let mut archive = tar::Builder::new(gzip);
@@ -120,7 +120,7 @@ pub(super) fn write(
         let size = size_of(&mut objects).map_err(|_| damaged(what))?;
         left = left.checked_sub(size).ok_or_else(|| refused(what, "its files are larger than any source"))?;
         let mut small = Vec::new();
-        if size <= SMALL {
+        if size <= MAX_BUFFERED {
             objects.by_ref().take(size).read_to_end(&mut small)?;
         }
         if let EntryKind::File { mode } = entry.kind {
@@ -158,10 +158,10 @@ fn size_of(objects: &mut impl BufRead) -> io::Result<u64> {
     size.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, line))
 }
 
-/// A program that ends with this value.
-struct Killed(Child);
+/// Program that is killed when this value is dropped.
+struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // A program that has already exited is not an error.
         let _ = self.0.kill();

@@ -21,11 +21,11 @@ use super::{
 };
 
 /// Timeout of a fetch.
-const FETCH_TIME: Duration = Duration::from_mins(30);
+const FETCH_TIMEOUT: Duration = Duration::from_mins(30);
 /// Interval between measurements of a fetch.
-const MEASURED: Duration = Duration::from_secs(1);
+const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of submodules of a source.
-const MOST_SUBMODULES: usize = 200;
+const MAX_SUBMODULES: usize = 200;
 /// Name of the fetched branch or tag in the temporary repository.
 pub(super) const REF: &str = "refs/farrier/ref";
 
@@ -36,8 +36,8 @@ pub(super) struct Checkout<'a> {
     pub(super) commit: &'a str,
 }
 
-/// A repository or submodule to fetch.
-struct Wanted {
+/// Repository or submodule to fetch.
+struct TreeToFetch {
     /// Path of the tree in the source.
     path: PathBuf,
     url: Url,
@@ -58,7 +58,7 @@ impl Checkout<'_> {
         self.verify(&git, scratch.path()).await?;
         let mut entries = BTreeMap::new();
         let mut wanted =
-            vec![Wanted { path: PathBuf::new(), url: url.clone(), commit: self.commit.to_owned() }];
+            vec![TreeToFetch { path: PathBuf::new(), url: url.clone(), commit: self.commit.to_owned() }];
         let mut fetched = 0;
         while let Some(tree) = wanted.pop() {
             if fetched > 0 {
@@ -67,8 +67,8 @@ impl Checkout<'_> {
                 self.fetch(&git, &tree.commit, None).await?;
             }
             fetched += 1;
-            if fetched > MOST_SUBMODULES {
-                let message = format!("{url} at {}: more than {MOST_SUBMODULES} submodules", self.commit);
+            if fetched > MAX_SUBMODULES {
+                let message = format!("{url} at {}: more than {MAX_SUBMODULES} submodules", self.commit);
                 return Err(FetchError::unusable(message, "set `submodules: false`"));
             }
             let found = self.entries(&git, &tree).await?;
@@ -105,13 +105,13 @@ impl Checkout<'_> {
         let within = async {
             tokio::select! {
                 done = run => done.map(drop),
-                error = too_big(&git.directory) => Err(error),
+                error = exceed_limit(&git.directory) => Err(error),
             }
         };
-        limited(FETCH_TIME, &action, within).await
+        limited(FETCH_TIMEOUT, &action, within).await
     }
 
-    async fn entries(&self, git: &Git, tree: &Wanted) -> Result<Vec<Entry>> {
+    async fn entries(&self, git: &Git, tree: &TreeToFetch) -> Result<Vec<Entry>> {
         let arguments = ["ls-tree", "-r", "-z", "--full-tree", &tree.commit];
         let (command, what) =
             (git.command(&arguments).into_std(), format!("{} at {}", tree.url, tree.commit));
@@ -122,10 +122,10 @@ impl Checkout<'_> {
     async fn submodules(
         &self,
         git: &Git,
-        tree: &Wanted,
+        tree: &TreeToFetch,
         entries: &[Entry],
         top: &Url,
-    ) -> Result<Vec<Wanted>> {
+    ) -> Result<Vec<TreeToFetch>> {
         let blob = format!("--blob={}:.gitmodules", tree.commit);
         let action = format!("read .gitmodules of {} at {}", tree.url, tree.commit);
         let list = ["config", "--null", "--no-includes", &blob, "--list"];
@@ -134,7 +134,7 @@ impl Checkout<'_> {
         let wanted = links.map(|entry| {
             let address = submodules::address(&declared, &entry.path, &tree.url, top)?;
             let path = tree.path.join(&entry.path);
-            Ok(Wanted { path, url: parse(&address)?, commit: entry.id.clone() })
+            Ok(TreeToFetch { path, url: parse(&address)?, commit: entry.id.clone() })
         });
         wanted.collect()
     }
@@ -148,7 +148,7 @@ async fn committed(git: &Git, commit: &str) -> Result<u64> {
 }
 
 /// Waits until a repository exceeds the limit of a download.
-async fn too_big(directory: &Path) -> FetchError {
+async fn exceed_limit(directory: &Path) -> FetchError {
     match measure(directory).await {
         Ok(never) => match never {},
         Err(error) => error.into(),
@@ -158,7 +158,7 @@ async fn too_big(directory: &Path) -> FetchError {
 async fn measure(directory: &Path) -> io::Result<Infallible> {
     let (mut limit, mut seen) = (DiskLimit::for_download(directory, None, download::MOST)?, 0);
     loop {
-        tokio::time::sleep(MEASURED).await;
+        tokio::time::sleep(MEASURE_INTERVAL).await;
         let size = size_of(directory);
         limit.take(size.saturating_sub(seen))?;
         seen = size.max(seen);

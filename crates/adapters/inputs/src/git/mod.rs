@@ -23,7 +23,7 @@ use zeroize::Zeroizing;
 use super::{FetchError, Fetcher, Result, process};
 
 /// Timeout of a git command that fetches no content.
-const LOOKUP_TIME: Duration = Duration::from_mins(2);
+const LOOKUP_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Environment variables for git, some with secrets.
 pub type Environment = Vec<(String, Zeroizing<String>)>;
@@ -144,7 +144,7 @@ impl Git {
     }
 
     async fn run(&self, arguments: &[&str], action: &str) -> Result<String> {
-        limited(LOOKUP_TIME, action, process::run(self.command(arguments), "git", || action.to_owned()))
+        limited(LOOKUP_TIMEOUT, action, process::run(self.command(arguments), "git", || action.to_owned()))
             .await
             .map(|output| output.stdout)
     }
@@ -168,7 +168,7 @@ pub(super) async fn commit_of(fetcher: &Fetcher, source: &GitSource) -> Result<S
         }
     };
     let mut outcome = Err(FetchError::Interrupted);
-    for place in places(fetcher, source)? {
+    for place in addresses(fetcher, source)? {
         let scratch = fetcher.scratch()?;
         let git = Git::open(fetcher, &place, scratch.path(), true).await?;
         let peeled = format!("{name}^{{}}");
@@ -202,7 +202,7 @@ pub(super) async fn archive(
 ) -> Result<PathBuf> {
     let make = |dir: PathBuf| async move {
         let mut outcome = Err(FetchError::Interrupted);
-        for place in places(fetcher, source)? {
+        for place in addresses(fetcher, source)? {
             outcome = fetch::Checkout { fetcher, source, commit }.archive(&place, &dir.join(ARCHIVE)).await;
             if outcome.is_ok() {
                 break;
@@ -219,7 +219,7 @@ const KIND: &str = "git-sources";
 pub(super) const ARCHIVE: &str = "source.tar.gz";
 
 /// Returns the addresses of a repository: the site's mirrors come first.
-fn places(fetcher: &Fetcher, source: &GitSource) -> Result<Vec<Url>> {
+fn addresses(fetcher: &Fetcher, source: &GitSource) -> Result<Vec<Url>> {
     let url = parse(&source.url)?;
     Ok(match url.scheme() {
         "http" | "https" => fetcher.net().url_candidates(&url),
