@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -9,6 +10,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::support::{
+    as_root,
     fake_http::{FakeHttp, answer},
     kernels,
     site::{Run, Site},
@@ -218,6 +220,14 @@ fn mistakes_in_farrier_yaml_are_told_with_their_place() {
     wrong("engine: dokcer\n", "farrier.yaml: engine: unknown engine");
     wrong("offline: maybe\n", "farrier.yaml:1:10: ");
     wrong("a: [\n", "farrier.yaml:");
+    // In a directory such as /tmp, another user could place the file.
+    let below = configured(&site, "offline: true\n");
+    let file = site.path("farrier.yaml");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+    bare(&site, &below, &["version"]).exits(0);
+    assert!(as_root("chown").arg("nobody").arg(&file).status().unwrap().success());
+    bare(&site, &below, &["version"]).exits(2).line("farrier.yaml: another user may have written it");
+    assert!(as_root("rm").arg(&file).status().unwrap().success());
     // A Kubernetes object of this name, such as krew's manifest, is no configuration.
     let below =
         configured(&site, "apiVersion: krew.googlecontainertools.github.com/v1alpha2\nkind: Plugin\n");

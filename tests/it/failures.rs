@@ -3,6 +3,7 @@
 use std::{fs, path::Path, process::Command};
 
 use crate::support::{
+    as_root,
     fake_http::{Answer, FakeHttp, answer},
     kernels,
     registry_process::{PASSWORD, USER, Wants},
@@ -222,15 +223,6 @@ impl Drop for SmallDisk<'_> {
     fn drop(&mut self) {
         let _ = as_root("umount").arg(self.0).status();
     }
-}
-
-fn as_root(program: &str) -> Command {
-    if rustix::process::geteuid().is_root() {
-        return Command::new(program);
-    }
-    let mut command = Command::new("sudo");
-    command.args(["-n", program]);
-    command
 }
 
 /// The payload fits on the disk but its layer does not.

@@ -32,7 +32,18 @@ pub mod virtual_machine;
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
+
+/// Returns a command that runs a program as root.
+pub fn as_root(program: &str) -> Command {
+    if rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("sudo");
+    command.args(["-n", program]);
+    command
+}
 
 /// Returns a directory whose content persists between runs. Compilers and apt store its path in their output, and `ci/test`
 /// accesses it through a link, so the path is canonicalized and stays the same.
