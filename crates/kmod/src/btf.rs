@@ -205,7 +205,8 @@ impl SplitBtf {
 
     /// Checks whether the module's BTF continues a base of this size.
     ///
-    /// The module's type numbers and name offsets continue those of the base, so a base of another size shifts all of them.
+    /// A module's type numbers begin after the last type of the base, and its name offsets after the last string. A base of another
+    /// size therefore shifts every number.
     ///
     /// - Names: the kernel rejects name offsets beyond the last string. Some type uses the last string, so the highest name offset
     ///   reveals the exact size of the base's strings.
@@ -229,7 +230,7 @@ impl SplitBtf {
         {
             return Fit::OtherBase;
         }
-        // Some type refers to each prototype, so the highest type number is at least that of the last prototype.
+        // Each prototype is referred to, so the highest referenced type number is at least the number of the last prototype.
         let last = prototypes.last().map_or(0, |own| u64::from(base.types) + u64::from(*own));
         if u64::from(*highest_type) >= last && has_base_strings { Fit::Matches } else { Fit::OtherBase }
     }

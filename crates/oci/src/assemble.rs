@@ -36,9 +36,9 @@ pub struct Assembly<'a> {
     pub layers: &'a [Layer],
     /// The entrypoint. If empty, the image keeps the base's entrypoint and arguments.
     pub entrypoint: &'a [String],
-    /// Environment variables, which override those of the base.
+    /// Environment variables. A variable of the base with the same name is replaced.
     pub env: &'a BTreeMap<String, String>,
-    /// Labels, which override those of the base.
+    /// Labels. A label of the base with the same key is replaced.
     pub labels: &'a BTreeMap<String, String>,
     /// Annotations of the manifest. [`assemble`] adds the digest of the base.
     pub annotations: &'a BTreeMap<String, String>,

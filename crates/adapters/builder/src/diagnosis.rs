@@ -53,7 +53,7 @@ enum Rank {
     Script,
     /// An error of the compiler in a file that asks a question, such as `conftest.c`. Most such errors are answers.
     Probe,
-    /// An `error: ...` of farrier's templates about the result of an earlier failure.
+    /// An `error: ...` that a template of farrier prints after an earlier failure.
     Consequence,
     /// A missing command, module or interpreter, or a host that cannot be reached.
     Missing,

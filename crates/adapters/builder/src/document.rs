@@ -134,7 +134,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>> {
     Ok(materials)
 }
 
-/// Returns a source's material. `identity` is farrier's notation for what was fetched.
+/// Returns the material of a source. `identity` names the fetched content as in [`FetchedInputs`].
 pub fn source_material(
     image: &DriverImage,
     source: &SourceSpec,

@@ -118,8 +118,8 @@ impl StoredImage<'_> {
         Err(TargetError::unmet(message, "run again; existing content is kept"))
     }
 
-    /// Signs the published image, and those of its documents that a key of the site signed. Whoever may write to the registry
-    /// could have attached the other documents.
+    /// Signs the published image, and each document of the image that a key of the site has signed. Any writer to the registry can
+    /// attach other documents.
     pub async fn sign_published(self, name: &str) -> Result<()> {
         self.parts.may_write()?;
         let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);

@@ -21,7 +21,7 @@ pub(super) fn key_of(cell: &Cell) -> CellKey {
     (cell.image.clone(), cell.target.clone())
 }
 
-/// What the queue does after a build has ended.
+/// Action of the queue after the end of a build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BuildDisposition {
     /// Removes the build, which was published or failed permanently. The next plan may request the build again.
