@@ -53,14 +53,17 @@ pub fn slsa(provenance: &Provenance) -> Value {
     })
 }
 
-/// Returns a material as a resource descriptor (in-toto attestation framework, `resource_descriptor.md`). The packages of a root
-/// file system are annotations, because the digest of the whole covers them.
+/// Returns a material as a resource descriptor (in-toto attestation framework, `resource_descriptor.md`), which must have an
+/// address or a digest. The packages of a root file system are annotations, because the digest of the whole covers them.
 fn dependency(material: &Material) -> Value {
     let Material { role, name, version, digest, commit, uri, packages, distribution, terms: _ } = material;
     let url = |Package { name, version, architecture, licenses: _ }: &Package| {
         purl::of_package(name, version, Some(architecture), distribution.as_ref())
     };
     let packages: Option<Value> = (!packages.is_empty()).then(|| packages.iter().map(url).collect());
+    // The content of a toolchain is unknown where only the engine still has it.
+    let is_unknown = digest.is_none() && commit.is_none();
+    let uri = uri.clone().or_else(|| is_unknown.then(|| purl::of_software(name, version.as_deref(), None)));
     without_nulls(json!({
         "name": name,
         "uri": uri,
@@ -75,7 +78,7 @@ fn dependency(material: &Material) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provenance::testing::provenance;
+    use crate::provenance::{Role, testing::provenance};
 
     #[test]
     fn the_predicate() {
@@ -98,9 +101,12 @@ mod tests {
 
     #[test]
     fn every_dependency_has_a_digest_or_an_address() {
-        let predicate = slsa(&provenance());
+        let mut made = provenance();
+        made.materials.push(Material::new(Role::Toolchain, "bookworm, of the engine"));
+        let predicate = slsa(&made);
         let all = predicate["buildDefinition"]["resolvedDependencies"].as_array().unwrap();
-        assert_eq!(all.len(), provenance().materials.len());
+        assert_eq!(all.len(), made.materials.len());
+        assert_eq!(all.last().unwrap()["uri"], "pkg:generic/bookworm%2C%20of%20the%20engine");
         for one in all {
             assert!(one["digest"].is_object() || one["uri"].is_string(), "{one}");
         }
