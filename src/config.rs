@@ -1,18 +1,29 @@
 //! `farrier.yaml`: defaults of options, from the nearest file above the working directory.
 
-use std::{collections::BTreeMap, env, io, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    collections::BTreeMap,
+    env,
+    io::{self, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+};
 
 use clap::{Arg, ArgAction, Command, ValueEnum as _};
 use farrier_core::plan::{Instance, WriteNamespaces};
 use farrier_engines::EngineChoice;
+use farrier_local::files::open_regular;
 use farrier_yaml as yaml;
 use fs_err as fs;
 use serde::Deserialize;
 
-use super::{CliError, Result, args::GLOBAL_OPTIONS};
+use super::{CliError, Result, args::GLOBAL_OPTIONS, output};
 
 const FILE: &str = "farrier.yaml";
 const NO_CONFIG: &str = "--no-config";
+
+/// Options that decide what runs and whom farrier trusts, by id and field. A clone's file must not set them silently.
+const SAID: [(&str, &str); 3] =
+    [("ca_file", "caFile"), ("entrypoint", "entrypoint"), ("insecure_registry", "insecureRegistry")];
 
 /// Fields of the file, each named as its option.
 #[derive(Default, Deserialize)]
@@ -55,19 +66,26 @@ impl Defaults {
         let wrong = |message: String| {
             CliError::hinted(format!("{}{message}", path.display()), "--no-config ignores the file")
         };
-        let file = match fs::metadata(path) {
-            Ok(file) if file.is_file() => file,
+        let link = match fs::symlink_metadata(path) {
+            Ok(link) if fs::metadata(path).is_ok_and(|file| file.is_file()) => link,
             Ok(_) => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // In a directory such as /tmp, any user can place a file that names definitions with commands.
-        let place = fs::metadata(directory)?;
-        let is_mine = file.uid() == rustix::process::geteuid().as_raw();
-        if !is_mine && (file.mode() | place.mode()) & 0o002 != 0 {
+        let mut opened = open_regular(path)?;
+        // The file names programs. Another user could also place a link to a file of this user, whose paths are relative to the
+        // link's directory.
+        let (file, place) = (opened.metadata()?, fs::metadata(directory)?);
+        let is_trusted = |owner: u32| owner == 0 || owner == rustix::process::geteuid().as_raw();
+        let is_open = |mode: u32| mode & 0o002 != 0 && mode & 0o1000 == 0;
+        if ![&link, &file].iter().all(|found| is_trusted(found.uid()))
+            || file.mode() & 0o002 != 0
+            || is_open(place.mode())
+        {
             return Err(wrong(": another user may have written it".to_owned()));
         }
-        let text = fs::read_to_string(path)?;
+        let mut text = String::new();
+        opened.read_to_string(&mut text)?;
         let placed = |error: &yaml::YamlError| {
             wrong(format!(":{}:{}: {}", error.at.line, error.at.column, error.message))
         };
@@ -82,7 +100,13 @@ impl Defaults {
             None => wrong(": no configuration".to_owned()),
         })?;
         config.check().map_err(|message| wrong(format!(": {message}")))?;
-        Ok(Some(Self(config.values(directory))))
+        let values = config.values(directory);
+        let risky: Vec<&str> =
+            SAID.iter().filter(|(id, _)| values.contains_key(id)).map(|(_, name)| *name).collect();
+        if !risky.is_empty() {
+            output::message(&format!("{} sets {}", path.display(), risky.join(", ")));
+        }
+        Ok(Some(Self(values)))
     }
 
     /// Makes the values the defaults of the options, so that a flag or a variable takes precedence.

@@ -15,6 +15,7 @@ use farrier_core::{
     shell::shell_word,
 };
 use farrier_definitions::{self as definitions, DefinitionErrors};
+use farrier_local::files::open_regular;
 use farrier_migrate::{Context, Draft, Drafted, MAX_FORM, Remark, source};
 use farrier_store::registry::RegistryLocation;
 use fs_err as fs;
@@ -194,7 +195,7 @@ fn read(drafted: &mut Drafted, path: &Path, context: &Context) -> Result<(), Cli
 /// Reads a file of at most [`MAX_FORM`] bytes.
 fn text_of(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    if fs::File::open(path)?.take(MAX_FORM + 1).read_to_string(&mut text)? as u64 > MAX_FORM {
+    if open_regular(path)?.take(MAX_FORM + 1).read_to_string(&mut text)? as u64 > MAX_FORM {
         return Err(io::Error::other(format!("more than {MAX_FORM} bytes")));
     }
     Ok(text)

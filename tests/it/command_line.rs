@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -223,11 +223,32 @@ fn mistakes_in_farrier_yaml_are_told_with_their_place() {
     // In a directory such as /tmp, another user could place the file.
     let below = configured(&site, "offline: true\n");
     let file = site.path("farrier.yaml");
+    let is_refused = || {
+        let run = bare(&site, &below, &["version"]).exits(2);
+        run.line("farrier.yaml: another user may have written it");
+    };
     fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+    is_refused();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     bare(&site, &below, &["version"]).exits(0);
+    fs::set_permissions(site.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    is_refused();
+    fs::set_permissions(site.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     assert!(as_root("chown").arg("nobody").arg(&file).status().unwrap().success());
-    bare(&site, &below, &["version"]).exits(2).line("farrier.yaml: another user may have written it");
+    is_refused();
+    // Paths are relative to a link, and another user can place the link.
     assert!(as_root("rm").arg(&file).status().unwrap().success());
+    let own = site.path("own.yaml");
+    fs::write(&own, "offline: true\n").unwrap();
+    symlink(&own, &file).unwrap();
+    bare(&site, &below, &["version"]).exits(0);
+    assert!(as_root("chown").args(["--no-dereference", "nobody"]).arg(&file).status().unwrap().success());
+    is_refused();
+    assert!(as_root("rm").arg(&file).status().unwrap().success());
+    // What decides about trust is said.
+    configured(&site, "caFile: ca.pem\ninsecureRegistry: [registry.test]\n");
+    let said = bare(&site, &below, &["version"]).exits(0);
+    said.line("farrier.yaml sets caFile, insecureRegistry");
     // A Kubernetes object of this name, such as krew's manifest, is no configuration.
     let below =
         configured(&site, "apiVersion: krew.googlecontainertools.github.com/v1alpha2\nkind: Plugin\n");

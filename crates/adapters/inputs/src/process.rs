@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_local::cache::says_full_disk;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, prlimit};
 use tokio::{
     io::{AsyncRead, AsyncReadExt},
     process::{Child, Command},
@@ -70,9 +70,29 @@ pub(super) fn start(mut command: Command, program: &'static str, grace: Duration
     Ok(Running { child, grace })
 }
 
+/// Limits the memory of a program and of the programs that it starts, in bytes. The limit of a program that has exited is no error.
+pub(super) fn limit_memory(id: u32, bytes: u64) {
+    let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+    if let Some(id) = i32::try_from(id).ok().and_then(Pid::from_raw) {
+        let _ = prlimit(Some(id), Resource::As, limit);
+    }
+}
+
+impl Running {
+    /// Limits the memory of the program, as [`limit_memory`] does.
+    pub(super) fn limit_memory(&self, bytes: u64) {
+        if let Some(id) = self.child.id() {
+            limit_memory(id, bytes);
+        }
+    }
+}
+
 /// Runs a command until it exits, whatever its exit status.
 pub async fn output(command: Command, program: &'static str) -> Result<Output> {
-    let mut running = start(command, program, Duration::ZERO)?;
+    finished(start(command, program, Duration::ZERO)?, program).await
+}
+
+async fn finished(mut running: Running, program: &'static str) -> Result<Output> {
     let failed = |source| FetchError::Start(program, source);
     let (out, err) = (running.child.stdout.take(), running.child.stderr.take());
     let (stdout, stderr) = tokio::try_join!(read_text(out), read_text(err)).map_err(failed)?;
@@ -83,6 +103,19 @@ pub async fn output(command: Command, program: &'static str) -> Result<Output> {
 /// Runs a command and returns an error if it fails. `action` describes the program's task in that error.
 pub async fn run(command: Command, program: &'static str, action: impl FnOnce() -> String) -> Result<Output> {
     let output = output(command, program).await?;
+    if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
+}
+
+/// Runs a command like [`run`], with at most `memory` bytes.
+pub(super) async fn run_within(
+    memory: u64,
+    command: Command,
+    program: &'static str,
+    action: impl FnOnce() -> String,
+) -> Result<Output> {
+    let running = start(command, program, Duration::ZERO)?;
+    running.limit_memory(memory);
+    let output = finished(running, program).await?;
     if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
 }
 

@@ -26,16 +26,21 @@ pub fn if_there<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Returns the first `limit` bytes of a regular file, or `None` when the file does not exist. Any other file
-/// type is an error. The open does not block, so a FIFO cannot hang it.
-pub fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+/// Opens a regular file. Any other file type is an error. The open does not block, so a FIFO cannot hang it.
+pub fn open_regular(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
-    let Some(file) = if_there(options.open(path))? else { return Ok(None) };
+    let file = options.open(path)?;
     if !file.metadata()?.is_file() {
         let message = format!("read {}: it is not a regular file", path.display());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
+    Ok(file)
+}
+
+/// Returns the first `limit` bytes of a regular file, or `None` when the file does not exist. Any other file type is an error.
+pub fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    let Some(file) = if_there(open_regular(path))? else { return Ok(None) };
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(Some(bytes))

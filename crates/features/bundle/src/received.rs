@@ -6,7 +6,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use farrier_local::archive::{Limits, UnpackError, unpack_tar};
+use farrier_local::{
+    archive::{Limits, UnpackError, unpack_tar},
+    files::open_regular,
+};
 use fs_err::{self as fs, File};
 use oci::error_chain;
 
@@ -60,7 +63,7 @@ impl Bundle {
 fn repack(layout: &Path, scratch: &Path, name: &Path) -> Result<Bundle> {
     let not = |reason: String| BundleError::NotABundle(name.to_owned(), reason);
     let mut bytes = Vec::new();
-    File::open(layout.join(INDEX_NAME))?.take(MAX_INDEX).read_to_end(&mut bytes)?;
+    open_regular(&layout.join(INDEX_NAME))?.take(MAX_INDEX).read_to_end(&mut bytes)?;
     check_version(name, &bytes)?;
     let index: BundleIndex =
         serde_json::from_slice(&bytes).map_err(|error| not(format!("{INDEX_NAME}: {error}")))?;
@@ -71,7 +74,7 @@ fn repack(layout: &Path, scratch: &Path, name: &Path) -> Result<Bundle> {
     let mut writer = Writer::open(&file, None, &index, &())?;
     for blob in index.carried() {
         let entry = blob_name(&blob.digest);
-        let mut from = File::open(layout.join(&entry))?;
+        let mut from = open_regular(&layout.join(&entry))?;
         let next = || -> Result<Option<Bytes>> {
             let mut chunk = vec![0; CHUNK];
             let count = from.read(&mut chunk)?;

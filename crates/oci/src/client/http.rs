@@ -36,6 +36,9 @@ const MAX_ERROR_BODY: usize = 8 << 10;
 /// Maximum number of pages in one list. More pages mean that the registry's links form a loop.
 const MAX_PAGES: usize = 1000;
 
+/// Maximum size of all pages of a list in bytes.
+const MAX_LIST_BYTES: usize = 64 << 20;
+
 /// Body of a request.
 pub(super) enum Payload<'a> {
     /// No body.
@@ -289,6 +292,7 @@ impl Http {
         absent: &[u16],
         mut read: impl FnMut(&[u8]) -> Result<(), String> + Send,
     ) -> Result<bool> {
+        let mut left = MAX_LIST_BYTES;
         for _ in 0..MAX_PAGES {
             let mut response = self.expect(&call, &[&[200], absent].concat()).await?;
             if absent.contains(&response.status().as_u16()) {
@@ -296,8 +300,15 @@ impl Http {
             }
             let next = next_page(&response);
             let page = body(&call, &mut response).await?;
+            let Some(rest) = left.checked_sub(page.len()) else {
+                return Err(call.protocol(format!("a list of more than {} MiB", MAX_LIST_BYTES >> 20)));
+            };
+            left = rest;
             read(&page).map_err(|reason| call.unusable(&reason, &response, &page))?;
             let Some(url) = next else { return Ok(true) };
+            if url == call.url {
+                return Err(call.protocol("a page of the list that is its own next page".to_owned()));
+            }
             call.url = url;
         }
         Err(call.protocol(format!("more than {MAX_PAGES} pages")))

@@ -16,10 +16,13 @@ use flate2::{Compression, write::GzEncoder};
 use fs_err::File;
 use tar::{EntryType, Header};
 
-use super::super::{FetchError, Result, files};
+use super::{
+    super::{FetchError, Result, files, process},
+    MEMORY,
+};
 
 /// Maximum size of a list of entries in bytes.
-const MAX_LIST_BYTES: u64 = 256 << 20;
+pub(super) const MAX_LIST_BYTES: u64 = 256 << 20;
 /// Maximum size of a file that is read into memory, and of a link's target, as in Linux.
 const MAX_BUFFERED: u64 = 4096;
 /// First bytes of a Git LFS pointer file, and its maximum size (specification of git-lfs).
@@ -42,21 +45,20 @@ pub(super) struct Entry {
     pub(super) id: String,
 }
 
-/// Runs `git ls-tree -r -z` and returns the entries. `what` names the tree in errors.
-pub(super) fn entries(mut command: Command, what: &str) -> Result<Vec<Entry>> {
-    let mut child = KillOnDrop(command.stderr(Stdio::null()).spawn().map_err(failed)?);
-    let mut listed = Vec::new();
-    if let Some(output) = child.0.stdout.take() {
-        output.take(MAX_LIST_BYTES).read_to_end(&mut listed)?;
+/// Parses the output of `git ls-tree -r -z`. `what` names the tree in errors.
+pub(super) fn entries(listed: &[u8], what: &str) -> Result<Vec<Entry>> {
+    let lines = || listed.split(|byte| *byte == 0).filter(|line| !line.is_empty());
+    check_count(lines().count(), what)?;
+    lines().map(|line| entry(line, what)).collect()
+}
+
+/// Fails when a source has more entries than a source may have.
+pub(super) fn check_count(entries: usize, what: &str) -> Result<()> {
+    let most = Limits::default().entries;
+    if entries as u64 > most {
+        return Err(refused(what, &format!("more than {most} entries")));
     }
-    if !child.0.wait().map_err(failed)?.success() {
-        return Err(damaged(what));
-    }
-    let lines: Vec<&[u8]> = listed.split(|byte| *byte == 0).filter(|line| !line.is_empty()).collect();
-    if lines.len() as u64 > Limits::default().entries {
-        return Err(refused(what, &format!("more than {} entries", Limits::default().entries)));
-    }
-    lines.into_iter().map(|line| entry(line, what)).collect()
+    Ok(())
 }
 
 /// Parses `<mode> <type> <id>\t<path>`.
@@ -102,6 +104,7 @@ pub(super) fn write(
     list.flush()?;
     let (input, _) = File::open(ids)?.into_parts();
     let mut child = KillOnDrop(command.stdin(input).stderr(Stdio::null()).spawn().map_err(failed)?);
+    process::limit_memory(child.0.id(), MEMORY);
     let mut objects = BufReader::new(child.0.stdout.take().ok_or_else(|| damaged(what))?);
     let gzip = GzEncoder::new(BufWriter::new(File::create(to)?), Compression::fast());
     let mut archive = tar::Builder::new(gzip);
@@ -173,7 +176,7 @@ fn failed(source: io::Error) -> FetchError {
     FetchError::Start("git", source)
 }
 
-fn damaged(what: &str) -> FetchError {
+pub(super) fn damaged(what: &str) -> FetchError {
     refused(what, "git cannot read a part of it")
 }
 

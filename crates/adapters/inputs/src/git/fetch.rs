@@ -15,7 +15,7 @@ use url::Url;
 
 use super::{
     super::{FetchError, Fetcher, Result, download, process},
-    Git,
+    Git, MEMORY,
     archive::{self, Entry, EntryKind},
     limited, parse, submodules,
 };
@@ -77,6 +77,7 @@ impl Checkout<'_> {
             }
             let inside = |entry: Entry| (tree.path.join(&entry.path), entry);
             entries.extend(found.into_iter().map(inside));
+            archive::check_count(entries.len(), &format!("{url} at {}", self.commit))?;
         }
         let modified = committed(&git, self.commit).await?;
         let command = git.command(&["cat-file", "--batch"]).into_std();
@@ -101,7 +102,7 @@ impl Checkout<'_> {
         let action = format!("fetch {name} of {}", git.url);
         let arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--no-write-fetch-head", "--"];
         let arguments: Vec<&str> = arguments.into_iter().chain([&*git.url, what]).collect();
-        let run = process::run(git.command(&arguments), "git", || action.clone());
+        let run = process::run_within(MEMORY, git.command(&arguments), "git", || action.clone());
         let within = async {
             tokio::select! {
                 done = run => done.map(drop),
@@ -112,10 +113,9 @@ impl Checkout<'_> {
     }
 
     async fn entries(&self, git: &Git, tree: &TreeToFetch) -> Result<Vec<Entry>> {
-        let arguments = ["ls-tree", "-r", "-z", "--full-tree", &tree.commit];
-        let (command, what) =
-            (git.command(&arguments).into_std(), format!("{} at {}", tree.url, tree.commit));
-        stoppable(move |_| archive::entries(command, &what)).await
+        let what = format!("{} at {}", tree.url, tree.commit);
+        let listed = git.list(&tree.commit, &what).await?;
+        stoppable(move |_| archive::entries(&listed, &what)).await
     }
 
     /// Returns the submodules of a tree.

@@ -16,7 +16,7 @@ use std::{
 use farrier_core::{image::GitSource, shell::shell_word, site::HostPort};
 use farrier_net::{GitReach, Secret, git_reach};
 use fs_err as fs;
-use tokio::process::Command;
+use tokio::{io::AsyncReadExt as _, process::Command};
 use url::Url;
 use zeroize::Zeroizing;
 
@@ -25,11 +25,17 @@ use super::{FetchError, Fetcher, Result, process};
 /// Timeout of a git command that fetches no content.
 const LOOKUP_TIMEOUT: Duration = Duration::from_mins(2);
 
+/// Maximum memory of a git program in bytes. A small pack can contain an object of any size.
+const MEMORY: u64 = 2 << 30;
+
 /// Environment variables for git, some with secrets.
 pub type Environment = Vec<(String, Zeroizing<String>)>;
 
 /// Settings for sources: content of a repository is untrusted, and a single pack can be measured while it arrives.
-const SOURCE_SETTINGS: [(&str, &str); 7] = [
+const SOURCE_SETTINGS: [(&str, &str); 10] = [
+    ("core.packedGitLimit", "256m"),
+    ("core.packedGitWindowSize", "32m"),
+    ("pack.threads", "1"),
     ("transfer.fsckObjects", "true"),
     ("transfer.bundleURI", "false"),
     ("fetch.unpackLimit", "1"),
@@ -69,16 +75,24 @@ pub fn environment(
     ];
     let plain = fixed.iter().chain(further).map(|(name, value)| (*name, Zeroizing::new((*value).to_owned())));
     let all: Vec<_> = plain.chain(settings.iter().cloned()).collect();
+    // Otherwise libcurl reads ~/.netrc of the user, even without HOME.
+    let home = scratch.to_string_lossy().into_owned();
+    environment.extend(["HOME", "XDG_CONFIG_HOME"].map(|name| (name.to_owned(), home.clone().into())));
     environment.push(("GIT_CONFIG_COUNT".to_owned(), all.len().to_string().into()));
     for (number, (name, value)) in all.into_iter().enumerate() {
         environment.push((format!("GIT_CONFIG_KEY_{number}"), name.to_owned().into()));
         environment.push((format!("GIT_CONFIG_VALUE_{number}"), value));
     }
-    let mut ssh = "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=20".to_owned();
+    let mut ssh = "ssh -F none -o BatchMode=yes -o StrictHostKeyChecking=yes -o ConnectTimeout=20 \
+                   -o IdentityAgent=none"
+        .to_owned();
     if let Some(key) = ssh_key {
         let file = scratch.join("ssh-key");
         write_key(&file, key)?;
         let _ = write!(ssh, " -o IdentitiesOnly=yes -i {}", shell_word(&file.to_string_lossy()));
+    } else {
+        // Otherwise ssh offers the keys in ~/.ssh.
+        ssh.push_str(" -o IdentityFile=none");
     }
     if let Some(file) = known_hosts {
         let _ = write!(
@@ -144,9 +158,26 @@ impl Git {
     }
 
     async fn run(&self, arguments: &[&str], action: &str) -> Result<String> {
-        limited(LOOKUP_TIMEOUT, action, process::run(self.command(arguments), "git", || action.to_owned()))
-            .await
-            .map(|output| output.stdout)
+        let run = process::run_within(MEMORY, self.command(arguments), "git", || action.to_owned());
+        limited(LOOKUP_TIMEOUT, action, run).await.map(|output| output.stdout)
+    }
+
+    /// Returns the entries of a tree in the form of `git ls-tree -z`. A few small trees that contain each other can have any
+    /// number of directories, for which git prints nothing.
+    async fn list(&self, tree: &str, what: &str) -> Result<Vec<u8>> {
+        let command = self.command(&["ls-tree", "-r", "-z", "--full-tree", tree]);
+        let action = format!("list the files of {what}");
+        let listed = async {
+            let mut running = process::start(command, "git", Duration::ZERO)?;
+            running.limit_memory(MEMORY);
+            let mut listed = Vec::new();
+            if let Some(output) = running.child.stdout.take() {
+                output.take(archive::MAX_LIST_BYTES).read_to_end(&mut listed).await?;
+            }
+            let status = running.child.wait().await?;
+            if status.success() { Ok(listed) } else { Err(archive::damaged(what)) }
+        };
+        limited(LOOKUP_TIMEOUT, &action, listed).await
     }
 }
 

@@ -224,11 +224,56 @@ async fn names_that_leave_the_tree_are_refused() {
     }
     let line = |path: &str| format!("100644 blob {blob}\t{path}\0");
     for path in ["../x", "/x", "a/../x", "a//x", "./x", "a/.GIT/config", "a/."] {
-        let mut list = Command::new("printf");
-        list.arg("%s\\0").arg(line(path).trim_end_matches('\0')).stdout(Stdio::piped());
-        let error = archive::entries(list, "x").unwrap_err().to_string();
+        let error = archive::entries(line(path).as_bytes(), "x").unwrap_err().to_string();
         assert!(error.contains("a path that no source can have"), "{path}: {error}");
     }
+}
+
+/// A few small trees that contain each other: git visits ten billion directories and prints nothing.
+#[tokio::test]
+async fn listing_a_tree_ends_with_the_fetch() {
+    let scene = Scene::new();
+    let mut tree = scene.git_with(&["mktree"], b"");
+    for _ in 0..10 {
+        let level: Vec<String> = (0..10).map(|number| format!("040000 tree {tree}\t{number}\n")).collect();
+        tree = scene.git_with(&["mktree"], level.concat().as_bytes());
+    }
+    let commit = scene.git(&["commit-tree", "-m", "a tree", &tree]);
+    scene.git(&["update-ref", "refs/heads/main", &commit]);
+    let listing = || {
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let arguments = processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok());
+        arguments.into_iter().any(|words| {
+            String::from_utf8_lossy(&words).contains(&format!("ls-tree\0-r\0-z\0--full-tree\0{commit}"))
+        })
+    };
+    tokio::select! {
+        ended = scene.fetch_commit(&commit) => panic!("{:?}", ended.map(drop)),
+        () = async { while !listing() { tokio::time::sleep(Duration::from_millis(20)).await } } => {}
+    }
+    while listing() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// libcurl reads `~/.netrc`, and ssh offers the keys in `~/.ssh`, also to hosts that an untrusted repository names.
+#[tokio::test]
+async fn git_uses_no_login_of_a_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let environment = environment(&GitReach::default(), dir.path(), "https", &[]).unwrap();
+    let value = |name: &str| environment.iter().find(|(found, _)| found == name).unwrap().1.to_string();
+    let scratch = dir.path().display().to_string();
+    assert_eq!([value("HOME"), value("XDG_CONFIG_HOME")], [scratch.clone(), scratch]);
+    let ssh = value("GIT_SSH_COMMAND");
+    assert!(ssh.contains("-o IdentityAgent=none") && ssh.ends_with("-o IdentityFile=none"), "{ssh}");
+}
+
+#[test]
+fn the_entries_of_all_trees_of_a_source_count() {
+    let most = usize::try_from(farrier_local::archive::Limits::default().entries).unwrap();
+    archive::check_count(most, "x").unwrap();
+    let error = archive::check_count(most + 1, "x").unwrap_err().to_string();
+    assert_eq!(error, format!("archive x: more than {most} entries"));
 }
 
 #[tokio::test]
