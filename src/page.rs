@@ -7,7 +7,7 @@ use farrier_builder::parts::Parts;
 use farrier_cluster::{Cluster, KubeCluster};
 use farrier_controller::{Planned, live::StatusSink};
 use farrier_core::plan::Activity;
-use farrier_dashboard::{Actions, Facts, FilesError, PageServer, build_times, write_files};
+use farrier_dashboard::{Actions, Facts, FilesError, LoggedBuilds, PageServer, write_files};
 use jiff::Timestamp;
 use tokio::sync::Notify;
 
@@ -23,12 +23,17 @@ pub async fn write_pages(
     planned: Planned,
     activity: Activity,
     parts: &Parts,
+    cluster: String,
     now: Timestamp,
 ) -> Result<()> {
     let Planned { plan, snapshot, .. } = planned;
-    let build_times = build_times(&parts.cache, &plan);
-    let facts =
-        Facts { activity, build_times, ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now) };
+    let facts = Facts {
+        activity,
+        builds: LoggedBuilds::of(&parts.cache, &plan, now),
+        cluster,
+        registry: parts.location.to_string(),
+        ..Facts::of(Arc::new(plan), &snapshot, &parts.definitions, now)
+    };
     write_files(directory, &facts, parts).await?;
     output::message(&format!("wrote the page to {}", directory.join("index.html").display()));
     Ok(())
@@ -57,7 +62,7 @@ pub fn serve_page(
     let actions = args
         .page_actions
         .then(|| Actions::new(parts.clone(), Arc::clone(cluster), kube.cloned(), local, Arc::clone(asked)));
-    let page = PageServer::new(parts.clone(), actions.clone());
+    let page = PageServer::new(parts.clone(), cluster.describe(), actions.clone());
     let router = page.router();
     ServedPage { sink: page, router, actions }
 }

@@ -140,7 +140,7 @@ pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit> {
     let unreachable = planned.unreachable;
     #[cfg(feature = "dashboard")]
     if let Some(directory) = args.html {
-        write_pages(&directory, planned, activity, &parts, now).await?;
+        write_pages(&directory, planned, activity, &parts, cluster.describe(), now).await?;
     }
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
 }

@@ -61,7 +61,7 @@ pub async fn ui(session: &Session, args: UiArgs) -> Result<Exit> {
     let asked = Arc::<Notify>::default();
     let actions = page_actions
         .then(|| Actions::new(parts.clone(), Arc::clone(&cluster), None, true, Arc::clone(&asked)));
-    let page = PageServer::new(parts.clone(), actions.clone());
+    let page = PageServer::new(parts.clone(), cluster.describe(), actions.clone());
     let stopped = tokio::select! {
         biased;
         () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),

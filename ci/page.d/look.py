@@ -205,7 +205,7 @@ class Look:
             if driver.execute_script("return stream.readyState === EventSource.CLOSED") != (hidden == "true"):
                 self.note("nodes, open", [f"with hidden {hidden} the connection has the wrong state"])
         driver.execute_cdp_cmd("Network.enable", {})
-        lost = "document.querySelector('.lost').textContent.includes('could not be refreshed')"
+        lost = "document.querySelector('.lost').textContent.includes('No connection since')"
         for offline, said in [(True, lost), (False, f"!{lost}")]:
             limits = {"offline": offline, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
             driver.execute_cdp_cmd("Network.emulateNetworkConditions", limits)

@@ -40,7 +40,7 @@ pub use check::check_with_kernel_image;
 pub use document::{source_material, terms};
 pub use failures::{Attempts, attempt, builds_elsewhere, forget_failure, known_failures};
 pub use file_log::FileLog;
-pub use logs::{LogReader, LogTimes, log_of, logs_for};
+pub use logs::{DAYS, LogReader, LogTimes, log_of, logs_for};
 pub use pipeline::{BuildOptions, Built, build};
 pub use publish::add_tags;
 pub use single::{BuildOutcome, build_one};

@@ -23,6 +23,9 @@ const KIND: &str = "logs";
 /// Number of digits of the input hash in a log's name.
 const DIGITS: usize = 12;
 
+/// Number of days that [`LogTimes::by_day`] counts.
+pub const DAYS: usize = 30;
+
 /// Returns a log's file name, such as `gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log`. It includes the platform,
 /// because one release runs on several platforms.
 fn name(image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> String {
@@ -58,6 +61,33 @@ impl LogTimes {
 
     pub fn get(&self, image: &ImageName, target: &KernelTarget, inputs: &InputHash) -> Option<SystemTime> {
         self.0.get(&name(image, target, inputs)).copied()
+    }
+
+    /// Returns the number of each image's builds on each of the last [`DAYS`] days, the oldest first. Images without a build are
+    /// omitted.
+    pub fn by_day<'a>(
+        &self,
+        images: impl Iterator<Item = &'a ImageName>,
+        now: SystemTime,
+    ) -> HashMap<ImageName, [usize; DAYS]> {
+        // A log's name begins with the image's name, and one image's name can begin with another's.
+        let mut images: Vec<&ImageName> = images.collect();
+        images.sort_by_key(|image| std::cmp::Reverse(image.as_str().len()));
+        let mut days: HashMap<ImageName, [usize; DAYS]> = HashMap::new();
+        for (name, written) in &self.0 {
+            let is_of = |image: &&&ImageName| {
+                name.strip_prefix(image.as_str()).is_some_and(|rest| rest.starts_with('-'))
+            };
+            let Some(image) = images.iter().find(is_of) else { continue };
+            let age = now.duration_since(*written).unwrap_or_default().as_secs() / (24 * 3600);
+            let day = usize::try_from(age).ok().and_then(|age| (DAYS - 1).checked_sub(age));
+            if let Some(count) =
+                day.and_then(|day| days.entry((*image).clone()).or_insert([0; DAYS]).get_mut(day))
+            {
+                *count += 1;
+            }
+        }
+        days
     }
 }
 
@@ -113,14 +143,20 @@ impl LogReader {
         Ok(Self(log))
     }
 
-    /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
-    /// lock.
-    pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
-        // Test the lock before reading: if no writer holds the lock, the following read returns the rest of the log.
+    /// Whether a build writes the log.
+    pub fn is_written(&self) -> io::Result<bool> {
         let is_written = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
         if !is_written {
             self.0.unlock()?;
         }
+        Ok(is_written)
+    }
+
+    /// Returns the text written since the last call, and whether the log may still grow. The writer of a log holds its
+    /// lock.
+    pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
+        // Test the lock before reading: if no writer holds the lock, the following read returns the rest of the log.
+        let is_written = self.is_written()?;
         let mut text = Vec::new();
         self.0.read_to_end(&mut text)?;
         Ok((text, is_written))
@@ -129,7 +165,7 @@ impl LogReader {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{collections::BTreeMap, time::Duration};
 
     use farrier_engines::BuildLog as _;
 
@@ -186,6 +222,14 @@ mod tests {
         let written = times.get(&image, &debian, &inputs("0123456789ab"));
         assert_eq!(written, Some(now - Duration::from_secs(3)));
         assert_eq!(times.get(&image, &other, &inputs("0123456789ab")), None);
+
+        let images: [ImageName; 3] = ["gpu", "gpu-open", "mft"].map(|name| name.parse().unwrap());
+        let at = |days: u64| times.by_day(images.iter(), now + Duration::from_secs(days * 24 * 3600));
+        let last = |days: u64| at(days).into_iter().map(|(image, counts)| (image.to_string(), counts));
+        let today: BTreeMap<_, _> = last(0).collect();
+        assert_eq!(today.len(), 2, "{today:?}");
+        assert_eq!([today["gpu"][DAYS - 1], today["gpu"][DAYS - 2], today["gpu-open"][DAYS - 1]], [5, 0, 1]);
+        assert!(last(29).all(|(_, counts)| counts[0] > 0) && last(30).next().is_none());
     }
 
     #[test]

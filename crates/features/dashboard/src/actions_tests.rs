@@ -32,7 +32,7 @@ impl TestPage {
         let (bench, directory) = (Bench::new(&serde_json::json!({})), tempfile::tempdir().unwrap());
         let cluster = Arc::new(Directory::open(directory.path()).unwrap());
         let actions = Actions::new(bench.parts.clone(), cluster, None, local, Arc::default());
-        let page = PageServer::new(bench.parts.clone(), Some(actions));
+        let page = PageServer::new(bench.parts.clone(), "cluster c1".to_owned(), Some(actions));
         let fleet = Fleet::new(&[K47]);
         let (snapshot, definitions) = fleet.made_from();
         let mut plan: Plan = fleet.plan();
@@ -180,7 +180,7 @@ async fn unauthorized_users_see_no_actions_and_are_rejected() {
         );
     }
     // Without the option there are no routes for actions.
-    let page = PageServer::new(page_under_test.bench.parts.clone(), None);
+    let page = PageServer::new(page_under_test.bench.parts.clone(), "cluster c1".to_owned(), None);
     for method in ["GET", "POST"] {
         let request = Request::builder().method(method).uri("/do").body(Body::empty()).unwrap();
         let response = tower::Service::call(&mut page.router(), request).await.unwrap();
@@ -198,7 +198,7 @@ async fn a_prebuild_publishes_the_image() {
     let parts = bench.parts.clone();
     let acts: Arc<dyn Cluster> = Arc::<InMemory>::clone(&cluster);
     let actions = Actions::new(parts.clone(), acts, None, true, Arc::clone(&reconcile_request));
-    let page = PageServer::new(parts.clone(), Some(Arc::clone(&actions)));
+    let page = PageServer::new(parts.clone(), "cluster c1".to_owned(), Some(Arc::clone(&actions)));
     let planned = observe_and_plan(&parts, cluster.as_ref()).await.unwrap();
     let found = planned.plan.cells.iter().find(|cell| cell.target.release.as_str() == K10).unwrap();
     let cell = cell_link(&found.image, &found.target);

@@ -3,8 +3,8 @@
 use std::{fmt::Display, time::Duration};
 
 use farrier_core::{
-    image::{Digest, ImageName},
-    plan::{BootReadiness, BuildTime, Outcome, Phase, PlannedNode, StatusEntry, why_not},
+    image::Digest,
+    plan::{BootReadiness, BuildTime, NextKernel, Outcome, Phase, PlannedNode, StatusEntry, why_not},
 };
 use farrier_store::Standing;
 use indicatif::HumanBytes;
@@ -13,10 +13,10 @@ use serde_json::Value;
 
 use super::{
     action::ActionLink,
-    facts::{Facts, natural_order},
+    facts::natural_order,
     fleet::{
-        Fleet, Link, Listed, NodeEntries, ago, cell_link, class_of, is_building, log_link, node_link, nodes,
-        subject,
+        Fleet, ImageBadge, Link, Listed, NodeEntries, ago, cell_link, class_of, image_badge, is_building,
+        log_link, node_link, nodes as nodes_in_words, subject,
     },
     image::{CellData, Image, ImageResult, ProvenanceSummary},
     log::Excerpt,
@@ -57,6 +57,8 @@ pub struct CellPage {
     /// Progress of the running build.
     pub build: Option<BuildBar>,
     pub excerpt: Option<Excerpt>,
+    /// Suffix for the excerpt's title if it is not of the running attempt.
+    pub of_attempt: &'static str,
     /// The log's first error, unless the reason contains the error.
     pub error: Option<String>,
     /// Link to the whole log, if any.
@@ -120,6 +122,8 @@ impl Fleet<'_> {
             Outcome::UpToDate { published, .. } => self.replaced(&published.digest).collect(),
             _ => previous_image(before.as_ref(), no_image.is_some()).into_iter().collect(),
         };
+        let is_previous = log.as_ref().is_some_and(|log| log.is_of_previous_attempt);
+        let of_attempt = if is_previous { " of the previous attempt" } else { "" };
         let excerpt = log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty());
         let error = excerpt.as_ref().and_then(|excerpt| excerpt.error.clone());
         CellPage {
@@ -132,6 +136,7 @@ impl Fleet<'_> {
             inputs: inputs(entry),
             build,
             excerpt,
+            of_attempt,
             whole_log: has_log.then(|| log_link(entry)),
             signature: image.as_ref().and_then(|image| image.signature.as_ref()).map(signature),
             has_findings: report.as_ref().is_some_and(has_findings),
@@ -258,7 +263,7 @@ impl Fleet<'_> {
             reason: entry.reason_and_hint().0,
         });
         Some(NodePage {
-            may_boot: planned.filter(|planned| planned.next.is_some()).map(may_boot),
+            may_boot: planned.filter(|planned| planned.next.is_some()).map(|planned| may_boot(self, planned)),
             facts,
             images: images.collect(),
         })
@@ -371,21 +376,35 @@ pub struct NodeImage {
     pub reason: String,
 }
 
-fn may_boot(planned: &PlannedNode) -> Answer {
+fn may_boot(fleet: &Fleet<'_>, planned: &PlannedNode) -> Answer {
+    let is_failed = |next: &NextKernel| {
+        let entries = next.needs.iter().filter_map(|needed| fleet.entry(&needed.image, &next.kernel));
+        entries.map(class_of).any(|class| class == "bad")
+    };
     let (word, class) = match planned.may_boot {
         BootReadiness::Ready => ("ready", "ok"),
         BootReadiness::NoDriver => ("no driver needed", "ok"),
         BootReadiness::Unknown => ("unknown", "warn"),
+        BootReadiness::Wait if planned.next.as_deref().is_some_and(is_failed) => {
+            ("no: an image failed", "bad")
+        }
         BootReadiness::Wait => ("wait", "wait"),
     };
     let why = planned.next.as_ref().map(|next| why_not(next)).unwrap_or_default();
     Answer { word, class, why }
 }
 
-/// Model of the page of all nodes, grouped by kernel and needed images.
+/// Maximum number of nodes of a group that the served page lists. A file lists all nodes, because it has no search.
+const MAX_ROWS: usize = 200;
+
+/// Model of the page of nodes, grouped by kernel and needed images.
 #[derive(Debug, Serialize)]
 pub struct NodesPage {
     pub groups: Vec<NodeGroupView>,
+    /// The part of a name that users search for.
+    pub name: String,
+    /// Whether a server evaluates the search.
+    pub served: bool,
 }
 
 /// Nodes with the same kernel and the same images.
@@ -393,32 +412,63 @@ pub struct NodesPage {
 pub struct NodeGroupView {
     pub what: String,
     pub count: String,
-    pub nodes: Vec<Link>,
+    pub images: Vec<ImageBadge>,
+    pub nodes: Listed<NodeRow>,
+}
+
+/// A node in the list of its group.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct NodeRow {
+    pub node: Link,
+    pub os_image: String,
+    pub next: String,
+    pub may_boot: Option<Answer>,
+    /// Why the node is skipped, or that it is cordoned.
+    pub remarks: String,
 }
 
 impl NodesPage {
-    pub fn of(facts: &Facts) -> Self {
-        let of = |what: String, names: Vec<&String>| NodeGroupView {
-            what,
-            count: nodes(names.len()),
-            nodes: names.into_iter().map(|name| node_link(name)).collect(),
+    pub fn of(fleet: &Fleet<'_>, name: String) -> Self {
+        let facts = fleet.facts;
+        let limit = if facts.served { MAX_ROWS } else { usize::MAX };
+        let of = |what: String, images: Vec<ImageBadge>, all: &mut dyn Iterator<Item = &String>| {
+            let found: Vec<&String> = all.filter(|node| node.contains(&name)).collect();
+            let rows = found.iter().take(limit).filter_map(|node| NodeRow::of(fleet, node)).collect();
+            let nodes = Listed { items: rows, folded: 0, more: found.len().saturating_sub(limit) };
+            NodeGroupView { what, count: nodes_in_words(found.len()), images, nodes }
         };
         let mut groups: Vec<NodeGroupView> = facts
             .groups
             .iter()
             .map(|group| {
-                let calls: Vec<&str> = group.images.iter().map(ImageName::as_str).collect();
-                let calls = if calls.is_empty() { "no driver image".to_owned() } else { calls.join(", ") };
-                of(format!("{}: {calls}", group.target), group.nodes.iter().collect())
+                let entries = group.images.iter().filter_map(|image| fleet.entry(image, &group.target));
+                let images: Vec<ImageBadge> = entries.map(image_badge).collect();
+                let calls = if images.is_empty() { ": no driver image" } else { "" };
+                of(format!("{}{calls}", group.target), images, &mut group.nodes.iter())
             })
             .collect();
         groups.sort_by(|a, b| natural_order(&a.what, &b.what));
-        let unknown: Vec<&String> =
-            facts.nodes.iter().filter(|(_, node)| node.group.is_err()).map(|(name, _)| name).collect();
-        if !unknown.is_empty() {
-            groups.push(of("skipped".to_owned(), unknown));
-        }
-        Self { groups }
+        let skipped = facts.nodes.iter().filter(|(_, node)| node.group.is_err());
+        groups.push(of("skipped".to_owned(), Vec::new(), &mut skipped.map(|(name, _)| name)));
+        groups.retain(|group| !group.nodes.items.is_empty());
+        Self { groups, name, served: facts.served }
+    }
+}
+
+impl NodeRow {
+    fn of(fleet: &Fleet<'_>, name: &str) -> Option<Self> {
+        let node = fleet.facts.nodes.get(name)?;
+        let planned = fleet.node_entries(name).and_then(|entries| entries.planned);
+        let next = planned.and_then(|planned| planned.next.as_deref());
+        let cordoned = node.cordoned.then(|| "cordoned".to_owned());
+        let remarks: Vec<String> = node.group.as_ref().err().cloned().into_iter().chain(cordoned).collect();
+        Some(Self {
+            node: node_link(name),
+            os_image: node.os_image.clone(),
+            next: next.map(|next| next.kernel.release.to_string()).unwrap_or_default(),
+            may_boot: planned.filter(|_| next.is_some()).map(|planned| may_boot(fleet, planned)),
+            remarks: remarks.join(", "),
+        })
     }
 }
 

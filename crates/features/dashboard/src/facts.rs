@@ -11,10 +11,12 @@ use farrier_core::{
     kernel::KernelTarget,
     plan::{
         Activity, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NextKernel, Plan, RECORD_ANNOTATION, Record,
-        RolloutObject, RolloutTarget, node_target, paused,
+        RolloutObject, RolloutTarget, SkippedNode, node_target, paused,
     },
 };
 use jiff::Timestamp;
+
+use super::log::LoggedBuilds;
 
 /// Maximum number of names in a list. Further names are only counted.
 const MAX_LISTED_NAMES: usize = 5;
@@ -32,18 +34,21 @@ pub struct Facts {
     pub groups: Vec<NodeGroup>,
     /// The nodes with a next kernel, grouped by that kernel and the images needed for it.
     pub announced: Vec<Announced>,
-    /// Skipped nodes and nodes with an unused announcement, by reason.
-    pub excluded: BTreeMap<String, NameList>,
+    /// Skipped nodes and nodes with an unused announcement, by reason and remedy.
+    pub excluded: BTreeMap<(String, String), NameList>,
     /// Records in the objects that farrier rewrites, by object: `DaemonSet kube-system/driver`.
     pub records: BTreeMap<String, Result<Record, String>>,
     /// Whether objects of a live cluster are paused, by the names that `farrier rollback` takes.
     pub paused_objects: BTreeMap<String, bool>,
-    /// When published images were built, if known.
-    pub build_times: BTreeMap<(ImageName, KernelTarget), Timestamp>,
+    pub builds: LoggedBuilds,
     /// Errors of failed rewrites.
     pub failed_rewrites: BTreeMap<RolloutTarget, String>,
     /// Mistakes in the definitions on disk, if the last valid ones are still in use.
     pub configuration_error: Option<String>,
+    /// Description of the cluster.
+    pub cluster: String,
+    /// Location of the published images.
+    pub registry: String,
     /// Time of the reconcile.
     pub now: Timestamp,
     /// Whether a server evaluates addresses and notifies pages of newer reconciles.
@@ -210,15 +215,19 @@ impl Facts {
     }
 }
 
-/// Returns skipped nodes and nodes with an unused announcement, by reason.
-fn excluded(plan: &Plan) -> BTreeMap<String, NameList> {
-    let skipped =
-        plan.skipped_nodes.iter().map(|skipped| (format!("skipped: {}", skipped.why), &skipped.node));
-    let unused = plan.unused_announcements.iter();
-    let unused = unused.map(|unused| (format!("ignored announcement: {}", unused.why), &unused.node));
-    let mut excluded: BTreeMap<String, NameList> = BTreeMap::new();
-    for (why, node) in skipped.chain(unused) {
-        excluded.entry(why).or_default().add(node);
+/// Returns skipped nodes and nodes with an unused announcement, by reason and remedy.
+fn excluded(plan: &Plan) -> BTreeMap<(String, String), NameList> {
+    let mut excluded: BTreeMap<(String, String), NameList> = BTreeMap::new();
+    let mut remedies: HashMap<String, String> = HashMap::new();
+    for SkippedNode { node, why } in &plan.skipped_nodes {
+        let reason = format!("skipped: {why}");
+        // The remedy names the first of the nodes.
+        let remedy = remedies.entry(reason.clone()).or_insert_with(|| why.remedy(node)).clone();
+        excluded.entry((reason, remedy)).or_default().add(node);
+    }
+    for unused in &plan.unused_announcements {
+        let reason = format!("ignored announcement: {}", unused.why);
+        excluded.entry((reason, String::new())).or_default().add(&unused.node);
     }
     excluded
 }

@@ -40,7 +40,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     let write = |name: &str, text: String| fs::write(directory.join(name), text);
     write("style.css", STYLE.to_owned())?;
     write("icon.svg", ICON.to_owned())?;
-    write("nodes.html", html::nodes_page(facts)?)?;
+    write("nodes.html", html::nodes_page(&fleet, String::new())?)?;
     write("rollouts.html", html::rollouts_page(facts, &ActionLinks::new(), &[])?)?;
     for name in facts.nodes.keys() {
         if let Some(page) = html::node_page(&fleet, name) {

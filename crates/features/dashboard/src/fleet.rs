@@ -32,6 +32,12 @@ const UNFOLDED_ITEMS: usize = 3;
 #[derive(Debug, Serialize)]
 pub struct FleetPage {
     pub configuration_error: Option<String>,
+    pub cluster: String,
+    pub registry: String,
+    pub version: &'static str,
+    pub published: usize,
+    /// Number of images by kernel, other than those that do not apply.
+    pub wanted: usize,
     pub counts: Vec<StateCount>,
     pub changed: Vec<Change>,
     pub problems: Listed<Problem>,
@@ -43,6 +49,8 @@ pub struct FleetPage {
     /// Whether a build runs, so that the page changes between reconciles.
     pub live: bool,
     pub filter: Filter,
+    /// The filter in words. Empty without a filter.
+    pub filtered_by: String,
     /// Whether a server evaluates the page's address. A written file has no filter form.
     pub served: bool,
 }
@@ -106,14 +114,14 @@ pub struct Problem {
 pub struct Risk {
     pub kernel: String,
     pub announced: bool,
-    pub missing: Vec<MissingImage>,
+    pub missing: Vec<ImageBadge>,
     pub nodes: Vec<Link>,
     pub more: usize,
     pub count: usize,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct MissingImage {
+pub struct ImageBadge {
     pub image: String,
     pub link: Option<String>,
     pub state: &'static str,
@@ -187,7 +195,7 @@ impl<'a> Fleet<'a> {
         let key = (entry.image.clone(), entry.target.clone());
         let known = match entry.outcome {
             Outcome::Failed { at, .. } => Some(*at),
-            Outcome::UpToDate { .. } => self.facts.build_times.get(&key).copied(),
+            Outcome::UpToDate { .. } => self.facts.builds.times.get(&key).copied(),
             _ => entry.activity.and_then(|activity| activity.since),
         };
         known.or_else(|| self.since.get(&key).copied())
@@ -196,7 +204,13 @@ impl<'a> Fleet<'a> {
     /// Returns the model of the index page. `changed` are the recent changes.
     pub fn page(&self, filter: Filter, changed: Vec<Change>) -> FleetPage {
         let ((at_risk, at_risk_nodes), problems) = (self.at_risk(), self.problems());
+        let applicable = || self.entries.iter().filter(|entry| class_of(entry) != "off");
         FleetPage {
+            cluster: self.facts.cluster.clone(),
+            registry: self.facts.registry.clone(),
+            version: env!("CARGO_PKG_VERSION"),
+            published: applicable().filter(|entry| entry.row.phase == Phase::Published).count(),
+            wanted: applicable().count(),
             configuration_error: self.facts.configuration_error.clone(),
             counts: self.counts(&filter),
             changed_count: changed.len(),
@@ -207,6 +221,7 @@ impl<'a> Fleet<'a> {
             at_risk: Listed::of(at_risk, MAX_LISTED),
             matrix: self.matrix(&filter),
             live: self.entries.iter().any(is_building),
+            filtered_by: filter.to_string(),
             filter,
             served: self.facts.served,
         }
@@ -248,13 +263,14 @@ impl<'a> Fleet<'a> {
             let (link, reason) = (Some("rollouts.html".to_owned()), why.to_string());
             problems.push(Problem { state, class, subject, link, more: 0, reason, hint: String::new() });
         }
-        for (why, names) in &self.facts.excluded {
+        for ((why, remedy), names) in &self.facts.excluded {
             let subject = match (names.first.as_slice(), names.count) {
                 ([first, ..], 1) => format!("node {first}"),
                 (_, count) => format!("{count} nodes"),
             };
-            let (state, class, hint) = ("skipped", "warn", String::new());
-            problems.push(Problem { state, class, subject, link: None, more: 0, reason: why.clone(), hint });
+            let (state, class) = ("skipped", "warn");
+            let (reason, hint) = (why.clone(), remedy.clone());
+            problems.push(Problem { state, class, subject, link: None, more: 0, reason, hint });
         }
         problems
     }
@@ -268,12 +284,12 @@ impl<'a> Fleet<'a> {
             .collect();
         let mut count: usize = risks.iter().map(|risk| risk.count).sum();
         for group in &self.facts.groups {
-            let images: Vec<MissingImage> = group
+            let images: Vec<ImageBadge> = group
                 .images
                 .iter()
                 .filter_map(|image| self.entry(image, &group.target))
                 .filter(|entry| entry.row.phase != Phase::Published && class_of(entry) != "off")
-                .map(missing_image)
+                .map(image_badge)
                 .collect();
             if !images.is_empty() {
                 // Nodes that also announced a kernel are already counted.
@@ -285,14 +301,14 @@ impl<'a> Fleet<'a> {
     }
 
     /// Returns the images that nodes lack for their next kernel. If the needed images are not known, the last item has the reason.
-    fn missing_for(&self, next: &NextKernel) -> Vec<MissingImage> {
+    fn missing_for(&self, next: &NextKernel) -> Vec<ImageBadge> {
         let images = next.needs.iter().filter_map(|needed| match &needed.state {
             Readiness::Ready { .. } => None,
             Readiness::Missing { message } | Readiness::Unknown { message } => {
                 let entry = self.entry(&needed.image, &next.kernel);
                 Some(match entry.filter(|entry| entry.row.phase != Phase::Published) {
-                    Some(entry) => missing_image(entry),
-                    None => MissingImage {
+                    Some(entry) => image_badge(entry),
+                    None => ImageBadge {
                         image: needed.image.to_string(),
                         link: entry.map(|entry| cell_link(entry.image, entry.target)),
                         state: "not ready",
@@ -302,7 +318,7 @@ impl<'a> Fleet<'a> {
                 })
             }
         });
-        let unknown = next.doubt.as_ref().map(|why| MissingImage {
+        let unknown = next.doubt.as_ref().map(|why| ImageBadge {
             image: String::new(),
             link: None,
             state: "unknown",
@@ -334,8 +350,8 @@ fn index_by_node(plan: &Plan) -> HashMap<&str, NodeEntries<'_>> {
     nodes
 }
 
-fn missing_image(entry: &StatusEntry<'_>) -> MissingImage {
-    MissingImage {
+pub fn image_badge(entry: &StatusEntry<'_>) -> ImageBadge {
+    ImageBadge {
         image: entry.image.to_string(),
         link: Some(cell_link(entry.image, entry.target)),
         state: entry.row.phase.as_str(),
@@ -344,7 +360,7 @@ fn missing_image(entry: &StatusEntry<'_>) -> MissingImage {
     }
 }
 
-fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<MissingImage>, nodes: &[String]) -> Risk {
+fn risk(kernel: &KernelTarget, announced: bool, missing: Vec<ImageBadge>, nodes: &[String]) -> Risk {
     let names = NameList::of(nodes);
     let nodes: Vec<Link> = names.first.iter().map(|name| node_link(name)).collect();
     let more = names.count - nodes.len();

@@ -182,14 +182,15 @@ fn a_filter_selects_cells_of_the_matrix() {
     let count = |matrix: &Matrix| -> usize {
         matrix.groups.iter().flat_map(|group| &group.rows).map(|row| row.cells.iter().flatten().count()).sum()
     };
-    assert_eq!(matrix("", "", "failed").images, ["driver-3"]);
+    let names = |matrix: Matrix| matrix.images.into_iter().map(|column| column.name).collect::<Vec<_>>();
+    assert_eq!(names(matrix("", "", "failed")), ["driver-3"]);
     assert_eq!(count(&matrix("", "6.1.2-", "")), 10);
     assert_eq!(count(&matrix("driver-4", "6.1.2-", "missing")), 1);
     assert_eq!(count(&matrix("driver-4", "6.1.2-", "published")), 0);
     assert_eq!(count(&matrix("<script>", "", "")), 0);
     let open = matrix("", "", OPEN);
     assert_eq!(
-        (open.images, count(&matrix("", "", OPEN))),
+        (names(open), count(&matrix("", "", OPEN))),
         (vec!["driver-3".to_owned(), "driver-4".to_owned()], 8)
     );
     let os = Filter { os: "ubuntu".to_owned(), ..Filter::default() };
@@ -221,7 +222,7 @@ fn ages_are_relative_to_the_time_of_rendering() {
     let mut facts = large(1, 5, 1);
     let cell = &facts.plan.cells[0];
     let key = (cell.image.clone(), cell.target.clone());
-    facts.build_times.insert(key, morning());
+    facts.builds.times.insert(key, morning());
     let (none, later) = (BTreeMap::new(), facts.now + jiff::SignedDuration::from_hours(2));
     let fleet = Fleet::at(&facts, &none, &facts.activity, later);
     let page = fleet.page(Filter::default(), changes(&fleet, &[]));
@@ -229,6 +230,35 @@ fn ages_are_relative_to_the_time_of_rendering() {
     let ages = [0, 1, 3].map(|index: usize| cells[index].as_ref().unwrap().note.clone());
     assert_eq!(ages, ["5 h", "", "5 h"]);
     assert_eq!(page.changed[0].ago, "5 h");
+}
+
+#[test]
+fn builds_of_the_last_days_are_bars() {
+    let mut facts = large(1, 2, 1);
+    let image = facts.plan.cells[0].image.clone();
+    let mut days = [0; farrier_builder::DAYS];
+    (days[0], days[29]) = (1, 3);
+    facts.builds.by_day.insert(image, days);
+    let page = page_of(&facts);
+    let builds = page.matrix.images[0].builds.as_ref().unwrap();
+    let bars: Vec<_> = builds.bars.iter().map(|bar| (bar.x, bar.y, bar.height)).collect();
+    assert_eq!((builds.days, builds.sum, bars), (30, 4, vec![(0, 6, 4), (29, 0, 10)]));
+    assert_eq!(page.matrix.images[1].builds, None);
+}
+
+#[test]
+fn a_node_may_not_boot_while_an_image_for_its_next_kernel_has_failed() {
+    let mut fleet = testing::Fleet::new(&[K47]);
+    fleet.announce(0, K48);
+    let mut facts = facts_of(&fleet);
+    let mut plan = Plan::clone(&facts.plan);
+    let next = plan.cells.iter_mut().find(|cell| cell.target.release.as_str() == K48).unwrap();
+    let cell = Arc::clone(next.outcome.cell().unwrap());
+    next.outcome = Outcome::Failed { cell, message: "no such header".to_owned(), at: morning() };
+    facts.plan = Arc::new(plan);
+    let none = BTreeMap::new();
+    let may_boot = Fleet::new(&facts, &none).node_page("n0").unwrap().may_boot.unwrap();
+    assert_eq!((may_boot.word, may_boot.class), ("no: an image failed", "bad"));
 }
 
 #[test]
@@ -281,7 +311,13 @@ fn a_node_page_shows_its_kernels_and_images() {
     let waiting = fleet.cell_page(next, crate::image::CellData::default()).nodes;
     assert_eq!(waiting.items.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["n1"]);
     assert!(fleet.node_page("else").is_none());
-    assert_eq!(NodesPage::of(&facts).groups[0].count, "2 nodes");
+    let nodes = |name: &str| NodesPage::of(&fleet, name.to_owned()).groups;
+    assert_eq!((nodes("").len(), nodes("")[0].count.as_str()), (1, "2 nodes"));
+    let found = &nodes("n1")[0];
+    assert_eq!((found.images[0].state, found.nodes.items.len()), ("published", 1));
+    let row = &found.nodes.items[0];
+    assert_eq!((row.next.as_str(), row.may_boot.as_ref().unwrap().word), (K48, "wait"));
+    assert!(nodes("n7").is_empty());
     let rollouts = RolloutsPage::of(&facts, &BTreeMap::new(), &[]).rollouts;
     assert_eq!(
         (rollouts.len(), rollouts[0].subject.starts_with("mft: DaemonSet kube-system/mft")),

@@ -30,7 +30,7 @@ pub const ICON: &str = include_str!("html/icon.svg");
 pub const STYLE: &str = include_str!("html/style.css");
 
 /// Templates by name. `frame` surrounds the others.
-const TEMPLATES: [(&str, &str); 7] = [
+const TEMPLATES: [(&str, &str); 8] = [
     ("frame", include_str!("html/frame.hbs")),
     ("fleet", include_str!("html/fleet.hbs")),
     ("cell", include_str!("html/cell.hbs")),
@@ -38,6 +38,7 @@ const TEMPLATES: [(&str, &str); 7] = [
     ("nodes", include_str!("html/nodes.hbs")),
     ("rollouts", include_str!("html/rollouts.hbs")),
     ("confirm", include_str!("html/confirm.hbs")),
+    ("missing", include_str!("html/missing.hbs")),
 ];
 
 static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| {
@@ -66,6 +67,13 @@ static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| 
 #[error("write a page from its template: {0}")]
 pub struct HtmlError(String);
 
+impl HtmlError {
+    /// The error of a page whose rendering panicked.
+    pub fn panicked() -> Self {
+        Self("a panic, which the log has".to_owned())
+    }
+}
+
 /// Renders a whole page. `root` is the path to the directory of the style sheet: empty, or `../`.
 fn html(
     template: &str,
@@ -86,7 +94,7 @@ fn html(
     let served = facts.served && template != "confirm";
     let frame = json!({
         "title": title, "root": root, "now": now, "as_of": as_of, "served": served, "page": template, "body": body,
-        "live": served && model["live"] == true,
+        "live": served && model["live"] == true, "cluster": facts.cluster,
     });
     render("frame", &frame)
 }
@@ -130,9 +138,16 @@ fn abbreviate(text: &str, now: Timestamp) -> String {
 /// Formats text in which commands are between backticks.
 fn words(given: &Value, now: Timestamp) -> String {
     let parts = given.as_str().unwrap_or_default().split('`').enumerate();
-    let marked = |(place, part)| {
-        let (open, close) = if place % 2 == 1 { ("<code>", "</code>") } else { ("", "") };
-        format!("{open}{}{close}", abbreviate(part, now))
+    let marked = |(place, part): (usize, &str)| {
+        let text = abbreviate(part, now);
+        if place % 2 == 0 {
+            text
+        } else if part.starts_with("farrier ") || part.starts_with("kubectl ") {
+            // Only the page's script can copy; without it, the button is hidden.
+            format!("<code>{text}</code> <button class=\"copy\" type=\"button\">Copy</button>")
+        } else {
+            format!("<code>{text}</code>")
+        }
     };
     parts.map(marked).collect()
 }
@@ -154,9 +169,15 @@ pub fn node_page(fleet: &Fleet<'_>, name: &str) -> Option<Result<String, HtmlErr
     Some(html("node", name, "../", fleet.facts, &page))
 }
 
-/// Renders the page of all nodes.
-pub fn nodes_page(facts: &Facts) -> Result<String, HtmlError> {
-    html("nodes", "Nodes", "", facts, &NodesPage::of(facts))
+/// Renders the page of the nodes whose names contain `name`.
+pub fn nodes_page(fleet: &Fleet<'_>, name: String) -> Result<String, HtmlError> {
+    html("nodes", "Nodes", "", fleet.facts, &NodesPage::of(fleet, name))
+}
+
+/// Renders the page of an address without content.
+pub fn missing_page(facts: &Facts, path: &str) -> Result<String, HtmlError> {
+    let root = "../".repeat(path.matches('/').count());
+    html("missing", "No such page", &root, facts, &json!({}))
 }
 
 /// Renders the page of all rollouts.

@@ -137,7 +137,7 @@ fn hostile_pages() -> Vec<(String, String)> {
     let record = Record([(HOSTILE.to_owned(), record)].into());
     facts.records.insert("DaemonSet kube-system/mft".to_owned(), Ok(record));
     facts.configuration_error = Some(HOSTILE.to_owned());
-    facts.excluded.insert(HOSTILE.to_owned(), NameList::of([&HOSTILE.to_owned()]));
+    facts.excluded.insert((HOSTILE.to_owned(), HOSTILE.to_owned()), NameList::of([&HOSTILE.to_owned()]));
     for rollout in &facts.plan.rollouts {
         facts.failed_rewrites.insert(rollout.target.clone(), HOSTILE.to_owned());
     }
@@ -166,7 +166,7 @@ fn hostile_pages() -> Vec<(String, String)> {
     let before = Image { components: Some(vec![part("2")]), ..Image::default() };
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
     let before = Some((ComparedImage { image: reference, cell: None }, Ok(Arc::new(before))));
-    let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
+    let log = Some(Log { path: "log".into(), excerpt: Some(excerpt), is_of_previous_attempt: true });
     let cells: Vec<String> = fleet.entries.iter().map(|entry| cell_link(entry.image, entry.target)).collect();
     let offers =
         |of: &str| ActionLinks::from([(of.to_owned(), vec![ActionLink::of(Action::Retry, HOSTILE)])]);
@@ -198,7 +198,8 @@ fn hostile_pages() -> Vec<(String, String)> {
         (cells[0].clone(), cell_page(&fleet, &fleet.entries[0], found).unwrap()),
         (cells[1].clone(), cell_page(&fleet, &fleet.entries[1], fault).unwrap()),
         (node_link(&named).link, node_page(&fleet, &named).unwrap().unwrap()),
-        ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
+        ("nodes.html".to_owned(), nodes_page(&fleet, String::new()).unwrap()),
+        ("found.html".to_owned(), nodes_page(&fleet, HOSTILE.to_owned()).unwrap()),
         ("rollouts.html".to_owned(), rollouts_page(&facts, &offers("kube-system/mft"), &[rewrite]).unwrap()),
         ("confirm.html".to_owned(), confirm_page(&facts, &preview).unwrap()),
     ]
@@ -255,7 +256,10 @@ fn upgrade_pages() -> Vec<(String, String)> {
         is_error: false,
     };
     let excerpt = Some(Excerpt { error: None, lines: (0..10).map(line).collect() });
-    let found = CellData { log: Some(Log { path: "log".into(), excerpt }), ..CellData::default() };
+    let found = CellData {
+        log: Some(Log { path: "log".into(), excerpt, is_of_previous_attempt: false }),
+        ..CellData::default()
+    };
     let object = "kube-system/mft";
     let actions = [Action::Pause, Action::Restore].map(|action| ActionLink::of(action, object));
     let offers = ActionLinks::from([(object.to_owned(), actions.to_vec())]);
@@ -276,7 +280,7 @@ fn upgrade_pages() -> Vec<(String, String)> {
         ("index.html".to_owned(), render_fleet(&facts)),
         (cell_link(entry.image, entry.target), cell_page(&fleet, entry, found).unwrap()),
         (node_link("n999").link, node_page(&fleet, "n999").unwrap().unwrap()),
-        ("nodes.html".to_owned(), nodes_page(&facts).unwrap()),
+        ("nodes.html".to_owned(), nodes_page(&fleet, String::new()).unwrap()),
         ("rollouts.html".to_owned(), rollouts_page(&facts, &offers, &[rewrite]).unwrap()),
         ("confirm.html".to_owned(), confirm_page(&facts, &preview).unwrap()),
     ]
@@ -369,7 +373,7 @@ fn pages_for_a_browser_are_written_as_files() {
     let mut large = Facts { served: false, ..large(100, 10, 10_000) };
     for (path, cell) in large.plan.cells.iter().enumerate() {
         let age = SignedDuration::from_hours(i64::try_from(path).unwrap());
-        large.build_times.insert((cell.image.clone(), cell.target.clone()), large.now - age);
+        large.builds.times.insert((cell.image.clone(), cell.target.clone()), large.now - age);
     }
     let pages = hostile_pages().into_iter().map(|(path, page)| (format!("hostile/{path}"), page));
     let upgrade_pages = upgrade_pages().into_iter().map(|(path, page)| (format!("story/{path}"), page));
@@ -419,7 +423,7 @@ fn a_cell_page_shows_error_report_and_inputs() {
     let before = Image { components: Some(vec![part("4.32")]), ..Image::default() };
     let reference = facts.plan.cells[0].outcome.cell().unwrap().reference.clone();
     let before = Some((ComparedImage { image: reference, cell: None }, Ok(Arc::new(before))));
-    let log = Some(Log { path: "log".into(), excerpt: Some(excerpt) });
+    let log = Some(Log { path: "log".into(), excerpt: Some(excerpt), is_of_previous_attempt: true });
     let found = CellData { log, image: Some(Ok(Arc::new(image))), before, ..CellData::default() };
     let page = cell_page(&fleet, &fleet.entries[0], found).unwrap();
     insta::assert_snapshot!(page);

@@ -27,5 +27,5 @@ mod server;
 pub use actions::Actions;
 pub use facts::Facts;
 pub use files::{FilesError, write_files};
-pub use log::build_times;
+pub use log::LoggedBuilds;
 pub use server::PageServer;

@@ -1,13 +1,13 @@
 //! Cuts excerpts out of build logs for the pages, and caches them.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     io::{self, BufRead, BufReader, Read as _},
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
 
-use farrier_builder::{LogTimes, diagnosis::Diagnoser, log_of};
+use farrier_builder::{DAYS, LogReader, LogTimes, diagnosis::Diagnoser, log_of};
 use farrier_core::{
     image::ImageName,
     kernel::KernelTarget,
@@ -54,6 +54,8 @@ pub struct Log {
     pub path: PathBuf,
     /// Excerpt for the page; `None` if the image is published.
     pub excerpt: Option<Excerpt>,
+    /// Whether a build runs that does not write to the log yet.
+    pub is_of_previous_attempt: bool,
 }
 
 /// Cache of excerpts. A changed log is read again, but a growing log at most every few seconds.
@@ -71,7 +73,9 @@ impl Excerpts {
             Phase::Published => None,
             phase => self.of(&path, phase == Phase::Building).ok(),
         };
-        Some(Log { path, excerpt })
+        let is_written = || LogReader::open(&path, 0).and_then(|log| log.is_written()).unwrap_or(true);
+        let is_of_previous_attempt = entry.row.phase == Phase::Building && !is_written();
+        Some(Log { path, excerpt, is_of_previous_attempt })
     }
 
     fn of(&self, path: &Path, is_written: bool) -> io::Result<Excerpt> {
@@ -93,17 +97,30 @@ impl Excerpts {
     }
 }
 
-/// Returns when published images were built, as far as farrier's cache has their logs. Images contain no time, so that the same
-/// inputs give the same bytes.
-pub fn build_times(cache: &Cache, plan: &Plan) -> BTreeMap<(ImageName, KernelTarget), Timestamp> {
-    let times = LogTimes::of(cache);
-    let of = |planned: &PlannedCell| {
-        let PlannedCell { image, target, outcome, .. } = planned;
-        let Outcome::UpToDate { cell, .. } = outcome else { return None };
-        let written = times.get(image, target, &cell.input_hash)?;
-        Some(((image.clone(), target.clone()), Timestamp::try_from(written).ok()?))
-    };
-    plan.cells.iter().filter_map(of).collect()
+/// Builds whose logs farrier's cache has. Images contain no time, so that the same inputs give the same bytes.
+#[derive(Clone, Debug, Default)]
+pub struct LoggedBuilds {
+    /// When published images were built, if known.
+    pub times: BTreeMap<(ImageName, KernelTarget), Timestamp>,
+    /// Numbers of an image's builds on each of the last days, the oldest first.
+    pub by_day: BTreeMap<ImageName, [usize; DAYS]>,
+}
+
+impl LoggedBuilds {
+    pub fn of(cache: &Cache, plan: &Plan, now: Timestamp) -> Self {
+        let logs = LogTimes::of(cache);
+        let time = |planned: &PlannedCell| {
+            let PlannedCell { image, target, outcome, .. } = planned;
+            let Outcome::UpToDate { cell, .. } = outcome else { return None };
+            let written = logs.get(image, target, &cell.input_hash)?;
+            Some(((image.clone(), target.clone()), Timestamp::try_from(written).ok()?))
+        };
+        let images: BTreeSet<&ImageName> = plan.cells.iter().map(|planned| &planned.image).collect();
+        Self {
+            times: plan.cells.iter().filter_map(time).collect(),
+            by_day: logs.by_day(images.into_iter(), now.into()).into_iter().collect(),
+        }
+    }
 }
 
 fn excerpt_of(mut log: impl BufRead) -> io::Result<Excerpt> {

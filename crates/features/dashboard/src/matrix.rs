@@ -3,6 +3,7 @@
 use std::{
     cmp::Ordering,
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
 };
 
 use farrier_core::{
@@ -31,6 +32,18 @@ pub struct Filter {
     pub state: String,
 }
 
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { image, kernel, os, state } = self;
+        let fields = [("image", image), ("kernel", kernel), ("system", os), ("state", state)];
+        let given = fields.into_iter().filter(|(_, value)| !value.is_empty());
+        for (number, (name, value)) in given.enumerate() {
+            write!(f, "{}{name} \"{value}\"", if number == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
 impl Filter {
     /// Whether the matrix shows a cell. `class` is the cell's style class.
     fn admits(&self, image: &ImageName, target: &KernelTarget, phase: Phase, class: &str) -> bool {
@@ -57,9 +70,45 @@ pub struct StateCount {
 /// Matrix of images by kernels.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Matrix {
-    pub images: Vec<String>,
+    pub images: Vec<Column>,
     pub columns: usize,
     pub groups: Vec<Group>,
+}
+
+/// An image in the matrix.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Column {
+    pub name: String,
+    /// Builds in the last days, if any.
+    pub builds: Option<Sparkline>,
+}
+
+/// Numbers by day as bars.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Sparkline {
+    pub days: usize,
+    pub sum: usize,
+    pub bars: Vec<Bar>,
+}
+
+/// A bar, in units of a day and of a tenth of the picture's height.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Bar {
+    pub x: usize,
+    pub y: usize,
+    pub height: usize,
+}
+
+impl Sparkline {
+    fn of(by_day: &[usize]) -> Self {
+        let highest = by_day.iter().max().copied().unwrap_or_default().max(1);
+        let bars = by_day.iter().enumerate().filter(|(_, count)| **count > 0);
+        let bars = bars.map(|(x, count)| {
+            let height = (count * 10).div_ceil(highest);
+            Bar { x, y: 10 - height, height }
+        });
+        Self { days: by_day.len(), sum: by_day.iter().sum(), bars: bars.collect() }
+    }
 }
 
 /// The kernels of one distribution.
@@ -139,7 +188,11 @@ impl Fleet<'_> {
                 group.rows.push(row);
             }
         }
-        let images: Vec<String> = images.iter().map(ToString::to_string).collect();
+        let column = |image: &&ImageName| Column {
+            name: image.to_string(),
+            builds: self.facts.builds.by_day.get(*image).map(|days| Sparkline::of(days)),
+        };
+        let images: Vec<Column> = images.iter().map(column).collect();
         Matrix { columns: images.len() + 1, images, groups }
     }
 

@@ -45,7 +45,7 @@ use super::{
     history::History,
     html::{self, HtmlError, ICON, SCRIPT, STYLE},
     image::{CellData, Images},
-    log::{Excerpts, build_times},
+    log::{Excerpts, LoggedBuilds},
     matrix::Filter,
     request::take_fields,
 };
@@ -76,6 +76,8 @@ const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Serves the status page from the result of the newest reconcile.
 pub struct PageServer {
     parts: Parts,
+    /// Description of the cluster.
+    cluster: String,
     actions: Option<Arc<Actions>>,
     state: watch::Sender<Option<Arc<PageState>>>,
     images: Images,
@@ -102,7 +104,8 @@ enum Content {
     Page(&'static str, String),
     /// File of a build log.
     Log(PathBuf),
-    NotFound,
+    /// Page for an address without content.
+    NotFound(String),
 }
 
 #[async_trait::async_trait]
@@ -117,7 +120,9 @@ impl StatusSink for PageServer {
             failed_rewrites: rewrite_errors.collect(),
             configuration_error: configuration_error.clone(),
             served: true,
-            build_times: build_times(&self.parts.cache, plan),
+            builds: LoggedBuilds::of(&self.parts.cache, plan, *now),
+            cluster: self.cluster.clone(),
+            registry: self.parts.location.to_string(),
             ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
         };
         let mut history = self.state().map(|state| state.history.clone()).unwrap_or_default();
@@ -131,11 +136,11 @@ impl StatusSink for PageServer {
 
 impl PageServer {
     /// Creates a server. It responds with an error until the first reconcile has finished.
-    pub fn new(parts: Parts, actions: Option<Arc<Actions>>) -> Arc<Self> {
+    pub fn new(parts: Parts, cluster: String, actions: Option<Arc<Actions>>) -> Arc<Self> {
         let (state, images) = (watch::Sender::default(), Images::of(parts.clone()));
         let viewers = Arc::new(Semaphore::new(MAX_VIEWERS));
         let (excerpts, rendering) = (Excerpts::default(), Semaphore::new(1));
-        Arc::new(Self { parts, actions, state, images, excerpts, rendering, viewers })
+        Arc::new(Self { parts, cluster, actions, state, images, excerpts, rendering, viewers })
     }
 
     /// Returns the routes.
@@ -146,6 +151,7 @@ impl PageServer {
         for path in files.into_iter().chain(pages).chain(["/", "/c/{page}", "/n/{page}"]) {
             router = router.route(path, get(serve_page));
         }
+        router = router.fallback(missing);
         if self.actions.is_some() {
             router = router.route(&format!("/{ACTION_PATH}"), get(confirm).post(act));
         }
@@ -177,28 +183,32 @@ impl PageServer {
         }
         let _permit = self.rendering.acquire().await;
         let server = Arc::clone(&self);
-        let render = move || state.render(&path, uri.query().unwrap_or_default(), found, &server);
+        let render = move || match state.render(&path, uri.query().unwrap_or_default(), found, &server)? {
+            Some(content) => Ok(content),
+            None => Ok(Content::NotFound(html::missing_page(&state.facts, &path)?)),
+        };
         // An error means that the task panicked. The panic hook has reported the panic.
-        tokio::task::spawn_blocking(render).await.unwrap_or(Ok(Content::NotFound))
+        tokio::task::spawn_blocking(render).await.unwrap_or_else(|_| Err(HtmlError::panicked()))
     }
 }
 
 impl PageState {
+    /// Returns the content of a path, or `None` if there is none.
     fn render(
         &self,
         path: &str,
         query: &str,
         data: CellData,
         server: &PageServer,
-    ) -> Result<Content, HtmlError> {
+    ) -> Result<Option<Content>, HtmlError> {
         let Self { facts, live, definitions: _, history, index: _ } = self;
         let activity = live.snapshot();
         let fleet = || Fleet::at(facts, &history.since, &activity, Timestamp::now());
         let page = match path {
-            "style.css" => return Ok(Content::Page("text/css; charset=utf-8", STYLE.to_owned())),
-            "icon.svg" => return Ok(Content::Page("image/svg+xml", ICON.to_owned())),
-            "page.js" => return Ok(Content::Page("text/javascript; charset=utf-8", SCRIPT.to_owned())),
-            "nodes.html" => html::nodes_page(facts)?,
+            "style.css" => return Ok(Some(Content::Page("text/css; charset=utf-8", STYLE.to_owned()))),
+            "icon.svg" => return Ok(Some(Content::Page("image/svg+xml", ICON.to_owned()))),
+            "page.js" => return Ok(Some(Content::Page("text/javascript; charset=utf-8", SCRIPT.to_owned()))),
+            "nodes.html" => html::nodes_page(&fleet(), take_fields(query.as_bytes())("name"))?,
             "rollouts.html" => html::rollouts_page(facts, &data.offers, &history.rewrites)?,
             "" | "index.html" => match parse_filter(query) {
                 filter if filter == Filter::default() => self.index_page(&fleet(), &activity)?,
@@ -208,12 +218,12 @@ impl PageState {
                 let name = facts.nodes.keys().find(|name| node_link(name).link == node);
                 match name.and_then(|name| html::node_page(&fleet(), name)) {
                     Some(page) => page?,
-                    None => return Ok(Content::NotFound),
+                    None => return Ok(None),
                 }
             }
             _ => return cell_content(&fleet(), path, data, server),
         };
-        Ok(Content::Page(HTML, page))
+        Ok(Some(Content::Page(HTML, page)))
     }
 
     /// Returns the index page without a filter, from the cache unless the cached page is too old.
@@ -233,21 +243,21 @@ impl PageState {
     }
 }
 
-/// Returns the page or the build log of a cell.
+/// Returns the page or the build log of a cell, if there is such a cell.
 fn cell_content(
     fleet: &Fleet<'_>,
     path: &str,
     data: CellData,
     server: &PageServer,
-) -> Result<Content, HtmlError> {
+) -> Result<Option<Content>, HtmlError> {
     let has_path =
         |entry: &&StatusEntry<'_>| cell_link(entry.image, entry.target) == path || log_link(entry) == path;
-    let Some(entry) = fleet.entries.iter().find(has_path) else { return Ok(Content::NotFound) };
+    let Some(entry) = fleet.entries.iter().find(has_path) else { return Ok(None) };
     let log = server.excerpts.find(&server.parts.cache, entry);
     if log_link(entry) == path {
-        return Ok(log.map_or(Content::NotFound, |log| Content::Log(log.path)));
+        return Ok(log.map(|log| Content::Log(log.path)));
     }
-    Ok(Content::Page(HTML, html::cell_page(fleet, entry, CellData { log, ..data })?))
+    Ok(Some(Content::Page(HTML, html::cell_page(fleet, entry, CellData { log, ..data })?)))
 }
 
 /// Parses the filter in a query string.
@@ -266,9 +276,22 @@ async fn serve_page(State(server): State<Arc<PageServer>>, headers: HeaderMap, u
             Ok(Content::Log(path)) => {
                 serve_log(path, Arc::clone(&server.viewers).try_acquire_owned().ok()).await
             }
-            Ok(Content::NotFound) => (StatusCode::NOT_FOUND, "there is no such page\n").into_response(),
+            Ok(Content::NotFound(page)) => {
+                (StatusCode::NOT_FOUND, [(header::CONTENT_TYPE, HTML)], page).into_response()
+            }
             Err(error) => internal_error(&error),
         },
+    })
+}
+
+/// Answers a request for an unknown path.
+async fn missing(State(server): State<Arc<PageServer>>, uri: Uri) -> Response {
+    let page =
+        server.state().map(|state| html::missing_page(&state.facts, uri.path().trim_start_matches('/')));
+    with_security_headers(match page {
+        Some(Ok(page)) => (StatusCode::NOT_FOUND, [(header::CONTENT_TYPE, HTML)], page).into_response(),
+        Some(Err(error)) => internal_error(&error),
+        None => (StatusCode::NOT_FOUND, "there is no such page\n").into_response(),
     })
 }
 

@@ -35,7 +35,7 @@ fn view(fleet: &PlannerFleet) -> ReconcileView {
 #[tokio::test]
 async fn pages_of_the_newest_reconcile_are_served_read_only() {
     let bench = Bench::new(&serde_json::json!({}));
-    let page = PageServer::new(bench.parts.clone(), None);
+    let page = PageServer::new(bench.parts.clone(), "cluster c1".to_owned(), None);
     let (health, metrics) = (Arc::new(Health::default()), Arc::new(Metrics::default()));
     let server = HttpServer::bind(([127, 0, 0, 1], 0).into(), health, metrics, page.router()).await.unwrap();
     let (address, cancel) = (server.address().unwrap(), CancellationToken::new());
@@ -95,8 +95,13 @@ async fn pages_of_the_newest_reconcile_are_served_read_only() {
     let node = node_link("n0").link;
     assert!(ask(address, "GET", &format!("/{node}")).await.1.contains("Node n0"));
     for nothing in ["/n/n0", "/c/../../etc/passwd", "/c/%2e%2e%2fpasswd", "/n/0123456789abcdef.html"] {
-        assert_eq!(ask(address, "GET", nothing).await.0, 404, "{nothing}");
+        let (status, page) = ask(address, "GET", nothing).await;
+        assert!(status == 404 && page.contains("<h1>No such page</h1>"), "{nothing}: {page}");
     }
+    assert!(
+        ask(address, "GET", "/nodes.html?name=%3Cscript%3E").await.1.contains("No node has \"&lt;script")
+    );
+    assert!(first.contains("· cluster c1 · farrier</title>"), "{first}");
     assert_eq!(
         [ask(address, "GET", "/nodes.html").await.0, ask(address, "GET", "/rollouts.html").await.0],
         [200; 2]
@@ -122,7 +127,8 @@ async fn pages_of_the_newest_reconcile_are_served_read_only() {
 
 #[tokio::test]
 async fn the_number_of_viewers_is_limited() {
-    let page = PageServer::new(Bench::new(&serde_json::json!({})).parts.clone(), None);
+    let page =
+        PageServer::new(Bench::new(&serde_json::json!({})).parts.clone(), "cluster c1".to_owned(), None);
     let open = async || events(State(Arc::clone(&page))).await;
     let mut viewers = Vec::new();
     for _ in 0..MAX_VIEWERS {
@@ -165,7 +171,7 @@ async fn files_replace_the_pages_of_an_earlier_run() {
 #[tokio::test]
 async fn a_growing_log_is_followed() {
     let bench = Bench::new(&serde_json::json!({}));
-    let page = PageServer::new(bench.parts.clone(), None);
+    let page = PageServer::new(bench.parts.clone(), "cluster c1".to_owned(), None);
     let (fleet, mut view) = (PlannerFleet::new(&[K47]), view(&PlannerFleet::new(&[K47])));
     let plan = fleet.plan();
     let (image, target) = (plan.cells[0].image.clone(), plan.cells[0].target.clone());

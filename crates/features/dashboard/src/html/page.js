@@ -1,7 +1,8 @@
 // Updates the open page after each reconcile, when the server sends an event. Without script, users reload the page.
 "use strict";
 const { events } = document.currentScript.dataset;
-let stream, timer, busy = false, again = false, behind = true;
+let stream, timer, retry, lostSince = "", busy = false, again = false, behind = true;
+document.documentElement.classList.add("script");
 
 // Changes only what differs, so that scrolling, unfolded details, focus, input and selection are kept.
 function renew(old, fresh, marked) {
@@ -44,10 +45,18 @@ function show(page) {
   const [focused, selection] = [document.activeElement, getSelection()];
   const href = focused?.getAttribute("href"), marked = selection.isCollapsed ? null : selection.getRangeAt(0);
   for (const part of ["main", "header .when"]) renew(document.querySelector(part), page.querySelector(part), marked);
+  tick();
   for (const one of document.querySelectorAll("details")) one.open ||= open.includes(one.dataset.key);
   if (href && (!focused.isConnected || focused.getAttribute("href") !== href)) {
     document.querySelector(`main a[href="${CSS.escape(href)}"]`)?.focus({ preventScroll: true });
   }
+}
+
+// The age of what the page shows. A clock that is behind the server's shows none.
+function tick() {
+  const seconds = Math.round((Date.now() - Date.parse(document.querySelector(".when time").dateTime)) / 1000);
+  const [count, unit] = seconds < 120 ? [seconds, "s"] : seconds < 7200 ? [Math.floor(seconds / 60), "min"] : [Math.floor(seconds / 3600), "h"];
+  document.querySelector(".when .age").textContent = seconds < 0 ? "" : `(${count} ${unit} ago)`;
 }
 
 // Fetches run one at a time, so that an older page never replaces a newer one.
@@ -61,8 +70,12 @@ async function bring() {
     if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
     show(new DOMParser().parseFromString(await answer.text(), "text/html"));
     behind = stream?.readyState !== EventSource.OPEN;
+    lostSince = "";
   } catch (error) {
-    lost = `This page could not be refreshed: ${error.message}`;
+    lostSince ||= new Date().toLocaleTimeString();
+    lost = `No connection since ${lostSince}, trying again: ${error.message}`;
+    clearTimeout(retry);
+    retry = setTimeout(bring, 5000);
   }
   const said = document.querySelector(".lost");
   if (said.textContent !== lost) said.textContent = lost;
@@ -87,7 +100,21 @@ function follow() {
   };
 }
 
+// Without a secure connection, browsers offer no clipboard; then the command is selected.
+document.addEventListener("click", async ({ target }) => {
+  const button = target.closest("button.copy"), code = button?.previousElementSibling;
+  if (!code) return;
+  try {
+    await navigator.clipboard.writeText(code.textContent);
+    button.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(code);
+  }
+});
+
 follow();
+tick();
+setInterval(tick, 1000);
 document.addEventListener("visibilitychange", follow);
 // Builds make progress between reconciles.
 setInterval(() => document.querySelector("main[data-live]") && bring(), 5000);
