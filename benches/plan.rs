@@ -206,6 +206,7 @@ fn daemon_set(number: usize) -> DaemonSetFacts {
         }],
         placement: Placement { node_selector: selector.clone().into(), ..Placement::default() },
         owner: None,
+        paused: false,
         live: Some(LiveDaemonSet {
             version: ObjectVersion { uid: format!("uid-{number}"), resource_version: "1".to_owned() },
             annotations: BTreeMap::new(),

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use farrier_core::plan::{Container, DaemonSetFacts, NodeFacts, Owner, Placement, Taint, is_hardware_label};
+use farrier_core::plan::{
+    Container, DaemonSetFacts, NodeFacts, Owner, Placement, Taint, has_pause_annotation, is_hardware_label,
+};
 use farrier_yaml::{Node, Scalar, Value, YamlError, documents};
 use granit_parser::ScalarStyle;
 
@@ -112,6 +114,7 @@ fn daemon_set(yaml: &Node) -> Result<DaemonSet, YamlError> {
         containers,
         placement: placement(&pod)?,
         owner: owner(&metadata)?,
+        paused: has_pause_annotation(&farrier_annotations(&metadata)?),
         live: None,
     };
     Ok(DaemonSet { facts, images })
@@ -134,6 +137,8 @@ fn why_not_editable(image: Option<&Node>) -> Option<String> {
         "the value is a block scalar"
     } else if !scalar.tag.is_empty() {
         "the value has a tag"
+    } else if scalar.text.contains("{{") || scalar.text.contains("${") {
+        "the value is a template or a variable"
     } else {
         return None;
     };

@@ -394,6 +394,7 @@ pub(super) fn daemon_set(name: &str) -> DaemonSetFacts {
             ..Placement::default()
         },
         owner: None,
+        paused: false,
         live: None,
     }
 }

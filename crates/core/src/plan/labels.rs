@@ -76,7 +76,7 @@ pub const PER_KERNEL_ANNOTATION: &str = "farrier.dev/per-kernel";
 /// On a DaemonSet or an operator's resource: pauses rollouts to the object while present and not `false`.
 pub const PAUSED_ANNOTATION: &str = "farrier.dev/paused";
 /// Whether the annotations pause rollouts. Any value but `false` does, so that a mistyped value is safe.
-pub(super) fn has_pause_annotation(annotations: &BTreeMap<String, String>) -> bool {
+pub fn has_pause_annotation(annotations: &BTreeMap<String, String>) -> bool {
     annotations.get(PAUSED_ANNOTATION).is_some_and(|value| value != "false")
 }
 

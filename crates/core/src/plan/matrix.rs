@@ -147,12 +147,12 @@ pub(super) fn find<'c, C>(
     row.get(row.binary_search_by(|cell| key(cell).1.cmp(target)).ok()?)
 }
 
-/// Returns the nodes without a usable kernel target, except for ignored nodes.
+/// Returns the nodes without a usable kernel target, except for ignored nodes and nodes that cannot have a driver.
 fn skipped_nodes(groups: &[NodeGroup<'_>]) -> Vec<SkippedNode> {
     let mut found = Vec::new();
     for group in groups {
         if let Err(why) = &group.target
-            && group.sample.ignored_by.is_none()
+            && !matches!(why, NodeReason::Ignored { .. } | NodeReason::NotLinux { .. })
         {
             let skipped = |node: &&NodeFacts| SkippedNode { node: node.name.clone(), why: why.clone() };
             found.extend(group.nodes.iter().map(skipped));

@@ -53,6 +53,9 @@ pub enum NodeReason {
     /// A value of the node is malformed.
     #[error("{detail}")]
     Malformed { detail: String },
+    /// The node runs another operating system than Linux.
+    #[error("it runs {os}, and drivers are for Linux nodes")]
+    NotLinux { os: String },
     /// Two nodes of the snapshot have this name.
     #[error("two nodes have this name")]
     DefinedTwice,
@@ -82,7 +85,7 @@ impl NodeReason {
 
     /// Whether no rollout waits for the node.
     pub fn holds_nothing(&self) -> bool {
-        self.is_rejected_claim() || matches!(self, Self::Ignored { .. })
+        self.is_rejected_claim() || matches!(self, Self::Ignored { .. } | Self::NotLinux { .. })
     }
 
     /// Returns a command that repairs the node or shows details; empty where the message already says what to do.
@@ -98,14 +101,20 @@ impl NodeReason {
             Self::MissingLabel { label: KERNEL_LABEL } | Self::KernelLabelDiffers { .. } => {
                 let release =
                     format!("kubectl get node {node} -o jsonpath={{.status.nodeInfo.kernelVersion}}");
-                set(KERNEL_LABEL, &format!("\"$({release} | tr + _)\""))
+                // The form of NFD's label, as `KernelLabel` computes it.
+                set(KERNEL_LABEL, &format!("\"$({release} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')\""))
             }
+            Self::MissingLabel { label: OS_VERSION_LABEL } => set(
+                OS_VERSION_LABEL,
+                "VALUE, where VALUE is VERSION_ID in its /etc/os-release, or the suite on Debian testing and sid",
+            ),
             Self::MissingLabel { label } => set(label, "VALUE, as in its /etc/os-release"),
             Self::ArchitectureLabelDiffers { label: _, architecture } => {
                 format!("kubectl label --overwrite node {node} {ARCH_LABEL}={}", shell_word(architecture))
             }
             Self::Malformed { .. } => format!("kubectl get node {node} -o yaml"),
             Self::DefinedTwice
+            | Self::NotLinux { .. }
             | Self::Ignored { .. }
             | Self::TooManyNamed { .. }
             | Self::TooManyKernels { .. } => String::new(),
@@ -126,6 +135,10 @@ impl From<ExceededLimit> for NodeReason {
 pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
     if let Some(rule) = node.ignored_by {
         return Err(NodeReason::Ignored { rule });
+    }
+    // Manifests may lack the field.
+    if !["", "linux"].contains(&node.operating_system.as_str()) {
+        return Err(NodeReason::NotLinux { os: node.operating_system.clone() });
     }
     // Only a hand-written manifest can lack these fields; a kubelet always sets both.
     for (value, field) in [(&node.kernel_version, "kernelVersion"), (&node.architecture, "architecture")] {
@@ -300,6 +313,7 @@ mod tests {
         let remedies = [
             NodeReason::MissingLabel { label: KERNEL_LABEL },
             NodeReason::MissingLabel { label: OS_ID_LABEL },
+            NodeReason::MissingLabel { label: OS_VERSION_LABEL },
             NodeReason::ArchitectureLabelDiffers {
                 label: "arm64".to_owned(),
                 architecture: "amd64".to_owned(),
@@ -308,11 +322,21 @@ mod tests {
         ]
         .map(|why| why.remedy("n1; reboot"));
         insta::assert_snapshot!(remedies.join("\n"), @r#"
-        Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | tr + _)"
+        Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')"
         Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.ID=VALUE, as in its /etc/os-release
+        Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.VERSION_ID=VALUE, where VALUE is VERSION_ID in its /etc/os-release, or the suite on Debian testing and sid
         kubectl label --overwrite node 'n1; reboot' kubernetes.io/arch=amd64
         kubectl get node 'n1; reboot' -o yaml
         "#);
+    }
+
+    #[test]
+    fn a_windows_node_has_no_target_and_holds_nothing() {
+        let mut facts = node("10.0.20348.2402", "10.0.20348.2402");
+        facts.operating_system = "windows".to_owned();
+        let why = node_target(&facts).unwrap_err();
+        assert_eq!(why.to_string(), "it runs windows, and drivers are for Linux nodes");
+        assert!(why.holds_nothing() && why.remedy("n").is_empty());
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::{
     Change, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR, NodeChange, NodeFacts, Observed, PlanInputs, Platform,
     READY_FOR,
     guarantee::{RequiredKernels, admissible_image},
-    outcome::{CellLookup, CellState},
+    outcome::{CellLookup, CellState, Outcome},
     skip_reason::maybe_explained,
 };
 use crate::{
@@ -189,6 +189,12 @@ fn needed(
 ) -> RequiredImage {
     let name = &image.metadata.name;
     let missing = |message: &str| Readiness::Missing { message: message.to_owned() };
+    // An outage also fails the lookups of headers, sources and bases, without which the image is not looked up.
+    let is_lookup_failure = || {
+        let outcome = cells.get(name, target).map(|planned| &planned.outcome);
+        inputs.cells.resolved.unreachable
+            && matches!(outcome, Some(Outcome::Skipped { why }) if why.is_lookup_failure())
+    };
     let (cell, state) = match cells.state(name, target) {
         CellState::Published(cell, _) if !inputs.cells.location.pullable => {
             (Some(cell), missing("images go to a layout directory, from which no node can pull"))
@@ -209,7 +215,7 @@ fn needed(
         CellState::Absent(_) if cells.get(name, target).is_none() => {
             (None, missing("no image is planned for this kernel"))
         }
-        CellState::Absent(absence) if absence.unknown => {
+        CellState::Absent(absence) if absence.unknown || is_lookup_failure() => {
             (absence.cell, Readiness::Unknown { message: absence.why })
         }
         CellState::Absent(absence) => (absence.cell, missing(&absence.why)),

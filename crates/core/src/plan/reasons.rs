@@ -160,6 +160,11 @@ pub enum HoldReason {
     /// The resource says that its operator installs no driver.
     #[error("the operator's driver is disabled: {detail}")]
     DriverOff { detail: String },
+    /// The operator refuses precompiled drivers together with another component of the resource.
+    #[error(
+        "the GPU Operator refuses precompiled drivers while {field} is true; build what it installs into the driver image, and disable it there"
+    )]
+    RefusedTogether { field: &'static str },
     /// None of the image's tags has the form that the operator computes.
     #[error(
         "the operator would look for a tag that ends in {looked_for}, which {image} does not; add {pattern:?} to `tags`"

@@ -86,18 +86,13 @@ impl<'a> RequestedRollouts<'a> {
                 RequestedRollout { image, spec, target, claimed_by: Vec::new() }
             }));
         }
-        let mut claims: HashMap<_, Vec<usize>> = HashMap::new();
-        for (place, rollout) in all.iter().enumerate() {
-            if let Some(field) = rollout.target.field() {
-                claims.entry(field).or_default().push(place);
-            }
-        }
-        let claims: Vec<_> = claims.into_values().filter(|places| places.len() > 1).collect();
-        for places in claims {
-            let images: Vec<_> = places.iter().map(|place| all[*place].image.clone()).collect();
-            for place in places {
-                all[place].claimed_by.clone_from(&images);
-            }
+        let claims = |rollout: &RequestedRollout<'_>| -> Vec<ImageName> {
+            let of_field = all.iter().filter(|other| rollout.target.may_share_field(&other.target));
+            of_field.map(|other| other.image.clone()).collect()
+        };
+        let claims: Vec<_> = all.iter().map(claims).collect();
+        for (rollout, images) in all.iter_mut().zip(claims).filter(|(_, images)| images.len() > 1) {
+            rollout.claimed_by = images;
         }
         let manifests = inputs.manifests.values().flatten();
         let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|found| &found.daemon_sets));
@@ -299,7 +294,7 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
         decided = Ok(restored);
     }
     let writes = |decided: &Decided| decided.advances() || !decided.changes.is_empty();
-    if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs.snapshot, target) {
+    if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs, target) {
         return (Err(HoldReason::Paused), unions);
     }
     (decided, unions)

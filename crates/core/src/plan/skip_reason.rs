@@ -144,6 +144,20 @@ impl SkipReason {
     }
 }
 
+impl SkipReason {
+    /// Whether a lookup of an input may have failed.
+    pub(super) fn is_lookup_failure(&self) -> bool {
+        match self {
+            Self::Headers { .. }
+            | Self::Unresolved { .. }
+            | Self::Toolchain { .. }
+            | Self::Need { need: _, why: NeedReason::Tree { .. } } => true,
+            Self::Need { need: _, why: NeedReason::Skipped { why } } => why.is_lookup_failure(),
+            _ => false,
+        }
+    }
+}
+
 fn held(theirs: Option<&InputHash>) -> String {
     let foreign = "was not published by farrier and exposes no headers; change its version or tag pattern, \
          delete the tag, or set onConflict: overwrite";

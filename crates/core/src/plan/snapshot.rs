@@ -158,6 +158,8 @@ pub struct DaemonSetFacts {
     pub placement: Placement,
     /// Controller that owns the DaemonSet, if any.
     pub owner: Option<Owner>,
+    /// Whether a manifest has the annotation that pauses rollouts. In a live cluster, [`LiveDaemonSet::annotations`] tell.
+    pub paused: bool,
     /// Facts from a live cluster; `None` in a directory of manifests.
     pub live: Option<LiveDaemonSet>,
 }
@@ -445,6 +447,7 @@ mod tests {
             containers: Vec::new(),
             placement: Placement::default(),
             owner: None,
+            paused: false,
             live: None,
         }
     }

@@ -70,12 +70,12 @@ impl SnapshotScope {
                 match rollout {
                     RolloutSpec::CustomResource { resource, name: _ } => {
                         scope.resources.insert(*resource);
-                        // A ClusterPolicy decides whether the operator uses NVIDIADriver resources.
+                        // A ClusterPolicy decides whether the operator uses NVIDIADriver resources, and on which nodes.
                         if *resource == OperatorResource::NvidiaDriver {
                             scope.resources.insert(OperatorResource::ClusterPolicy);
                         }
                         scope.labels.insert(resource.node_label().0.to_owned());
-                        scope.labels.extend(skip_labels(*resource).iter().map(|(key, _)| (*key).to_owned()));
+                        scope.labels.extend(skip_labels(*resource).map(str::to_owned));
                     }
                     RolloutSpec::PublishOnly { resource } => scope.resources.extend(*resource),
                     RolloutSpec::Image { .. }

@@ -1,6 +1,9 @@
 //! The names of rollout targets.
 
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Component, Path, PathBuf},
+};
 
 use serde::Serialize;
 
@@ -61,6 +64,37 @@ impl ManifestLocation {
     }
 }
 
+impl ManifestLocation {
+    /// Whether both places may contain the same file.
+    fn overlaps(&self, other: &Self) -> bool {
+        let is_within = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
+        match (self, other) {
+            (Self::Local { path: one }, Self::Local { path: other }) => {
+                is_within(&without_dots(one), &without_dots(other))
+            }
+            (Self::Git(one), Self::Git(other)) => {
+                let paths = [one, other].map(|place| {
+                    let path = place.path.as_ref().map(ToString::to_string).unwrap_or_default();
+                    without_dots(Path::new(path.trim_start_matches('/')))
+                });
+                let [address, others] = [one, other].map(|place| repository_name(place.repository.as_ref()));
+                (address, &one.branch) == (others, &other.branch) && is_within(&paths[0], &paths[1])
+            }
+            _ => false,
+        }
+    }
+}
+
+fn without_dots(path: &Path) -> PathBuf {
+    path.components().filter(|part| *part != Component::CurDir).collect()
+}
+
+/// Returns the address of a repository without optional endings.
+fn repository_name(address: &str) -> String {
+    let address = address.trim_end_matches('/');
+    address.strip_suffix(".git").unwrap_or(address).to_lowercase()
+}
+
 /// One rollout target.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -96,9 +130,15 @@ impl RolloutTarget {
         }
     }
 
-    /// Returns the field that only one rollout may write, whatever its strategy.
-    pub fn field(&self) -> Option<(Option<&ManifestLocation>, &RolloutObject)> {
-        (self.object != RolloutObject::Nothing {}).then_some((self.place.as_ref(), &self.object))
+    /// Whether two rollouts may write the same field, whatever their strategies.
+    pub fn may_share_field(&self, other: &Self) -> bool {
+        self.object != RolloutObject::Nothing {}
+            && self.object == other.object
+            && match (&self.place, &other.place) {
+                (None, None) => true,
+                (Some(one), Some(other)) => one.overlaps(other),
+                _ => false,
+            }
     }
 }
 

@@ -75,6 +75,7 @@ impl State {
                 ..Placement::default()
             },
             owner: None,
+            paused: false,
             live: None,
         });
     }

@@ -87,6 +87,7 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
         containers: containers(&pod),
         placement: Placement::of_pod(&manifest["spec"]["template"]["spec"]),
         owner,
+        paused: false,
         live: Some(LiveDaemonSet {
             version: version.clone(),
             annotations: farrier_annotations(annotations),

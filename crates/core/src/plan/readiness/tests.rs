@@ -102,6 +102,21 @@ fn what_is_not_known_changes_no_mark() {
     assert!(world.plan().nodes.is_empty());
 }
 
+/// An outage of a registry or mirror fails the lookup of headers before the lookup of the image.
+#[test]
+fn an_input_that_could_not_be_looked_up_changes_no_mark() {
+    let mut world = world();
+    world.publish(Verdict::Loads);
+    let plan = world.plan();
+    carry_out(&mut world, &plan);
+    let kernel = world.plan().nodes[0].next.clone().unwrap().kernel.clone();
+    world.resolved.headers.insert(kernel, Err("connection refused".to_owned()));
+    assert_eq!(answer(&world.plan()), (false, BootReadiness::Wait), "the headers are gone");
+    world.resolved.unreachable = true;
+    let plan = world.plan();
+    assert_eq!((answer(&plan), change(&plan)), ((false, BootReadiness::Unknown), None));
+}
+
 #[test]
 fn only_what_a_rollout_would_take_makes_a_node_ready() {
     for (verdict, deny, ready) in [

@@ -102,8 +102,11 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
 }
 
 fn restore(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
-    let detail =
-        if messages.is_empty() { "its containers say nothing".to_owned() } else { messages.join("; ") };
+    let detail = if messages.is_empty() {
+        "its pod is not ready, and its containers give no reason; check the node".to_owned()
+    } else {
+        messages.join("; ")
+    };
     let why = format!("on node {node}: {}", shortened(&detail));
     let failed = FieldRecord { state: RecordState::Failed, why: Some(why.clone()), ..record.clone() };
     let reason = HoldReason::RolloutFailed { at: record.at, why };

@@ -99,27 +99,46 @@ pub(super) fn upgrade_label(kind: OperatorResource) -> &'static str {
     if kind.is_of_gpu_operator() { gpu } else { ofed }
 }
 
-/// Returns the labels, with their values, that make the operator skip a node. Its driver manager found a driver that
-/// the host provides, or the driver or all operands are disabled there. The Network Operator has no such label (GPU
-/// Operator `controllers/state_manager.go`, `assets/state-driver`; driver manager: "NVIDIA GPU driver is already
-/// pre-installed on the node").
-pub(in crate::plan) fn skip_labels(
-    kind: OperatorResource,
-) -> &'static [(&'static str, &'static [&'static str])] {
-    if !kind.is_of_gpu_operator() {
-        return &[];
-    }
-    &[
-        ("nvidia.com/gpu.deploy.driver", &["pre-installed", "false"]),
-        ("nvidia.com/gpu.deploy.operands", &["false"]),
-    ]
+/// Labels, with their values, that make the GPU Operator skip a node. Its driver manager found a driver that the host provides,
+/// or the driver or all operands are disabled there (`controllers/state_manager.go`, `assets/state-driver`; driver manager:
+/// "NVIDIA GPU driver is already pre-installed on the node").
+const SKIP_LABELS: [(&str, &[&str]); 2] = [
+    ("nvidia.com/gpu.deploy.driver", &["pre-installed", "false"]),
+    ("nvidia.com/gpu.deploy.operands", &["false"]),
+];
+/// Label that tells what uses a node's GPUs: containers or virtual machines.
+const WORKLOAD_LABEL: &str = "nvidia.com/gpu.workload.config";
+/// Workload for which the GPU Operator installs its driver.
+const CONTAINERS: &str = "container";
+
+/// Returns the node labels that can make the operator skip a node. The Network Operator has no such label.
+pub(in crate::plan) fn skip_labels(kind: OperatorResource) -> impl Iterator<Item = &'static str> {
+    let keys = SKIP_LABELS.into_iter().map(|(key, _)| key).chain([WORKLOAD_LABEL]);
+    keys.filter(move |_| kind.is_of_gpu_operator())
 }
 
-/// Whether the operator skips the driver of a node with these labels.
-pub(super) fn skips(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
-    skip_labels(kind)
-        .iter()
-        .any(|(key, values)| labels.get(*key).is_some_and(|found| values.contains(&found.as_str())))
+/// Returns the workload of nodes without [`WORKLOAD_LABEL`], if a ClusterPolicy enables virtual machines. Otherwise the GPU
+/// Operator ignores the label (`gpuStateLabels` in `controllers/state_manager.go`).
+pub(super) fn default_workload(kind: OperatorResource, snapshot: &ClusterSnapshot) -> Option<&str> {
+    let policies = snapshot.resources.iter().filter(|found| found.kind == OperatorResource::ClusterPolicy);
+    let workloads = policies.map(|found| &found.spec["sandboxWorkloads"]);
+    let mut enabled = workloads.filter(|workloads| workloads["enabled"] == true);
+    let workloads = enabled.next().filter(|_| kind.is_of_gpu_operator())?;
+    Some(workloads["defaultWorkload"].as_str().unwrap_or(CONTAINERS))
+}
+
+/// Whether the operator skips the driver of a node with these labels. `workload` is the result of [`default_workload`].
+pub(super) fn skips(
+    kind: OperatorResource,
+    labels: &BTreeMap<String, String>,
+    workload: Option<&str>,
+) -> bool {
+    let has = |(key, values): (&str, &[&str])| {
+        labels.get(key).is_some_and(|found| values.contains(&found.as_str()))
+    };
+    let is_of_machines =
+        |default: &str| labels.get(WORKLOAD_LABEL).map_or(default, String::as_str) != CONTAINERS;
+    kind.is_of_gpu_operator() && (SKIP_LABELS.into_iter().any(has) || workload.is_some_and(is_of_machines))
 }
 
 /// Whether the operator installs its driver on a node with these labels, whatever the image's own selector is.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    Change, DaemonSetChange, HoldReason, Record, RecordState, ResourceChange, RolloutObject, RolloutTarget,
-    image::naming, per_kernel::OriginalNote, resource,
+    Change, DaemonSetChange, HoldReason, PlanInputs, Record, RecordState, ResourceChange, RolloutObject,
+    RolloutTarget, daemon_set::named, image::naming, per_kernel::OriginalNote, resource,
 };
 use crate::plan::{
     ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION,
@@ -80,10 +80,10 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Whether the target's object is paused.
-pub(super) fn is_paused(snapshot: &ClusterSnapshot, target: &RolloutTarget) -> bool {
-    let mut found = Found::all(snapshot).filter(|found| found.is(&target.object));
-    target.place.is_none() && found.any(Found::is_paused)
+/// Whether the target's object is paused, in the cluster or in its manifest.
+pub(super) fn is_paused(inputs: &PlanInputs<'_>, target: &RolloutTarget) -> bool {
+    let mut found = Found::all(inputs.snapshot).filter(|found| found.is(&target.object));
+    found.any(Found::is_paused) || named(inputs, target).is_ok_and(|found| found.daemon_set.paused)
 }
 
 /// Returns whether each object of a live cluster is paused, by the names that [`super::rollback`] takes.

@@ -47,8 +47,8 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
         for rollout in &image.spec.rollout {
             let RolloutSpec::CustomResource { resource, name } = rollout else { continue };
             let own = [operator::upgrade_label(*resource), resource.node_label().0];
-            let skip_labels = operator::skip_labels(*resource).iter().map(|(key, _)| *key);
-            keys.extend(image.spec.nodes.keys().chain(own).chain(skip_labels).map(str::to_owned));
+            keys.extend(image.spec.nodes.keys().chain(own).map(str::to_owned));
+            keys.extend(operator::skip_labels(*resource).map(str::to_owned));
             if let Some(found) = find(inputs, *resource, name) {
                 keys.extend(found.placement_in(inputs.snapshot).label_keys().map(str::to_owned));
             }
@@ -72,6 +72,7 @@ pub(super) fn decide(
     }
     let found = find(inputs, kind, name).ok_or(HoldReason::NoResource)?;
     let driver = driver_section(found)?;
+    allows_precompiled(found)?;
     if kind == OperatorResource::NvidiaDriver {
         is_delegated(inputs.snapshot)?;
     }
@@ -120,6 +121,17 @@ fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReas
     }
 }
 
+/// Checks that the GPU Operator accepts precompiled drivers: it installs GPUDirect Storage and GDRCopy only with drivers that it
+/// compiles itself (`controllers/object_controls.go`, `controllers/nvidiadriver_controller.go`).
+fn allows_precompiled(found: &ResourceFacts) -> Result<(), HoldReason> {
+    let fields = [("gds", "spec.gds.enabled"), ("gdrcopy", "spec.gdrcopy.enabled")];
+    let refused = fields.into_iter().find(|(component, _)| found.spec[*component]["enabled"] == true);
+    match refused {
+        Some((_, field)) if found.kind.is_of_gpu_operator() => Err(HoldReason::RefusedTogether { field }),
+        _ => Ok(()),
+    }
+}
+
 /// Checks that the GPU Operator takes its driver from NVIDIADriver resources. It ignores them as long as a ClusterPolicy
 /// manages the driver (`controllers/nvidiadriver_controller.go`, since 25.10.1).
 fn is_delegated(snapshot: &ClusterSnapshot) -> Result<(), HoldReason> {
@@ -150,7 +162,9 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
         operator::selects(kind, &node.labels) || image.is_some_and(|image| node.is_selected_by(image))
     };
     let object = ReachingObject::new(placement, context.inputs.snapshot, []);
-    let groups = context.groups.iter().filter(|group| !operator::skips(kind, &group.sample.labels));
+    let workload = operator::default_workload(kind, context.inputs.snapshot);
+    let is_skipped = |group: &&NodeGroup<'_>| operator::skips(kind, &group.sample.labels, workload);
+    let groups = context.groups.iter().filter(|group| !is_skipped(group));
     let (wanted, others): (Vec<_>, Vec<_>) = groups.partition(is_wanted);
     let mut found = Reached::by(&object, wanted);
     // The operator's own label is derived from NFD's.

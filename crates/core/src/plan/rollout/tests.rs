@@ -118,6 +118,39 @@ fn nodes_outside_the_daemon_set_do_not_matter() {
     assert_eq!(to.version, Version::Digest(wanted.digest.clone()));
 }
 
+#[test]
+fn a_place_that_is_written_in_two_ways_is_one_place() {
+    let of = |entry: serde_json::Value| {
+        let names = serde_json::json!({"namespace": "n", "daemonSet": "d", "container": "c"});
+        let mut whole = names.as_object().unwrap().clone();
+        whole.extend(entry.as_object().unwrap().clone());
+        RolloutTarget::of(&serde_json::from_value(whole.into()).unwrap())
+    };
+    let git = |repository: &str, branch: &str, path: &str| {
+        let place = serde_json::json!({
+            "strategy": "git", "repository": repository, "branch": branch, "path": path,
+        });
+        of(place)
+    };
+    let file = |path: &str| of(serde_json::json!({"strategy": "file", "path": path}));
+    let one = git("https://git.test/a", "main", "prod");
+    for same in
+        [git("https://git.test/a.git", "main", "prod/ds.yaml"), git("https://git.test/a/", "main", "prod")]
+    {
+        assert!(one.may_share_field(&same) && same.may_share_field(&one), "{same}");
+    }
+    for other in [
+        git("https://git.test/b", "main", "prod"),
+        git("https://git.test/a", "next", "prod"),
+        git("https://git.test/a", "main", "production"),
+        file("prod"),
+    ] {
+        assert!(!one.may_share_field(&other), "{other}");
+    }
+    assert!(file("./prod/").may_share_field(&file("prod/ds.yaml")));
+    assert!(!file("prod").may_share_field(&file("test")));
+}
+
 /// Whatever their strategies, two rollouts would take turns in overwriting the same field.
 #[test]
 fn two_strategies_do_not_share_a_field() {

@@ -14,6 +14,7 @@ fn original(name: &str, spec: &Value) -> DaemonSetFacts {
         containers: vec![Container { name: "driver".to_owned(), image: "old:1".to_owned(), fixed: None }],
         placement: Placement::default(),
         owner: None,
+        paused: false,
         live: Some(LiveDaemonSet {
             version: ObjectVersion { uid: "u1".to_owned(), resource_version: "7".to_owned() },
             annotations: std::collections::BTreeMap::new(),

@@ -35,6 +35,18 @@ fn world(message: Option<&str>, proposals: Option<&str>) -> World {
     world
 }
 
+#[test]
+fn a_manifest_or_a_daemon_set_with_the_annotation_is_paused() {
+    let mut paused = world(None, None);
+    repository(&mut paused).daemon_sets[0].paused = true;
+    assert_eq!(planned(&paused).decision, RolloutDecision::Hold(HoldReason::Paused));
+    let mut live = live_daemon_set("mft");
+    live.live.as_mut().unwrap().annotations.insert("farrier.dev/paused".to_owned(), "true".to_owned());
+    let mut paused = world(None, None);
+    paused.snapshot.daemon_sets = vec![live];
+    assert_eq!(planned(&paused).decision, RolloutDecision::Hold(HoldReason::Paused));
+}
+
 fn planned(world: &World) -> PlannedRollout {
     world.plan().rollouts.swap_remove(0)
 }

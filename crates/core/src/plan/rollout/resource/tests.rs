@@ -171,6 +171,8 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         gpu(|w| set_spec(w, json!({"driver": {"enabled": false}}))),
         gpu(|w| set_spec(w, json!({"driver": {"useNvidiaDriverCRD": true}}))),
         driver(|w| set_spec(w, json!({"usePrecompiled": false}))),
+        gpu(|w| set_spec(w, json!({"driver": {}, "gds": {"enabled": true}}))),
+        driver(|w| set_spec(w, json!({"usePrecompiled": true, "gdrcopy": {"enabled": true}}))),
         driver(|w| {
             let policy = resource(OperatorResource::ClusterPolicy, "policy", json!({"driver": {}}));
             w.snapshot.resources.push(policy);
@@ -288,6 +290,27 @@ fn nodes_with_their_own_driver_hold_nobody_up() {
         label(&mut world, 2, key, value);
         change(&world.plan());
     }
+}
+
+/// Such nodes get a manager for virtual machines instead of a driver (NVIDIA/gpu-operator 568).
+#[test]
+fn nodes_with_gpus_for_virtual_machines_hold_nobody_up() {
+    let mut world = world(OperatorResource::ClusterPolicy);
+    world.snapshot.nodes.push(node("vm", "6.1.0-99-amd64"));
+    label(&mut world, 2, "nvidia.com/gpu.workload.config", "vm-passthrough");
+    let is_pending = |world: &World| matches!(decision(world), RolloutDecision::Pending { .. });
+    assert!(is_pending(&world), "the operator ignores the label while virtual machines are disabled");
+    let mut spec = (*world.snapshot.resources[0].spec).clone();
+    spec["sandboxWorkloads"] = json!({"enabled": true});
+    set_spec(&mut world, spec.clone());
+    change(&world.plan());
+    label(&mut world, 2, "nvidia.com/gpu.workload.config", "container");
+    assert!(is_pending(&world));
+    world.snapshot.nodes[2].labels.remove("nvidia.com/gpu.workload.config");
+    assert!(is_pending(&world), "the default is containers");
+    spec["sandboxWorkloads"]["defaultWorkload"] = "vm-vgpu".into();
+    set_spec(&mut world, spec);
+    assert!(!is_pending(&world));
 }
 
 #[test]

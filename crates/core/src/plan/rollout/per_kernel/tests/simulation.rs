@@ -313,6 +313,7 @@ fn facts(object: &Value) -> DaemonSetFacts {
         containers: pod["containers"].as_array().into_iter().flatten().map(container).collect(),
         placement: Placement::of_pod(pod),
         owner: None,
+        paused: false,
         live: Some(LiveDaemonSet {
             version: ObjectVersion { uid: text(&metadata["uid"]), resource_version: String::new() },
             annotations: strings(&metadata["annotations"]),
