@@ -17,31 +17,30 @@ pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERN
 pub const UPGRADE_STATE_LABELS: [&str; 2] =
     ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];
 
-/// Whether an operator is upgrading a node in this state. `upgrade-failed` does not count: the operator leaves such a
-/// node until the driver's pod is in the desired state, and another version may be the remedy (k8s-operator-libs,
+/// Returns what ends a state in which the operator rests; `None` for other states (k8s-operator-libs,
 /// `pkg/upgrade/consts.go`, `ProcessUpgradeFailedNodes`).
-pub(super) fn is_upgrading(state: &str) -> bool {
-    !matches!(state, "" | "upgrade-done" | "upgrade-failed")
+pub(super) fn end_of_rest(state: &str) -> Option<&'static str> {
+    match state {
+        "upgrade-required" => Some(
+            "it waits for its operator: check autoUpgrade, maxParallelUpgrades and maxUnavailable in upgradePolicy, and the node's label",
+        ),
+        "upgrade-failed" => Some("its operator gave up: repair the driver's pod; see also the node's label"),
+        _ => None,
+    }
 }
 
-/// Whether the operator has begun the upgrade. `upgrade-required` is only a place in its queue, which a node may keep
-/// indefinitely (`nvidia.com/...-driver-upgrade.skip`, or a removed operator).
+/// Whether the operator is upgrading a node in this state. A node at rest may stay so for weeks.
 pub(super) fn is_in_progress(state: &str) -> bool {
-    is_upgrading(state) && state != "upgrade-required"
+    !matches!(state, "" | "upgrade-done") && end_of_rest(state).is_none()
 }
 
-/// Returns the label and state of the operator's driver upgrade that a node is in.
-pub(super) fn operators_upgrade(labels: &BTreeMap<String, String>) -> Option<(&'static str, &str)> {
-    let mut states =
-        UPGRADE_STATE_LABELS.into_iter().filter_map(|key| Some((key, labels.get(key)?.as_str())));
-    states.find(|(_, state)| is_upgrading(state))
-}
-
-/// Returns the label and state where the operator has begun the upgrade.
+/// Returns the label and state where the operator is upgrading the driver of the node.
 pub(super) fn operator_upgrade_in_progress(
     labels: &BTreeMap<String, String>,
 ) -> Option<(&'static str, &str)> {
-    operators_upgrade(labels).filter(|(_, state)| is_in_progress(state))
+    let mut states =
+        UPGRADE_STATE_LABELS.into_iter().filter_map(|key| Some((key, labels.get(key)?.as_str())));
+    states.find(|(_, state)| is_in_progress(state))
 }
 
 /// Annotation in which a node, or the automation that upgrades it, names the kernel to boot next.

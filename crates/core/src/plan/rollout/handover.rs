@@ -8,7 +8,7 @@ use crate::{
     image::InputHasher,
     plan::{
         NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm,
-        labels::{HANDOVER_LABELS, operators_upgrade},
+        labels::{HANDOVER_LABELS, operator_upgrade_in_progress},
     },
 };
 
@@ -90,7 +90,7 @@ fn fence_of(label: &str) -> impl Fn(&Requirement) -> bool {
 
 /// Whether the node is under maintenance: cordoned, or in an operator's driver upgrade.
 pub(super) fn is_in_maintenance(node: &NodeFacts) -> bool {
-    node.unschedulable || operators_upgrade(&node.labels).is_some()
+    node.unschedulable || operator_upgrade_in_progress(&node.labels).is_some()
 }
 
 /// Returns how many of `wanted` pods may be unavailable at once. A percentage is rounded up, as by the DaemonSet
@@ -176,6 +176,7 @@ mod tests {
         assert!(is_in_maintenance(&NodeFacts { unschedulable: true, ..NodeFacts::default() }));
         assert!(!is_in_maintenance(&with(ofed, "upgrade-done")));
         assert!(!is_in_maintenance(&with(ofed, "upgrade-failed")), "a failed upgrade is at rest");
+        assert!(!is_in_maintenance(&with(gpu, "upgrade-required")), "a request is no work");
         assert!(!is_in_maintenance(&with(gpu, "")));
     }
 }

@@ -22,7 +22,10 @@ use crate::{
     image::{ImageReference, OperatorResource, RolloutSpec},
     plan::{
         Cell, ClusterSnapshot, NodeFacts, ObservedKind, Placement, ReachingObject, ResourceFacts,
-        labels::is_in_progress, outcome::CellState, reach::Reach,
+        labels::{end_of_rest, is_in_progress},
+        outcome::CellState,
+        reach::Reach,
+        reasons::and_more,
     },
 };
 
@@ -89,8 +92,11 @@ pub(super) fn decide(
             if let (Step::Set(_), Some(busy)) = (&step, upgrading(kind, &by_kernel)) {
                 return Err(busy);
             }
-            let how =
-                format!("version {version} for {kernels} kernel{}", if kernels == 1 { "" } else { "s" });
+            let rest = at_rest(kind, &by_kernel).unwrap_or_default();
+            let how = format!(
+                "version {version} for {kernels} kernel{}{rest}",
+                if kernels == 1 { "" } else { "s" }
+            );
             to_decision(found, driver, step, how, proof)
         }
     }
@@ -256,14 +262,29 @@ pub(super) fn tag_form(kind: OperatorResource, cell: &Cell, snapshot: &ClusterSn
 /// Returns the hold while the operator upgrades drivers: a rewrite makes it drain nodes one by one, and another rewrite
 /// halfway would start that over. A node that is only requested to upgrade holds nothing.
 fn upgrading(kind: OperatorResource, kernels: &Kernels<'_>) -> Option<HoldReason> {
+    let (node, state, count) = first_in(kind, kernels, is_in_progress)?;
+    Some(HoldReason::UpgradeInProgress { node: node.clone(), state: state.clone(), count })
+}
+
+/// Names a node whose upgrade the operator does not continue, and who must act.
+fn at_rest(kind: OperatorResource, kernels: &Kernels<'_>) -> Option<String> {
+    let (node, state, count) = first_in(kind, kernels, |state| end_of_rest(state).is_some())?;
+    let label = operator::upgrade_label(kind).replace("-state", ".skip");
+    Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), end_of_rest(state)?))
+}
+
+/// Returns the first node in such an upgrade state, its state, and the number of such nodes.
+fn first_in<'a>(
+    kind: OperatorResource,
+    kernels: &Kernels<'a>,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Option<(&'a String, &'a String, usize)> {
     let label = operator::upgrade_label(kind);
-    let state = |node: &NodeFacts| node.labels.get(label).filter(|state| is_in_progress(state)).cloned();
+    let state = |node: &'a NodeFacts| node.labels.get(label).filter(|state| is_wanted(state));
     let nodes = kernels.values().flatten().filter_map(|node| Some((&node.name, state(node)?)));
-    let mut nodes: Vec<(&String, String)> = nodes.collect();
-    nodes.sort();
-    let count = nodes.len();
-    let (node, state) = nodes.into_iter().next()?;
-    Some(HoldReason::UpgradeInProgress { node: node.clone(), state, count })
+    let nodes: Vec<_> = nodes.collect();
+    let (node, state) = nodes.iter().min()?;
+    Some((node, state, nodes.len()))
 }
 
 fn step(

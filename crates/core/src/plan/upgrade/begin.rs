@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     image::{Canary, Drain},
-    plan::{Change, labels::operators_upgrade},
+    plan::{Change, labels::operator_upgrade_in_progress},
 };
 
 /// Canary nodes that may still be started.
@@ -76,7 +76,7 @@ impl Upgrade<'_> {
         if let Some(other) = note.filter(is_other) {
             return Some(UpgradeWait::Other { rollout: other.rollout.clone() });
         }
-        if let Some((label, state)) = operators_upgrade(&facts.labels) {
+        if let Some((label, state)) = operator_upgrade_in_progress(&facts.labels) {
             return Some(UpgradeWait::Operator { label, state: state.to_owned() });
         }
         if facts.unschedulable {

@@ -213,6 +213,23 @@ fn an_upgrade_that_is_over_holds_nothing() {
     assert!(matches!(decision(&world), RolloutDecision::Settled { .. }));
 }
 
+/// <https://github.com/NVIDIA/gpu-operator/issues/2509>: nodes stay in `upgrade-required` for weeks.
+#[test]
+fn a_state_at_rest_names_who_must_act() {
+    let mut world = network();
+    for node in 0..2 {
+        label(&mut world, node, "nvidia.com/ofed-driver-upgrade-state", "upgrade-required");
+    }
+    change(&world.plan());
+    reconcile(&mut world);
+    let RolloutDecision::Settled { how } = decision(&world) else { panic!("it is set") };
+    insta::assert_snapshot!(how);
+    label(&mut world, 0, "nvidia.com/ofed-driver-upgrade-state", "upgrade-failed");
+    label(&mut world, 1, "nvidia.com/ofed-driver-upgrade-state", "upgrade-done");
+    let RolloutDecision::Settled { how } = decision(&world) else { panic!("it is set") };
+    insta::assert_snapshot!(how);
+}
+
 #[test]
 fn the_resources_tolerations_and_affinity_count() {
     // The node runs a kernel that is not built yet.

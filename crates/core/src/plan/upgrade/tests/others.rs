@@ -24,6 +24,17 @@ fn operators_and_other_upgrades_come_first() {
     insta::assert_snapshot!(waits(&plan, "n1"), @"the driver of drivers/gpu is upgraded first");
 }
 
+/// <https://github.com/NVIDIA/gpu-operator/issues/2509>: a request may stay for weeks.
+#[test]
+fn a_request_to_an_operator_holds_no_upgrade() {
+    let mut fleet = Fleet::new(2, draining(json!({})));
+    for node in ["n0", "n1"] {
+        let labels = &mut fleet.nodes.get_mut(node).unwrap().facts.labels;
+        labels.insert("nvidia.com/gpu-driver-upgrade-state".to_owned(), "upgrade-required".to_owned());
+    }
+    assert_eq!(fleet.settle().forecast.done, 2);
+}
+
 /// A node can hold only one note. Without the note of its failure, the other driver's upgrade would continue.
 #[test]
 fn the_failure_of_another_driver_is_kept_until_nobody_is_about_it() {
