@@ -23,7 +23,7 @@ pub fn next_deadline(
 ) -> Option<Duration> {
     let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
     let limits = || definitions.site.ignore_nodes.iter().filter_map(|rule| rule.not_ready_for);
-    let dead = snapshot.nodes.iter().filter(|node| node.not_ready).filter_map(|node| node.not_ready_since);
+    let dead = snapshot.nodes.iter().filter(|node| node.not_ready).filter_map(|node| node.ready_changed);
     let ignored = dead.flat_map(|since| limits().filter_map(move |limit| after(since, limit)));
     let upgrades = specs.clone().any(|spec| spec.upgrade().is_some()).then(|| next_upgrade(snapshot));
     specs

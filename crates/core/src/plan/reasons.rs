@@ -45,8 +45,8 @@ impl NotReadyNode {
     /// Returns the node that has not been ready for the longest time.
     pub(super) fn first<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>) -> Option<Self> {
         let not_ready = nodes.into_iter().filter(|node| node.not_ready);
-        let first = not_ready.min_by_key(|node| (node.not_ready_since, &node.name))?;
-        Some(Self { node: first.name.clone(), since: first.not_ready_since })
+        let first = not_ready.min_by_key(|node| (node.ready_changed, &node.name))?;
+        Some(Self { node: first.name.clone(), since: first.ready_changed })
     }
 }
 
@@ -85,23 +85,29 @@ pub enum HoldReason {
     #[error("it reaches no node")]
     NoNodes,
     /// The kernel of `count` reached nodes is unknown; `node` is the first of them.
-    #[error("kernel of node {node}{} unknown: {why}{}", and_more(*.count), also(.not_ready.as_ref()))]
+    #[error(
+        "kernel of node {node}{}{} unknown: {why}{}", since_ready(*.ready_since), and_more(*.count), end_of_unknown(.not_ready.as_ref())
+    )]
     UnknownNode {
         node: String,
         count: usize,
         why: NodeReason,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ready_since: Option<jiff::Timestamp>,
         #[serde(skip_serializing_if = "Option::is_none")]
         not_ready: Option<NotReadyNode>,
     },
     /// `count` nodes have no labels of NFD. Once they have, the rollout may reach them, and its image is not for their
     /// kernel. `node` is the first of them.
     #[error(
-        "node {node}{} has no label {KERNEL_LABEL} and runs {kernel}, which the image is not for: it may be reached again once Node Feature Discovery has labeled it; label it, or let ignoreNodes in site.yaml ignore it{}", and_more(*.count), also(.not_ready.as_ref())
+        "node {node}{}{} has no label {KERNEL_LABEL} and runs {kernel}, which the image is not for: it may be reached again once Node Feature Discovery has labeled it; label it, or let ignoreNodes in site.yaml ignore it{}", since_ready(*.ready_since), and_more(*.count), also(.not_ready.as_ref())
     )]
     Unlabeled {
         node: String,
         count: usize,
         kernel: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ready_since: Option<jiff::Timestamp>,
         #[serde(skip_serializing_if = "Option::is_none")]
         not_ready: Option<NotReadyNode>,
     },
@@ -286,6 +292,17 @@ impl HoldReason {
 /// Returns the text about a node that is not ready, after another text.
 fn also(not_ready: Option<&NotReadyNode>) -> String {
     not_ready.map(|node| format!("; {node}")).unwrap_or_default()
+}
+
+/// Returns the text after the name of a node that is ready.
+fn since_ready(since: Option<jiff::Timestamp>) -> String {
+    since.map(|since| format!(", ready since {since:.0},")).unwrap_or_default()
+}
+
+/// Returns what ends the hold for an unknown kernel.
+fn end_of_unknown(not_ready: Option<&NotReadyNode>) -> String {
+    let labels = "; correct its labels (`farrier why node/NAME`), or let ignoreNodes in site.yaml ignore it";
+    not_ready.map_or(labels.to_owned(), |node| also(Some(node)))
 }
 
 /// Joins the items with commas.

@@ -56,8 +56,8 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// Whether the condition `Ready` is present and not true.
     pub not_ready: bool,
-    /// Time since which the node is not ready.
-    pub not_ready_since: Option<Timestamp>,
+    /// Time of the last change of the condition `Ready`.
+    pub ready_changed: Option<Timestamp>,
     /// `spec.taints`.
     pub taints: Vec<Taint>,
     /// `status.nodeInfo.operatingSystem`.
@@ -316,6 +316,11 @@ type NodeFingerprint<'a> =
     (Option<&'a str>, &'a str, &'a str, (bool, Option<usize>), Vec<(&'a str, &'a str)>, Vec<&'a Taint>);
 
 impl NodeFacts {
+    /// Returns the time since which the node is ready; `None` where it is not ready, or the time is unknown.
+    pub(super) fn ready_since(&self) -> Option<Timestamp> {
+        self.ready_changed.filter(|_| !self.not_ready)
+    }
+
     fn fingerprint(&self, by_name: bool) -> NodeFingerprint<'_> {
         let labels = self.labels.iter().filter(|(key, _)| !is_written_here(key));
         let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();

@@ -70,7 +70,7 @@ impl IgnoreNodes {
     fn matches(&self, node: &NodeFacts, now: Timestamp) -> bool {
         let Self { labels, taints, os, not_ready_for } = self;
         let is_dead = |limit: &Period| {
-            let since = node.not_ready_since.filter(|_| node.not_ready);
+            let since = node.ready_changed.filter(|_| node.not_ready);
             let limit = SignedDuration::try_from(limit.duration()).unwrap_or(SignedDuration::MAX);
             since.is_some_and(|since| now.duration_since(since) >= limit)
         };
@@ -110,7 +110,7 @@ mod tests {
             taints: vec![taint],
             operating_system: "windows".to_owned(),
             not_ready: true,
-            not_ready_since: Some("2026-07-01T12:00:00Z".parse().unwrap()),
+            ready_changed: Some("2026-07-01T12:00:00Z".parse().unwrap()),
             ..NodeFacts::default()
         };
         for (given, expected) in [
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn a_node_that_is_ready_again_counts_again() {
         let since: Timestamp = "2026-07-01T12:00:00Z".parse().unwrap();
-        let dead = NodeFacts { not_ready: true, not_ready_since: Some(since), ..NodeFacts::default() };
+        let dead = NodeFacts { not_ready: true, ready_changed: Some(since), ..NodeFacts::default() };
         let mut snapshot = ClusterSnapshot { nodes: vec![dead.into()], ..ClusterSnapshot::default() };
         let rules =
             [rule(serde_json::json!({"os": ["plan9"]})), rule(serde_json::json!({"notReadyFor": "1h"}))];

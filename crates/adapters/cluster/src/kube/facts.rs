@@ -36,8 +36,7 @@ pub(super) fn node(node: NodeObject) -> Object {
     let NodeObject { types: _, metadata, spec, status } = node;
     let NodeStatus { node_info, conditions } = status.unwrap_or_default();
     let info = node_info.unwrap_or_default();
-    let not_ready =
-        conditions.into_iter().flatten().find(|found| found.kind == "Ready" && found.status != "True");
+    let ready = conditions.into_iter().flatten().find(|found| found.kind == "Ready");
     let (unschedulable, taints) = spec.map(|spec| (spec.unschedulable, spec.taints)).unwrap_or_default();
     let version = version(&metadata);
     let labels = metadata.labels.unwrap_or_default();
@@ -52,8 +51,8 @@ pub(super) fn node(node: NodeObject) -> Object {
         operating_system: info.operating_system,
         unschedulable: unschedulable.unwrap_or_default(),
         taints: taints.unwrap_or_default(),
-        not_ready: not_ready.is_some(),
-        not_ready_since: not_ready.and_then(|found| found.last_transition_time),
+        not_ready: ready.as_ref().is_some_and(|found| found.status != "True"),
+        ready_changed: ready.and_then(|found| found.last_transition_time),
         ignored_by: None,
         rejected_claims: RejectedClaims::default(),
     };
@@ -217,7 +216,7 @@ mod tests {
             os_image,
             unschedulable,
             not_ready,
-            not_ready_since,
+            ready_changed,
             taints,
             operating_system,
             has_hardware_labels,
@@ -225,12 +224,20 @@ mod tests {
             ignored_by: _,
         } = facts;
         assert_eq!((taints[0].to_string().as_str(), operating_system.as_str()), ("gpu:NoSchedule", "linux"));
-        assert_eq!(not_ready_since, Some("2026-07-01T12:00:00Z".parse().unwrap()));
+        assert_eq!(ready_changed, Some("2026-07-01T12:00:00Z".parse().unwrap()));
         assert_eq!((name.as_str(), kernel_version.as_str()), ("n1", "6.1.0"));
         assert_eq!((architecture.as_str(), os_image.as_str()), ("amd64", "Debian"));
         assert_eq!(labels, [("a".to_owned(), "1".to_owned())].into());
         assert_eq!(annotations, [("farrier.dev/next-kernel".to_owned(), "6.1.0".to_owned())].into());
         assert!(unschedulable && not_ready && !has_hardware_labels);
+    }
+
+    #[test]
+    fn a_ready_node_says_since_when() {
+        let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": "2026-07-01T12:00:00Z"});
+        let (_, facts) = node_facts(json!({"metadata": {"name": "n1"}, "status": {"conditions": [ready]}}));
+        assert!(!facts.not_ready);
+        assert_eq!(facts.ready_changed, Some("2026-07-01T12:00:00Z".parse().unwrap()));
     }
 
     #[test]

@@ -77,7 +77,13 @@ pub(super) fn unknown_node<'a>(
     let count = nodes.clone().count();
     let not_ready = NotReadyNode::first(nodes.clone().map(|(node, _)| node));
     let (node, why) = nodes.min_by_key(|(node, why)| (&node.name, *why))?;
-    Some(HoldReason::UnknownNode { node: node.name.clone(), count, why: why.clone(), not_ready })
+    Some(HoldReason::UnknownNode {
+        node: node.name.clone(),
+        count,
+        why: why.clone(),
+        ready_since: node.ready_since(),
+        not_ready,
+    })
 }
 
 /// Returns the hold that names the first of these unlabeled nodes and their number.
@@ -88,6 +94,7 @@ pub(super) fn unlabeled_node<'a>(nodes: impl Iterator<Item = &'a NodeFacts>) -> 
         node: first.name.clone(),
         count: nodes.len(),
         kernel: first.kernel_version.chars().take(80).collect(),
+        ready_since: first.ready_since(),
         not_ready: NotReadyNode::first(nodes.iter().copied()),
     })
 }

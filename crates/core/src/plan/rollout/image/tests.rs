@@ -537,9 +537,26 @@ fn a_node_that_lost_its_labels_is_not_gone() {
 fn a_dead_node_that_holds_a_rollout_is_named() {
     let mut world = labeled_world();
     world.snapshot.nodes[0].not_ready = true;
-    world.snapshot.nodes[0].not_ready_since = Some("2026-06-01T12:00:00Z".parse().unwrap());
+    world.snapshot.nodes[0].ready_changed = Some("2026-06-01T12:00:00Z".parse().unwrap());
     insta::assert_snapshot!(held(&mut world).0, @"its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 2; node n0 is not ready since 2026-06-01T12:00:00Z; repair it, delete it, or let ignoreNodes in site.yaml ignore it (notReadyFor)");
     unlabel(&mut world, 0);
     let why = held(&mut world).0.to_string();
     assert!(why.ends_with("(notReadyFor)") && why.contains("node n0 is not ready since"), "{why}");
+}
+
+/// <https://github.com/kubernetes-sigs/node-feature-discovery/issues/2408>: some nodes do not get their labels back.
+#[test]
+fn a_ready_node_that_holds_a_rollout_is_named_with_the_time() {
+    let mut world = labeled_world();
+    world.snapshot.nodes[0].ready_changed = Some("2026-06-01T12:00:00Z".parse().unwrap());
+    unlabel(&mut world, 0);
+    let why = held(&mut world).0.to_string();
+    assert!(why.starts_with("node n0, ready since 2026-06-01T12:00:00Z, has no label"), "{why}");
+    assert!(why.contains("label it, or let ignoreNodes"), "{why}");
+    let mut world = labeled_world();
+    world.snapshot.nodes[0].ready_changed = Some("2026-06-01T12:00:00Z".parse().unwrap());
+    world.snapshot.nodes[0].labels.insert(crate::plan::KERNEL_LABEL.to_owned(), "other".to_owned());
+    let why = held(&mut world).0.to_string();
+    assert!(why.starts_with("kernel of node n0, ready since 2026-06-01T12:00:00Z, unknown: "), "{why}");
+    assert!(why.ends_with("or let ignoreNodes in site.yaml ignore it"), "{why}");
 }
