@@ -166,6 +166,38 @@ fn a_commit_sets_the_image_and_the_cluster_is_waited_for() {
     run_once(&live).exits(0).line("nothing to do");
 }
 
+/// The base of an overlay serves other clusters, too: only the overlay is changed.
+#[test]
+fn the_images_of_an_overlay_are_committed() {
+    let forge = Forge::new();
+    let base = forge.file("main", MANIFEST).replace(&format!(", namespace: {NAMESPACE}"), "");
+    let overlay = |image: &str| {
+        format!(
+            "resources: [../base]\nnamespace: {NAMESPACE}\nimages:\n- name: registry.example/old # ours\n  {image}\n"
+        )
+    };
+    let kustomization = "overlay/kustomization.yaml";
+    let old = overlay("newName: registry.example/old\n  newTag: \"1\"");
+    let files = [
+        ("base/driver.yaml", base.as_str()),
+        ("base/kustomization.yaml", "resources: [driver.yaml]\n"),
+        (kustomization, &old),
+        ("overlay/chart/templates/x.yaml", "{{- if .Values.x }}\n"),
+    ];
+    forge.commit(&files, "overlay");
+    let rollout = format!("git, repository: \"{}\", branch: main, path: overlay", forge.url());
+    let live = Live::at(Site::new(), [node("n0", KERNEL)], &rollout);
+    let image = live.publish().remove(KERNEL).expect("the plan builds an image");
+    run_once(&live).exits(0).line("rewrote");
+    let (name, digest) = image.split_once('@').unwrap();
+    assert_eq!(
+        forge.file("main", kustomization),
+        overlay(&format!("newName: {name}\n  digest: \"{digest}\""))
+    );
+    assert_eq!(forge.git(&["diff", "--name-only", "main~1", "main"]), format!("{kustomization}\n"));
+    run_once(&live).exits(0).line(&format!("has not applied it yet: it has {OLD_IMAGE}"));
+}
+
 #[test]
 fn a_branch_that_moves_meanwhile_gets_the_commit_on_top() {
     let forge = Forge::new();

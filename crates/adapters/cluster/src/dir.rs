@@ -4,23 +4,32 @@
 //! Here it writes no record, because version control provides the directory's history.
 
 use std::{
-    collections::BTreeSet,
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fs::Metadata,
     io::{self, Read, Write},
     os::unix::fs::{MetadataExt, fchown},
     path::{Path, PathBuf},
+    rc::Rc,
 };
 
-use farrier_core::plan::{Candidates, Change, ClusterSnapshot, Container, ImageChange};
+use farrier_core::{
+    image::{ChartImage, ChartValue},
+    plan::{
+        Candidates, Change, ClusterSnapshot, Container, DaemonSetFacts, ImageChange, NodeAffinity, Placement,
+    },
+};
 use farrier_local::blocking::blocking;
-use farrier_yaml::Scalar;
+use farrier_yaml::{Position, YamlError, documents};
 use fs_err::{self as fs, File};
 use walkdir::WalkDir;
 
 use super::{
-    edit,
     error::ClusterError,
-    manifest::{self, DaemonSet, Manifest},
+    image_field::{ImageField, ImageValue, SourceFile, value_at},
+    kustomize::{Kustomizations, MAX_NAMED, is_kustomization},
+    manifest::{self, DaemonSet, Manifest, why_not_editable},
     source::Cluster,
 };
 
@@ -36,34 +45,110 @@ const MAX_FILES: usize = 50_000;
 #[derive(Clone, Debug)]
 pub struct Directory {
     root: PathBuf,
+    /// Directory above `root` whose files a kustomization may name.
+    boundary: PathBuf,
+    /// Image of a chart; the other files are not read then.
+    chart: Option<ChartImage>,
 }
 
 impl Directory {
-    /// Opens an existing directory or file.
+    /// Opens an existing directory or file. A kustomization in it may name files of the same Git working tree.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
-        let root = std::fs::canonicalize(path).map_err(|source| {
-            let message = format!("read the manifests of --cluster dir:{}: {source}", path.display());
-            io::Error::new(source.kind(), message)
-        })?;
-        Ok(Self { root })
+        let root = canonical(path)?;
+        let boundary = root.ancestors().find(|directory| directory.join(".git").exists()).unwrap_or(&root);
+        Ok(Self { boundary: boundary.to_path_buf(), root, chart: None })
     }
 
-    /// Reads every manifest. Blocks the thread.
+    /// Opens a directory or file. A kustomization in it may name files in `boundary`.
+    pub fn within(boundary: &Path, path: &Path) -> Result<Self, ClusterError> {
+        Ok(Self { root: canonical(path)?, boundary: canonical(boundary)?, chart: None })
+    }
+
+    /// Sets the image of a chart, if there is one.
+    #[must_use]
+    pub fn with_chart(self, chart: Option<&ChartImage>) -> Self {
+        Self { chart: chart.cloned(), ..self }
+    }
+
+    /// Reads every manifest. Blocks the thread. Files and objects that cannot be read are skipped with a reason.
     ///
-    /// A file that is not YAML is an error. If farrier skipped the file, a rewrite could break a node that the file defines.
+    /// A file that defines nodes and cannot be read is an error. If farrier skipped the file, a rewrite could break such a node.
     pub fn read(&self) -> Result<ClusterSnapshot, ClusterError> {
-        let mut snapshot = ClusterSnapshot { read_only_nodes: true, ..ClusterSnapshot::default() };
-        for path in self.files()? {
-            let Manifest { nodes, daemon_sets } = parse(&path, &read_text(&path)?)?;
-            snapshot.nodes.extend(nodes.into_iter().map(Into::into));
-            snapshot.daemon_sets.extend(daemon_sets.into_iter().map(|found| found.facts));
-        }
+        let (mut snapshot, found) = self.tree()?;
+        snapshot.daemon_sets = found.into_iter().map(|found| found.facts).collect();
         Ok(snapshot)
+    }
+
+    /// Returns the nodes and what was skipped, and the DaemonSets.
+    fn tree(&self) -> Result<(ClusterSnapshot, Vec<DaemonSet>), ClusterError> {
+        let mut snapshot = ClusterSnapshot { read_only_nodes: true, ..ClusterSnapshot::default() };
+        if let Some(chart) = &self.chart {
+            return Ok((snapshot, vec![self.chart_image(chart)?]));
+        }
+        let mut files = BTreeMap::new();
+        for path in self.files()? {
+            let name = path.strip_prefix(&self.root).unwrap_or(&path).display();
+            let skip = |error: YamlError| format!("{name}:{}: {}", error.at.line, error.message);
+            match read_manifest(&path)? {
+                Err(error) => snapshot.skipped.push(skip(error)),
+                Ok(mut manifest) => {
+                    snapshot.skipped.extend(manifest.skipped.drain(..).map(skip));
+                    snapshot.nodes.extend(manifest.nodes.drain(..).map(Into::into));
+                    if !manifest.daemon_sets.is_empty() || !manifest.documents.is_empty() {
+                        files.insert(path, manifest);
+                    }
+                }
+            }
+        }
+        let kustomizations = Kustomizations {
+            files: &files,
+            root: &self.root,
+            boundary: &self.boundary,
+            read: &|path| read_manifest(path).ok()?.ok(),
+            named: RefCell::default(),
+            left: MAX_NAMED.into(),
+        };
+        Ok((snapshot, kustomizations.daemon_sets()))
+    }
+
+    /// Returns the DaemonSet that a chart makes, as far as its image is known.
+    fn chart_image(&self, chart: &ChartImage) -> Result<DaemonSet, ClusterError> {
+        let ChartImage { value: ChartValue { file, path }, target } = chart;
+        let refused = |reason: String| ClusterError::Refused { object: target.to_string(), reason };
+        let named = canonical(&self.root.join(&**file))?;
+        if !named.starts_with(&self.root) {
+            return Err(refused(format!("{file} leads outside the directory")));
+        }
+        let source = Rc::new(SourceFile { text: read_text(&named)?, path: named });
+        let documents = documents(&source.text).map_err(|error| manifest_error(&source.path, error))?;
+        let value = documents.iter().find_map(|document| value_at(document, path));
+        let found = value.as_ref().and_then(|value| Some((value, value.scalar()?.clone())));
+        let (value, image) = found.ok_or_else(|| refused(format!("{file} has no image at {path}")))?;
+        let container = Container {
+            name: target.container.to_string(),
+            image: image.text.clone(),
+            fixed: why_not_editable(Some(value)),
+        };
+        let unknown =
+            "its chart decides, and farrier renders nothing: the cluster needs to have the DaemonSet";
+        let affinity = NodeAffinity::Unsupported(unknown.to_owned());
+        let facts = DaemonSetFacts {
+            namespace: target.namespace.to_string(),
+            name: target.daemon_set.to_string(),
+            containers: vec![container],
+            placement: Placement { affinity, ..Placement::default() },
+            owner: None,
+            live: None,
+        };
+        Ok(DaemonSet {
+            facts,
+            images: vec![ImageField { file: source, value: ImageValue::Whole(Some(image)) }],
+        })
     }
 
     /// Sets one container's image. Blocks the thread. The file is replaced atomically.
     pub fn set_image(&self, change: &ImageChange) -> Result<(), ClusterError> {
-        let ManifestFile { path, text, daemon_set } = self.find_daemon_set(change)?;
+        let daemon_set = self.find_daemon_set(change)?;
         let Some((container, image)) = sole_container(&daemon_set, &change.container) else {
             return Err(refused(change, "the DaemonSet does not have exactly one such container"));
         };
@@ -76,30 +161,20 @@ impl Directory {
         if container.image != change.expected {
             return Err(conflict(change, &container.image));
         }
-        let scalar = image.ok_or_else(|| refused(change, "the container has no image field"))?;
-        let edited = edit::replace(&text, scalar, &change.to).map_err(|reason| refused(change, reason))?;
-        replace_file(&path, &text, &edited, || conflict(change, "a file that another program is writing"))
+        let edited = image.replaced(&change.to).map_err(|reason| refused(change, reason))?;
+        let changed = || conflict(change, "a file that another program is writing");
+        replace_file(&image.file.path, &image.file.text, &edited, changed)
     }
 
-    /// Returns the only manifest that defines the changed DaemonSet.
-    fn find_daemon_set(&self, change: &ImageChange) -> Result<ManifestFile, ClusterError> {
-        let mut found = Vec::new();
-        for path in self.files()? {
-            let text = read_text(&path)?;
-            let Manifest { nodes: _, daemon_sets } = parse(&path, &text)?;
-            for daemon_set in daemon_sets {
-                let facts = &daemon_set.facts;
-                if facts.namespace == change.namespace && facts.name == change.daemon_set {
-                    found.push(ManifestFile { path: path.clone(), text: text.clone(), daemon_set });
-                }
-            }
-        }
-        match (found.pop(), found.len()) {
-            (Some(manifest), 0) => Ok(manifest),
-            (last, others) => {
-                let count = others + usize::from(last.is_some());
-                Err(refused(change, format!("found {count} DaemonSets with this name")))
-            }
+    /// Returns the only DaemonSet with the changed name.
+    fn find_daemon_set(&self, change: &ImageChange) -> Result<DaemonSet, ClusterError> {
+        let (_, mut found) = self.tree()?;
+        found.retain(|DaemonSet { facts, .. }| {
+            facts.namespace == change.namespace && facts.name == change.daemon_set
+        });
+        match found.len() {
+            1 => Ok(found.remove(0)),
+            count => Err(refused(change, format!("found {count} DaemonSets with this name"))),
         }
     }
 
@@ -144,21 +219,11 @@ impl Directory {
     }
 }
 
-/// A file, its text, and a DaemonSet in the text.
-struct ManifestFile {
-    path: PathBuf,
-    text: String,
-    daemon_set: DaemonSet,
-}
-
-/// Returns the container with this name and its image scalar. Returns `None` if no container, or more than one, has the name.
-fn sole_container<'d>(daemon_set: &'d DaemonSet, name: &str) -> Option<(&'d Container, Option<&'d Scalar>)> {
+/// Returns the container with this name and its image. Returns `None` if no container, or more than one, has the name.
+fn sole_container<'d>(daemon_set: &'d DaemonSet, name: &str) -> Option<(&'d Container, &'d ImageField)> {
     let containers = daemon_set.facts.containers.iter().zip(&daemon_set.images);
     let mut matching = containers.filter(|(container, _)| container.name == name);
-    match (matching.next(), matching.next()) {
-        (Some((container, image)), None) => Some((container, image.as_ref())),
-        _ => None,
-    }
+    matching.next().filter(|_| matching.next().is_none())
 }
 
 fn refused(change: &ImageChange, reason: impl Into<String>) -> ClusterError {
@@ -190,7 +255,7 @@ impl Cluster for Directory {
         blocking(move || {
             let mut mentioned = BTreeSet::new();
             for path in directory.files()? {
-                images.mentioned_in(&read_text(&path)?, &mut mentioned);
+                images.mentioned_in(&String::from_utf8_lossy(&read_bytes(&path)?), &mut mentioned);
             }
             Ok(mentioned)
         })
@@ -218,7 +283,15 @@ impl Cluster for Directory {
 }
 
 fn is_manifest_name(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ["yaml", "yml", "json"].iter().any(|known| ending == *known))
+    let is_known = |ending: &OsStr| ["yaml", "yml", "json"].iter().any(|known| ending == *known);
+    path.extension().is_some_and(is_known) || is_kustomization(path)
+}
+
+fn canonical(path: &Path) -> Result<PathBuf, ClusterError> {
+    std::fs::canonicalize(path).map_err(|source| {
+        let message = format!("read the manifests in {}: {source}", path.display());
+        io::Error::new(source.kind(), message).into()
+    })
 }
 
 fn object_name(change: &ImageChange) -> String {
@@ -226,16 +299,31 @@ fn object_name(change: &ImageChange) -> String {
     format!("DaemonSet {namespace}/{daemon_set}, container {container}")
 }
 
-fn parse(path: &Path, text: &str) -> Result<Manifest, ClusterError> {
-    manifest::read(text).map_err(|error| ClusterError::Manifest {
-        path: path.to_path_buf(),
-        line: error.at.line,
-        column: error.at.column,
-        reason: error.message,
-    })
+fn manifest_error(path: &Path, error: YamlError) -> ClusterError {
+    let Position { line, column } = error.at;
+    ClusterError::Manifest { path: path.to_path_buf(), line, column, reason: error.message }
 }
 
-fn read_text(path: &Path) -> Result<String, ClusterError> {
+/// Reads a manifest. A mistake in a file that defines nodes is a [`ClusterError`].
+fn read_manifest(path: &Path) -> Result<Result<Manifest, YamlError>, ClusterError> {
+    let bytes = read_bytes(path)?;
+    let defines_nodes = defines_nodes(&bytes);
+    let read = to_text(bytes).and_then(|text| manifest::read(path.to_path_buf(), text));
+    match read {
+        Err(error) if defines_nodes => Err(manifest_error(path, error)),
+        read => Ok(read),
+    }
+}
+
+/// Whether the text mentions the kind `Node`.
+fn defines_nodes(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    let mut words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let mut last = "";
+    words.any(|word| std::mem::replace(&mut last, word) == "kind" && matches!(word, "Node" | "NodeList"))
+}
+
+pub(super) fn read_bytes(path: &Path) -> Result<Vec<u8>, ClusterError> {
     let mut bytes = Vec::new();
     // Check the number of bytes read and not the file's size, because the file may grow in between.
     File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
@@ -243,16 +331,20 @@ fn read_text(path: &Path) -> Result<String, ClusterError> {
         let reason = format!("more than {MAX_FILE_BYTES} bytes");
         return Err(ClusterError::TooLarge(path.to_path_buf(), reason));
     }
+    Ok(bytes)
+}
+
+fn to_text(bytes: Vec<u8>) -> Result<String, YamlError> {
     String::from_utf8(bytes).map_err(|error| {
         let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
         let last_line = valid.rsplit('\n').next().unwrap_or_default();
-        ClusterError::Manifest {
-            path: path.to_path_buf(),
-            line: 1 + valid.matches('\n').count(),
-            column: 1 + last_line.chars().count(),
-            reason: "the text is not UTF-8".to_owned(),
-        }
+        let at = Position { line: 1 + valid.matches('\n').count(), column: 1 + last_line.chars().count() };
+        YamlError { at, message: "the text is not UTF-8".to_owned() }
     })
+}
+
+fn read_text(path: &Path) -> Result<String, ClusterError> {
+    to_text(read_bytes(path)?).map_err(|error| manifest_error(path, error))
 }
 
 /// Writes a temporary file in the same directory and renames it, so that readers see either the old text or the new one. Keeps
@@ -292,3 +384,6 @@ fn keep_owner_and_mode(file: &File, metadata: &Metadata) -> io::Result<()> {
     }
     file.set_permissions(metadata.permissions())
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,9 @@
 mod dir;
 mod edit;
 mod error;
+mod image_field;
 pub mod kube;
+mod kustomize;
 mod manifest;
 mod source;
 

@@ -1,54 +1,71 @@
 //! Reads nodes and DaemonSets from the text of a manifest.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf, rc::Rc};
 
 use farrier_core::plan::{
     Container, DaemonSetFacts, NodeFacts, Owner, Placement, Taint, has_pause_annotation, is_hardware_label,
 };
-use farrier_yaml::{Node, Scalar, Value, YamlError, documents};
+use farrier_yaml::{Node, Value, YamlError, documents};
 use granit_parser::ScalarStyle;
 
+use super::{
+    image_field::{ImageField, ImageValue, SourceFile},
+    kustomize::is_kustomization,
+};
+
 /// Nodes and DaemonSets of a manifest. Objects of other kinds are ignored.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Manifest {
+    pub(super) file: Rc<SourceFile>,
     pub(super) nodes: Vec<NodeFacts>,
     pub(super) daemon_sets: Vec<DaemonSet>,
+    /// DaemonSets that are not complete, for example patches.
+    pub(super) skipped: Vec<YamlError>,
+    /// Documents of a kustomization.
+    pub(super) documents: Vec<Node>,
 }
 
 /// A DaemonSet and the positions of its containers' images.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct DaemonSet {
     pub(super) facts: DaemonSetFacts,
-    /// The image scalar of each of `facts.containers`, in the same order.
-    pub(super) images: Vec<Option<Scalar>>,
+    /// The image of each of `facts.containers`, in the same order.
+    pub(super) images: Vec<ImageField>,
 }
 
-pub(super) fn read(text: &str) -> Result<Manifest, YamlError> {
-    let mut manifest = Manifest::default();
-    for document in documents(text)? {
-        add_object(&document, None, &mut manifest)?;
+/// Reads a file. Only a mistake in the file's form, or in a node, is an error.
+pub(super) fn read(path: PathBuf, text: String) -> Result<Manifest, YamlError> {
+    let file = Rc::new(SourceFile { path, text });
+    let documents = documents(&file.text)?;
+    let mut manifest = Manifest { file, ..Manifest::default() };
+    for document in &documents {
+        add_object(document, None, &mut manifest)?;
+    }
+    if is_kustomization(&manifest.file.path) {
+        manifest.documents = documents;
     }
     Ok(manifest)
 }
 
 /// Returns the nodes and DaemonSets in a text.
 pub fn nodes_and_daemon_sets(text: &str) -> Result<(Vec<NodeFacts>, Vec<DaemonSetFacts>), YamlError> {
-    let Manifest { nodes, daemon_sets } = read(text)?;
-    Ok((nodes, daemon_sets.into_iter().map(|found| found.facts).collect()))
+    let Manifest { nodes, daemon_sets, skipped, .. } = read(PathBuf::new(), text.to_owned())?;
+    match skipped.into_iter().next() {
+        Some(error) => Err(error),
+        None => Ok((nodes, daemon_sets.into_iter().map(|found| found.facts).collect())),
+    }
 }
 
 /// Adds an object. Documents that are not Kubernetes objects (values files, empty documents) are ignored.
 fn add_object(yaml: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), YamlError> {
     // The kind of a list names the kind of items that do not state their own.
+    let scalar = |key: &str| Some(yaml.get(key)?.scalar()?.text.clone());
     let kind = match (yaml.get("kind"), kind_of_items) {
-        (Some(kind), _) if kind.scalar().is_some() => kind.string()?.to_owned(),
+        (Some(_), _) => scalar("kind").unwrap_or_default(),
         (None, Some(kind)) => kind.to_owned(),
-        _ => return Ok(()),
+        (None, None) => return Ok(()),
     };
-    let version = match yaml.get("apiVersion") {
-        Some(version) if version.scalar().is_some() => version.string()?.to_owned(),
-        _ => String::new(),
-    };
+    let version = scalar("apiVersion").unwrap_or_default();
     let untyped = version.is_empty() && kind_of_items.is_some();
     if let Some(item_kind) = kind.strip_suffix("List") {
         let items = field(yaml, "items");
@@ -58,7 +75,10 @@ fn add_object(yaml: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest)
     } else if kind == "Node" && (version == "v1" || untyped) {
         manifest.nodes.push(node(yaml)?);
     } else if kind == "DaemonSet" && (version == "apps/v1" || untyped) {
-        manifest.daemon_sets.push(daemon_set(yaml)?);
+        match daemon_set(yaml, &manifest.file) {
+            Ok(found) => manifest.daemon_sets.push(found),
+            Err(error) => manifest.skipped.push(error),
+        }
     }
     Ok(())
 }
@@ -91,9 +111,10 @@ fn taints(yaml: &Node) -> Result<Vec<Taint>, YamlError> {
     sequence(&spec, "taints")?.iter().map(taint).collect()
 }
 
-fn daemon_set(yaml: &Node) -> Result<DaemonSet, YamlError> {
+fn daemon_set(yaml: &Node, file: &Rc<SourceFile>) -> Result<DaemonSet, YamlError> {
     let metadata = required(yaml, "metadata")?;
     let pod = required(&required(&required(yaml, "spec")?, "template")?, "spec")?;
+    required(&pod, "containers")?;
     let namespace = text(&metadata, "namespace")?;
     let mut containers = Vec::new();
     let mut images = Vec::new();
@@ -105,7 +126,8 @@ fn daemon_set(yaml: &Node) -> Result<DaemonSet, YamlError> {
                 image: image.as_ref().map_or(Ok(""), Node::string)?.to_owned(),
                 fixed: why_not_editable(image.as_ref()),
             });
-            images.push(image.as_ref().and_then(Node::scalar).cloned());
+            let value = ImageValue::Whole(image.as_ref().and_then(Node::scalar).cloned());
+            images.push(ImageField { file: file.clone(), value });
         }
     }
     let facts = DaemonSetFacts {
@@ -128,7 +150,7 @@ fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, Yaml
 }
 
 /// Returns the reason why an image value cannot be edited in place, if there is one.
-fn why_not_editable(image: Option<&Node>) -> Option<String> {
+pub(super) fn why_not_editable(image: Option<&Node>) -> Option<String> {
     let Some(image) = image else { return Some("the container has no image field".to_owned()) };
     let scalar = image.scalar()?;
     let reason = if image.shared {
@@ -137,8 +159,8 @@ fn why_not_editable(image: Option<&Node>) -> Option<String> {
         "the value is a block scalar"
     } else if !scalar.tag.is_empty() {
         "the value has a tag"
-    } else if scalar.text.contains("{{") || scalar.text.contains("${") {
-        "the value is a template or a variable"
+    } else if ["{{", "${", "$("].iter().any(|start| scalar.text.contains(start)) {
+        "the value is filled in by another tool; name the file and the path of its value in `values`"
     } else {
         return None;
     };
@@ -180,7 +202,7 @@ fn json(yaml: &Node) -> serde_json::Value {
 }
 
 /// Returns the value of a key, unless it is missing or null.
-fn field(yaml: &Node, key: &str) -> Option<Node> {
+pub(super) fn field(yaml: &Node, key: &str) -> Option<Node> {
     yaml.get(key).filter(|value| !value.is_null())
 }
 
@@ -199,7 +221,7 @@ fn text(yaml: &Node, key: &str) -> Result<String, YamlError> {
 }
 
 /// Returns a list; empty if missing.
-fn sequence(yaml: &Node, key: &str) -> Result<Vec<Node>, YamlError> {
+pub(super) fn sequence(yaml: &Node, key: &str) -> Result<Vec<Node>, YamlError> {
     let Some(value) = field(yaml, key) else { return Ok(Vec::new()) };
     let items = value.items().ok_or_else(|| value.error(format!("field {key:?} is not a list")))?;
     Ok(items.collect())

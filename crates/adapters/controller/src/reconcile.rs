@@ -17,7 +17,7 @@ use farrier_builder::{
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
-    image::{DriverImage, GitPlace, Output, Version},
+    image::{ChartImage, DriverImage, GitPlace, Output, Version},
     kernel::{Architecture, KernelTarget},
     plan::{
         Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestLocation, Manifests,
@@ -268,8 +268,9 @@ pub(super) async fn roll_out(parts: &Parts, cluster: &dyn Cluster, rollout: &Pla
         ensure_published(parts, change).await?;
         parts.may_write()?;
         match &rollout.target.place {
-            Some(ManifestLocation::Local { path }) => {
-                Directory::open(&parts.definitions.root.join(path))?.apply(change).await?;
+            Some(ManifestLocation::Local { path, values }) => {
+                let directory = Directory::open(&parts.definitions.root.join(path))?;
+                directory.with_chart(values.as_ref()).apply(change).await?;
             }
             Some(ManifestLocation::Git(place)) => commit(parts, place, rollout, change).await?,
             None => cluster.apply(change).await?,
@@ -299,7 +300,7 @@ async fn read_all_manifests(parts: &Parts, lookup_cache: &mut LookupCache) -> Ma
     let mut manifests = Manifests::new();
     for (place, proposals) in places {
         let facts = match &place {
-            ManifestLocation::Local { path } => read_manifests(parts, path).await,
+            ManifestLocation::Local { path, values } => read_manifests(parts, path, values.as_ref()).await,
             ManifestLocation::Git(git) => read_repository(parts, git, &proposals, lookup_cache).await,
         };
         manifests.insert(place, facts);
@@ -321,13 +322,17 @@ async fn read_repository(
     found
 }
 
-async fn read_manifests(parts: &Parts, path: &Path) -> Result<ManifestFacts, String> {
+async fn read_manifests(
+    parts: &Parts,
+    path: &Path,
+    chart: Option<&ChartImage>,
+) -> Result<ManifestFacts, String> {
     let read = match Directory::open(&parts.definitions.root.join(path)) {
-        Ok(directory) => directory.snapshot().await,
+        Ok(directory) => directory.with_chart(chart).snapshot().await,
         Err(error) => Err(error),
     };
-    let daemon_sets = read.map_err(|error| error_chain(&error))?.daemon_sets;
-    Ok(ManifestFacts { daemon_sets, ..ManifestFacts::default() })
+    let ClusterSnapshot { daemon_sets, skipped, .. } = read.map_err(|error| error_chain(&error))?;
+    Ok(ManifestFacts { daemon_sets, skipped, ..ManifestFacts::default() })
 }
 
 /// Returns the warning for a published payload whose check is inconclusive: what is unknown, and how to settle the question.

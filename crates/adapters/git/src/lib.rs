@@ -1,7 +1,7 @@
 //! Reads and changes rollout targets in Git repositories, for the controller and garbage collection.
 //!
 //! The crate runs the git program. The cache holds each repository as a shallow bare clone. Every use checks
-//! out the rollout's path into a temporary working tree. Hooks and the Git configuration of this machine and
+//! out the tip into a temporary working tree. Hooks and the Git configuration of this machine and
 //! its users are ignored.
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,7 @@ use farrier_builder::parts::{Parts, Result};
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
     image::GitPlace,
-    plan::{Candidates, Change, GitCommit, ManifestFacts},
+    plan::{Candidates, Change, ClusterSnapshot, GitCommit, ManifestFacts},
 };
 use farrier_inputs::{
     FetchError,
@@ -35,12 +35,12 @@ const TIME: Duration = Duration::from_mins(2);
 /// moved.
 const TRIES: u32 = 5;
 
-/// Reads the DaemonSets at a place, and the names of the branches that begin with one of `proposals`.
+/// Reads the DaemonSets at a place, or the image of its chart, and the names of the branches that begin with one of `proposals`.
 pub async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
     let repository = Repository::open(parts, place).await?;
     repository.fetch().await?;
-    let daemon_sets = repository.check_out().await?.snapshot().await?.daemon_sets;
-    Ok(ManifestFacts { daemon_sets, proposals: repository.branches(proposals).await? })
+    let ClusterSnapshot { daemon_sets, skipped, .. } = repository.check_out().await?.snapshot().await?;
+    Ok(ManifestFacts { daemon_sets, skipped, proposals: repository.branches(proposals).await? })
 }
 
 /// Returns which of `images` the manifests at a place mention.
@@ -120,15 +120,14 @@ impl<'a> Repository<'a> {
         Ok(self.run(&["rev-parse", "refs/farrier/tip"], "read").await?.trim().to_owned())
     }
 
-    /// Checks out the rollout's path of the last fetched commit.
+    /// Checks out the last fetched commit, and opens the rollout's path. A kustomization there may name files elsewhere.
     async fn check_out(&self) -> Result<Directory> {
         let tree = self.tree();
         self.parts.cache.quarantine().remove(&tree)?;
         fs::create_dir(&tree)?;
         self.run(&["read-tree", "refs/farrier/tip"], "read").await?;
-        let path = self.path();
-        self.run(&["checkout", "--quiet", "--force", "refs/farrier/tip", "--", path], "check out").await?;
-        Ok(Directory::open(&tree.join(path))?)
+        self.run(&["checkout", "--quiet", "--force", "refs/farrier/tip", "--", "."], "check out").await?;
+        Ok(Directory::within(&tree, &tree.join(self.path()))?.with_chart(self.place.values.as_ref()))
     }
 
     /// Commits the working tree on top of `tip`. Returns `None` when there is nothing to commit.

@@ -29,7 +29,9 @@ pub use kernel_choice::KernelVars;
 pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
-pub use rollout::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch};
+pub use rollout::{
+    ChartImage, ChartValue, DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch,
+};
 pub use runfile::{RunfileBase, RunfileSpec};
 pub use source::{AptSource, PatchSpec, Redistribute, RpmSource, SourceImage, SourceOrigin, SourceSpec};
 pub use source_entry::{SourceEntry, is_version_control};

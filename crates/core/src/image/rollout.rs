@@ -87,6 +87,8 @@ pub enum RolloutSpec {
     File {
         /// The file or directory, relative to the definitions directory.
         path: LocalPath,
+        /// Value of a chart that has the image. Default: the DaemonSet's manifest, or the kustomization's `images`.
+        values: Option<ChartImage>,
         /// The container whose image is set.
         #[serde(flatten)]
         target: DaemonSetContainer,
@@ -118,11 +120,37 @@ pub struct GitPlace {
     /// The file or directory in the repository. Default: the whole repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<RepositoryPath>,
+    /// Value of a chart that has the image. Default: the DaemonSet's manifest, or the kustomization's `images`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub values: Option<ChartImage>,
+}
+
+/// An image among the values of a Helm chart, or the parameters of an Argo CD Application.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChartValue {
+    /// The file, relative to `path`.
+    pub file: RepositoryPath,
+    /// Path of the value: `driver.image`, or `spec.source.helm.parameters[name=driver.image].value`.
+    pub path: OneLine,
+}
+
+/// An image among the values of a chart, for the DaemonSet that the chart makes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct ChartImage {
+    /// Place of the image.
+    #[serde(flatten)]
+    pub value: ChartValue,
+    /// Container that gets the image.
+    #[serde(skip)]
+    pub target: DaemonSetContainer,
 }
 
 /// A container of a DaemonSet.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema, derive_more::Display)]
 #[serde(rename_all = "camelCase")]
+#[display("DaemonSet {namespace}/{daemon_set}, container {container}")]
 pub struct DaemonSetContainer {
     /// The DaemonSet's namespace.
     pub namespace: DnsLabel,
@@ -303,6 +331,7 @@ struct RolloutForm {
     path: Option<LocalPath>,
     repository: Option<GitAddress>,
     branch: Option<GitBranch>,
+    values: Option<ChartValue>,
     message: Option<OneLine>,
     proposals: Option<GitBranch>,
     deadline: Option<Period>,
@@ -328,8 +357,8 @@ impl Strategy {
             Self::Union => "namespace daemonSet container deadline stableFor dropAfter upgrade",
             Self::PublishOnly => "resource",
             Self::CustomResource => "resource name",
-            Self::File => "path namespace daemonSet container",
-            Self::Git => "repository branch path namespace daemonSet container message proposals",
+            Self::File => "path values namespace daemonSet container",
+            Self::Git => "repository branch path values namespace daemonSet container message proposals",
         };
         field == "strategy" || fields.split(' ').any(|known| known == field)
     }
@@ -374,18 +403,25 @@ impl TryFrom<RolloutForm> for RolloutSpec {
                 name: form.name.ok_or_else(|| needed("name"))?,
             },
             Strategy::File => {
-                Self::File { path: form.path.ok_or_else(|| needed("path"))?, target: target()? }
+                let (path, target) = (form.path.ok_or_else(|| needed("path"))?, target()?);
+                Self::File { path, values: chart(form.values, &target), target }
             }
             Strategy::Git => {
+                let target = target()?;
                 let place = GitPlace {
                     repository: form.repository.ok_or_else(|| needed("repository"))?,
                     branch: form.branch.ok_or_else(|| needed("branch"))?,
                     path: form.path.map(|path| in_repository(&path)).transpose()?,
+                    values: chart(form.values, &target),
                 };
-                Self::Git { place, target: target()?, message: form.message, proposals: form.proposals }
+                Self::Git { place, target, message: form.message, proposals: form.proposals }
             }
         })
     }
+}
+
+fn chart(value: Option<ChartValue>, target: &DaemonSetContainer) -> Option<ChartImage> {
+    value.map(|value| ChartImage { value, target: target.clone() })
 }
 
 fn in_repository(path: &LocalPath) -> Result<RepositoryPath, String> {

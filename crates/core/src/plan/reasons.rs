@@ -57,6 +57,9 @@ pub enum HoldReason {
     /// The cluster or directory has no such DaemonSet.
     #[error("there is no such DaemonSet")]
     NotFound,
+    /// The manifests have no such DaemonSet, and some of them were skipped.
+    #[error("there is no such DaemonSet; skipped: {}{}", .skipped.join(", "), and_more(*.more + 1))]
+    NotInManifests { skipped: Vec<String>, more: usize },
     /// There are several DaemonSets of that name.
     #[error("there are {count} DaemonSets of this name")]
     Ambiguous { count: usize },
@@ -285,7 +288,7 @@ impl HoldReason {
 
     /// Whether the object that the rollout names does not exist.
     pub(super) fn is_absence(&self) -> bool {
-        matches!(self, Self::NotFound | Self::NoResource)
+        matches!(self, Self::NotFound | Self::NotInManifests { .. } | Self::NoResource)
     }
 }
 

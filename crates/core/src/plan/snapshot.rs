@@ -290,6 +290,8 @@ pub struct ClusterSnapshot {
     pub unseen_in: BTreeMap<(ObservedKind, String), String>,
     /// Whether the nodes are manifests, which farrier never writes to.
     pub read_only_nodes: bool,
+    /// Files and objects in a directory that were skipped, with the reasons.
+    pub skipped: Vec<String>,
     /// Namespaces in which DaemonSets and pods may be written.
     pub writable: WriteNamespaces,
 }
@@ -299,6 +301,8 @@ pub struct ClusterSnapshot {
 pub struct ManifestFacts {
     /// DaemonSets in the manifests.
     pub daemon_sets: Vec<DaemonSetFacts>,
+    /// Files and objects that were skipped, with the reasons.
+    pub skipped: Vec<String>,
     /// Branches of the Git repository with changes that wait for a pull request.
     pub proposals: BTreeSet<String>,
 }

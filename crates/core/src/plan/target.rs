@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::image::{DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy};
+use crate::image::{ChartImage, DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy};
 
 /// Object that a rollout rewrites.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -44,6 +44,9 @@ pub enum ManifestLocation {
     Local {
         /// Path, as written in the definition.
         path: PathBuf,
+        /// Image of a chart.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        values: Option<ChartImage>,
     },
     /// A Git repository.
     Git(GitPlace),
@@ -53,7 +56,9 @@ impl ManifestLocation {
     /// Returns the place that a definition names, if any.
     pub fn of(spec: &RolloutSpec) -> Option<Self> {
         match spec {
-            RolloutSpec::File { path, .. } => Some(Self::Local { path: path.to_path_buf() }),
+            RolloutSpec::File { path, values, .. } => {
+                Some(Self::Local { path: path.to_path_buf(), values: values.clone() })
+            }
             RolloutSpec::Git { place, .. } => Some(Self::Git(place.clone())),
             RolloutSpec::Image { .. }
             | RolloutSpec::PerKernel { .. }
@@ -147,9 +152,7 @@ impl fmt::Display for RolloutTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { strategy: _, place, object } = self;
         match object {
-            RolloutObject::DaemonSet(DaemonSetContainer { namespace, daemon_set, container }) => {
-                write!(f, "DaemonSet {namespace}/{daemon_set}, container {container}")?;
-            }
+            RolloutObject::DaemonSet(found) => write!(f, "{found}")?,
             RolloutObject::Resource { resource, name } => write!(f, "{resource} {name}")?,
             RolloutObject::Nothing {} => f.write_str("published tags")?,
         }

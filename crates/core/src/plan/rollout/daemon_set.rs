@@ -8,6 +8,9 @@ use crate::{
     plan::{Container, LiveDaemonSet, ManifestFacts, ObservedKind, Owner},
 };
 
+/// Number of skipped files to name.
+const SHOWN: usize = 3;
+
 #[derive(Clone, Copy)]
 pub(super) struct Named<'a> {
     pub(super) daemon_set: &'a DaemonSetFacts,
@@ -57,13 +60,17 @@ fn find_daemon_set<'a>(
     if let (None, Some(detail)) = (&target.place, inputs.snapshot.unseen.get(&ObservedKind::DaemonSets)) {
         return Err(HoldReason::Unseen { what: ObservedKind::DaemonSets, detail: detail.clone() });
     }
-    let candidates = match &target.place {
-        None => &inputs.snapshot.daemon_sets,
-        Some(place) => &manifests(inputs, place)?.daemon_sets,
+    let (candidates, skipped) = match &target.place {
+        None => (&inputs.snapshot.daemon_sets, &inputs.snapshot.skipped),
+        Some(place) => manifests(inputs, place).map(|found| (&found.daemon_sets, &found.skipped))?,
     };
     let mut named = candidates.iter().filter(|found| found.is_named(wanted));
     match (named.next(), named.count()) {
-        (None, _) => Err(HoldReason::NotFound),
+        (None, _) if skipped.is_empty() => Err(HoldReason::NotFound),
+        (None, _) => Err(HoldReason::NotInManifests {
+            skipped: skipped.iter().take(SHOWN).cloned().collect(),
+            more: skipped.len().saturating_sub(SHOWN),
+        }),
         (Some(found), 0) => Ok(found),
         (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
     }

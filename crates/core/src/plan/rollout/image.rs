@@ -26,9 +26,18 @@ use crate::{
 };
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    let Named { daemon_set, container: Container { name, .. } } = named(context.inputs, target)?;
-    understood(&daemon_set.placement)?;
-    let object = ReachingObject::daemon_set(daemon_set, context.inputs.snapshot);
+    let named = named(context.inputs, target)?;
+    decide_for(context, named, named.daemon_set)
+}
+
+/// Decides for the nodes that `placed` reaches.
+pub(super) fn decide_for(
+    context: &Context<'_>,
+    Named { daemon_set, container: Container { name, .. } }: Named<'_>,
+    placed: &DaemonSetFacts,
+) -> Result<Decided, HoldReason> {
+    understood(&placed.placement)?;
+    let object = ReachingObject::daemon_set(placed, context.inputs.snapshot);
     let kernels = Reached::by(&object, context.groups).known()?;
     let shared = common_tag(context, &kernels)?;
     let mut image = None;

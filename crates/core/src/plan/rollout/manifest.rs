@@ -3,24 +3,37 @@
 
 use std::collections::BTreeSet;
 
-use super::{Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::named, image};
+use super::{
+    Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::named, image,
+    reached::understood,
+};
 use crate::plan::{ReachingObject, table::some_of};
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    let manifest = named(context.inputs, target)?.daemon_set;
-    if let Some(why) = reaches_differently(context, manifest) {
-        return Err(why);
+    let named = named(context.inputs, target)?;
+    let manifest = named.daemon_set;
+    let same =
+        |found: &&DaemonSetFacts| (&found.namespace, &found.name) == (&manifest.namespace, &manifest.name);
+    let mut live = context.inputs.snapshot.daemon_sets.iter().filter(|found| found.live.is_some());
+    let live = live.find(same);
+    // The manifest does not say which nodes it reaches.
+    if let Some(live) = live.filter(|_| understood(&manifest.placement).is_err()) {
+        return image::decide_for(context, named, live);
     }
-    image::decide(context, target)
+    match live.and_then(|live| reaches_differently(context, live, manifest)) {
+        Some(why) => Err(why),
+        None => image::decide_for(context, named, manifest),
+    }
 }
 
 /// Returns the hold where the live DaemonSet reaches other nodes than the manifest, for example because an overlay
 /// changes the manifest. The image would be chosen for the wrong kernels.
-fn reaches_differently(context: &Context<'_>, manifest: &DaemonSetFacts) -> Option<HoldReason> {
+fn reaches_differently(
+    context: &Context<'_>,
+    live: &DaemonSetFacts,
+    manifest: &DaemonSetFacts,
+) -> Option<HoldReason> {
     let snapshot = context.inputs.snapshot;
-    let same =
-        |found: &&DaemonSetFacts| (&found.namespace, &found.name) == (&manifest.namespace, &manifest.name);
-    let live = snapshot.daemon_sets.iter().find(same).filter(|found| found.live.is_some())?;
     let nodes = |found: &DaemonSetFacts| {
         let object = ReachingObject::new(&found.placement, snapshot, []);
         let reach = context.groups.iter().map(|group| object.reach_alike(&group.nodes));

@@ -176,9 +176,10 @@ fn file_rollouts_look_into_their_own_directory() {
     let mut world = World::new(&[K47]);
     world.publish(Verdict::Loads);
     world.snapshot.daemon_sets.clear();
-    let place = ManifestLocation::Local { path: "../gitops".into() };
+    let place = ManifestLocation::Local { path: "../gitops".into(), values: None };
     world.image("mft").spec.rollout = vec![RolloutSpec::File {
         path: "../gitops".parse().unwrap(),
+        values: None,
         target: DaemonSetContainer {
             namespace: "kube-system".parse().unwrap(),
             daemon_set: "mft".parse().unwrap(),
@@ -198,8 +199,38 @@ fn file_rollouts_look_into_their_own_directory() {
     world.snapshot.daemon_sets = vec![live];
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::ReachDiffers { .. })));
     world.snapshot.daemon_sets.clear();
+    let empty = ManifestFacts { skipped: vec!["a.yaml:1: no".to_owned(); 5], ..ManifestFacts::default() };
+    world.manifests.insert(place.clone(), Ok(empty));
+    let RolloutDecision::Hold(why) = decision(&world) else { panic!("it is not there") };
+    insta::assert_snapshot!(why, @"there is no such DaemonSet; skipped: a.yaml:1: no, a.yaml:1: no, a.yaml:1: no and 2 more");
     world.manifests.insert(place, Err("a.yaml:1:2: no".to_owned()));
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));
+}
+
+/// farrier renders no chart and no patch, so only the cluster knows the nodes.
+#[test]
+fn a_manifest_without_known_nodes_takes_them_from_the_cluster() {
+    let mut world = World::new(&[K47]);
+    world.publish(Verdict::Loads);
+    let file = serde_json::json!({
+        "strategy": "file", "path": "gitops", "namespace": "kube-system", "daemonSet": "mft", "container": "driver",
+        "values": {"file": "values.yaml", "path": "driver.image"},
+    });
+    world.image("mft").spec.rollout = vec![serde_json::from_value(file).unwrap()];
+    let place = ManifestLocation::of(&world.image("mft").spec.rollout[0]).unwrap();
+    let mut manifest = daemon_set("mft");
+    manifest.placement.affinity = NodeAffinity::Unsupported("rendered".to_owned());
+    let facts = ManifestFacts { daemon_sets: vec![manifest], ..ManifestFacts::default() };
+    world.manifests.insert(place, Ok(facts));
+    let decision = |world: &World| world.plan().rollouts.swap_remove(0).decision;
+    let mut live = live_daemon_set("mft");
+    live.placement.node_selector.insert("pool".to_owned(), "other".to_owned());
+    world.snapshot.daemon_sets = vec![live];
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::NoNodes)));
+    world.snapshot.daemon_sets = vec![live_daemon_set("mft")];
+    assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
+    world.snapshot.daemon_sets.clear();
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Affinity { .. })));
 }
 
 /// Worlds with everything that could mislead: stale labels, several kernels, foreign and refused images.

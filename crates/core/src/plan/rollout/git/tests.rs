@@ -13,6 +13,7 @@ fn place() -> GitPlace {
         repository: "ssh://git@git.test/clusters".parse().unwrap(),
         branch: "main".parse().unwrap(),
         path: Some("prod/drivers".parse().unwrap()),
+        values: None,
     }
 }
 

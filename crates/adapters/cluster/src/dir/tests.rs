@@ -1,0 +1,238 @@
+//! Tests of directories as people keep them: charts, overlays and patches beside manifests.
+
+use farrier_core::image::DaemonSetContainer;
+
+use super::*;
+
+const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+const BASE: &str = "apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: mofed}
+spec:
+  template:
+    spec:
+      nodeSelector: {pool: a}
+      containers:
+      - {name: driver, image: 'vendor/mofed:1'}
+";
+
+fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = root.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    root
+}
+
+/// Opens the overlay of a base, as a Git repository.
+fn overlay(kustomization: &str, more: &[(&str, &str)]) -> (tempfile::TempDir, Directory) {
+    let files = [
+        (".git/HEAD", ""),
+        ("base/kustomization.yaml", "resources: [ds.yaml]\n"),
+        ("base/ds.yaml", BASE),
+        ("overlays/a/kustomization.yaml", kustomization),
+    ];
+    let root = tree(&[&files[..], more].concat());
+    let directory = Directory::open(&root.path().join("overlays/a")).unwrap();
+    (root, directory)
+}
+
+fn only(directory: &Directory) -> DaemonSetFacts {
+    let mut found = directory.read().unwrap().daemon_sets;
+    assert_eq!(found.len(), 1, "{found:?}");
+    found.remove(0)
+}
+
+fn set(directory: &Directory, to: &str) -> Result<(), String> {
+    let facts = only(directory);
+    let change = ImageChange {
+        namespace: facts.namespace,
+        daemon_set: facts.name,
+        container: facts.containers[0].name.clone(),
+        expected: facts.containers[0].image.clone(),
+        to: to.to_owned(),
+    };
+    directory.set_image(&change).map_err(|error| error.to_string())
+}
+
+/// Files of this kind are in the public repositories of Argo CD's examples (`helm-guestbook`, `plugins`) and mkdocs-material.
+#[test]
+fn files_that_are_no_manifests_are_skipped_with_a_reason() {
+    let root = tree(&[
+        ("ds.yaml", BASE),
+        (
+            "chart/templates/ds.yaml",
+            "kind: DaemonSet\n{{- if .Values.on }}\nspec: {{ .Values.spec }}\n{{- end }}\n",
+        ),
+        ("chart/values.yaml", "image: {repository: a, tag: b}\n"),
+        ("mkdocs.yml", "format: !!python/name:x.y\n"),
+        ("twice.yaml", "a: 1\na: 2\n"),
+        (
+            "patch.yaml",
+            "kind: DaemonSet\napiVersion: apps/v1\nmetadata: {name: mofed}\nspec: {minReadySeconds: 5}\n",
+        ),
+    ]);
+    fs::write(root.path().join("latin.yaml"), b"a: 1\nb: \xe9\n").unwrap();
+    let snapshot = Directory::open(root.path()).unwrap().read().unwrap();
+    assert_eq!(snapshot.daemon_sets.len(), 1);
+    let skipped = snapshot.skipped.join("\n");
+    for reason in ["chart/templates/ds.yaml:2: ", "latin.yaml:2: ", "twice.yaml:2: ", "patch.yaml:4: "] {
+        assert!(skipped.contains(reason), "{reason} in {skipped}");
+    }
+    assert_eq!(snapshot.skipped.len(), 4, "{skipped}");
+    // Without such a file a rewrite could break its nodes.
+    fs::write(root.path().join("nodes.yaml"), "kind: Node\n{{- if .Values.on }}\nmetadata: {name: n}\n")
+        .unwrap();
+    assert!(matches!(Directory::open(root.path()).unwrap().read(), Err(ClusterError::Manifest { .. })));
+}
+
+/// <https://github.com/fluxcd/image-automation-controller/issues/566>: an edit of a template broke it.
+#[test]
+fn a_value_that_a_template_fills_in_is_not_edited() {
+    for value in ["{{ .Values.image }}", "${IMAGE}"] {
+        let root = tree(&[("ds.yaml", &BASE.replace("vendor/mofed:1", value))]);
+        let facts = only(&Directory::open(root.path()).unwrap());
+        assert!(
+            facts.containers[0].fixed.as_ref().unwrap().contains("filled in by another tool"),
+            "{facts:?}"
+        );
+    }
+}
+
+/// <https://github.com/fluxcd/flagger/issues/769>: `images` of a kustomization decide, and only where the name is the same.
+#[test]
+fn images_of_a_kustomization_decide_and_are_edited() {
+    let text = |images: &str| {
+        format!("resources: [../../base]\nnamespace: drivers\nnamePrefix: a-\nimages: # ours\n{images}")
+    };
+    let to = format!("reg.test/mofed@{DIGEST}");
+    for (images, image, after) in [
+        (
+            "- name: vendor/mofed\n  newName: reg.test/mofed\n  newTag: \"1.0\" # now\n",
+            "reg.test/mofed:1.0",
+            format!("- name: vendor/mofed\n  newName: reg.test/mofed\n  digest: \"{DIGEST}\" # now\n"),
+        ),
+        (
+            "- {name: vendor/mofed, digest: 'sha256:00', newName: old.test/mofed}\n",
+            "old.test/mofed@sha256:00",
+            format!("- {{name: vendor/mofed, digest: '{DIGEST}', newName: reg.test/mofed}}\n"),
+        ),
+    ] {
+        let (root, directory) = overlay(&text(images), &[]);
+        let facts = only(&directory);
+        assert_eq!((facts.namespace.as_str(), facts.name.as_str()), ("drivers", "a-mofed"));
+        assert_eq!((facts.containers[0].image.as_str(), &facts.containers[0].fixed), (image, &None));
+        set(&directory, &to).unwrap();
+        let file = fs::read_to_string(root.path().join("overlays/a/kustomization.yaml")).unwrap();
+        assert_eq!(file, text(&after));
+        assert_eq!(only(&directory).containers[0].image, to);
+        assert_eq!(fs::read_to_string(root.path().join("base/ds.yaml")).unwrap(), BASE);
+    }
+    let (_root, directory) = overlay(&text("- {name: vendor/mofed, newTag: v1}\n"), &[]);
+    assert!(set(&directory, &to).unwrap_err().contains("add `newName: reg.test/mofed`"));
+    let (_root, directory) = overlay(&text("- {name: other/mofed, newTag: v1}\n"), &[]);
+    assert_eq!(only(&directory).containers[0].image, "vendor/mofed:1");
+}
+
+#[test]
+fn a_base_that_other_overlays_share_is_not_edited() {
+    let (root, directory) = overlay("resources: [../../base]\n", &[]);
+    let fixed = only(&directory).containers[0].fixed.clone().unwrap();
+    assert!(fixed.contains("is outside of the rollout's path; add vendor/mofed to `images`"), "{fixed}");
+    assert!(set(&directory, &format!("vendor/mofed@{DIGEST}")).is_err());
+    // The whole tree has one overlay, so the base is edited.
+    let directory = Directory::open(root.path()).unwrap();
+    assert_eq!(only(&directory).containers[0].fixed, None);
+    // The base of another repository is not read.
+    let directory =
+        Directory::within(&root.path().join("overlays"), &root.path().join("overlays/a")).unwrap();
+    assert!(directory.read().unwrap().daemon_sets.is_empty());
+}
+
+#[test]
+fn a_patch_of_the_nodes_or_the_image_is_named() {
+    let unsupported =
+        |facts: &DaemonSetFacts| matches!(facts.placement.affinity, NodeAffinity::Unsupported(_));
+    let patched = |patches: &str, patch: &str| {
+        let text =
+            format!("resources: [../../base]\nimages: [{{name: vendor/mofed, newTag: '1'}}]\n{patches}");
+        let (_root, directory) = overlay(&text, &[("overlays/a/patch.yaml", patch)]);
+        let facts = only(&directory);
+        (unsupported(&facts), facts.containers[0].fixed.is_some())
+    };
+    let ours = |spec: &str| {
+        format!("kind: DaemonSet\nmetadata: {{name: mofed}}\nspec: {{template: {{spec: {spec}}}}}\n")
+    };
+    let file = "patches: [{path: patch.yaml}]\n";
+    assert_eq!(patched(file, &ours("{nodeSelector: {pool: b}}")), (true, false));
+    assert_eq!(patched(file, &ours("{imagePullSecrets: []}")), (false, false));
+    assert_eq!(patched("patchesStrategicMerge: [patch.yaml]\n", &ours("{tolerations: []}")), (true, false));
+    let other = ours("{nodeSelector: {pool: b}}").replace("DaemonSet", "Deployment");
+    assert_eq!(patched(file, &other), (false, false), "it is for another kind");
+    let json = "- {op: replace, path: /spec/template/spec/nodeSelector/pool, value: b}\n";
+    let target = |kind: &str| format!("patches: [{{path: patch.yaml, target: {{kind: {kind}}}}}]\n");
+    assert_eq!(patched(&target("DaemonSet"), json), (true, false));
+    assert_eq!(patched(&target("Deployment"), json), (false, false));
+    // The patch comes first, so an entry of `images` for the base's image may not apply.
+    let image = ours("{containers: [{name: driver, image: x}]}");
+    assert_eq!(patched(file, &image), (false, true));
+    let (_root, directory) =
+        overlay(&format!("resources: [../../base]\n{file}"), &[("overlays/a/patch.yaml", &image)]);
+    let fixed = only(&directory).containers[0].fixed.clone().unwrap();
+    assert!(fixed.contains("the patch patch.yaml may set it"), "{fixed}");
+}
+
+#[test]
+fn components_and_loops_end() {
+    let component = "kind: Component\nimages: [{name: vendor/mofed, newTag: '2'}]\n";
+    let text = "resources: [../../base, 'https://example.test/x?ref=1']\ncomponents: [c]\n";
+    let (_root, directory) = overlay(text, &[("overlays/a/c/kustomization.yaml", component)]);
+    assert_eq!(only(&directory).containers[0].image, "vendor/mofed:2");
+    let other = ("overlays/b/kustomization.yaml", "resources: [../a, ../a, ../../base]\n");
+    let (_root, directory) = overlay("resources: [../b, ../b]\n", &[other]);
+    assert!(directory.read().unwrap().daemon_sets.is_empty(), "Kustomize refuses a loop, too");
+}
+
+fn chart(file: &str, path: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, Directory) {
+    let root = tree(files);
+    let target = DaemonSetContainer {
+        namespace: "drivers".parse().unwrap(),
+        daemon_set: "mofed".parse().unwrap(),
+        container: "driver".parse().unwrap(),
+    };
+    let value = ChartValue { file: file.parse().unwrap(), path: path.parse().unwrap() };
+    let directory = Directory::open(root.path()).unwrap().with_chart(Some(&ChartImage { value, target }));
+    (root, directory)
+}
+
+#[test]
+fn the_values_of_a_chart_are_edited() {
+    let to = format!("reg.test/mofed@{DIGEST}");
+    let application = "kind: Application\nspec:\n  source:\n    helm:\n      parameters:\n      - {name: a, value: b}\n      - name: driver.image\n        value: OLD # x\n";
+    for (path, before, after) in [
+        ("driver.image", "driver: {image: OLD}\n", format!("driver: {{image: {to}}}\n")),
+        (
+            "spec.source.helm.parameters[name=driver.image].value",
+            application,
+            application.replace("OLD", &to),
+        ),
+    ] {
+        let (root, directory) =
+            chart("values.yaml", path, &[("values.yaml", before), ("templates/ds.yaml", "{{")]);
+        let facts = only(&directory);
+        assert_eq!((facts.namespace.as_str(), facts.name.as_str()), ("drivers", "mofed"));
+        assert!(matches!(facts.placement.affinity, NodeAffinity::Unsupported(_)));
+        set(&directory, &to).unwrap();
+        assert_eq!(fs::read_to_string(root.path().join("values.yaml")).unwrap(), after);
+        assert_eq!(only(&directory).containers[0].image, to);
+    }
+    let error = |path: &str, text: &str| {
+        let (_root, directory) = chart("values.yaml", path, &[("values.yaml", text)]);
+        let read = directory.read().map_err(|error| error.to_string());
+        read.and_then(|_| set(&directory, &to)).unwrap_err()
+    };
+    assert!(error("a.b", "a: {c: 1}\n").contains("values.yaml has no image at a.b"));
+    assert!(error("a", "a: {repository: x, tag: '1'}\n").contains("values.yaml has no image at a"));
+}

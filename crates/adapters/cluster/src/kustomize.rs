@@ -1,0 +1,206 @@
+//! The objects that a `kustomization.yaml` makes of the manifests that it names, as far as names and images. Nothing is rendered:
+//! a patch that may change the image or the nodes is named as the reason why they are unknown.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use farrier_core::plan::NodeAffinity;
+use farrier_yaml::Node;
+use fs_err as fs;
+
+use super::{
+    dir::read_bytes,
+    image_field::{ImageField, ImageValue},
+    manifest::{DaemonSet, Manifest, field, sequence, why_not_editable},
+};
+
+const FILE_NAMES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
+/// Most files that kustomizations name, each counted as often as it is named.
+pub(super) const MAX_NAMED: usize = 10_000;
+/// Most kustomizations between an overlay and a manifest.
+const MAX_DEPTH: usize = 16;
+/// Fields that decide which nodes a pod runs on.
+const PLACEMENT: [&str; 5] = ["nodeSelector", "affinity", "tolerations", "nodeName", "hostNetwork"];
+
+pub(super) fn is_kustomization(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| FILE_NAMES.iter().any(|known| name == *known))
+}
+
+/// Manifests below a directory, and those above it that they name.
+pub(super) struct Kustomizations<'a> {
+    /// Parsed files.
+    pub(super) files: &'a BTreeMap<PathBuf, Manifest>,
+    /// Directory whose files may be written.
+    pub(super) root: &'a Path,
+    /// Directory whose files may be read.
+    pub(super) boundary: &'a Path,
+    /// Reads a file outside `root`.
+    pub(super) read: &'a dyn Fn(&Path) -> Option<Manifest>,
+    /// Files that kustomizations named so far.
+    pub(super) named: RefCell<BTreeSet<PathBuf>>,
+    /// Number of times that they may still name one.
+    pub(super) left: Cell<usize>,
+}
+
+impl Kustomizations<'_> {
+    /// Returns the DaemonSets as the outermost kustomizations make them, and those that no kustomization names.
+    pub(super) fn daemon_sets(&self) -> Vec<DaemonSet> {
+        let made = self.files.keys().map(|path| (path, self.apply(path, Vec::new(), 0)));
+        let made: Vec<(&PathBuf, Vec<DaemonSet>)> = made.collect();
+        let named = self.named.borrow();
+        let outermost = made.into_iter().filter(|(path, _)| !named.contains(*path));
+        let mut all: Vec<DaemonSet> = outermost.flat_map(|(_, made)| made).collect();
+        for DaemonSet { facts, images } in &mut all {
+            // Other overlays may share such a file.
+            let outside = |image: &ImageField| !image.file.path.starts_with(self.root);
+            let images = facts.containers.iter_mut().zip(images);
+            for (container, image) in images.filter(|(it, image)| it.fixed.is_none() && outside(image)) {
+                let (file, name) = (image.file.path.display(), split(&container.image).0);
+                container.fixed = Some(format!(
+                    "{file} is outside of the rollout's path; add {name} to `images` of the kustomization there"
+                ));
+            }
+        }
+        all
+    }
+
+    /// Adds the DaemonSets of a file, or of a directory with a kustomization, which applies to `all` where it is a component.
+    fn apply(&self, path: &Path, mut all: Vec<DaemonSet>, depth: usize) -> Vec<DaemonSet> {
+        let in_directory =
+            |path: PathBuf| FILE_NAMES.iter().map(|name| path.join(name)).find(|path| path.is_file());
+        let file =
+            self.canonical(path).and_then(|path| if path.is_dir() { in_directory(path) } else { Some(path) });
+        let Some(file) = file.filter(|_| depth < MAX_DEPTH && self.left.get() > 0) else { return all };
+        if depth > 0 {
+            self.left.set(self.left.get() - 1);
+            self.named.borrow_mut().insert(file.clone());
+        }
+        let Some(manifest) = self.files.get(&file).cloned().or_else(|| (self.read)(&file)) else {
+            return all;
+        };
+        all.extend(manifest.daemon_sets.iter().cloned());
+        let directory = file.parent().unwrap_or(&file);
+        for kustomization in &manifest.documents {
+            for name in ["resources", "bases"].iter().flat_map(|key| texts(kustomization, key)) {
+                all.extend(self.apply(&directory.join(name), Vec::new(), depth + 1));
+            }
+            for name in texts(kustomization, "components") {
+                all = self.apply(&directory.join(name), all, depth + 1);
+            }
+            transform(&mut all, &self.patches(directory, kustomization), kustomization, &manifest);
+        }
+        all
+    }
+
+    /// Returns the patches that may be for a DaemonSet.
+    fn patches(&self, directory: &Path, kustomization: &Node) -> Vec<Patch> {
+        let lists = ["patches", "patchesJson6902", "patchesStrategicMerge"]
+            .map(|key| sequence(kustomization, key).unwrap_or_default());
+        let patch = |item: &Node| {
+            let (inline, path) = match item.scalar().map(|scalar| scalar.text.clone()) {
+                Some(text) if text.contains('\n') => (Some(text), None),
+                whole => (text(item, "patch"), whole.or_else(|| text(item, "path"))),
+            };
+            let file = path.as_ref().and_then(|path| self.canonical(&directory.join(path)));
+            self.named.borrow_mut().extend(file.clone());
+            let from_file = || file.and_then(|file| read_bytes(&file).ok()).unwrap_or_default();
+            let content = inline.unwrap_or_else(|| String::from_utf8_lossy(&from_file()).into_owned());
+            let words = content.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned);
+            let words: BTreeSet<String> = words.collect();
+            let kind = field(item, "target").and_then(|target| text(&target, "kind"));
+            let is_other = kind
+                .map_or(words.contains("kind") && !words.contains("DaemonSet"), |kind| kind != "DaemonSet");
+            (!is_other).then(|| (path.unwrap_or_else(|| "inline".to_owned()), words))
+        };
+        lists.iter().flatten().filter_map(patch).collect()
+    }
+
+    /// Returns the real path of a file or directory that may be read.
+    fn canonical(&self, path: &Path) -> Option<PathBuf> {
+        let is_readable =
+            |path: &PathBuf| path.starts_with(self.boundary) && (path.is_file() || path.is_dir());
+        fs::canonicalize(path).ok().filter(is_readable)
+    }
+}
+
+/// Applies a kustomization to DaemonSets.
+fn transform(all: &mut [DaemonSet], patches: &[Patch], kustomization: &Node, source: &Manifest) {
+    let entries = sequence(kustomization, "images").unwrap_or_default();
+    let [prefix, suffix] =
+        ["namePrefix", "nameSuffix"].map(|key| text(kustomization, key).unwrap_or_default());
+    for DaemonSet { facts, images } in all {
+        for (patch, words) in patches {
+            if PLACEMENT.iter().any(|field| words.contains(*field)) {
+                facts.placement.affinity = NodeAffinity::Unsupported(format!(
+                    "the patch {patch} may change its nodes, and farrier renders nothing: the cluster needs to have the DaemonSet"
+                ));
+            }
+            for container in facts.containers.iter_mut().filter(|_| words.contains("image")) {
+                container.fixed = Some(format!("the patch {patch} may set it; use only `images` for that"));
+                // Unknown, so that no entry of `images` is for it.
+                container.image.clear();
+            }
+        }
+        facts.namespace = text(kustomization, "namespace").unwrap_or_else(|| facts.namespace.clone());
+        facts.name = format!("{prefix}{}{suffix}", facts.name);
+        for entry in &entries {
+            for (container, image) in facts.containers.iter_mut().zip(images.iter_mut()) {
+                if let Some((name, value)) = overridden(&container.image, entry) {
+                    let mut written =
+                        ["newName", "newTag", "digest"].iter().filter_map(|key| field(entry, key));
+                    container.fixed = written.find_map(|value| why_not_editable(Some(&value)));
+                    container.image = name;
+                    *image = ImageField { file: source.file.clone(), value };
+                }
+            }
+        }
+    }
+}
+
+/// Returns the image that an entry of `images` makes of another one, and where it is written; `None` if the entry is for other
+/// images.
+fn overridden(image: &str, entry: &Node) -> Option<(String, ImageValue)> {
+    let (name, version) = split(image);
+    if text(entry, "name")? != name {
+        return None;
+    }
+    let repository = text(entry, "newName").unwrap_or_else(|| name.to_owned());
+    let version_of = |wanted: &str| {
+        let mut fields =
+            entry.entries()?.iter().filter_map(|(key, value)| Some((key.scalar()?, value.scalar()?)));
+        fields.find(|(key, _)| key.text == wanted).map(|(key, value)| (key.clone(), value.clone()))
+    };
+    let digest = version_of("digest").map(|found| ('@', found));
+    let written = digest.or_else(|| Some((':', version_of("newTag")?)));
+    let version =
+        written.as_ref().map_or(version.to_owned(), |(mark, (_, value))| format!("{mark}{}", value.text));
+    let name = field(entry, "newName").and_then(|name| name.scalar().cloned());
+    let image = format!("{repository}{version}");
+    Some((image, ImageValue::Entry { repository, name, version: written.map(|(_, written)| written) }))
+}
+
+/// Splits an image into its name, and the tag or digest with its separator.
+fn split(image: &str) -> (&str, &str) {
+    let name = image.split('@').next().unwrap_or_default();
+    let path = name.rfind('/').map_or(0, |slash| slash + 1);
+    let end = name[path..].find(':').map_or(name.len(), |colon| path + colon);
+    image.split_at(end)
+}
+
+/// File of a patch, or `inline`, and its words.
+type Patch = (String, BTreeSet<String>);
+
+fn texts(yaml: &Node, key: &str) -> Vec<String> {
+    sequence(yaml, key)
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|item| Some(item.scalar()?.text.clone()))
+        .collect()
+}
+
+fn text(yaml: &Node, key: &str) -> Option<String> {
+    Some(field(yaml, key)?.scalar()?.text.clone()).filter(|text| !text.is_empty())
+}
