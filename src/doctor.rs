@@ -2,6 +2,7 @@
 //! remedies.
 
 mod network;
+mod probe;
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -53,6 +54,9 @@ pub struct DoctorArgs {
     /// Also check a cluster, and plan for it: kube or kube:CONTEXT, or dir:PATH
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
+    /// Also push an image with a document to the registry, move its tag, and delete all that again
+    #[arg(long, requires = "registry")]
+    pub probe_writes: bool,
     /// Namespaces in which DaemonSets are to be written, as for `farrier run`
     #[arg(long, env = vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]
     pub write_namespaces: Option<WriteNamespaces>,
@@ -80,16 +84,16 @@ struct Visit {
     clocks: BTreeMap<String, SignedDuration>,
 }
 
-/// Runs all checks and prints the findings. Changes nothing.
+/// Runs all checks and prints the findings. Changes nothing, except for `--probe-writes`.
 pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
-    let DoctorArgs { engine, registry, cluster, write_namespaces } = args;
+    let DoctorArgs { engine, registry, cluster, probe_writes, write_namespaces } = args;
     let mut visit = Visit { findings: Vec::new(), exit: Exit::Done, clocks: BTreeMap::new() };
     match session.parts(registry.as_deref(), engine.engine) {
         Err(error) => visit.note("definitions", Err(error)),
         Ok(parts) => {
             visit.machine(session, &parts).await;
             if registry.is_some() {
-                visit.registry(&parts).await;
+                visit.registry(&parts, probe_writes).await;
             }
             let mut plan = None;
             if let Some(cluster) = cluster {
@@ -213,7 +217,7 @@ impl Visit {
 
     /// Checks that images can be read and pushed. The check begins an upload and abandons it; registries drop
     /// abandoned uploads.
-    async fn registry(&mut self, parts: &Parts) {
+    async fn registry(&mut self, parts: &Parts, probe_writes: bool) {
         let name = parts.definitions.images.keys().next().map_or("farrier", ImageName::as_str);
         let repository = match parts.location.repository(name) {
             Ok(repository) => repository,
@@ -223,12 +227,20 @@ impl Visit {
         let reads = tags.is_ok();
         self.note(
             "registry",
-            tags.map(|tags| format!("{} is readable; tags of {name}: {}", parts.location, tags.len())),
+            tags.map(|tags| {
+                let all =
+                    parts.definitions.images.keys().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
+                let count = tags.len();
+                format!("{} is readable; tags of {name}: {count}; repositories: {all}", parts.location)
+            }),
         );
         if reads && matches!(parts.location, RegistryLocation::Remote { .. }) {
             let none = Digest::of(b"farrier doctor");
             let begun = parts.registry.mount_blob(&repository, &none, &repository).await;
             self.note("push", begun.map(|_| format!("{} accepts pushes", parts.location)));
+        }
+        if reads && probe_writes {
+            self.probe_writes(parts.registry.as_ref(), &repository).await;
         }
     }
 

@@ -3,6 +3,7 @@
 
 mod at_once;
 mod authorization;
+mod doctor;
 mod quirks;
 mod slow;
 mod token_servers;

@@ -1,0 +1,88 @@
+//! Trial writes to a registry: what farrier writes for an image, in small, and what of it can be deleted.
+
+use farrier_core::{
+    facts::media_type,
+    image::{Digest, Repository, Version},
+};
+use oci::{client::Registry, subject_of_tag};
+use serde_json::{Value, json};
+
+use super::Visit;
+
+/// Tag of the trial image.
+const TAG: &str = "farrier-doctor";
+/// Type of the trial documents.
+const KIND: &str = "application/vnd.farrier.doctor.v1";
+const EMPTY: &[u8] = b"{}";
+
+impl Visit {
+    /// Pushes an image with a document, moves its tag, and deletes all that again.
+    pub(super) async fn probe_writes(&mut self, registry: &dyn Registry, repository: &Repository) {
+        let Ok(tag) = TAG.parse().map(Version::Tag) else { return };
+        if let Err(error) = registry.push_bytes(repository, EMPTY).await {
+            return self.note("trial image", Err(error));
+        }
+        let push = |bytes| registry.push_manifest(repository, &tag, media_type::OCI_MANIFEST, bytes);
+        let (first, second) = (manifest("first", None), manifest("second", None));
+        let subject = match push(&first).await {
+            Err(error) => return self.note("trial image", Err(error)),
+            Ok(digest) => digest,
+        };
+        self.fine("trial image", format!("{repository} takes manifests"));
+        let mut written = vec![subject.clone()];
+        match push(&second).await.map(|digest| written.push(digest)) {
+            Ok(()) => self.fine("trial tag", "tags may move".to_owned()),
+            Err(error) => self.failed(
+                "trial tag",
+                &error.into(),
+                "exempt the tags that farrier moves from the rule for immutable tags (docs/registries.md)",
+            ),
+        }
+        let of = json!({"mediaType": media_type::OCI_MANIFEST, "digest": subject, "size": first.len()});
+        let pushed = registry.push_referrer(repository, &manifest("document", Some(of))).await;
+        let found = registry.referrers(repository, &subject, Some(KIND)).await;
+        match pushed.and_then(|digest| Ok((digest, found?))) {
+            Err(error) => self.note("trial referrer", Err(error)),
+            Ok((digest, found)) => {
+                written.push(digest);
+                let says = format!("documents of an image that are found: {} of 1", found.len());
+                if found.len() == 1 {
+                    self.fine("trial referrer", says);
+                } else {
+                    self.missing("trial referrer", says, "docs/registries.md names what registries lack");
+                }
+            }
+        }
+        // The registry lists or keeps the document under these tags.
+        let tags = registry.tags(repository).await.unwrap_or_default();
+        for tag in tags.into_iter().filter(|tag| subject_of_tag(tag).as_ref() == Some(&subject)) {
+            let found = registry.manifest(repository, &Version::Tag(tag)).await;
+            written.extend(found.ok().flatten().map(|found| found.digest));
+        }
+        let mut left = Vec::new();
+        for digest in written {
+            left.extend(
+                registry.delete_manifest(repository, &digest).await.err().map(|_| digest.to_string()),
+            );
+        }
+        self.fine(
+            "trial deletion",
+            match left[..] {
+                [] => "nothing is left".to_owned(),
+                _ => format!("left in {repository}, with the tag {TAG}: {}", left.join(", ")),
+            },
+        );
+    }
+}
+
+/// Returns a manifest without content.
+fn manifest(name: &str, subject: Option<Value>) -> Vec<u8> {
+    let empty = json!({"mediaType": "application/vnd.oci.empty.v1+json", "digest": Digest::of(EMPTY),
+        "size": EMPTY.len()});
+    let mut manifest = json!({"schemaVersion": 2, "mediaType": media_type::OCI_MANIFEST, "artifactType": KIND,
+        "config": empty, "layers": [empty], "annotations": {"dev.farrier.doctor": name}});
+    if let Some(subject) = subject {
+        manifest["subject"] = subject;
+    }
+    manifest.to_string().into_bytes()
+}
