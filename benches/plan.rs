@@ -1,5 +1,6 @@
 //! Measures the plan of a large fleet: 10,000 nodes, 40 kernels and 8 images, all of them published and rolled out with
-//! several strategies. Prints the milliseconds of each run, one per line; `ci/bench` turns them into table rows.
+//! several strategies. With the argument `placed`, nodes have taints, and DaemonSets have tolerations and affinities. Prints the
+//! milliseconds of each run, one per line; `ci/bench` turns them into table rows.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::{
@@ -15,7 +16,7 @@ use farrier_core::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
         ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, NodeFacts, OS_ID_LABEL,
         OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Placement, Plan, PlanInputs, PodCount, Published,
-        PublishedInputs, Resolved, ResolvedImage, RolloutDecision, UpdateStrategy,
+        PublishedInputs, Resolved, ResolvedImage, RolloutDecision, Taint, UpdateStrategy,
     },
 };
 use kmod::Verdict;
@@ -27,7 +28,10 @@ const IMAGES: usize = 8;
 const RUNS: usize = 21;
 
 fn main() {
-    let fleet = Fleet::new();
+    let mut fleet = Fleet::new();
+    if std::env::args().any(|argument| argument == "placed") {
+        fleet.place();
+    }
     let mut observed = Observed::default();
     let first = ask(&fleet, &mut observed);
     assert_eq!(first.count(Phase::Missing), IMAGES * KERNELS);
@@ -127,6 +131,33 @@ impl Fleet {
                 daemon_sets: (0..IMAGES).map(daemon_set).collect(),
                 ..ClusterSnapshot::default()
             },
+        }
+    }
+
+    /// Adds taints to every third node, and tolerations and affinities to all DaemonSets. Each DaemonSet still reaches all kernels.
+    fn place(&mut self) {
+        let taint =
+            |key: &str, value: String| Taint { key: key.to_owned(), value, effect: "NoSchedule".to_owned() };
+        for (number, node) in self.snapshot.nodes.iter_mut().enumerate().filter(|(number, _)| number % 3 == 0)
+        {
+            node.taints.push(taint("dedicated", format!("team-{}", number % 5)));
+            if number % 30 == 0 {
+                node.taints.push(taint("node-role.kubernetes.io/control-plane", String::new()));
+            }
+        }
+        for (number, daemon_set) in self.snapshot.daemon_sets.iter_mut().enumerate() {
+            let requirement =
+                |key: &str, values: [&str; 2]| json!({"key": key, "operator": "NotIn", "values": values});
+            let zones = requirement("topology.kubernetes.io/zone", ["zone-3", "zone-4"]);
+            let names = requirement("metadata.name", ["node-00001", "node-00002"]);
+            let fields = if number % 2 == 0 { vec![names] } else { Vec::new() };
+            let terms = json!([{"matchExpressions": [zones], "matchFields": fields}]);
+            daemon_set.placement = Placement::of_pod(&json!({
+                "nodeSelector": daemon_set.placement.node_selector,
+                "affinity": {"nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}},
+                "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "team-1"}],
+            }));
         }
     }
 

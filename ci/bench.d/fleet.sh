@@ -7,6 +7,9 @@ plan_row() {
     cargo bench --locked --quiet --bench plan > "$state/times/plan" 2>> "$state/bench.log" ||
         die "the plan's benchmark failed; see $state/bench.log"
     row "plan: 10,000 nodes, 40 kernels, 8 images" "$(median plan)" 50 ms
+    cargo bench --locked --quiet --bench plan -- placed > "$state/times/placed" 2>> "$state/bench.log" ||
+        die "the plan's benchmark failed; see $state/bench.log"
+    row "the same, with taints and affinities" "$(median placed)" 50 ms
 }
 
 fleet_rows() {
