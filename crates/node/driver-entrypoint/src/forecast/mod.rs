@@ -14,6 +14,7 @@ use crate::{
     files,
     modules::{is_module_name, loaded::Loaded, unload, users::module_of},
     node::{Node, is_plain_path},
+    personality::mofed::sriov::State,
     pods::PodInterfaces,
     routes::{Network, TrafficUse},
     storage::{self, StorageUse},
@@ -68,6 +69,8 @@ pub(crate) struct UnloadForecast {
     losses: Vec<Loss>,
     /// Network interfaces that go down with the module.
     down: Vec<String>,
+    /// Settings of the module's devices that `mofed` does not restore.
+    unrestored: Vec<String>,
 }
 
 impl UnloadForecast {
@@ -76,9 +79,9 @@ impl UnloadForecast {
         !self.held.is_empty() || !self.losses.is_empty()
     }
 
-    /// Whether the unload fails or takes an interface down.
+    /// Whether the unload fails, takes an interface down or loses settings.
     pub(crate) fn has_effect(&self) -> bool {
-        self.is_blocked() || !self.down.is_empty()
+        self.is_blocked() || !self.down.is_empty() || !self.unrestored.is_empty()
     }
 
     /// Holders and losses, for farrier: it evicts the pods among them.
@@ -92,7 +95,7 @@ impl UnloadForecast {
 
 impl fmt::Display for UnloadForecast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, held, losses, down } = self;
+        let Self { name, held, losses, down, unrestored } = self;
         match (held.is_empty(), losses.is_empty(), down.is_empty()) {
             (true, true, false) => {
                 write!(f, "module {name} can be unloaded, which takes down {}", down.join("; "))
@@ -114,7 +117,11 @@ impl fmt::Display for UnloadForecast {
                     join_losses(losses)
                 )
             }
+        }?;
+        if unrestored.is_empty() {
+            return Ok(());
         }
+        write!(f, "; lost with it, and not restored: {}", unrestored.join("; "))
     }
 }
 
@@ -199,7 +206,9 @@ fn forecast(
         let mut losses = state.losses(&name, &down, driver_pod);
         losses.retain(|loss| !allowed.contains(loss.disruption));
         let held = state.holders(&name, !losses.is_empty(), driver_pod);
-        UnloadForecast { name, held, losses, down: down.iter().map(InterfaceUse::to_string).collect() }
+        let unrestored = if name == "mlx5_core" { State::unrestorable(node) } else { Vec::new() };
+        let down = down.iter().map(InterfaceUse::to_string).collect();
+        UnloadForecast { name, held, losses, down, unrestored }
     });
     Ok(forecasts.collect())
 }

@@ -91,6 +91,21 @@ fn refused_disruptions_are_reported_to_farrier() {
     assert_eq!(run_forecast("uplink"), (Ok(()), String::new()));
 }
 
+/// They are known before a drain begins, and not only when the driver is gone.
+#[test]
+fn settings_that_are_not_restored_are_named_before_the_unload() {
+    let bench = bench();
+    fs::create_dir_all(bench.at("/sys/bus/auxiliary/devices/mlx5_core.sf.4")).unwrap();
+    assert_eq!(
+        forecast_lines(&bench, &["mlx5_core", "dummy"]),
+        [
+            "module mlx5_ib can be unloaded",
+            "module mlx5_core can be unloaded; lost with it, and not restored: 1 sub-function(s)",
+            "module dummy can be unloaded",
+        ]
+    );
+}
+
 /// Storage of the network is lost with the interface that leads to its server.
 #[test]
 fn storage_is_lost_with_its_device_or_its_interface() {

@@ -289,10 +289,6 @@ impl Container<'_> {
             return Ok(());
         }
         self.node.log.step(format!("saved {}", state.summary()));
-        let lost = State::unrestorable(self.node);
-        if !lost.is_empty() {
-            self.node.log.warn(format!("lost with the driver, and not restored: {}", lost.join("; ")));
-        }
         state.save(self.node, &file)
     }
 

@@ -3,11 +3,11 @@
 //! - devlink parameters
 //! - virtual functions, addresses, MTU, and whether interfaces are up
 //! - switchdev mode, with the representors' MTU and whether they are up
-//! - what is attached to the interface of a device, where no network manager restores it (see [`links`])
+//! - settings of interfaces, where no network manager restores them (see [`links`])
 //!
-//! Two settings cannot always be restored; the log then says so. The in-tree driver has no file for the addresses that a
-//! physical function assigns to its virtual functions; only OFED has one. Switchdev mode needs OFED's file or devlink.
-//! Names of representors, and their membership in bridges, are left to the host's udev and network manager.
+//! Some settings need programs of the image; without them the log says so. Addresses of virtual functions need OFED's
+//! files or `ip`, switchdev mode needs OFED's file or `devlink`. Names of representors, and their membership in bridges,
+//! are left to the host's udev and network manager.
 
 use std::{
     fs,
@@ -81,6 +81,7 @@ struct VirtualFunction {
     guid: String,
     /// Name of another driver, such as `vfio-pci`; `-` for none and for `mlx5_core`.
     driver: String,
+    links: Vec<Link>,
 }
 
 impl State {
@@ -109,7 +110,7 @@ impl State {
         format!("{devices} device(s), {functions} virtual function(s), {parameters} devlink parameter(s)")
     }
 
-    /// Lists settings of the devices that are lost with the driver and cannot be restored.
+    /// Lists settings of the devices that are lost with the driver and not restored.
     pub(crate) fn unrestorable(node: &Node<'_>) -> Vec<String> {
         lost::lost_settings(node)
     }
@@ -133,13 +134,14 @@ impl State {
     fn to_text(&self) -> String {
         let mut lines = vec![format!("load {}\n", self.driver_load)];
         lines.extend(self.parameters.iter().map(Parameter::to_line));
-        for PhysicalFunction { device, up, mtu, switchdev, number, functions, representors, links } in
-            &self.physical
-        {
+        for physical in &self.physical {
+            let PhysicalFunction { device, up, mtu, switchdev, number, .. } = physical;
+            let PhysicalFunction { functions, representors, links, .. } = physical;
             lines.push(format!("physical {device} {up} {mtu} {switchdev} {number}\n"));
             lines.extend(links.iter().map(Link::to_line));
-            for VirtualFunction { pci, up, mtu, mac, guid, driver } in functions {
+            for VirtualFunction { pci, up, mtu, mac, guid, driver, links } in functions {
                 lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid} {driver}\n"));
+                lines.extend(links.iter().map(Link::to_line));
             }
             for Representor { port, up, mtu } in representors {
                 lines.push(format!("representor {port} {up} {mtu}\n"));
@@ -158,7 +160,10 @@ impl State {
                     let fields = [device, up, mtu, switchdev, number];
                     state.physical.push(PhysicalFunction::of_fields(fields));
                 }
-                (["link", link @ ..], Some(physical)) => physical.links.extend(Link::of_fields(link)),
+                (["link", link @ ..], Some(physical)) => {
+                    let function = physical.functions.last_mut().map(|function| &mut function.links);
+                    function.unwrap_or(&mut physical.links).extend(Link::of_fields(link));
+                }
                 (["representor", port, up, mtu], Some(physical)) => physical.representors.push(Representor {
                     port: (*port).to_owned(),
                     up: *up == "true",
@@ -184,6 +189,7 @@ impl State {
             for physical in &self.physical {
                 restorer.restore_interfaces(physical);
             }
+            restorer.restore_links(&self.physical);
             return;
         }
         // Before virtual functions are created: a device that is reinitialized for its parameters loses them.
@@ -200,6 +206,7 @@ impl State {
                 restorer.restore_representors(&interface, representors);
             }
         }
+        restorer.restore_links(&self.physical);
     }
 
     /// Restores the devlink parameters, after the values that the devices have now are recorded in the file `fresh`.
@@ -240,7 +247,7 @@ impl PhysicalFunction {
             mtu: attribute("mtu").unwrap_or_else(no_value),
             switchdev: mode.or_else(compat).unwrap_or(!representors.is_empty()),
             number,
-            functions: (0..number).filter_map(|index| virtual_function(&path, index)).collect(),
+            functions: (0..number).filter_map(|index| virtual_function(node, &path, index)).collect(),
             representors,
             links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
         }
@@ -273,6 +280,7 @@ impl VirtualFunction {
             mac: mac.to_owned(),
             guid: guid.to_owned(),
             driver: driver.map_or_else(no_value, str::to_owned),
+            links: Vec::new(),
         }
     }
 }
@@ -296,12 +304,21 @@ fn sysfs_path(node: &Node<'_>, device: &str) -> PathBuf {
     node.paths.at("/sys/bus").join(bus).join("devices").join(name)
 }
 
-/// Finds the interface of the function itself. Representors of other functions are below the same device; their port
-/// names contain `pf`, such as `pf0vf3` and `c1pf0sf2`.
+/// Finds the interface of the function itself. Representors of other functions and IPoIB interfaces of other partitions are
+/// below the same device. Port names of representors contain `pf`, such as `pf0vf3` and `c1pf0sf2`.
 fn own_interface(device: &Path) -> Option<PathBuf> {
-    let stands_for_another =
-        |path: &PathBuf| text(path.join("phys_port_name")).is_some_and(|name| name.contains("pf"));
+    let stands_for_another = |path: &PathBuf| {
+        text(path.join("phys_port_name")).is_some_and(|name| name.contains("pf")) || is_ipoib_child(path)
+    };
     entries(device.join("net")).into_iter().find(|interface| !stands_for_another(interface))
+}
+
+/// Whether this is an IPoIB interface (`ARPHRD_INFINIBAND`) of another partition, on top of the device's own. Those that
+/// were created by netlink have no attribute `parent`.
+fn is_ipoib_child(interface: &Path) -> bool {
+    let attribute = |name: &str| text(interface.join(name));
+    attribute("type").as_deref() == Some("32")
+        && (interface.join("parent").exists() || attribute("iflink") != attribute("ifindex"))
 }
 
 /// Identifies the current load of the driver; 0 if it is not loaded. The number is the inode of the module's directory,
@@ -325,10 +342,10 @@ fn representors(node: &Node<'_>, interface: &Path) -> Vec<(PathBuf, Representor)
     entries(node.paths.at("/sys/class/net")).into_iter().filter_map(representor).collect()
 }
 
-fn virtual_function(device: &Path, index: usize) -> Option<VirtualFunction> {
+fn virtual_function(node: &Node<'_>, device: &Path, index: usize) -> Option<VirtualFunction> {
     let function = device.join(format!("virtfn{index}"));
     let pci = link_target_name(&function)?;
-    let interface = entries(function.join("net")).into_iter().next();
+    let interface = own_interface(&function);
     let attribute =
         |name: &str| interface.as_ref().and_then(|path| text(path.join(name))).unwrap_or_else(no_value);
     let guid = entries(function.join("infiniband")).first().and_then(|path| text(path.join("node_guid")));
@@ -341,6 +358,7 @@ fn virtual_function(device: &Path, index: usize) -> Option<VirtualFunction> {
         driver: link_target_name(&function.join("driver"))
             .filter(|driver| driver != "mlx5_core")
             .unwrap_or_else(no_value),
+        links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
     })
 }
 

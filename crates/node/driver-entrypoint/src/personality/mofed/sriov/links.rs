@@ -1,6 +1,10 @@
-//! Settings that a device's interface loses with its driver: the membership of a bond, VLANs, static addresses and routes.
-//! On most nodes a network manager restores them. After a while, this module restores the missing ones with the image's
-//! `ip` program (iproute2). Addresses and routes of DHCP and router advertisements are left to their client.
+//! Settings that an interface loses with its driver: the membership of a bond or bridge, interfaces on top of it, sysctls,
+//! addresses, neighbors, routes and rules. On most nodes a network manager restores them. After a while, this module
+//! restores the missing ones with the image's `ip` program (iproute2). Addresses and routes of DHCP and router
+//! advertisements are left to their client.
+
+mod ip;
+mod settings;
 
 use std::{
     fs,
@@ -8,100 +12,162 @@ use std::{
     time::Duration,
 };
 
+use self::ip::{Ip, Tables};
 use super::{super::devlink, flags, link_target_name};
 use crate::{
-    files::{program, text},
+    files::{entries, program, text},
     node::Node,
 };
 
 /// Polling interval while a network manager may still be at work.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Protocols of routes that the kernel or a DHCP client adds again.
-const AUTOMATIC_PROTOCOLS: [&str; 4] = ["kernel", "dhcp", "ra", "redirect"];
+/// Datapath of Open vSwitch, which adds its ports itself.
+const OVS_DATAPATH: &str = "ovs-system";
 
-/// A setting of an interface, or of a VLAN on top of it.
+/// A setting of an interface, or of one on top of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Link {
-    Bond(String),
-    Vlan {
-        name: String,
-        id: String,
-    },
-    /// Arguments of `ip address replace`; the VLAN's name, or `-` for the interface itself.
-    Address {
-        device: String,
-        words: String,
-    },
-    /// Arguments of `ip route replace`, with the address family first.
-    Route {
-        device: String,
-        words: String,
-    },
+pub(super) struct Link {
+    kind: Kind,
+    /// Name of the bond or bridge, or of the VLAN on top; `-` for the interface itself.
+    device: String,
+    /// ID of a VLAN, file and value of a setting, or the arguments of `ip address replace` and the like; the address
+    /// family first for routes and rules.
+    words: String,
+}
+
+/// Kinds of settings, in the order in which they are restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    /// Bond, bridge or VRF that the interface is a member of.
+    Master,
+    Vlan,
+    /// Sysctl, or attribute in `/sys/class/net`.
+    Setting,
+    Address,
+    Neighbor,
+    Route,
+    Rule,
+}
+
+impl Kind {
+    const ALL: [(Self, &str); 7] = [
+        // The name that containers of earlier versions wrote.
+        (Self::Master, "bond"),
+        (Self::Vlan, "vlan"),
+        (Self::Setting, "setting"),
+        (Self::Address, "address"),
+        (Self::Neighbor, "neighbor"),
+        (Self::Route, "route"),
+        (Self::Rule, "rule"),
+    ];
+
+    fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+
+    fn of(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, other)| *other == name).map(|(kind, _)| *kind)
+    }
 }
 
 impl Link {
+    fn new(kind: Kind, device: &str, words: impl Into<String>) -> Self {
+        Self { kind, device: device.to_owned(), words: words.into() }
+    }
+
     pub(super) fn to_line(&self) -> String {
-        match self {
-            Self::Bond(name) => format!("link bond {name}\n"),
-            Self::Vlan { name, id } => format!("link vlan {name} {id}\n"),
-            Self::Address { device, words } => format!("link address {device} {words}\n"),
-            Self::Route { device, words } => format!("link route {device} {words}\n"),
-        }
+        let Self { kind, device, words } = self;
+        format!("{}\n", format!("link {} {device} {words}", kind.name()).trim_end())
     }
 
     /// Parses the fields after `link`; `None` for a line of another form.
     pub(super) fn of_fields(fields: &[&str]) -> Option<Self> {
-        let is_name = |name: &&str| !name.is_empty() && !name.contains('/') && !name.starts_with('.');
-        match *fields {
-            ["bond", name] => Some(Self::Bond(name.to_owned())),
-            ["vlan", name, id] => Some(Self::Vlan { name: name.to_owned(), id: id.to_owned() }),
-            ["address", device, ref words @ ..] => {
-                Some(Self::Address { device: device.to_owned(), words: words.join(" ") })
-            }
-            ["route", device, ref words @ ..] => {
-                Some(Self::Route { device: device.to_owned(), words: words.join(" ") })
-            }
-            _ => None,
-        }
-        .filter(|_| fields.get(1).is_some_and(is_name))
+        let [kind, device, ref words @ ..] = *fields else { return None };
+        let is_name = !device.is_empty() && !device.contains('/') && !device.starts_with('.');
+        is_name.then(|| Some(Self::new(Kind::of(kind)?, device, words.join(" "))))?
+    }
+
+    /// Whether this setting makes the `wanted` one unnecessary. A network manager may choose the metric of a route and
+    /// the priority of a rule itself.
+    fn covers(&self, wanted: &Self) -> bool {
+        let is_same = match self.kind {
+            Kind::Master | Kind::Vlan => true,
+            Kind::Setting | Kind::Neighbor => self.words == wanted.words,
+            Kind::Address => self.words.split(' ').next() == wanted.words.split(' ').next(),
+            Kind::Route => ip::route_key(&self.words) == ip::route_key(&wanted.words),
+            Kind::Rule => ip::rule_key(&self.words) == ip::rule_key(&wanted.words),
+        };
+        is_same && self.kind == wanted.kind && self.device == wanted.device
+    }
+
+    /// Routes by a gateway need the routes to the gateway.
+    fn order(&self) -> (Kind, bool) {
+        (self.kind, self.kind == Kind::Route && self.words.contains(" via "))
     }
 }
 
+/// An interface with the settings that it had.
+pub(super) type Saved<'a> = (PathBuf, &'a [Link]);
+
 /// Reads the settings of an interface.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
-    let mut links = Vec::new();
-    let bond =
-        link_target_name(&interface.join("master")).filter(|_| interface.join("master/bonding").is_dir());
-    links.extend(bond.map(Link::Bond));
+    let ip = Ip::of(node);
+    read_with(node, ip.as_ref(), &ip.as_ref().map(Ip::tables).unwrap_or_default(), interface)
+}
+
+fn read_with(node: &Node<'_>, ip: Option<&Ip<'_>>, tables: &Tables, interface: &Path) -> Vec<Link> {
+    let master = link_target_name(&interface.join("master")).filter(|name| name != OVS_DATAPATH);
+    let mut links: Vec<Link> = master.map(|name| Link::new(Kind::Master, &name, "")).into_iter().collect();
     let vlans = vlans(node, interface);
     links.extend(vlans.iter().cloned());
-    let Some(ip) = Ip::of(node) else { return links };
-    let name = name_of(interface);
-    let names = vlans.iter().filter_map(|vlan| match vlan {
-        Link::Vlan { name, .. } => Some((name.clone(), name.clone())),
-        _ => None,
-    });
-    for (device, name) in [("-".to_owned(), name)].into_iter().chain(names) {
-        links.extend(
-            ip.addresses(&name).into_iter().map(|words| Link::Address { device: device.clone(), words }),
-        );
-        for family in ["-4", "-6"] {
-            let routes = ip.routes(family, &name).into_iter();
-            links.extend(
-                routes
-                    .map(|route| Link::Route { device: device.clone(), words: format!("{family} {route}") }),
-            );
+    let own = name_of(interface);
+    let names: Vec<(&str, &str)> = [("-", own.as_str())]
+        .into_iter()
+        .chain(vlans.iter().map(|vlan| (vlan.device.as_str(), vlan.device.as_str())))
+        .collect();
+    for &(device, name) in &names {
+        let found = settings::read(node, name, device != "-").into_iter();
+        links.extend(found.map(|words| Link::new(Kind::Setting, device, words)));
+    }
+    let Some(ip) = ip else { return links };
+    for &(device, name) in &names {
+        let addresses = ip.addresses(name);
+        let (routes, rules) = tables.of_interface(name, &addresses);
+        let neighbors = ip.neighbors(name);
+        for (kind, all) in [
+            (Kind::Address, addresses),
+            (Kind::Neighbor, neighbors),
+            (Kind::Route, routes),
+            (Kind::Rule, rules),
+        ] {
+            links.extend(all.into_iter().map(|words| Link::new(kind, device, words)));
         }
     }
     links
 }
 
-/// Restores what is missing of an interface. Polls up to `polls` times for a network manager to do so.
-pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[Link], polls: u32) {
+/// Restores the attributes and sysctls of an interface that is still down, because some have no effect later. Failures
+/// show in [`restore`].
+pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, wanted: &[Link]) {
+    for link in wanted.iter().filter(|link| link.kind == Kind::Setting && link.device == "-") {
+        let _ = settings::write(node, &name_of(interface), &link.words);
+    }
+}
+
+/// Restores what is missing of interfaces. Polls up to `polls` times for a network manager to do so.
+pub(super) fn restore(node: &Node<'_>, wanted: &[Saved<'_>], polls: u32) {
     let ip = Ip::of(node);
-    let missing = || -> Vec<&Link> {
-        wanted.iter().filter(|link| !is_set(node, ip.as_ref(), interface, link)).collect()
+    let missing = || {
+        let tables = ip.as_ref().map(Ip::tables).unwrap_or_default();
+        let mut missing: Vec<(&Path, &Link)> = Vec::new();
+        for (interface, links) in wanted.iter().filter(|(_, links)| !links.is_empty()) {
+            let now = read_with(node, ip.as_ref(), &tables, interface);
+            let absent = links.iter().filter(|link| !now.iter().any(|now| now.covers(link)));
+            missing.extend(absent.map(|link| (interface.as_path(), link)));
+        }
+        missing.sort_by_key(|(_, link)| link.order());
+        missing
     };
     for _ in 0..polls {
         if missing().is_empty() {
@@ -109,68 +175,64 @@ pub(super) fn restore(node: &Node<'_>, interface: &Path, wanted: &[Link], polls:
         }
         node.kernel.pause(POLL_INTERVAL);
     }
-    // In the order of `read`: addresses need their VLANs, and routes their addresses.
-    for link in missing() {
-        match set_link(node, ip.as_ref(), interface, link) {
+    let mut tried = Vec::new();
+    // The kernel may add some with others: routes with addresses.
+    while let Some((interface, link)) = missing().into_iter().find(|found| !tried.contains(found)) {
+        match set(node, ip.as_ref(), interface, link) {
             Ok(done) => node.log.step(format!("{done}, because no network manager did")),
             Err(error) => {
                 node.log.warn(format!("{} of {}: {error}", link.to_line().trim(), name_of(interface)));
             }
         }
+        tried.push((interface, link));
     }
 }
 
-fn is_set(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> bool {
-    // The same address, or a route to the same network by the same gateway: the metric may be the manager's own.
-    let is_in = |words: &str, all: &[String]| {
-        let first = words.split(' ').next();
-        let gateway = words.split_once("via ").and_then(|(_, rest)| rest.split(' ').next());
-        let has = |line: &String| {
-            line.split(' ').next() == first
-                && gateway.is_none_or(|gateway| line.split(' ').any(|word| word == gateway))
-        };
-        all.iter().any(has)
-    };
-    match link {
-        Link::Bond(bond) => link_target_name(&interface.join("master")).as_ref() == Some(bond),
-        Link::Vlan { name, .. } => node.paths.at("/sys/class/net").join(name).exists(),
-        Link::Address { device, words } => {
-            ip.is_some_and(|ip| is_in(words, &ip.addresses(&device_name(device, interface))))
-        }
-        Link::Route { device, words } => {
-            let (family, words) = words.split_once(' ').unwrap_or_default();
-            ip.is_some_and(|ip| is_in(words, &ip.routes(family, &device_name(device, interface))))
-        }
-    }
+/// Names the interfaces on top of an interface that [`restore`] does not create again, such as macvlans.
+pub(super) fn lost_uppers(node: &Node<'_>, interface: &Path) -> Vec<String> {
+    let master = link_target_name(&interface.join("master"));
+    let vlans = vlans(node, interface);
+    let is_restored =
+        |name: &String| master.as_ref() == Some(name) || vlans.iter().any(|vlan| vlan.device == *name);
+    let uppers = entries(interface)
+        .into_iter()
+        .filter_map(|path| Some(path.file_name()?.to_str()?.strip_prefix("upper_")?.to_owned()));
+    uppers.filter(|name| !is_restored(name)).collect()
 }
 
-fn set_link(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> Result<String, String> {
+fn set(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> Result<String, String> {
     let name = name_of(interface);
-    let run = |words: &[&str]| {
-        let ip = ip.ok_or_else(|| "not restored, because this image has no ip (iproute2)".to_owned())?;
-        devlink::run(&ip.program, words)
-    };
-    match link {
-        Link::Bond(bond) => add_to_bond(node, interface, bond),
-        Link::Vlan { name: vlan, id } => {
-            run(&["link", "add", "link", &name, "name", vlan, "type", "vlan", "id", id])?;
-            run(&["link", "set", vlan, "up"])?;
-            Ok(format!("restored VLAN {vlan} of {name}"))
-        }
-        Link::Address { device, words } => {
-            let device = device_name(device, interface);
-            let arguments: Vec<&str> = words.split(' ').collect();
-            run(&[&["address", "replace"], &arguments[..], &["dev", device.as_str()]].concat())?;
-            Ok(format!("restored address {words} of {device}"))
-        }
-        Link::Route { device, words } => {
-            let device = device_name(device, interface);
-            let (family, route) = words.split_once(' ').unwrap_or_default();
-            let arguments: Vec<&str> = route.split(' ').collect();
-            run(&[&[family, "route", "replace"], &arguments[..], &["dev", device.as_str()]].concat())?;
-            Ok(format!("restored route {route} of {device}"))
-        }
+    let Link { kind, device, words } = link;
+    let device = if device == "-" { &name } else { device };
+    let arguments: Vec<&str> = words.split(' ').collect();
+    if *kind == Kind::Setting {
+        settings::write(node, device, words)?;
+        return Ok(format!("restored {} of {device}", words.replacen(' ', "=", 1)));
     }
+    if *kind == Kind::Master && node.paths.at("/sys/class/net").join(device).join("bonding").is_dir() {
+        return add_to_bond(node, interface, device);
+    }
+    let ip = ip.ok_or_else(|| "not restored, because this image has no ip (iproute2)".to_owned())?;
+    let (family, rest) = arguments.split_first().unwrap_or((&"", &[]));
+    // A route over several interfaces names them.
+    let dev = if arguments.contains(&"nexthop") { vec![] } else { vec!["dev", device] };
+    let command = match kind {
+        Kind::Master => vec!["link", "set", "dev", &name, "master", device],
+        Kind::Vlan => vec!["link", "add", "link", &name, "name", device, "type", "vlan", "id", words],
+        Kind::Address => [&["address", "replace"], &arguments[..], &dev].concat(),
+        Kind::Neighbor => [&["neighbor", "replace"], &arguments[..], &dev].concat(),
+        Kind::Route => [&[family, "route", "replace"], rest, &dev].concat(),
+        Kind::Rule | Kind::Setting => [&[family, "rule", "add", "priority"], rest].concat(),
+    };
+    devlink::run(&ip.program, &command)?;
+    Ok(match kind {
+        Kind::Vlan => {
+            devlink::run(&ip.program, &["link", "set", device, "up"])?;
+            format!("restored VLAN {device} of {name}")
+        }
+        Kind::Master => format!("added {name} to {device} again"),
+        _ => format!("restored {} {words} of {device}", kind.name()),
+    })
 }
 
 /// Adds an interface to a bond. Only one that is down can be added; the bond brings it up.
@@ -189,74 +251,11 @@ fn vlans(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     let parse_vlan = |line: &str| {
         let fields: Vec<&str> = line.split('|').map(str::trim).collect();
         let [name, id, below] = fields[..] else { return None };
-        (below == own).then(|| Link::Vlan { name: name.to_owned(), id: id.to_owned() })
+        (below == own).then(|| Link::new(Kind::Vlan, name, id))
     };
     table.lines().filter_map(parse_vlan).collect()
 }
 
-fn device_name(device: &str, interface: &Path) -> String {
-    if device == "-" { name_of(interface) } else { device.to_owned() }
-}
-
 fn name_of(interface: &Path) -> String {
     interface.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// The `ip` program of the image.
-struct Ip<'a> {
-    node: &'a Node<'a>,
-    program: PathBuf,
-}
-
-impl<'a> Ip<'a> {
-    fn of(node: &'a Node<'a>) -> Option<Self> {
-        Some(Self { node, program: program(&node.paths, "ip")? })
-    }
-
-    /// Static addresses of an interface, each as the arguments that set it.
-    fn addresses(&self, name: &str) -> Vec<String> {
-        self.show(&["-o", "address", "show"], name).lines().filter_map(parse_address).collect()
-    }
-
-    /// Routes of an interface in the main table that people or a network manager set.
-    fn routes(&self, family: &str, name: &str) -> Vec<String> {
-        self.show(&[family, "route", "show"], name).lines().filter_map(parse_route).collect()
-    }
-
-    /// Output for an interface; empty if it does not exist.
-    fn show(&self, words: &[&str], name: &str) -> String {
-        if !self.node.paths.at("/sys/class/net").join(name).exists() {
-            return String::new();
-        }
-        devlink::run(&self.program, &[words, &["dev", name]].concat()).unwrap_or_default()
-    }
-}
-
-/// Parses a line of `ip -o address show`: number, name, family, address, its attributes, and after a backslash its
-/// lifetimes.
-fn parse_address(line: &str) -> Option<String> {
-    let line = line.split('\\').next()?;
-    let words: Vec<&str> =
-        line.split_whitespace().skip_while(|word| !word.starts_with("inet")).skip(1).collect();
-    let attribute = |name: &str| words.iter().skip_while(|word| **word != name).nth(1).copied();
-    if words.contains(&"dynamic") || attribute("scope") != Some("global") {
-        return None;
-    }
-    let broadcast = attribute("brd").into_iter().flat_map(|broadcast| ["brd", broadcast]);
-    let flag = words.iter().copied().filter(|word| *word == "noprefixroute");
-    let words: Vec<&str> = words.first().copied().into_iter().chain(broadcast).chain(flag).collect();
-    Some(words.join(" "))
-}
-
-/// Parses a line of `ip route show dev NAME`, without the state that the kernel adds.
-fn parse_route(line: &str) -> Option<String> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let attribute = |name: &str| words.iter().skip_while(|word| **word != name).nth(1).copied();
-    if attribute("proto").is_some_and(|protocol| AUTOMATIC_PROTOCOLS.contains(&protocol))
-        || words.contains(&"expires")
-    {
-        return None;
-    }
-    let words: Vec<&str> = words.into_iter().filter(|word| !matches!(*word, "linkdown" | "dead")).collect();
-    (!words.is_empty()).then(|| words.join(" "))
 }

@@ -1,17 +1,13 @@
-//! Settings of devices that a replacement of the driver loses, and that this program does not restore: the log names
-//! them before they are lost.
+//! Settings of devices that a replacement of the driver loses, and that this program does not restore: the log and the
+//! forecast name them before they are lost.
 
 use std::path::{Path, PathBuf};
 
-use super::{super::devlink, devices, link_target_name, own_interface, sysfs_path};
+use super::{devices, is_ipoib_child, links, own_interface, sysfs_path};
 use crate::{
-    files::{entries, program, text},
+    files::{entries, program},
     node::Node,
 };
-
-/// Attributes of a virtual function in the output of `ip link show` that are not defaults.
-const CUSTOM_ATTRIBUTES: [&str; 6] =
-    [", vlan ", ", qos ", "max_tx_rate", "min_tx_rate", "trust on", "link-state enable"];
 
 /// Lists what is lost.
 pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
@@ -22,35 +18,17 @@ pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
     if count > 0 {
         lost.push(format!("{count} sub-function(s)"));
     }
-    for interface in entries(node.paths.at("/sys/class/net")) {
-        let name = base_name(&interface);
-        if text(interface.join("type")).as_deref() != Some("32") {
-            continue;
-        }
-        if interface.join("parent").exists() {
-            lost.push(format!("IPoIB interface {name}"));
-        } else if text(interface.join("mode")).as_deref() == Some("connected") {
-            lost.push(format!("connected mode of {name}"));
-        }
+    let children = entries(node.paths.at("/sys/class/net")).into_iter().filter(|path| is_ipoib_child(path));
+    lost.extend(children.map(|path| format!("IPoIB interface {}", base_name(&path))));
+    let interfaces: Vec<PathBuf> =
+        devices(node).iter().filter_map(|device| own_interface(&sysfs_path(node, device))).collect();
+    for interface in &interfaces {
+        let uppers = links::lost_uppers(node, interface).into_iter();
+        lost.extend(uppers.map(|upper| format!("{upper} on {}", base_name(interface))));
     }
-    let ip = program(&node.paths, "ip");
-    for device in devices(node) {
-        let Some(interface) = own_interface(&sysfs_path(node, &device)) else { continue };
-        if let Some(bridge) =
-            link_target_name(&interface.join("master")).filter(|_| !interface.join("master/bonding").is_dir())
-        {
-            lost.push(format!("the membership of {} in {bridge}", base_name(&interface)));
-        }
-        let Some(ip) = &ip else { continue };
-        let shown = devlink::run(ip, &["link", "show", "dev", &base_name(&interface)]).unwrap_or_default();
-        for line in shown.lines().map(str::trim).filter(|line| line.starts_with("vf ")) {
-            if CUSTOM_ATTRIBUTES.iter().any(|attribute| line.contains(attribute)) {
-                let number = line.split_whitespace().nth(1).unwrap_or_default();
-                lost.push(format!(
-                    "VLAN, trust, rate or link state of virtual function {number} of {device}"
-                ));
-            }
-        }
+    if !interfaces.is_empty() && program(&node.paths, "ip").is_none() {
+        let what = "addresses, routes, neighbors and the settings of virtual functions";
+        lost.push(format!("{what}, because this image has no ip (iproute2)"));
     }
     lost
 }

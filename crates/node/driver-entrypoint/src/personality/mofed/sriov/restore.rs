@@ -56,7 +56,7 @@ impl Restorer<'_> {
         self.node.log.step(format!("restored {device} with {number} virtual function(s)"));
     }
 
-    /// Restores MTU and up state of the interfaces of a device and of its virtual functions.
+    /// Restores attributes, sysctls, MTU and up state of the interfaces of a device and of its virtual functions.
     pub(super) fn restore_interfaces(&self, physical: &PhysicalFunction) {
         let PhysicalFunction { device, up, mtu, functions, .. } = physical;
         for function in functions.iter().filter(|function| function.mtu != "-") {
@@ -64,6 +64,7 @@ impl Restorer<'_> {
                 self.node.log.warn(format!("virtual function {} has no network interface", function.pci));
                 continue;
             };
+            links::restore_settings(self.node, &interface, &function.links);
             self.write(&interface.join("mtu"), &function.mtu);
             self.set_up_state(&interface, function.up);
         }
@@ -76,9 +77,21 @@ impl Restorer<'_> {
                 .warn(format!("{device} has no network interface: its MTU and state are not restored"));
             return;
         };
+        links::restore_settings(self.node, &interface, &physical.links);
         self.write(&interface.join("mtu"), mtu);
         self.set_up_state(&interface, *up);
-        links::restore(self.node, &interface, &physical.links, self.polls);
+    }
+
+    /// Restores what no network manager restores. One wait serves all interfaces, and a route over two of them needs both.
+    pub(super) fn restore_links(&self, physical: &[PhysicalFunction]) {
+        let own = physical.iter().map(|physical| (physical.device.clone(), physical.links.as_slice()));
+        let functions = physical.iter().flat_map(|physical| &physical.functions);
+        let functions =
+            functions.map(|function| (format!("pci/{}", function.pci), function.links.as_slice()));
+        let saved = own.chain(functions).filter(|(_, links)| !links.is_empty());
+        let found = saved
+            .filter_map(|(device, links)| Some((own_interface(&sysfs_path(self.node, &device))?, links)));
+        links::restore(self.node, &found.collect::<Vec<_>>(), self.polls);
     }
 
     /// Writes OFED's files `sriov/<index>/{mac,node,port}`, or asks the `ip` program where this driver has none. Returns

@@ -1,0 +1,63 @@
+//! Attributes of an interface in `/sys/class/net`, and its sysctls, each as `FILE VALUE`.
+
+use std::{fs, path::PathBuf};
+
+use super::{Node, entries, text};
+
+/// Attributes in `/sys/class/net`. The mode of IPoIB limits the MTU.
+const ATTRIBUTES: [&str; 8] = [
+    "mode",
+    "umcast",
+    "mtu",
+    "tx_queue_len",
+    "ifalias",
+    "netdev_group",
+    "gro_flush_timeout",
+    "napi_defer_hard_irqs",
+];
+
+/// Directories of `/proc/sys/net` with a directory for each interface, and `default` for new ones.
+const SYSCTLS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
+
+/// Reads the settings of an interface that differ from those of a new one, the MTU only with `with_mtu`.
+pub(super) fn read(node: &Node<'_>, interface: &str, with_mtu: bool) -> Vec<String> {
+    let mut found = Vec::new();
+    for name in ATTRIBUTES.into_iter().filter(|name| with_mtu || *name != "mtu") {
+        let value = text(node.paths.at("/sys/class/net").join(interface).join(name));
+        // An alias may be any text.
+        let value = value.filter(|value| !matches!(value.as_str(), "" | "0") && !value.contains('\n'));
+        found.extend(value.map(|value| format!("{name} {value}")));
+    }
+    for tree in SYSCTLS {
+        let directory = node.paths.at("/proc/sys/net").join(tree);
+        for path in entries(directory.join(interface)) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let Some(value) = text(&path).filter(|value| !value.contains('\n')) else { continue };
+            // IPv6's MTU follows the interface's. Other network namespaces than the node's have no defaults of neighbors.
+            let follows = tree == "ipv6/conf" && name == "mtu";
+            if !follows && text(directory.join("default").join(&*name)).as_ref() != Some(&value) {
+                found.push(format!("{tree}/{name} {value}"));
+            }
+        }
+    }
+    found
+}
+
+/// Writes a setting, unless the interface has it.
+pub(super) fn write(node: &Node<'_>, interface: &str, words: &str) -> Result<(), String> {
+    let (file, value) = words.split_once(' ').unwrap_or_default();
+    let path = path(node, interface, file).ok_or_else(|| "no such setting".to_owned())?;
+    if text(&path).as_deref() == Some(value) {
+        return Ok(());
+    }
+    fs::write(&path, value).map_err(|error| error.to_string())
+}
+
+fn path(node: &Node<'_>, interface: &str, file: &str) -> Option<PathBuf> {
+    if ATTRIBUTES.contains(&file) {
+        return Some(node.paths.at("/sys/class/net").join(interface).join(file));
+    }
+    let (tree, name) = file.rsplit_once('/')?;
+    let is_known = SYSCTLS.contains(&tree) && !name.starts_with('.');
+    is_known.then(|| node.paths.at("/proc/sys/net").join(tree).join(interface).join(name))
+}
