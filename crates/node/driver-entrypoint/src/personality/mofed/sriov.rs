@@ -2,6 +2,7 @@
 //!
 //! - devlink parameters
 //! - virtual functions, addresses, MTU, and whether interfaces are up
+//! - VLAN, trust, rate and other settings of virtual functions (see [`vf_settings`])
 //! - switchdev mode, with the representors' MTU and whether they are up
 //! - settings of interfaces, where no network manager restores them (see [`links`])
 //!
@@ -19,6 +20,7 @@ use std::{
 mod links;
 mod lost;
 mod restore;
+mod vf_settings;
 
 use links::Link;
 use restore::Restorer;
@@ -57,6 +59,8 @@ struct PhysicalFunction {
     /// Value of `sriov_numvfs`.
     number: usize,
     functions: Vec<VirtualFunction>,
+    /// Arguments of `ip link set dev INTERFACE vf`.
+    vf_settings: Vec<String>,
     representors: Vec<Representor>,
     links: Vec<Link>,
 }
@@ -136,9 +140,10 @@ impl State {
         lines.extend(self.parameters.iter().map(Parameter::to_line));
         for physical in &self.physical {
             let PhysicalFunction { device, up, mtu, switchdev, number, .. } = physical;
-            let PhysicalFunction { functions, representors, links, .. } = physical;
+            let PhysicalFunction { functions, vf_settings, representors, links, .. } = physical;
             lines.push(format!("physical {device} {up} {mtu} {switchdev} {number}\n"));
             lines.extend(links.iter().map(Link::to_line));
+            lines.extend(vf_settings.iter().map(|words| format!("vf {words}\n")));
             for VirtualFunction { pci, up, mtu, mac, guid, driver, links } in functions {
                 lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid} {driver}\n"));
                 lines.extend(links.iter().map(Link::to_line));
@@ -164,6 +169,7 @@ impl State {
                     let function = physical.functions.last_mut().map(|function| &mut function.links);
                     function.unwrap_or(&mut physical.links).extend(Link::of_fields(link));
                 }
+                (["vf", words @ ..], Some(physical)) => physical.vf_settings.push(words.join(" ")),
                 (["representor", port, up, mtu], Some(physical)) => physical.representors.push(Representor {
                     port: (*port).to_owned(),
                     up: *up == "true",
@@ -248,6 +254,7 @@ impl PhysicalFunction {
             switchdev: mode.or_else(compat).unwrap_or(!representors.is_empty()),
             number,
             functions: (0..number).filter_map(|index| virtual_function(node, &path, index)).collect(),
+            vf_settings: interface.iter().flat_map(|path| vf_settings::read(node, path)).collect(),
             representors,
             links: interface.map(|interface| links::read(node, &interface)).unwrap_or_default(),
         }
@@ -263,6 +270,7 @@ impl PhysicalFunction {
             switchdev: switchdev == "true",
             number: number.parse().unwrap_or_default(),
             functions: Vec::new(),
+            vf_settings: Vec::new(),
             representors: Vec::new(),
             links: Vec::new(),
         }

@@ -8,7 +8,7 @@ use std::{
 use super::{
     super::devlink::{self, Devlink},
     POLL_INTERVAL, PhysicalFunction, Representor, VirtualFunction, flags, link_target_name, links,
-    own_interface, representors, sysfs_path,
+    own_interface, representors, sysfs_path, vf_settings,
 };
 use crate::{
     files::{program, text},
@@ -31,6 +31,12 @@ impl Restorer<'_> {
         // Virtual functions that were created in the meantime stay.
         if *number > 0 && text(path.join("sriov_numvfs")).as_ref() != Some(&wanted) {
             self.write(&path.join("sriov_numvfs"), &wanted);
+        }
+        if let Some(interface) = Some(device)
+            .filter(|_| !physical.vf_settings.is_empty())
+            .and_then(|device| self.wait_for_interface(device))
+        {
+            vf_settings::restore(self.node, &interface, &physical.vf_settings);
         }
         let mut has_addresses = true;
         for (index, function) in functions.iter().enumerate() {

@@ -346,6 +346,49 @@ fn addresses_are_set_by_ip_where_the_driver_has_no_files() {
     assert!(!bench.log().contains("WARN"), "{}", bench.log());
 }
 
+/// Functions of `vfio-pci` have no interface whose address could be read.
+#[test]
+fn settings_of_virtual_functions_are_restored() {
+    const FUNCTION: &str = "    vf 0     link/ether 02:00:00:00:00:07 brd ff:ff:ff:ff:ff:ff, vlan 5, qos 3, vlan protocol 802.1ad, \
+                            max_tx_rate 100Mbps, min_tx_rate 10Mbps, spoof checking off, link-state enable, trust on, query_rss off";
+    const FRESH_FUNCTION: &str = "    vf 0     link/ether 00:00:00:00:00:00 brd ff:ff:ff:ff:ff:ff, spoof checking on, \
+                                  link-state auto, trust off, query_rss off";
+    let bench = bench();
+    let program = |shown: &str| {
+        let asked = bench.at("/asked").display().to_string();
+        bench.program(
+            "ip",
+            &format!(
+                "case \"$*\" in 'link show dev enp8s0f0') echo '{shown}' ;; *show*) ;; *trust*) echo no >&2; exit 1 ;; \
+                 *) echo \"$*\" >> {asked} ;; esac"
+            ),
+        );
+    };
+    program(FUNCTION);
+    for directory in ["net", "infiniband"] {
+        fs::remove_dir_all(bench.at(&format!("{VF}/{directory}"))).unwrap();
+    }
+    let state = saved(&bench);
+    assert_eq!(State::parse(&state.to_text()), state);
+    reload(&bench);
+    program(FRESH_FUNCTION);
+    state.restore(&bench.node(), 1, FRESH);
+    let set = "link set dev enp8s0f0 vf 0";
+    assert_eq!(
+        bench.read("/asked").unwrap(),
+        [
+            "mac 02:00:00:00:00:07",
+            "vlan 5 qos 3 proto 802.1ad",
+            "max_tx_rate 100 min_tx_rate 10",
+            "spoofchk off",
+            "state enable"
+        ]
+        .map(|words| format!("{set} {words}\n"))
+        .concat()
+    );
+    assert!(bench.log().contains(&format!("WARN  ip {set} trust on: no")), "{}", bench.log());
+}
+
 #[test]
 fn a_function_for_virtual_machines_gets_its_driver_back() {
     let bench = bench();
