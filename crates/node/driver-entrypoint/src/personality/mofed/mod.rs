@@ -222,13 +222,16 @@ impl Container<'_> {
         self.host_modules.clear()
     }
 
-    /// Loads the host's drivers if a container that was killed has left the node without any, and this one does not load
-    /// its own.
+    /// Loads the host's drivers if a container that was killed has left the node without some, and this one does not load
+    /// its own. Restores the settings of interfaces if it was killed after it loaded the drivers.
     fn repair(&self) -> Result<(), Error> {
         let (names, loaded) = (self.host_modules.names(), Loaded::read(&self.node.paths)?);
-        let is_lost = |name: &str| names.iter().any(|other| other == name) && !loaded.contains(name);
-        if !is_lost("mlx5_core") && !is_lost("ib_core") {
-            return Ok(());
+        // Otherwise a module may be absent because the image does not have it.
+        let was_interrupted = self.node.paths.at(&self.state_file("replacing")).exists();
+        let is_needed = |name: &str| was_interrupted || matches!(name, "mlx5_core" | "ib_core");
+        if !names.iter().any(|name| !loaded.contains(name) && is_needed(name)) {
+            let has_settings = State::load_if_unloaded(self.node, &self.state_file("sriov")).is_some();
+            return if has_settings { self.restore_network(true) } else { Ok(()) };
         }
         self.node
             .log

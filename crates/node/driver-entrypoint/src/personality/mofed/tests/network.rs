@@ -5,8 +5,8 @@ use std::{fs, os::unix::fs::symlink};
 use super::*;
 
 const DEVICE: &str = "/sys/bus/pci/devices/0000:08:00.0";
-const NUMBER: &str = "/sys/bus/pci/devices/0000:08:00.0/sriov_numvfs";
-const SAVED: &str = "/run/mellanox/drivers/.sriov";
+pub(super) const NUMBER: &str = "/sys/bus/pci/devices/0000:08:00.0/sriov_numvfs";
+pub(super) const SAVED: &str = "/run/mellanox/drivers/.sriov";
 
 /// Creates an interface of a device with the mlx5_core driver, as udev knows it.
 fn interface(bench: &Bench, name: &str) {
@@ -33,7 +33,7 @@ fn interfaces_keep_names_without_ports() {
 }
 
 /// Creates a device with virtual functions, which disappear when its driver is unloaded.
-fn device(bench: &Bench) {
+pub(super) fn device(bench: &Bench) {
     bench.write(&format!("{DEVICE}/net/ens1/mtu"), "9000\n");
     bench.write("/sys/bus/pci/devices/0000:08:00.2/vendor", "0x15b3\n");
     bench.write("/sys/bus/pci/drivers/mlx5_core/bind", "");

@@ -198,3 +198,32 @@ fn a_container_that_cannot_start_repairs_the_node_after_a_killed_one() {
         assert_eq!(blacklists(&bench), Vec::<String>::new());
     }
 }
+
+/// Wherever the container was killed, the node has one of the two stacks afterwards, with the settings of its devices.
+#[test]
+fn a_container_that_cannot_start_completes_what_a_killed_one_has_begun() {
+    let mut kills_with_drivers = 0;
+    for at in 2.. {
+        let bench = bench();
+        network::device(&bench);
+        let before = bench.loaded_versions();
+        bench.kernel.killed_at.set(Some((at, true)));
+        if catch_unwind(AssertUnwindSafe(|| run_container(&bench, &settings(&[]), || {}))).is_ok() {
+            break;
+        }
+        bench.kernel.killed_at.set(None);
+        let is_image = bench.loaded_versions() == OURS;
+        let is_unset = bench.read(network::NUMBER).as_deref() == Some("0");
+        kills_with_drivers += u32::from(is_image && is_unset);
+        fs::rename(bench.at("/lib/modules"), bench.at("/lib/other")).unwrap();
+        refusal(&bench, &[]);
+        let mut after = bench.loaded_versions();
+        if !is_image {
+            after.retain(|name| name != "host-tls" && name != "image-mlx_compat");
+        }
+        assert!(after == before || (is_image && after == OURS), "{at}: {after:?} {}", bench.log());
+        assert_eq!(bench.read(network::NUMBER).as_deref(), Some("1"), "{at}: {}", bench.log());
+        assert_eq!(bench.read(network::SAVED), None, "{at}: {}", bench.log());
+    }
+    assert!(kills_with_drivers > 0, "no kill came between the drivers and their settings");
+}
