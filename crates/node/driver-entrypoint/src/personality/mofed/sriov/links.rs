@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use self::ip::{Ip, Tables};
+use self::ip::{Ip, Shown};
 use super::{super::devlink, flags, link_target_name};
 use crate::{
     files::{entries, program, text},
@@ -112,11 +112,10 @@ pub(super) type Saved<'a> = (PathBuf, &'a [Link]);
 
 /// Reads the settings of an interface.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
-    let ip = Ip::of(node);
-    read_with(node, ip.as_ref(), &ip.as_ref().map(Ip::tables).unwrap_or_default(), interface)
+    read_with(node, &Ip::of(node).map(|ip| ip.show()).unwrap_or_default(), interface)
 }
 
-fn read_with(node: &Node<'_>, ip: Option<&Ip<'_>>, tables: &Tables, interface: &Path) -> Vec<Link> {
+fn read_with(node: &Node<'_>, shown: &Shown, interface: &Path) -> Vec<Link> {
     let master = link_target_name(&interface.join("master")).filter(|name| name != OVS_DATAPATH);
     let mut links: Vec<Link> = master.map(|name| Link::new(Kind::Master, &name, "")).into_iter().collect();
     let vlans = vlans(node, interface);
@@ -130,11 +129,10 @@ fn read_with(node: &Node<'_>, ip: Option<&Ip<'_>>, tables: &Tables, interface: &
         let found = settings::read(node, name, device != "-").into_iter();
         links.extend(found.map(|words| Link::new(Kind::Setting, device, words)));
     }
-    let Some(ip) = ip else { return links };
     for &(device, name) in &names {
-        let addresses = ip.addresses(name);
-        let (routes, rules) = tables.of_interface(name, &addresses);
-        let neighbors = ip.neighbors(name);
+        let addresses = shown.addresses(name);
+        let (routes, rules) = shown.routes_and_rules(name, &addresses);
+        let neighbors = shown.neighbors(name);
         for (kind, all) in [
             (Kind::Address, addresses),
             (Kind::Neighbor, neighbors),
@@ -159,12 +157,19 @@ pub(super) fn restore_settings(node: &Node<'_>, interface: &Path, wanted: &[Link
 pub(super) fn restore(node: &Node<'_>, wanted: &[Saved<'_>], polls: u32) {
     let ip = Ip::of(node);
     let missing = || {
-        let tables = ip.as_ref().map(Ip::tables).unwrap_or_default();
+        let shown = ip.as_ref().map(Ip::show).unwrap_or_default();
         let mut missing: Vec<(&Path, &Link)> = Vec::new();
         for (interface, links) in wanted.iter().filter(|(_, links)| !links.is_empty()) {
-            let now = read_with(node, ip.as_ref(), &tables, interface);
+            let now = read_with(node, &shown, interface);
             let absent = links.iter().filter(|link| !now.iter().any(|now| now.covers(link)));
-            missing.extend(absent.map(|link| (interface.as_path(), link)));
+            for link in absent {
+                // Two interfaces may have a rule in common.
+                let is_known = link.kind == Kind::Rule
+                    && missing.iter().any(|(_, other)| other.kind == Kind::Rule && other.words == link.words);
+                if !is_known {
+                    missing.push((interface.as_path(), link));
+                }
+            }
         }
         missing.sort_by_key(|(_, link)| link.order());
         missing
@@ -175,16 +180,19 @@ pub(super) fn restore(node: &Node<'_>, wanted: &[Saved<'_>], polls: u32) {
         }
         node.kernel.pause(POLL_INTERVAL);
     }
-    let mut tried = Vec::new();
-    // The kernel may add some with others: routes with addresses.
-    while let Some((interface, link)) = missing().into_iter().find(|found| !tried.contains(found)) {
-        match set(node, ip.as_ref(), interface, link) {
-            Ok(done) => node.log.step(format!("{done}, because no network manager did")),
-            Err(error) => {
-                node.log.warn(format!("{} of {}: {error}", link.to_line().trim(), name_of(interface)));
+    // The kernel adds some with others, such as routes with addresses.
+    let mut left = missing();
+    while let Some(order) = left.first().map(|(_, link)| link.order()) {
+        for (interface, link) in left.iter().take_while(|(_, link)| link.order() == order) {
+            match set(node, ip.as_ref(), interface, link) {
+                Ok(done) => node.log.step(format!("{done}, because no network manager did")),
+                Err(error) => {
+                    node.log.warn(format!("{} of {}: {error}", link.to_line().trim(), name_of(interface)));
+                }
             }
         }
-        tried.push((interface, link));
+        left = missing();
+        left.retain(|(_, link)| link.order() > order);
     }
 }
 
@@ -200,7 +208,7 @@ pub(super) fn lost_uppers(node: &Node<'_>, interface: &Path) -> Vec<String> {
     uppers.filter(|name| !is_restored(name)).collect()
 }
 
-fn set(node: &Node<'_>, ip: Option<&Ip<'_>>, interface: &Path, link: &Link) -> Result<String, String> {
+fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &Link) -> Result<String, String> {
     let name = name_of(interface);
     let Link { kind, device, words } = link;
     let device = if device == "-" { &name } else { device };

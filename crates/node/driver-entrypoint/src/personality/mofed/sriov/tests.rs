@@ -274,7 +274,7 @@ fn ip(bench: &Bench, addresses: &str, routes: &str) {
     bench.program(
         "ip",
         &format!(
-            "case \"$*\" in '-o address show dev enp8s0f0') cat {addresses} ;; '-o -4 route show table all') cat {routes} ;; \
+            "case \"$*\" in '-o address show') cat {addresses} ;; '-o -4 route show table all') cat {routes} ;; \
              *show*) ;; *) echo \"$*\" >> {asked} ;; esac"
         ),
     );

@@ -17,65 +17,67 @@ const ROUTE_STATES: [&str; 8] =
 const FAMILIES: [&str; 2] = ["-4", "-6"];
 
 /// The `ip` program of the image.
-pub(super) struct Ip<'a> {
-    node: &'a Node<'a>,
+pub(super) struct Ip {
     pub(super) program: PathBuf,
 }
 
-/// Routes of all tables, and rules; each line has its address family.
+/// What the program shows of all interfaces. Lines of routes and rules have their address family.
 #[derive(Default)]
-pub(super) struct Tables {
+pub(super) struct Shown {
+    addresses: Vec<String>,
+    neighbors: Vec<String>,
+    proxies: Vec<String>,
     routes: Vec<(&'static str, String)>,
     rules: Vec<(&'static str, String)>,
 }
 
-impl<'a> Ip<'a> {
-    pub(super) fn of(node: &'a Node<'a>) -> Option<Self> {
-        Some(Self { node, program: program(&node.paths, "ip")? })
+impl Ip {
+    pub(super) fn of(node: &Node<'_>) -> Option<Self> {
+        Some(Self { program: program(&node.paths, "ip")? })
     }
 
+    pub(super) fn show(&self) -> Shown {
+        let lines = |words: &[&str]| -> Vec<String> {
+            let shown = devlink::run(&self.program, words).unwrap_or_default();
+            shown.lines().map(str::to_owned).collect()
+        };
+        let of_family = |family: &'static str, words: &[&str]| {
+            let lines = lines(&[&["-o", family], words].concat()).into_iter();
+            lines.map(|line| (family, line)).collect::<Vec<_>>()
+        };
+        let of_both =
+            |words: &[&str]| FAMILIES.into_iter().flat_map(|family| of_family(family, words)).collect();
+        Shown {
+            addresses: lines(&["-o", "address", "show"]),
+            neighbors: lines(&["neighbor", "show", "nud", "permanent"]),
+            proxies: lines(&["neighbor", "show", "proxy"]),
+            routes: of_both(&["route", "show", "table", "all"]),
+            rules: of_both(&["rule", "show"]),
+        }
+    }
+}
+
+impl Shown {
     /// Static addresses of an interface.
     pub(super) fn addresses(&self, name: &str) -> Vec<String> {
-        let shown = self.show(&["-o", "address", "show"], name);
-        shown.lines().filter_map(|line| parse_address(line, name)).collect()
+        self.addresses.iter().filter_map(|line| parse_address(line, name)).collect()
     }
 
     /// Permanent neighbors of an interface, and those that it answers for.
     pub(super) fn neighbors(&self, name: &str) -> Vec<String> {
-        let permanent = self.show(&["neighbor", "show", "nud", "permanent"], name);
-        let permanent = permanent.lines().filter(|line| !line.contains("extern_learn"));
-        let permanent = permanent
-            .filter_map(|line| Some(format!("{} nud permanent", line.trim().strip_suffix(" PERMANENT")?)));
-        let proxies = self.show(&["neighbor", "show", "proxy"], name);
-        let proxies = proxies.lines().filter_map(|line| Some(format!("proxy {}", line.split(' ').next()?)));
-        permanent.chain(proxies).collect()
+        let device = format!(" dev {name} ");
+        let permanent = self.neighbors.iter().filter(|line| !line.contains("extern_learn"));
+        let permanent = permanent.filter_map(|line| {
+            let words = line.trim().strip_suffix(" PERMANENT")?.split_once(&device)?;
+            Some(format!("{} {} nud permanent", words.0, words.1))
+        });
+        let proxies = self.proxies.iter().filter_map(|line| line.split_once(&device));
+        permanent.chain(proxies.map(|(address, _)| format!("proxy {address}"))).collect()
     }
 
-    pub(super) fn tables(&self) -> Tables {
-        let lines = |words: &[&str]| {
-            let of_family = |family: &'static str| {
-                let shown = devlink::run(&self.program, &[&["-o", family], words].concat());
-                let lines = shown.unwrap_or_default();
-                lines.lines().map(|line| (family, line.to_owned())).collect::<Vec<_>>()
-            };
-            FAMILIES.into_iter().flat_map(of_family).collect()
-        };
-        Tables { routes: lines(&["route", "show", "table", "all"]), rules: lines(&["rule", "show"]) }
-    }
-
-    /// Output for an interface; empty if it does not exist.
-    fn show(&self, words: &[&str], name: &str) -> String {
-        if !self.node.paths.at("/sys/class/net").join(name).exists() {
-            return String::new();
-        }
-        devlink::run(&self.program, &[words, &["dev", name]].concat()).unwrap_or_default()
-    }
-}
-
-impl Tables {
     /// Routes of an interface that people or a network manager set, and the rules that name the interface or a table
     /// with such a route.
-    pub(super) fn of_interface(&self, name: &str, addresses: &[String]) -> (Vec<String>, Vec<String>) {
+    pub(super) fn routes_and_rules(&self, name: &str, addresses: &[String]) -> (Vec<String>, Vec<String>) {
         let routes: Vec<(&str, String)> = self
             .routes
             .iter()
@@ -122,11 +124,12 @@ fn attribute<'a>(words: &[&'a str], name: &str) -> Option<&'a str> {
 }
 
 /// Parses a line of `ip -o address show`: number, name, family, address, its attributes, and after a backslash its
-/// lifetimes. The last attribute may be a label, such as `eth0:1`.
+/// lifetimes. The last attribute may be a label, such as `eth0:1`. `None` for addresses of other interfaces.
 fn parse_address(line: &str, name: &str) -> Option<String> {
     let line = line.split('\\').next()?;
-    let words: Vec<&str> =
-        line.split_whitespace().skip_while(|word| !word.starts_with("inet")).skip(1).collect();
+    let mut words = line.split_whitespace().skip(1);
+    words.next().filter(|found| *found == name)?;
+    let words: Vec<&str> = words.skip(1).collect();
     if words.contains(&"dynamic") || attribute(&words, "scope") != Some("global") {
         return None;
     }

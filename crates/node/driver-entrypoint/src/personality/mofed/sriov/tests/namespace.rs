@@ -127,7 +127,7 @@ fn an_interface_that_comes_back_has_all_that_it_had() {
             ip address add 2001:db8::2/64 dev v0\nip address add 10.8.0.2/24 dev w0\n\
             ip route add 10.6.0.0/24 dev v0 proto kernel src 10.6.0.2 metric 100\n\
             ip route add 10.6.1.0/24 via 10.6.0.1\n\
-            ip route add default via 10.9.0.1 table 100\nip -6 route add default via 2001:db8::1 dev v0 table 103\n\
+            ip route add default via 10.9.0.1 table 100\nip route add 10.70.0.0/16 dev w0 table 100\nip -6 route add default via 2001:db8::1 dev v0 table 103\n\
             ip route add 10.50.0.0/16 nexthop via 10.9.0.8 dev v0 nexthop via 10.8.0.9 dev w0 weight 3\n\
             ip nexthop add id 5 via 10.9.0.1 dev v0\nip route add 10.60.0.0/16 nhid 5\n\
             ip route add 10.61.0.0/24 dev w0\nip route add default via 10.61.0.1 metric 5 proto static\n\
