@@ -346,6 +346,25 @@ fn addresses_are_set_by_ip_where_the_driver_has_no_files() {
     assert!(!bench.log().contains("WARN"), "{}", bench.log());
 }
 
+/// The mode limits the MTU. IPoIB interfaces of other partitions are below the same device.
+#[test]
+fn the_mode_of_ipoib_is_restored() {
+    let bench = bench();
+    ip(&bench, "", "");
+    let interface = format!("{PF}/net/enp8s0f0");
+    let child = format!("{PF}/net/a.8001");
+    bench.write(&format!("{child}/type"), "32\n");
+    bench.write(&format!("{child}/parent"), "enp8s0f0\n");
+    bench.write(&format!("{interface}/type"), "32\n");
+    bench.write(&format!("{interface}/mode"), "connected\n");
+    let state = saved(&bench);
+    reload(&bench);
+    bench.write(&format!("{interface}/mode"), "datagram\n");
+    state.restore(&bench.node(), 1, FRESH);
+    assert_eq!(bench.read(&format!("{interface}/mode")).as_deref(), Some("connected"));
+    assert_eq!(bench.read(&format!("{interface}/mtu")).as_deref(), Some("9000"));
+}
+
 /// Functions of `vfio-pci` have no interface whose address could be read.
 #[test]
 fn settings_of_virtual_functions_are_restored() {

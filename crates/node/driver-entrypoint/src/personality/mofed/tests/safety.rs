@@ -199,7 +199,7 @@ fn a_container_that_cannot_start_repairs_the_node_after_a_killed_one() {
     }
 }
 
-/// Wherever the container was killed, the node has one of the two stacks afterwards, with the settings of its devices.
+/// The node has either the host's or the image's stack, and the settings of its devices.
 #[test]
 fn a_container_that_cannot_start_completes_what_a_killed_one_has_begun() {
     let mut kills_with_drivers = 0;

@@ -21,7 +21,7 @@ pub(super) struct Ip {
     pub(super) program: PathBuf,
 }
 
-/// What the program shows of all interfaces. Lines of routes and rules have their address family.
+/// Output of the program for all interfaces, in lines. Routes and rules have their address family.
 #[derive(Default)]
 pub(super) struct Shown {
     addresses: Vec<String>,
@@ -105,7 +105,7 @@ impl Shown {
     }
 }
 
-/// What identifies a route: family, destination, table and gateways.
+/// Identity of a route: family, destination, table and gateways.
 pub(super) fn route_key(words: &str) -> Vec<&str> {
     let words: Vec<&str> = words.split(' ').collect();
     let values =
@@ -113,7 +113,7 @@ pub(super) fn route_key(words: &str) -> Vec<&str> {
     words.iter().take(2).copied().chain(values).collect()
 }
 
-/// What identifies a rule: all but its priority.
+/// Identity of a rule: everything except its priority.
 pub(super) fn rule_key(words: &str) -> (&str, &str) {
     let (family, rest) = words.split_once(' ').unwrap_or_default();
     (family, rest.split_once(' ').unwrap_or_default().1)

@@ -19,7 +19,7 @@ const ATTRIBUTES: [&str; 8] = [
 /// Directories of `/proc/sys/net` with a directory for each interface, and `default` for new ones.
 const SYSCTLS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
 
-/// Reads the settings of an interface that differ from those of a new one, the MTU only with `with_mtu`.
+/// Reads the settings of an interface that differ from the defaults of new interfaces; the MTU only with `with_mtu`.
 pub(super) fn read(node: &Node<'_>, interface: &str, with_mtu: bool) -> Vec<String> {
     let mut found = Vec::new();
     for name in ATTRIBUTES.into_iter().filter(|name| with_mtu || *name != "mtu") {

@@ -68,7 +68,7 @@ fn sh(script: &str) -> String {
     text(output.stdout)
 }
 
-/// Runs a test in a thread of its own, because the thread stays in the namespace.
+/// Runs a test in a new thread, because the thread stays in the namespace.
 fn in_namespace(test: impl FnOnce(&Namespace) + Send) {
     thread::scope(|scope| scope.spawn(|| test(&Namespace::enter())).join().unwrap());
 }
@@ -155,7 +155,7 @@ fn an_interface_that_comes_back_has_all_that_it_had() {
     });
 }
 
-/// The same as after a replacement where a network manager has set up the interface with values of its own.
+/// A network manager chooses other metrics and priorities.
 #[test]
 fn an_interface_that_a_network_manager_sets_up_is_left_to_it() {
     in_namespace(|namespace| {
