@@ -112,9 +112,18 @@ pub(super) type Saved<'a> = (PathBuf, &'a [Link]);
 
 /// Reads the settings of an interface.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
-    read_with(node, &Ip::of(node).map(|ip| ip.show()).unwrap_or_default(), interface)
+    let mut links = read_with(node, &Ip::of(node).map(|ip| ip.show()).unwrap_or_default(), interface);
+    let vlans = vlans(node, interface);
+    let own = name_of(interface);
+    let names = vlans.iter().map(|vlan| (vlan.device.as_str(), vlan.device.as_str()));
+    for (device, name) in [("-", own.as_str())].into_iter().chain(names) {
+        let found = settings::read(node, name, device != "-").into_iter();
+        links.extend(found.map(|words| Link::new(Kind::Setting, device, words)));
+    }
+    links
 }
 
+/// Reads everything but the attributes and sysctls.
 fn read_with(node: &Node<'_>, shown: &Shown, interface: &Path) -> Vec<Link> {
     let master = link_target_name(&interface.join("master")).filter(|name| name != OVS_DATAPATH);
     let mut links: Vec<Link> = master.map(|name| Link::new(Kind::Master, &name, "")).into_iter().collect();
@@ -125,10 +134,6 @@ fn read_with(node: &Node<'_>, shown: &Shown, interface: &Path) -> Vec<Link> {
         .into_iter()
         .chain(vlans.iter().map(|vlan| (vlan.device.as_str(), vlan.device.as_str())))
         .collect();
-    for &(device, name) in &names {
-        let found = settings::read(node, name, device != "-").into_iter();
-        links.extend(found.map(|words| Link::new(Kind::Setting, device, words)));
-    }
     for &(device, name) in &names {
         let addresses = shown.addresses(name);
         let (routes, rules) = shown.routes_and_rules(name, &addresses);
@@ -161,7 +166,11 @@ pub(super) fn restore(node: &Node<'_>, wanted: &[Saved<'_>], polls: u32) {
         let mut missing: Vec<(&Path, &Link)> = Vec::new();
         for (interface, links) in wanted.iter().filter(|(_, links)| !links.is_empty()) {
             let now = read_with(node, &shown, interface);
-            let absent = links.iter().filter(|link| !now.iter().any(|now| now.covers(link)));
+            let is_set = |link: &Link| match link.kind {
+                Kind::Setting => settings::is_set(node, &device_name(link, interface), &link.words),
+                _ => now.iter().any(|now| now.covers(link)),
+            };
+            let absent = links.iter().filter(|link| !is_set(link));
             for link in absent {
                 // Two interfaces may have a rule in common.
                 let is_known = link.kind == Kind::Rule
@@ -210,8 +219,8 @@ pub(super) fn lost_uppers(node: &Node<'_>, interface: &Path) -> Vec<String> {
 
 fn set(node: &Node<'_>, ip: Option<&Ip>, interface: &Path, link: &Link) -> Result<String, String> {
     let name = name_of(interface);
-    let Link { kind, device, words } = link;
-    let device = if device == "-" { &name } else { device };
+    let Link { kind, words, .. } = link;
+    let device = &device_name(link, interface);
     let arguments: Vec<&str> = words.split(' ').collect();
     if *kind == Kind::Setting {
         settings::write(node, device, words)?;
@@ -262,6 +271,10 @@ fn vlans(node: &Node<'_>, interface: &Path) -> Vec<Link> {
         (below == own).then(|| Link::new(Kind::Vlan, name, id))
     };
     table.lines().filter_map(parse_vlan).collect()
+}
+
+fn device_name(link: &Link, interface: &Path) -> String {
+    if link.device == "-" { name_of(interface) } else { link.device.clone() }
 }
 
 fn name_of(interface: &Path) -> String {

@@ -19,6 +19,9 @@ const ATTRIBUTES: [&str; 8] = [
 /// Directories of `/proc/sys/net` with a directory for each interface, and `default` for new ones.
 const SYSCTLS: [&str; 4] = ["ipv4/conf", "ipv6/conf", "ipv4/neigh", "ipv6/neigh"];
 
+/// Sysctls that follow the interface's MTU, or have other units for another sysctl.
+const IGNORED: [&str; 4] = ["mtu", "base_reachable_time", "retrans_time", "unres_qlen"];
+
 /// Reads the settings of an interface that differ from the defaults of new interfaces; the MTU only with `with_mtu`.
 pub(super) fn read(node: &Node<'_>, interface: &str, with_mtu: bool) -> Vec<String> {
     let mut found = Vec::new();
@@ -32,10 +35,12 @@ pub(super) fn read(node: &Node<'_>, interface: &str, with_mtu: bool) -> Vec<Stri
         let directory = node.paths.at("/proc/sys/net").join(tree);
         for path in entries(directory.join(interface)) {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if IGNORED.contains(&&*name) {
+                continue;
+            }
             let Some(value) = text(&path).filter(|value| !value.contains('\n')) else { continue };
-            // IPv6's MTU follows the interface's. Other network namespaces than the node's have no defaults of neighbors.
-            let follows = tree == "ipv6/conf" && name == "mtu";
-            if !follows && text(directory.join("default").join(&*name)).as_ref() != Some(&value) {
+            // Other network namespaces than the node's have no defaults of neighbors.
+            if text(directory.join("default").join(&*name)).as_ref() != Some(&value) {
                 found.push(format!("{tree}/{name} {value}"));
             }
         }
@@ -43,11 +48,17 @@ pub(super) fn read(node: &Node<'_>, interface: &str, with_mtu: bool) -> Vec<Stri
     found
 }
 
+/// Whether an interface has a setting.
+pub(super) fn is_set(node: &Node<'_>, interface: &str, words: &str) -> bool {
+    let (file, value) = words.split_once(' ').unwrap_or_default();
+    path(node, interface, file).and_then(text).as_deref() == Some(value)
+}
+
 /// Writes a setting, unless the interface has it.
 pub(super) fn write(node: &Node<'_>, interface: &str, words: &str) -> Result<(), String> {
     let (file, value) = words.split_once(' ').unwrap_or_default();
     let path = path(node, interface, file).ok_or_else(|| "no such setting".to_owned())?;
-    if text(&path).as_deref() == Some(value) {
+    if is_set(node, interface, words) {
         return Ok(());
     }
     fs::write(&path, value).map_err(|error| error.to_string())
