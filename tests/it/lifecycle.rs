@@ -17,6 +17,7 @@ mod eviction;
 mod gpu;
 mod network;
 mod safety;
+mod swap;
 
 /// Time limit for a container to become ready in an emulated machine on a busy host.
 const LIMIT: Duration = Duration::from_mins(3);
