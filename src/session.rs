@@ -165,6 +165,7 @@ impl Session {
             limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
             module_signer,
             boot_checker: None,
+            output_maker: None,
             reporter: Arc::new(Progress::new()),
             instance: self.global.instance(),
             fence: None,

@@ -9,7 +9,7 @@ use super::{
     needs, publish, reuse, sign,
 };
 use crate::{
-    images::can_sign_images,
+    images::{can_sign_images, output_maker},
     parts::{FindingKind, Parts, Result, TargetError},
 };
 
@@ -40,6 +40,7 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
     check::ensure_boot_check_is_possible(&job).await?;
     if options.push {
         can_sign_images(parts).await?;
+        output_maker(parts, job.image)?;
     }
     let headers = headers::fetch(&job).await?;
     sign::can_sign(&job, &headers).await?;

@@ -76,6 +76,7 @@ async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64
         sent += image.push_document(artifact).await?;
     }
     sent += image.sign(job.cell.image.as_str(), &documents.claims).await?;
+    sent += image.publish_outputs(job.image, job.family).await?;
     for reference in job.cell.references() {
         tag(parts, job.cell, reference, &stored).await?;
     }

@@ -10,6 +10,7 @@ use kmod::Verdict;
 use super::{
     cell::{cell, find, in_build_order},
     failures::{attempt, known_failures},
+    job::Job,
     pipeline::{BuildOptions, Built},
 };
 use crate::{
@@ -70,6 +71,7 @@ async fn build_alone(
     {
         let stored = StoredImage { parts, repository: &cell.reference.repository, digest: &digest };
         stored.ensure_signed(name.as_str()).await?;
+        stored.publish_outputs(image, Job::of(parts, &cell)?.family).await?;
         return Ok(BuildOutcome { cell, digest, built: None });
     }
     if !force

@@ -154,6 +154,7 @@ impl Bench {
             limits: BuildLimits { at_once: 1, budget: farrier_local::machine::budget() },
             module_signer: None,
             boot_checker: None,
+            output_maker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
             instance: Instance::default(),
             fence: None,

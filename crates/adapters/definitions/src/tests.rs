@@ -238,6 +238,24 @@ fn what_the_check_does_and_what_may_be_reused() {
 }
 
 #[test]
+fn what_is_published_beside_the_image() {
+    let known = "  template: kbuild\n  outputs: [deb, rpm]\n";
+    insta::assert_snapshot!(image_mistakes(&[("  template: kbuild\n", known)]), @r#"
+    error: images/m.yaml:7:18: unknown value "rpm"; known: deb, initramfs
+      7 |   outputs: [deb, rpm]
+        |                  ^
+    1 mistake in the definitions
+    "#);
+    let made = "  template: kbuild\n  output: image\n  outputs: [deb]\n";
+    insta::assert_snapshot!(image_mistakes(&[("  template: kbuild\n", made)]), @"
+    error: images/m.yaml:8:12: an image that the engine makes (output: image) has no payload to make outputs from
+      8 |   outputs: [deb]
+        |            ^
+    1 mistake in the definitions
+    ");
+}
+
+#[test]
 fn values_of_another_kind_are_told_apart() {
     insta::assert_snapshot!(image_mistakes(&[
         ("{name: mstflint}", ""),

@@ -79,6 +79,10 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         let message = "an image that the engine makes (output: image) has its kernel's name in its layers; only a payload can be reused";
         report.wrong(&["spec", "reuse"], message);
     }
+    if spec.output == Output::Image && !spec.outputs.is_empty() {
+        let message = "an image that the engine makes (output: image) has no payload to make outputs from";
+        report.wrong(&["spec", "outputs"], message);
+    }
     for (index, patch) in spec.patches.iter().enumerate() {
         if patch.path.file_name().is_none() {
             let message = format!("{:?} has no file name", patch.path.display().to_string());

@@ -1,13 +1,16 @@
 //! The definition of a driver image (`images/*.yaml`), and the collection of all definitions.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
-    BuildSpec, KernelVars, MinimalSpec, Need, PatchSpec, Redistribute, RolloutSpec, RunfileBase, SourceSpec,
-    VersionSpec, kernel_choice::Choice, tag,
+    BuildSpec, HostOutput, KernelVars, MinimalSpec, Need, PatchSpec, Redistribute, RolloutSpec, RunfileBase,
+    SourceSpec, VersionSpec, kernel_choice::Choice, tag,
 };
 use crate::{
     definition::{
@@ -118,6 +121,10 @@ pub struct DriverImageSpec {
     /// Whether farrier or the engine assembles the final image.
     #[serde(default)]
     pub output: Output,
+    /// What is published in addition to the image, for hosts that load the modules themselves. Each output is made from the
+    /// image, so its modules are the image's, byte for byte.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub outputs: BTreeSet<HostOutput>,
     /// Resources that the build needs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub build: BuildSpec,

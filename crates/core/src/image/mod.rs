@@ -4,6 +4,7 @@ mod build;
 mod chain;
 mod definition;
 mod git_source;
+mod host_output;
 mod input_hash;
 mod kernel_choice;
 mod minimal;
@@ -24,6 +25,7 @@ pub use definition::{
     Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
 pub use git_source::{GitSource, commit_in};
+pub use host_output::HostOutput;
 pub use input_hash::{InputHash, InputHasher};
 pub use kernel_choice::KernelVars;
 pub use minimal::MinimalSpec;

@@ -117,6 +117,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
         reuse: _,
         runtime,
         output,
+        outputs: _,
         build: _,
         tags: _,
         on_conflict: _,

@@ -4,6 +4,7 @@ mod contents;
 mod copies;
 mod documents;
 mod keys;
+mod outputs;
 mod record;
 mod root_fs;
 mod rotate;
@@ -23,6 +24,7 @@ pub use keys::{
     can_sign_images, check_named_keys, check_revoked_keys, read_keys, sign_bytes, signing_key,
     verification_keys,
 };
+pub(crate) use outputs::output_maker;
 pub(crate) use record::record_build;
 pub use record::{
     LastRecord, REPOSITORY as RECORDS, add_to_record, build_times, day, read_record, record_kernels,

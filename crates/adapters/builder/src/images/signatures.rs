@@ -217,7 +217,7 @@ impl StoredImage<'_> {
     }
 
     /// Whether enough of the keys signed the image; the inner error is the reason if not.
-    pub(super) async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
+    pub async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
         self.must_satisfy(required.keys(), &|found| required.judge(found).accept()).await
     }
 

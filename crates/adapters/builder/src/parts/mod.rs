@@ -3,6 +3,7 @@
 mod boot;
 mod error;
 mod lazy;
+mod outputs;
 mod report;
 mod retry;
 mod shared;
@@ -10,6 +11,7 @@ mod shared;
 pub use boot::{BootCheck, BootCheckError, BootChecker};
 pub use error::{Finding, FindingKind, Result, TargetError};
 pub use lazy::{LazyEngine, LazyEntrypoint};
+pub use outputs::OutputMaker;
 pub use report::{Reporter, Stage};
 pub use retry::with_retry;
 pub use shared::{AT_ONCE, entries, image_location};

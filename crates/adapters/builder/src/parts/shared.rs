@@ -33,6 +33,7 @@ use super::{
     boot::BootChecker,
     error::{Result, TargetError},
     lazy::{LazyEngine, LazyEntrypoint},
+    outputs::OutputMaker,
     report::Reporter,
     retry::with_retry,
 };
@@ -95,6 +96,8 @@ pub struct Parts {
     pub module_signer: Option<Arc<ModuleSigner>>,
     /// Boots kernels for definitions with `check.boot: true`. Without a boot checker, their builds fail.
     pub boot_checker: Option<Arc<dyn BootChecker>>,
+    /// Makes the outputs that definitions ask for in addition to the image. Without a maker, their builds fail.
+    pub output_maker: Option<Arc<dyn OutputMaker>>,
     /// Receives progress reports.
     pub reporter: Arc<dyn Reporter>,
     /// Name of this farrier, if a cluster has several.

@@ -1,0 +1,19 @@
+//! What is published beside an image.
+
+use farrier_core::image::{Digest, HostOutput, Repository};
+use oci::Artifact;
+
+use super::{error::Result, shared::Parts};
+
+/// Makes outputs from published images.
+#[async_trait::async_trait]
+pub trait OutputMaker: Send + Sync {
+    /// Makes an output as a referrer of the image for one kernel. The same image gives the same bytes, on every machine.
+    async fn make(
+        &self,
+        parts: &Parts,
+        repository: &Repository,
+        image: &Digest,
+        output: HostOutput,
+    ) -> Result<Artifact>;
+}

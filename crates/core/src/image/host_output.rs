@@ -1,0 +1,53 @@
+//! What is published beside an image for hosts that load modules themselves.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::VariantArray;
+
+use crate::kernel::KernelFamily;
+
+/// An output that is made from a published image, and published as its referrer.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    VariantArray,
+)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
+pub enum HostOutput {
+    /// A Debian package, for the kernels whose headers are not RPM packages.
+    Deb,
+    /// An archive that loads the modules, to append to an initramfs of initramfs-tools, for the same kernels.
+    Initramfs,
+}
+
+impl HostOutput {
+    /// Media type of the artifact and of its layer.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Deb => "application/vnd.farrier.deb.v1",
+            Self::Initramfs => "application/vnd.farrier.initramfs.v1",
+        }
+    }
+
+    /// Whether an artifact of this type is an output of an image.
+    pub fn has_type(artifact_type: Option<&str>) -> bool {
+        Self::VARIANTS.iter().any(|output| artifact_type == Some(output.media_type()))
+    }
+
+    /// Whether the output is made for the kernels of a family.
+    pub fn is_for(self, family: &KernelFamily) -> bool {
+        match self {
+            Self::Deb | Self::Initramfs => family.spec.headers.rpm_archive().is_none(),
+        }
+    }
+}
