@@ -48,3 +48,34 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     assert_eq!(report().await.leftovers[0].state, GcState::Deleted);
     assert_eq!(referrers_and_signatures().await, (false, 0));
 }
+
+/// The signatures of an output refer to the output, not to the image.
+#[tokio::test]
+async fn outputs_go_with_their_image_and_signatures_with_their_output() {
+    let bench = Bench::new(&json!({}));
+    let (parts, registry) = (&bench.parts, &bench.parts.registry);
+    let repository = parts.location.repository("x").unwrap();
+    let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
+    let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
+    let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
+    let bundle = Artifact::about(&output.manifest, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
+    let signed = provenance::layered(None, &[]).unwrap();
+    for bytes in [oci::EMPTY, &signed.config, &output.content, &bundle.content] {
+        registry.push_bytes(&repository, bytes).await.unwrap();
+    }
+    let signature = provenance::signature_tag(&output.digest).unwrap();
+    for (tag, manifest) in [("1".parse().unwrap(), &image), (signature, &signed.manifest)] {
+        let kind = media_type::OCI_MANIFEST;
+        registry.push_manifest(&repository, &Version::Tag(tag), kind, manifest).await.unwrap();
+    }
+    registry.push_referrer(&repository, &output.manifest).await.unwrap();
+    registry.push_referrer(&repository, &bundle.manifest).await.unwrap();
+    let options = GcOptions { keep_days: 0, further: Vec::new(), delete: true, accept_stale_record: false };
+    let contents = list_contents(parts, &options).await.unwrap();
+    assert!(delete(parts, &contents, &repository, &Digest::of(&image), true).await.unwrap());
+    assert_eq!(registry.tags(&repository).await.unwrap(), []);
+    for digest in [&output.digest, &bundle.digest] {
+        let version = Version::Digest(digest.clone());
+        assert!(registry.manifest(&repository, &version).await.unwrap().is_none());
+    }
+}

@@ -10,7 +10,7 @@ use farrier_builder::{
 };
 use farrier_cluster::{Cluster, Directory};
 use farrier_core::{
-    image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
+    image::{Digest, HostOutput, ImageName, Repository, RolloutSpec, Tag, Version},
     plan::{
         Announcements, Candidates, GcInputs, GcPlan, KernelRecord, LiveKernels, PrunedImage, RegistryImage,
         gc_plan,
@@ -437,6 +437,10 @@ async fn delete(
         delete_manifest(parts, repository, digest).await?;
     } else if parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?.is_some() {
         return Ok(false);
+    }
+    // An output of the image has signatures of its own.
+    for output in referrers.iter().filter(|listed| HostOutput::has_type(listed.artifact_type.as_deref())) {
+        Box::pin(delete(parts, contents, repository, &output.digest, true)).await?;
     }
     // Delete the list of referrers last, because an interrupted run finds the remaining referrers in it.
     let lists = contents.by_subject.get(&(repository.clone(), digest.clone()));

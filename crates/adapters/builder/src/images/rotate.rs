@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use farrier_core::{
-    image::{Digest, ImageName, Repository, Version},
+    image::{Digest, HostOutput, ImageName, Repository, Version},
     provenance::{PublicKey, RequiredSigners},
 };
 use farrier_store::{InputKind, is_referrer_or_signature};
@@ -64,7 +64,7 @@ pub async fn rotate(
     Ok(artifacts)
 }
 
-/// Manifests under tags, and the images of indexes among them.
+/// Manifests under tags, the images of indexes among them, and the outputs of images.
 async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Digest>> {
     let mut found = BTreeSet::new();
     for tag in parts.registry.tags(repository).await? {
@@ -80,6 +80,12 @@ async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Diges
             }
         }
         found.insert(stored.digest);
+    }
+    for image in found.clone() {
+        let listed = parts.registry.referrers(repository, &image, None).await?;
+        let outputs =
+            listed.into_iter().filter(|listed| HostOutput::has_type(listed.artifact_type.as_deref()));
+        found.extend(outputs.map(|output| output.digest));
     }
     Ok(found)
 }
