@@ -8,6 +8,8 @@ use clap::{Parser, Subcommand};
 use super::gc::GcArgs;
 #[cfg(feature = "migrate")]
 use super::init::InitArgs;
+#[cfg(feature = "host-artifacts")]
+use super::pull::PullArgs;
 #[cfg(feature = "dashboard")]
 use super::ui::UiArgs;
 use super::{
@@ -59,6 +61,11 @@ Examples:
   farrier run --once --cluster dir:cluster --registry oci:images --definitions definitions
   farrier run --once --dry-run --cluster kube --registry registry.example/drivers
   farrier run --cluster kube --write-namespaces drivers --registry registry.example/drivers";
+#[cfg(feature = "host-artifacts")]
+const PULL_EXAMPLES: &str = "\
+Examples:
+  farrier pull deb hello --kernel 6.1.0-56-amd64 --registry registry.example/drivers
+  farrier pull deb registry.example/drivers/hello:1.0 --key site.pub --to hello.deb";
 #[cfg(feature = "bundle")]
 const BUNDLE_EXAMPLES: &str = "\
 Examples:
@@ -120,6 +127,10 @@ pub enum Command {
     Check(CheckArgs),
     /// Verify a published image: blobs, signature, check report, bill of materials, provenance
     Verify(VerifyArgs),
+    /// Fetch and verify an output of an image, such as a package with its modules for a host
+    #[cfg(feature = "host-artifacts")]
+    #[command(after_help = PULL_EXAMPLES)]
+    Pull(PullArgs),
     /// Carry images and everything that they are made from to an air-gapped site, in one file
     #[command(subcommand, after_help = BUNDLE_EXAMPLES)]
     #[cfg(feature = "bundle")]

@@ -31,6 +31,8 @@ mod plan;
 mod plugin;
 mod prebuild;
 mod preflight;
+#[cfg(feature = "host-artifacts")]
+mod pull;
 #[cfg(test)]
 mod reference_tests;
 mod render;
@@ -161,6 +163,8 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             Command::Doctor(args) => doctor::doctor(&session, args).await,
             Command::Check(args) => check::check(&session, args).await,
             Command::Verify(args) => verify::verify(&session, args).await,
+            #[cfg(feature = "host-artifacts")]
+            Command::Pull(args) => pull::pull(&session, args).await,
             #[cfg(feature = "bundle")]
             Command::Bundle(command) => bundle::bundle(&session, command).await,
             Command::Run(args) => run::run(&session, args).await,

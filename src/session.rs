@@ -178,6 +178,10 @@ impl Session {
         {
             parts.boot_checker = Some(boot_checker(&parts, self.global.entrypoint.clone()));
         }
+        #[cfg(feature = "host-artifacts")]
+        {
+            parts.output_maker = Some(Arc::new(farrier_host_artifacts::HostArtifacts));
+        }
         Ok(parts)
     }
 }

@@ -37,6 +37,7 @@ pub fn version(session: &Session) -> Result<Exit> {
         ("dashboard", cfg!(feature = "dashboard")),
         ("gc", cfg!(feature = "gc")),
         ("header-collection", cfg!(feature = "header-collection")),
+        ("host-artifacts", cfg!(feature = "host-artifacts")),
         ("migrate", cfg!(feature = "migrate")),
     ];
     let features = features.into_iter().filter_map(|(name, is_in)| is_in.then_some(name)).collect();

@@ -39,6 +39,7 @@ mod git_sources;
 mod gpu_base;
 mod gpudirect;
 mod headers_import;
+mod host_artifacts;
 mod init;
 mod install_page;
 mod interruptions;

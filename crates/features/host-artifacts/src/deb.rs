@@ -1,0 +1,167 @@
+//! Writes Debian packages (deb(5)). The same payload gives the same bytes: all times are 0, all owners root.
+
+use std::path::{Path, PathBuf};
+
+use farrier_payload::Result;
+use fs_err as fs;
+use oci::{EntryKind, LayerWriter};
+
+use super::{
+    entries::{Entries, Entry, with_directories},
+    payload::{HostPayload, module_dir},
+};
+
+/// Returns the package and its file name. Blocks.
+pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
+    let names = Names::of(payload);
+    let data = data(payload);
+    let mut size = 0;
+    for entry in data.values() {
+        size += match entry {
+            Entry::Payload(file) => fs::symlink_metadata(file)?.len(),
+            Entry::Text(text) => text.len() as u64,
+            Entry::Directory | Entry::Script(_) => 0,
+        };
+    }
+    let script = |when: &str| Entry::Script(script(payload.release.as_str(), when));
+    let control = Entries::from([
+        ("control".into(), Entry::Text(control(payload, &names, size.div_ceil(1024)).into_bytes())),
+        ("postinst".into(), script("configure")),
+        ("postrm".into(), script("remove")),
+    ]);
+    let (control, data) = (archive(&control)?, archive(&data)?);
+    let package = ar(&[("debian-binary", b"2.0\n"), ("control.tar.gz", &control), ("data.tar.gz", &data)]);
+    Ok((format!("{}_{}_{}.deb", names.package, names.version, payload.arch), package))
+}
+
+/// Names in the forms that Debian's policy permits (5.6.1 and 5.6.12).
+pub(super) struct Names {
+    pub(super) package: String,
+    pub(super) version: String,
+    /// The kernel release in names of packages.
+    kernel: String,
+}
+
+impl Names {
+    pub(super) fn of(payload: &HostPayload) -> Self {
+        let allowed = |c: char| if c.is_ascii_alphanumeric() || "+.".contains(c) { c } else { '-' };
+        let kernel: String = payload.release.as_str().to_ascii_lowercase().chars().map(allowed).collect();
+        let package = format!("{}-modules-{kernel}", payload.name);
+        Self { package, version: version(&payload.version), kernel }
+    }
+}
+
+/// Returns a driver's version as a Debian version, which starts with a digit.
+fn version(driver: &str) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || "+.~-".contains(c) { c } else { '.' };
+    let version: String = driver.chars().map(allowed).collect();
+    // After the last hyphen comes the revision, which is not empty.
+    let version = version.trim_end_matches('-');
+    if version.starts_with(|c: char| c.is_ascii_digit()) {
+        version.to_owned()
+    } else {
+        format!("0.{version}")
+    }
+}
+
+fn control(payload: &HostPayload, names: &Names, kibibytes: u64) -> String {
+    let HostPayload { name, release, arch, image, .. } = payload;
+    let Names { package, version, kernel } = names;
+    format!(
+        "Package: {package}\n\
+         Version: {version}\n\
+         Architecture: {arch}\n\
+         Maintainer: farrier\n\
+         Installed-Size: {kibibytes}\n\
+         Depends: kmod, linux-image-{kernel} | linux-image-unsigned-{kernel} | linux-image-{kernel}-unsigned\n\
+         Provides: {name}-modules (= {version})\n\
+         Section: kernel\n\
+         Priority: optional\n\
+         Description: modules of {name} for Linux {release}\n \
+         The same files as in the driver image {image}.\n"
+    )
+}
+
+/// Returns a script that updates the indexes of modules, and the initramfs. Where the kernel is not installed, both are left
+/// alone: after the removal of a kernel, depmod would create new files.
+fn script(release: &str, when: &str) -> String {
+    format!(
+        "#!/bin/sh\n\
+         set -e\n\
+         if [ \"$1\" = {when} ] && [ -e /lib/modules/{release}/modules.builtin ]; then\n    \
+             depmod {release}\n    \
+             if [ -e /boot/initrd.img-{release} ] && command -v update-initramfs >/dev/null; then\n        \
+                 update-initramfs -u -k {release}\n    \
+             fi\n\
+         fi\n"
+    )
+}
+
+/// Returns the files that the package installs, with their directories.
+fn data(payload: &HostPayload) -> Entries {
+    let HostPayload { name, release, certificate, .. } = payload;
+    let mut entries = payload.entries();
+    let overrides = Path::new("lib/depmod.d").join(format!("farrier-{name}-{release}.conf"));
+    entries.insert(overrides, Entry::Text(overrides_of(payload).into_bytes()));
+    if let Some(certificate) = certificate {
+        let place = Path::new("usr/share/farrier").join(name.as_str()).join(release.as_str());
+        entries.insert(place.join("module-signing.der"), Entry::Text(certificate.clone()));
+    }
+    with_directories(entries)
+}
+
+/// Returns depmod's configuration that prefers each module of the payload to other modules of its name below `updates`, such as
+/// those of DKMS.
+fn overrides_of(payload: &HostPayload) -> String {
+    let kernel = Path::new("lib/modules").join(payload.release.as_str());
+    let line = |place: &PathBuf| {
+        let inner =
+            place.strip_prefix(&kernel).ok().filter(|inner| inner.starts_with(module_dir(&payload.name)))?;
+        let (stem, _) = inner.file_name()?.to_str()?.split_once(".ko")?;
+        Some(format!("override {stem} * {}\n", inner.parent()?.display()))
+    };
+    payload.files.keys().filter_map(line).collect()
+}
+
+/// Returns the entries as a compressed tar.
+fn archive(entries: &Entries) -> Result<Vec<u8>> {
+    let mut tar = LayerWriter::new(Vec::new(), 0);
+    for (path, entry) in entries {
+        let mut text = |mode, mut bytes: &[u8]| {
+            tar.entry(path, mode, EntryKind::File { size: bytes.len() as u64, content: &mut bytes })
+        };
+        match entry {
+            Entry::Directory => tar.entry(path, 0o755, EntryKind::Directory)?,
+            Entry::Text(bytes) => text(0o644, bytes)?,
+            Entry::Script(script) => text(0o755, script.as_bytes())?,
+            Entry::Payload(file) => {
+                let found = fs::symlink_metadata(file)?;
+                if found.is_symlink() {
+                    tar.entry(path, 0o777, EntryKind::Symlink(&fs::read_link(file)?))?;
+                } else {
+                    let mut content = fs::File::open(file)?;
+                    tar.entry(path, 0o644, EntryKind::File { size: found.len(), content: &mut content })?;
+                }
+            }
+        }
+    }
+    Ok(tar.finish()?.1)
+}
+
+/// Returns an `ar` archive of these members.
+fn ar(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut archive = b"!<arch>\n".to_vec();
+    for (name, content) in members {
+        let header = format!("{name:<16}{:<12}{:<6}{:<6}{:<8}{:<10}`\n", 0, 0, 0, "100644", content.len());
+        archive.extend_from_slice(header.as_bytes());
+        archive.extend_from_slice(content);
+        if content.len() % 2 == 1 {
+            archive.push(b'\n');
+        }
+    }
+    archive
+}
+
+#[cfg(test)]
+#[path = "deb_tests.rs"]
+mod tests;

@@ -1,0 +1,173 @@
+//! Packages of images that the pipeline published, as `dpkg-deb` reads them.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use farrier_builder::{
+    build_one,
+    parts::{OutputMaker as _, TargetError},
+    testing::{Bench, K9, module},
+};
+use farrier_core::{
+    image::{Digest, HostOutput},
+    site::{KeySource, ModuleSigning, Signed},
+};
+use farrier_net::SecretReader;
+use farrier_signing::{
+    ModuleSigner,
+    testing::{EC_256, OpensslDir, RSA_2048},
+};
+use oci::Artifact;
+use serde_json::json;
+
+use super::*;
+use crate::HostArtifacts;
+
+async fn package(bench: &Bench, image: &Digest) -> Result<Artifact, TargetError> {
+    let repository = bench.parts.location.repository("x").unwrap();
+    HostArtifacts.make(&bench.parts, &repository, image, HostOutput::Deb).await
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{command:?}\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn dpkg_deb(option: &str, package: &Path, to: &[&Path]) -> String {
+    run(Command::new("dpkg-deb").arg(option).arg(package).args(to))
+}
+
+#[tokio::test]
+async fn dpkg_reads_the_package() {
+    let bench = Bench::new(&json!({}));
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    let made = package(&bench, &built.digest).await.unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let (file, tree) = (root.path().join("x.deb"), root.path().join("tree"));
+    fs::write(&file, &made.content).unwrap();
+    let control = dpkg_deb("--field", &file, &[]);
+    let (size, control): (Vec<&str>, Vec<&str>) =
+        control.lines().partition(|line| line.starts_with("Installed-Size: "));
+    assert_eq!(size, [format!("Installed-Size: {}", module().build().len() / 1024 + 1)]);
+    let wanted = format!(
+        "Package: x-modules-6.1.0-9-amd64\nVersion: 1.0\nArchitecture: amd64\nMaintainer: farrier\n\
+         Depends: kmod, linux-image-6.1.0-9-amd64 | linux-image-unsigned-6.1.0-9-amd64 | \
+         linux-image-6.1.0-9-amd64-unsigned\nProvides: x-modules (= 1.0)\nSection: kernel\nPriority: optional\n\
+         Description: modules of x for Linux 6.1.0-9-amd64\n The same files as in the driver image {}.",
+        built.digest
+    );
+    assert_eq!(control.join("\n"), wanted);
+    dpkg_deb("--extract", &file, &[&tree]);
+    let directory = tree.join("lib/modules/6.1.0-9-amd64/updates/farrier-x/extra");
+    assert!(fs::read(directory.join("m.ko")).unwrap() == module().build(), "the image's module");
+    let overrides = fs::read_to_string(tree.join("lib/depmod.d/farrier-x-6.1.0-9-amd64.conf")).unwrap();
+    assert_eq!(overrides, "override m * updates/farrier-x/extra\n");
+    // The payload's own modules.dep would replace the kernel's.
+    assert!(!tree.join("lib/modules/6.1.0-9-amd64/modules.dep").exists());
+    let manifest = String::from_utf8(made.manifest).unwrap();
+    assert!(manifest.contains("\"x-modules-6.1.0-9-amd64_1.0_amd64.deb\""), "{manifest}");
+}
+
+#[tokio::test]
+async fn the_same_image_gives_the_same_package_on_two_machines() {
+    let (bench, mut other) = (Bench::new(&json!({})), Bench::new(&json!({})));
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    other.parts.registry = Arc::clone(&bench.parts.registry);
+    let packages = [package(&bench, &built.digest).await, package(&other, &built.digest).await];
+    let [here, there] = packages.map(Result::unwrap);
+    assert_eq!(here.digest, there.digest);
+    assert!(here.content == there.content);
+}
+
+#[tokio::test]
+async fn the_certificate_of_signed_modules_is_in_the_package() {
+    let keys = OpensslDir::new();
+    keys.key(RSA_2048);
+    keys.certificate("/CN=Acme");
+    let mut bench = Bench::new(&json!({}));
+    bench.headers_with(
+        K9,
+        farrier_builder::testing::SYMBOLS,
+        "CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_FORCE=y\nCONFIG_MODULE_SIG_HASH=\"sha512\"\n",
+    );
+    bench.sign_images_with(&keys);
+    let spec = ModuleSigning {
+        key: KeySource::File("k.pem".parse().unwrap()),
+        passphrase: None,
+        certificate: "c.pem".parse().unwrap(),
+        signed: Signed::Keep,
+    };
+    let secrets = SecretReader::new(keys.root().to_owned(), None);
+    let signer = ModuleSigner::open(&spec, keys.root(), secrets).unwrap();
+    bench.parts.module_signer = Some(Arc::new(signer));
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    let made = package(&bench, &built.digest).await.unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let (file, tree) = (root.path().join("x.deb"), root.path().join("tree"));
+    fs::write(&file, &made.content).unwrap();
+    dpkg_deb("--extract", &file, &[&tree]);
+    let certificate = tree.join("usr/share/farrier/x/6.1.0-9-amd64/module-signing.der");
+    let shown = run(Command::new("openssl")
+        .args(["x509", "-inform", "DER", "-subject", "-noout", "-in"])
+        .arg(certificate));
+    assert!(shown.contains("Acme"), "{shown}");
+
+    // Without the certificate, another package would have the same name.
+    bench.parts.module_signer = None;
+    let error = package(&bench, &built.digest).await.unwrap_err().to_string();
+    assert!(error.contains("has modules signed with certificate sha256:"), "{error}");
+}
+
+async fn listed(bench: &Bench, image: &Digest) -> Vec<Digest> {
+    let repository = bench.parts.location.repository("x").unwrap();
+    let kind = Some(HostOutput::Deb.media_type());
+    let found = bench.parts.registry.referrers(&repository, image, kind).await.unwrap();
+    found.into_iter().map(|found| found.digest).collect()
+}
+
+#[tokio::test]
+async fn a_build_publishes_what_its_definition_asks_for() {
+    let mut bench = Bench::new(&json!({"outputs": ["deb"]}));
+    let error = bench.build(K9).await.unwrap_err().to_string();
+    assert_eq!(error, "outputs of x: this farrier makes none", "before anything is compiled");
+    bench.parts.output_maker = Some(Arc::new(HostArtifacts));
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    assert_eq!(listed(&bench, &built.digest).await, [package(&bench, &built.digest).await.unwrap().digest]);
+}
+
+/// A registry's writer may have published the image.
+#[tokio::test]
+async fn the_sites_key_signs_nothing_that_is_made_from_an_unsigned_image() {
+    let keys = OpensslDir::new();
+    keys.key(EC_256);
+    let mut bench = Bench::new(&json!({}));
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    bench.sign_images_with(&keys);
+    bench.image().spec.outputs = [HostOutput::Deb].into();
+    bench.parts.output_maker = Some(Arc::new(HostArtifacts));
+    let (name, target) = ("x".parse().unwrap(), Bench::target(K9));
+    let error = build_one(&bench.parts, &name, &target, true, false).await.unwrap_err().to_string();
+    assert!(error.contains("is not signed with a key of this site"), "{error}");
+    assert_eq!(listed(&bench, &built.digest).await, []);
+}
+
+#[test]
+fn versions_are_debian_versions() {
+    for (driver, package) in [
+        ("25.10-1.2.8.0", "25.10-1.2.8.0"),
+        ("580.95.05", "580.95.05"),
+        ("4.33.0_1", "4.33.0.1"),
+        ("v1.2", "0.v1.2"),
+        ("main-", "0.main"),
+        ("1:2", "1.2"),
+    ] {
+        assert_eq!(version(driver), package);
+        let status = Command::new("dpkg").args(["--validate-version", package]).status().unwrap();
+        assert!(status.success(), "{package}");
+    }
+}

@@ -1,0 +1,78 @@
+//! Finds the published image for a kernel.
+
+use std::collections::BTreeMap;
+
+use farrier_builder::parts::{AT_ONCE, FindingKind, Parts, Result, TargetError};
+use farrier_core::{
+    facts::ImageFacts,
+    image::{Digest, Repository, Version},
+    kernel::{Architecture, KernelRelease},
+};
+use farrier_store::registry::RegistryError;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+
+/// Returns the digest of the image for one kernel: the image under `version`, or else the only image of the repository for
+/// `release`. Of a union image, returns the member for `release`.
+pub async fn find_image(
+    parts: &Parts,
+    repository: &Repository,
+    version: Option<&Version>,
+    release: Option<&KernelRelease>,
+    arch: Architecture,
+) -> Result<Digest> {
+    let absent = |message: String| {
+        let hint = "`farrier build NAME --kernel RELEASE --push` publishes an image".to_owned();
+        TargetError::finding(FindingKind::Unmet, message, Some(hint))
+    };
+    let for_kernel = || match release {
+        Some(release) => format!("for kernel {release}"),
+        None => "for one kernel".to_owned(),
+    };
+    if let Some(version) = version {
+        let found = look_up(parts, repository, version, release, arch).await?;
+        return found.ok_or_else(|| absent(format!("{repository}{version} is no image {}", for_kernel())));
+    }
+    let tags = parts.registry.tags(repository).await?;
+    let tags = tags.into_iter().filter(|tag| oci::subject_of_tag(tag).is_none());
+    let found: Vec<_> = stream::iter(tags)
+        .map(|tag| async move {
+            let version = Version::Tag(tag.clone());
+            Ok::<_, TargetError>((look_up(parts, repository, &version, release, arch).await?, tag))
+        })
+        .buffer_unordered(AT_ONCE)
+        .try_collect()
+        .await?;
+    let images: BTreeMap<Digest, _> =
+        found.into_iter().filter_map(|(digest, tag)| Some((digest?, tag))).collect();
+    if images.len() > 1 {
+        let mut tags: Vec<&str> = images.values().map(oci::Tag::as_str).collect();
+        tags.sort_unstable();
+        let message = format!("{repository} has {} images {}: {}", tags.len(), for_kernel(), tags.join(", "));
+        let hint = "name one of them: NAME:TAG".to_owned();
+        return Err(TargetError::finding(FindingKind::Usage, message, Some(hint)));
+    }
+    images.into_keys().next().ok_or_else(|| absent(format!("{repository} has no image {}", for_kernel())))
+}
+
+/// Returns the digest of the image, if it is for the kernel.
+async fn look_up(
+    parts: &Parts,
+    repository: &Repository,
+    version: &Version,
+    release: Option<&KernelRelease>,
+    arch: Architecture,
+) -> Result<Option<Digest>> {
+    let stored = match parts.registry.image(repository, version, arch.as_str()).await {
+        // The tag holds something else.
+        Err(RegistryError::Image(_)) => None,
+        stored => stored?,
+    };
+    let Some(stored) = stored else { return Ok(None) };
+    let Ok(facts) = ImageFacts::from_manifest(&stored.bytes) else { return Ok(None) };
+    Ok(match (facts.kernel_release, release) {
+        (Some(found), Some(wanted)) if found != *wanted => None,
+        (Some(_), _) => Some(stored.digest),
+        (None, Some(wanted)) => facts.members.get(wanted).cloned(),
+        (None, None) => None,
+    })
+}

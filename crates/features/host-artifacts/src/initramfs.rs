@@ -1,0 +1,140 @@
+//! Writes archives that a boot loader passes to the kernel after an initramfs of initramfs-tools. The kernel unpacks all of them
+//! into one tree (`Documentation/driver-api/early-userspace/buffer-format.rst`).
+
+use std::{
+    collections::BTreeSet,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+};
+
+use farrier_payload as payload;
+use farrier_payload::{DecompressionBudget, Result};
+use fs_err as fs;
+
+use super::{
+    deb::Names,
+    entries::{Entry, with_directories},
+    payload::HostPayload,
+};
+
+/// File types of stat(2).
+const DIRECTORY: u32 = 0o040_000;
+const FILE: u32 = 0o100_000;
+const SYMLINK: u32 = 0o120_000;
+
+/// Returns the compressed archive and its file name. Blocks.
+pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
+    let mut entries = payload.entries();
+    // init of initramfs-tools reads these files before it loads the first module.
+    let script = Path::new("conf/conf.d").join(format!("farrier-{}", payload.name));
+    entries.insert(script, Entry::Text(script_of(payload)?.into_bytes()));
+    let mut archive = Archive::default();
+    for (path, entry) in with_directories(entries) {
+        match entry {
+            // In the initramfs, /lib may be a link into /usr. A directory would replace it.
+            Entry::Directory if path == Path::new("lib") => {}
+            Entry::Directory => archive.add(&path, DIRECTORY | 0o755, &[]),
+            Entry::Text(text) => archive.add(&path, FILE | 0o644, &text),
+            Entry::Script(script) => archive.add(&path, FILE | 0o755, script.as_bytes()),
+            Entry::Payload(file) if fs::symlink_metadata(&file)?.is_symlink() => {
+                archive.add(&path, SYMLINK | 0o777, fs::read_link(&file)?.as_os_str().as_bytes());
+            }
+            Entry::Payload(file) => archive.add(&path, FILE | 0o644, &fs::read(&file)?),
+        }
+    }
+    // Compressed archives need no alignment.
+    let mut compressed = Vec::new();
+    oci::compress(&archive.finish()[..], &mut compressed)?;
+    let Names { package, version, .. } = Names::of(payload);
+    Ok((format!("{package}_{version}_{}.cpio.gz", payload.arch), compressed))
+}
+
+/// Module of the payload.
+struct HostModule {
+    place: PathBuf,
+    name: String,
+    depends: Vec<String>,
+}
+
+/// Returns commands that load the modules. The initramfs has its own indexes of modules, which do not list them: insmod takes
+/// paths, and modprobe loads the kernel's modules that they need.
+fn script_of(payload: &HostPayload) -> Result<String> {
+    let modules = in_load_order(modules(payload)?);
+    let own: BTreeSet<&str> = modules.iter().map(|module| module.name.as_str()).collect();
+    let needed = modules.iter().flat_map(|module| &module.depends).map(String::as_str);
+    let needed: BTreeSet<&str> = needed.filter(|name| !own.contains(name)).collect();
+    let mut script = format!("if [ \"$(uname -r)\" = {} ]; then\n", payload.release);
+    for name in needed {
+        script.extend(["    modprobe -q ", name, "\n"]);
+    }
+    for module in &modules {
+        script.extend(["    insmod /", &module.place.to_string_lossy(), "\n"]);
+    }
+    Ok(script + "fi\n")
+}
+
+fn modules(payload: &HostPayload) -> Result<Vec<HostModule>> {
+    let (budget, mut modules) = (DecompressionBudget::without_build(), Vec::new());
+    for (place, file) in &payload.files {
+        let Some(found) = payload::read_module(file, &budget)? else { continue };
+        // The check has refused payloads with damaged modules.
+        let Ok(module) = found.module else { continue };
+        let depends = module.field("depends").unwrap_or_default().split(',');
+        let depends = depends.filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect();
+        modules.push(HostModule { place: place.clone(), name: module.name.replace('-', "_"), depends });
+    }
+    Ok(modules)
+}
+
+/// Sorts modules so that each follows those that it depends on.
+fn in_load_order(mut modules: Vec<HostModule>) -> Vec<HostModule> {
+    let mut sorted = Vec::new();
+    while !modules.is_empty() {
+        let is_left = |name: &String| modules.iter().any(|module| module.name == *name);
+        let ready = modules.iter().position(|module| !module.depends.iter().any(is_left));
+        // The check has refused modules that depend on each other in a cycle.
+        sorted.push(modules.remove(ready.unwrap_or_default()));
+    }
+    sorted
+}
+
+/// A cpio archive of the kind `newc`.
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    entries: usize,
+}
+
+impl Archive {
+    fn add(&mut self, path: &Path, mode: u32, content: &[u8]) {
+        self.entries += 1;
+        let name = path.as_os_str().as_bytes();
+        let (inode, size, length) = (self.entries, content.len(), name.len() + 1);
+        let header = format!(
+            "070701{inode:08x}{mode:08x}{owner:08x}{owner:08x}{links:08x}{time:08x}{size:08x}{no:08x}{no:08x}{no:08x}{no:08x}{length:08x}{no:08x}",
+            owner = 0,
+            links = 1,
+            time = 0,
+            no = 0,
+        );
+        self.bytes.extend_from_slice(header.as_bytes());
+        self.bytes.extend_from_slice(name);
+        self.bytes.push(0);
+        self.pad();
+        self.bytes.extend_from_slice(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn finish(mut self) -> Vec<u8> {
+        self.add(Path::new("TRAILER!!!"), 0, &[]);
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+#[path = "initramfs_tests.rs"]
+mod tests;

@@ -1,0 +1,46 @@
+//! Makes packages for hosts from published images, publishes them beside the images, and fetches them, for `outputs` of
+//! definitions and `farrier pull`.
+#![forbid(unsafe_code)]
+
+mod deb;
+mod entries;
+mod find;
+mod initramfs;
+mod payload;
+mod pull;
+
+pub use find::find_image;
+pub use payload::Image;
+pub use pull::{Pulled, pull};
+
+use farrier_builder::parts::{OutputMaker, Parts, Result};
+use farrier_core::{
+    facts::annotations,
+    image::{Digest, HostOutput, Repository},
+};
+use farrier_local::blocking::blocking;
+use oci::Artifact;
+
+/// Makes every output.
+pub struct HostArtifacts;
+
+#[async_trait::async_trait]
+impl OutputMaker for HostArtifacts {
+    async fn make(
+        &self,
+        parts: &Parts,
+        repository: &Repository,
+        image: &Digest,
+        output: HostOutput,
+    ) -> Result<Artifact> {
+        let image = Image { parts, repository, digest: image };
+        let (manifest, payload) = image.host_payload().await?;
+        let release = payload.release.clone();
+        let (name, content) = match output {
+            HostOutput::Deb => blocking(move || deb::write(&payload)).await?,
+            HostOutput::Initramfs => blocking(move || initramfs::write(&payload)).await?,
+        };
+        let notes = [(annotations::KERNEL_RELEASE, release.as_str()), (annotations::TITLE, name.as_str())];
+        Ok(Artifact::about(&manifest, output.media_type(), content, &notes)?)
+    }
+}

@@ -1,0 +1,172 @@
+//! Reads what a host needs from a published image: modules, firmware, and the certificate of the modules' signatures.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use farrier_builder::parts::{FindingKind, Parts, Result, TargetError};
+use farrier_core::{
+    facts::{ImageFacts, ModuleSignerFact, annotations},
+    image::{Digest, ImageName, Repository, Version},
+    kernel::{Architecture, KernelRelease},
+};
+use farrier_local::{blocking::blocking, cache::Scratch};
+use farrier_payload as payload;
+use farrier_payload::DecompressionBudget;
+use kmod::Signature;
+use oci::ImageManifest;
+use walkdir::WalkDir;
+
+/// A published image for one kernel.
+#[derive(Clone, Copy)]
+pub struct Image<'a> {
+    pub parts: &'a Parts,
+    pub repository: &'a Repository,
+    pub digest: &'a Digest,
+}
+
+/// Modules and firmware of an image, by their paths on a host.
+pub(super) struct HostPayload {
+    pub(super) name: ImageName,
+    pub(super) version: String,
+    pub(super) release: KernelRelease,
+    pub(super) arch: Architecture,
+    pub(super) image: Digest,
+    /// Certificate (DER) of the key that signed modules of the payload.
+    pub(super) certificate: Option<Vec<u8>>,
+    /// Unpacked file or symbolic link for each path on the host, which is relative to `/`.
+    pub(super) files: BTreeMap<PathBuf, PathBuf>,
+    _work: Scratch,
+}
+
+impl Image<'_> {
+    /// Fails because the image does not meet a requirement.
+    pub(super) fn unmet(self, why: &str, hint: &str) -> TargetError {
+        let message = format!("{}@{} {why}", self.repository, self.digest);
+        TargetError::finding(FindingKind::Unmet, message, Some(hint.to_owned()))
+    }
+
+    /// Fetches and unpacks the payload. Returns the payload, and the bytes of the image's manifest.
+    pub(super) async fn host_payload(self) -> Result<(Vec<u8>, HostPayload)> {
+        let Self { parts, repository, digest } = self;
+        let stored = parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
+        let stored = stored.ok_or_else(|| self.unmet("is not in the registry", "give a published image"))?;
+        let manifest = ImageManifest::parse(&stored.bytes)?;
+        let config = parts.configuration(repository, &manifest.config).await?;
+        let arch = oci::architecture_of(&config).and_then(|arch| arch.parse().ok());
+        let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
+        let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
+        let about = facts.and_then(|facts| {
+            let ImageFacts { payload_digest: Some(_), kernel_release, driver_version, module_signer, .. } =
+                facts
+            else {
+                return None;
+            };
+            Some((kernel_release?, driver_version?, module_signer))
+        });
+        let (Some((release, version, signer)), Some(name), Some(arch), Some(layer)) =
+            (about, name, arch, manifest.payload_layer())
+        else {
+            let hint = "give an image that farrier assembled for one kernel; an image of `output: image` has no payload";
+            return Err(self.unmet("has no payload for one kernel", hint));
+        };
+        let work = parts.cache.scratch()?;
+        let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
+        parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+        fs_err::create_dir(&tree)?;
+        let (place, fact) = (tree.clone(), signer.clone());
+        let is_signed = blocking(move || {
+            payload::unpack_layer(&blob, &place)?;
+            fact.map_or(Ok(false), |fact| is_signed_by(&place, &fact))
+        })
+        .await?;
+        let signer = signer.filter(|_| is_signed);
+        let certificate = signer.map(|signer| self.certificate(&signer)).transpose()?;
+        let files = host_files(&tree, &name, &release)?;
+        let image = stored.digest;
+        let payload = HostPayload { name, version, release, arch, image, certificate, files, _work: work };
+        Ok((stored.bytes, payload))
+    }
+
+    /// Returns the certificate that the image's annotations name, from the site's definition.
+    fn certificate(self, signer: &ModuleSignerFact) -> Result<Vec<u8>> {
+        let site = self.parts.module_signer.as_ref();
+        let known = site.filter(|site| site.fingerprint() == signer.certificate);
+        known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
+            let why =
+                format!("has modules signed with certificate {}, which is not here", signer.certificate);
+            self.unmet(&why, "name it as moduleSigning.certificate in site.yaml, or pull where it is named")
+        })
+    }
+}
+
+/// Whether a module below a directory has a signature by the key. Blocks.
+fn is_signed_by(tree: &Path, signer: &ModuleSignerFact) -> payload::Result<bool> {
+    let modules = payload::read_modules(tree, &DecompressionBudget::without_build())?;
+    let by_key = |signature: &Signature| matches!(signature, Signature::By(by) if by.key_id == signer.key_id);
+    Ok(modules.iter().any(|found| found.module.as_ref().is_ok_and(|module| by_key(&module.signature))))
+}
+
+fn host_files(tree: &Path, name: &ImageName, release: &KernelRelease) -> Result<BTreeMap<PathBuf, PathBuf>> {
+    let mut files = BTreeMap::new();
+    for entry in WalkDir::new(tree).sort_by_file_name() {
+        let entry = entry.map_err(payload::PayloadError::from)?;
+        let inner = entry.path().strip_prefix(tree).unwrap_or(entry.path());
+        if !entry.file_type().is_dir()
+            && let Some(place) = host_path(inner, name, release)
+        {
+            files.insert(place, entry.path().to_owned());
+        }
+    }
+    Ok(files)
+}
+
+/// Directory of an image's modules on a host, below the kernel's module directory. depmod prefers modules below `updates`.
+pub(super) fn module_dir(name: &ImageName) -> PathBuf {
+    Path::new("updates").join(format!("farrier-{name}"))
+}
+
+/// Returns the path on the host of a file of the payload; `None` for files that a host does not need.
+///
+/// Paths contain the release, because packages for several kernels are installed at once. The kernel looks for firmware in
+/// `/lib/firmware/updates/<release>` first (`drivers/base/firmware_loader/main.c`, `fw_path`).
+fn host_path(path: &Path, name: &ImageName, release: &KernelRelease) -> Option<PathBuf> {
+    let path = path.strip_prefix("usr").unwrap_or(path);
+    let modules = Path::new("lib/modules").join(release.as_str());
+    if let Ok(inner) = path.strip_prefix(&modules) {
+        let is_module = payload::is_module_file(&path.file_name()?.to_string_lossy());
+        return is_module.then(|| modules.join(module_dir(name)).join(inner));
+    }
+    let inner = path.strip_prefix("lib/firmware").ok()?;
+    let inner = inner.strip_prefix("updates").unwrap_or(inner);
+    let inner = inner.strip_prefix(release.as_str()).unwrap_or(inner);
+    Some(Path::new("lib/firmware/updates").join(release.as_str()).join(inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_files_go() {
+        let (name, release) = ("x".parse().unwrap(), "6.1.0-9-amd64".parse().unwrap());
+        let place =
+            |path: &str| host_path(Path::new(path), &name, &release).map(|place| place.display().to_string());
+        let module = "lib/modules/6.1.0-9-amd64/updates/farrier-x/extra/m.ko.xz";
+        assert_eq!(place("lib/modules/6.1.0-9-amd64/extra/m.ko.xz").as_deref(), Some(module));
+        assert_eq!(place("usr/lib/modules/6.1.0-9-amd64/extra/m.ko.xz").as_deref(), Some(module));
+        let firmware = "lib/firmware/updates/6.1.0-9-amd64/acme/a.bin";
+        for path in ["acme/a.bin", "updates/acme/a.bin", "6.1.0-9-amd64/acme/a.bin"] {
+            assert_eq!(place(&format!("lib/firmware/{path}")).as_deref(), Some(firmware));
+        }
+        for path in [
+            "lib/modules/6.1.0-9-amd64/modules.dep",
+            "lib/modules/6.1.0-10-amd64/extra/m.ko",
+            "usr/src/x/Module.symvers",
+            "usr/bin/tool",
+        ] {
+            assert_eq!(place(path), None, "{path}");
+        }
+    }
+}

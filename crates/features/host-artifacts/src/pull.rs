@@ -1,0 +1,126 @@
+//! Fetches an output of an image, verified by signature and digest.
+
+use std::path::{Path, PathBuf};
+
+use farrier_builder::{
+    images::StoredImage,
+    parts::{OutputMaker as _, Result},
+};
+use farrier_core::{
+    facts::annotations,
+    image::{Digest, HostOutput, Version},
+    provenance::RequiredSigners,
+};
+use oci::{Descriptor, ImageManifest};
+use serde::Serialize;
+
+use super::{HostArtifacts, Image};
+
+/// An output that was written to a file.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pulled {
+    pub output: String,
+    /// The image by digest.
+    pub image: String,
+    pub file: PathBuf,
+    /// SHA-256 of the file.
+    pub digest: Digest,
+    pub size: u64,
+    /// Manifest digest of the output.
+    pub artifact: Digest,
+    /// Whether the registry has the output. If not, it was made here, from the image.
+    pub published: bool,
+    /// Whether a signature was verified.
+    pub verified: bool,
+}
+
+/// Writes an output of an image to the file `to`; by default to the working directory, under the output's own name. An output that
+/// the registry lacks is made from the image, with the same bytes. With `signers`, the output must be signed, or the image that it
+/// is made from.
+pub async fn pull(
+    image: Image<'_>,
+    output: HostOutput,
+    signers: Option<&RequiredSigners>,
+    to: Option<&Path>,
+) -> Result<Pulled> {
+    let Image { parts, repository, digest } = image;
+    let mut refused = Vec::new();
+    for listed in parts.registry.referrers(repository, digest, Some(output.media_type())).await? {
+        let version = Version::Digest(listed.digest);
+        let Some(stored) = parts.registry.manifest(repository, &version).await? else { continue };
+        let manifest = ImageManifest::parse(&stored.bytes)?;
+        // Clients maintain the lists of referrers, so an entry may be of another kind.
+        let Some((layer, name)) = content(&manifest, digest, output) else { continue };
+        if let Err(why) = accept(image, &stored.digest, signers).await? {
+            refused.push(format!("{}: {why}", stored.digest));
+            continue;
+        }
+        let file = to.unwrap_or(Path::new(name)).to_owned();
+        parts.registry.fetch_blob(repository, &layer.digest, layer.size, &file).await?;
+        return Ok(pulled(image, output, layer, &stored.digest, file, (true, signers.is_some())));
+    }
+    if !refused.is_empty() {
+        let why = format!("has no {output} with an accepted signature: {}", refused.join("; "));
+        return Err(image.unmet(&why, "pass the key that signed it with --key, or publish it again"));
+    }
+    if let Err(why) = accept(image, digest, signers).await? {
+        let why = format!("is not signed with an accepted key: {why}");
+        return Err(image.unmet(&why, "pass the key that signed it with --key"));
+    }
+    let made = HostArtifacts.make(parts, repository, digest, output).await?;
+    let manifest = ImageManifest::parse(&made.manifest)?;
+    let Some((layer, name)) = content(&manifest, digest, output) else {
+        return Err(image.unmet(&format!("gives no {output}"), "give another image"));
+    };
+    let file = to.unwrap_or(Path::new(name)).to_owned();
+    fs_err::tokio::write(&file, &made.content).await?;
+    Ok(pulled(image, output, layer, &made.digest, file, (false, signers.is_some())))
+}
+
+/// Whether enough of the keys signed a manifest. The inner error is the reason if not.
+async fn accept(
+    image: Image<'_>,
+    digest: &Digest,
+    signers: Option<&RequiredSigners>,
+) -> Result<Result<(), String>> {
+    let Some(signers) = signers else { return Ok(Ok(())) };
+    StoredImage { parts: image.parts, repository: image.repository, digest }.signed_by(signers).await
+}
+
+/// Returns the layer of an output of the image, and its file name.
+fn content<'a>(
+    manifest: &'a ImageManifest,
+    image: &Digest,
+    output: HostOutput,
+) -> Option<(&'a Descriptor, &'a str)> {
+    let kind = output.media_type();
+    let name = manifest.annotations.get(annotations::TITLE)?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "+.~_-".contains(c);
+    let [layer] = &manifest.layers[..] else { return None };
+    let is_it = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image)
+        && manifest.artifact_type.as_deref() == Some(kind)
+        && layer.media_type == kind;
+    (is_it && name.chars().all(is_name) && name.starts_with(|c: char| c.is_ascii_alphanumeric()))
+        .then_some((layer, name.as_str()))
+}
+
+fn pulled(
+    image: Image<'_>,
+    output: HostOutput,
+    layer: &Descriptor,
+    artifact: &Digest,
+    file: PathBuf,
+    (published, verified): (bool, bool),
+) -> Pulled {
+    Pulled {
+        output: output.to_string(),
+        image: format!("{}@{}", image.repository, image.digest),
+        file,
+        digest: layer.digest.clone(),
+        size: layer.size,
+        artifact: artifact.clone(),
+        published,
+        verified,
+    }
+}

@@ -1,0 +1,97 @@
+//! `farrier pull`: fetches an output of a published image, and verifies it.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use farrier_builder::{images, parts::Parts};
+use farrier_core::image::{HostOutput, ImageReference, Repository, Version};
+use farrier_engines::EngineChoice;
+use farrier_host_artifacts as host;
+use farrier_host_artifacts::{Image, Pulled};
+use indicatif::HumanBytes;
+
+use super::{CliError, Exit, Result, env_vars as vars, session::Session, settings::parse, verify};
+
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// What to fetch
+    #[arg(value_name = "OUTPUT")]
+    pub what: OutputArg,
+    /// Image: NAME with --kernel and --registry, NAME:TAG with --registry, host/repository:tag or @sha256:..., or
+    /// oci:PATH:NAME:TAG of a layout directory
+    #[arg(value_name = "IMAGE")]
+    pub image: String,
+    /// Kernel release, as `uname -r` prints it [default: the image's]
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Option<String>,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    /// File to write [default: the output's name, in the working directory]
+    #[arg(long, value_name = "FILE")]
+    pub to: Option<PathBuf>,
+    /// Trusted public key, PEM; one of the keys must have signed (repeatable) [default: what
+    /// policy.requireSigned in site.yaml asks for, else the key of imageSigning]
+    #[arg(long, value_name = "PEM")]
+    pub key: Vec<PathBuf>,
+    /// Skip signatures; the file may then come from anyone
+    #[arg(long, conflicts_with = "key")]
+    pub insecure_no_signature: bool,
+    /// Registry of the image: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+}
+
+/// An output, on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OutputArg {
+    /// A Debian package
+    Deb,
+    /// An archive to append to an initramfs
+    Initramfs,
+}
+
+/// Writes the file, and prints its name.
+pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
+    let output = match args.what {
+        OutputArg::Deb => HostOutput::Deb,
+        OutputArg::Initramfs => HostOutput::Initramfs,
+    };
+    let release = args.kernel.as_deref().map(|kernel| parse("--kernel", kernel)).transpose()?;
+    let arch = parse("--arch", args.arch.as_deref().unwrap_or(std::env::consts::ARCH))?;
+    let (parts, repository, version) = open(session, &args)?;
+    let signers = if args.insecure_no_signature {
+        None
+    } else {
+        Some(images::verification_keys(&parts, &args.key, 1).await?)
+    };
+    let digest = host::find_image(&parts, &repository, version.as_ref(), release.as_ref(), arch).await?;
+    let image = Image { parts: &parts, repository: &repository, digest: &digest };
+    let pulled = host::pull(image, output, signers.as_ref(), args.to.as_deref()).await?;
+    session.show(&pulled, text)?;
+    Ok(Exit::Done)
+}
+
+/// Returns the registry and the image. A name without a tag needs `--registry`, and the kernel then selects the image.
+fn open(session: &Session, args: &PullArgs) -> Result<(Parts, Repository, Option<Version>)> {
+    let registry = args.registry.as_deref();
+    if args.image.starts_with("oci:") || args.image.parse::<ImageReference>().is_ok() {
+        let (parts, ImageReference { repository, version }) = verify::open(session, &args.image, registry)?;
+        return Ok((parts, repository, Some(version)));
+    }
+    if registry.is_none() || args.kernel.is_none() {
+        let message = format!("image: {:?} has no tag", args.image);
+        return Err(CliError::hinted(message, "give NAME:TAG, or --registry and --kernel to find the image"));
+    }
+    let parts = session.parts(registry, EngineChoice::Auto)?;
+    let repository = parts.location.repository(&args.image);
+    let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
+    Ok((parts, repository, None))
+}
+
+fn text(pulled: &Pulled) -> String {
+    let Pulled { output: _, image, file, digest, size, artifact: _, published, verified } = pulled;
+    let from = if *published { "published beside" } else { "made here from" };
+    let signature = if *verified { "signature verified" } else { "signature NOT verified" };
+    format!("{}\n{digest}, {}\n{from} {image}, {signature}", file.display(), HumanBytes(*size))
+}

@@ -1,0 +1,340 @@
+//! Packages for hosts: published beside images, signed, carried, fetched, and installed by a real `dpkg`.
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use farrier_core::image::Digest;
+
+use crate::{
+    signatures::{P256, SIGNING, key, pinned, site_yaml},
+    support::{
+        as_root,
+        cosign::{Cosign, THREE, TWO},
+        kept, kernels,
+        packages::{image_package, run, unpacked},
+        site::{self, Run, Site},
+    },
+};
+
+const DEB: &str = "application/vnd.farrier.deb.v1";
+const MODULES: &str = "  modules: [farrier_hello]\n";
+
+fn ask_for(site: &Site, outputs: &str) {
+    site.edit("images/hello.yaml", MODULES, &format!("{MODULES}  outputs: {outputs}\n"));
+}
+
+/// Returns the packages of an image: their manifests' digests.
+fn published(site: &Site, image: &str) -> Vec<String> {
+    let tag = image.split_once('@').unwrap().1.replace(':', "-");
+    let listed = site.inspect_raw(&format!("hello:{tag}"));
+    let packages = listed["manifests"].as_array().unwrap().iter().filter(|one| one["artifactType"] == DEB);
+    packages.map(|one| one["digest"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Runs `farrier pull` for the kernel, with the file `x.deb` of the site as its target.
+fn pull(site: &Site, kernel: &str, args: &[&str]) -> (Run, PathBuf) {
+    let file = site.path("x.deb");
+    let words = ["pull", "deb", "hello", "--kernel", kernel, "--arch", "amd64", "-o", "json"];
+    let run = site.farrier(&[&words[..], &["--to", file.to_str().unwrap()], args].concat());
+    (run, file)
+}
+
+#[test]
+fn a_package_is_published_signed_carried_and_fetched() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    for name in ["site", "other"] {
+        key(&site, name, P256);
+    }
+    site_yaml(&site, SIGNING);
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let image = pinned(&site, &kernel);
+    // An older image has no package: farrier makes it from the image.
+    let (run, file) = pull(&site, &kernel, &[]);
+    let made = run.exits(0).json();
+    assert_eq!((&made["published"], &made["verified"]), (&false.into(), &true.into()), "{made}");
+    let content = fs::read(&file).unwrap();
+    assert_eq!(made["digest"], Digest::of(&content).as_str());
+
+    ask_for(&site, "[deb]");
+    let built = site.build("hello", &kernel, &["--push", "-o", "json"]).exits(0).json();
+    assert_eq!(built["outcome"], "up-to-date", "outputs change no input hash");
+    let packages = published(&site, &image);
+    assert_eq!(packages, [made["artifact"].as_str().unwrap()]);
+    fs::remove_file(&file).unwrap();
+    let pem = |name: &str| site.definitions().join(format!("{name}.pem")).display().to_string();
+    let (run, _) = pull(&site, &kernel, &["--key", &pem("site")]);
+    let fetched = run.exits(0).json();
+    assert_eq!((&fetched["published"], &fetched["digest"]), (&true.into(), &made["digest"]), "{fetched}");
+    assert!(fs::read(&file).unwrap() == content);
+
+    // The modules are the image's.
+    let (tree, layers) = (tempfile::tempdir().unwrap(), site::unpacked(&image));
+    run_dpkg_deb(&file, tree.path());
+    let modules = format!("lib/modules/{kernel}");
+    let of_image = layers.path().join("tree").join(&modules).join("extra/farrier_hello.ko");
+    let of_package = tree.path().join(&modules).join("updates/farrier-hello/extra/farrier_hello.ko");
+    assert!(fs::read(of_image).unwrap() == fs::read(of_package).unwrap());
+
+    // cosign accepts the package's signature; farrier refuses another key, and a package that anyone pushed.
+    let home = site.path("home");
+    fs::create_dir_all(&home).unwrap();
+    let package = format!("{}/hello@{}", site.location, packages[0]);
+    for version in [&TWO, &THREE] {
+        Cosign::of(version, &home).accepts(&["verify", "--key", &pem("site"), &package]);
+    }
+    let (run, _) = pull(&site, &kernel, &["--key", &pem("other")]);
+    run.exits(1).line("has no deb with an accepted signature");
+    let (run, _) = pull(&site, &kernel, &["--insecure-no-signature"]);
+    assert_eq!(run.exits(0).json()["verified"], false);
+
+    // A bundle carries the package and its signature.
+    let to = Site::new();
+    let bundle = site.path("site.bundle").display().to_string();
+    let reference = format!("hello:1.0-{kernel}-debian12-amd64");
+    site.farrier(&["bundle", "export", "--reference", &reference, "--to", &bundle]).exits(0);
+    to.farrier(&["bundle", "import", "--key", &pem("site"), &bundle]).exits(0);
+    let (run, file) = pull(&to, &kernel, &["--key", &pem("site")]);
+    assert_eq!(run.exits(0).json()["published"], true);
+    assert!(fs::read(file).unwrap() == content);
+
+    // After a rotation, the new key signs the package, too.
+    key(&site, "new", P256);
+    site_yaml(
+        &site,
+        "  imageSigning: {key: {file: new.key}}\n  policy: {requireSigned: {atLeast: 1, keys: [site.pem, new.pem]}}\n",
+    );
+    site.farrier(&["rotate"]).exits(0);
+    let (run, _) = pull(&site, &kernel, &["--key", &pem("new")]);
+    assert_eq!(run.exits(0).json()["published"], true);
+}
+
+fn run_dpkg_deb(package: &Path, tree: &Path) {
+    run(Command::new("dpkg-deb").arg("--extract").args([package, tree]));
+}
+
+#[test]
+fn what_cannot_be_pulled() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    let (run, _) = pull(&site, &kernel, &["--insecure-no-signature"]);
+    run.exits(1).line("has no image for kernel");
+    let words = ["pull", "deb", "hello", "--insecure-no-signature"];
+    site.farrier(&words).exits(2).line("hint: give NAME:TAG");
+    let (run, _) = pull(&site, &kernel, &[]);
+    run.exits(2).line("no key to verify the image with");
+}
+
+/// A root file system of Debian 12 with a kernel's package, removed on drop.
+struct Root(tempfile::TempDir);
+
+impl Root {
+    /// Copies a root file system that all tests share, and installs a package with the kernel's indexes and some of its modules.
+    fn new(kernel: &str) -> Self {
+        let base = kept("host-root");
+        let lock = fs::File::create(base.join("lock")).unwrap();
+        lock.lock().unwrap();
+        let shared = base.join("bookworm");
+        if !shared.exists() {
+            let made = base.join("new");
+            run(as_root("rm").arg("-rf").arg(&made));
+            let words = ["--variant=apt", "--include=kmod,initramfs-tools", "bookworm"];
+            run(as_root("mmdebstrap").args(words).arg(&made));
+            run(as_root("mv").args([&made, &shared]));
+        }
+        drop(lock);
+        let root = Self(tempfile::tempdir().unwrap());
+        run(as_root("cp").arg("-a").arg(&shared).arg(root.path("")));
+        root.install_kernel(kernel);
+        root
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join("root").join(name)
+    }
+
+    fn run(&self, words: &[&str]) -> String {
+        run(as_root("chroot").arg(self.path("")).args(words).env("DEBIAN_FRONTEND", "noninteractive"))
+    }
+
+    /// Writes a package without content into the root's repository.
+    fn package(&self, name: &str, fields: &str, tree: &Path) {
+        let control = tree.join("DEBIAN/control");
+        fs::create_dir_all(control.parent().unwrap()).unwrap();
+        let text = format!("Package: {name}\nArchitecture: amd64\nMaintainer: x\nDescription: x\n{fields}\n");
+        fs::write(control, text).unwrap();
+        run(as_root("mkdir").arg("-p").arg(self.path("repo")));
+        run(as_root("dpkg-deb")
+            .args(["-Zgzip", "--build"])
+            .arg(tree)
+            .arg(self.path(&format!("repo/{name}.deb"))));
+    }
+
+    fn install_kernel(&self, kernel: &str) {
+        let (real, tree) = (unpacked(&image_package(&kernel.parse().unwrap())), tempfile::tempdir().unwrap());
+        let modules = format!("lib/modules/{kernel}");
+        let indexes =
+            ["modules.builtin", "modules.builtin.modinfo", "modules.order", "kernel/drivers/net/dummy.ko"];
+        let files = indexes.iter().map(|name| format!("{modules}/{name}"));
+        for file in files.chain([format!("boot/config-{kernel}")]) {
+            let place = tree.path().join(&file);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::copy(real.join(&file), place).unwrap();
+        }
+        self.package(&format!("linux-image-{kernel}"), "Version: 1", tree.path());
+        self.run(&["dpkg", "--install", &format!("/repo/linux-image-{kernel}.deb")]);
+        self.run(&["depmod", kernel]);
+        self.run(&["update-initramfs", "-c", "-k", kernel]);
+    }
+
+    /// Returns the file that modprobe loads as `farrier_hello`.
+    fn module(&self, kernel: &str) -> String {
+        let said = self.run(&["modprobe", "--show-depends", "--set-version", kernel, "farrier_hello"]);
+        said.trim().strip_prefix("insmod ").unwrap().to_owned()
+    }
+
+    /// Returns the modules named `farrier_hello` in the initramfs.
+    fn in_initramfs(&self, kernel: &str) -> Vec<String> {
+        let listed = self.run(&["lsinitramfs", &format!("/boot/initrd.img-{kernel}")]);
+        listed.lines().filter(|line| line.contains("farrier_hello")).map(str::to_owned).collect()
+    }
+
+    /// Returns all files with their checksums, except for logs and what dpkg, apt and an initramfs's creation leave.
+    fn files(&self) -> String {
+        let script = "cd / && find . -xdev \\( -path ./var -o -path ./proc -o -path ./sys -o -name 'initrd.img-*' \
+                      -o -name 'x.deb' \\) -prune -o \\( -type f -exec sha256sum {} + -o -print \\) | sort";
+        self.run(&["sh", "-c", script])
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        run(as_root("rm").arg("-rf").arg(self.path("")));
+    }
+}
+
+#[test]
+fn apt_installs_and_removes_the_package_without_a_trace() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    ask_for(&site, "[deb]");
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let (pulled, file) = pull(&site, &kernel, &["--insecure-no-signature"]);
+    pulled.exits(0);
+    let root = Root::new(&kernel);
+    let (directory, package) = (format!("/lib/modules/{kernel}/updates"), format!("hello-modules-{kernel}"));
+    let own = format!("{directory}/farrier-hello/extra/farrier_hello.ko");
+    // The module is wanted in the initramfs. DKMS left one of the same name.
+    let dkms = format!("{directory}/dkms/farrier_hello.ko");
+    let (tree, dkms_place) = (tempfile::tempdir().unwrap(), root.path(dkms.trim_start_matches('/')));
+    run_dpkg_deb(&file, tree.path());
+    run(as_root("install").arg("-D").arg(tree.path().join(own.trim_start_matches('/'))).arg(dkms_place));
+    root.run(&["sh", "-c", "echo farrier_hello >> /etc/initramfs-tools/modules"]);
+    root.run(&["depmod", &kernel]);
+    root.run(&["update-initramfs", "-u", "-k", &kernel]);
+    let before = root.files();
+    assert_eq!(root.module(&kernel), dkms);
+
+    run(as_root("cp").arg(&file).arg(root.path("x.deb")));
+    root.run(&["apt-get", "install", "--yes", "/x.deb"]);
+    assert_eq!(root.module(&kernel), own);
+    assert_eq!(root.in_initramfs(&kernel), [format!("usr{own}")]);
+    assert_eq!(root.run(&["dpkg", "--verify", &package]), "");
+    assert_ne!(root.files(), before);
+
+    // apt protects the modules of a kernel that it protects.
+    root.run(&["apt-mark", "auto", &package]);
+    let removed = root.run(&["apt-get", "--simulate", "autoremove"]);
+    assert!(!removed.contains(&package), "{removed}");
+
+    root.run(&["apt-get", "purge", "--yes", &package]);
+    assert_eq!(root.module(&kernel), dkms);
+    assert_eq!(root.in_initramfs(&kernel), [format!("usr{dkms}")]);
+    assert_eq!(root.files(), before);
+
+    // Together with the kernel, nothing of it stays.
+    root.run(&["apt-get", "install", "--yes", "/x.deb"]);
+    root.run(&["apt-get", "purge", "--yes", &format!("linux-image-{kernel}")]);
+    let left = root.files();
+    assert!(!left.contains("farrier-hello"), "{left}");
+}
+
+/// A kernel's meta package brings the next kernel, for which there is no package with modules yet.
+#[test]
+fn a_new_kernel_comes_without_its_modules_unless_it_is_held() {
+    let kernel = kernels::newest().older;
+    let site = Site::new();
+    ask_for(&site, "[deb]");
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let (pulled, file) = pull(&site, &kernel, &["--insecure-no-signature"]);
+    pulled.exits(0);
+    let root = Root::new(&kernel);
+    let tree = tempfile::tempdir().unwrap();
+    let meta = |version: &str, needs: &str| {
+        let fields = format!("Version: {version}\nDepends: linux-image-{needs}");
+        root.package("linux-image-amd64", &fields, tree.path());
+    };
+    meta("1", &kernel);
+    root.run(&["dpkg", "--install", "/repo/linux-image-amd64.deb"]);
+    run(as_root("cp").arg(&file).arg(root.path("x.deb")));
+    root.run(&["apt-get", "install", "--yes", "/x.deb"]);
+    root.package("linux-image-6.1.0-999-amd64", "Version: 1", tree.path());
+    meta("2", "6.1.0-999-amd64");
+    let list = "for package in /repo/*.deb; do dpkg-deb --field $package; echo Filename: $package; \
+                stat --format 'Size: %s' $package; echo SHA256: $(sha256sum < $package | cut -d' ' -f1); echo; done";
+    let update = format!(
+        "({list}) > /repo/Packages && rm -f /etc/apt/sources.list.d/* && \
+         echo 'deb [trusted=yes] file:/repo ./' > /etc/apt/sources.list && apt-get update"
+    );
+    root.run(&["sh", "-c", &update]);
+    let upgrades = [&["upgrade", "--with-new-pkgs"][..], &["dist-upgrade"]];
+    for upgrade in upgrades {
+        let said = root.run(&[&["apt-get", "--simulate"], upgrade].concat());
+        assert!(said.contains("Inst linux-image-6.1.0-999-amd64"), "{said}");
+        assert!(!said.contains("Remv"), "{said}");
+    }
+    root.run(&["apt-mark", "hold", "linux-image-amd64"]);
+    for upgrade in upgrades {
+        let said = root.run(&[&["apt-get", "--simulate"], upgrade].concat());
+        assert!(!said.contains("Inst "), "{said}");
+    }
+}
+
+/// A kernel with an initramfs of Debian's initramfs-tools and the archive after it.
+#[test]
+fn a_kernel_loads_the_modules_of_an_appended_archive() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    ask_for(&site, "[deb, initramfs]");
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let archive = site.path("hello.cpio.gz");
+    let words = ["pull", "initramfs", "hello", "--kernel", &kernel, "--arch", "amd64"];
+    let to = ["--insecure-no-signature", "--to", archive.to_str().unwrap()];
+    site.farrier(&[&words[..], &to].concat()).exits(0).line("published beside");
+
+    let root = Root::new(&kernel);
+    let report = "conf/conf.d/report";
+    fs::create_dir_all(site.path("conf/conf.d")).unwrap();
+    fs::write(site.path(report), "echo BEGIN; cat /proc/modules; echo END; poweroff -f\n").unwrap();
+    let join = format!(
+        "(cat '{}' '{}'; echo {report} | cpio --create --quiet --format newc | gzip) > initrd",
+        root.path(&format!("boot/initrd.img-{kernel}")).display(),
+        archive.display(),
+    );
+    run(Command::new("sh").args(["-c", &join]).current_dir(site.path("")));
+    let vmlinuz = unpacked(&image_package(&kernel.parse().unwrap())).join(format!("boot/vmlinuz-{kernel}"));
+    let machine =
+        ["-accel", "tcg", "-m", "512", "-nographic", "-no-reboot", "-append", "console=ttyS0 quiet"];
+    let said = run(Command::new("qemu-system-x86_64")
+        .args(machine)
+        .arg("-kernel")
+        .arg(vmlinuz)
+        .arg("-initrd")
+        .arg(site.path("initrd"))
+        .stdin(Stdio::null()));
+    let loaded = said.split_once("BEGIN").and_then(|(_, after)| after.split_once("END"));
+    let (loaded, _) = loaded.unwrap_or_else(|| panic!("{said}"));
+    assert!(loaded.lines().any(|line| line.starts_with("farrier_hello ")), "{said}");
+}
