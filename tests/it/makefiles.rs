@@ -1,9 +1,11 @@
 //! Makefiles as third parties write them: they ask `uname`, lie in another directory, have leftovers of other builds, or build
-//! nothing.
+//! nothing. Their modules name firmware.
+use std::fs;
 
 use crate::support::{
     kernels,
     site::{Run, Site},
+    tiny_image,
 };
 
 fn build(site: &Site, kernel: &str, engine: &str) -> Run {
@@ -60,4 +62,35 @@ fn a_makefile_that_builds_nothing() {
     site.define("sources/hello/Kbuild", "obj-m := farrier_hello.o\n");
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: \"KVER={{kernel.release}}\"");
     build(&site, &kernel, "sandbox").exits(0);
+}
+
+/// The module names three files: one is in a source, one is in the base, and nothing provides the third.
+#[tokio::test]
+async fn firmware_of_sources_and_of_the_base_counts_and_the_rest_is_named() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    let code = site.definitions().join("sources/hello/farrier_hello.c");
+    let named =
+        ["acme/card.fw", "base.fw", "absent.fw"].map(|name| format!("MODULE_FIRMWARE(\"{name}\");\n"));
+    fs::write(&code, fs::read_to_string(&code).unwrap() + &named.concat()).unwrap();
+    site.define("sources/firmware/card.fw", "of a source");
+    let in_base = [("usr/lib/firmware/base.fw".to_owned(), b"of the base".to_vec())];
+    let base = tiny_image::push_files(&site.registry.host, "base", "1", &in_base).await;
+    site.edit(
+        "images/hello.yaml",
+        "  nodes:",
+        &format!(
+            "    - {{name: firmware, from: {{path: {{path: sources/firmware}}}}}}\n  \
+             firmware: [{{source: firmware, to: acme}}]\n  runtime: {{base: {{image: \"{base}\"}}}}\n  nodes:"
+        ),
+    );
+    for engine in ["sandbox", "docker"] {
+        let run = build(&site, &kernel, engine).exits(0);
+        assert_eq!(run.json()["check"]["modules"][0]["missingFirmware"], serde_json::json!(["absent.fw"]));
+    }
+    // The published image gives the same answer, with a table.
+    let run = site.build("hello", &kernel, &["--engine", "sandbox", "--push"]).exits(0);
+    assert!(run.stdout.contains("firmware of farrier_hello that the image lacks: absent.fw\n"), "{run}");
+    let image = format!("{}/hello:1.0-{kernel}-debian12-amd64", site.location);
+    let run = site.farrier(&["check", &image, "--os", "debian", "--os-version", "12"]).exits(0);
+    assert!(run.stdout.contains("firmware of farrier_hello that the image lacks: absent.fw\n"), "{run}");
 }

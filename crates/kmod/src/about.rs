@@ -35,7 +35,7 @@ pub struct ModuleAbout {
     /// Firmware files that the module may request, relative to `/lib/firmware`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub firmware: Vec<String>,
-    /// Firmware files that the payload lacks; empty unless a whole payload was checked.
+    /// Firmware files that the image lacks; empty unless a whole image was checked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing_firmware: Vec<String>,
     /// The kernel's own module of the same name, relative to its module directory.
@@ -146,7 +146,7 @@ fn in_tree_file(module: &Module, kernel: &KernelFacts) -> Option<String> {
     kernel.beyond_headers.in_tree.as_ref()?.value.modules.get(&module.name).cloned()
 }
 
-/// Lists firmware that the payload lacks. The directories come from `fw_path` in `drivers/base/firmware_loader/main.c`,
+/// Lists firmware that the image lacks. The directories come from `fw_path` in `drivers/base/firmware_loader/main.c`,
 /// the endings from `CONFIG_FW_LOADER_COMPRESS`. A pattern counts as present if a file starts with the text before its first
 /// wildcard.
 fn missing_firmware(firmware: &[String], files: &[String], kernel: &KernelFacts) -> Vec<String> {

@@ -23,7 +23,7 @@ pub struct CheckRequest<'a> {
     pub modules: &'a [PayloadModule],
     /// Names of modules that the payload must contain; `-` and `_` are equivalent.
     pub required: &'a [String],
-    /// All files of the payload, as paths relative to it, for finding missing firmware. `None` if `modules` is not a
+    /// All files of the image, as paths relative to it, for finding missing firmware. `None` if `modules` is not a
     /// whole payload.
     pub files: Option<&'a [String]>,
 }

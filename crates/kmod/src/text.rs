@@ -107,7 +107,7 @@ fn write_notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::
     }
     for module in modules.iter().filter(|module| !module.about.missing_firmware.is_empty()) {
         let files = module.about.missing_firmware.iter().map(String::as_str);
-        writeln!(text, "firmware of {} not in the payload: {}", one_line(&module.name), names(files))?;
+        writeln!(text, "firmware of {} that the image lacks: {}", one_line(&module.name), names(files))?;
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ use farrier_payload as payload;
 use kmod::{self, BootReport, CheckReport, CheckRequest, ExtraKernelFacts, KernelFacts, Verdict};
 
 use super::{
+    firmware,
     job::{CheckedPayload, CompileInputs, Job, Payload},
     sign::{self, Signing},
 };
@@ -83,21 +84,21 @@ pub(super) async fn static_check(
 ) -> Result<CheckReport> {
     let (tree, budget) = (payload.tree.clone(), Arc::clone(&payload.decompression));
     let mut modules = blocking(move || payload::read_modules(&tree, &budget)).await?;
+    let files = firmware::files(job, payload, &modules).await?;
     let signing_key_id = signing.map(|signing| signing.mark_as_signed(&mut modules));
     let modules = Arc::new(modules);
     let check = |mut facts: KernelFacts| {
         facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
         let modules = Arc::clone(&modules);
         let (required, needs) = (texts(&job.image.spec.modules), compile_inputs.needed.tables.clone());
-        let is_denied = denies_unproven(job);
+        let (is_denied, files) = (denies_unproven(job), files.clone());
         blocking(move || {
             let report = kmod::check(&CheckRequest {
                 kernel: &facts,
                 needs: &needs,
                 modules: &modules,
                 required: &required,
-                // Firmware is not checked here: the base image or the node may provide it.
-                files: None,
+                files: files.as_deref(),
             });
             Ok(if is_denied { report.deny_unproven() } else { report })
         })

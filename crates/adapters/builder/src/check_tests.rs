@@ -37,6 +37,25 @@ async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
 }
 
 #[tokio::test]
+async fn firmware_that_the_payload_lacks_is_reported() {
+    let bench = Bench::new(&json!({}));
+    let cell = bench.cell(K9).await;
+    let job = Job::of(&bench.parts, &cell).unwrap();
+    let headers = crate::headers::fetch(&job).await.unwrap();
+    let compile_inputs = CompileInputs { headers, needed: NeedInputs::default() };
+    let payload = bench.payload(K9, &[&module().info("firmware", "acme/*.fw")]);
+    let lacking = static_check(&job, &compile_inputs, None, &payload).await.unwrap();
+    assert_eq!(lacking.verdict, Verdict::Loads, "firmware is a fact about the image, not a verdict");
+    assert_eq!(lacking.modules[0].about.missing_firmware, ["acme/*.fw"]);
+    assert!(lacking.to_string().contains("firmware of m that the image lacks: acme/*.fw\n"), "{lacking}");
+    let place = payload.tree.join("lib/firmware/acme");
+    fs_err::create_dir_all(&place).unwrap();
+    fs_err::write(place.join("a.fw.xz"), "").unwrap();
+    let complete = static_check(&job, &compile_inputs, None, &payload).await.unwrap();
+    assert!(complete.modules[0].about.missing_firmware.is_empty(), "{complete}");
+}
+
+#[tokio::test]
 async fn unknown_is_accepted_unless_the_definition_denies_it() {
     let mut bench = Bench::new(&json!({}));
     let unknown_report = unknown(&bench).await.unwrap();

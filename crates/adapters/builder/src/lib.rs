@@ -14,6 +14,7 @@ pub mod diagnosis;
 mod document;
 mod failures;
 mod file_log;
+mod firmware;
 mod headers;
 mod host_tools;
 pub mod images;

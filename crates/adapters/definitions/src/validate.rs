@@ -54,6 +54,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         }
     }
     git_sources(report, image);
+    firmware(report, image, templates);
     if let Some(RuntimeBase::Runfile(runfile)) = &spec.runtime.base {
         let RunfileSpec { source, archives, .. } = runfile.spec();
         for name in [source].into_iter().chain(archives) {
@@ -90,6 +91,25 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
         }
     }
     needs::own(report, image);
+}
+
+/// Reports firmware from unknown sources, and firmware that the template would not copy.
+fn firmware(report: &mut Report<'_>, image: &DriverImage, templates: &BTreeMap<String, String>) {
+    let spec = &image.spec;
+    for (index, entry) in spec.firmware.iter().enumerate() {
+        if spec.sources.iter().all(|source| source.name != entry.source) {
+            let message = format!("{:?} is not among `sources`", entry.source.as_str());
+            report.wrong(&["spec", "firmware", &index.to_string(), "source"], message);
+        }
+    }
+    let template = templates.get(spec.template.as_str()).filter(|text| !text.contains("firmware"));
+    if template.is_some() && !spec.firmware.is_empty() {
+        let message = format!(
+            "template {} copies no firmware: add `{{{{#each firmware}}}}`, `COPY {{{{this}}}}` and `{{{{/each}}}}` to it",
+            spec.template
+        );
+        report.wrong(&["spec", "firmware"], message);
+    }
 }
 
 /// Reports sources from Git without a commit, and tags that the next commit of a branch would conflict with.

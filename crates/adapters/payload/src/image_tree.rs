@@ -30,10 +30,11 @@ pub fn unpack_image(layers: &ImageLayers, dest: &Path, release: Option<&KernelRe
         if below(path, ["lib", "firmware"]).is_some() { Keep::Name } else { Keep::Nothing }
     };
     apply_layers(layers, dest, &keep)?;
-    list(dest)
+    list_tree(dest)
 }
 
-fn list(dest: &Path) -> Result<ImageTree> {
+/// Lists the kernel-related content of an unpacked image or payload. Blocks.
+pub fn list_tree(dest: &Path) -> Result<ImageTree> {
     let (mut releases, mut firmware) = (BTreeSet::new(), BTreeSet::new());
     for entry in walkdir::WalkDir::new(dest) {
         let entry = entry?;

@@ -19,7 +19,7 @@ pub use entrypoint::elf_program;
 pub use entrypoint::{ENTRYPOINT, Entrypoint, find_entrypoint};
 pub use error::{PayloadError, Result};
 pub use exposed::{Exposed, expose, read_exposed, read_symbol_tables, unpack_exposed, unpack_modules};
-pub use image_tree::{ImageTree, unpack_image};
+pub use image_tree::{ImageTree, list_tree, unpack_image};
 pub use layer::{PayloadLayer, is_usr_merged, write_payload_layer, write_source_layer, write_tree_layer};
 pub use modules::{is_module_file, open_module, read_module, read_modules};
 pub use reuse::{move_to_kernel, unpack_layer};

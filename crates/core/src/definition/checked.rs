@@ -202,6 +202,10 @@ texts! {
     InnerPattern: r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "a relative path that stays inside (no `/` at its start, no `.`, `..` or empty component), with at most one `*`, in its last component",
         |text: &str| stays_inside(text) && one_star_at_the_end(text);
+    /// Path of firmware in a source, or below `/lib/firmware`. It is a word of a Dockerfile's `COPY`.
+    FirmwarePath: r"^[A-Za-z0-9_][A-Za-z0-9._+,@/-]*$",
+        "a relative path of letters, digits and `._+,@/-` (no `.`, `..` or empty component)",
+        |text: &str| stays_inside(text);
     /// A compiler with its major version.
     CompilerName: "^(gcc|clang)-[1-9][0-9]{0,2}$", "a compiler with its major version, as in `gcc-12` or `clang-18`";
     /// Path of a file inside a kernel's build tree.

@@ -9,8 +9,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
-    BuildSpec, HostOutput, KernelVars, MinimalSpec, Need, PatchSpec, Redistribute, RolloutSpec, RunfileBase,
-    SourceSpec, VersionSpec, kernel_choice::Choice, tag,
+    BuildSpec, FirmwareSpec, HostOutput, KernelVars, MinimalSpec, Need, PatchSpec, Redistribute, RolloutSpec,
+    RunfileBase, SourceSpec, VersionSpec, kernel_choice::Choice, tag,
 };
 use crate::{
     definition::{
@@ -46,7 +46,12 @@ impl DriverImage {
         let Self { metadata, spec, .. } = self;
         let mut context = TemplateContext::new(toolchain, (metadata.name.as_str(), version), target);
         context.modules = texts(&spec.modules);
-        context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
+        let is_firmware = |name: &ImageName| {
+            spec.firmware.iter().any(|entry| entry.source == *name && entry.path.is_none())
+        };
+        let compiled = spec.sources.iter().filter(|source| !is_firmware(&source.name));
+        context.sources = compiled.map(|source| source.name.to_string()).collect();
+        context.firmware = spec.firmware.iter().map(FirmwareSpec::copy_words).collect();
         context.needs = spec.needs.iter().map(|need| need.name().to_string()).collect();
         context.vars = spec.vars.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
         context
@@ -81,6 +86,8 @@ pub struct DriverImageSpec {
     /// Patches, in order. Those for the kernel are available as `patches/<number>-<file name>`. Entries with the same path are
     /// one patch, which applies if any of them matches.
     pub patches: Vec<PatchSpec>,
+    /// Firmware that the image brings in `/lib/firmware`, from its sources. The template must use `firmware`.
+    pub firmware: Vec<FirmwareSpec>,
     /// Additional packages that the build needs, such as libraries and tools of configure scripts. They come from the same suite
     /// as the kernel family's toolchain. A toolchain that is an image cannot be extended.
     pub build_packages: Vec<PackageToInstall>,

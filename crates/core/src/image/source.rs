@@ -8,8 +8,8 @@ use crate::{
     definition::{
         AptSuites, NonEmpty, RpmArchive,
         checked::{
-            Component, Download, ImageName, ImagePattern, InnerPattern, LicenseExpression, LocalPath, Mirror,
-            PackageVersion, PathInside, RpmAlternatives, Sha256, SourcePackage, Suite,
+            Component, Download, FirmwarePath, ImageName, ImagePattern, InnerPattern, LicenseExpression,
+            LocalPath, Mirror, PackageVersion, PathInside, RpmAlternatives, Sha256, SourcePackage, Suite,
         },
     },
     kernel::{Architecture, HeaderText, KernelRange, KernelTarget, Pattern, image_for, text_for},
@@ -213,6 +213,29 @@ impl AptSource {
     pub fn apt_suites(&self) -> AptSuites {
         let Self { package: _, version: _, suites, components, mirror, signed_by, arch: _ } = self.clone();
         AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
+    }
+}
+
+/// Firmware files that the image brings for its modules.
+#[serde_with::skip_serializing_none]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FirmwareSpec {
+    /// Name of the source that has the files.
+    pub source: ImageName,
+    /// A file or directory of the source. Default: the whole source, which is then not among the sources to compile.
+    pub path: Option<FirmwarePath>,
+    /// The directory below `/lib/firmware` for the files. Default: `/lib/firmware` itself.
+    pub to: Option<FirmwarePath>,
+}
+
+impl FirmwareSpec {
+    /// Returns the words of the `COPY` instruction that adds the files to the payload.
+    pub(crate) fn copy_words(&self) -> String {
+        let Self { source, path, to } = self;
+        let path = path.as_ref().map_or("", FirmwarePath::as_str);
+        let to = to.as_ref().map_or_else(String::new, |to| format!("{to}/"));
+        format!("sources/{source}/{path} /out/lib/firmware/{to}")
     }
 }
 

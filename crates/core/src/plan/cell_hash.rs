@@ -94,8 +94,8 @@ pub(super) fn recipe(
 fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
     let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target: _ } = inputs;
     // Name every field, so that a new field cannot be forgotten. Fields are ignored with `_` for two reasons: they do not
-    // change the content of the image, or another input already contains them. The Dockerfile contains `template` and
-    // `vars`, and the toolchain contains `build_packages`.
+    // change the content of the image, or another input already contains them. The Dockerfile contains `template`,
+    // `vars` and `firmware`, and the toolchain contains `build_packages`.
     let DriverImageSpec {
         version: _,
         template: _,
@@ -103,6 +103,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
         kernel_vars: _,
         sources,
         patches: _,
+        firmware: _,
         build_packages: _,
         needs: _,
         exposes,

@@ -41,6 +41,8 @@ pub struct TemplateContext {
     pub needs: Vec<String>,
     /// `{{#each patches}}`: file names below `patches/`, in order.
     pub patches: Vec<String>,
+    /// `{{#each firmware}}`: source and destination of a `COPY` that adds firmware to the payload.
+    pub firmware: Vec<String>,
     /// `{{vars.<name>}}`; [`Templates::render_vars`] renders the values.
     pub vars: BTreeMap<String, String>,
 }
@@ -99,9 +101,10 @@ impl TemplateContext {
 
     /// Returns a value with a line break, which would start a new instruction in the Dockerfile.
     fn value_with_line_break(&self) -> Option<&str> {
-        let Self { toolchain, kernel, os, arch, image, modules, sources, needs, patches, vars } = self;
+        let Self { toolchain, kernel, os, arch, image, modules, sources, needs, patches, firmware, vars } =
+            self;
         let maps = [kernel, os, image, vars].into_iter().flat_map(BTreeMap::values);
-        let lists = [modules, sources, needs, patches].into_iter().flatten();
+        let lists = [modules, sources, needs, patches, firmware].into_iter().flatten();
         maps.chain(lists)
             .chain([toolchain, arch])
             .map(String::as_str)

@@ -7,6 +7,39 @@ use rustix::fs::{CWD, FileType, mknodat};
 use super::*;
 
 #[test]
+fn firmware_comes_from_sources_with_templates_that_copy_it() {
+    let image =
+        |firmware: &str| replaced(IMAGE, &[("  vars:", &format!("  firmware: [{firmware}]\n  vars:"))]);
+    let own = "{source: mstflint, path: fw/a.bin, to: acme}, {source: mstflint}";
+    let definitions = load_files(&[("images/m.yaml", &image(own))]).unwrap();
+    let found = &definitions.images[&name("mstflint")];
+    let target = serde_json::from_value(serde_json::json!({
+        "os": "debian", "osVersion": "12", "release": "6.1.0-1-amd64", "arch": "amd64"
+    }));
+    let context = found.template_context("toolchain", "1.0", &target.unwrap());
+    assert!(context.sources.is_empty(), "a source without `path` is firmware alone");
+    let dockerfile =
+        farrier_core::template::render("kbuild", &definitions.templates["kbuild"], &context).unwrap();
+    let copies: Vec<&str> = dockerfile.lines().filter(|line| line.contains("/out/lib/firmware")).collect();
+    let wanted =
+        ["sources/mstflint/fw/a.bin /out/lib/firmware/acme/", "sources/mstflint/ /out/lib/firmware/"];
+    assert_eq!(copies, wanted.map(|words| format!("COPY {words}")));
+    let told = |firmware: &str, template: &str| {
+        let text = replaced(&image(firmware), &[("template: kbuild", &format!("template: {template}"))]);
+        mistakes(&[("images/m.yaml", &text), ("templates/own.Dockerfile.hbs", "FROM {{toolchain}}\n")])
+    };
+    for (firmware, template, words) in [
+        ("{source: other}", "kbuild", "\"other\" is not among `sources`"),
+        ("{source: mstflint}", "own", "template own copies no firmware: add `{{#each firmware}}`"),
+        ("{source: mstflint, path: ../key}", "kbuild", "is not a relative path of letters, digits"),
+        ("{source: mstflint, to: \"a b\"}", "kbuild", "is not a relative path of letters, digits"),
+    ] {
+        let error = told(firmware, template);
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
 fn a_family_file_replaces_the_shipped_one_of_its_name() {
     let shipped = load(None).unwrap().families.len();
     let definitions = load_files(&[("kernels/10-debian-12.yaml", FAMILY)]).unwrap();

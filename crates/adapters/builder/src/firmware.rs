@@ -1,0 +1,58 @@
+//! Lists the firmware files that an image will have, for the check of what its modules name.
+
+use std::path::PathBuf;
+
+use farrier_local::blocking::blocking;
+use farrier_payload as payload;
+use farrier_payload::ImageLayers;
+use kmod::PayloadModule;
+
+use super::job::{Job, Payload};
+use crate::{
+    images::{layer_files, runtime_base},
+    parts::Result,
+};
+
+/// Kind of the cache records that list a base's firmware.
+const RECORDS: &str = "firmware";
+
+/// Returns the firmware files of the payload and its base, as paths in the image. Returns `None` if no module names firmware,
+/// because listing a base's files may require fetching the base.
+pub(super) async fn files(
+    job: &Job<'_>,
+    payload: &Payload,
+    modules: &[PayloadModule],
+) -> Result<Option<Vec<String>>> {
+    let names_firmware = |module: &PayloadModule| {
+        module.module.as_ref().is_ok_and(|module| module.field("firmware").is_some())
+    };
+    if !modules.iter().any(names_firmware) {
+        return Ok(None);
+    }
+    let mut found = if let Some(image) = &payload.image {
+        in_layers(job, image.layers.iter().map(|(path, _)| path.clone()).collect()).await?
+    } else {
+        let tree = payload.tree.clone();
+        blocking(move || payload::list_tree(&tree)).await?.firmware
+    };
+    if let Some(spec) = job.image.spec.runtime.base.as_ref().filter(|_| payload.image.is_none()) {
+        let base = runtime_base(job.parts, spec, &job.image.spec.sources, job.cell).await?;
+        let key = base.image.digest.hex();
+        let of_base = if let Some(known) = job.parts.cache.read_record(RECORDS, key)? {
+            known
+        } else {
+            let listed = in_layers(job, layer_files(job.parts, &base).await?).await?;
+            job.parts.cache.write_record(RECORDS, key, &listed)?;
+            listed
+        };
+        found.extend(of_base);
+    }
+    Ok(Some(found.into_iter().map(|file| format!("lib/firmware/{file}")).collect()))
+}
+
+async fn in_layers(job: &Job<'_>, layers: Vec<PathBuf>) -> Result<Vec<String>> {
+    let scratch = job.parts.cache.scratch()?;
+    let dest = scratch.path().to_owned();
+    let listed = blocking(move || payload::unpack_image(&ImageLayers::Files(layers), &dest, None));
+    Ok(listed.await?.firmware)
+}
