@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use farrier_definitions::{self as definitions, DefinitionError, DefinitionErrors};
+use farrier_inputs::dkms_conf_warnings;
 use serde::Serialize;
 
 use super::{Exit, Result, session::Session, settings::existing_directory};
@@ -20,25 +21,37 @@ pub struct LintArgs {
 struct LintReport {
     directory: PathBuf,
     mistakes: Vec<DefinitionError>,
+    /// Warnings, each with the name of its image.
+    warnings: Vec<String>,
 }
 
-/// Prints every mistake. Exits with 1 if there is one.
-pub fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
+/// Prints every mistake and warning. Exits with 1 if there is a mistake.
+pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
     let directory = args.directory.or_else(|| session.global.definitions.clone());
     let directory = directory.unwrap_or_else(|| PathBuf::from("definitions"));
+    let mut warnings = Vec::new();
     let mistakes = match definitions::load(Some(&existing_directory(&directory)?)) {
-        Ok(_) => Vec::new(),
+        Ok(loaded) => {
+            for (name, image) in &loaded.images {
+                let of_image = dkms_conf_warnings(&loaded.root, &image.spec).await?;
+                warnings.extend(of_image.into_iter().map(|warning| format!("image {name}: {warning}")));
+            }
+            Vec::new()
+        }
         Err(DefinitionErrors(mistakes)) => mistakes,
     };
     let exit = if mistakes.is_empty() { Exit::Done } else { Exit::Failed };
-    session.show(&LintReport { directory, mistakes }, text)?;
+    session.show(&LintReport { directory, mistakes, warnings }, text)?;
     Ok(exit)
 }
 
 fn text(report: &LintReport) -> String {
-    let LintReport { directory, mistakes } = report;
+    let LintReport { directory, mistakes, warnings } = report;
+    let mut lines: Vec<String> = warnings.iter().map(|warning| format!("warning: {warning}")).collect();
     if mistakes.is_empty() {
-        return format!("{}: no mistakes", directory.display());
+        lines.push(format!("{}: no mistakes", directory.display()));
+    } else {
+        lines.push(DefinitionErrors(mistakes.clone()).render());
     }
-    DefinitionErrors(mistakes.clone()).render()
+    lines.join("\n")
 }

@@ -173,7 +173,7 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             Command::Upgrade(command) => upgrade::upgrade(&session, command).await,
             #[cfg(feature = "gc")]
             Command::Gc(args) => gc::gc(&session, args).await,
-            Command::Lint(args) => lint::lint(&session, args),
+            Command::Lint(args) => lint::lint(&session, args).await,
             Command::Version => version::version(&session),
             Command::Schema(args) => schema::schema(args.kind),
             Command::Completions { shell } => {

@@ -202,6 +202,16 @@ fn a_conf_that_excludes_one_module_of_several() {
     site.define("sources/strange/after", "#!/bin/sh\n");
     let run = build(&site, "strange", &kernel).exits(0);
     assert_eq!(modules(&run), [format!("lib/modules/{kernel}/updates/dkms/strange_second.ko loads")]);
+    // The same warnings come before a build.
+    let lint = site.farrier(&["lint"]).exits(0);
+    for warning in [
+        "dkms.conf sets CLEAN=make clean: it is left out",
+        "dkms.conf sets BUILD_EXCLUSIVE_KERNEL_MAX[1]=5.4: other kernels get an image without module 1",
+        "dkms.conf has a syntax error (line ",
+    ] {
+        assert!(run.stderr.contains(&format!("strange: warning: source driver: {warning}")), "{run}");
+        assert!(lint.stdout.contains(&format!("warning: image strange: source driver: {warning}")), "{lint}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 pub mod apt;
 mod checksum;
 mod digest;
+mod dkms_conf;
 mod download;
 mod error;
 mod files;
@@ -34,6 +35,7 @@ use std::{
     time::Duration,
 };
 
+pub use dkms_conf::dkms_conf_warnings;
 pub use error::{FetchError, Result};
 use farrier_core::kernel::KernelTarget;
 use farrier_local::{

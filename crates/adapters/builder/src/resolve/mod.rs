@@ -12,7 +12,7 @@ use farrier_core::{
     plan::{Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
 };
 use farrier_definitions::read_patch;
-use farrier_inputs::{HeaderIdentity, HostTreeLookup, Lookup, PackageRoot};
+use farrier_inputs::{HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_conf_warnings};
 use oci::error_chain;
 pub use tracked::tracked;
 
@@ -155,6 +155,9 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
         }
         versions.insert(source.name.as_str(), identity.version);
         sources.insert(source.name.to_string(), identity.identity);
+    }
+    for warning in dkms_conf_warnings(&parts.definitions.root, spec).await? {
+        parts.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
     }
     let version = match &spec.version {
         VersionSpec::Literal(version) => version.to_string(),
