@@ -3,6 +3,7 @@
 mod build;
 mod chain;
 mod definition;
+mod ended_branch;
 mod git_source;
 mod host_output;
 mod input_hash;
@@ -24,6 +25,7 @@ pub use definition::{
     CheckSpec, DRIVER_ENTRYPOINTS, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict,
     Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
+pub use ended_branch::ended_branch;
 pub use git_source::{GitSource, commit_in};
 pub use host_output::HostOutput;
 pub use input_hash::{InputHash, InputHasher};

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures::{StreamExt, stream};
 
 use farrier_core::{
-    image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
+    image::{
+        Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath, ended_branch,
+    },
     kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
     plan::{Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
 };
@@ -170,6 +172,9 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
             })?
         }
     };
+    if let Some(warning) = ended_branch(spec.template.as_str(), &version) {
+        parts.reporter.note(image.metadata.name.as_str(), &format!("warning: {warning}"));
+    }
     let mut patches = BTreeMap::new();
     for (index, patch) in spec.patches.iter().enumerate() {
         let bytes = read_patch(&parts.definitions, &patch.path).await?;
