@@ -16,7 +16,7 @@ use farrier_core::{
     template::{self, Templates},
 };
 
-use super::load;
+use super::{builtin, load};
 
 fn target() -> KernelTarget {
     KernelTarget {
@@ -89,19 +89,53 @@ fn any_dkms_module_is_compiled_as_its_conf_says() {
     insta::assert_snapshot!(dockerfile("generic"));
 }
 
-/// The complete definitions in docs/dkms.md.
+/// Each file of images/community has one definition that validates and renders, and a row in docs/community.md.
+#[test]
+fn community_definitions_validate_and_render() {
+    let files = builtin::IMAGES.get_dir("community").unwrap().files();
+    let page = include_str!("../../../../docs/community.md");
+    let directory = tempfile::tempdir().unwrap();
+    let images = directory.path().join("images");
+    fs_err::create_dir(&images).unwrap();
+    for file in files {
+        let name = file.path().file_name().unwrap();
+        let place = images.join(name);
+        fs_err::write(&place, file.contents()).unwrap();
+        let definitions = load(Some(directory.path())).unwrap_or_else(|errors| panic!("{errors}"));
+        let found: Vec<&DriverImage> = definitions.images.values().collect();
+        let [image] = found[..] else { panic!("{name:?} has {} definitions", found.len()) };
+        let name = image.metadata.name.as_str();
+        assert_eq!(place.file_stem().unwrap(), name);
+        let context = image.template_context("localhost/toolchain", "1.0", &target());
+        let template = image.spec.template.as_str();
+        template::render(template, &definitions.templates[template], &context).unwrap();
+        assert!(page.contains(&format!("| `{name}` | ")), "docs/community.md lacks {name}");
+        assert!(
+            load(None).unwrap().images.keys().all(|shipped| *shipped != name),
+            "{name} is built for every site"
+        );
+        fs_err::remove_file(&place).unwrap();
+    }
+}
+
+/// The complete definitions in docs/dkms.md and docs/public-trees.md.
 #[test]
 fn images_of_the_documentation_are_read() {
     let directory = tempfile::tempdir().unwrap();
     let images = directory.path().join("images");
     fs_err::create_dir(&images).unwrap();
-    let blocks = include_str!("../../../../docs/dkms.md").split("```yaml\n").skip(1);
+    let pages =
+        [include_str!("../../../../docs/dkms.md"), include_str!("../../../../docs/public-trees.md")].concat();
+    let blocks = pages.split("```yaml\n").skip(1);
     for (number, block) in blocks.filter(|block| block.starts_with("apiVersion: ")).enumerate() {
         fs_err::write(images.join(format!("{number}.yaml")), block.split("```").next().unwrap()).unwrap();
     }
     let definitions = load(Some(directory.path())).unwrap_or_else(|errors| panic!("{errors}"));
     let names: Vec<String> = definitions.images.keys().map(ToString::to_string).collect();
-    assert_eq!(names, ["acpi-call", "drbd", "zfs"]);
+    let trees = ["efa", "ena", "gasket", "hailo", "i40e", "kvmfr", "pf-ring", "r8125", "tt-kmd"];
+    let mut wanted = [&["acpi-call", "drbd", "zfs"][..], &trees].concat();
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
 }
 
 /// The families in docs/distributions.md for distributions without packages.
