@@ -10,6 +10,8 @@ use super::gc::GcArgs;
 use super::init::InitArgs;
 #[cfg(feature = "host-artifacts")]
 use super::pull::PullArgs;
+#[cfg(feature = "radar")]
+use super::radar::RadarArgs;
 #[cfg(feature = "dashboard")]
 use super::ui::UiArgs;
 use super::{
@@ -109,6 +111,9 @@ pub enum Command {
     Build(BuildArgs),
     /// Show the log of the latest build of an image for a kernel, also while it runs
     Logs(LogsArgs),
+    /// Build images for later kernels, and name the header changes behind failures
+    #[cfg(feature = "radar")]
+    Radar(RadarArgs),
     /// Retry a failed build whose inputs have not changed
     Retry(RetryArgs),
     /// Build and publish images for a kernel before a node runs it
@@ -184,6 +189,8 @@ impl Command {
     pub fn cleans_up(&self) -> bool {
         match self {
             Self::Build(_) | Self::Prebuild(_) | Self::Run(_) => true,
+            #[cfg(feature = "radar")]
+            Self::Radar(_) => true,
             #[cfg(feature = "bundle")]
             Self::Mirror(_) => true,
             #[cfg(feature = "dashboard")]

@@ -33,6 +33,8 @@ mod prebuild;
 mod preflight;
 #[cfg(feature = "host-artifacts")]
 mod pull;
+#[cfg(feature = "radar")]
+mod radar;
 #[cfg(test)]
 mod reference_tests;
 mod render;
@@ -155,6 +157,8 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             Command::Logs(args) => logs::logs(&session, args).await,
             Command::Prebuild(args) => Box::pin(prebuild::prebuild(&session, args)).await,
             Command::Preflight(args) => preflight::preflight(&session, args).await,
+            #[cfg(feature = "radar")]
+            Command::Radar(args) => Box::pin(radar::radar(&session, args)).await,
             Command::Retry(args) => retry::retry(&session, args).await,
             #[cfg(feature = "bundle")]
             Command::Mirror(args) => mirror::mirror(&session, args).await,

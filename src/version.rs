@@ -39,6 +39,7 @@ pub fn version(session: &Session) -> Result<Exit> {
         ("header-collection", cfg!(feature = "header-collection")),
         ("host-artifacts", cfg!(feature = "host-artifacts")),
         ("migrate", cfg!(feature = "migrate")),
+        ("radar", cfg!(feature = "radar")),
     ];
     let features = features.into_iter().filter_map(|(name, is_in)| is_in.then_some(name)).collect();
     let version =

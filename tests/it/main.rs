@@ -58,6 +58,7 @@ mod page;
 mod pipeline;
 mod plugin;
 mod prebuilt;
+mod radar;
 mod reach;
 mod reference;
 mod registry;

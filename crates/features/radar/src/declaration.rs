@@ -1,0 +1,157 @@
+//! Finds the declaration of a function or macro in a header's text.
+
+/// Words before a name that make it a call.
+const CALLS: [&str; 8] = ["return", "else", "do", "case", "goto", "sizeof", "if", "while"];
+
+/// Returns the first declaration of a function or function-like macro, in one line with single blanks. Calls do not count.
+pub fn declaration(name: &str, header: &str) -> Option<String> {
+    let text = without_comments(header);
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    text.match_indices(name).find_map(|(start, _)| {
+        let (before, after) = (text.get(..start)?, text.get(start + name.len()..)?);
+        if before.ends_with(is_part) || after.starts_with(is_part) {
+            return None;
+        }
+        if before.lines().last().is_some_and(|line| line.split_whitespace().eq(["#define"])) {
+            return macro_definition(name, after);
+        }
+        let parameters = parenthesized(after.trim_start())?;
+        let rest = after.trim_start().get(parameters.len()..)?.trim_start();
+        let is_end = rest.starts_with([';', '{', '_']) || rest.starts_with(char::is_alphabetic);
+        let kind = type_before(before).filter(|_| is_end)?;
+        Some(one_line(&format!("{kind} {name}{parameters}")).replace("* ", "*"))
+    })
+}
+
+/// Returns the definition of a macro with parameters: its rest of the line, and continuation lines.
+fn macro_definition(name: &str, after: &str) -> Option<String> {
+    if !after.starts_with('(') {
+        return None;
+    }
+    let mut lines = Vec::new();
+    for line in after.lines() {
+        lines.push(line.trim_end_matches('\\'));
+        if !line.ends_with('\\') {
+            break;
+        }
+    }
+    Some(one_line(&format!("#define {name}{}", lines.join(" "))))
+}
+
+/// Returns the words before a name that make it a declaration.
+fn type_before(before: &str) -> Option<String> {
+    let start = before.rfind([';', '{', '}']).map_or(0, |place| place + 1);
+    // A line of the preprocessor ends what precedes it.
+    let lines: Vec<&str> = before.get(start..)?.lines().collect();
+    let last = lines.iter().rposition(|line| line.trim_start().starts_with('#') || line.trim().is_empty());
+    let kind = one_line(&lines.get(last.map_or(0, |last| last + 1)..)?.join(" "));
+    let is_type = kind.chars().all(|c| c.is_ascii_alphanumeric() || " _*(),\"".contains(c));
+    let is_balanced = kind.matches('(').count() == kind.matches(')').count();
+    let is_call = kind.split([' ', '(']).any(|word| CALLS.contains(&word));
+    let starts = kind.starts_with(|c: char| c.is_alphabetic() || c == '_');
+    (is_type && is_balanced && !is_call && starts).then_some(kind)
+}
+
+/// Returns the text from an opening parenthesis to its closing one.
+fn parenthesized(text: &str) -> Option<&str> {
+    let mut depth = 0_usize;
+    for (place, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => {
+                depth = depth.checked_sub(1)?;
+                if depth == 0 {
+                    return text.get(..=place);
+                }
+            }
+            _ if depth == 0 => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn one_line(text: &str) -> String {
+    let joined = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    joined.replace("( ", "(").replace(" )", ")").replace(" ,", ",")
+}
+
+/// Replaces comments with a blank each.
+fn without_comments(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find('/') {
+        let (before, from) = rest.split_at(start);
+        plain.push_str(before);
+        let end = match from.get(..2) {
+            Some("/*") => from.find("*/").map_or(from.len(), |end| end + 2),
+            Some("//") => from.find('\n').unwrap_or(from.len()),
+            _ => {
+                plain.push('/');
+                1
+            }
+        };
+        if end > 1 {
+            plain.push(' ');
+        }
+        rest = from.get(end..).unwrap_or_default();
+    }
+    plain + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str = r#"#ifndef _A_H
+#define _A_H
+/* del_timer(x) is a comment. */
+#define from_timer(var, callback_timer, timer_fieldname) \
+	container_of(callback_timer, typeof(*var), timer_fieldname)
+#define NAME_ONLY del_timer
+extern int del_timer(struct timer_list * timer);
+static inline void call(void)
+{
+	del_timer_sync(0);
+	return do_timer(1);
+}
+__printf(2, 3)
+struct class *class_create(struct module *owner,
+			   const char *name) __must_check;
+int (*ops)(void);
+static inline unsigned long do_timer(unsigned long ticks) { return old(ticks); }
+#endif
+"#;
+
+    #[test]
+    fn declarations_are_told_from_calls() {
+        for (name, wanted) in [
+            ("del_timer", Some("extern int del_timer(struct timer_list *timer)")),
+            (
+                "from_timer",
+                Some(
+                    "#define from_timer(var, callback_timer, timer_fieldname) container_of(callback_timer, typeof(*var), timer_fieldname)",
+                ),
+            ),
+            (
+                "class_create",
+                Some("__printf(2, 3) struct class *class_create(struct module *owner, const char *name)"),
+            ),
+            ("do_timer", Some("static inline unsigned long do_timer(unsigned long ticks)")),
+            ("del_timer_sync", None),
+            ("old", None),
+            ("timer", None),
+            ("NAME_ONLY", None),
+            ("absent", None),
+        ] {
+            assert_eq!(declaration(name, HEADER).as_deref(), wanted, "{name}");
+        }
+    }
+
+    #[test]
+    fn unfinished_text_is_no_declaration() {
+        for text in ["int f(", "int f(int", "/* int f(int);", "f", "int f)", "/", "int f(a) /", "int f;"] {
+            assert_eq!(declaration("f", text), None, "{text}");
+        }
+    }
+}
