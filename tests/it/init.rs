@@ -112,7 +112,12 @@ fn a_kbuild_directory_needs_no_other_file() {
     let run = init(&site, &["--source", "./hello"]).exits(0);
     let text = fs::read_to_string(site.path("definitions/images/hello.yaml")).unwrap();
     assert!(text.starts_with("# yaml-language-server: $schema=../.schema/driver-image.json\n"), "{text}");
-    for line in ["from: {path: {path: ../hello}}", "modules: [farrier_hello]", "directory: ."] {
+    for line in [
+        "from: {path: {path: ../hello}}",
+        "modules: [farrier_hello]",
+        "directory: .",
+        "nodes: {matchLabels: {pool: canary}}",
+    ] {
         assert!(text.contains(line), "{line}: {text}");
     }
     let schema = fs::read(site.path("definitions/.schema/driver-image.json")).unwrap();

@@ -123,16 +123,19 @@ impl Context {
             template: "kbuild",
             vars: [("directory", ".".to_owned()), ("makeArgs", String::new())].into(),
             rollout: self.rollout(&name),
+            nodes: self
+                .daemon_set(&name)
+                .map_or_else(BTreeMap::new, |(found, _)| found.placement.node_selector.clone()),
             loads: true,
             name,
             ..Draft::default()
         }
     }
 
-    /// Returns a rollout to all containers with the image in the only DaemonSet without an owner that runs it. A DaemonSet matches if
+    /// Returns the only DaemonSet without an owner that runs the image, and its containers with the image. A DaemonSet matches if
     /// one of its images has `name` as last path component, or else if the DaemonSet itself has this name.
     /// Returns `None` if no DaemonSet or several match.
-    pub fn rollout(&self, name: &str) -> Option<Value> {
+    fn daemon_set(&self, name: &str) -> Option<(&DaemonSetFacts, Vec<String>)> {
         let is_last = |image: &str| {
             let last = image.rsplit('/').next().unwrap_or_default();
             last.split(['@', ':']).next() == Some(name)
@@ -145,7 +148,13 @@ impl Context {
         };
         let free = self.daemon_sets.iter().filter(|found| found.owner.is_none());
         let mut fitting = free.filter_map(|found| Some((found, containers(found)?)));
-        let (Some((found, containers)), None) = (fitting.next(), fitting.next()) else { return None };
+        let (Some(found), None) = (fitting.next(), fitting.next()) else { return None };
+        Some(found)
+    }
+
+    /// Returns a rollout to the DaemonSet that runs the image.
+    pub fn rollout(&self, name: &str) -> Option<Value> {
+        let (found, containers) = self.daemon_set(name)?;
         let is_reached = |node: &&NodeFacts| found.placement.reach(node, false) == NodeReach::Reached;
         let reached = self.nodes.iter().filter(is_reached);
         let kernels: BTreeSet<&str> = reached.map(|node| node.kernel_version.as_str()).collect();

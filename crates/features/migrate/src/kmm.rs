@@ -52,6 +52,7 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     draft.modules.reverse();
     let loaded = text_at(module, &own("modprobe.moduleName")).filter(|name| !draft.modules.contains(name));
     draft.modules.extend(loaded);
+    draft.nodes.clear();
     for (key, value) in at(module, "spec.selector").iter().filter_map(Node::entries).flatten() {
         let text = |node: &Node| node.scalar().map_or_else(String::new, |found| found.text.clone());
         draft.nodes.insert(text(key), text(value));

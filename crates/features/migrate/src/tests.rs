@@ -246,6 +246,10 @@ fn daemon_sets_of_the_cluster() {
     );
     assert_eq!(rollout(&[one.as_str(), &daemon_set("")].concat()), "- {strategy: publish-only}");
     assert_eq!(rollout(&daemon_set(owned)), "- {strategy: publish-only}");
+    // The nodes are those that the DaemonSet selects.
+    let selecting = one.replace("{containers:", "{nodeSelector: {pool: gpu}, containers:");
+    let text = image(&drafted(CONF, &selecting).unwrap()).1;
+    assert!(text.contains("  nodes: {matchLabels: {pool: gpu}}\n"), "{text}");
 }
 
 /// Any file yields a valid definition, or a definition that is refused when it is parsed.
