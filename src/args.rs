@@ -42,6 +42,9 @@ pub struct Global {
     /// Refresh package lists that are older than this many seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 6 * 3600)]
     pub refresh: u64,
+    /// Stop the command after this many seconds, clean up, and exit with 3
+    #[arg(long, global = true, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub timeout: Option<u64>,
     /// The static driver-entrypoint, for images that start with it and for boot checks [default: the one next
     /// to farrier]
     #[arg(long, global = true, env = vars::FARRIER_ENTRYPOINT, value_name = "FILE", hide_env_values = true)]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use farrier_core::image::{DriverImage, ImageName, Output, RuntimeSpec};
 use farrier_definitions::{self as definitions, DefinitionError, DefinitionErrors};
 use farrier_inputs::dkms_conf_warnings;
 use serde::Serialize;
@@ -21,7 +22,7 @@ pub struct LintArgs {
 struct LintReport {
     directory: PathBuf,
     mistakes: Vec<DefinitionError>,
-    /// Warnings, each with the name of its image.
+    /// Valid definitions that are probably not meant.
     warnings: Vec<String>,
 }
 
@@ -35,6 +36,7 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
             for (name, image) in &loaded.images {
                 let of_image = dkms_conf_warnings(&loaded.root, &image.spec).await?;
                 warnings.extend(of_image.into_iter().map(|warning| format!("image {name}: {warning}")));
+                warnings.extend(without_command(name, image));
             }
             Vec::new()
         }
@@ -43,6 +45,18 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
     let exit = if mistakes.is_empty() { Exit::Done } else { Exit::Failed };
     session.show(&LintReport { directory, mistakes, warnings }, text)?;
     Ok(exit)
+}
+
+/// Returns a warning about an image with nothing to run.
+fn without_command(name: &ImageName, image: &DriverImage) -> Option<String> {
+    let RuntimeSpec { base, entrypoint, env: _ } = &image.spec.runtime;
+    let is_empty = base.is_none() && entrypoint.is_empty() && image.spec.output == Output::Payload;
+    is_empty.then(|| {
+        format!(
+            "image {name}: without `runtime` it has neither an entrypoint nor programs; set runtime.base and runtime.entrypoint, unless \
+             another tool only reads its files"
+        )
+    })
 }
 
 fn text(report: &LintReport) -> String {

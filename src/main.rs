@@ -54,7 +54,7 @@ mod verify;
 mod version;
 mod why;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::{ArgMatches, FromArgMatches as _};
 
@@ -191,13 +191,32 @@ async fn dispatch(Cli { global, command }: Cli, stop: Stop) -> Result<Exit> {
             }
         }
     };
+    let mut work = Box::pin(until_stopped(&session.stop, cleans_up, work));
+    let Some(seconds) = session.global.timeout else { return work.await };
+    if let Ok(done) = tokio::time::timeout(Duration::from_secs(seconds), &mut work).await {
+        return done;
+    }
+    session.stop.cancel.cancel();
+    let _ = work.await;
+    Err(CliError {
+        exit: Exit::Unreachable,
+        ..CliError::usage(format!("not done after {seconds} s (--timeout)"))
+    })
+}
+
+/// Runs a command until it is done or stopped. A command that cleans up handles the stop itself.
+async fn until_stopped(
+    stop: &Stop,
+    cleans_up: bool,
+    work: impl Future<Output = Result<Exit>>,
+) -> Result<Exit> {
     if cleans_up {
         return work.await;
     }
     tokio::select! {
         // Poll the cancellation first, so that the work is dropped at once.
         biased;
-        () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
+        () = stop.cancel.cancelled() => Ok(Exit::Interrupted),
         done = work => done,
     }
 }

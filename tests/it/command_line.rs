@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::TcpListener,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
@@ -51,6 +52,20 @@ fn a_plan_that_could_not_ask_the_registry_ends_with_3() {
     site.registry.stop();
     site.location = format!("{}/drivers", site.registry.host);
     site.farrier(&["plan", "--matrix", "github"]).exits(3).line("connection refused");
+}
+
+/// A registry that accepts connections and never answers.
+#[test]
+fn a_command_ends_when_its_time_is_up() {
+    let mut site = Site::new();
+    site.stand_in_kernels();
+    site.canary("6.1.0-901-amd64");
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    site.location = format!("{}/drivers", silent.local_addr().unwrap());
+    for args in [&["plan"][..], &["run", "--once"]] {
+        let run = site.farrier(&[args, &["--timeout", "1"]].concat()).exits(3);
+        run.line("error: not done after 1 s (--timeout)");
+    }
 }
 
 #[test]
@@ -149,13 +164,19 @@ fn lint_validates_definitions_without_a_network() {
     let mut site = Site::new();
     site.registry.stop();
     let directory = site.path("");
-    bare(&site, &directory, &["lint"]).exits(0).line("definitions: no mistakes");
+    let run = bare(&site, &directory, &["lint"]).exits(0);
+    run.line("definitions: no mistakes");
+    run.line("warning: image hello: without `runtime` it has neither an entrypoint nor programs");
+    let runtime = "  runtime: {base: {minimal: {suites: [bookworm]}}, entrypoint: [sleep, infinity]}\n  template: kbuild";
+    site.edit("images/hello.yaml", "  template: kbuild", runtime);
+    let warnings = bare(&site, &directory, &["lint", "-o", "json"]).exits(0).json()["warnings"].to_string();
+    assert!(warnings.contains("image broken") && !warnings.contains("image hello"), "{warnings}");
     site.edit("images/hello.yaml", "  template: kbuild", "  tempalte: kbuild");
     let run = bare(&site, &directory, &["lint"]).exits(1);
-    run.line(r#"images/hello.yaml:6:3: unknown field "tempalte"; did you mean "template"?"#);
+    run.line(r#"images/hello.yaml:7:3: unknown field "tempalte"; did you mean "template"?"#);
     let report = bare(&site, &directory, &["lint", "definitions", "-o", "json"]).exits(1).json();
     let first = &report["mistakes"][0];
-    assert_eq!((&first["file"], &first["line"]), (&json!("images/hello.yaml"), &json!(6)));
+    assert_eq!((&first["file"], &first["line"]), (&json!("images/hello.yaml"), &json!(7)));
     bare(&site, &directory, &["lint", "nowhere"]).exits(2).line("definitions nowhere");
 }
 
