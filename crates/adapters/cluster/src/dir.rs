@@ -138,6 +138,7 @@ impl Directory {
             containers: vec![container],
             placement: Placement { affinity, ..Placement::default() },
             owner: None,
+            paused: false,
             live: None,
         };
         Ok(DaemonSet {

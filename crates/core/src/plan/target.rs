@@ -74,7 +74,7 @@ impl ManifestLocation {
     fn overlaps(&self, other: &Self) -> bool {
         let is_within = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
         match (self, other) {
-            (Self::Local { path: one }, Self::Local { path: other }) => {
+            (Self::Local { path: one, .. }, Self::Local { path: other, .. }) => {
                 is_within(&without_dots(one), &without_dots(other))
             }
             (Self::Git(one), Self::Git(other)) => {

@@ -103,7 +103,7 @@ fn without_comments(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const HEADER: &str = r#"#ifndef _A_H
+    const HEADER: &str = r"#ifndef _A_H
 #define _A_H
 /* del_timer(x) is a comment. */
 #define from_timer(var, callback_timer, timer_fieldname) \
@@ -121,7 +121,7 @@ struct class *class_create(struct module *owner,
 int (*ops)(void);
 static inline unsigned long do_timer(unsigned long ticks) { return old(ticks); }
 #endif
-"#;
+";
 
     #[test]
     fn declarations_are_told_from_calls() {
