@@ -110,8 +110,8 @@ impl Network {
         route.prefix == 0 && same.map(|other| other.metric).min() == Some(route.metric)
     }
 
-    /// Names of an interface and of those on top of it. On a port of Open vSwitch these are all interfaces with routes
-    /// Names of an interface and of the interfaces on top of it. A port of Open vSwitch has no links to the bridges and
+    /// Returns the names of an interface and of the interfaces on top of it. A port of Open vSwitch has no links to the bridges that
+    /// use it, so all interfaces with routes and nothing below count.
     fn with_stacked(&self, interface: &Path) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         add_stacked(interface, &mut names);
