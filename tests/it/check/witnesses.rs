@@ -263,8 +263,14 @@ fn one_size_of_struct_module_for_each_kernel() {
 #[test]
 fn arm64_modules_load_on_their_own_kernel() {
     let apt = arm64_apt();
-    let amd64 = releases().pop().unwrap();
-    let release: KernelRelease = amd64.as_str().replace("amd64", "arm64").parse().unwrap();
+    // Both architectures' lists are read at different times, and one of them can have a kernel before the other.
+    let names = run(Command::new("apt-cache").args(&apt).args(["pkgnames", "linux-headers-6.1.0-"]));
+    let of_arm64 = |amd64: KernelRelease| {
+        let release = amd64.as_str().replace("amd64", "arm64");
+        let package = format!("linux-headers-{release}");
+        names.lines().any(|name| name == package).then(|| (amd64, release.parse::<KernelRelease>().unwrap()))
+    };
+    let (amd64, release) = releases().into_iter().rev().find_map(of_arm64).unwrap();
     let root = unpacked_with(&apt, &format!("linux-headers-{release}"));
     let (kernel, _) = read_header_set(&root, &release, Architecture::Arm64).unwrap();
     let image = unpacked_with(&apt, &format!("linux-image-{release}-unsigned"));
