@@ -1,6 +1,7 @@
 //! Debian 12's newest kernels, looked up at run time in the same suites that farrier uses.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
@@ -64,7 +65,7 @@ fn list() -> String {
     fs::create_dir_all(&cache).unwrap();
     let lock = File::create(cache.join("kernels.lock")).unwrap();
     lock.lock().unwrap();
-    let list = cache.join("kernels");
+    let list = cache.join("kernels-with-image");
     let age = |path: &Path| SystemTime::now().duration_since(fs::metadata(path).ok()?.modified().ok()?).ok();
     if age(&list).is_none_or(|age| age > FRESH) {
         fs::write(&list, ask_apt(&cache).join("\n")).unwrap();
@@ -78,7 +79,7 @@ fn lists(cache: &Path) -> Vec<PathBuf> {
     states.map(|state| state.unwrap().path().join("apt.conf")).collect()
 }
 
-/// Returns the releases of all 6.1 kernels with headers, oldest first.
+/// Returns the releases of all 6.1 kernels with headers and a signed image, oldest first.
 fn ask_apt(cache: &Path) -> Vec<String> {
     // The command fails because no such kernel exists, but leaves farrier's package lists in the cache.
     let _ = Command::new(env!("CARGO_BIN_EXE_farrier"))
@@ -87,23 +88,22 @@ fn ask_apt(cache: &Path) -> Vec<String> {
         .arg(cache)
         .output()
         .unwrap();
-    let mut releases: Vec<(u32, String)> = lists(cache)
-        .iter()
-        .flat_map(|list| {
-            let output = Command::new("apt-cache")
-                .arg("-c")
-                .arg(list)
-                .args(["pkgnames", "linux-headers-6.1.0-"])
-                .output()
-                .expect("run apt-cache");
-            String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
-        })
-        .filter_map(|package| {
-            let release = package.strip_prefix("linux-headers-")?.to_owned();
-            let abi = release.strip_prefix("6.1.0-")?.strip_suffix("-amd64")?.parse().ok()?;
-            Some((abi, release))
-        })
-        .collect();
+    let ask = |list: &PathBuf, packages: &str| -> BTreeSet<String> {
+        let mut command = Command::new("apt-cache");
+        command.arg("-c").arg(list).args(["pkgnames", &format!("linux-{packages}-6.1.0-")]);
+        let output = command.output().expect("run apt-cache");
+        String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+    };
+    let packages =
+        |of: &str| -> BTreeSet<String> { lists(cache).iter().flat_map(|list| ask(list, of)).collect() };
+    // Signed images are published some time after headers.
+    let images = packages("image");
+    let with_image = |package: &String| {
+        let release = package.strip_prefix("linux-headers-")?;
+        let abi: u32 = release.strip_prefix("6.1.0-")?.strip_suffix("-amd64")?.parse().ok()?;
+        images.contains(&format!("linux-image-{release}")).then(|| (abi, release.to_owned()))
+    };
+    let mut releases: Vec<(u32, String)> = packages("headers").iter().filter_map(with_image).collect();
     releases.sort();
     releases.dedup();
     releases.into_iter().map(|(_, release)| release).collect()
