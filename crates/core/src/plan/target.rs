@@ -67,9 +67,7 @@ impl ManifestLocation {
             | RolloutSpec::CustomResource { .. } => None,
         }
     }
-}
 
-impl ManifestLocation {
     /// Whether both places may contain the same file.
     fn overlaps(&self, other: &Self) -> bool {
         let is_within = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
@@ -94,7 +92,7 @@ fn without_dots(path: &Path) -> PathBuf {
     path.components().filter(|part| *part != Component::CurDir).collect()
 }
 
-/// Returns the address of a repository without optional endings.
+/// Returns a form of a repository's address that is the same for its usual spellings. Hosts, and most servers, ignore case.
 fn repository_name(address: &str) -> String {
     let address = address.trim_end_matches('/');
     address.strip_suffix(".git").unwrap_or(address).to_lowercase()
