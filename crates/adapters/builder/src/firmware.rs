@@ -1,4 +1,4 @@
-//! Lists the firmware files that an image will have, for the check of what its modules name.
+//! Lists the firmware files of an image, so that the check can name those that its modules lack.
 
 use std::path::PathBuf;
 

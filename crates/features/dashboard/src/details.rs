@@ -423,7 +423,7 @@ pub struct NodeRow {
     pub os_image: String,
     pub next: String,
     pub may_boot: Option<Answer>,
-    /// Why the node is skipped, or that it is cordoned.
+    /// Reason for skipping the node, and whether it is cordoned.
     pub remarks: String,
 }
 
