@@ -21,8 +21,8 @@ use super::{CliError, Result, args::GLOBAL_OPTIONS, output};
 const FILE: &str = "farrier.yaml";
 const NO_CONFIG: &str = "--no-config";
 
-/// Options that decide what runs and whom farrier trusts, by id and field. A clone's file must not set them silently.
-const SAID: [(&str, &str); 3] =
+/// Options that decide what runs and whom farrier trusts, by id and field. They are printed, because the file may come with a clone.
+const TRUST_FIELDS: [(&str, &str); 3] =
     [("ca_file", "caFile"), ("entrypoint", "entrypoint"), ("insecure_registry", "insecureRegistry")];
 
 /// Fields of the file, each named as its option.
@@ -101,10 +101,10 @@ impl Defaults {
         })?;
         config.check().map_err(|message| wrong(format!(": {message}")))?;
         let values = config.values(directory);
-        let risky: Vec<&str> =
-            SAID.iter().filter(|(id, _)| values.contains_key(id)).map(|(_, name)| *name).collect();
-        if !risky.is_empty() {
-            output::message(&format!("{} sets {}", path.display(), risky.join(", ")));
+        let trusting: Vec<&str> =
+            TRUST_FIELDS.iter().filter(|(id, _)| values.contains_key(id)).map(|(_, name)| *name).collect();
+        if !trusting.is_empty() {
+            output::message(&format!("{} sets {}", path.display(), trusting.join(", ")));
         }
         Ok(Some(Self(values)))
     }
