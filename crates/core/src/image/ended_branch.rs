@@ -16,7 +16,7 @@ pub fn ended_branch(template: &str, version: &str) -> Option<String> {
     let (start, when, instead, source) = found?;
     let branch = start.trim_end_matches('.');
     Some(format!(
-        "version {version} is of branch {branch}, which its supplier ended ({when}): use {instead}; see {source}"
+        "version {version}: the supplier ended branch {branch} in {when}; use {instead}, see {source}"
     ))
 }
 
@@ -27,7 +27,7 @@ mod tests {
     #[test]
     fn a_version_of_an_ended_branch_is_named_with_its_successor() {
         let warning = ended_branch("nvidia-gpu", "535.261.03").unwrap();
-        let words = "version 535.261.03 is of branch 535, which its supplier ended (June 2026): use 580 (until June 2028); see https://";
+        let words = "version 535.261.03: the supplier ended branch 535 in June 2026; use 580 (until June 2028), see https://";
         assert!(warning.starts_with(words), "{warning}");
         for (template, version) in [("nvidia-gpu", "580.95.05"), ("nvidia-gpu", "5350.1"), ("dkms", "535.1")]
         {
