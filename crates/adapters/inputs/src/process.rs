@@ -102,7 +102,10 @@ async fn finished(mut running: Running, program: &'static str) -> Result<Output>
 
 /// Runs a command and returns an error if it fails. `action` describes the program's task in that error.
 pub async fn run(command: Command, program: &'static str, action: impl FnOnce() -> String) -> Result<Output> {
-    let output = output(command, program).await?;
+    successful(output(command, program).await?, action)
+}
+
+fn successful(output: Output, action: impl FnOnce() -> String) -> Result<Output> {
     if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
 }
 
@@ -115,8 +118,7 @@ pub(super) async fn run_within(
 ) -> Result<Output> {
     let running = start(command, program, Duration::ZERO)?;
     running.limit_memory(memory);
-    let output = finished(running, program).await?;
-    if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
+    successful(finished(running, program).await?, action)
 }
 
 /// Reads a program's output until it closes the pipe.
