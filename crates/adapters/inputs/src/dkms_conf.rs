@@ -1,11 +1,10 @@
 //! Warnings about a local `dkms.conf` before a build runs it: what template `dkms` leaves out, and syntax errors. The file is a
 //! bash script. Here it is only parsed.
 
-use std::{io::Read as _, path::Path};
+use std::path::Path;
 
 use farrier_core::image::{DriverImageSpec, SourceOrigin};
-use farrier_local::files::if_there;
-use fs_err::File;
+use farrier_local::files::{if_there, read_start};
 
 use super::{Result, process::clean_command};
 
@@ -15,18 +14,18 @@ const LARGEST: u64 = 1 << 20;
 /// Returns warnings about the `dkms.conf` of an image's local sources, if the image is built with template `dkms`. Archives and
 /// packages are not opened: the log of their build has the same warnings. `root` is the directory of the definitions.
 pub async fn dkms_conf_warnings(root: &Path, spec: &DriverImageSpec) -> Result<Vec<String>> {
+    let (Some(directory), "dkms") = (spec.vars.get("directory"), spec.template.as_str()) else {
+        return Ok(Vec::new());
+    };
     let mut warnings = Vec::new();
-    let directory = spec.vars.get("directory").filter(|_| spec.template.as_str() == "dkms");
-    for source in spec.sources.iter().filter(|_| directory.is_some()) {
+    for source in &spec.sources {
         let SourceOrigin::Path { path, .. } = &source.from else { continue };
         let subdir = source.subdir.as_ref().map_or("", |subdir| subdir.as_str());
-        let place = root.join(path).join(subdir).join(directory.map_or("", |text| text.as_str()));
-        let conf = place.join("dkms.conf");
+        let conf = root.join(path).join(subdir).join(directory.as_str()).join("dkms.conf");
         if !conf.is_file() {
             continue;
         }
-        let mut text = Vec::new();
-        File::open(&conf)?.take(LARGEST).read_to_end(&mut text)?;
+        let text = read_start(&conf, LARGEST)?.unwrap_or_default();
         let of_conf = |warning: String| format!("source {}: dkms.conf {warning}", source.name);
         warnings.extend(left_out(&String::from_utf8_lossy(&text)).into_iter().map(of_conf));
         // Without bash, only the build reports a syntax error.
