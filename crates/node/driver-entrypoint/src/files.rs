@@ -24,6 +24,11 @@ pub(crate) fn entries(directory: impl AsRef<Path>) -> Vec<PathBuf> {
     paths
 }
 
+/// Returns the last component of a path.
+pub(crate) fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// Finds a program of the image by its name.
 pub(crate) fn program(paths: &Paths, name: &str) -> Option<PathBuf> {
     let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];

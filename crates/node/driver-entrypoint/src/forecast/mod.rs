@@ -287,7 +287,7 @@ struct InterfaceUse {
 
 impl InterfaceUse {
     fn of(network: &Network, path: &Path) -> Self {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = files::name_of(path);
         Self { path: path.to_owned(), name, uses: network.uses(path) }
     }
 

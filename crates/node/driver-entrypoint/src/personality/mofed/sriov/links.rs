@@ -15,7 +15,7 @@ use std::{
 use self::ip::{Ip, Shown};
 use super::{super::devlink, flags, link_target_name};
 use crate::{
-    files::{entries, program, text},
+    files::{entries, name_of, program, text},
     node::Node,
 };
 
@@ -113,12 +113,9 @@ pub(super) type Saved<'a> = (PathBuf, &'a [Link]);
 /// Reads the settings of an interface.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<Link> {
     let mut links = read_with(node, &Ip::of(node).map(|ip| ip.show()).unwrap_or_default(), interface);
-    let vlans = vlans(node, interface);
-    let own = name_of(interface);
-    let names = vlans.iter().map(|vlan| (vlan.device.as_str(), vlan.device.as_str()));
-    for (device, name) in [("-", own.as_str())].into_iter().chain(names) {
-        let found = settings::read(node, name, device != "-").into_iter();
-        links.extend(found.map(|words| Link::new(Kind::Setting, device, words)));
+    for (device, name) in names(interface, &vlans(node, interface)) {
+        let found = settings::read(node, &name, device != "-").into_iter();
+        links.extend(found.map(|words| Link::new(Kind::Setting, &device, words)));
     }
     links
 }
@@ -129,25 +126,27 @@ fn read_with(node: &Node<'_>, shown: &Shown, interface: &Path) -> Vec<Link> {
     let mut links: Vec<Link> = master.map(|name| Link::new(Kind::Master, &name, "")).into_iter().collect();
     let vlans = vlans(node, interface);
     links.extend(vlans.iter().cloned());
-    let own = name_of(interface);
-    let names: Vec<(&str, &str)> = [("-", own.as_str())]
-        .into_iter()
-        .chain(vlans.iter().map(|vlan| (vlan.device.as_str(), vlan.device.as_str())))
-        .collect();
-    for &(device, name) in &names {
-        let addresses = shown.addresses(name);
-        let (routes, rules) = shown.routes_and_rules(name, &addresses);
-        let neighbors = shown.neighbors(name);
+    for (device, name) in names(interface, &vlans) {
+        let addresses = shown.addresses(&name);
+        let (routes, rules) = shown.routes_and_rules(&name, &addresses);
+        let neighbors = shown.neighbors(&name);
         for (kind, all) in [
             (Kind::Address, addresses),
             (Kind::Neighbor, neighbors),
             (Kind::Route, routes),
             (Kind::Rule, rules),
         ] {
-            links.extend(all.into_iter().map(|words| Link::new(kind, device, words)));
+            links.extend(all.into_iter().map(|words| Link::new(kind, &device, words)));
         }
     }
     links
+}
+
+/// Returns [`Link::device`] and the name of an interface and of its VLANs.
+fn names(interface: &Path, vlans: &[Link]) -> Vec<(String, String)> {
+    let own = ("-".to_owned(), name_of(interface));
+    let names = vlans.iter().map(|vlan| (vlan.device.clone(), vlan.device.clone()));
+    std::iter::once(own).chain(names).collect()
 }
 
 /// Restores the attributes and sysctls of an interface that is still down, because some have no effect later. Failures
@@ -275,8 +274,4 @@ fn vlans(node: &Node<'_>, interface: &Path) -> Vec<Link> {
 
 fn device_name(link: &Link, interface: &Path) -> String {
     if link.device == "-" { name_of(interface) } else { link.device.clone() }
-}
-
-fn name_of(interface: &Path) -> String {
-    interface.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -1,11 +1,11 @@
 //! Settings of devices that a replacement of the driver loses, and that this program does not restore: the log and the
 //! forecast name them before they are lost.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::{devices, is_ipoib_child, links, own_interface, sysfs_path};
 use crate::{
-    files::{entries, program},
+    files::{entries, name_of, program},
     node::Node,
 };
 
@@ -13,26 +13,22 @@ use crate::{
 pub(super) fn lost_settings(node: &Node<'_>) -> Vec<String> {
     let mut lost = Vec::new();
     let functions = entries(node.paths.at("/sys/bus/auxiliary/devices"));
-    let is_sub = |path: &&PathBuf| base_name(path).starts_with("mlx5_core.sf.");
+    let is_sub = |path: &&PathBuf| name_of(path).starts_with("mlx5_core.sf.");
     let count = functions.iter().filter(is_sub).count();
     if count > 0 {
         lost.push(format!("{count} sub-function(s)"));
     }
     let children = entries(node.paths.at("/sys/class/net")).into_iter().filter(|path| is_ipoib_child(path));
-    lost.extend(children.map(|path| format!("IPoIB interface {}", base_name(&path))));
+    lost.extend(children.map(|path| format!("IPoIB interface {}", name_of(&path))));
     let interfaces: Vec<PathBuf> =
         devices(node).iter().filter_map(|device| own_interface(&sysfs_path(node, device))).collect();
     for interface in &interfaces {
         let uppers = links::lost_uppers(node, interface).into_iter();
-        lost.extend(uppers.map(|upper| format!("{upper} on {}", base_name(interface))));
+        lost.extend(uppers.map(|upper| format!("{upper} on {}", name_of(interface))));
     }
     if !interfaces.is_empty() && program(&node.paths, "ip").is_none() {
         let what = "addresses, routes, neighbors and the settings of virtual functions";
         lost.push(format!("{what}, because this image has no ip (iproute2)"));
     }
     lost
-}
-
-fn base_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use super::super::devlink;
-use crate::{files::program, node::Node};
+use crate::{
+    files::{name_of, program},
+    node::Node,
+};
 
 /// Reads the settings, each as the arguments that follow `ip link set dev INTERFACE vf`.
 pub(super) fn read(node: &Node<'_>, interface: &Path) -> Vec<String> {
@@ -58,8 +61,4 @@ fn parse(line: &str) -> Option<Vec<String>> {
 fn run(node: &Node<'_>, words: &[&str]) -> Result<String, String> {
     let ip = program(&node.paths, "ip").ok_or("this image has no ip (iproute2)")?;
     devlink::run(&ip, words)
-}
-
-fn name_of(interface: &Path) -> String {
-    interface.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

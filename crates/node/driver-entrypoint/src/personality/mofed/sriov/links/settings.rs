@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use super::{Node, entries, text};
+use super::{Node, entries, name_of, text};
 
 /// Attributes in `/sys/class/net`. The mode of IPoIB limits the MTU.
 const ATTRIBUTES: [&str; 8] = [
@@ -34,13 +34,13 @@ pub(super) fn read(node: &Node<'_>, interface: &str, with_mtu: bool) -> Vec<Stri
     for tree in SYSCTLS {
         let directory = node.paths.at("/proc/sys/net").join(tree);
         for path in entries(directory.join(interface)) {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if IGNORED.contains(&&*name) {
+            let name = name_of(&path);
+            if IGNORED.contains(&name.as_str()) {
                 continue;
             }
             let Some(value) = text(&path).filter(|value| !value.contains('\n')) else { continue };
             // Other network namespaces than the node's have no defaults of neighbors.
-            if text(directory.join("default").join(&*name)).as_ref() != Some(&value) {
+            if text(directory.join("default").join(&name)).as_ref() != Some(&value) {
                 found.push(format!("{tree}/{name} {value}"));
             }
         }
