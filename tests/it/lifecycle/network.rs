@@ -1,9 +1,8 @@
 //! Devices during the exchange of their driver. The kernel's netdevsim simulates the devices under the name `mlx5_core`.
-use std::fs;
 
 use super::{LIMIT, MOFED, newest};
 use crate::support::{
-    node_vm::{ContainerSpec, Node, NodeTree, depmod, image_tree},
+    node_vm::{ContainerSpec, Node, NodeTree, image_tree},
     ofed,
     packages::kernel_image,
     virtual_machine::entrypoint,
@@ -30,15 +29,11 @@ fn facts(node: &mut Node) -> Vec<String> {
 fn devices_have_after_each_exchange_of_their_driver_what_people_set() {
     let release = newest();
     let kernel = kernel_image(&release);
-    let drivers = ofed::netdevsim(&release);
     let tree = NodeTree::new(&kernel, &["psample"]);
-    tree.module(&drivers.join("host/mlx5_core.ko"));
+    tree.module(&ofed::netdevsim(&release).join("host/mlx5_core.ko"));
     let image = image_tree(&entrypoint());
     ofed::program(image.path(), "/sbin/devlink");
-    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
-    fs::create_dir_all(&updates).unwrap();
-    fs::copy(drivers.join("other/mlx5_core.ko"), updates.join("mlx5_core.ko")).unwrap();
-    depmod(&kernel, image.path());
+    ofed::add_other_netdevsim(image.path(), &release, &kernel);
     tree.image("mofed", image.path());
     let mut node = Node::boot(&kernel, tree);
     let spec = ContainerSpec::read("mofed.yaml", "mofed-container")

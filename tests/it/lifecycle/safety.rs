@@ -1,9 +1,9 @@
 //! What a driver's container must not take from the node: its uplink, mounted storage and pods' interfaces.
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 use super::{LIMIT, MOFED, newest, sorted};
 use crate::support::{
-    node_vm::{ContainerSpec, Node, NodeTree, depmod, image_tree},
+    node_vm::{ContainerSpec, Node, NodeTree, image_tree},
     ofed,
     packages::kernel_image,
     virtual_machine::entrypoint,
@@ -27,17 +27,13 @@ fn refused(node: &mut Node, spec: &ContainerSpec) -> String {
 fn a_driver_stays_while_the_node_or_a_pod_needs_its_interface() {
     let release = newest();
     let kernel = kernel_image(&release);
-    let drivers = ofed::netdevsim(&release);
     let tree = NodeTree::new(&kernel, &["psample", "bonding"]);
-    tree.module(&drivers.join("host/mlx5_core.ko"));
+    tree.module(&ofed::netdevsim(&release).join("host/mlx5_core.ko"));
     // An option that only the host has; the kernel ignores unknown ones with a warning.
     tree.write("/etc/modprobe.d/site.conf", "options mlx5_core farrier_of_host=1\n");
     let image = image_tree(&entrypoint());
     ofed::program(image.path(), "/sbin/ip");
-    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
-    fs::create_dir_all(&updates).unwrap();
-    fs::copy(drivers.join("other/mlx5_core.ko"), updates.join("mlx5_core.ko")).unwrap();
-    depmod(&kernel, image.path());
+    ofed::add_other_netdevsim(image.path(), &release, &kernel);
     tree.image("mofed", image.path());
     let mut node = Node::boot(&kernel, tree);
     let careful = ContainerSpec::read("mofed.yaml", "mofed-container")

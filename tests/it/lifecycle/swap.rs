@@ -1,10 +1,9 @@
 //! What an interface and its virtual functions have after a driver was replaced, and after the container was killed in the
 //! middle of that while its pod was deleted. The kernel's netdevsim simulates the device under the name `mlx5_core`.
-use std::fs;
 
 use super::{LIMIT, MOFED, newest};
 use crate::support::{
-    node_vm::{ContainerSpec, Node, NodeTree, depmod, image_tree},
+    node_vm::{ContainerSpec, Node, NodeTree, image_tree},
     ofed,
     packages::kernel_image,
     virtual_machine::entrypoint,
@@ -40,17 +39,13 @@ const GONE: &str = "[ ! -e /sys/module/mlx5_core ]";
 fn interfaces_outlive_swaps_that_are_killed_while_the_pod_is_deleted() {
     let release = newest();
     let kernel = kernel_image(&release);
-    let drivers = ofed::netdevsim(&release);
     let tree = NodeTree::new(&kernel, &["psample", "8021q"]);
-    tree.module(&drivers.join("host/mlx5_core.ko"));
+    tree.module(&ofed::netdevsim(&release).join("host/mlx5_core.ko"));
     let image = image_tree(&entrypoint());
     ofed::program(image.path(), "/sbin/ip");
     // An image without drivers for this kernel, such as the one of the node's next pod after an upgrade.
     tree.image("broken", image.path());
-    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
-    fs::create_dir_all(&updates).unwrap();
-    fs::copy(drivers.join("other/mlx5_core.ko"), updates.join("mlx5_core.ko")).unwrap();
-    depmod(&kernel, image.path());
+    ofed::add_other_netdevsim(image.path(), &release, &kernel);
     tree.image("mofed", image.path());
     let mut node = Node::boot(&kernel, tree);
     let spec = ContainerSpec::read("mofed.yaml", "mofed-container")

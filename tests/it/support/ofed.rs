@@ -72,6 +72,14 @@ pub fn netdevsim(release: &KernelRelease) -> PathBuf {
     })
 }
 
+/// Adds the driver with other parameter defaults to an image.
+pub fn add_other_netdevsim(root: &Path, release: &KernelRelease, kernel: &KernelImage) {
+    let updates = root.join("lib/modules").join(release.as_str()).join("updates");
+    fs::create_dir_all(&updates).unwrap();
+    fs::copy(netdevsim(release).join("other/mlx5_core.ko"), updates.join("mlx5_core.ko")).unwrap();
+    depmod(kernel, root);
+}
+
 /// Copies a program of the host with its libraries into an image.
 pub fn program(root: &Path, program: &str) {
     let libraries = run(Command::new("ldd").arg(program));
