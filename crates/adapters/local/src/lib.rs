@@ -4,6 +4,7 @@
 pub mod archive;
 pub mod blocking;
 pub mod cache;
+pub mod cpio;
 pub mod files;
 pub mod machine;
 pub mod run_notes;

@@ -9,7 +9,6 @@ mod classify;
 mod console;
 mod error;
 mod in_tree;
-mod initramfs;
 mod kvm;
 mod protocol;
 mod qemu;
@@ -38,9 +37,8 @@ use kmod::{BootReport, ModuleBoot};
 pub use qemu::find_emulator;
 pub use request::{BootLimits, BootRequest};
 
-use farrier_local::blocking::blocking;
+use farrier_local::{blocking::blocking, cpio::CpioWriter};
 use farrier_payload::{Entrypoint, PayloadError, find_entrypoint};
-use initramfs::Initramfs;
 use qemu::{Accelerator, Machine, Run};
 use steps::PlannedStep;
 
@@ -166,7 +164,7 @@ fn required_memory(initramfs: u64, limit: u32) -> Result<u32> {
 }
 
 fn write_initramfs(request: &BootRequest, steps: &[PlannedStep], key: Key, out: impl Write) -> Result<()> {
-    let mut initramfs = Initramfs::new(out);
+    let mut initramfs = CpioWriter::new(out);
     for directory in ["dev", "proc", "sys", "farrier", "modules"] {
         initramfs.directory(directory)?;
     }

@@ -3,10 +3,10 @@
 
 use std::{
     collections::BTreeSet,
-    os::unix::ffi::OsStrExt as _,
     path::{Path, PathBuf},
 };
 
+use farrier_local::cpio::CpioWriter;
 use farrier_payload as payload;
 use farrier_payload::{DecompressionBudget, Result};
 use fs_err as fs;
@@ -17,34 +17,31 @@ use super::{
     payload::HostPayload,
 };
 
-/// File types of stat(2).
-const DIRECTORY: u32 = 0o040_000;
-const FILE: u32 = 0o100_000;
-const SYMLINK: u32 = 0o120_000;
-
 /// Returns the compressed archive and its file name. Blocks.
 pub(super) fn write(payload: &HostPayload) -> Result<(String, Vec<u8>)> {
     let mut entries = payload.entries();
     // init of initramfs-tools reads these files before it loads the first module.
     let script = Path::new("conf/conf.d").join(format!("farrier-{}", payload.name));
     entries.insert(script, Entry::Text(script_of(payload)?.into_bytes()));
-    let mut archive = Archive::default();
+    let mut bytes = Vec::new();
+    let mut archive = CpioWriter::new(&mut bytes);
     for (path, entry) in with_directories(entries) {
         match entry {
             // In the initramfs, /lib may be a link into /usr. A directory would replace it.
             Entry::Directory if path == Path::new("lib") => {}
-            Entry::Directory => archive.add(&path, DIRECTORY | 0o755, &[]),
-            Entry::Text(text) => archive.add(&path, FILE | 0o644, &text),
-            Entry::Script(script) => archive.add(&path, FILE | 0o755, script.as_bytes()),
+            Entry::Directory => archive.directory(&path)?,
+            Entry::Text(text) => archive.bytes(&path, 0o644, &text)?,
+            Entry::Script(script) => archive.bytes(&path, 0o755, script.as_bytes())?,
             Entry::Payload(file) if fs::symlink_metadata(&file)?.is_symlink() => {
-                archive.add(&path, SYMLINK | 0o777, fs::read_link(&file)?.as_os_str().as_bytes());
+                archive.symlink(&path, &fs::read_link(&file)?)?;
             }
-            Entry::Payload(file) => archive.add(&path, FILE | 0o644, &fs::read(&file)?),
+            Entry::Payload(file) => archive.bytes(&path, 0o644, &fs::read(&file)?)?,
         }
     }
+    archive.finish()?;
     // Compressed archives need no alignment.
     let mut compressed = Vec::new();
-    oci::compress(&archive.finish()[..], &mut compressed)?;
+    oci::compress(&bytes[..], &mut compressed)?;
     let Names { package, version, .. } = Names::of(payload);
     Ok((format!("{package}_{version}_{}.cpio.gz", payload.arch), compressed))
 }
@@ -96,43 +93,6 @@ fn in_load_order(mut modules: Vec<HostModule>) -> Vec<HostModule> {
         sorted.push(modules.remove(ready.unwrap_or_default()));
     }
     sorted
-}
-
-/// A cpio archive of the kind `newc`.
-#[derive(Default)]
-struct Archive {
-    bytes: Vec<u8>,
-    entries: usize,
-}
-
-impl Archive {
-    fn add(&mut self, path: &Path, mode: u32, content: &[u8]) {
-        self.entries += 1;
-        let name = path.as_os_str().as_bytes();
-        let (inode, size, length) = (self.entries, content.len(), name.len() + 1);
-        let header = format!(
-            "070701{inode:08x}{mode:08x}{owner:08x}{owner:08x}{links:08x}{time:08x}{size:08x}{no:08x}{no:08x}{no:08x}{no:08x}{length:08x}{no:08x}",
-            owner = 0,
-            links = 1,
-            time = 0,
-            no = 0,
-        );
-        self.bytes.extend_from_slice(header.as_bytes());
-        self.bytes.extend_from_slice(name);
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend_from_slice(content);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        self.add(Path::new("TRAILER!!!"), 0, &[]);
-        self.bytes
-    }
 }
 
 #[cfg(test)]
