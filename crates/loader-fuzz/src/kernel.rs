@@ -107,7 +107,7 @@ impl Kernel {
     }
 
     /// Lists all module files of the kernel, sorted.
-    fn module_files(&self) -> Result<Vec<PathBuf>> {
+    pub fn module_files(&self) -> Result<Vec<PathBuf>> {
         let mut files = Vec::new();
         let mut directories = vec![self.modules.join("kernel")];
         while let Some(directory) = directories.pop() {
@@ -164,7 +164,7 @@ impl BaseModule {
 }
 
 /// Reads a module file, and decompresses it if its name ends in `.xz` or `.zst`.
-fn read_module_file(file: &Path) -> Result<Vec<u8>> {
+pub fn read_module_file(file: &Path) -> Result<Vec<u8>> {
     let program = match file.extension().and_then(|end| end.to_str()) {
         Some("xz") => "xz",
         Some("zst") => "zstd",

@@ -8,6 +8,7 @@ mod elf;
 mod kernel;
 mod machine;
 mod mutation;
+mod own_modules;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,6 +26,7 @@ use machine::{Answer, Load, MutantLoader};
 use mutation::{Context, Mutant, mutant, rules};
 
 const USAGE: &str = "usage: loader-fuzz [--seed N] [--mutants N] [--keep DIR] [--answers DIR] KERNEL...
+       loader-fuzz --own-modules KERNEL...
 
   KERNEL       a directory with the unpacked Debian packages of a kernel's image and headers
   --mutants N  mutants of each kernel near the limit of each rule; 53 times as many change any field (default 20)
@@ -33,6 +35,8 @@ const USAGE: &str = "usage: loader-fuzz [--seed N] [--mutants N] [--keep DIR] [-
   --answers DIR
                directory for the kernels' answers. A run with the same kernel, seed and number of mutants reads them from there
                instead of starting a virtual machine, so that a changed rule is compared with the same answers
+  --own-modules
+               checks the kernel's own modules instead, each of which the kernel loads
 
 Exit code 1 when the check and a kernel differ.";
 
@@ -67,6 +71,7 @@ struct Options {
     mutants: usize,
     keep: Option<PathBuf>,
     answers: Option<PathBuf>,
+    own_modules: bool,
     kernels: Vec<PathBuf>,
 }
 
@@ -80,7 +85,9 @@ fn main() -> ExitCode {
     };
     let mut agrees = true;
     for root in &options.kernels {
-        match compare_kernel(root, &options) {
+        let compared =
+            if options.own_modules { own_modules::all_load(root) } else { compare_kernel(root, &options) };
+        match compared {
             Ok(agrees_with_kernel) => agrees &= agrees_with_kernel,
             Err(error) => {
                 eprintln!("loader-fuzz: {}: {error}", root.display());
@@ -92,7 +99,8 @@ fn main() -> ExitCode {
 }
 
 fn parse_options() -> Result<Options> {
-    let mut options = Options { seed: 1, mutants: 20, keep: None, answers: None, kernels: Vec::new() };
+    let mut options =
+        Options { seed: 1, mutants: 20, keep: None, answers: None, own_modules: false, kernels: Vec::new() };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| fail(format!("{argument} needs a value")));
@@ -101,6 +109,7 @@ fn parse_options() -> Result<Options> {
             "--mutants" => options.mutants = value()?.parse().map_err(fail)?,
             "--keep" => options.keep = Some(value()?.into()),
             "--answers" => options.answers = Some(value()?.into()),
+            "--own-modules" => options.own_modules = true,
             _ if argument.starts_with('-') => return Err(fail(format!("unknown option {argument}"))),
             _ => options.kernels.push(argument.into()),
         }
