@@ -268,15 +268,18 @@ struct Type<'a> {
     rest: &'a [u8],
 }
 
-/// Whether a name that ends with a zero byte is an identifier (`btf_name_valid_identifier`).
+/// Whether a name that ends with a zero byte is an identifier (`btf_name_valid_identifier`). The kernel's letters include those
+/// of Latin-1 (`lib/ctype.c`).
 fn is_identifier(name: &[u8]) -> bool {
     let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
-    let is_punctuation = |byte: &u8| matches!(byte, b'_' | b'.');
+    let is_letter =
+        |byte: u8| byte.is_ascii_alphabetic() || matches!(byte, 0xc0..=0xd6 | 0xd8..=0xf6 | 0xf8..);
+    let may_begin = |byte: u8| is_letter(byte) || matches!(byte, b'_' | b'.');
     match name.get(..end) {
         Some([first, rest @ ..]) => {
             rest.len() < MAX_NAME
-                && (first.is_ascii_alphabetic() || is_punctuation(first))
-                && rest.iter().all(|byte| byte.is_ascii_alphanumeric() || is_punctuation(byte))
+                && may_begin(*first)
+                && rest.iter().all(|&byte| may_begin(byte) || byte.is_ascii_digit())
         }
         _ => false,
     }

@@ -31,6 +31,22 @@ fn another_base_does_not_match() {
 }
 
 #[test]
+fn letters_of_names_are_those_of_the_kernel() {
+    let of_name = |letter: u8| {
+        let mut bytes = split();
+        let at = bytes.len() - b"ring\0len\0open\0".len() + 1;
+        bytes[at] = letter;
+        SplitBtf::read(&bytes).unwrap().fit(BASE)
+    };
+    for letter in [b'I', b'_', b'9', 0xc0, 0xd6, 0xd8, 0xf6, 0xf8, 0xff] {
+        assert_eq!(of_name(letter), Fit::Matches, "{letter:#x}");
+    }
+    for other in [b'-', b' ', 0x80, 0xbf, 0xd7, 0xf7] {
+        assert_eq!(of_name(other), Fit::Rejected("has names that are not identifiers"), "{other:#x}");
+    }
+}
+
+#[test]
 fn base_types_include_void() {
     let base = btf(&[1, 1 << 24, 4, 32, 0, 2 << 24, 1], b"\0int\0");
     assert_eq!(BtfBase::of(&base), Ok(BtfBase { types: 3, strings: 5 }));

@@ -328,6 +328,11 @@ impl<'d, R: ModuleBytes<'d>> Elf<'d, R> {
         (1..self.headers.len()).filter(is_misaligned).map(|index| self.label(index)).collect()
     }
 
+    /// Whether the kernel follows the addresses in a section while it loads the module.
+    pub fn is_followed_by_the_kernel(&self, index: usize) -> bool {
+        is_read_by_the_kernel(self.name(index)) && !self.has_flags(index, elf::SHF_EXECINSTR)
+    }
+
     /// Returns a section that the kernel itself reads and whose relocation section is wrong: it has another type, belongs to
     /// another section according to `sh_info`, or ends within an entry. Without the relocations, the kernel follows invalid
     /// addresses.

@@ -48,7 +48,7 @@ pub enum RelocationProblem {
     Overflow,
     /// x86-64: an earlier relocation has changed some of the bytes, which may no longer be zero.
     Overlap,
-    /// The symbol is in a section that the loader drops.
+    /// A section that the kernel itself reads refers to a section that the loader drops.
     NotLoaded,
     /// A section that the kernel itself reads lacks its relocations, or its last relocation is incomplete.
     Misplaced,
@@ -124,6 +124,8 @@ impl Relocation {
 
 /// Section that relocations change, with a window of its bytes.
 struct Target {
+    /// Whether the kernel follows the section's addresses while it loads the module.
+    is_followed: bool,
     /// Size of the section.
     size: u64,
     /// Offset of the section's bytes in the file; `None` if the file contains none, so that all bytes are zero.
@@ -137,9 +139,10 @@ struct Target {
 
 impl Target {
     fn of<'d, R: ModuleBytes<'d>>(elf: &Elf<'d, R>, section: usize) -> Self {
+        let is_followed = elf.is_followed_by_the_kernel(section);
         let size = elf.size(section);
         let file_offset = elf.file_offset(section);
-        Self { size, file_offset, window: 0..0, bytes: Vec::new(), changed: (0..0, false) }
+        Self { is_followed, size, file_offset, window: 0..0, bytes: Vec::new(), changed: (0..0, false) }
     }
 
     fn contains(&self, offset: u64, size: u64) -> bool {
@@ -187,7 +190,8 @@ fn amd64<'d, R: ModuleBytes<'d>>(
     if !value.fits(kind, addend) {
         return Ok(Some(RelocationProblem::Overflow));
     }
-    if value == Value::LoaderCopy {
+    // Elsewhere only the module's own code uses the address.
+    if value == Value::LoaderCopy && target.is_followed {
         return Ok(Some(RelocationProblem::NotLoaded));
     }
     if !target.contains(offset, size) {
@@ -327,7 +331,10 @@ fn arm64<'d, R: ModuleBytes<'d>>(
             Value::Kernel | Value::LoaderCopy if is_far && NEAR.contains(&kind) => {
                 return Some(RelocationProblem::Overflow);
             }
-            Value::LoaderCopy => return Some(RelocationProblem::NotLoaded),
+            // The distance to the loader's copy may be too long for the other types.
+            Value::LoaderCopy if target.is_followed || kind != elf::R_AARCH64_ABS64 => {
+                return Some(RelocationProblem::NotLoaded);
+            }
             _ => {}
         }
         if kind == elf::R_AARCH64_ADR_PREL_PG_HI21

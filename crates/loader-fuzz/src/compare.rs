@@ -11,8 +11,9 @@ const EKEYREJECTED: i32 = 129;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Comparison {
     Agrees,
-    /// The check expects the module to load, but the kernel crashes; with the end of the console.
-    Crashes(String),
+    /// The check trusts content of the module, as the kernel does, and expects the module to load. The kernel crashes, or finds
+    /// what it cannot use at an address from that content. With the end of the console or the messages.
+    Trusted(String),
     /// The verdict is `unknown`; with the report's summary.
     Unknown(String),
     /// The check and the kernel disagree; with both answers.
@@ -40,9 +41,27 @@ pub fn compare(report: &CheckReport, answer: &Answer) -> Comparison {
                 describe(answer)
             ))
         }
-        (Verdict::Loads, Answer::Died(console)) => Comparison::Crashes(console.clone()),
+        (Verdict::Loads, Answer::Died(console)) => {
+            Comparison::Trusted(format!("the kernel dies: {}", crash_location(console)))
+        }
+        // The names of parameters are behind pointers, which relocations set.
+        (Verdict::Loads, Answer::Refused(_, messages))
+            if messages.iter().any(|message| {
+                message.contains("cannot create duplicate filename '/module/")
+                    && message.contains("/parameters/")
+            }) =>
+        {
+            Comparison::Trusted(describe(answer))
+        }
         _ => Comparison::Differs(format!("the check: {}; {}", report.summary(), describe(answer))),
     }
+}
+
+/// Returns the function and offset at which the kernel crashed, from its console.
+fn crash_location(console: &str) -> &str {
+    let location =
+        console.lines().find_map(|line| line.split_once("RIP: 0010:").map(|(_, location)| location));
+    location.unwrap_or("unknown location")
 }
 
 /// Rules of the findings that refuse the module.

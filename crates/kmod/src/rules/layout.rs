@@ -139,9 +139,12 @@ pub(super) fn relocations(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 fn relocation_messages(arch: Architecture, bad: &BadRelocation) -> (Option<String>, String) {
     let kind = bad.kind;
     match bad.problem {
-        RelocationProblem::NotLoaded => {
-            (None, format!("a relocation of type {kind} refers to a section that the loader drops"))
-        }
+        RelocationProblem::NotLoaded => (
+            None,
+            format!(
+                "a relocation of type {kind}, which the kernel follows, refers to a section that the loader drops"
+            ),
+        ),
         RelocationProblem::Misplaced => (
             None,
             "the relocations of this section are missing, are incomplete, or belong to another section"

@@ -1,6 +1,7 @@
 //! Steps of the loader beyond names and versions: sections, relocations, and kernels that load no such modules.
 
 use super::*;
+use crate::testing::{SH_OFFSET, SH_TYPE};
 
 const ALLOC: u64 = 2;
 const WRITE: u64 = 1;
@@ -100,6 +101,40 @@ fn an_address_of_32_unsigned_bits_overflows() {
     let mut weak = file;
     weak.undefined.push(("optional", true));
     assert_eq!(findings(&facts, &weak.build()), [""; 0]);
+}
+
+/// Builds a module with a section that refers to `.modinfo`, which the loader drops.
+fn refers_to_dropped_section(section: &'static str, kind: u32) -> Vec<u8> {
+    let mut file = ModuleFile::named("m");
+    file.defined.push("local");
+    file.more.push((section, PROGBITS, ALLOC, "", vec![0; 8]));
+    file.more.push((".rela.tested", RELA, 0, section, rela(0, kind, 1)));
+    let mut bytes = file.build();
+    let symbols =
+        (1..).map(|index| section_header(&bytes, index)).find(|at| bytes[at + SH_TYPE] == 2).unwrap();
+    let symbols = u64::from_le_bytes(bytes[symbols + SH_OFFSET..][..8].try_into().unwrap());
+    // The section number of the first symbol.
+    patch(&mut bytes, usize::try_from(symbols).unwrap() + 24 + 6, &[2, 0]);
+    bytes
+}
+
+#[test]
+fn an_address_in_a_dropped_section_matters_where_the_kernel_follows_it() {
+    let facts = kernel(&[], "");
+    let got = |section, kind| findings(&facts, &refers_to_dropped_section(section, kind));
+    for kind in [1, 2, 4, 24] {
+        assert_eq!(got(".data.of_module", kind), [""; 0]);
+        let sentence = format!(
+            "unknown Relocation: a relocation of type {kind}, which the kernel follows, refers to a section that the loader drops"
+        );
+        assert_eq!(got("__bug_table", kind), [sentence]);
+    }
+    for kind in [10, 11] {
+        let sentence = format!(
+            "refused Relocation: overflow in relocation type {kind}: likely not compiled with -mcmodel=kernel"
+        );
+        assert_eq!(got(".data.of_module", kind), [sentence]);
+    }
 }
 
 #[test]
