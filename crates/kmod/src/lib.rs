@@ -18,6 +18,7 @@ mod file;
 mod headers;
 mod in_tree;
 mod load_order;
+mod lz4;
 mod module;
 mod release;
 mod relocation;

@@ -9,7 +9,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use liblzma::stream::Stream;
 
-use super::{BtfError, btf::u32_at};
+use super::{
+    BtfError,
+    btf::u32_at,
+    lz4::{self, Lz4Reader},
+};
 
 /// Number of bytes at the start of an image from which its format is recognized.
 const MAX_HEADER: u64 = 1024;
@@ -151,16 +155,15 @@ fn compressed(image: &mut (impl Read + Seek), offset: u64, size: u64, length: u6
 impl Method {
     /// Recognizes the method by the first bytes (`compressed_formats` in `lib/decompress.c`).
     pub(super) fn of(start: &[u8]) -> Option<Self> {
-        const MAGIC: [(&[u8], Method); 9] = [
+        const MAGIC: [(&[u8], Method); 8] = [
             (b"\x7fELF", Method::Plain),
             (b"\x1f\x8b", Method::Gzip),
             (b"\xfd7zXZ\0", Method::Xz),
             (b"\x28\xb5\x2f\xfd", Method::Zstd),
             (b"\x5d\0\0", Method::Lzma),
-            (b"\x02\x21\x4c\x18", Method::Lz4),
+            (lz4::MAGIC, Method::Lz4),
             (b"BZh", Method::Bzip2),
             (b"\x89LZO", Method::Lzo),
-            (b"\x04\x22\x4d\x18", Method::Lz4),
         ];
         MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|&(_, method)| method)
     }
@@ -190,7 +193,7 @@ pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Resul
             decoder.window_log_max(MAX_ZSTD_WINDOW)?;
             Box::new(decoder)
         }
-        Method::Lz4 => return Err(VmlinuzError::Method("lz4")),
+        Method::Lz4 => Box::new(Lz4Reader::new(bytes)?),
         Method::Bzip2 => return Err(VmlinuzError::Method("bzip2")),
         Method::Lzo => return Err(VmlinuzError::Method("lzo")),
     })
