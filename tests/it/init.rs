@@ -96,6 +96,25 @@ fn a_newcomer_with_a_module_gets_to_the_first_image() {
     assert_eq!(site.tags("acme"), [kernel.as_str()], "the tag that KMM expects");
     assert_eq!(site.inspect(&format!("acme:{kernel}"))["Os"], "linux");
     newcomer(&site, &printed(&init, "run")).exits(0).line("nothing to do");
+
+    // With a rollout, farrier sets the image in the Module, once KMM makes none.
+    let start = text.find("\n  rollout:").expect("a rollout");
+    let rollout =
+        "\n  rollout:\n    - {strategy: custom-resource, resource: Module, namespace: kmm, name: acme}\n";
+    fs::write(site.path("definitions/images/acme.yaml"), text[..start].to_owned() + rollout).unwrap();
+    let module = fs::read_to_string(site.path("module.yaml")).unwrap();
+    let place = site.cluster().join("module.yaml");
+    fs::write(&place, &module).unwrap();
+    let held = newcomer(&site, &printed(&init, "run")).exits(1);
+    held.line("KMM would make the image itself; remove `build`");
+    let build = module.lines().find(|line| line.contains("build:")).unwrap();
+    let ready = module
+        .replace(&format!("{build}\n"), "")
+        .replace("moduleName: acme}", "moduleName: acme, dirName: /}");
+    fs::write(&place, ready.replace(&site.location, "old.example")).unwrap();
+    newcomer(&site, &printed(&init, "run")).exits(0);
+    assert_eq!(fs::read_to_string(&place).unwrap(), ready);
+    newcomer(&site, &printed(&init, "run")).exits(0).line("nothing to do");
 }
 
 /// A directory with a Makefile, as a developer has it, gets to a published image.

@@ -18,18 +18,20 @@ use farrier_core::{
     image::{ChartImage, ChartValue},
     plan::{
         Candidates, Change, ClusterSnapshot, Container, DaemonSetFacts, ImageChange, NodeAffinity, Placement,
+        ResourceChange,
     },
 };
 use farrier_local::blocking::blocking;
-use farrier_yaml::{Position, YamlError, documents};
+use farrier_yaml::{Node, Position, YamlError, documents};
 use fs_err::{self as fs, File};
 use walkdir::WalkDir;
 
 use super::{
+    edit,
     error::ClusterError,
-    image_field::{ImageField, ImageValue, SourceFile, value_at},
+    image_field::{ImageField, ImageValue, SourceFile, SplitImage, value_at},
     kustomize::{Kustomizations, MAX_NAMED, is_kustomization},
-    manifest::{self, DaemonSet, Manifest, why_not_editable},
+    manifest::{self, DaemonSet, Manifest, Resource, Targets, why_not_editable},
     source::Cluster,
 };
 
@@ -75,15 +77,17 @@ impl Directory {
     /// A file that defines nodes and cannot be read is an error. If farrier skipped the file, a rewrite could break such a node.
     pub fn read(&self) -> Result<ClusterSnapshot, ClusterError> {
         let (mut snapshot, found) = self.tree()?;
-        snapshot.daemon_sets = found.into_iter().map(|found| found.facts).collect();
+        snapshot.daemon_sets = found.daemon_sets.into_iter().map(|found| found.facts).collect();
+        snapshot.resources = found.resources.into_iter().map(|found| found.facts).collect();
         Ok(snapshot)
     }
 
-    /// Returns the nodes and what was skipped, and the DaemonSets.
-    fn tree(&self) -> Result<(ClusterSnapshot, Vec<DaemonSet>), ClusterError> {
+    /// Returns the nodes and what was skipped, and the rollout targets.
+    fn tree(&self) -> Result<(ClusterSnapshot, Targets), ClusterError> {
         let mut snapshot = ClusterSnapshot { read_only_nodes: true, ..ClusterSnapshot::default() };
         if let Some(chart) = &self.chart {
-            return Ok((snapshot, vec![self.chart_image(chart)?]));
+            let daemon_sets = vec![self.chart_image(chart)?];
+            return Ok((snapshot, Targets { daemon_sets, ..Targets::default() }));
         }
         let mut files = BTreeMap::new();
         for path in self.files()? {
@@ -94,7 +98,8 @@ impl Directory {
                 Ok(mut manifest) => {
                     snapshot.skipped.extend(manifest.skipped.drain(..).map(skip));
                     snapshot.nodes.extend(manifest.nodes.drain(..).map(Into::into));
-                    if !manifest.daemon_sets.is_empty() || !manifest.documents.is_empty() {
+                    let Targets { daemon_sets, resources } = &manifest.targets;
+                    if !daemon_sets.is_empty() || !resources.is_empty() || !manifest.documents.is_empty() {
                         files.insert(path, manifest);
                     }
                 }
@@ -108,7 +113,7 @@ impl Directory {
             named: RefCell::default(),
             left: MAX_NAMED.into(),
         };
-        Ok((snapshot, kustomizations.daemon_sets()))
+        Ok((snapshot, kustomizations.targets()))
     }
 
     /// Returns the DaemonSet that a chart makes, as far as its image is known.
@@ -122,13 +127,19 @@ impl Directory {
         let source = Rc::new(SourceFile { text: read_text(&named)?, path: named });
         let documents = documents(&source.text).map_err(|error| manifest_error(&source.path, error))?;
         let value = documents.iter().find_map(|document| value_at(document, path));
-        let found = value.as_ref().and_then(|value| Some((value, value.scalar()?.clone())));
-        let (value, image) = found.ok_or_else(|| refused(format!("{file} has no image at {path}")))?;
-        let container = Container {
-            name: target.container.to_string(),
-            image: image.text.clone(),
-            fixed: why_not_editable(Some(value)),
+        let whole = |value: &Node| {
+            let (image, fixed) = (value.scalar()?.clone(), why_not_editable(Some(value)));
+            Some((image.text.clone(), fixed, false, ImageValue::Whole(Some(image))))
         };
+        let split = |value: &Node| {
+            let (image, fixed) = SplitImage::read(value)?;
+            Some((image.text(), fixed, image.has_tag(), ImageValue::Split(image)))
+        };
+        let found = value.as_ref().and_then(|value| whole(value).or_else(|| split(value)));
+        let missing =
+            || format!("{file} has no image at {path}: neither a text, nor a mapping with `repository`");
+        let (image, fixed, tagged, value) = found.ok_or_else(|| refused(missing()))?;
+        let container = Container { name: target.container.to_string(), image, fixed, tagged };
         let unknown =
             "its chart decides, and farrier renders nothing: the cluster needs to have the DaemonSet";
         let affinity = NodeAffinity::Unsupported(unknown.to_owned());
@@ -141,10 +152,7 @@ impl Directory {
             paused: false,
             live: None,
         };
-        Ok(DaemonSet {
-            facts,
-            images: vec![ImageField { file: source, value: ImageValue::Whole(Some(image)) }],
-        })
+        Ok(DaemonSet { facts, images: vec![ImageField { file: source, value }] })
     }
 
     /// Sets one container's image. Blocks the thread. The file is replaced atomically.
@@ -167,9 +175,35 @@ impl Directory {
         replace_file(&image.file.path, &image.file.text, &edited, changed)
     }
 
+    /// Sets the fields of an operator's resource. Blocks the thread. The file is replaced atomically.
+    fn set_fields(&self, change: &ResourceChange) -> Result<(), ClusterError> {
+        let object = || format!("{} {}", change.kind, change.name);
+        let refused = |reason: &str| ClusterError::Refused { object: object(), reason: reason.to_owned() };
+        let (_, Targets { mut resources, .. }) = self.tree()?;
+        resources.retain(|found| (found.facts.kind, &found.facts.name) == (change.kind, &change.name));
+        let [Resource { file, section: Some(section), .. }] = resources.as_slice() else {
+            return Err(refused("the manifests do not have exactly one such resource"));
+        };
+        let wanted = change.kind.driver_path().iter().fold(&change.spec, |value, key| &value[*key]);
+        let found = manifest::json(section, true);
+        let expected = change.expected.iter().filter_map(serde_json::Value::as_object).flatten();
+        if let Some((key, expected)) = expected.into_iter().find(|(key, expected)| found[*key] != **expected)
+        {
+            let [expected, found] = [expected, &found[key]].map(|value| format!("{key}: {value}"));
+            return Err(ClusterError::Conflict { object: object(), expected, found });
+        }
+        let edited = edit::set_values(&file.text, section, wanted).map_err(|reason| refused(&reason))?;
+        let changed = || ClusterError::Conflict {
+            object: object(),
+            expected: "the planned fields".to_owned(),
+            found: "a file that another program is writing".to_owned(),
+        };
+        replace_file(&file.path, &file.text, &edited, changed)
+    }
+
     /// Returns the only DaemonSet with the changed name.
     fn find_daemon_set(&self, change: &ImageChange) -> Result<DaemonSet, ClusterError> {
-        let (_, mut found) = self.tree()?;
+        let (_, Targets { daemon_sets: mut found, .. }) = self.tree()?;
         found.retain(|DaemonSet { facts, .. }| {
             facts.namespace == change.namespace && facts.name == change.daemon_set
         });
@@ -269,11 +303,18 @@ impl Cluster for Directory {
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
-        let Change::DaemonSet(change) = change else {
-            return Err(ClusterError::Refused {
-                object: change.object(),
-                reason: "only image fields can be set in a directory of manifests".to_owned(),
-            });
+        let change = match change {
+            Change::DaemonSet(change) => change,
+            Change::Resource(change) => {
+                let (directory, change) = (self.clone(), change.clone());
+                return blocking(move || directory.set_fields(&change)).await;
+            }
+            _ => {
+                return Err(ClusterError::Refused {
+                    object: change.object(),
+                    reason: "only image fields can be set in a directory of manifests".to_owned(),
+                });
+            }
         };
         for change in change.image_changes() {
             let directory = self.clone();

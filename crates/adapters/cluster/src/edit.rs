@@ -1,9 +1,88 @@
-//! Replaces one scalar in a YAML text, and nothing else.
+//! Replaces scalars in a YAML text, or adds keys to a mapping, and changes nothing else.
 
-use farrier_yaml::{Scalar, events};
+use std::cmp::Reverse;
+
+use farrier_yaml::{Node, Scalar, Value as YamlValue, YamlError, events};
 use granit_parser::{Event, ScalarStyle};
+use serde_json::Value;
 
-/// Replaces the scalar's value and keeps its quotes. All other bytes stay unchanged.
+use super::manifest::field;
+
+/// Returns the text with these values in a mapping. Keys that the mapping lacks are added.
+pub(super) fn set_values(text: &str, mapping: &Node, values: &Value) -> Result<String, String> {
+    let mut edits = Edits::default();
+    edits.collect(mapping, values)?;
+    // From the end, so that the positions of the others stay right.
+    edits.replaced.sort_by_key(|(scalar, _)| Reverse(scalar.bytes.start));
+    let mut replaced = edits.replaced.into_iter();
+    let text = replaced.try_fold(text.to_owned(), |text, (scalar, value)| replace(&text, &scalar, &value))?;
+    edits.added.into_iter().try_fold(text, |text, (sibling, key, value)| add(&text, &sibling, &key, &value))
+}
+
+#[derive(Default)]
+struct Edits {
+    replaced: Vec<(Scalar, String)>,
+    /// The first key of a mapping, before which a key with a value is added.
+    added: Vec<(Scalar, String, Value)>,
+}
+
+impl Edits {
+    fn collect(&mut self, node: &Node, value: &Value) -> Result<(), String> {
+        match (value, node.value()) {
+            (Value::Object(fields), YamlValue::Map(entries)) => {
+                for (key, value) in fields {
+                    match field(node, key) {
+                        Some(inner) => self.collect(&inner, value)?,
+                        None if value.is_null() => {}
+                        None => {
+                            let first = entries.first().and_then(|(first, _)| first.scalar());
+                            let first = first.ok_or_else(|| format!("add `{key}: {value}` to it"))?;
+                            self.added.push((first.clone(), key.clone(), value.clone()));
+                        }
+                    }
+                }
+            }
+            (Value::Array(values), YamlValue::List(items)) if values.len() == items.len() => {
+                items.iter().zip(values).try_for_each(|(item, value)| self.collect(item, value))?;
+            }
+            (Value::String(_) | Value::Bool(_), YamlValue::Scalar(scalar)) => {
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                if text != scalar.text {
+                    self.replaced.push((scalar.clone(), text));
+                }
+            }
+            _ => return Err(format!("line {} holds a value of another type", node.at.line)),
+        }
+        Ok(())
+    }
+}
+
+/// Adds a key to a mapping, before its first key.
+fn add(text: &str, first: &Scalar, key: &str, value: &Value) -> Result<String, String> {
+    let (before, after) =
+        text.split_at_checked(first.bytes.start).ok_or("the position of a key is unknown")?;
+    let indent = before.rsplit('\n').next().unwrap_or_default();
+    let key = if first.style == ScalarStyle::Plain { key.to_owned() } else { format!("\"{key}\"") };
+    let value = value.to_string();
+    let end = if before.ends_with(&format!("\r\n{indent}")) { "\r\n" } else { "\n" };
+    let in_block = (indent.trim() == "").then(|| format!("{before}{key}: {value}{end}{indent}{after}"));
+    let in_flow = format!("{before}{key}: {value}, {after}");
+    let adds_one = |edited: &String| {
+        let [old, new] = [text, edited.as_str()].map(|text| events(text).map(|event| Ok(event?.0)).collect());
+        let (Ok(old), Ok(mut new)): (Result<Vec<_>, YamlError>, Result<Vec<_>, YamlError>) = (old, new)
+        else {
+            return false;
+        };
+        let at = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
+        let added: Vec<_> = new.drain(at..new.len().min(at + 2)).collect();
+        added.iter().all(|event| matches!(event, Event::Scalar(..))) && new == old
+    };
+    let edited = in_block.into_iter().chain([in_flow]).find(adds_one);
+    edited.ok_or_else(|| format!("add `{key}: {value}` by hand: the edit would change more than that"))
+}
+
+/// Replaces the scalar's value and keeps its quotes; a plain value that would not be a text gets quotes. All other bytes stay
+/// unchanged.
 ///
 /// Parses the result and compares it with the original. Returns a reason if anything but this one value differs.
 pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String, String> {
@@ -11,6 +90,7 @@ pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String
     let written = text.get(bytes.clone()).ok_or("the position of the value is unknown")?;
     // Image references need no escapes in any style. A value that does not parse back is refused below.
     let replacement = match scalar.style {
+        ScalarStyle::Plain if written == scalar.text && is_number(value) => format!("\"{value}\""),
         ScalarStyle::Plain if written == scalar.text => value.to_owned(),
         ScalarStyle::SingleQuoted if is_quoted(written, '\'') => format!("'{value}'"),
         ScalarStyle::DoubleQuoted if is_quoted(written, '"') => format!("\"{value}\""),
@@ -19,6 +99,11 @@ pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String
     let after = [&text[..bytes.start], &replacement, &text[bytes.end..]].concat();
     verify(text, &after, scalar, value)?;
     Ok(after)
+}
+
+/// Whether a plain value would be a number: a tag `1.10`.
+fn is_number(value: &str) -> bool {
+    value.replace('_', "").parse::<f64>().is_ok()
 }
 
 fn is_quoted(written: &str, quote: char) -> bool {
@@ -40,7 +125,7 @@ fn verify(before: &str, after: &str, scalar: &Scalar, value: &str) -> Result<(),
         let edited = matches!(old, Event::Scalar(..)) && span.byte_range().as_ref() == Some(&scalar.bytes);
         match (&old, &new) {
             (Event::Scalar(_, old_style, 0, None), Event::Scalar(text, new_style, 0, None))
-                if edited && old_style == new_style && text == value =>
+                if edited && (old_style == new_style || is_number(value)) && text == value =>
             {
                 changed += 1;
             }
@@ -100,6 +185,27 @@ mod tests {
         for value in ["'", "b', c: 'd"] {
             assert!(edit("{image: 'a'}\n", value).is_err(), "{value:?}");
         }
+    }
+
+    #[test]
+    fn a_missing_key_is_added_in_the_style_of_its_mapping() {
+        let set = |text: &str, values: Value| {
+            set_values(text, &documents(text).unwrap()[0].get("d").unwrap(), &values)
+        };
+        for (text, after) in [
+            ("d:\n  # x\n  v: 1.0 # y\n", "d:\n  # x\n  on: true\n  v: \"2.0\" # y\n"),
+            ("d:\r\n  v: a\r\n", "d:\r\n  on: true\r\n  v: \"2.0\"\r\n"),
+            ("d: {v: 'a'}\n", "d: {on: true, v: '2.0'}\n"),
+            ("{\"d\": {\n  \"v\": \"a\"\n}}\n", "{\"d\": {\n  \"on\": true, \"v\": \"2.0\"\n}}\n"),
+        ] {
+            assert_eq!(
+                set(text, serde_json::json!({"v": "2.0", "on": true})).as_deref(),
+                Ok(after),
+                "{text}"
+            );
+        }
+        assert!(set("d: {}\n", serde_json::json!({"v": "1"})).unwrap_err().contains("add `v: "));
+        assert!(set("d: {v: [a]}\n", serde_json::json!({"v": "1"})).unwrap_err().contains("another type"));
     }
 
     proptest! {

@@ -1,10 +1,15 @@
-//! Where the image of a container is written: as one value, or in an entry of a kustomization's `images`.
+//! Where the image of a container is written: as one value, in an entry of a kustomization's `images`, or in several values of a
+//! chart.
 
 use std::{cmp::Reverse, path::PathBuf, rc::Rc};
 
 use farrier_yaml::{Node, Scalar};
 
-use super::{edit, manifest::field};
+use super::{
+    edit,
+    kustomize::split,
+    manifest::{field, why_not_editable},
+};
 
 /// A file, as it was read.
 #[derive(Debug, Default)]
@@ -24,8 +29,80 @@ pub(super) struct ImageField {
 pub(super) enum ImageValue {
     /// One value; `None` where it is not a scalar.
     Whole(Option<Scalar>),
-    /// An entry of `images`: the repository that it gives, `newName`, and the key and value of `digest` or `newTag`.
-    Entry { repository: String, name: Option<Scalar>, version: Option<(Scalar, Scalar)> },
+    /// An entry of `images`: the repository that it gives, `newName`, the key and value of `digest` or `newTag`, and a `newTag`
+    /// beside a `digest`.
+    Entry { repository: String, name: Option<Scalar>, version: Option<(Scalar, Scalar)>, tag: Option<Scalar> },
+    /// Values of a chart.
+    Split(SplitImage),
+}
+
+/// An image in several values of a chart.
+#[derive(Clone, Debug)]
+pub(super) struct SplitImage {
+    registry: Option<Scalar>,
+    repository: Scalar,
+    tag: Option<Scalar>,
+    digest: Option<Scalar>,
+}
+
+impl SplitImage {
+    /// Reads a mapping with `repository` and optional `registry`, `tag` and `digest`. Also returns why it cannot be set, if so.
+    pub(super) fn read(mapping: &Node) -> Option<(Self, Option<String>)> {
+        let values = ["registry", "repository", "tag", "digest"].map(|key| field(mapping, key));
+        let fixed = values.iter().flatten().find_map(|value| why_not_editable(Some(value)));
+        let [registry, repository, tag, digest] =
+            values.map(|value| value.as_ref().and_then(Node::scalar).cloned());
+        let split = Self { registry, repository: repository?, tag, digest };
+        Some((split.clone(), fixed.or_else(|| split.lacks_digest())))
+    }
+
+    /// Returns the reason why no digest can be written, if so.
+    fn lacks_digest(&self) -> Option<String> {
+        let has_place = self.digest.is_some() || self.tag.as_ref().is_some_and(|tag| tag.text.contains('@'));
+        (!has_place).then(|| {
+            "its mapping has no place for a digest: add `digest: \"\"` if the chart reads it, or write `tag` as TAG@sha256:DIGEST"
+                .to_owned()
+        })
+    }
+
+    /// Returns the image that the values are.
+    pub(super) fn text(&self) -> String {
+        let part = |mark: &str, scalar: &Option<Scalar>, end: &str| {
+            let text = scalar.as_ref().map_or("", |scalar| &scalar.text);
+            if text.is_empty() { String::new() } else { format!("{mark}{text}{end}") }
+        };
+        let [registry, tag, digest] =
+            [part("", &self.registry, "/"), part(":", &self.tag, ""), part("@", &self.digest, "")];
+        format!("{registry}{}{tag}{digest}", self.repository.text)
+    }
+
+    /// Whether an image by digest is written with its tag.
+    pub(super) fn has_tag(&self) -> bool {
+        self.tag.is_some()
+    }
+
+    fn edits(&self, image: &str) -> Result<Vec<(&Scalar, String)>, String> {
+        if let Some(reason) = self.lacks_digest() {
+            return Err(reason);
+        }
+        let (name, digest) = by_digest(image)?;
+        let (repository, tag) = split(name);
+        let (registry, path) = repository.split_once('/').unwrap_or(("", repository));
+        let repository = if self.registry.is_some() { path } else { repository };
+        let tag = tag.trim_start_matches(':');
+        let tag = if self.digest.is_some() { tag.to_owned() } else { format!("{tag}@{digest}") };
+        let values = [
+            (self.registry.as_ref(), registry.to_owned()),
+            (Some(&self.repository), repository.to_owned()),
+            (self.tag.as_ref(), tag),
+            (self.digest.as_ref(), digest.to_owned()),
+        ];
+        Ok(values.into_iter().filter_map(|(scalar, value)| Some((scalar?, value))).collect())
+    }
+}
+
+fn by_digest(image: &str) -> Result<(&str, &str), &'static str> {
+    image.split_once('@').ok_or("only an image with a digest can be written there")
 }
 
 impl ImageField {
@@ -35,26 +112,29 @@ impl ImageField {
         // From the end, so that the positions of the others stay right.
         edits.sort_by_key(|(scalar, _)| Reverse(scalar.bytes.start));
         let text = self.file.text.clone();
-        edits.into_iter().try_fold(text, |text, (scalar, value)| edit::replace(&text, scalar, value))
+        edits.into_iter().try_fold(text, |text, (scalar, value)| edit::replace(&text, scalar, &value))
     }
 
-    fn edits<'a>(&'a self, image: &'a str) -> Result<Vec<(&'a Scalar, &'a str)>, String> {
-        let (repository, written, version) = match &self.value {
+    fn edits(&self, image: &str) -> Result<Vec<(&Scalar, String)>, String> {
+        let (repository, written, version, beside) = match &self.value {
             ImageValue::Whole(scalar) => {
-                return Ok(vec![(scalar.as_ref().ok_or("the container has no image field")?, image)]);
+                let scalar = scalar.as_ref().ok_or("the container has no image field")?;
+                return Ok(vec![(scalar, image.to_owned())]);
             }
-            ImageValue::Entry { repository, name, version } => (repository, name, version),
+            ImageValue::Split(values) => return values.edits(image),
+            ImageValue::Entry { repository, name, version, tag } => (repository, name, version, tag),
         };
-        let (name, digest) =
-            image.split_once('@').ok_or("only an image with a digest can be written there")?;
+        let (name, digest) = by_digest(image)?;
+        let (name, tag) = split(name);
         let (key, value) = version.as_ref().ok_or_else(|| format!("add `digest: {digest}` to the entry"))?;
-        let mut edits = vec![(value, digest)];
+        let mut edits = vec![(value, digest.to_owned())];
         if key.text != "digest" {
-            edits.push((key, "digest"));
+            edits.push((key, "digest".to_owned()));
         }
+        edits.extend(beside.as_ref().map(|beside| (beside, tag.trim_start_matches(':').to_owned())));
         if name != repository {
-            edits
-                .push((written.as_ref().ok_or_else(|| format!("add `newName: {name}` to the entry"))?, name));
+            let written = written.as_ref().ok_or_else(|| format!("add `newName: {name}` to the entry"))?;
+            edits.push((written, name.to_owned()));
         }
         Ok(edits)
     }

@@ -8,13 +8,13 @@ use std::{
 };
 
 use farrier_core::plan::NodeAffinity;
-use farrier_yaml::Node;
+use farrier_yaml::{Node, Scalar};
 use fs_err as fs;
 
 use super::{
     dir::read_bytes,
     image_field::{ImageField, ImageValue},
-    manifest::{DaemonSet, Manifest, field, sequence, why_not_editable},
+    manifest::{DaemonSet, Manifest, Resource, Targets, field, sequence, why_not_editable},
 };
 
 const FILE_NAMES: [&str; 3] = ["kustomization.yaml", "kustomization.yml", "Kustomization"];
@@ -24,6 +24,9 @@ pub(super) const MAX_NAMED: usize = 10_000;
 const MAX_DEPTH: usize = 16;
 /// Fields that decide which nodes a pod runs on.
 const PLACEMENT: [&str; 5] = ["nodeSelector", "affinity", "tolerations", "nodeName", "hostNetwork"];
+
+/// Fields of operators' resources that decide which nodes the driver is installed on.
+const RESOURCE_PLACEMENT: [&str; 4] = ["nodeSelector", "nodeAffinity", "tolerations", "selector"];
 
 pub(super) fn is_kustomization(path: &Path) -> bool {
     path.file_name().is_some_and(|name| FILE_NAMES.iter().any(|known| name == *known))
@@ -46,14 +49,24 @@ pub(super) struct Kustomizations<'a> {
 }
 
 impl Kustomizations<'_> {
-    /// Returns the DaemonSets as the outermost kustomizations make them, and those that no kustomization names.
-    pub(super) fn daemon_sets(&self) -> Vec<DaemonSet> {
-        let made = self.files.keys().map(|path| (path, self.apply(path, Vec::new(), 0)));
-        let made: Vec<(&PathBuf, Vec<DaemonSet>)> = made.collect();
+    /// Returns the objects as the outermost kustomizations make them, and those that no kustomization names.
+    pub(super) fn targets(&self) -> Targets {
+        let made = self.files.keys().map(|path| (path, self.apply(path, Targets::default(), 0)));
+        let made: Vec<(&PathBuf, Targets)> = made.collect();
         let named = self.named.borrow();
         let outermost = made.into_iter().filter(|(path, _)| !named.contains(*path));
-        let mut all: Vec<DaemonSet> = outermost.flat_map(|(_, made)| made).collect();
-        for DaemonSet { facts, images } in &mut all {
+        let mut all = Targets::default();
+        outermost.for_each(|(_, made)| all.extend(made));
+        for Resource { facts, file, .. } in &mut all.resources {
+            if !file.path.starts_with(self.root) {
+                let reason = format!(
+                    "{} is outside of the rollout's path; name its directory in `path`",
+                    file.path.display()
+                );
+                facts.fixed.insert(String::new(), reason);
+            }
+        }
+        for DaemonSet { facts, images } in &mut all.daemon_sets {
             // Other overlays may share such a file.
             let outside = |image: &ImageField| !image.file.path.starts_with(self.root);
             let images = facts.containers.iter_mut().zip(images);
@@ -67,8 +80,8 @@ impl Kustomizations<'_> {
         all
     }
 
-    /// Adds the DaemonSets of a file, or of a directory with a kustomization, which applies to `all` where it is a component.
-    fn apply(&self, path: &Path, mut all: Vec<DaemonSet>, depth: usize) -> Vec<DaemonSet> {
+    /// Adds the objects of a file, or of a directory with a kustomization, which applies to `all` where it is a component.
+    fn apply(&self, path: &Path, mut all: Targets, depth: usize) -> Targets {
         let in_directory =
             |path: PathBuf| FILE_NAMES.iter().map(|name| path.join(name)).find(|path| path.is_file());
         let file =
@@ -81,11 +94,11 @@ impl Kustomizations<'_> {
         let Some(manifest) = self.files.get(&file).cloned().or_else(|| (self.read)(&file)) else {
             return all;
         };
-        all.extend(manifest.daemon_sets.iter().cloned());
+        all.extend(manifest.targets.clone());
         let directory = file.parent().unwrap_or(&file);
         for kustomization in &manifest.documents {
             for name in ["resources", "bases"].iter().flat_map(|key| texts(kustomization, key)) {
-                all.extend(self.apply(&directory.join(name), Vec::new(), depth + 1));
+                all.extend(self.apply(&directory.join(name), Targets::default(), depth + 1));
             }
             for name in texts(kustomization, "components") {
                 all = self.apply(&directory.join(name), all, depth + 1);
@@ -95,7 +108,7 @@ impl Kustomizations<'_> {
         all
     }
 
-    /// Returns the patches that may be for a DaemonSet.
+    /// Returns the patches.
     fn patches(&self, directory: &Path, kustomization: &Node) -> Vec<Patch> {
         let lists = ["patches", "patchesJson6902", "patchesStrategicMerge"]
             .map(|key| sequence(kustomization, key).unwrap_or_default());
@@ -111,11 +124,9 @@ impl Kustomizations<'_> {
             let words = content.split(|c: char| !c.is_ascii_alphanumeric()).map(str::to_owned);
             let words: BTreeSet<String> = words.collect();
             let kind = field(item, "target").and_then(|target| text(&target, "kind"));
-            let is_other = kind
-                .map_or(words.contains("kind") && !words.contains("DaemonSet"), |kind| kind != "DaemonSet");
-            (!is_other).then(|| (path.unwrap_or_else(|| "inline".to_owned()), words))
+            Patch { path: path.unwrap_or_else(|| "inline".to_owned()), words, kind }
         };
-        lists.iter().flatten().filter_map(patch).collect()
+        lists.iter().flatten().map(patch).collect()
     }
 
     /// Returns the real path of a file or directory that may be read.
@@ -126,13 +137,32 @@ impl Kustomizations<'_> {
     }
 }
 
-/// Applies a kustomization to DaemonSets.
-fn transform(all: &mut [DaemonSet], patches: &[Patch], kustomization: &Node, source: &Manifest) {
+/// Applies a kustomization to objects.
+fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source: &Manifest) {
     let entries = sequence(kustomization, "images").unwrap_or_default();
     let [prefix, suffix] =
         ["namePrefix", "nameSuffix"].map(|key| text(kustomization, key).unwrap_or_default());
-    for DaemonSet { facts, images } in all {
-        for (patch, words) in patches {
+    let new_namespace = text(kustomization, "namespace");
+    for Resource { facts, .. } in &mut all.resources {
+        for Patch { path, words, .. } in patches.iter().filter(|patch| patch.may_be_for(facts.kind.kind())) {
+            // A word may be the name of a field, and placement makes every field unknown.
+            let placement =
+                RESOURCE_PLACEMENT.iter().filter(|field| words.contains(**field)).map(|_| String::new());
+            for field in words.iter().cloned().chain(placement) {
+                let reason = format!(
+                    "the patch {path} may change the resource, and farrier renders nothing: set it in the manifest only"
+                );
+                facts.fixed.insert(field, reason);
+            }
+        }
+        let (namespace, name) = facts.split_name();
+        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+        let namespace =
+            namespace.map(|namespace| format!("{}/", new_namespace.as_deref().unwrap_or(namespace)));
+        facts.name = format!("{}{prefix}{name}{suffix}", namespace.unwrap_or_default());
+    }
+    for DaemonSet { facts, images } in &mut all.daemon_sets {
+        for Patch { path: patch, words, .. } in patches.iter().filter(|patch| patch.may_be_for("DaemonSet")) {
             if PLACEMENT.iter().any(|field| words.contains(*field)) {
                 facts.placement.affinity = NodeAffinity::Unsupported(format!(
                     "the patch {patch} may change its nodes, and farrier renders nothing: the cluster needs to have the DaemonSet"
@@ -144,7 +174,7 @@ fn transform(all: &mut [DaemonSet], patches: &[Patch], kustomization: &Node, sou
                 container.image.clear();
             }
         }
-        facts.namespace = text(kustomization, "namespace").unwrap_or_else(|| facts.namespace.clone());
+        facts.namespace = new_namespace.clone().unwrap_or_else(|| facts.namespace.clone());
         facts.name = format!("{prefix}{}{suffix}", facts.name);
         for entry in &entries {
             for (container, image) in facts.containers.iter_mut().zip(images.iter_mut()) {
@@ -173,25 +203,45 @@ fn overridden(image: &str, entry: &Node) -> Option<(String, ImageValue)> {
             entry.entries()?.iter().filter_map(|(key, value)| Some((key.scalar()?, value.scalar()?)));
         fields.find(|(key, _)| key.text == wanted).map(|(key, value)| (key.clone(), value.clone()))
     };
-    let digest = version_of("digest").map(|found| ('@', found));
-    let written = digest.or_else(|| Some((':', version_of("newTag")?)));
-    let version =
-        written.as_ref().map_or(version.to_owned(), |(mark, (_, value))| format!("{mark}{}", value.text));
+    let (digest, tag) = (version_of("digest"), version_of("newTag"));
+    let text = |mark: char, found: Option<&(Scalar, Scalar)>| {
+        found.map(|(_, value)| format!("{mark}{}", value.text))
+    };
+    let [own_tag, own_digest] =
+        [text(':', tag.as_ref()), text('@', digest.as_ref())].map(Option::unwrap_or_default);
+    let image = if tag.is_none() && digest.is_none() {
+        format!("{repository}{version}")
+    } else {
+        format!("{repository}{own_tag}{own_digest}")
+    };
     let name = field(entry, "newName").and_then(|name| name.scalar().cloned());
-    let image = format!("{repository}{version}");
-    Some((image, ImageValue::Entry { repository, name, version: written.map(|(_, written)| written) }))
+    let beside = tag.as_ref().filter(|_| digest.is_some()).map(|(_, value)| value.clone());
+    Some((image, ImageValue::Entry { repository, name, version: digest.or(tag), tag: beside }))
 }
 
 /// Splits an image into its name, and the tag or digest with its separator.
-fn split(image: &str) -> (&str, &str) {
+pub(super) fn split(image: &str) -> (&str, &str) {
     let name = image.split('@').next().unwrap_or_default();
     let path = name.rfind('/').map_or(0, |slash| slash + 1);
     let end = name[path..].find(':').map_or(name.len(), |colon| path + colon);
     image.split_at(end)
 }
 
-/// File of a patch, or `inline`, and its words.
-type Patch = (String, BTreeSet<String>);
+/// A patch of objects of some kind.
+struct Patch {
+    /// File of the patch, or `inline`.
+    path: String,
+    words: BTreeSet<String>,
+    /// Kind of its `target`.
+    kind: Option<String>,
+}
+
+impl Patch {
+    fn may_be_for(&self, kind: &str) -> bool {
+        let names_kind = !self.words.contains("kind") || self.words.contains(kind);
+        self.kind.as_ref().map_or(names_kind, |target| target == kind)
+    }
+}
 
 fn texts(yaml: &Node, key: &str) -> Vec<String> {
     sequence(yaml, key)

@@ -1,9 +1,13 @@
-//! Reads nodes and DaemonSets from the text of a manifest.
+//! Reads nodes, DaemonSets and operators' resources from the text of a manifest.
 
 use std::{collections::BTreeMap, path::PathBuf, rc::Rc};
 
-use farrier_core::plan::{
-    Container, DaemonSetFacts, NodeFacts, Owner, Placement, Taint, has_pause_annotation, is_hardware_label,
+use farrier_core::{
+    image::OperatorResource,
+    plan::{
+        Container, DaemonSetFacts, NodeFacts, Owner, Placement, ResourceFacts, Taint, has_pause_annotation,
+        is_hardware_label,
+    },
 };
 use farrier_yaml::{Node, Value, YamlError, documents};
 use granit_parser::ScalarStyle;
@@ -13,16 +17,38 @@ use super::{
     kustomize::is_kustomization,
 };
 
-/// Nodes and DaemonSets of a manifest. Objects of other kinds are ignored.
+/// Nodes and rollout targets of a manifest. Objects of other kinds are ignored.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Manifest {
     pub(super) file: Rc<SourceFile>,
     pub(super) nodes: Vec<NodeFacts>,
-    pub(super) daemon_sets: Vec<DaemonSet>,
-    /// DaemonSets that are not complete, for example patches.
+    pub(super) targets: Targets,
+    /// Objects that are not complete, for example patches.
     pub(super) skipped: Vec<YamlError>,
     /// Documents of a kustomization.
     pub(super) documents: Vec<Node>,
+}
+
+/// Rollout targets.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Targets {
+    pub(super) daemon_sets: Vec<DaemonSet>,
+    pub(super) resources: Vec<Resource>,
+}
+
+impl Targets {
+    pub(super) fn extend(&mut self, other: Self) {
+        self.daemon_sets.extend(other.daemon_sets);
+        self.resources.extend(other.resources);
+    }
+}
+
+/// An operator's resource, and the section of its driver.
+#[derive(Clone, Debug)]
+pub(super) struct Resource {
+    pub(super) facts: ResourceFacts,
+    pub(super) file: Rc<SourceFile>,
+    pub(super) section: Option<Node>,
 }
 
 /// A DaemonSet and the positions of its containers' images.
@@ -49,7 +75,8 @@ pub(super) fn read(path: PathBuf, text: String) -> Result<Manifest, YamlError> {
 
 /// Returns the nodes and DaemonSets in a text.
 pub fn nodes_and_daemon_sets(text: &str) -> Result<(Vec<NodeFacts>, Vec<DaemonSetFacts>), YamlError> {
-    let Manifest { nodes, daemon_sets, skipped, .. } = read(PathBuf::new(), text.to_owned())?;
+    let Manifest { nodes, targets: Targets { daemon_sets, .. }, skipped, .. } =
+        read(PathBuf::new(), text.to_owned())?;
     match skipped.into_iter().next() {
         Some(error) => Err(error),
         None => Ok((nodes, daemon_sets.into_iter().map(|found| found.facts).collect())),
@@ -76,7 +103,14 @@ fn add_object(yaml: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest)
         manifest.nodes.push(node(yaml)?);
     } else if kind == "DaemonSet" && (version == "apps/v1" || untyped) {
         match daemon_set(yaml, &manifest.file) {
-            Ok(found) => manifest.daemon_sets.push(found),
+            Ok(found) => manifest.targets.daemon_sets.push(found),
+            Err(error) => manifest.skipped.push(error),
+        }
+    } else if let Some(known) = OperatorResource::ALL.into_iter().find(|known| known.kind() == kind)
+        && (version == format!("{}/{}", known.group(), known.version()) || untyped)
+    {
+        match resource(known, yaml, &manifest.file) {
+            Ok(found) => manifest.targets.resources.push(found),
             Err(error) => manifest.skipped.push(error),
         }
     }
@@ -125,6 +159,7 @@ fn daemon_set(yaml: &Node, file: &Rc<SourceFile>) -> Result<DaemonSet, YamlError
                 name: required(&item, "name")?.string()?.to_owned(),
                 image: image.as_ref().map_or(Ok(""), Node::string)?.to_owned(),
                 fixed: why_not_editable(image.as_ref()),
+                tagged: false,
             });
             let value = ImageValue::Whole(image.as_ref().and_then(Node::scalar).cloned());
             images.push(ImageField { file: file.clone(), value });
@@ -142,6 +177,32 @@ fn daemon_set(yaml: &Node, file: &Rc<SourceFile>) -> Result<DaemonSet, YamlError
     Ok(DaemonSet { facts, images })
 }
 
+fn resource(kind: OperatorResource, yaml: &Node, file: &Rc<SourceFile>) -> Result<Resource, YamlError> {
+    let (metadata, spec) = (required(yaml, "metadata")?, required(yaml, "spec")?);
+    let name = required(&metadata, "name")?.string()?.to_owned();
+    let namespace = text(&metadata, "namespace")?;
+    let namespace = if namespace.is_empty() { "default" } else { &namespace };
+    let section = path(&spec, kind.driver_path());
+    let is_kmm = kind == OperatorResource::Module;
+    // The variables in the images of a Module are KMM's.
+    let fixed = |value: &Node| if is_kmm { why_not_in_place(value) } else { why_not_editable(Some(value)) };
+    let fixed = |(key, value): &(Node, Node)| {
+        let inner = value.items().into_iter().flatten().filter_map(|item| field(&item, "containerImage"));
+        let reason = [value.clone()].into_iter().chain(inner).find_map(|value| fixed(&value));
+        Some((key.scalar()?.text.clone(), reason?))
+    };
+    let entries = section.as_ref().and_then(Node::entries).into_iter().flatten();
+    let facts = ResourceFacts {
+        kind,
+        name: if is_kmm { format!("{namespace}/{name}") } else { name },
+        version: None,
+        fixed: entries.filter_map(fixed).collect(),
+        annotations: farrier_annotations(&metadata)?,
+        spec: json(&spec, true).into(),
+    };
+    Ok(Resource { facts, file: file.clone(), section })
+}
+
 /// Returns the annotations that farrier reads or writes.
 fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, YamlError> {
     let mut annotations = strings(metadata, "annotations")?;
@@ -152,6 +213,17 @@ fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, Yaml
 /// Returns the reason why an image value cannot be edited in place, if there is one.
 pub(super) fn why_not_editable(image: Option<&Node>) -> Option<String> {
     let Some(image) = image else { return Some("the container has no image field".to_owned()) };
+    let is_template = |text: &str| ["{{", "${", "$("].iter().any(|start| text.contains(start));
+    let filled = image.scalar().filter(|scalar| is_template(&scalar.text)).map(|_| {
+        let what =
+            "the value is filled in by another tool; name the file and the path of its value in `values`";
+        format!("{what} (line {})", image.at.line)
+    });
+    why_not_in_place(image).or(filled)
+}
+
+/// Returns the reason why the text of a value cannot be replaced, if there is one.
+fn why_not_in_place(image: &Node) -> Option<String> {
     let scalar = image.scalar()?;
     let reason = if image.shared {
         "the value is an anchor, an alias or part of a merge, so other fields may share the value"
@@ -159,8 +231,6 @@ pub(super) fn why_not_editable(image: Option<&Node>) -> Option<String> {
         "the value is a block scalar"
     } else if !scalar.tag.is_empty() {
         "the value has a tag"
-    } else if ["{{", "${", "$("].iter().any(|start| scalar.text.contains(start)) {
-        "the value is filled in by another tool; name the file and the path of its value in `values`"
     } else {
         return None;
     };
@@ -179,7 +249,7 @@ fn owner(metadata: &Node) -> Result<Option<Owner>, YamlError> {
 /// Returns the placement rules of a pod template: on which nodes its pods run.
 fn placement(pod: &Node) -> Result<Placement, YamlError> {
     let fields = ["nodeName", "affinity", "tolerations"];
-    let rules = fields.iter().filter_map(|key| Some(((*key).to_owned(), json(&field(pod, key)?))));
+    let rules = fields.iter().filter_map(|key| Some(((*key).to_owned(), json(&field(pod, key)?, false))));
     Ok(Placement {
         node_selector: strings(pod, "nodeSelector")?,
         host_network: field(pod, "hostNetwork").is_some_and(|value| value.is_true()),
@@ -187,14 +257,21 @@ fn placement(pod: &Node) -> Result<Placement, YamlError> {
     })
 }
 
-/// Returns a value as JSON. Scalars become strings.
-fn json(yaml: &Node) -> serde_json::Value {
+/// Returns a value as JSON. Scalars become strings, and booleans where they are `typed`.
+pub(super) fn json(yaml: &Node, typed: bool) -> serde_json::Value {
     match yaml.value() {
+        Value::Scalar(scalar) if typed && scalar.style == ScalarStyle::Plain && scalar.text == "true" => {
+            true.into()
+        }
+        Value::Scalar(scalar) if typed && scalar.style == ScalarStyle::Plain && scalar.text == "false" => {
+            false.into()
+        }
         Value::Scalar(scalar) => scalar.text.clone().into(),
-        Value::List(items) => items.iter().map(json).collect(),
+        Value::List(items) => items.iter().map(|item| json(item, typed)).collect(),
         Value::Map(entries) => {
             let entries = entries.iter().filter(|(_, value)| !value.is_null());
-            let entries = entries.filter_map(|(key, value)| Some((key.scalar()?.text.clone(), json(value))));
+            let entries =
+                entries.filter_map(|(key, value)| Some((key.scalar()?.text.clone(), json(value, typed))));
             entries.collect::<serde_json::Map<_, _>>().into()
         }
         Value::Null | Value::Removed => serde_json::Value::Null,

@@ -331,8 +331,9 @@ async fn read_manifests(
         Ok(directory) => directory.with_chart(chart).snapshot().await,
         Err(error) => Err(error),
     };
-    let ClusterSnapshot { daemon_sets, skipped, .. } = read.map_err(|error| error_chain(&error))?;
-    Ok(ManifestFacts { daemon_sets, skipped, ..ManifestFacts::default() })
+    let ClusterSnapshot { daemon_sets, resources, skipped, .. } =
+        read.map_err(|error| error_chain(&error))?;
+    Ok(ManifestFacts { daemon_sets, resources, skipped, ..ManifestFacts::default() })
 }
 
 /// Returns the warning for a published payload whose check is inconclusive: what is unknown, and how to settle the question.

@@ -53,6 +53,9 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             report.wrong(&["spec", "sources", &index.to_string()], message);
         }
     }
+    if let Some(message) = spec.runtime.wrong_operand() {
+        report.wrong(&["spec", "runtime", "entrypoint"], message);
+    }
     git_sources(report, image);
     firmware(report, image, templates);
     if let Some(RuntimeBase::Runfile(runfile)) = &spec.runtime.base {

@@ -35,12 +35,13 @@ const TIME: Duration = Duration::from_mins(2);
 /// moved.
 const TRIES: u32 = 5;
 
-/// Reads the DaemonSets at a place, or the image of its chart, and the names of the branches that begin with one of `proposals`.
+/// Reads the rollout targets at a place, or the image of its chart, and the names of the branches that begin with one of `proposals`.
 pub async fn read(parts: &Parts, place: &GitPlace, proposals: &[&str]) -> Result<ManifestFacts> {
     let repository = Repository::open(parts, place).await?;
     repository.fetch().await?;
-    let ClusterSnapshot { daemon_sets, skipped, .. } = repository.check_out().await?.snapshot().await?;
-    Ok(ManifestFacts { daemon_sets, skipped, proposals: repository.branches(proposals).await? })
+    let ClusterSnapshot { daemon_sets, resources, skipped, .. } =
+        repository.check_out().await?.snapshot().await?;
+    Ok(ManifestFacts { daemon_sets, resources, skipped, proposals: repository.branches(proposals).await? })
 }
 
 /// Returns which of `images` the manifests at a place mention.

@@ -5,6 +5,7 @@ use std::{
     path::PathBuf,
 };
 
+use farrier_yaml::similar;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
@@ -167,6 +168,35 @@ pub const DRIVER_ENTRYPOINTS: [&str; 6] = [
     "nvidia-gds-driver",
     "ocp_dtk_entrypoint",
 ];
+
+/// First arguments of `driver-entrypoint`.
+const DRIVER_OPERANDS: [&str; 8] = [
+    "mofed",
+    "nvidia-driver",
+    "nv-peer-mem",
+    "nvidia-gds-driver",
+    "nvidia-gdrcopy-driver",
+    "ocp_dtk_entrypoint",
+    "generic",
+    "forecast",
+];
+
+impl RuntimeSpec {
+    /// Returns what is wrong with the arguments of `driver-entrypoint`, if it is the entrypoint.
+    pub fn wrong_operand(&self) -> Option<String> {
+        let (program, rest) = self.entrypoint.split_first()?;
+        let operand = rest.first().map_or("", |operand| &**operand);
+        if program.trim_start_matches("/usr/bin/") != DRIVER_ENTRYPOINTS[0]
+            || DRIVER_OPERANDS.contains(&operand)
+        {
+            return None;
+        }
+        let known = format!("known: {}", DRIVER_OPERANDS.join(", "));
+        let hint =
+            similar(operand, DRIVER_OPERANDS).map_or(known, |meant| format!("did you mean {meant:?}?"));
+        Some(format!("driver-entrypoint has no argument {operand:?}; {hint}"))
+    }
+}
 
 impl DriverImageSpec {
     /// Returns the toolchain for the kernels of a family: the family's toolchain plus this image's packages. Fails with a reason

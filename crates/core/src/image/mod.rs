@@ -34,7 +34,8 @@ pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
 pub use rollout::{
-    ChartImage, ChartValue, DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy, Watch,
+    ChartImage, ChartValue, DaemonSetContainer, GitPlace, ManifestObject, OperatorResource, ResourceName,
+    RolloutSpec, Strategy, Watch,
 };
 pub use runfile::{RunfileBase, RunfileSpec};
 pub use source::{

@@ -30,7 +30,7 @@ use crate::definition::{
     doc = "Strategy for rewriting a rollout target."
 )]
 // The enum defines the schema. `RolloutForm` exists for better error messages.
-#[schemars(!try_from, deny_unknown_fields, transform = entry::with_containers)]
+#[schemars(!try_from, deny_unknown_fields, transform = entry::with_alternatives)]
 pub enum RolloutSpec {
     /// A DaemonSet in the cluster whose nodes share one kernel.
     Image {
@@ -78,30 +78,32 @@ pub enum RolloutSpec {
     },
     /// The resource from which an operator creates its DaemonSet.
     CustomResource {
-        /// Kind of the resource.
-        resource: OperatorResource,
-        /// Name of the resource.
-        name: DnsName,
+        /// The resource.
+        #[serde(flatten)]
+        target: ResourceName,
     },
-    /// A DaemonSet in a directory of manifests outside the cluster (GitOps).
+    /// A DaemonSet or an operator's resource in a directory of manifests outside the cluster (GitOps).
     File {
         /// The file or directory, relative to the definitions directory.
         path: LocalPath,
         /// Value of a chart that has the image. Default: the DaemonSet's manifest, or the kustomization's `images`.
         values: Option<ChartImage>,
-        /// The container whose image is set.
+        /// The container whose image is set, or the resource.
         #[serde(flatten)]
-        target: DaemonSetContainer,
+        #[schemars(with = "DaemonSetContainer")]
+        target: ManifestObject,
     },
-    /// A DaemonSet in a Git repository that Argo CD or Flux applies to the cluster.
+    /// A DaemonSet or an operator's resource in a Git repository that Argo CD or Flux applies to the cluster.
     Git {
         /// Repository, branch and path of the manifest.
         #[serde(flatten)]
         place: GitPlace,
-        /// The container whose image is set.
+        /// The container whose image is set, or the resource.
         #[serde(flatten)]
-        target: DaemonSetContainer,
-        /// Subject of the commit. `{image}`, `{daemonSet}`, `{container}`, `{from}` and `{to}` are replaced with their values.
+        #[schemars(with = "DaemonSetContainer")]
+        target: ManifestObject,
+        /// Subject of the commit. `{image}`, `{daemonSet}`, `{resource}`, `{container}`, `{from}` and `{to}` are replaced with
+        /// their values.
         message: Option<OneLine>,
         /// Prefix of proposal branches. farrier pushes one branch for each change, for a pull request, instead of pushing to
         /// `branch`.
@@ -131,7 +133,8 @@ pub struct GitPlace {
 pub struct ChartValue {
     /// The file, relative to `path`.
     pub file: RepositoryPath,
-    /// Path of the value: `driver.image`, or `spec.source.helm.parameters[name=driver.image].value`.
+    /// Path of the value: `driver.image`, or `spec.source.helm.parameters[name=driver.image].value`. The value is a whole image, or
+    /// a mapping with `repository` and optional `registry`, `tag` and `digest`.
     pub path: OneLine,
 }
 
@@ -160,8 +163,38 @@ pub struct DaemonSetContainer {
     pub container: DnsLabel,
 }
 
-/// A kind of resource from which an operator creates a driver DaemonSet (contracts: Network Operator `mellanox.com/v1alpha1`, GPU
-/// Operator `nvidia.com/v1` and `nvidia.com/v1alpha1`).
+/// An operator's resource.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
+pub struct ResourceName {
+    /// Kind of the resource.
+    pub resource: OperatorResource,
+    /// Namespace of the resource; for a Module only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<DnsLabel>,
+    /// Name of the resource.
+    pub name: DnsName,
+}
+
+impl ResourceName {
+    /// The name, after the namespace if there is one.
+    pub fn full_name(&self) -> String {
+        let namespace = self.namespace.iter().map(|namespace| format!("{namespace}/"));
+        namespace.chain([self.name.to_string()]).collect()
+    }
+}
+
+/// An object in manifests.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(untagged)]
+pub enum ManifestObject {
+    /// A container of a DaemonSet.
+    DaemonSet(DaemonSetContainer),
+    /// An operator's resource.
+    Resource(ResourceName),
+}
+
+/// A kind of resource from which an operator installs a driver (contracts: Network Operator `mellanox.com/v1alpha1`, GPU
+/// Operator `nvidia.com/v1` and `nvidia.com/v1alpha1`, Kernel Module Management `kmm.sigs.x-k8s.io/v1beta1`).
 #[derive(
     Clone,
     Copy,
@@ -188,12 +221,14 @@ pub enum OperatorResource {
     #[serde(rename = "NVIDIADriver")]
     #[strum(serialize = "NVIDIADriver")]
     NvidiaDriver,
+    /// `kmm.sigs.x-k8s.io/v1beta1`, `spec.moduleLoader.container`, in a namespace.
+    Module,
 }
 
 impl OperatorResource {
     /// All kinds of operator resources.
-    pub const ALL: [Self; 4] =
-        [Self::NicClusterPolicy, Self::NicNodePolicy, Self::ClusterPolicy, Self::NvidiaDriver];
+    pub const ALL: [Self; 5] =
+        [Self::NicClusterPolicy, Self::NicNodePolicy, Self::ClusterPolicy, Self::NvidiaDriver, Self::Module];
 
     /// Whether the resource belongs to the GPU Operator rather than the Network Operator.
     pub fn is_of_gpu_operator(self) -> bool {
@@ -207,7 +242,11 @@ impl OperatorResource {
 
     /// The API group.
     pub fn group(self) -> &'static str {
-        if self.is_of_gpu_operator() { "nvidia.com" } else { "mellanox.com" }
+        match self {
+            Self::NicClusterPolicy | Self::NicNodePolicy => "mellanox.com",
+            Self::ClusterPolicy | Self::NvidiaDriver => "nvidia.com",
+            Self::Module => "kmm.sigs.x-k8s.io",
+        }
     }
 
     /// The API version.
@@ -215,6 +254,7 @@ impl OperatorResource {
         match self {
             Self::ClusterPolicy => "v1",
             Self::NicClusterPolicy | Self::NicNodePolicy | Self::NvidiaDriver => "v1alpha1",
+            Self::Module => "v1beta1",
         }
     }
 
@@ -225,15 +265,19 @@ impl OperatorResource {
             Self::NicNodePolicy => "nicnodepolicies",
             Self::ClusterPolicy => "clusterpolicies",
             Self::NvidiaDriver => "nvidiadrivers",
+            Self::Module => "modules",
         }
     }
 
-    /// Key and value of the node label that selects the nodes for the operator's driver.
-    pub fn node_label(self) -> (&'static str, &'static str) {
-        let gpu = self.is_of_gpu_operator();
-        let key =
-            if gpu { "nvidia.com/gpu.deploy.driver" } else { "feature.node.kubernetes.io/pci-15b3.present" };
-        (key, "true")
+    /// Label of the nodes for the operator's driver, with the value `true`. KMM has none.
+    pub fn node_label(self) -> Option<&'static str> {
+        match self {
+            Self::NicClusterPolicy | Self::NicNodePolicy => {
+                Some("feature.node.kubernetes.io/pci-15b3.present")
+            }
+            Self::ClusterPolicy | Self::NvidiaDriver => Some("nvidia.com/gpu.deploy.driver"),
+            Self::Module => None,
+        }
     }
 
     /// Path of the driver's fields below `spec`.
@@ -242,6 +286,7 @@ impl OperatorResource {
             Self::NicClusterPolicy | Self::NicNodePolicy => &["ofedDriver"],
             Self::ClusterPolicy => &["driver"],
             Self::NvidiaDriver => &[],
+            Self::Module => &["moduleLoader", "container"],
         }
     }
 }
@@ -278,9 +323,19 @@ impl RolloutSpec {
             Self::Image { target, .. }
             | Self::PerKernel { target, .. }
             | Self::Union { target, .. }
-            | Self::File { target, .. }
-            | Self::Git { target, .. } => Some(target),
-            Self::PublishOnly { .. } | Self::CustomResource { .. } => None,
+            | Self::File { target: ManifestObject::DaemonSet(target), .. }
+            | Self::Git { target: ManifestObject::DaemonSet(target), .. } => Some(target),
+            _ => None,
+        }
+    }
+
+    /// The operator's resource that is the target, if it is one.
+    pub fn resource(&self) -> Option<&ResourceName> {
+        match self {
+            Self::CustomResource { target }
+            | Self::File { target: ManifestObject::Resource(target), .. }
+            | Self::Git { target: ManifestObject::Resource(target), .. } => Some(target),
+            _ => None,
         }
     }
 
@@ -356,9 +411,11 @@ impl Strategy {
             Self::PerKernel => "namespace daemonSet container deadline stableFor retireAfter upgrade",
             Self::Union => "namespace daemonSet container deadline stableFor dropAfter upgrade",
             Self::PublishOnly => "resource",
-            Self::CustomResource => "resource name",
-            Self::File => "path values namespace daemonSet container",
-            Self::Git => "repository branch path values namespace daemonSet container message proposals",
+            Self::CustomResource => "resource namespace name",
+            Self::File => "path values namespace daemonSet container resource name",
+            Self::Git => {
+                "repository branch path values namespace daemonSet container resource name message proposals"
+            }
         };
         field == "strategy" || fields.split(' ').any(|known| known == field)
     }
@@ -375,12 +432,32 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             return Err(format!("strategy `{}` has no `{field}`", strategy.as_str()));
         }
         let needed = |field: &str| format!("strategy `{}` needs a `{field}`", strategy.as_str());
+        let resource = |resource: OperatorResource| {
+            let (namespace, name) =
+                (form.namespace.clone(), form.name.clone().ok_or_else(|| needed("name"))?);
+            let is_namespaced = resource == OperatorResource::Module;
+            if is_namespaced != namespace.is_some() {
+                return Err(format!(
+                    "a {resource} has {} `namespace`",
+                    if is_namespaced { "a" } else { "no" }
+                ));
+            }
+            Ok(ResourceName { resource, namespace, name })
+        };
         let target = || {
             Ok::<_, String>(DaemonSetContainer {
-                namespace: form.namespace.ok_or_else(|| needed("namespace"))?,
-                daemon_set: form.daemon_set.ok_or_else(|| needed("daemonSet"))?,
-                container: form.container.ok_or_else(|| needed("container"))?,
+                namespace: form.namespace.clone().ok_or_else(|| needed("namespace"))?,
+                daemon_set: form.daemon_set.clone().ok_or_else(|| needed("daemonSet"))?,
+                container: form.container.clone().ok_or_else(|| needed("container"))?,
             })
+        };
+        let in_manifest = || match form.resource {
+            None if form.name.is_some() => Err("`name` needs a `resource`".to_owned()),
+            None => target().map(ManifestObject::DaemonSet),
+            Some(_) if form.daemon_set.is_some() || form.container.is_some() || form.values.is_some() => {
+                Err("`resource` excludes `daemonSet`, `container` and `values`".to_owned())
+            }
+            Some(kind) => resource(kind).map(ManifestObject::Resource),
         };
         let watch = Watch {
             deadline: form.deadline.unwrap_or_else(default_deadline),
@@ -398,16 +475,17 @@ impl TryFrom<RolloutForm> for RolloutSpec {
                 Self::Union { target: target()?, watch, upgrade, drop_after }
             }
             Strategy::PublishOnly => Self::PublishOnly { resource: form.resource },
-            Strategy::CustomResource => Self::CustomResource {
-                resource: form.resource.ok_or_else(|| needed("resource"))?,
-                name: form.name.ok_or_else(|| needed("name"))?,
-            },
+            Strategy::CustomResource => {
+                let kind = form.resource.ok_or_else(|| needed("resource"))?;
+                Self::CustomResource { target: resource(kind)? }
+            }
             Strategy::File => {
-                let (path, target) = (form.path.ok_or_else(|| needed("path"))?, target()?);
+                let target = in_manifest()?;
+                let path = form.path.ok_or_else(|| needed("path"))?;
                 Self::File { path, values: chart(form.values, &target), target }
             }
             Strategy::Git => {
-                let target = target()?;
+                let target = in_manifest()?;
                 let place = GitPlace {
                     repository: form.repository.ok_or_else(|| needed("repository"))?,
                     branch: form.branch.ok_or_else(|| needed("branch"))?,
@@ -420,10 +498,49 @@ impl TryFrom<RolloutForm> for RolloutSpec {
     }
 }
 
-fn chart(value: Option<ChartValue>, target: &DaemonSetContainer) -> Option<ChartImage> {
-    value.map(|value| ChartImage { value, target: target.clone() })
+fn chart(value: Option<ChartValue>, target: &ManifestObject) -> Option<ChartImage> {
+    let ManifestObject::DaemonSet(target) = target else { return None };
+    Some(ChartImage { value: value?, target: target.clone() })
 }
 
 fn in_repository(path: &LocalPath) -> Result<RepositoryPath, String> {
     path.to_string_lossy().parse().map_err(|error: ParseError| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_resource_is_named_in_the_cluster_and_in_manifests() {
+        let read = |more: serde_json::Value| {
+            let mut form = json!({"strategy": "file", "path": "gitops"});
+            form.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let read: Result<RolloutSpec, _> = serde_json::from_value(form);
+            read.map(|spec| spec.resource().unwrap().full_name()).map_err(|error| error.to_string())
+        };
+        let module = json!({"resource": "Module", "namespace": "kmm", "name": "acme"});
+        assert_eq!(read(module.clone()), Ok("kmm/acme".to_owned()));
+        assert_eq!(read(json!({"resource": "NVIDIADriver", "name": "gpu"})), Ok("gpu".to_owned()));
+        let mut live = module;
+        live["strategy"] = "custom-resource".into();
+        let live: RolloutSpec = serde_json::from_value(live).unwrap();
+        assert_eq!(live.resource().unwrap().full_name(), "kmm/acme");
+        let wrong = [
+            json!({"resource": "Module", "name": "acme"}),
+            json!({"resource": "ClusterPolicy", "name": "p", "namespace": "gpu"}),
+            json!({"resource": "ClusterPolicy"}),
+            json!({"name": "p"}),
+            json!({"resource": "ClusterPolicy", "name": "p", "daemonSet": "d"}),
+        ];
+        insta::assert_snapshot!(wrong.map(|form| read(form).unwrap_err()).join("\n"), @r"
+        a Module has a `namespace`
+        a ClusterPolicy has no `namespace`
+        strategy `file` needs a `name`
+        `name` needs a `resource`
+        `resource` excludes `daemonSet`, `container` and `values`
+        ");
+    }
 }

@@ -285,7 +285,7 @@ impl World {
         merge(&mut spec, &change.spec);
         found.spec = spec.into();
         found.annotations.clone_from(&change.annotations);
-        touch(&mut found.version);
+        found.version.as_mut().map(touch);
         Ok(())
     }
 
@@ -388,6 +388,7 @@ pub(super) fn daemon_set(name: &str) -> DaemonSetFacts {
             name: "driver".to_owned(),
             image: "registry.test/old:1".to_owned(),
             fixed: None,
+            tagged: false,
         }],
         placement: Placement {
             node_selector: [("pci".to_owned(), "yes".to_owned())].into(),
@@ -443,7 +444,8 @@ pub(super) fn resource(kind: OperatorResource, name: &str, spec: serde_json::Val
     ResourceFacts {
         kind,
         name: name.to_owned(),
-        version: ObjectVersion { uid: format!("uid-of-{name}"), resource_version: "1".to_owned() },
+        version: Some(ObjectVersion { uid: format!("uid-of-{name}"), resource_version: "1".to_owned() }),
+        fixed: BTreeMap::new(),
         annotations: BTreeMap::new(),
         spec: spec.into(),
     }

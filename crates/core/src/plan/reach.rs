@@ -392,13 +392,13 @@ pub(super) fn operator_placement(kind: OperatorResource, name: &str, spec: &Valu
         effect: NO_SCHEDULE.to_owned(),
         ..Toleration::default()
     };
-    let of_network_operator = !kind.is_of_gpu_operator();
+    let of_network_operator = kind.group() == OperatorResource::NicClusterPolicy.group();
     let mut own = match kind {
         OperatorResource::ClusterPolicy => tolerations(&spec["daemonsets"]["tolerations"]),
         _ => tolerations(&spec["tolerations"]),
     };
     // Only ClusterPolicy replaces the default.
-    if kind != OperatorResource::ClusterPolicy || own.is_empty() {
+    if kind != OperatorResource::Module && (kind != OperatorResource::ClusterPolicy || own.is_empty()) {
         own.push(on_gpu_nodes);
     }
     Placement {
@@ -407,6 +407,7 @@ pub(super) fn operator_placement(kind: OperatorResource, name: &str, spec: &Valu
             OperatorResource::NicNodePolicy | OperatorResource::NvidiaDriver => {
                 strings(&spec["nodeSelector"])
             }
+            OperatorResource::Module => strings(&spec["selector"]),
             OperatorResource::NicClusterPolicy | OperatorResource::ClusterPolicy => BTreeMap::new(),
         },
         affinity: if of_network_operator {

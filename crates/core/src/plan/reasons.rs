@@ -57,11 +57,11 @@ pub enum HoldReason {
     /// The cluster or directory has no such DaemonSet.
     #[error("there is no such DaemonSet")]
     NotFound,
-    /// The manifests have no such DaemonSet, and some of them were skipped.
-    #[error("there is no such DaemonSet; skipped: {}{}", .skipped.join(", "), and_more(*.more + 1))]
+    /// The manifests have no such object, and some of them were skipped.
+    #[error("there is no such object; skipped: {}{}", .skipped.join(", "), and_more(*.more + 1))]
     NotInManifests { skipped: Vec<String>, more: usize },
-    /// There are several DaemonSets of that name.
-    #[error("there are {count} DaemonSets of this name")]
+    /// There are several objects of that name.
+    #[error("there are {count} objects of this name")]
     Ambiguous { count: usize },
     /// The manifests could not be read.
     #[error("manifests cannot be read: {detail}")]
@@ -69,7 +69,7 @@ pub enum HoldReason {
     /// The DaemonSet has no such container, or two of them.
     #[error("the DaemonSet does not have exactly one such container; it has {}", .found.join(", "))]
     NoContainer { found: Vec<String> },
-    /// The container's image cannot be set where it is written.
+    /// The image cannot be set where it is written, or would not be used there.
     #[error("its image cannot be set: {detail}")]
     Fixed { detail: String },
     /// Two rollouts of the definitions would write the same field.
@@ -153,6 +153,11 @@ pub enum HoldReason {
         "another writer reverted it {times} times, so farrier stopped writing it; find that writer, then remove the annotation {RECORD_ANNOTATION}"
     )]
     ChangedBack { times: u32 },
+    /// Another instance of farrier set it to another value, and would do so again.
+    #[error(
+        "{name}, another farrier of this cluster, set it to another value: remove the rollout from the definitions of one of them; to take it over, remove the annotation {RECORD_ANNOTATION}"
+    )]
+    OtherInstance { name: String },
     /// The first pods with this image did not become ready, and the previous value was restored.
     #[error(
         "the pods did not become ready with the image set at {at:.0}, and the previous image was restored: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
@@ -206,8 +211,8 @@ pub enum HoldReason {
         "farrier does not write in namespace {namespace}; add it to --write-namespaces (Helm: rbac.writeNamespaces), and grant the rights there"
     )]
     NotWritable { namespace: String },
-    /// The strategy needs a running cluster.
-    #[error("this strategy needs a running cluster, not a directory of manifests")]
+    /// The strategy, or `upgrade`, needs a running cluster.
+    #[error("per-kernel, union and `upgrade` need a running cluster, not a directory of manifests")]
     OnlyLive,
     /// Another writer removes the requirement that keeps the original DaemonSet off handed-over nodes.
     #[error(
@@ -235,7 +240,7 @@ pub enum HoldReason {
     /// The live DaemonSet reaches other nodes than the one in the manifest. Each field names the nodes that only one of
     /// them reaches.
     #[error(
-        "the DaemonSet in the cluster does not reach the same nodes as its manifest, so the image for them is unknown: only the cluster's reaches {cluster}, only the manifest's reaches {manifest}; let the manifest select the nodes that the cluster's DaemonSet selects"
+        "the object in the cluster does not reach the same nodes as its manifest, so the image for them is unknown: only the cluster's reaches {cluster}, only the manifest's reaches {manifest}; let the manifest select the nodes that the cluster's object selects"
     )]
     ReachDiffers { cluster: String, manifest: String },
     /// A branch with the change waits for its pull request.

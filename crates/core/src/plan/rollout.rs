@@ -293,6 +293,14 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
     {
         decided = Ok(restored);
     }
+    if let Ok(Decided { decision: decision @ RolloutDecision::AlreadySet { .. }, changes }) = &mut decided
+        && changes.is_empty()
+        && context.spec.upgrade().is_none()
+        && let Ok((found, live, container)) = daemon_set::original(context, target)
+        && let Some(how) = restart::foreign(context, found, live, container)
+    {
+        *decision = RolloutDecision::Settled { how };
+    }
     let writes = |decided: &Decided| decided.advances() || !decided.changes.is_empty();
     if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs, target) {
         return (Err(HoldReason::Paused), unions);
@@ -358,7 +366,7 @@ fn decide_by_strategy(
         RolloutSpec::PerKernel { .. } => per_kernel::decide(context, target),
         RolloutSpec::Union { .. } => return union::decide(context, target),
         RolloutSpec::PublishOnly { resource } => publish_only::decide(context, *resource),
-        RolloutSpec::CustomResource { resource, name } => resource::decide(context, *resource, name),
+        RolloutSpec::CustomResource { target: wanted } => resource::decide(context, target, wanted),
     };
     (decided, Vec::new())
 }
@@ -368,7 +376,8 @@ fn unwritable_namespace(context: &Context<'_>) -> Option<String> {
     if ManifestLocation::of(context.spec).is_some() {
         return None;
     }
-    let namespace = context.spec.daemon_set()?.namespace.to_string();
+    let of_resource = || context.spec.resource()?.namespace.as_ref();
+    let namespace = context.spec.daemon_set().map(|found| &found.namespace).or_else(of_resource)?.to_string();
     (!context.inputs.snapshot.writable.contains(&namespace)).then_some(namespace)
 }
 

@@ -16,7 +16,7 @@ use super::{
     reach::{DRIVER_OWNER, DriverOwnership, operator_placement},
 };
 use crate::{
-    image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy},
+    image::{DaemonSetContainer, DriverImage, OperatorResource, ResourceName, Strategy},
     kernel::ImageStreams,
 };
 
@@ -80,6 +80,8 @@ pub struct Container {
     pub image: String,
     /// Reason why the image cannot be set, if any (for example a value that other fields share).
     pub fixed: Option<String>,
+    /// Whether the tag has a place of its own, so that an image by digest is written with its tag.
+    pub tagged: bool,
 }
 
 /// Controller that owns an object (`metadata.ownerReferences` with `controller: true`).
@@ -233,10 +235,13 @@ pub struct Holder {
 pub struct ResourceFacts {
     /// Kind of the resource.
     pub kind: OperatorResource,
-    /// `metadata.name`; all of these kinds are cluster-scoped.
+    /// `metadata.name`, after `metadata.namespace` if the kind is namespaced: `kmm/acme`.
     pub name: String,
-    /// Identity and version of the object.
-    pub version: ObjectVersion,
+    /// Identity and version of the object; `None` in a directory of manifests.
+    pub version: Option<ObjectVersion>,
+    /// In a directory of manifests: the driver's fields that cannot be set where they are written, with the reasons. An
+    /// empty key stands for all fields.
+    pub fixed: BTreeMap<String, String>,
     /// `metadata.annotations` whose keys begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
     /// The whole `spec`.
@@ -301,6 +306,8 @@ pub struct ClusterSnapshot {
 pub struct ManifestFacts {
     /// DaemonSets in the manifests.
     pub daemon_sets: Vec<DaemonSetFacts>,
+    /// Operators' resources in the manifests.
+    pub resources: Vec<ResourceFacts>,
     /// Files and objects that were skipped, with the reasons.
     pub skipped: Vec<String>,
     /// Branches of the Git repository with changes that wait for a pull request.
@@ -414,6 +421,16 @@ impl ClusterSnapshot {
 }
 
 impl ResourceFacts {
+    /// Whether a rollout names this resource.
+    pub fn is_named(&self, wanted: &ResourceName) -> bool {
+        self.kind == wanted.resource && self.name == wanted.full_name()
+    }
+
+    /// Returns the namespace, which may be empty, and the name.
+    pub fn split_name(&self) -> (&str, &str) {
+        self.name.rsplit_once('/').unwrap_or(("", &self.name))
+    }
+
     /// Returns the rules of the DaemonSet that the operator creates, apart from what other resources change.
     pub fn placement(&self) -> Placement {
         operator_placement(self.kind, &self.name, &self.spec)

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{UPGRADE_STATE_LABELS, labels::TARGET_LABELS, rollout::skip_labels};
 use crate::{
     definition::checked::ImageStream,
-    image::{Canary, Definitions, Drain, OperatorResource, RolloutSpec},
+    image::{Canary, Definitions, Drain, OperatorResource, ResourceName, RolloutSpec},
     kernel::{OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL},
 };
 
@@ -67,22 +67,17 @@ impl SnapshotScope {
                     scope.drains |= upgrade.drain != Drain::None;
                     scope.checks.extend(upgrade.makes_jobs().then(|| target.namespace.to_string()));
                 }
-                match rollout {
-                    RolloutSpec::CustomResource { resource, name: _ } => {
-                        scope.resources.insert(*resource);
-                        // A ClusterPolicy decides whether the operator uses NVIDIADriver resources, and on which nodes.
-                        if *resource == OperatorResource::NvidiaDriver {
-                            scope.resources.insert(OperatorResource::ClusterPolicy);
-                        }
-                        scope.labels.insert(resource.node_label().0.to_owned());
-                        scope.labels.extend(skip_labels(*resource).map(str::to_owned));
+                if let Some(ResourceName { resource, .. }) = rollout.resource() {
+                    scope.resources.insert(*resource);
+                    // A ClusterPolicy decides whether the operator uses NVIDIADriver resources, and on which nodes.
+                    if *resource == OperatorResource::NvidiaDriver {
+                        scope.resources.insert(OperatorResource::ClusterPolicy);
                     }
-                    RolloutSpec::PublishOnly { resource } => scope.resources.extend(*resource),
-                    RolloutSpec::Image { .. }
-                    | RolloutSpec::PerKernel { .. }
-                    | RolloutSpec::Union { .. }
-                    | RolloutSpec::File { .. }
-                    | RolloutSpec::Git { .. } => {}
+                    scope.labels.extend(resource.node_label().map(str::to_owned));
+                    scope.labels.extend(skip_labels(*resource).map(str::to_owned));
+                }
+                if let RolloutSpec::PublishOnly { resource } = rollout {
+                    scope.resources.extend(*resource);
                 }
             }
         }

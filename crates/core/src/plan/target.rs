@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::image::{ChartImage, DaemonSetContainer, GitPlace, OperatorResource, RolloutSpec, Strategy};
+use crate::image::{ChartImage, DaemonSetContainer, GitPlace, ResourceName, RolloutSpec, Strategy};
 
 /// Object that a rollout rewrites.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -16,7 +16,7 @@ pub enum RolloutObject {
     /// Container of a DaemonSet.
     DaemonSet(DaemonSetContainer),
     /// Operator's resource, by kind and name.
-    Resource { resource: OperatorResource, name: String },
+    Resource(ResourceName),
     /// No object.
     Nothing {},
 }
@@ -29,7 +29,7 @@ impl RolloutObject {
             Self::DaemonSet(DaemonSetContainer { namespace, daemon_set, .. }) => {
                 Some(format!("{namespace}/{daemon_set}"))
             }
-            Self::Resource { resource, name } => Some(format!("{resource}/{name}")),
+            Self::Resource(found) => Some(format!("{}/{}", found.resource, found.full_name())),
             Self::Nothing {} => None,
         }
     }
@@ -117,10 +117,7 @@ impl RolloutTarget {
     pub fn of(spec: &RolloutSpec) -> Self {
         let object = match (spec.daemon_set(), spec) {
             (Some(found), _) => RolloutObject::DaemonSet(found.clone()),
-            (None, RolloutSpec::CustomResource { resource, name }) => {
-                RolloutObject::Resource { resource: *resource, name: name.to_string() }
-            }
-            (None, _) => RolloutObject::Nothing {},
+            (None, _) => spec.resource().cloned().map_or(RolloutObject::Nothing {}, RolloutObject::Resource),
         };
         Self { strategy: spec.strategy(), place: ManifestLocation::of(spec), object }
     }
@@ -140,7 +137,8 @@ impl RolloutTarget {
             && match (&self.place, &other.place) {
                 (None, None) => true,
                 (Some(one), Some(other)) => one.overlaps(other),
-                _ => false,
+                // The repository's object becomes the cluster's.
+                (None, Some(place)) | (Some(place), None) => matches!(place, ManifestLocation::Git(_)),
             }
     }
 }
@@ -151,7 +149,7 @@ impl fmt::Display for RolloutTarget {
         let Self { strategy: _, place, object } = self;
         match object {
             RolloutObject::DaemonSet(found) => write!(f, "{found}")?,
-            RolloutObject::Resource { resource, name } => write!(f, "{resource} {name}")?,
+            RolloutObject::Resource(found) => write!(f, "{} {}", found.resource, found.full_name())?,
             RolloutObject::Nothing {} => f.write_str("published tags")?,
         }
         place.as_ref().map_or(Ok(()), |place| write!(f, ", in {place}"))

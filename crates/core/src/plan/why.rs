@@ -183,8 +183,8 @@ impl Explain<'_> {
                     let found = snapshot.daemon_sets.iter().find(|found| found.is_named(wanted))?;
                     ReachingObject::daemon_set(found, snapshot)
                 }
-                RolloutObject::Resource { resource, name } => {
-                    let is_named = |found: &&ResourceFacts| found.kind == *resource && found.name == *name;
+                RolloutObject::Resource(wanted) => {
+                    let is_named = |found: &&ResourceFacts| found.is_named(wanted);
                     operators = snapshot.resources.iter().find(is_named)?.placement_in(snapshot);
                     ReachingObject::new(&operators, snapshot, [])
                 }

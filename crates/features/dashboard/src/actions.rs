@@ -189,7 +189,11 @@ impl Actions {
             _ if cell_at(facts, subject).is_some() => {
                 ("farrier.dev", "driverbuilds", self.kube.as_ref().map(|kube| kube.namespace()), None)
             }
-            Some(kind) => (kind.group(), kind.plural(), None, Some(name)),
+            Some(kind) => {
+                let (namespace, name) =
+                    name.rsplit_once('/').map_or((None, name), |(space, name)| (Some(space), name));
+                (kind.group(), kind.plural(), namespace, Some(name))
+            }
             None => ("apps", "daemonsets", Some(place), Some(name)),
         };
         let [namespace, name] = [namespace, name].map(|text| text.map(str::to_owned));

@@ -208,7 +208,7 @@ impl Facts {
     pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<Record, String>> {
         let object = match &target.object {
             RolloutObject::DaemonSet(found) => format!("DaemonSet {}/{}", found.namespace, found.daemon_set),
-            RolloutObject::Resource { resource, name } => format!("{resource} {name}"),
+            RolloutObject::Resource(found) => format!("{} {}", found.resource, found.full_name()),
             RolloutObject::Nothing {} => return None,
         };
         self.records.get(&object).filter(|_| target.place.is_none())

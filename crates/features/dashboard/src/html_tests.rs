@@ -126,6 +126,7 @@ fn hostile_pages() -> Vec<(String, String)> {
         state: RecordState::Failed,
         changed_back: 1,
         why: Some(HOSTILE.to_owned()),
+        by: String::new(),
         earlier: vec![Earlier {
             set: HOSTILE.to_owned(),
             replaced: HOSTILE.to_owned(),
@@ -235,6 +236,7 @@ fn upgrade_pages() -> Vec<(String, String)> {
         state: RecordState::Set,
         changed_back: 0,
         why: None,
+        by: String::new(),
         earlier: vec![earlier],
     };
     facts.records =

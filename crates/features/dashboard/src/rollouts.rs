@@ -205,7 +205,7 @@ fn upgrade_details(upgrade: &PlannedUpgrade, now: Timestamp) -> Vec<Fact> {
 
 /// Returns the rewrites of one field, newest first.
 fn fields(name: &str, record: &FieldRecord) -> Vec<FieldView> {
-    let FieldRecord { set, replaced, at, state, changed_back, why, earlier } = record;
+    let FieldRecord { set, replaced, at, state, changed_back, why, by: _, earlier } = record;
     let times = (*changed_back > 0)
         .then(|| format!("changed back {changed_back} time{}", if *changed_back == 1 { "" } else { "s" }));
     let why = times.into_iter().chain(why.clone()).collect::<Vec<_>>().join("; ");

@@ -55,7 +55,7 @@ pub struct Draft {
     /// Whether the container itself loads the modules.
     pub loads: bool,
     /// Tag pattern, if it is not the default one.
-    pub tag: Option<String>,
+    pub tags: Vec<String>,
     /// A variant that `forms/rollout.hbs` knows; `None` if the image is only published.
     pub rollout: Option<Value>,
 }
@@ -69,7 +69,7 @@ const RESETS: [Reset; 5] = [
     ("kernels", |draft| draft.kernels = None),
     ("release", |draft| draft.release = None),
     ("modules", |draft| (draft.modules, draft.files) = (Vec::new(), Vec::new())),
-    ("tags", |draft| draft.tag = None),
+    ("tags", |draft| draft.tags.clear()),
     ("version", |draft| "1.0".clone_into(&mut draft.version)),
 ];
 

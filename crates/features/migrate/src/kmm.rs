@@ -4,8 +4,8 @@
 //! images under the tags that KMM expects.
 
 use farrier_core::{
-    image::{ImageName, Tag},
-    kernel::Pattern,
+    image::Tag,
+    kernel::{KernelLabel, Pattern},
 };
 use farrier_yaml::Node;
 
@@ -32,18 +32,22 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     "what its Dockerfile fetches".clone_into(&mut draft.hint);
     let mappings = at(module, &own("kernelMappings"));
     let mappings: Vec<Node> = mappings.iter().filter_map(Node::items).flatten().collect();
-    let images = mappings.iter().filter_map(|mapping| text_at(mapping, "containerImage"));
-    let mut images: Vec<String> = images.chain(text_at(module, &own("containerImage"))).collect();
-    images.dedup();
-    match images.first().and_then(|image| name_and_tag(module, image)) {
-        Some((name, tag)) => (draft.name, draft.tag) = (name, Some(tag)),
-        None => cannot(
-            "containerImage",
-            "it is not of the form NAME:...${KERNEL_FULL_VERSION}... with a name of a-z, 0-9 and -",
-        ),
-    }
-    if images.len() > 1 {
-        cannot("containerImage", "only the first is used: a definition has one name");
+    // Each image gets the tags of all mappings.
+    for mapping in &mappings {
+        let image = text_at(mapping, "containerImage").or_else(|| text_at(module, &own("containerImage")));
+        match name_and_tag(module, &image.unwrap_or_default(), text_at(mapping, "literal").as_deref()) {
+            Some((name, tag)) if draft.tags.is_empty() || name == draft.name => {
+                draft.name = name;
+                draft.tags.extend((!draft.tags.contains(&tag)).then_some(tag));
+            }
+            Some(_) => {
+                cannot("containerImage", "another name than the first mapping's: a definition has one name");
+            }
+            None => cannot(
+                "containerImage",
+                "it is not of the form NAME:...${KERNEL_FULL_VERSION}..., nor NAME:...KERNEL... for a literal kernel",
+            ),
+        }
     }
     draft.version = text_at(module, &own("version")).unwrap_or(draft.version);
     // KMM loads `moduleName` after its dependencies. `modulesLoadingOrder` lists each module before its
@@ -62,11 +66,13 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
         cannot("regexp", "farrier does not support this expression: write `release` yourself");
     }
     drafted.remarks.extend(remarks);
+    let image = |tag: &str| {
+        format!("{}/{}:{}", context.registry, draft.name, tag.replace(LABEL, "${KERNEL_FULL_VERSION}"))
+    };
+    let images: Vec<String> = draft.tags.iter().map(|tag| image(tag)).collect();
+    let images = if images.is_empty() { image("TAG") } else { images.join(" or ") };
     drafted.by_hand.push(format!(
-        "once images are published, in {origin}: set containerImage to {}/{}:{} and modprobe.dirName to /, and remove build and sign",
-        context.registry,
-        draft.name,
-        draft.tag.as_deref().unwrap_or("TAG").replace(LABEL, "${KERNEL_FULL_VERSION}"),
+        "once images are published, in {origin}: set containerImage to {images} and modprobe.dirName to /, and remove build and sign"
     ));
     drafted.drafts.push(draft);
 }
@@ -90,9 +96,8 @@ fn release(mappings: &[Node]) -> Option<String> {
     (!all.is_empty()).then(|| all.join("|"))
 }
 
-/// Returns the last path component of a `containerImage` and its tag as a pattern, if both are valid names
-/// for farrier.
-fn name_and_tag(module: &Node, image: &str) -> Option<(String, String)> {
+/// Returns a name from the last path component of a `containerImage`, and its tag as a pattern, if the tag names the kernel.
+fn name_and_tag(module: &Node, image: &str, literal: Option<&str>) -> Option<(String, String)> {
     // A line feed is the temporary placeholder for the kernel, because no valid image name contains one.
     let value = |name: &str| text_at(module, name).unwrap_or_default();
     let image = [
@@ -106,7 +111,9 @@ fn name_and_tag(module: &Node, image: &str) -> Option<(String, String)> {
         image.replace(&format!("${{{variable}}}"), &value).replace(&format!("${variable}"), &value)
     });
     let (repository, tag) = image.rsplit_once(':')?;
-    let name: ImageName = repository.rsplit('/').next()?.parse().ok()?;
+    let kernel = literal.and_then(|literal| KernelLabel::of(&literal.parse().ok()?));
+    let tag = kernel.map_or(tag.to_owned(), |kernel| tag.replace(kernel.as_str(), "\n"));
     tag.replace('\n', "k").parse::<Tag>().ok()?;
-    tag.contains('\n').then(|| (name.to_string(), tag.replace('\n', LABEL)))
+    let name = name_for(repository.rsplit('/').next()?);
+    tag.contains('\n').then(|| (name, tag.replace('\n', LABEL)))
 }

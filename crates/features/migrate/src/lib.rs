@@ -88,8 +88,7 @@ impl Drafted {
         let kind = text_at(object, "kind").unwrap_or_default();
         let is = |known: &OperatorResource| (known.group(), known.kind()) == (group, kind.as_str());
         let resource = OperatorResource::ALL.into_iter().find(is);
-        let is_module = (group, kind.as_str()) == ("kmm.sigs.x-k8s.io", "Module");
-        if resource.is_none() && !is_module && !driverkit::is_configuration(object) {
+        if resource.is_none() && !driverkit::is_configuration(object) {
             return Ok(false);
         }
         // Aliases can make a small text expand to a huge document, and a draft walks through the whole
@@ -99,8 +98,8 @@ impl Drafted {
             return Err(format!("line {line}: more than {MAX_VALUES} values after alias expansion"));
         }
         match resource {
+            Some(OperatorResource::Module) => kmm::draft(self, object, context),
             Some(resource) => return operators::draft(self, resource, object, context),
-            None if is_module => kmm::draft(self, object, context),
             None => driverkit::draft(self, object, context),
         }
         Ok(true)

@@ -164,7 +164,7 @@ fn values_that_no_definition_can_have_become_comments() {
     let mut drafted = drafted(&module, "").unwrap();
     let draft = &mut drafted.drafts[0];
     draft.settle(mistake).unwrap();
-    assert!(draft.modules.is_empty() && draft.tag.is_some());
+    assert!(draft.modules.is_empty() && !draft.tags.is_empty());
     let text = image(&drafted).1;
     let comments: Vec<&str> = text.lines().filter(|line| line.starts_with("# Not taken over: ")).collect();
     let [comment] = comments[..] else { panic!("{text}") };
@@ -331,4 +331,30 @@ fn a_kbuild_directory() {
     let text = &files["images/acme-driver.yaml"];
     assert!(text.contains("modules: [hello]") && text.contains("directory: kernel"), "{text}");
     assert!(text.contains("from: {path: {path: \"/src/Acme Driver\"}}"), "{text}");
+}
+
+/// Each mapping's name stays valid, because every image gets all tags. AMD's operator names its image `amdgpu_kmod`.
+#[test]
+fn a_module_keeps_the_tag_of_each_mapping() {
+    let module = "apiVersion: kmm.sigs.x-k8s.io/v1beta1\nkind: Module\nmetadata: {name: amdgpu}\nspec:\n  selector: {}\n  \
+        moduleLoader:\n    container:\n      containerImage: 'r.example/amdgpu_kmod:default-$KERNEL_FULL_VERSION'\n      \
+        modprobe: {moduleName: amdgpu}\n      kernelMappings:\n        \
+        - {regexp: '^5', containerImage: 'r.example/amdgpu_kmod:ubuntu-22.04-${KERNEL_FULL_VERSION}-6.1.3'}\n        \
+        - {literal: 6.1.0-47-amd64, containerImage: 'r.example/amdgpu_kmod:6.1.0-47-amd64-6.1.3'}\n        \
+        - {literal: 6.1.0-48-amd64, containerImage: 'r.example/amdgpu_kmod:fixed'}\n        \
+        - {literal: 6.1.0-49-amd64, containerImage: 'r.example/other:${KERNEL_FULL_VERSION}'}\n        \
+        - {regexp: '^6'}\n";
+    let drafted = drafted(module, "").unwrap();
+    let draft = &drafted.drafts[0];
+    assert_eq!(draft.name, "amdgpu-kmod");
+    let tags = ["ubuntu-22.04-{{kernel_label}}-6.1.3", "{{kernel_label}}-6.1.3", "default-{{kernel_label}}"];
+    assert_eq!(draft.tags, tags);
+    let said = drafted.remarks.iter().filter(|remark| remark.becomes.is_none()).map(|remark| remark.says);
+    let said = said.collect::<Vec<_>>().join("; ");
+    assert!(
+        said.contains("another name than the first mapping's") && said.contains("for a literal kernel"),
+        "{said}"
+    );
+    let definitions = load(&drafted).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(definitions.images.values().next().unwrap().spec.tags, tags);
 }

@@ -66,7 +66,12 @@ impl State {
         self.snapshot.daemon_sets.push(DaemonSetFacts {
             namespace: "drivers".to_owned(),
             name: name.to_owned(),
-            containers: vec![Container { name: "driver".to_owned(), image: FIRST.to_owned(), fixed: None }],
+            containers: vec![Container {
+                name: "driver".to_owned(),
+                image: FIRST.to_owned(),
+                fixed: None,
+                tagged: false,
+            }],
             placement: Placement {
                 node_selector: [(KERNEL_LABEL.to_owned(), kernel.to_owned())]
                     .into_iter()

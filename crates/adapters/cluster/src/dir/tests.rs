@@ -1,6 +1,7 @@
 //! Tests of directories as people keep them: charts, overlays and patches beside manifests.
 
-use farrier_core::image::DaemonSetContainer;
+use farrier_core::image::{DaemonSetContainer, OperatorResource};
+use serde_json::json;
 
 use super::*;
 
@@ -130,6 +131,16 @@ fn images_of_a_kustomization_decide_and_are_edited() {
         assert_eq!(only(&directory).containers[0].image, to);
         assert_eq!(fs::read_to_string(root.path().join("base/ds.yaml")).unwrap(), BASE);
     }
+    // Kustomize writes both, so both are the new image's.
+    let (root, directory) = overlay(
+        &text("- {name: vendor/mofed, newName: reg.test/mofed, newTag: '1', digest: 'sha256:00'}\n"),
+        &[],
+    );
+    assert_eq!(only(&directory).containers[0].image, "reg.test/mofed:1@sha256:00");
+    set(&directory, &format!("reg.test/mofed:2@{DIGEST}")).unwrap();
+    assert_eq!(only(&directory).containers[0].image, format!("reg.test/mofed:2@{DIGEST}"));
+    let file = fs::read_to_string(root.path().join("overlays/a/kustomization.yaml")).unwrap();
+    assert!(file.contains("newTag: '2', digest: 'sha256:e3b0"), "{file}");
     let (_root, directory) = overlay(&text("- {name: vendor/mofed, newTag: v1}\n"), &[]);
     assert!(set(&directory, &to).unwrap_err().contains("add `newName: reg.test/mofed`"));
     let (_root, directory) = overlay(&text("- {name: other/mofed, newTag: v1}\n"), &[]);
@@ -234,5 +245,159 @@ fn the_values_of_a_chart_are_edited() {
         read.and_then(|_| set(&directory, &to)).unwrap_err()
     };
     assert!(error("a.b", "a: {c: 1}\n").contains("values.yaml has no image at a.b"));
-    assert!(error("a", "a: {repository: x, tag: '1'}\n").contains("values.yaml has no image at a"));
+    assert!(error("a", "a: {name: x, tag: '1'}\n").contains("nor a mapping with `repository`"));
+}
+
+/// The form that most charts have: <https://helm.sh/docs/chart_template_guide/values_files/>, Bitnami's with `registry`.
+#[test]
+fn an_image_in_several_values_is_edited() {
+    let to = format!("reg.test:5000/a/mofed:2.0@{DIGEST}");
+    for (before, image, after) in [
+        (
+            "image: # ours\n  repository: vendor/mofed\n  tag: 1.0 # v\n  digest: \"\"\n",
+            "vendor/mofed:1.0",
+            format!(
+                "image: # ours\n  repository: reg.test:5000/a/mofed\n  tag: \"2.0\" # v\n  digest: \"{DIGEST}\"\n"
+            ),
+        ),
+        (
+            "image: {registry: docker.io, repository: vendor/mofed, tag: 'v1', digest: 'sha256:00'}\n",
+            "docker.io/vendor/mofed:v1@sha256:00",
+            format!(
+                "image: {{registry: reg.test:5000, repository: a/mofed, tag: '2.0', digest: '{DIGEST}'}}\n"
+            ),
+        ),
+        (
+            "image: {repository: vendor/mofed, tag: 'v1@sha256:00'}\n",
+            "vendor/mofed:v1@sha256:00",
+            format!("image: {{repository: reg.test:5000/a/mofed, tag: '2.0@{DIGEST}'}}\n"),
+        ),
+        (
+            "image:\n  repository: vendor/mofed\n  digest: sha256:00\n",
+            "vendor/mofed@sha256:00",
+            format!("image:\n  repository: reg.test:5000/a/mofed\n  digest: {DIGEST}\n"),
+        ),
+    ] {
+        let (root, directory) = chart("values.yaml", "image", &[("values.yaml", before)]);
+        let container = &only(&directory).containers[0];
+        assert_eq!((container.image.as_str(), &container.fixed), (image, &None));
+        assert_eq!(container.tagged, before.contains("tag"));
+        set(&directory, &to).unwrap();
+        assert_eq!(fs::read_to_string(root.path().join("values.yaml")).unwrap(), after);
+        let expected = if after.contains("tag") { to.clone() } else { to.replace(":2.0@", "@") };
+        assert_eq!(only(&directory).containers[0].image, expected);
+    }
+    for (values, reason) in [
+        ("image: {repository: a, tag: v1}\n", "its mapping has no place for a digest: add `digest: \"\"`"),
+        ("image: {repository: a, tag: &t v1, digest: ''}\nx: *t\n", "the value is an anchor"),
+        ("image: {repository: '{{ .Values.r }}', digest: ''}\n", "filled in by another tool"),
+    ] {
+        let (_root, directory) = chart("values.yaml", "image", &[("values.yaml", values)]);
+        let fixed = only(&directory).containers[0].fixed.clone().unwrap();
+        assert!(fixed.starts_with(reason) || fixed.contains(reason), "{fixed}");
+        assert!(set(&directory, &to).is_err());
+    }
+}
+
+const POLICY: &str = "# The NICs.
+apiVersion: mellanox.com/v1alpha1
+kind: NicClusterPolicy
+metadata:
+  name: policy
+spec:
+  ofedDriver:
+    image: doca-driver   # theirs
+    repository: nvcr.test/x
+    version: 25.10
+  nodeAffinity: {}
+";
+const MODULE: &str = "apiVersion: kmm.sigs.x-k8s.io/v1beta1
+kind: Module
+metadata: {name: acme, namespace: kmm}
+spec:
+  moduleLoader:
+    container:
+      containerImage: 'old.test/acme:${KERNEL_FULL_VERSION}'
+      kernelMappings:
+      - {literal: 6.1.0, containerImage: 'old.test/acme:6.1.0', sign: {keySecret: {name: k}}}
+      - regexp: '^.+$'   # the others
+      modprobe: {moduleName: acme}
+  selector: {pci: 'yes'}
+";
+
+/// Plans nothing: the values are those of a change that a plan makes.
+fn resource_change(
+    kind: OperatorResource,
+    name: &str,
+    spec: serde_json::Value,
+    expected: serde_json::Value,
+) -> Change {
+    Change::Resource(ResourceChange {
+        kind,
+        name: name.to_owned(),
+        version: None,
+        expected: Some(expected),
+        spec,
+        annotations: BTreeMap::new(),
+        proof: Vec::new(),
+    })
+}
+
+#[tokio::test]
+async fn an_operators_resource_is_edited_in_place() {
+    let root = tree(&[("policy.yaml", POLICY), ("module.yaml", MODULE)]);
+    let directory = Directory::open(root.path()).unwrap();
+    let resources = directory.read().unwrap().resources;
+    let names: Vec<_> =
+        resources.iter().map(|found| (found.kind, found.name.as_str(), &found.version)).collect();
+    assert_eq!(
+        names,
+        [
+            (OperatorResource::Module, "kmm/acme", &None),
+            (OperatorResource::NicClusterPolicy, "policy", &None)
+        ]
+    );
+    assert!(resources.iter().all(|found| found.fixed.is_empty()), "{resources:?}");
+    assert_eq!(resources[1].spec["ofedDriver"]["version"], "25.10");
+
+    let wanted = json!({"ofedDriver": {
+        "repository": "reg.test/d", "image": "mofed", "version": "570", "forcePrecompiled": true,
+    }});
+    let expected = json!({"version": "25.10", "forcePrecompiled": null});
+    let change = resource_change(OperatorResource::NicClusterPolicy, "policy", wanted, expected);
+    directory.apply(&change).await.unwrap();
+    let after = fs::read_to_string(root.path().join("policy.yaml")).unwrap();
+    let edited = POLICY
+        .replace("    image: doca-driver ", "    forcePrecompiled: true\n    image: mofed ")
+        .replace("nvcr.test/x", "reg.test/d")
+        .replace("25.10", "\"570\"");
+    assert_eq!(after, edited);
+    let conflict = directory.apply(&change).await.unwrap_err();
+    assert!(conflict.is_conflict() && conflict.to_string().contains("version: \"570\""), "{conflict}");
+
+    let mut container = resources[0].spec["moduleLoader"]["container"].clone();
+    container["kernelMappings"][0]["containerImage"] = "reg.test/acme:1-${KERNEL_FULL_VERSION}".into();
+    let wanted = json!({"moduleLoader": {"container": {"kernelMappings": container["kernelMappings"]}}});
+    directory.apply(&resource_change(OperatorResource::Module, "kmm/acme", wanted, json!({}))).await.unwrap();
+    let after = fs::read_to_string(root.path().join("module.yaml")).unwrap();
+    assert_eq!(after, MODULE.replace("'old.test/acme:6.1.0'", "'reg.test/acme:1-${KERNEL_FULL_VERSION}'"));
+}
+
+#[test]
+fn a_resource_that_is_not_what_its_manifest_says_is_named() {
+    let text = "namePrefix: a-\nnamespace: other\nresources: [../../base/policy.yaml, module.yaml]\npatches: [{path: p.yaml}]\n";
+    let patch = "kind: NicClusterPolicy\nmetadata: {name: policy}\nspec: {ofedDriver: {version: '2'}}\n";
+    let more =
+        [("base/policy.yaml", POLICY), ("overlays/a/module.yaml", MODULE), ("overlays/a/p.yaml", patch)];
+    let (_root, directory) = overlay(text, &more);
+    let resources = directory.read().unwrap().resources;
+    let names: Vec<&str> = resources.iter().map(|found| found.name.as_str()).collect();
+    assert_eq!(names, ["a-policy", "other/a-acme"]);
+    assert!(resources[0].fixed["version"].starts_with("the patch p.yaml may change the resource"));
+    assert!(resources[0].fixed[""].contains("is outside of the rollout's path"), "{:?}", resources[0].fixed);
+    assert!(resources[1].fixed.is_empty(), "the patch is for another kind");
+    let templated = POLICY.replace("nvcr.test/x", "'{{ .Values.repository }}'").replace("25.10", "&v '1'");
+    let root = tree(&[("policy.yaml", &templated), ("not.yaml", "kind: Module\napiVersion: x/v1\n")]);
+    let resources = Directory::open(root.path()).unwrap().read().unwrap().resources;
+    assert_eq!(resources[0].fixed.keys().collect::<Vec<_>>(), ["repository", "version"]);
 }

@@ -142,8 +142,12 @@ pub(super) fn check(check: &NodeCheck, template: CronJob) -> Option<Job> {
 
 /// Returns the apply body for an operator's resource.
 pub(super) fn resource(change: &ResourceChange, version: &ObjectVersion) -> Value {
-    let ResourceChange { kind, name, spec, annotations, version: _, proof: _ } = change;
+    let ResourceChange { kind, name, spec, annotations, version: _, expected: _, proof: _ } = change;
+    let (namespace, name) = name.rsplit_once('/').unwrap_or(("", name));
     let mut metadata = json!({"name": name, "annotations": annotations});
+    if !namespace.is_empty() {
+        metadata["namespace"] = namespace.into();
+    }
     preconditions(&mut metadata, version);
     json!({
         "apiVersion": format!("{}/{}", kind.group(), kind.version()),

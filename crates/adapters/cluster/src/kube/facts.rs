@@ -106,10 +106,12 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
 pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object {
     let DynamicObject { types: _, metadata, mut data } = object;
     let version = version(&metadata);
+    let namespace = metadata.namespace.map(|namespace| format!("{namespace}/")).unwrap_or_default();
     let facts = ResourceFacts {
         kind,
-        name: metadata.name.unwrap_or_default(),
-        version: version.clone(),
+        name: namespace + &metadata.name.unwrap_or_default(),
+        version: Some(version.clone()),
+        fixed: BTreeMap::new(),
         annotations: farrier_annotations(metadata.annotations),
         spec: Arc::new(data.get_mut("spec").map(Value::take).unwrap_or_default()),
     };
@@ -146,7 +148,7 @@ fn containers(pod: &PodSpec) -> Vec<Container> {
     let container = |container: &api_fields::Container| {
         let image = container.image.clone().unwrap_or_default();
         let fixed = image.is_empty().then(|| "the container has no image field".to_owned());
-        Container { name: container.name.clone(), image, fixed }
+        Container { name: container.name.clone(), image, fixed, tagged: false }
     };
     pod.all_containers().map(container).collect()
 }
@@ -364,8 +366,11 @@ mod tests {
         let ObjectFacts::Resource(facts) = resource(OperatorResource::ClusterPolicy, object).facts else {
             panic!("no resource")
         };
-        assert_eq!((facts.name.as_str(), facts.version.resource_version.as_str()), ("p", "3"));
+        assert_eq!((facts.name.as_str(), facts.version.unwrap().resource_version.as_str()), ("p", "3"));
         assert_eq!(facts.annotations, [("farrier.dev/record".to_owned(), "r".to_owned())].into());
         assert_eq!(*facts.spec, json!({"driver": {"version": "1"}}));
+        let object = serde_json::from_value(json!({"metadata": {"name": "m", "namespace": "kmm"}})).unwrap();
+        let module = resource(OperatorResource::Module, object);
+        assert_eq!(module.key(), ("kmm".to_owned(), "m".to_owned()));
     }
 }

@@ -15,7 +15,7 @@ use farrier_core::{
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, TypeMeta},
+    api::{ApiResource, DynamicObject, ListParams, TypeMeta},
 };
 use serde_json::json;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -183,11 +183,9 @@ impl Cluster for KubeCluster {
 
     async fn manifests(&self) -> Result<Vec<String>, ClusterError> {
         let operators = OperatorResource::ALL.map(|kind| WatchTarget::Resources(kind).resource());
-        let module = GroupVersionKind::gvk("kmm.sigs.x-k8s.io", "v1beta1", "Module");
-        let module = ApiResource::from_gvk_with_plural(&module, "modules");
         let kinds = [WatchTarget::Nodes.resource(), WatchTarget::DaemonSets.resource()];
         let mut texts = Vec::new();
-        for resource in kinds.into_iter().chain(operators).chain([module]) {
+        for resource in kinds.into_iter().chain(operators) {
             let process = |mut item: DynamicObject| {
                 // The items of a list do not contain their kind.
                 item.types =

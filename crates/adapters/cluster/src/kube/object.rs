@@ -46,7 +46,10 @@ impl Object {
             ObjectFacts::Node(node) => (String::new(), node.name.clone()),
             ObjectFacts::DaemonSet(facts) => (facts.namespace.clone(), facts.name.clone()),
             ObjectFacts::Pod(facts) => (facts.namespace.clone(), facts.name.clone()),
-            ObjectFacts::Resource(facts) => (String::new(), facts.name.clone()),
+            ObjectFacts::Resource(facts) => {
+                let (namespace, name) = facts.split_name();
+                (namespace.to_owned(), name.to_owned())
+            }
             ObjectFacts::Workload(facts) => (facts.namespace.clone(), facts.name.clone()),
             ObjectFacts::Check(key, _) => key.clone(),
         }

@@ -145,11 +145,11 @@ impl KubeCluster {
                         rollout.upgrade().map(|upgrade| self.upgrade_permissions(upgrade, &found.namespace));
                     [vec![patch], upgrade.unwrap_or_default()].concat()
                 }
-                (_, None, RolloutSpec::CustomResource { resource, .. }) => {
+                (_, None, RolloutSpec::CustomResource { target }) => {
                     vec![self.permission(
                         "patch",
-                        &WatchTarget::Resources(*resource).resource(),
-                        None,
+                        &WatchTarget::Resources(target.resource).resource(),
+                        target.namespace.as_deref(),
                         PATCH_VERBS,
                     )]
                 }

@@ -248,11 +248,13 @@ fn labels_that_an_operator_resource_selects_are_kept() {
         let facts = ResourceFacts {
             kind,
             name: key.to_owned(),
-            version: ObjectVersion { uid: key.to_owned(), resource_version: "11".to_owned() },
+            version: Some(ObjectVersion { uid: key.to_owned(), resource_version: "11".to_owned() }),
+            fixed: BTreeMap::new(),
             annotations: BTreeMap::new(),
             spec: json!({"nodeSelector": {key: "a"}}).into(),
         };
-        let object = Object { version: facts.version.clone(), facts: ObjectFacts::Resource(Box::new(facts)) };
+        let object =
+            Object { version: facts.version.clone().unwrap(), facts: ObjectFacts::Resource(Box::new(facts)) };
         list(&mut store, &target, epoch(&first, &target), vec![object]);
     }
     let (second, _) = store.reconcile();

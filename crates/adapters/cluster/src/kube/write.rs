@@ -221,17 +221,26 @@ impl KubeCluster {
 
     async fn write_resource(&self, change: &ResourceChange) -> Result<(), ApiError> {
         let ResourceChange { kind, name, version, .. } = change;
-        check_names([name])?;
+        let (namespace, name) =
+            name.rsplit_once('/').map_or((None, &**name), |(namespace, name)| (Some(namespace), name));
+        check_names(namespace.into_iter().chain([name]))?;
         let target = WatchTarget::Resources(*kind);
         let resource = target.resource();
+        let api = match namespace {
+            Some(namespace) => {
+                self.check_namespace(namespace)?;
+                Api::namespaced_with(self.client(), namespace, &resource)
+            }
+            None => Api::all_with(self.client(), &resource),
+        };
         let object = WriteTarget {
-            key: (String::new(), name.clone()),
-            api: Api::all_with(self.client(), &resource),
-            permission: self.permission("patch", &resource, None, PATCH_VERBS),
+            key: (namespace.unwrap_or_default().to_owned(), name.to_owned()),
+            api,
+            permission: self.permission("patch", &resource, namespace, PATCH_VERBS),
             target,
         };
         let body = |stored: &StoredObject| {
-            check_state(stored, Some(version))?;
+            check_state(stored, version.as_ref())?;
             Ok(bodies::resource(change, &stored.object.version))
         };
         self.apply_to_stored(&object, body).await

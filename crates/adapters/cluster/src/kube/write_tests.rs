@@ -109,7 +109,8 @@ fn bodies_of_nodes_resources_and_evictions() {
     let resource = ResourceChange {
         kind: OperatorResource::NicClusterPolicy,
         name: "nic-cluster-policy".to_owned(),
-        version: version("u", "1"),
+        version: Some(version("u", "1")),
+        expected: None,
         spec: json!({"ofedDriver": {"version": "v"}}),
         annotations: strings([("farrier.dev/record", "{}")]),
         proof: Vec::new(),

@@ -333,8 +333,8 @@ fn regarding_target(rollout: &PlannedRollout) -> Option<Regarding> {
             namespace: found.namespace.to_string(),
             name: found.daemon_set.to_string(),
         }),
-        (None, RolloutObject::Resource { resource, name }) => {
-            Some(Regarding::Resource { resource: *resource, name: name.clone() })
+        (None, RolloutObject::Resource(found)) => {
+            Some(Regarding::Resource { resource: found.resource, name: found.full_name() })
         }
     }
 }

@@ -269,7 +269,10 @@ impl KubeStatus {
             }
             Regarding::Resource { resource, name } => {
                 let version = format!("{}/{}", resource.group(), resource.version());
-                of(&version, resource.kind(), None, name, None)
+                let split = name.rsplit_once('/');
+                let (namespace, name) =
+                    split.map_or((None, &**name), |(namespace, name)| (Some(namespace), name));
+                of(&version, resource.kind(), namespace, name, None)
             }
         }
     }

@@ -35,10 +35,16 @@ impl TryFrom<RolloutForm> for RolloutEntry {
     }
 }
 
-/// Adds `containers`, the alternative to `container`, to the schema of every strategy with a `container`.
-pub(super) fn with_containers(schema: &mut Schema) {
+/// Adds what flattened enums cannot express in a schema. Every strategy with a `container` has `containers`, an alternative.
+/// With manifests, the other alternative is the operator's resource that `custom-resource` names.
+pub(super) fn with_alternatives(schema: &mut Schema) {
     let variants = schema.get_mut("oneOf").and_then(Value::as_array_mut);
-    for variant in variants.into_iter().flatten() {
+    let Some(variants) = variants else { return };
+    let of_resource =
+        variants.iter().find(|variant| variant["properties"]["strategy"]["const"] == "custom-resource");
+    let [resource, name] = ["resource", "name"]
+        .map(|key| of_resource.map_or(Value::Null, |found| found["properties"][key].clone()));
+    for variant in variants {
         let Some(mut item) = variant.pointer("/properties/container").cloned() else { continue };
         if let Some(item) = item.as_object_mut() {
             item.remove("description");
@@ -49,9 +55,22 @@ pub(super) fn with_containers(schema: &mut Schema) {
             "items": item,
             "minItems": 1,
         });
+        let in_manifests = variant["properties"].get("path").is_some();
+        let of_alternatives =
+            if in_manifests { &["namespace", "daemonSet", "container"][..] } else { &["container"] };
         if let Some(required) = variant["required"].as_array_mut() {
-            required.retain(|field| field != "container");
+            required.retain(|field| !of_alternatives.iter().any(|other| field == other));
         }
-        variant["oneOf"] = json!([{"required": ["container"]}, {"required": ["containers"]}]);
+        if in_manifests {
+            (variant["properties"]["resource"], variant["properties"]["name"]) =
+                (resource.clone(), name.clone());
+            variant["oneOf"] = json!([
+                {"required": ["namespace", "daemonSet", "container"]},
+                {"required": ["namespace", "daemonSet", "containers"]},
+                {"required": ["resource", "name"]},
+            ]);
+        } else {
+            variant["oneOf"] = json!([{"required": ["container"]}, {"required": ["containers"]}]);
+        }
     }
 }

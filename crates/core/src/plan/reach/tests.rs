@@ -146,7 +146,8 @@ fn an_operators_daemon_set_has_its_resources_rules() {
     };
     let gpu = node(&[("nvidia.com/gpu", "present", "NoSchedule")]);
     for kind in OperatorResource::ALL {
-        assert!(reach(kind, &json!({}), &gpu), "{kind}: tolerated by default");
+        let is_tolerated = kind != OperatorResource::Module;
+        assert_eq!(reach(kind, &json!({}), &gpu), is_tolerated, "{kind}: tolerated by default");
     }
     let tainted = node(&[("dedicated", "gpu", "NoSchedule")]);
     let own = json!([{"key": "dedicated", "operator": "Exists"}]);
@@ -156,7 +157,7 @@ fn an_operators_daemon_set_has_its_resources_rules() {
             _ => json!({"tolerations": own}),
         };
         assert!(!reach(kind, &json!({}), &tainted) && reach(kind, &spec, &tainted), "{kind}");
-        let replaced = kind == OperatorResource::ClusterPolicy;
+        let replaced = [OperatorResource::ClusterPolicy, OperatorResource::Module].contains(&kind);
         assert_eq!(reach(kind, &spec, &gpu), !replaced, "{kind}");
     }
     let affinity =
@@ -165,6 +166,7 @@ fn an_operators_daemon_set_has_its_resources_rules() {
     assert!(reach(OperatorResource::NvidiaDriver, &affinity, &node(&[])), "it has no node affinity");
     let selector = json!({"nodeSelector": {"pci": "no"}});
     assert!(!reach(OperatorResource::NvidiaDriver, &selector, &node(&[])));
+    assert!(!reach(OperatorResource::Module, &json!({"selector": {"pci": "no"}}), &node(&[])));
 }
 
 /// GPU Operator 26.7: a node belongs to one NVIDIADriver, and `default` takes the rest.

@@ -179,10 +179,14 @@ pub struct NodeCheck {
 pub struct ResourceChange {
     /// Kind of the resource.
     pub kind: OperatorResource,
-    /// Name of the resource.
+    /// Name of the resource, after its namespace if there is one: `kmm/acme`.
     pub name: String,
-    /// Version that the plan saw.
-    pub version: ObjectVersion,
+    /// Version that the plan saw; `None` in a directory of manifests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<ObjectVersion>,
+    /// In a directory of manifests: the values of farrier's fields that the plan saw. Any other value is a conflict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub expected: Option<serde_json::Value>,
     /// `spec` to apply, with farrier's fields only.
     pub spec: serde_json::Value,
     /// farrier's annotations.

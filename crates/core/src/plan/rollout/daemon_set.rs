@@ -66,14 +66,18 @@ fn find_daemon_set<'a>(
     };
     let mut named = candidates.iter().filter(|found| found.is_named(wanted));
     match (named.next(), named.count()) {
-        (None, _) if skipped.is_empty() => Err(HoldReason::NotFound),
-        (None, _) => Err(HoldReason::NotInManifests {
-            skipped: skipped.iter().take(SHOWN).cloned().collect(),
-            more: skipped.len().saturating_sub(SHOWN),
-        }),
+        (None, _) => Err(missing(skipped).unwrap_or(HoldReason::NotFound)),
         (Some(found), 0) => Ok(found),
         (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
     }
+}
+
+/// Returns the hold for an object that may be among the skipped files.
+pub(super) fn missing(skipped: &[String]) -> Option<HoldReason> {
+    (!skipped.is_empty()).then(|| HoldReason::NotInManifests {
+        skipped: skipped.iter().take(SHOWN).cloned().collect(),
+        more: skipped.len().saturating_sub(SHOWN),
+    })
 }
 
 /// Returns the manifests that were read from a place.

@@ -10,6 +10,7 @@
 //! | failed, rolled back | any | recorded value | leave the field until the desired value changes |
 //! | conflict | any | recorded value | leave the field |
 //! | conflict | any | another value | set the desired value, once an hour has passed |
+//! | set, good, by another instance | recorded value | another value | leave the field |
 //!
 //! Whatever the state of the record, a field that already holds the desired value is not written.
 
@@ -21,6 +22,7 @@ use super::{
     record::{FieldRecord, RecordState},
     watch::Progress,
 };
+use crate::plan::Instance;
 
 /// Number of reverts by another writer after which farrier leaves the field.
 const REVERTS: u32 = 2;
@@ -50,12 +52,14 @@ pub(super) struct Field<'a> {
     pub(super) wished: &'a Value,
     /// Time of the plan.
     pub(super) now: Timestamp,
+    /// This farrier.
+    pub(super) instance: &'a Instance,
 }
 
 /// Decides about a field. `progress` reports how the pods with the recorded value are doing; it is called only where
 /// that matters.
 pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> Progress) -> Step {
-    let Field { record, current, wished, now } = *field;
+    let Field { record, current, wished, now, instance } = *field;
     let fresh = |changed_back, replaced: &Value| FieldRecord {
         set: wished.clone(),
         replaced: replaced.clone(),
@@ -63,11 +67,18 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
         state: RecordState::Set,
         changed_back,
         why: None,
+        by: instance.to_string(),
         earlier: record.map(|record| record.history(wished)).unwrap_or_default(),
     };
     let Some(record) = record else {
         return if current == wished { Step::Keep } else { Step::Set(fresh(0, current)) };
     };
+    // Two instances would overwrite each other forever.
+    let is_others = !record.by.is_empty() && record.by != instance.to_string();
+    let stands = matches!(record.state, RecordState::Set | RecordState::Good) && *current == record.set;
+    if is_others && stands && current != wished {
+        return Step::Leave(None, HoldReason::OtherInstance { name: record.by.clone() });
+    }
     let count = if record.is_quiet(now) { 0 } else { record.changed_back };
     match record.state {
         RecordState::Set if *current == record.set => match progress(record) {

@@ -1,8 +1,8 @@
 //! The strategy `git`: sets an image in a Git repository by a commit, then waits until the cluster has the image.
 
 use super::{
-    Change, Context, DaemonSetChange, Decided, HoldReason, ManifestLocation, PlannedRollout, RolloutDecision,
-    RolloutTarget, daemon_set::manifests, manifest,
+    Change, Context, Decided, HoldReason, ManifestLocation, PlannedRollout, RolloutDecision, RolloutTarget,
+    daemon_set::manifests, handover::short_hash, manifest, resource, watch::is_same_image,
 };
 use crate::{
     image::{ImageReference, RolloutSpec, Version},
@@ -21,8 +21,13 @@ pub struct GitCommit {
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let decided = manifest::decide(context, target)?;
     match &decided.decision {
-        RolloutDecision::Rewrite { .. } => proposed(context, target, &decided),
+        RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. } => {
+            proposed(context, target, &decided)
+        }
+        // A directory of manifests has no live objects to compare with.
+        _ if context.inputs.snapshot.read_only_nodes => None,
         RolloutDecision::AlreadySet { image } => not_synced(context, image),
+        RolloutDecision::Settled { .. } => resource_not_synced(context, target),
         _ => None,
     }
     .map_or(Ok(decided), Err)
@@ -33,50 +38,81 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
 fn proposed(context: &Context<'_>, target: &RolloutTarget, decided: &Decided) -> Option<HoldReason> {
     let place = target.place.as_ref()?;
     let proposals = &manifests(context.inputs, place).ok()?.proposals;
-    let [Change::DaemonSet(change)] = decided.changes.as_slice() else { return None };
+    let [change] = decided.changes.as_slice() else { return None };
     let GitCommit { branch, message: _ } = commit(context.spec, context.image.as_str(), change)?;
     proposals.contains(&branch).then_some(HoldReason::Proposed { branch })
 }
 
-/// Returns the hold where the cluster does not have the repository's image yet. A directory of manifests has no live
-/// DaemonSets to compare with.
+/// Returns the hold where the cluster does not have the repository's image yet.
 fn not_synced(context: &Context<'_>, image: &ImageReference) -> Option<HoldReason> {
     let (snapshot, wanted) = (context.inputs.snapshot, context.spec.daemon_set()?);
-    if snapshot.read_only_nodes {
-        return None;
-    }
-    if let Some(detail) = snapshot.unseen.get(&ObservedKind::DaemonSets) {
-        return Some(HoldReason::Unseen { what: ObservedKind::DaemonSets, detail: detail.clone() });
+    if let Some(why) = unseen(context, ObservedKind::DaemonSets) {
+        return Some(why);
     }
     let found = match snapshot.daemon_sets.iter().find(|found| found.is_named(wanted)) {
         None => "it has no such DaemonSet".to_owned(),
         Some(found) => match found.image_of(&wanted.container) {
             None => "its DaemonSet has no such container".to_owned(),
-            Some(found) if found == image.to_string() => return None,
+            Some(found) if is_same_image(found, &image.to_string()) => return None,
             Some(found) => format!("it has {found}"),
         },
     };
     Some(HoldReason::NotSynced { found })
 }
 
+/// Returns the hold where the cluster's resource does not have the repository's fields yet.
+fn resource_not_synced(context: &Context<'_>, target: &RolloutTarget) -> Option<HoldReason> {
+    let wanted = context.spec.resource()?;
+    if let Some(why) = unseen(context, ObservedKind::Resources) {
+        return Some(why);
+    }
+    let set = resource::current(resource::named(context.inputs, target, wanted).ok()?);
+    let found = match context.inputs.snapshot.resources.iter().find(|found| found.is_named(wanted)) {
+        None => "it has no such resource".to_owned(),
+        Some(live) if resource::current(live) == set => return None,
+        Some(live) => format!("it has {}", resource::current(live)),
+    };
+    Some(HoldReason::NotSynced { found })
+}
+
+fn unseen(context: &Context<'_>, what: ObservedKind) -> Option<HoldReason> {
+    let detail = context.inputs.snapshot.unseen.get(&what)?;
+    Some(HoldReason::Unseen { what, detail: detail.clone() })
+}
+
 /// Returns the commit that makes a planned change; `None` for other strategies.
 pub fn git_commit(spec: &RolloutSpec, rollout: &PlannedRollout, change: &Change) -> Option<GitCommit> {
-    let (Change::DaemonSet(change), Some(ManifestLocation::Git(_))) = (change, &rollout.target.place) else {
-        return None;
-    };
+    let Some(ManifestLocation::Git(_)) = &rollout.target.place else { return None };
     commit(spec, rollout.image.as_str(), change)
 }
 
-fn commit(spec: &RolloutSpec, image: &str, change: &DaemonSetChange) -> Option<GitCommit> {
-    let RolloutSpec::Git { place, target, message, proposals } = spec else { return None };
-    let (from, to) = change.image_changes().into_iter().map(|change| (change.expected, change.to)).next()?;
-    let daemon_set = format!("{}/{}", target.namespace, target.daemon_set);
+fn commit(spec: &RolloutSpec, image: &str, change: &Change) -> Option<GitCommit> {
+    let RolloutSpec::Git { place, message, proposals, .. } = spec else { return None };
+    let (from, to) = match change {
+        Change::DaemonSet(change) => {
+            change.image_changes().into_iter().map(|change| (change.expected, change.to)).next()?
+        }
+        Change::Resource(change) => {
+            let path = change.kind.driver_path().iter();
+            let fields = path.fold(&change.spec, |value, key| &value[*key]);
+            (resource::text_of(change.expected.as_ref()?), resource::text_of(fields))
+        }
+        _ => return None,
+    };
+    let object = change.object();
+    let daemon_set =
+        spec.daemon_set().map(|target| (format!("{}/{}", target.namespace, target.daemon_set), target));
     let message = match message {
-        None => format!("DaemonSet {daemon_set}: {image} for container {}", target.container),
+        None => {
+            let container =
+                daemon_set.as_ref().map(|(_, target)| format!(" for container {}", target.container));
+            format!("{object}: {image}{}", container.unwrap_or_default())
+        }
         Some(message) => filled(message, &|name| match name {
             "image" => Some(image),
-            "daemonSet" => Some(&daemon_set),
-            "container" => Some(&target.container),
+            "daemonSet" => daemon_set.as_ref().map(|(name, _)| name.as_str()),
+            "resource" => spec.resource().map(|_| object.as_str()),
+            "container" => daemon_set.as_ref().map(|(_, target)| &*target.container),
             "from" => Some(&from),
             "to" => Some(&to),
             _ => None,
@@ -84,10 +120,12 @@ fn commit(spec: &RolloutSpec, image: &str, change: &DaemonSetChange) -> Option<G
     };
     let branch = match proposals {
         None => place.branch.to_string(),
-        Some(prefix) => {
-            let (target, digest) = (daemon_set.replace('/', "-"), digest_of(&to));
-            format!("{prefix}{target}-{}-{digest}", spec.daemon_set()?.container)
-        }
+        Some(prefix) => match &daemon_set {
+            Some((name, target)) => {
+                format!("{prefix}{}-{}-{}", name.replace('/', "-"), target.container, digest_of(&to))
+            }
+            None => format!("{prefix}{}-{}", object.replace([' ', '/'], "-"), short_hash(&[&to])),
+        },
     };
     Some(GitCommit { branch, message: format!("{message}\n\nfrom {from}\nto {to}\n") })
 }

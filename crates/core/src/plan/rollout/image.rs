@@ -40,7 +40,7 @@ pub(super) fn decide_for(
     let object = ReachingObject::daemon_set(placed, context.inputs.snapshot);
     let kernels = Reached::by(&object, context.groups).known()?;
     let shared = common_tag(context, &kernels)?;
-    let mut image = None;
+    let (mut image, mut tag) = (None, shared);
     for (kernel, nodes) in &kernels {
         match context.cells.state(context.image, kernel) {
             CellState::Absent(absence) => {
@@ -50,7 +50,10 @@ pub(super) fn decide_for(
             CellState::Building(cell) => {
                 return Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into());
             }
-            CellState::Published(cell, published) => image = Some(context.admissible_image(cell, published)?),
+            CellState::Published(cell, published) => {
+                image = Some(context.admissible_image(cell, published)?);
+                tag = tag.or(Some(&cell.reference));
+            }
         }
     }
     if let Some(tag) = shared {
@@ -62,7 +65,7 @@ pub(super) fn decide_for(
         };
         image = Some(index.pinned(tag));
     }
-    set_image(context, daemon_set, name, image.ok_or(HoldReason::NoNodes)?)
+    set_image(context, daemon_set, name, image.ok_or(HoldReason::NoNodes)?, tag)
 }
 
 /// Returns the tag that the images for all these kernels share, where they are for different architectures; `None` for
@@ -93,6 +96,18 @@ fn first_not_ready<'a>(kernels: impl IntoIterator<Item = &'a Vec<&'a NodeFacts>>
     NotReadyNode::first(dead.flatten().copied())
 }
 
+/// Returns the text for an image where `from` is written. A tag beside the digest stays, and becomes the image's `tag`.
+fn written(from: &Container, to: &ImageReference, tag: Option<&ImageReference>) -> String {
+    if from.image.parse().is_ok_and(|image: ImageReference| image == *to) {
+        return from.image.clone();
+    }
+    let is_tag = |(_, tag): (&str, &str)| !tag.contains('/');
+    let name = from.image.split_once('@').map(|(name, _)| name);
+    let has_tag = from.tagged || name.and_then(|name| name.rsplit_once(':')).is_some_and(is_tag);
+    let tag = tag.filter(|_| has_tag).map(|tag| tag.version.to_string()).unwrap_or_default();
+    format!("{}{tag}{}", to.repository, to.version)
+}
+
 /// Sets one container of a DaemonSet to an image that may be rolled out. In a live cluster the record also decides
 /// ([`field`]); a directory of manifests has version control as its history.
 pub(super) fn set_image(
@@ -100,15 +115,18 @@ pub(super) fn set_image(
     daemon_set: &DaemonSetFacts,
     container: &str,
     to: ImageReference,
+    tag: Option<&ImageReference>,
 ) -> Result<Decided, HoldReason> {
-    let from = daemon_set.image_of(container).unwrap_or_default().to_owned();
+    let found = daemon_set.containers.iter().find(|found| found.name == container);
+    let from = found.map(|found| found.image.clone()).unwrap_or_default();
+    let text = found.map_or_else(|| to.to_string(), |found| written(found, &to, tag));
     let Some(live) = &daemon_set.live else {
-        if from == to.to_string() {
+        if from == text {
             return Ok(RolloutDecision::AlreadySet { image: to }.into());
         }
         let mut change = naming(daemon_set, &Record::default());
         change.expected.insert(container.to_owned(), from.clone());
-        change.images.insert(container.to_owned(), to.to_string());
+        change.images.insert(container.to_owned(), text);
         change.proof.push(to.clone());
         let decision = RolloutDecision::Rewrite { from, to };
         return Ok(Decided { decision, changes: vec![Change::DaemonSet(change)] });
@@ -117,12 +135,13 @@ pub(super) fn set_image(
         return Err(HoldReason::Deleting);
     }
     let record = Record::of(&live.annotations)?;
-    let (current, wished) = (Value::String(from.clone()), Value::String(to.to_string()));
+    let (current, wished) = (Value::String(from.clone()), Value::String(text.clone()));
     let field = Field {
         record: record.0.get(container),
         current: &current,
         wished: &wished,
         now: context.inputs.now,
+        instance: context.inputs.instance,
     };
     let step = field::decide(&field, |set| pod_progress(context, daemon_set, live, container, set));
     let change = |entry: FieldRecord, value: Option<&str>| {
@@ -137,7 +156,7 @@ pub(super) fn set_image(
         Step::Keep => (RolloutDecision::AlreadySet { image: to }, None),
         Step::Note(entry) => (RolloutDecision::AlreadySet { image: to }, Some(change(entry, None))),
         Step::Set(entry) => {
-            let mut change = change(entry, Some(&to.to_string()));
+            let mut change = change(entry, Some(&text));
             change.proof.push(to.clone());
             (RolloutDecision::Rewrite { from: from.clone(), to }, Some(change))
         }
@@ -159,7 +178,8 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
         return None;
     }
     let (found, _, container) = original(context, target).ok()?;
-    let decided = set_image(context, found, container, found.image_of(container)?.parse().ok()?).ok()?;
+    let decided =
+        set_image(context, found, container, found.image_of(container)?.parse().ok()?, None).ok()?;
     let is_restored = matches!(decided.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. }));
     (is_restored && !decided.changes.is_empty()).then_some(decided)
 }

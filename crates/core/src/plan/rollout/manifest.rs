@@ -1,15 +1,18 @@
-//! DaemonSets in manifests, which the strategies `file` and `git` change. The image is chosen for the nodes that the live
+//! Objects in manifests, which the strategies `file` and `git` change. The image is chosen for the nodes that the live
 //! DaemonSet reaches, where the cluster has it.
 
 use std::collections::BTreeSet;
 
 use super::{
     Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::named, image,
-    reached::understood,
+    reached::understood, resource,
 };
-use crate::plan::{ReachingObject, table::some_of};
+use crate::plan::{Placement, ReachingObject, table::some_of};
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
+    if let Some(wanted) = context.spec.resource() {
+        return resource::decide(context, target, wanted);
+    }
     let named = named(context.inputs, target)?;
     let manifest = named.daemon_set;
     let same =
@@ -20,22 +23,22 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     if let Some(live) = live.filter(|_| understood(&manifest.placement).is_err()) {
         return image::decide_for(context, named, live);
     }
-    match live.and_then(|live| reaches_differently(context, live, manifest)) {
+    match live.and_then(|live| reaches_differently(context, &live.placement, &manifest.placement)) {
         Some(why) => Err(why),
         None => image::decide_for(context, named, manifest),
     }
 }
 
-/// Returns the hold where the live DaemonSet reaches other nodes than the manifest, for example because an overlay
+/// Returns the hold where the live object reaches other nodes than the manifest, for example because an overlay
 /// changes the manifest. The image would be chosen for the wrong kernels.
-fn reaches_differently(
+pub(super) fn reaches_differently(
     context: &Context<'_>,
-    live: &DaemonSetFacts,
-    manifest: &DaemonSetFacts,
+    live: &Placement,
+    manifest: &Placement,
 ) -> Option<HoldReason> {
     let snapshot = context.inputs.snapshot;
-    let nodes = |found: &DaemonSetFacts| {
-        let object = ReachingObject::new(&found.placement, snapshot, []);
+    let nodes = |placement: &Placement| {
+        let object = ReachingObject::new(placement, snapshot, []);
         let reach = context.groups.iter().map(|group| object.reach_alike(&group.nodes));
         let nodes = reach.flat_map(|reach| reach.reached.into_iter().chain(reach.undetermined));
         nodes.map(|node| node.name.as_str()).collect::<BTreeSet<&str>>()

@@ -7,7 +7,7 @@
 //! Before 26.7 the GPU Operator keeps the minor version in the tags of NVIDIADriver resources for Oracle Linux and for RHEL up
 //! to 9 (`getOSTag` in `internal/state/nodepool.go`): `rhel9.4` instead of `rhel9`.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap};
 
 use crate::{
     image::{ImageReference, OperatorResource, Version},
@@ -66,21 +66,41 @@ impl TagForm {
     }
 }
 
+/// Versions, each with the name that the operator then looks for.
+pub(super) type Versions<'a> = Vec<(Cow<'a, str>, &'a ImageReference)>;
+
 /// Returns the versions with which the operator finds this image, each with the name that the operator then looks for,
 /// in the order of the image's tags.
 pub(super) fn versions<'a>(
     kind: OperatorResource,
     cell: &'a Cell,
     snapshot: &ClusterSnapshot,
-) -> Vec<(&'a str, &'a ImageReference)> {
+) -> Versions<'a> {
+    if kind == OperatorResource::Module {
+        return with_variable(cell);
+    }
     let form = TagForm::of(kind, &cell.target, snapshot);
     let Some(end) = tag_end(form, &cell.target) else { return Vec::new() };
     let version = |reference: &'a ImageReference| {
         let Version::Tag(tag) = &reference.version else { return None };
         let version = tag.as_str().strip_suffix(end.as_str()).filter(|version| !version.is_empty())?;
-        Some((version, reference))
+        Some((version.into(), reference))
     };
     cell.references().filter_map(version).collect()
+}
+
+/// Returns the image's tags with KMM's variable instead of the kernel, and as they are.
+fn with_variable(cell: &Cell) -> Versions<'_> {
+    let release = cell.target.release.as_str();
+    let release = release.strip_suffix('+').unwrap_or(release);
+    // KMM's `NormalizeVersion`.
+    let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let kernel: String = release.chars().map(|c| if is_kept(c) { c } else { '_' }).collect();
+    let tags: Vec<_> =
+        cell.references().filter_map(|found| Some((found.version.tag()?.as_str(), found))).collect();
+    let filled =
+        tags.iter().map(|(tag, found)| (tag.replace(&kernel, "${KERNEL_FULL_VERSION}").into(), *found));
+    filled.chain(tags.iter().map(|(tag, found)| ((*tag).into(), *found))).collect()
 }
 
 /// Returns the field that makes the operator look for precompiled drivers; `None` where it cannot be set.
@@ -88,15 +108,16 @@ pub(super) fn precompiled_field(kind: OperatorResource) -> Option<&'static str> 
     match kind {
         OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => Some("forcePrecompiled"),
         OperatorResource::ClusterPolicy => Some("usePrecompiled"),
-        // Immutable (a validation rule of the CRD).
-        OperatorResource::NvidiaDriver => None,
+        // Immutable (a validation rule of the CRD); KMM has none.
+        OperatorResource::NvidiaDriver | OperatorResource::Module => None,
     }
 }
 
-/// Returns the node label in which the operator reports the state of its driver upgrade.
-pub(super) fn upgrade_label(kind: OperatorResource) -> &'static str {
+/// Returns the node label in which the operator reports the state of its driver upgrade. In KMM's ordered upgrades, people
+/// decide when a node's turn comes.
+pub(super) fn upgrade_label(kind: OperatorResource) -> Option<&'static str> {
     let [ofed, gpu] = UPGRADE_STATE_LABELS;
-    if kind.is_of_gpu_operator() { gpu } else { ofed }
+    (kind != OperatorResource::Module).then_some(if kind.is_of_gpu_operator() { gpu } else { ofed })
 }
 
 /// Labels, with their values, that make the GPU Operator skip a node. Its driver manager found a driver that the host provides,
@@ -143,6 +164,5 @@ pub(super) fn skips(
 
 /// Whether the operator installs its driver on a node with these labels, whatever the image's own selector is.
 pub(super) fn selects(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
-    let (key, value) = kind.node_label();
-    labels.get(key).is_some_and(|found| found == value)
+    kind.node_label().is_none_or(|key| labels.get(key).is_some_and(|found| found == "true"))
 }

@@ -58,7 +58,7 @@ pub fn past_upgrades(
 }
 
 fn of_field(object: &str, container: &str, record: &FieldRecord, noted: &[UpgradeNote]) -> Vec<PastUpgrade> {
-    let FieldRecord { set, replaced, at, state, changed_back: _, why, earlier } = record;
+    let FieldRecord { set, replaced, at, state, changed_back: _, why, by: _, earlier } = record;
     let mut nodes: BTreeMap<&'static str, usize> = BTreeMap::new();
     for note in noted.iter().filter(|note| note.rollout == object && set.as_str() == Some(note.to.as_str())) {
         *nodes.entry(note.state.into()).or_default() += 1;

@@ -37,9 +37,7 @@ impl<'a> Found<'a> {
     fn is(self, object: &RolloutObject) -> bool {
         match (self, object) {
             (Self::DaemonSet(found, _), RolloutObject::DaemonSet(wanted)) => found.is_named(wanted),
-            (Self::Resource(found), RolloutObject::Resource { resource, name }) => {
-                found.kind == *resource && found.name == *name
-            }
+            (Self::Resource(found), RolloutObject::Resource(wanted)) => found.is_named(wanted),
             _ => false,
         }
     }
@@ -83,7 +81,12 @@ impl<'a> Found<'a> {
 /// Whether the target's object is paused, in the cluster or in its manifest.
 pub(super) fn is_paused(inputs: &PlanInputs<'_>, target: &RolloutTarget) -> bool {
     let mut found = Found::all(inputs.snapshot).filter(|found| found.is(&target.object));
-    found.any(Found::is_paused) || named(inputs, target).is_ok_and(|found| found.daemon_set.paused)
+    let in_manifests = || match &target.object {
+        RolloutObject::Resource(wanted) => resource::named(inputs, target, wanted)
+            .is_ok_and(|found| has_pause_annotation(&found.annotations)),
+        _ => named(inputs, target).is_ok_and(|found| found.daemon_set.paused),
+    };
+    found.any(Found::is_paused) || in_manifests()
 }
 
 /// Returns whether each object of a live cluster is paused, by the names that [`super::rollback`] takes.
@@ -116,6 +119,7 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
                 version,
                 spec,
                 annotations,
+                expected: None,
                 proof: Vec::new(),
             })]
         }

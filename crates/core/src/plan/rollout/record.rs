@@ -53,6 +53,9 @@ pub struct FieldRecord {
     /// Reason for the failure, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
+    /// Name of the farrier that set the value; empty in records of older versions.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub by: String,
     /// Older rewrites, newest first. For display only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub earlier: Vec<Earlier>,
@@ -121,7 +124,7 @@ impl FieldRecord {
     /// Returns the history for the next record, which sets `desired`: this rewrite, unless it set the same value, and the
     /// older rewrites.
     pub(super) fn history(&self, desired: &Value) -> Vec<Earlier> {
-        let Self { set, replaced, at, state, changed_back: _, why, earlier } = self;
+        let Self { set, replaced, at, state, changed_back: _, why, by: _, earlier } = self;
         let this = (set != desired).then(|| Earlier {
             set: value_text(set),
             replaced: value_text(replaced),
@@ -185,6 +188,7 @@ mod tests {
             state: RecordState::Failed,
             changed_back: 1,
             why: Some("driver: CrashLoopBackOff".to_owned()),
+            by: String::new(),
             earlier: Vec::new(),
         };
         let set =

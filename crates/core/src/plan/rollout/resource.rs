@@ -1,25 +1,30 @@
-//! The strategy `custom-resource`: sets repository, image and version in an operator's resource. The operator creates
-//! the DaemonSets from the resource and computes the rest of each tag.
+//! The strategy `custom-resource`, and `file` and `git` for an operator's resource: sets repository, image and version. The
+//! operator creates the DaemonSets from the resource and computes the rest of each tag. `module` has the fields of KMM.
 //!
 //! A version `sha256:...` would pin a NicClusterPolicy's image, but pin the same image for every pool of nodes. Nodes
 //! with a second kernel, or with the next one, would get modules that they cannot load. Versions therefore stay tags
 //! here, and a tag never changes its content (guarantee 3).
 
-use std::collections::BTreeMap;
+mod module;
+
+use std::{borrow::Cow, collections::BTreeMap};
 
 use serde_json::{Map, Value};
 
 use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
+    RolloutTarget,
+    daemon_set::{manifests, missing},
     field::{self, Field, Step},
+    manifest::reaches_differently,
     no_image,
-    operator::{self, TagForm},
+    operator::{self, TagForm, Versions},
     reached::{Kernels, Reached, understood},
     record::FieldRecord,
     watch::Progress,
 };
 use crate::{
-    image::{ImageReference, OperatorResource, RolloutSpec},
+    image::{ImageReference, OperatorResource, ResourceName},
     plan::{
         Cell, ClusterSnapshot, NodeFacts, ObservedKind, Placement, ReachingObject, ResourceFacts,
         labels::{end_of_rest, is_in_progress},
@@ -33,12 +38,13 @@ use crate::{
 pub(super) const FIELD: &str = "spec";
 
 /// Fields of a driver's section that farrier writes.
-const FIELDS: [&str; 5] = ["repository", "image", "version", "forcePrecompiled", "usePrecompiled"];
+const FIELDS: [&str; 7] =
+    ["repository", "image", "version", "forcePrecompiled", "usePrecompiled", module::IMAGE, module::MAPPINGS];
 
 /// Desired state of a resource.
 enum DesiredField<'a> {
     /// Fields to set now; all images are published.
-    Fields { fields: Value, version: &'a str, kernels: usize, proof: Vec<ImageReference> },
+    Fields { fields: Value, version: String, kernels: usize, proof: Vec<ImageReference> },
     /// Reference that must be published before the fields can be set.
     Pending(&'a ImageReference),
 }
@@ -48,11 +54,15 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
     let mut keys: Vec<String> = Vec::new();
     for image in inputs.definitions().images.values() {
         for rollout in &image.spec.rollout {
-            let RolloutSpec::CustomResource { resource, name } = rollout else { continue };
-            let own = [operator::upgrade_label(*resource), resource.node_label().0];
+            let Some(wanted) = rollout.resource() else { continue };
+            let kind = wanted.resource;
+            let own = operator::upgrade_label(kind).into_iter().chain(kind.node_label());
             keys.extend(image.spec.nodes.keys().chain(own).map(str::to_owned));
-            keys.extend(operator::skip_labels(*resource).map(str::to_owned));
-            if let Some(found) = find(inputs, *resource, name) {
+            keys.extend(operator::skip_labels(kind).map(str::to_owned));
+            let manifests = inputs.manifests.values().flatten().flat_map(|found| &found.resources);
+            for found in
+                inputs.snapshot.resources.iter().chain(manifests).filter(|found| found.is_named(wanted))
+            {
                 keys.extend(found.placement_in(inputs.snapshot).label_keys().map(str::to_owned));
             }
         }
@@ -60,20 +70,35 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
     keys
 }
 
-fn find<'a>(inputs: &PlanInputs<'a>, kind: OperatorResource, name: &str) -> Option<&'a ResourceFacts> {
-    inputs.snapshot.resources.iter().find(|found| found.kind == kind && found.name == name)
+/// Returns the single resource that a target names, in the cluster or in its manifests.
+pub(super) fn named<'a>(
+    inputs: &PlanInputs<'a>,
+    target: &RolloutTarget,
+    wanted: &ResourceName,
+) -> Result<&'a ResourceFacts, HoldReason> {
+    let unseen = inputs.snapshot.unseen.get(&ObservedKind::Resources);
+    let (candidates, skipped) = match (&target.place, unseen) {
+        (None, Some(detail)) => {
+            return Err(HoldReason::Unseen { what: ObservedKind::Resources, detail: detail.clone() });
+        }
+        (None, None) => (&inputs.snapshot.resources, &inputs.snapshot.skipped),
+        (Some(place), _) => manifests(inputs, place).map(|found| (&found.resources, &found.skipped))?,
+    };
+    let mut named = candidates.iter().filter(|found| found.is_named(wanted));
+    match (named.next(), named.count()) {
+        (None, _) => Err(missing(skipped).unwrap_or(HoldReason::NoResource)),
+        (Some(found), 0) => Ok(found),
+        (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
+    }
 }
 
 pub(super) fn decide(
     context: &Context<'_>,
-    kind: OperatorResource,
-    name: &str,
+    target: &RolloutTarget,
+    wanted: &ResourceName,
 ) -> Result<Decided, HoldReason> {
-    let inputs = context.inputs;
-    if let Some(detail) = inputs.snapshot.unseen.get(&ObservedKind::Resources) {
-        return Err(HoldReason::Unseen { what: ObservedKind::Resources, detail: detail.clone() });
-    }
-    let found = find(inputs, kind, name).ok_or(HoldReason::NoResource)?;
+    let (inputs, kind) = (context.inputs, wanted.resource);
+    let found = named(inputs, target, wanted)?;
     let driver = driver_section(found)?;
     allows_precompiled(found)?;
     if kind == OperatorResource::NvidiaDriver {
@@ -84,8 +109,18 @@ pub(super) fn decide(
     }
     let placement = found.placement_in(inputs.snapshot);
     understood(&placement)?;
+    let live = inputs.snapshot.resources.iter().find(|live| live.is_named(wanted) && live.version.is_some());
+    if let Some(live) = live.filter(|_| found.version.is_none())
+        && let Some(why) = reaches_differently(context, &live.placement_in(inputs.snapshot), &placement)
+    {
+        return Err(why);
+    }
     let by_kernel = reached(context, kind, &placement).known()?;
-    match wish(context, kind, &by_kernel)? {
+    let wished = match kind {
+        OperatorResource::Module => module::wish(context, found, driver, &by_kernel)?,
+        _ => wish(context, kind, &by_kernel)?,
+    };
+    match wished {
         DesiredField::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
         DesiredField::Fields { fields, version, kernels, proof } => {
             let step = step(context, found, driver, &fields)?;
@@ -93,10 +128,7 @@ pub(super) fn decide(
                 return Err(busy);
             }
             let rest = at_rest(kind, &by_kernel).unwrap_or_default();
-            let how = format!(
-                "version {version} for {kernels} kernel{}{rest}",
-                if kernels == 1 { "" } else { "s" }
-            );
+            let how = format!("{version} for {kernels} kernel{}{rest}", if kernels == 1 { "" } else { "s" });
             to_decision(found, driver, step, how, proof)
         }
     }
@@ -124,6 +156,7 @@ fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReas
         OperatorResource::NvidiaDriver => {
             Err(HoldReason::Immutable { field: "spec.usePrecompiled", needed: true })
         }
+        OperatorResource::Module => section.ok_or_else(|| off("spec.moduleLoader is absent")),
     }
 }
 
@@ -181,13 +214,47 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
     found
 }
 
-/// Returns the single version with which the operator finds a published, passing image for each of these kernels.
+/// Returns the fields with which the operator finds a published, passing image for each of these kernels.
 fn wish<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
     kernels: &Kernels<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
-    let mut found: Vec<(&Cell, Vec<(&str, &ImageReference)>)> = Vec::new();
+    let CommonVersion { version, reference, proof } = match common_version(context, kind, kernels, None)? {
+        Ok(found) => found,
+        Err(on) => return Ok(DesiredField::Pending(on)),
+    };
+    // An image without a host is in a layout directory.
+    let (repository, last) = reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
+    let mut fields: Map<String, Value> =
+        [("repository", repository), ("image", last), ("version", &*version)]
+            .map(|(field, value)| (field.to_owned(), value.into()))
+            .into_iter()
+            .collect();
+    if let Some(flag) = operator::precompiled_field(kind) {
+        fields.insert(flag.to_owned(), true.into());
+    }
+    let version = format!("version {version}");
+    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), proof })
+}
+
+/// Version that leads to an image for each of several kernels.
+struct CommonVersion<'a> {
+    version: Cow<'a, str>,
+    /// Name of the image for one of the kernels.
+    reference: &'a ImageReference,
+    proof: Vec<ImageReference>,
+}
+
+/// Returns the single version for these kernels, or the reference that must be published first. `current` is kept, if it
+/// is such a version: `repository:version`.
+fn common_version<'a>(
+    context: &Context<'a>,
+    kind: OperatorResource,
+    kernels: &Kernels<'_>,
+    current: Option<&str>,
+) -> Result<Result<CommonVersion<'a>, &'a ImageReference>, HoldReason> {
+    let mut found: Vec<(&Cell, Versions<'_>)> = Vec::new();
     let mut proof = Vec::new();
     let mut pending = None;
     for kernel in kernels.keys() {
@@ -208,38 +275,34 @@ fn wish<'a>(
         }
         found.extend(cell.map(|cell| (cell, versions)));
     }
-    let has =
-        |versions: &[(&str, &ImageReference)], version| versions.iter().any(|(found, _)| *found == version);
+    let has = |versions: &[(Cow<'_, str>, &ImageReference)], version: &str| {
+        versions.iter().any(|(found, _)| *found == version)
+    };
     let candidates = found.first().map(|(_, versions)| versions.as_slice()).unwrap_or_default();
-    let common = candidates.iter().find(|(version, _)| found.iter().all(|(_, own)| has(own, *version)));
-    let Some((version, reference)) = common.copied() else {
+    let is_current = |(version, reference): &&(Cow<'_, str>, &ImageReference)| {
+        current == Some(&format!("{}:{version}", reference.repository))
+    };
+    let is_common = |(version, _): &&(Cow<'_, str>, _)| found.iter().all(|(_, own)| has(own, version));
+    let kept = candidates.iter().filter(is_common).find(is_current);
+    let Some((version, reference)) = kept.or_else(|| candidates.iter().find(is_common)).cloned() else {
         let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (cell, own) in &found {
-            let version = own.first().map_or("", |(version, _)| version);
+            let version = own.first().map_or("", |(version, _)| &**version);
             versions.entry(version.to_owned()).or_default().push(cell.target.to_string());
         }
         return Err(HoldReason::MixedVersions { versions });
     };
     if let Some(on) = pending {
-        return Ok(DesiredField::Pending(on));
+        return Ok(Err(on));
     }
     for (cell, own) in &found {
         let Some((_, name)) = own.iter().find(|(found, _)| *found == version) else { continue };
         if !is_published(context, cell, name) {
-            return Ok(DesiredField::Pending(name));
+            return Ok(Err(name));
         }
         proof.push((*name).clone());
     }
-    // An image without a host is in a layout directory.
-    let (repository, last) = reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
-    let mut fields: Map<String, Value> = [("repository", repository), ("image", last), ("version", version)]
-        .map(|(field, value)| (field.to_owned(), value.into()))
-        .into_iter()
-        .collect();
-    if let Some(flag) = operator::precompiled_field(kind) {
-        fields.insert(flag.to_owned(), true.into());
-    }
-    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: kernels.len(), proof })
+    Ok(Ok(CommonVersion { version, reference, proof }))
 }
 
 /// Whether this name already points to the cell's image.
@@ -269,7 +332,7 @@ fn upgrading(kind: OperatorResource, kernels: &Kernels<'_>) -> Option<HoldReason
 /// Names a node whose upgrade the operator does not continue, and who must act.
 fn at_rest(kind: OperatorResource, kernels: &Kernels<'_>) -> Option<String> {
     let (node, state, count) = first_in(kind, kernels, |state| end_of_rest(state).is_some())?;
-    let label = operator::upgrade_label(kind).replace("-state", ".skip");
+    let label = operator::upgrade_label(kind)?.replace("-state", ".skip");
     Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), end_of_rest(state)?))
 }
 
@@ -279,7 +342,7 @@ fn first_in<'a>(
     kernels: &Kernels<'a>,
     is_wanted: impl Fn(&str) -> bool,
 ) -> Option<(&'a String, &'a String, usize)> {
-    let label = operator::upgrade_label(kind);
+    let label = operator::upgrade_label(kind)?;
     let state = |node: &'a NodeFacts| node.labels.get(label).filter(|state| is_wanted(state));
     let nodes = kernels.values().flatten().filter_map(|node| Some((&node.name, state(node)?)));
     let nodes: Vec<_> = nodes.collect();
@@ -293,16 +356,22 @@ fn step(
     driver: &Map<String, Value>,
     wished: &Value,
 ) -> Result<Step, HoldReason> {
-    let record = Record::of(&found.annotations)?;
+    let record = record_of(found)?;
     let now = context.inputs.now;
     let current = values(wished, driver);
-    let field = Field { record: record.0.get(FIELD), current: &current, wished, now };
+    let instance = context.inputs.instance;
+    let field = Field { record: record.0.get(FIELD), current: &current, wished, now, instance };
     // The operator watches its own pods. A value that stayed for an hour counts as good when the desired value changes;
     // nothing is recorded until then.
     Ok(field::decide(&field, |set| {
         let is_good = set.is_quiet(now) && current != *wished;
         if is_good { Progress::Good } else { Progress::Waiting }
     }))
+}
+
+/// Returns the record in a live object. Manifests have version control as their history.
+fn record_of(found: &ResourceFacts) -> Result<Record, HoldReason> {
+    if found.version.is_some() { Record::of(&found.annotations) } else { Ok(Record::default()) }
 }
 
 /// Returns the current values of the fields in `like`; null for absent fields.
@@ -323,7 +392,14 @@ fn to_decision(
         Step::Note(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
         Step::Set(entry) => {
             let path = field_path(found.kind);
-            let (from, to) = (text_of(&values(&entry.set, driver)), text_of(&entry.set));
+            let current = values(&entry.set, driver);
+            let differs = |field: &String| entry.set.get(field.as_str()) != current.get(field.as_str());
+            if let Some((_, reason)) =
+                found.fixed.iter().find(|(field, _)| field.is_empty() || differs(field))
+            {
+                return Err(HoldReason::Fixed { detail: reason.clone() });
+            }
+            let (from, to) = (text_of(&current), text_of(&entry.set));
             let now = vec![format!("set {path}: {from} -> {to}")];
             (RolloutDecision::Steps { now }, entry, proof)
         }
@@ -344,7 +420,7 @@ pub(super) fn change(
     entry: FieldRecord,
     proof: Vec<ImageReference>,
 ) -> Result<ResourceChange, HoldReason> {
-    let record = Record::of(&found.annotations)?;
+    let record = record_of(found)?;
     let fields: Map<String, Value> = if let Some(value) = entry.written() {
         // Fields that were absent before are omitted, and thus removed.
         writable(value).collect()
@@ -355,16 +431,27 @@ pub(super) fn change(
         let ours = written.into_iter().flat_map(writable);
         ours.filter(|(key, value)| driver.get(key) == Some(value)).collect()
     };
-    let nested =
-        found.kind.driver_path().iter().rev().fold(Value::from(fields), |inner, key| {
-            Value::from(Map::from_iter([((*key).to_owned(), inner)]))
-        });
+    let fields = Value::from(fields);
+    let nested = |fields: Value| {
+        found
+            .kind
+            .driver_path()
+            .iter()
+            .rev()
+            .fold(fields, |inner, key| Value::from(Map::from_iter([((*key).to_owned(), inner)])))
+    };
+    let is_live = found.version.is_some();
     Ok(ResourceChange {
         kind: found.kind,
         name: found.name.clone(),
         version: found.version.clone(),
-        spec: nested,
-        annotations: record.with(FIELD, entry).annotations(&found.annotations),
+        expected: (!is_live).then(|| values(&fields, driver)),
+        spec: nested(fields),
+        annotations: if is_live {
+            record.with(FIELD, entry).annotations(&found.annotations)
+        } else {
+            BTreeMap::new()
+        },
         proof,
     })
 }
@@ -374,7 +461,8 @@ pub(super) fn change(
 fn writable(value: &Value) -> impl Iterator<Item = (String, Value)> {
     let fields = value.as_object().into_iter().flatten();
     let fits = |(key, value): &(&String, &Value)| {
-        FIELDS.contains(&key.as_str()) && (value.is_string() || value.is_boolean())
+        FIELDS.contains(&key.as_str())
+            && (value.is_string() || value.is_boolean() || (*key == module::MAPPINGS && value.is_array()))
     };
     fields.filter(fits).map(|(key, value)| (key.clone(), value.clone()))
 }
@@ -384,8 +472,17 @@ pub(super) fn field_path(kind: OperatorResource) -> String {
     std::iter::once(FIELD).chain(kind.driver_path().iter().copied()).collect::<Vec<_>>().join(".")
 }
 
-/// Formats the fields as `repository/image version V` with the flags.
+/// Formats the fields of a resource that farrier would write.
+pub(super) fn current(found: &ResourceFacts) -> String {
+    let fields = section(found).into_iter().flatten().filter(|(key, _)| FIELDS.contains(&key.as_str()));
+    text_of(&fields.map(|(key, value)| (key.clone(), value.clone())).collect::<Map<_, _>>().into())
+}
+
+/// Formats the fields as `repository/image version V` with the flags, and those of a Module as its images.
 pub(super) fn text_of(value: &Value) -> String {
+    if [module::IMAGE, module::MAPPINGS].iter().any(|field| value.get(field).is_some()) {
+        return module::text_of(value);
+    }
     let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or("(none)");
     let flags = value.as_object().into_iter().flatten().filter(|(_, value)| value.as_bool() == Some(true));
     let flags: String = flags.flat_map(|(key, _)| [", ", key.as_str()]).collect();

@@ -6,8 +6,9 @@
 use super::{
     Change, Context, DaemonSetFacts, PodRestart,
     handover::{at_once, is_in_maintenance},
+    watch::is_same_image,
 };
-use crate::plan::{LiveDaemonSet, PodFacts, ReachingObject, UpdateStrategy, reach::Reach};
+use crate::plan::{LiveDaemonSet, PodFacts, ReachingObject, UpdateStrategy, reach::Reach, reasons::and_more};
 
 /// Returns the pods to evict now.
 pub(super) fn restarts(
@@ -55,6 +56,28 @@ pub(super) fn restarts(
     let broken = outdated.iter().filter(|(pod, _)| !pod.ready).count();
     let left = at_once(live.max_unavailable, nodes).saturating_sub(away);
     outdated.iter().take(broken + left).map(|(pod, kernel)| restart(pod, kernel)).collect()
+}
+
+/// Names the pods that run an image of which farrier knows nothing, and keep it until someone deletes them.
+pub(super) fn foreign(
+    context: &Context<'_>,
+    found: &DaemonSetFacts,
+    live: &LiveDaemonSet,
+    container: &str,
+) -> Option<String> {
+    let image = found.image_of(container)?;
+    let runs_other = |pod: &&PodFacts| {
+        let other = pod.images.get(container).filter(|held| !is_same_image(held, image));
+        !pod.deleting && other.is_some_and(|held| !context.observed.contents.contains_key(held))
+    };
+    let pods = context.inputs.snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
+    let pods: Vec<&PodFacts> = pods.filter(runs_other).collect();
+    let first =
+        pods.iter().min_by_key(|pod| &pod.node).filter(|_| live.update == UpdateStrategy::OnDelete)?;
+    let (name, node, more) = (&first.name, &first.node, and_more(pods.len()));
+    Some(format!(
+        "pod {name} of node {node}{more} still runs another image, and updateStrategy OnDelete keeps it: delete it, or add `upgrade` to the rollout"
+    ))
 }
 
 fn restart(pod: &PodFacts, kernel: &str) -> Change {

@@ -102,7 +102,10 @@ fn resources(snapshot: &ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)> 
     let step = |found: &ResourceFacts| {
         let object = format!("{}/{}", found.kind, found.name);
         let (plural, group) = (found.kind.plural(), found.kind.group());
-        let resume = format!("kubectl annotate {plural}.{group} {} {RECORD_ANNOTATION}-", found.name);
+        let (namespace, name) = found.split_name();
+        let namespace =
+            if namespace.is_empty() { String::new() } else { format!(" --namespace {namespace}") };
+        let resume = format!("kubectl annotate {plural}.{group} {name}{namespace} {RECORD_ANNOTATION}-");
         let record = Record::of(&found.annotations);
         let fields = record.as_ref().ok().and_then(|record| record.0.get(FIELD)).cloned();
         let current = |field: &str| {

@@ -12,7 +12,7 @@ use super::{
     *,
 };
 use crate::{
-    image::{DaemonSetContainer, Version},
+    image::{DaemonSetContainer, ManifestObject, Version},
     kmod::Verdict,
     plan::{CowArc, ManifestFacts, NodeAffinity, NodeFacts, NodeReach, Owner, Published},
 };
@@ -147,6 +147,9 @@ fn a_place_that_is_written_in_two_ways_is_one_place() {
     ] {
         assert!(!one.may_share_field(&other), "{other}");
     }
+    // The repository's DaemonSet is the cluster's; a directory may be for another cluster.
+    let live = of(serde_json::json!({"strategy": "image"}));
+    assert!(live.may_share_field(&one) && one.may_share_field(&live) && !live.may_share_field(&file("prod")));
     assert!(file("./prod/").may_share_field(&file("prod/ds.yaml")));
     assert!(!file("prod").may_share_field(&file("test")));
 }
@@ -180,11 +183,11 @@ fn file_rollouts_look_into_their_own_directory() {
     world.image("mft").spec.rollout = vec![RolloutSpec::File {
         path: "../gitops".parse().unwrap(),
         values: None,
-        target: DaemonSetContainer {
+        target: ManifestObject::DaemonSet(DaemonSetContainer {
             namespace: "kube-system".parse().unwrap(),
             daemon_set: "mft".parse().unwrap(),
             container: "driver".parse().unwrap(),
-        },
+        }),
     }];
     let decision = |world: &World| world.plan().rollouts.swap_remove(0).decision;
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));
@@ -202,7 +205,7 @@ fn file_rollouts_look_into_their_own_directory() {
     let empty = ManifestFacts { skipped: vec!["a.yaml:1: no".to_owned(); 5], ..ManifestFacts::default() };
     world.manifests.insert(place.clone(), Ok(empty));
     let RolloutDecision::Hold(why) = decision(&world) else { panic!("it is not there") };
-    insta::assert_snapshot!(why, @"there is no such DaemonSet; skipped: a.yaml:1: no, a.yaml:1: no, a.yaml:1: no and 2 more");
+    insta::assert_snapshot!(why, @"there is no such object; skipped: a.yaml:1: no, a.yaml:1: no, a.yaml:1: no and 2 more");
     world.manifests.insert(place, Err("a.yaml:1:2: no".to_owned()));
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));
 }

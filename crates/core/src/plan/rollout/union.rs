@@ -118,7 +118,8 @@ fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> R
     {
         to = Ok(index.pinned(reference));
     }
-    let mut decided = set_image(context, found, container, to?)?;
+    let tag = unions.last().map(|union| &union.reference);
+    let mut decided = set_image(context, found, container, to?, tag)?;
     record_unused(found, live, unused, &mut decided);
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         decided.changes.extend(restarts(context, found, live, container));

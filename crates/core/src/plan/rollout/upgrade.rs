@@ -37,7 +37,12 @@ pub(super) fn planned(
 /// Returns the reason why the nodes of a DaemonSet cannot be upgraded in order. The DaemonSet then gets no other image.
 pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<HoldReason> {
     let spec = context.spec.upgrade()?;
-    let (found, live, _) = original(context, target).ok()?;
+    let (found, live, _) = match original(context, target) {
+        Ok(found) => found,
+        Err(HoldReason::OnlyLive) => return Some(HoldReason::OnlyLive),
+        // The strategy says why.
+        Err(_) => return None,
+    };
     if live.update != UpdateStrategy::OnDelete {
         return Some(HoldReason::NotOnDelete);
     }

@@ -11,7 +11,12 @@ fn original(name: &str, spec: &Value) -> DaemonSetFacts {
     DaemonSetFacts {
         namespace: "kube-system".to_owned(),
         name: name.to_owned(),
-        containers: vec![Container { name: "driver".to_owned(), image: "old:1".to_owned(), fixed: None }],
+        containers: vec![Container {
+            name: "driver".to_owned(),
+            image: "old:1".to_owned(),
+            fixed: None,
+            tagged: false,
+        }],
         placement: Placement::default(),
         owner: None,
         paused: false,

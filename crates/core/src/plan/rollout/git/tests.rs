@@ -1,10 +1,10 @@
 use super::*;
 use crate::{
-    image::{DaemonSetContainer, GitPlace},
+    image::{DaemonSetContainer, GitPlace, ManifestObject, OperatorResource},
     kmod::Verdict,
     plan::{
-        ManifestFacts,
-        fixtures::{K47, K48, World, daemon_set, live_daemon_set, node},
+        ManifestFacts, ResourceFacts,
+        fixtures::{K47, K48, World, daemon_set, live_daemon_set, node, resource},
     },
 };
 
@@ -23,11 +23,11 @@ fn world(message: Option<&str>, proposals: Option<&str>) -> World {
     world.publish(Verdict::Loads);
     world.image("mft").spec.rollout = vec![RolloutSpec::Git {
         place: place(),
-        target: DaemonSetContainer {
+        target: ManifestObject::DaemonSet(DaemonSetContainer {
             namespace: "kube-system".parse().unwrap(),
             daemon_set: "mft".parse().unwrap(),
             container: "driver".parse().unwrap(),
-        },
+        }),
         message: message.map(|text| text.parse().unwrap()),
         proposals: proposals.map(|text| text.parse().unwrap()),
     }];
@@ -148,4 +148,88 @@ fn the_reach_in_the_cluster_counts() {
     // A DaemonSet that is not in the cluster yet has no other reach.
     world.snapshot.daemon_sets.clear();
     assert!(matches!(planned(&world).decision, RolloutDecision::Rewrite { .. }));
+}
+
+/// Returns a world with a NicClusterPolicy in a repository, and the policy there.
+fn policy_world(proposals: Option<&str>) -> World {
+    let mut world = world(None, proposals);
+    world.image("mft").spec.tags =
+        vec!["{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}".to_owned()];
+    world.publish(Verdict::Loads);
+    let rollout = &mut world.image("mft").spec.rollout[0];
+    let RolloutSpec::Git { target, .. } = rollout else { panic!("{rollout:?}") };
+    let named =
+        serde_json::json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "p"});
+    let named: RolloutSpec = serde_json::from_value(named).unwrap();
+    *target = ManifestObject::Resource(named.resource().unwrap().clone());
+    let driver =
+        serde_json::json!({"ofedDriver": {"repository": "nvcr.test/x", "image": "driver", "version": "1"}});
+    let live = resource(OperatorResource::NicClusterPolicy, "p", driver);
+    world.snapshot.daemon_sets.clear();
+    world.snapshot.resources = vec![live.clone()];
+    let found = repository(&mut world);
+    (found.daemon_sets, found.resources) = (Vec::new(), vec![ResourceFacts { version: None, ..live }]);
+    world
+}
+
+#[test]
+fn a_resource_in_a_repository_is_a_target_as_in_the_cluster() {
+    let mut world = policy_world(Some("farrier/"));
+    let rollout = planned(&world);
+    let RolloutDecision::Steps { now } = &rollout.decision else { panic!("{rollout:?}") };
+    insta::assert_snapshot!(now[0], @"set spec.ofedDriver: nvcr.test/x/driver version 1 -> registry.test/drivers/mft version 4.33.0, forcePrecompiled");
+    let [Change::Resource(change)] = &rollout.changes[..] else { panic!("{rollout:?}") };
+    assert!(change.version.is_none() && change.annotations.is_empty(), "version control is the history");
+    assert_eq!(change.expected.as_ref().unwrap()["version"], "1");
+    let spec = world.image("mft").spec.rollout[0].clone();
+    let GitCommit { branch, message } = git_commit(&spec, &rollout, &rollout.changes[0]).unwrap();
+    assert!(branch.starts_with("farrier/NicClusterPolicy-p-"), "{branch}");
+    insta::assert_snapshot!(message.trim_end(), @r"
+    NicClusterPolicy p: mft
+
+    from nvcr.test/x/driver version 1
+    to registry.test/drivers/mft version 4.33.0, forcePrecompiled
+    ");
+    repository(&mut world).proposals.insert(branch);
+    assert!(held(&world).ends_with("waits to be merged"));
+
+    let mut world = policy_world(None);
+    let Change::Resource(change) = planned(&world).changes.remove(0) else { panic!("no resource") };
+    repository(&mut world).resources[0].spec = change.spec.clone().into();
+    assert!(held(&world).ends_with("it has nvcr.test/x/driver version 1"), "{}", held(&world));
+    world.snapshot.resources[0].spec = change.spec.into();
+    assert!(matches!(planned(&world).decision, RolloutDecision::Settled { .. }));
+    world.snapshot.resources.clear();
+    assert!(held(&world).ends_with("it has no such resource"));
+}
+
+#[test]
+fn a_resource_in_a_repository_holds_for_its_manifest() {
+    let mut world = policy_world(None);
+    world.snapshot.resources[0].spec = serde_json::json!({
+        "ofedDriver": {}, "tolerations": [{"operator": "Exists"}],
+    })
+    .into();
+    let mut tainted = node("n1", K48);
+    tainted.taints = vec![crate::plan::Taint {
+        key: "a".to_owned(),
+        effect: "NoSchedule".to_owned(),
+        ..Default::default()
+    }];
+    world.snapshot.nodes.push(tainted);
+    assert!(held(&world).contains("only the cluster's reaches n1"), "{}", held(&world));
+
+    let mut world = policy_world(None);
+    repository(&mut world).resources[0]
+        .fixed
+        .insert("image".to_owned(), "the value has a tag (line 3)".to_owned());
+    assert_eq!(held(&world), "its image cannot be set: the value has a tag (line 3)");
+    let annotation = ("farrier.dev/paused".to_owned(), "true".to_owned());
+    let mut world = policy_world(None);
+    repository(&mut world).resources[0].annotations.extend([annotation]);
+    assert_eq!(planned(&world).decision, RolloutDecision::Hold(HoldReason::Paused));
+    repository(&mut world).resources.clear();
+    assert_eq!(held(&world), "there is no such resource");
+    repository(&mut world).skipped.push("a.yaml:1: no".to_owned());
+    assert_eq!(held(&world), "there is no such object; skipped: a.yaml:1: no");
 }

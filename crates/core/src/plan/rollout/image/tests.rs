@@ -80,7 +80,8 @@ fn recorded(world: &World) -> FieldRecord {
 fn a_rewrite_is_recorded_and_its_success_noted_once() {
     let mut world = world();
     let one = rewrites(&mut world);
-    let FieldRecord { set, replaced, at, state, changed_back, why, earlier } = recorded(&world);
+    let FieldRecord { set, replaced, at, state, changed_back, why, by, earlier } = recorded(&world);
+    assert_eq!(by, "farrier");
     assert_eq!((set, replaced), (one.into(), OLD.into()));
     assert_eq!((at, state, changed_back, why), (world.now, RecordState::Set, 0, None));
     assert_eq!(earlier, []);
@@ -219,7 +220,7 @@ fn what_is_farriers_in_other_containers_stays_named() {
     target.container = "init".parse().unwrap();
     world.definitions.images.insert(name("second"), second);
     world.resolved.images.insert(name("second"), Ok(crate::plan::fixtures::resolved()));
-    let container = Container { name: "init".to_owned(), image: OLD.to_owned(), fixed: None };
+    let container = Container { name: "init".to_owned(), image: OLD.to_owned(), fixed: None, tagged: false };
     world.snapshot.daemon_sets[0].containers.push(container);
     world.publish(Verdict::Loads);
     let change = |world: &World| {
@@ -559,4 +560,75 @@ fn a_ready_node_that_holds_a_rollout_is_named_with_the_time() {
     let why = held(&mut world).0.to_string();
     assert!(why.starts_with("kernel of node n0, ready since 2026-06-01T12:00:00Z, unknown: "), "{why}");
     assert!(why.ends_with("or let ignoreNodes in site.yaml ignore it"), "{why}");
+}
+
+/// Finding: the tag beside a digest was lost, and with it what people read.
+#[test]
+fn a_tag_beside_the_digest_stays_and_is_the_new_images() {
+    let mut world = world();
+    let old = format!("registry.test/old:1@sha256:{:0>64}", 0);
+    world.set_by_another(&old);
+    let planned = world.plan().rollouts.swap_remove(0);
+    let RolloutDecision::Rewrite { to, .. } = &planned.decision else { panic!("{planned:?}") };
+    let (repository, digest) = (to.repository.to_string(), to.version.to_string());
+    reconcile(&mut world);
+    let tag = world
+        .image_of("driver")
+        .strip_prefix(&format!("{repository}:"))
+        .unwrap()
+        .strip_suffix(&digest)
+        .unwrap();
+    assert!(!tag.is_empty(), "{}", world.image_of("driver"));
+    is_quiet(&mut world);
+    // The same image under another tag is right, too.
+    world.set_by_another(&format!("{repository}:stable{digest}"));
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
+    is_quiet(&mut world);
+}
+
+/// Finding: two farriers of one cluster overwrote each other's image in each reconcile.
+#[test]
+fn another_instance_is_named_instead_of_fought() {
+    let mut world = world();
+    rewrites(&mut world);
+    let gpu: crate::plan::Instance = "gpu".parse().unwrap();
+    let mut record = recorded(&world);
+    record.by = gpu.to_string();
+    let annotations = Record([("driver".to_owned(), record)].into()).annotations(&BTreeMap::default());
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations = annotations;
+    // The same value is no conflict.
+    is_quiet(&mut world);
+    wish(&mut world, "2");
+    let (why, wrote) = held(&mut world);
+    assert_eq!((&why, wrote), (&HoldReason::OtherInstance { name: "farrier-gpu".to_owned() }, false));
+    assert!(
+        why.is_failure()
+            && why.to_string().contains("remove the rollout from the definitions of one of them")
+    );
+    // A person takes it over.
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
+    rewrites(&mut world);
+}
+
+/// Finding: `already set`, although no pod runs the image.
+#[test]
+fn pods_that_keep_a_foreign_image_are_named() {
+    let mut world = world();
+    let image = rewrites(&mut world);
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().update = crate::plan::UpdateStrategy::OnDelete;
+    world.run_pod("n0", true);
+    world.run_pod("n1", true);
+    for pod in &mut world.snapshot.pods {
+        pod.images.insert("driver".to_owned(), FOREIGN.to_owned());
+    }
+    world.observed.contents.remove(FOREIGN);
+    let (decision, wrote) = reconcile(&mut world);
+    let RolloutDecision::Settled { how } = &decision else { panic!("{decision:?}") };
+    let name = &world.snapshot.pods[0].name;
+    assert!(how.starts_with(&format!("pod {name} of node n0 and 1 more still runs another image")), "{how}");
+    assert!(!wrote);
+    for pod in &mut world.snapshot.pods {
+        pod.images.insert("driver".to_owned(), image.clone());
+    }
+    assert!(!matches!(reconcile(&mut world).0, RolloutDecision::Settled { .. }));
 }

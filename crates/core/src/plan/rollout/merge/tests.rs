@@ -29,6 +29,7 @@ fn world(releases: &[&str], rollouts: &[(usize, usize, usize)]) -> World {
             name: (*name).to_owned(),
             image: "registry.test/old:1".to_owned(),
             fixed: None,
+            tagged: false,
         };
         found.containers = CONTAINERS.iter().map(container).collect();
         found

@@ -3,7 +3,7 @@ use super::{
     *,
 };
 use crate::{
-    image::{OperatorResource, RolloutSpec},
+    image::OperatorResource,
     kmod::Verdict,
     plan::{
         NodeAffinity, RolloutDecision, UPGRADE,
@@ -123,9 +123,8 @@ fn a_paused_resource_keeps_what_farrier_wrote() {
     let driver = json!({"repository": "nvcr.test/x", "image": "driver", "version": "1"});
     let found = policy(OperatorResource::NicClusterPolicy, "policy", json!({"ofedDriver": driver}));
     world.snapshot.resources = vec![found];
-    let name = "policy".parse().unwrap();
-    world.image("mft").spec.rollout =
-        vec![RolloutSpec::CustomResource { resource: OperatorResource::NicClusterPolicy, name }];
+    let rollout = json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "policy"});
+    world.image("mft").spec.rollout = vec![serde_json::from_value(rollout).unwrap()];
     world.publish(Verdict::Loads);
     let change = |world: &World, paused| {
         let changes = pause(&world.snapshot, "NicClusterPolicy/policy", paused).unwrap();

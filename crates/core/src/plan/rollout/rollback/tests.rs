@@ -17,10 +17,10 @@ fn world() -> World {
     let driver = json!({"repository": "nvcr.test/x", "image": "driver", "version": "1"});
     let policy = resource(OperatorResource::NicClusterPolicy, "policy", json!({"ofedDriver": driver}));
     world.snapshot.resources = vec![policy];
-    let policy = RolloutSpec::CustomResource {
-        resource: OperatorResource::NicClusterPolicy,
-        name: "policy".parse().unwrap(),
-    };
+    let policy: RolloutSpec = serde_json::from_value(
+        json!({"strategy": "custom-resource", "resource": "NicClusterPolicy", "name": "policy"}),
+    )
+    .unwrap();
     world.image("mft").spec.rollout.push(policy);
     world.publish(Verdict::Loads);
     reconcile(&mut world);

@@ -152,6 +152,14 @@ fn pods_that_are_replaced_by_themselves_cannot_be_ordered() {
     assert_eq!((planned.changes, planned.upgrade), (Vec::new(), None));
 }
 
+/// Finding: without a cluster, `upgrade` was ignored and the manifest rewritten.
+#[test]
+fn an_upgrade_needs_a_running_cluster() {
+    let mut world = world(json!({}));
+    world.snapshot.daemon_sets[0].live = None;
+    assert_eq!(planned(&world).decision, RolloutDecision::Hold(HoldReason::OnlyLive));
+}
+
 #[test]
 fn a_node_whose_modules_stay_the_same_is_left_in_peace() {
     let mut world = rewritten(json!({"maxParallel": 3}));

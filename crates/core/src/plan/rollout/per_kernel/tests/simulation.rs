@@ -305,8 +305,12 @@ fn facts(object: &Value) -> DaemonSetFacts {
     };
     let (metadata, pod) = (&object["metadata"], &object["spec"]["template"]["spec"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let container =
-        |found: &Value| Container { name: text(&found["name"]), image: text(&found["image"]), fixed: None };
+    let container = |found: &Value| Container {
+        name: text(&found["name"]),
+        image: text(&found["image"]),
+        fixed: None,
+        tagged: false,
+    };
     DaemonSetFacts {
         namespace: text(&metadata["namespace"]),
         name: text(&metadata["name"]),

@@ -1,0 +1,143 @@
+//! The fields of a `Module` of the Kernel Module Management operator. KMM loads a module with the image of the first kernel
+//! mapping that matches a node's kernel; a mapping without an image has that of the container. KMM replaces variables in
+//! images, so that one value names the images of all kernels.
+//!
+//! Facts: `internal/module/kernelmapper.go`, `internal/utils/replaceStrings.go` and `internal/webhook/module.go`.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::{
+    super::{Context, HoldReason, reached::Kernels},
+    CommonVersion, DesiredField, FIELD, ResourceFacts, common_version, field_path, record_of,
+};
+use crate::{
+    image::{OperatorResource, Output},
+    kernel::{KernelTarget, Pattern},
+};
+
+pub(super) const IMAGE: &str = "containerImage";
+pub(super) const MAPPINGS: &str = "kernelMappings";
+/// Sections with which KMM makes images itself.
+const MAKES_IMAGES: [&str; 2] = ["build", "sign"];
+
+/// Returns the images for these kernels. `version`, without which KMM has no ordered upgrades, changes with them.
+pub(super) fn wish<'a>(
+    context: &Context<'a>,
+    found: &ResourceFacts,
+    container: &Map<String, Value>,
+    kernels: &Kernels<'_>,
+) -> Result<DesiredField<'a>, HoldReason> {
+    let image = context.inputs.definitions().images.get(context.image);
+    let mut mappings: Vec<Value> =
+        container.get(MAPPINGS).and_then(Value::as_array).cloned().unwrap_or_default();
+    is_loadable(container, &mappings, image.is_none_or(|image| image.spec.output == Output::Payload))?;
+    let mut groups: BTreeMap<Option<usize>, Kernels<'_>> = BTreeMap::new();
+    for (kernel, nodes) in kernels {
+        let Some(index) = mapping_of(&mappings, kernel)? else { continue };
+        let own = Some(index).filter(|index| mappings[*index].get(IMAGE).is_some());
+        groups.entry(own).or_default().insert(kernel, nodes.clone());
+    }
+    if groups.is_empty() {
+        let kernels: Vec<String> = kernels.keys().map(|kernel| kernel.release.to_string()).collect();
+        let detail = format!("no entry of {MAPPINGS} matches {}", kernels.join(", "));
+        return Err(HoldReason::DriverOff { detail });
+    }
+    let mut fields = Map::new();
+    // An apply removes fields that it does not name, so what was written before is named, too.
+    let record = record_of(found)?;
+    let written =
+        record.0.get(FIELD).and_then(|record| record.set.as_object()).into_iter().flat_map(Map::keys);
+    for (key, value) in written.filter_map(|key| container.get_key_value(key)) {
+        fields.insert(key.clone(), value.clone());
+    }
+    let (mut versions, mut proof, mut count, mut changes) = (Vec::new(), Vec::new(), 0, false);
+    for (index, kernels) in &groups {
+        let current = index.map_or(container.get(IMAGE), |index| mappings[index].get(IMAGE));
+        let current = current.and_then(Value::as_str);
+        let common = match common_version(context, OperatorResource::Module, kernels, current)? {
+            Ok(common) => common,
+            Err(on) => return Ok(DesiredField::Pending(on)),
+        };
+        let CommonVersion { version, reference, proof: images } = common;
+        let image = format!("{}:{version}", reference.repository);
+        changes |= current != Some(&image);
+        match index {
+            Some(index) => mappings[*index][IMAGE] = image.into(),
+            None => drop(fields.insert(IMAGE.to_owned(), image.into())),
+        }
+        count += kernels.len();
+        versions.push(version);
+        proof.extend(images);
+    }
+    if groups.keys().any(Option::is_some) {
+        fields.insert(MAPPINGS.to_owned(), mappings.into());
+    }
+    if let Some(version) = container.get("version").filter(|version| *version != "") {
+        let mut cells =
+            kernels.keys().filter_map(|kernel| context.cells.get(context.image, kernel)?.outcome.cell());
+        let next = cells.next().filter(|_| changes).map(|cell| Value::from(cell.version.clone()));
+        fields.insert("version".to_owned(), next.unwrap_or_else(|| version.clone()));
+    }
+    let version = format!("tag {}", versions.join(", "));
+    Ok(DesiredField::Fields { fields: fields.into(), version, kernels: count, proof })
+}
+
+/// Checks that KMM makes no images itself, and looks for modules where farrier's images have them.
+fn is_loadable(
+    container: &Map<String, Value>,
+    mappings: &[Value],
+    is_payload: bool,
+) -> Result<(), HoldReason> {
+    let path = field_path(OperatorResource::Module);
+    let fixed = |detail: String| Err(HoldReason::Fixed { detail });
+    let own = MAKES_IMAGES.into_iter().find(|key| {
+        container
+            .get(*key)
+            .into_iter()
+            .chain(mappings.iter().filter_map(|found| found.get(key)))
+            .any(Value::is_object)
+    });
+    if let Some(key) = own {
+        return fixed(format!(
+            "KMM would make the image itself; remove `{key}` from {path} and its {MAPPINGS}"
+        ));
+    }
+    let directory =
+        container.get("modprobe").and_then(|modprobe| modprobe["dirName"].as_str()).unwrap_or("/opt");
+    if is_payload && !directory.trim_end_matches('/').is_empty() {
+        return fixed(format!(
+            "{path}.modprobe.dirName is {directory:?}, and farrier's images have their modules below \"/\"; set it to /"
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the index of the first mapping for a kernel.
+fn mapping_of(mappings: &[Value], kernel: &KernelTarget) -> Result<Option<usize>, HoldReason> {
+    let release = kernel.release.as_str();
+    let release = release.strip_suffix('+').unwrap_or(release);
+    for (index, mapping) in mappings.iter().enumerate() {
+        if mapping["literal"] == release {
+            return Ok(Some(index));
+        }
+        let Some(expression) = mapping["regexp"].as_str().filter(|text| !text.is_empty()) else { continue };
+        let pattern = Pattern::try_from(expression.to_owned()).map_err(|_| HoldReason::Fixed {
+            detail: format!("{MAPPINGS}[{index}].regexp is not understood: {expression:?}"),
+        })?;
+        if pattern.is_found_in(release) {
+            return Ok(Some(index));
+        }
+    }
+    Ok(None)
+}
+
+/// Formats the images, and the version.
+pub(super) fn text_of(value: &Value) -> String {
+    let mappings = value[MAPPINGS].as_array().into_iter().flatten().map(|mapping| &mapping[IMAGE]);
+    let images = std::iter::once(&value[IMAGE]).chain(mappings).filter_map(Value::as_str);
+    let images = images.collect::<Vec<_>>().join(", ");
+    let images = if images.is_empty() { "(none)".to_owned() } else { images };
+    value["version"].as_str().map_or(images.clone(), |version| format!("{images} version {version}"))
+}
