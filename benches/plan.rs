@@ -234,6 +234,7 @@ fn daemon_set(number: usize) -> DaemonSetFacts {
             name: "driver".to_owned(),
             image: "registry.test/old:1".to_owned(),
             fixed: None,
+            tagged: false,
         }],
         placement: Placement { node_selector: selector.clone().into(), ..Placement::default() },
         owner: None,

@@ -107,9 +107,9 @@ fn a_newcomer_with_a_module_gets_to_the_first_image() {
     fs::write(&place, &module).unwrap();
     let held = newcomer(&site, &printed(&init, "run")).exits(1);
     held.line("KMM would make the image itself; remove `build`");
-    let build = module.lines().find(|line| line.contains("build:")).unwrap();
+    let made_by_kmm = module.lines().find(|line| line.contains("build:")).unwrap();
     let ready = module
-        .replace(&format!("{build}\n"), "")
+        .replace(&format!("{made_by_kmm}\n"), "")
         .replace("moduleName: acme}", "moduleName: acme, dirName: /}");
     fs::write(&place, ready.replace(&site.location, "old.example")).unwrap();
     newcomer(&site, &printed(&init, "run")).exits(0);

@@ -186,6 +186,9 @@ impl Directory {
         };
         let wanted = change.kind.driver_path().iter().fold(&change.spec, |value, key| &value[*key]);
         let found = manifest::json(section, true);
+        if wanted.as_object().is_some_and(|fields| fields.iter().all(|(key, value)| found[key] == *value)) {
+            return Ok(());
+        }
         let expected = change.expected.iter().filter_map(serde_json::Value::as_object).flatten();
         if let Some((key, expected)) = expected.into_iter().find(|(key, expected)| found[*key] != **expected)
         {

@@ -94,6 +94,19 @@ fn the_documented_forms_load() {
     assert!(definitions.families.len() > 1, "the shipped families follow");
 }
 
+/// Finding: `farrier lint` accepted an image whose container could only print its usage.
+#[test]
+fn an_unknown_argument_of_the_entrypoint_is_a_mistake() {
+    let with = |entrypoint: &str| replaced(IMAGE, &[("entrypoint: [sleep, infinity]", entrypoint)]);
+    for good in ["entrypoint: [driver-entrypoint, generic, a]", "entrypoint: [nvidia-driver, init]"] {
+        load_files(&[("images/m.yaml", &with(good))]).unwrap();
+    }
+    let told = |entrypoint: &str| mistakes(&[("images/m.yaml", &with(entrypoint))]);
+    let misspelled = told("entrypoint: [/usr/bin/driver-entrypoint, genric]");
+    assert!(misspelled.contains(r#"driver-entrypoint has no argument "genric"; did you mean "generic"?"#), "{misspelled}");
+    assert!(told("entrypoint: [driver-entrypoint]").contains("known: mofed, nvidia-driver,"));
+}
+
 #[test]
 fn the_installer_of_a_base_is_one_of_the_sources() {
     let base = "base: {bootstrap: {suite: bookworm, include: [kmod]}}";

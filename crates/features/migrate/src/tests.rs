@@ -191,7 +191,7 @@ fn the_operators_resources() {
     let definitions = load(&gpu).unwrap();
     let rollout = |name: &str| format!("{:?}", definitions.images[name].spec.rollout);
     assert!(
-        rollout("nvidia-peermem").contains("ClusterPolicy, name: \"cluster-policy\""),
+        rollout("nvidia-peermem").contains("ClusterPolicy, namespace: None, name: \"cluster-policy\""),
         "{}",
         rollout("nvidia-peermem")
     );

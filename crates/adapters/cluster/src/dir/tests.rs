@@ -372,7 +372,12 @@ async fn an_operators_resource_is_edited_in_place() {
         .replace("nvcr.test/x", "reg.test/d")
         .replace("25.10", "\"570\"");
     assert_eq!(after, edited);
-    let conflict = directory.apply(&change).await.unwrap_err();
+    // A commit on top of another one that has the change is no conflict.
+    directory.apply(&change).await.unwrap();
+    let wanted = json!({"ofedDriver": {"version": "580"}});
+    let stale =
+        resource_change(OperatorResource::NicClusterPolicy, "policy", wanted, json!({"version": "25.10"}));
+    let conflict = directory.apply(&stale).await.unwrap_err();
     assert!(conflict.is_conflict() && conflict.to_string().contains("version: \"570\""), "{conflict}");
 
     let mut container = resources[0].spec["moduleLoader"]["container"].clone();

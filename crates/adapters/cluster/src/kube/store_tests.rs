@@ -295,7 +295,7 @@ fn a_rollback_keeps_daemon_sets_with_a_record() {
         (names.join(" "), first.len(), second.len())
     };
     let named = [("s".to_owned(), "named".to_owned())];
-    assert_eq!(kept(SnapshotScope::for_rollback(named)), ("copy named original set".to_owned(), 5, 1));
+    assert_eq!(kept(SnapshotScope::for_rollback(named)), ("copy named original set".to_owned(), 6, 1));
     // The reconcile loop keeps only objects that rollouts name, and watches their pods.
     assert_eq!(kept(scope(&["named"])), ("copy named".to_owned(), 2, 3));
 }
