@@ -16,7 +16,7 @@ use farrier_core::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
         ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, NodeFacts, OS_ID_LABEL,
         OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Placement, Plan, PlanInputs, PodCount, Published,
-        PublishedInputs, Resolved, ResolvedImage, RolloutDecision, Taint, UpdateStrategy,
+        Resolved, ResolvedImage, RolloutDecision, Taint, UpdateStrategy,
     },
 };
 use kmod::Verdict;
@@ -44,7 +44,6 @@ fn main() {
             verdict: Some(Verdict::Loads),
             kernel_release: Some(cell.target.release.to_string()),
             platforms: BTreeMap::new(),
-            inputs: PublishedInputs::default(),
         };
         observed.published.insert(cell.reference.clone(), published);
     }

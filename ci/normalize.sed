@@ -11,6 +11,7 @@ s/127\.0\.0\.1:[0-9]+/127.0.0.1:PORT/g
 # Debian 12's newest kernels, and the version of a package of sid.
 s/6\.1\.0-[0-9]+-amd64/KERNEL/g
 s/mstflint:[0-9][^-]*-KERNEL/mstflint:VERSION-KERNEL/g
+s/(nvidia-[a-z]+:)[0-9.]+-/\1VERSION-/g
 # Sizes, times and paths of logs.
 s/[0-9]+ bytes/N bytes/g
 s/[0-9]{4}(-[0-9]{2}){2}T[0-9:]+Z/TIME/g

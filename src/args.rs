@@ -10,7 +10,7 @@ use farrier_core::{
 };
 use farrier_engines::EngineChoice;
 
-use super::env_vars as vars;
+use super::{CliError, Result, env_vars as vars, session::kube_options};
 
 /// Heading of the options of every command.
 pub const GLOBAL_OPTIONS: &str = "Global options";
@@ -62,6 +62,15 @@ pub struct Global {
     /// Log more (-v: debug, -vv: trace)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
+    /// Log messages of this level and above; takes precedence over --verbose and FARRIER_LOG
+    #[arg(long, global = true, value_enum, value_name = "LEVEL", conflicts_with = "verbose")]
+    pub log_level: Option<LogLevel>,
+    /// Context of the kubeconfig; without --cluster, selects this live cluster
+    #[arg(long, global = true, value_name = "NAME")]
+    pub context: Option<String>,
+    /// The kubeconfig [default: the file in KUBECONFIG, else ~/.kube/config, else the pod's service account]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// Cluster that holds the Secrets named by site.yaml, taken from the command's --cluster.
     #[arg(skip)]
     pub kube: KubeOptions,
@@ -75,6 +84,13 @@ impl Global {
     pub fn instance(&self) -> Instance {
         self.instance.clone().unwrap_or_default()
     }
+
+    /// Returns the options of the live cluster that `--cluster` names, if it names one.
+    pub fn kube_options(&self, cluster: &str) -> Option<KubeOptions> {
+        let options = kube_options(cluster)?;
+        let (context, kubeconfig) = (self.context.clone().or(options.context), self.kubeconfig.clone());
+        Some(KubeOptions { context, kubeconfig, ..options })
+    }
 }
 
 /// Output format.
@@ -86,6 +102,25 @@ pub enum OutputForm {
     Wide,
     /// For programs
     Json,
+    /// Like json, as YAML
+    Yaml,
+    /// One name per line: the reference of an image, else the name of an object, a kernel or a file
+    Name,
+}
+
+/// Log level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Errors.
+    Error,
+    /// Warnings.
+    Warn,
+    /// Progress; the default.
+    Info,
+    /// As with --verbose.
+    Debug,
+    /// As with --verbose twice.
+    Trace,
 }
 
 /// Log format.
@@ -141,6 +176,53 @@ pub struct TargetArgs {
     pub kernel: String,
     #[command(flatten)]
     pub platform: PlatformArgs,
+}
+
+/// Kernel release beside an image on the command line.
+#[derive(Debug, Args)]
+pub struct KernelArg {
+    /// Kernel release, exactly as `uname -r` prints it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Option<String>,
+    /// The release without `--kernel`, as kubectl's commands take names.
+    #[arg(value_name = "KERNEL", hide = true, conflicts_with = "kernel")]
+    pub release: Option<String>,
+}
+
+impl KernelArg {
+    /// Returns the release, if one is given.
+    pub fn get(&self) -> Option<&str> {
+        self.kernel.as_deref().or(self.release.as_deref())
+    }
+
+    /// Returns the release.
+    pub fn required(&self) -> Result<&str> {
+        self.get().ok_or_else(|| CliError::usage("no kernel: pass --kernel with its release"))
+    }
+}
+
+/// Option for the namespace of objects.
+#[derive(Debug, Args)]
+pub struct NamespaceArg {
+    /// Namespace of the objects; without an object, selects those of this namespace
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+}
+
+impl NamespaceArg {
+    /// Returns an object's full name: `namespace/name`.
+    pub fn qualified(&self, object: &str) -> String {
+        match &self.namespace {
+            Some(namespace) if !object.contains('/') => format!("{namespace}/{object}"),
+            _ => object.to_owned(),
+        }
+    }
+
+    /// Whether the namespace selects an object.
+    pub fn selects(&self, object: &str) -> bool {
+        let namespace = object.split_once('/').map(|(namespace, _)| namespace);
+        self.namespace.is_none() || self.namespace.as_deref() == namespace
+    }
 }
 
 /// Platform of a kernel on the command line.

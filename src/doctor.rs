@@ -326,7 +326,7 @@ impl Visit {
                 "inputs",
                 format!("{}{more}: {why}", first.subject()),
                 &format!(
-                    "run farrier why {} {} to see which nodes call for it",
+                    "run farrier why {} --kernel {} to see which nodes call for it",
                     first.image, first.target.release
                 ),
             );

@@ -7,7 +7,9 @@ use farrier_builder::{LogReader, logs_for};
 use oci::error_chain;
 
 use super::{
-    CliError, Exit, Result, output,
+    CliError, Exit, Result,
+    args::KernelArg,
+    output,
     session::Session,
     settings::{open_cache, parse},
 };
@@ -19,8 +21,8 @@ const INTERVAL: Duration = Duration::from_millis(200);
 pub struct LogsArgs {
     /// Name of the driver image
     pub image: String,
-    /// Kernel release, exactly as `uname -r` prints it
-    pub kernel: String,
+    #[command(flatten)]
+    pub kernel: KernelArg,
     /// Platform, if builds for several platforms have this release: debian-12-arm64
     #[arg(long)]
     pub platform: Option<String>,
@@ -32,8 +34,9 @@ pub struct LogsArgs {
 /// Prints the log; with `--follow`, until the build ends.
 pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     let LogsArgs { image, kernel, platform, follow } = args;
+    let kernel = kernel.required()?;
     let cache = open_cache(&session.global)?;
-    let mut logs = logs_for(&cache, &parse("image", &image)?, &parse("kernel", &kernel)?)?;
+    let mut logs = logs_for(&cache, &parse("image", &image)?, &parse("--kernel", kernel)?)?;
     if let Some(wanted) = &platform {
         let there: BTreeSet<String> = logs.iter().map(|log| log.platform.clone()).collect();
         logs.retain(|log| log.platform == *wanted);

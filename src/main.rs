@@ -58,7 +58,7 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::{ArgMatches, FromArgMatches as _};
 
-use args::{Global, LogForm};
+use args::{Global, LogForm, LogLevel};
 use command::{Cli, Command};
 use error::{CliError, Exit, Result};
 use session::Session;
@@ -78,7 +78,8 @@ fn main() -> ExitCode {
     };
     let parsed = command.try_get_matches().and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
-        cli.global.kube = cluster(&matches).and_then(session::kube_options).unwrap_or_default();
+        let cluster = cluster(&matches).and_then(|cluster| cli.global.kube_options(cluster));
+        cli.global.kube = cluster.unwrap_or_default();
         Ok(cli)
     });
     let cli = match parsed {
@@ -222,14 +223,16 @@ async fn until_stopped(
 }
 
 fn start_logs(global: &Global) {
-    let default = match global.verbose {
+    let filter = match (global.log_level, global.verbose) {
+        (Some(LogLevel::Error), _) => "error,kube_client=off",
+        (Some(LogLevel::Warn), _) => "warn,kube_client=off",
         // kube's client logs every failed request as an error; farrier reports failures itself.
-        0 => "warn,kube_client=off,farrier=info",
-        1 => "info,farrier=debug",
-        _ => "debug,farrier=trace",
+        (Some(LogLevel::Info), _) | (None, 0) => "warn,kube_client=off,farrier=info",
+        (Some(LogLevel::Debug), _) | (None, 1) => "info,farrier=debug",
+        (Some(LogLevel::Trace) | None, _) => "debug,farrier=trace",
     };
-    let filter =
-        tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).unwrap_or_else(|_| default.into());
+    let of_environment = tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).ok();
+    let filter = of_environment.filter(|_| global.log_level.is_none()).unwrap_or_else(|| filter.into());
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output::LogWriter::stderr);
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     match global.log_format {

@@ -42,7 +42,12 @@ pub fn is_called() -> bool {
 pub fn command() -> Command {
     let command = Cli::command().args(config::options());
     if !is_called() {
-        return command;
+        let selects = |word: OsString| {
+            let text = word.to_string_lossy();
+            ["--context", "--kubeconfig"].iter().any(|option| text.split('=').next() == Some(option))
+        };
+        let of_live = env::args_os().take_while(|word| word != "--").any(selects);
+        return if of_live { command.mut_subcommands(of_live_cluster) } else { command };
     }
     let command = command.bin_name("kubectl farrier").display_name("kubectl farrier");
     command.mut_subcommands(of_live_cluster)
@@ -67,6 +72,8 @@ pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
     let mut words: Vec<OsString> = env::args_os().collect();
     let cluster = take(&mut words, "--cluster").or_else(|| env::var(vars::FARRIER_CLUSTER).ok());
     let namespace = take(&mut words, "--namespace").or_else(|| take(&mut words, "-n"));
+    let context = take(&mut words, "--context");
+    let kubeconfig = take(&mut words, "--kubeconfig");
     let instance = take(&mut words, "--instance").or_else(|| env::var(vars::FARRIER_INSTANCE).ok());
     let is_for_cluster = match command.clone().try_get_matches_from(&words) {
         // A log is in the cache of the farrier that ran the build.
@@ -77,7 +84,9 @@ pub fn become_kubectl(command: &Command) -> Result<(), CliError> {
     let Some(options) = options else { return Ok(()) };
     let kubectl = || {
         let mut kubectl = process::Command::new("kubectl");
-        kubectl.args(options.context.iter().flat_map(|context| ["--context", context]));
+        let context = context.as_ref().or(options.context.as_ref());
+        kubectl.args(context.iter().flat_map(|context| ["--context", context]));
+        kubectl.args(kubeconfig.iter().flat_map(|file| ["--kubeconfig", file]));
         kubectl.args(["--namespace", namespace.as_deref().unwrap_or("farrier")]);
         kubectl
     };

@@ -9,14 +9,14 @@ use farrier_core::{
     plan::{Outcome, PlannedCell},
 };
 
-use super::{CliError, Exit, output, plan::PlanArgs, session::Session, settings::parse};
+use super::{CliError, Exit, args::KernelArg, output, plan::PlanArgs, session::Session, settings::parse};
 
 #[derive(Debug, Args)]
 pub struct RetryArgs {
     /// Name of the driver image
     pub image: String,
-    /// Kernel release, exactly as `uname -r` prints it
-    pub kernel: String,
+    #[command(flatten)]
+    pub kernel: KernelArg,
     #[command(flatten)]
     pub plan: PlanArgs,
 }
@@ -25,7 +25,8 @@ pub struct RetryArgs {
 /// reconcile. Transient failures are retried without this command.
 pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError> {
     let RetryArgs { image, kernel, plan } = args;
-    let (image, release): (ImageName, KernelRelease) = (parse("image", &image)?, parse("kernel", &kernel)?);
+    let (image, release): (ImageName, KernelRelease) =
+        (parse("image", &image)?, parse("--kernel", kernel.required()?)?);
     let (parts, cluster) = session.of_cluster(&plan).await?;
     let Planned { plan, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
     let is_failed = |planned: &&PlannedCell| {
@@ -37,7 +38,7 @@ pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError>
         let message = format!("no build of {image} for {release} has failed");
         return Err(CliError::absent(
             message,
-            format!("run `farrier why {image} {release}` to see its state"),
+            format!("run `farrier why {image} --kernel {release}` to see its state"),
         ));
     }
     for cell in failed.iter().filter_map(|planned| planned.outcome.cell()) {

@@ -8,7 +8,9 @@ use farrier_controller::rollback::{RollbackResult, roll_back};
 use farrier_core::plan::{self, ObservedKind, SnapshotScope, WriteNamespaces};
 
 use super::{
-    CliError, Exit, Result, env_vars as vars,
+    CliError, Exit, Result,
+    args::NamespaceArg,
+    env_vars as vars,
     output::{self, rollback::Looked},
     session::Session,
 };
@@ -19,6 +21,8 @@ pub struct RollbackArgs {
     /// everything that carries a record of what farrier has set]
     #[arg(value_name = "OBJECT")]
     pub objects: Vec<String>,
+    #[command(flatten)]
+    pub namespace: NamespaceArg,
     /// Live cluster: kube or kube:CONTEXT
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
     pub cluster: String,
@@ -50,7 +54,8 @@ pub(super) async fn connect(
 
 /// Rolls back the selected objects, or everything.
 pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
-    let (cluster, mut scope) = connect(session, &args.cluster, &args.objects).await?;
+    let objects: Vec<String> = args.objects.iter().map(|object| args.namespace.qualified(object)).collect();
+    let (cluster, mut scope) = connect(session, &args.cluster, &objects).await?;
     let snapshot = cluster.snapshot().await?;
     let unseen = snapshot
         .unseen
@@ -66,11 +71,21 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit> {
         scope.daemon_sets.extend(originals.iter().cloned());
         cluster.set_snapshot_scope(&scope);
     }
-    let rolled = roll_back(cluster.as_ref(), &args.objects, args.dry_run).await?;
-    let looked = Looked { place: cluster.describe(), objects: &args.objects, unseen: !unseen.is_empty() };
+    let mut chosen = objects.clone();
+    let by_namespace = args.namespace.namespace.is_some() && objects.is_empty();
+    if by_namespace {
+        let all = roll_back(cluster.as_ref(), &[], true).await?.into_iter().map(|rolled| rolled.step.object);
+        chosen = all.filter(|object| args.namespace.selects(object)).collect();
+    }
+    let rolled = match chosen.as_slice() {
+        // An empty list would select everything.
+        [] if by_namespace => Vec::new(),
+        chosen => roll_back(cluster.as_ref(), chosen, args.dry_run).await?,
+    };
+    let looked = Looked { place: cluster.describe(), objects: &objects, unseen: !unseen.is_empty() };
     session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run, &looked))?;
     let failed = |rolled: &RollbackResult| rolled.failed.is_some() || rolled.step.error.is_some();
     // Objects requested by name were found. If everything was requested, unseen objects may be missing.
-    let missed = looked.unseen && args.objects.is_empty();
+    let missed = looked.unseen && objects.is_empty();
     Ok(if missed || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
 }

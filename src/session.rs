@@ -88,11 +88,16 @@ impl Session {
         writable: WriteNamespaces,
         scope: SnapshotScope,
     ) -> Result<Connection> {
-        if let Some(options) = kube_options(cluster) {
+        if let Some(options) = self.global.kube_options(cluster) {
             let pod = env_vars::in_pod().then(env_vars::host_name);
             let options = KubeOptions { instance: self.global.instance(), writable, pod, ..options };
             let kube = KubeCluster::connect(options, scope, self.stop.cancel.clone()).await?;
             return Ok(Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube) });
+        }
+        if self.global.context.is_some() || self.global.kubeconfig.is_some() {
+            return Err(CliError::usage(format!(
+                "--cluster {cluster} is no live cluster: it takes neither --context nor --kubeconfig"
+            )));
         }
         let path = cluster.strip_prefix("dir:").filter(|path| !path.is_empty()).ok_or_else(|| {
             let meant = if Path::new(cluster).is_dir() {

@@ -9,7 +9,9 @@ use farrier_core::plan::{self, Change, PlannedUpgrade};
 use serde::Serialize;
 
 use super::{
-    CliError, Exit, Result, env_vars as vars, output,
+    CliError, Exit, Result,
+    args::NamespaceArg,
+    env_vars as vars, output,
     plan::PlanArgs,
     rollback::{self, RollbackArgs, connect},
     session::Session,
@@ -36,6 +38,8 @@ pub struct UpgradePlanArgs {
     #[arg(value_name = "OBJECT")]
     pub object: Option<String>,
     #[command(flatten)]
+    pub namespace: NamespaceArg,
+    #[command(flatten)]
     pub plan: PlanArgs,
 }
 
@@ -44,6 +48,8 @@ pub struct UpgradeArgs {
     /// namespace/name of the DaemonSet
     #[arg(value_name = "OBJECT")]
     pub object: String,
+    #[command(flatten)]
+    pub namespace: NamespaceArg,
     /// Live cluster: kube or kube:CONTEXT
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
     pub cluster: String,
@@ -54,9 +60,17 @@ pub struct UpgradeHistoryArgs {
     /// namespace/name of a DaemonSet [default: all that carry farrier's record]
     #[arg(value_name = "OBJECT")]
     pub object: Option<String>,
+    #[command(flatten)]
+    pub namespace: NamespaceArg,
     /// Live cluster: kube or kube:CONTEXT
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
     pub cluster: String,
+}
+
+impl UpgradeArgs {
+    fn qualified(self) -> Self {
+        Self { object: self.namespace.qualified(&self.object), ..self }
+    }
 }
 
 /// Result of pausing or resuming an upgrade.
@@ -73,12 +87,13 @@ pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit>
     match command {
         UpgradeCommand::Plan(args) => plan(session, args).await,
         UpgradeCommand::History(args) => history(session, args).await,
-        UpgradeCommand::Pause(args) => tell(session, &args, true).await,
-        UpgradeCommand::Resume(args) => tell(session, &args, false).await,
+        UpgradeCommand::Pause(args) => tell(session, &args.qualified(), true).await,
+        UpgradeCommand::Resume(args) => tell(session, &args.qualified(), false).await,
         UpgradeCommand::Abort(args) => {
-            let UpgradeArgs { object, cluster } = &args;
-            let taken =
-                RollbackArgs { objects: vec![object.clone()], cluster: cluster.clone(), dry_run: false };
+            let args = args.qualified();
+            let (objects, cluster) = (vec![args.object.clone()], args.cluster.clone());
+            let namespace = NamespaceArg { namespace: None };
+            let taken = RollbackArgs { objects, namespace, cluster, dry_run: false };
             // Restore the image before resuming. Otherwise a running loop would start nodes with the new
             // image.
             let taken = rollback::rollback(session, taken).await?;
@@ -93,23 +108,28 @@ pub async fn upgrade(session: &Session, command: UpgradeCommand) -> Result<Exit>
 }
 
 async fn plan(session: &Session, args: UpgradePlanArgs) -> Result<Exit> {
-    let UpgradePlanArgs { object, plan } = args;
+    let UpgradePlanArgs { object, namespace, plan } = args;
+    let object = object.map(|object| namespace.qualified(&object));
     let (parts, cluster) = session.of_cluster(&plan).await?;
     let Planned { plan, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
     let upgrades = plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
-    let upgrades: Vec<&PlannedUpgrade> =
-        upgrades.filter(|upgrade| object.as_ref().is_none_or(|object| upgrade.rollout == *object)).collect();
+    let upgrades: Vec<&PlannedUpgrade> = upgrades
+        .filter(|upgrade| object.as_ref().is_none_or(|object| upgrade.rollout == *object))
+        .filter(|upgrade| object.is_some() || namespace.selects(&upgrade.rollout))
+        .collect();
     session.show(upgrades.as_slice(), output::upgrades)?;
     Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
 async fn history(session: &Session, args: UpgradeHistoryArgs) -> Result<Exit> {
-    let UpgradeHistoryArgs { object, cluster } = args;
+    let UpgradeHistoryArgs { object, namespace, cluster } = args;
+    let object = object.map(|object| namespace.qualified(&object));
     let (cluster, _) = connect(session, &cluster, object.as_slice()).await?;
-    let past = plan::past_upgrades(&cluster.snapshot().await?, object.as_deref()).map_err(|why| {
+    let mut past = plan::past_upgrades(&cluster.snapshot().await?, object.as_deref()).map_err(|why| {
         let object = object.as_deref().unwrap_or("a DaemonSet");
         CliError::usage(format!("{object} in {}: {why}", cluster.describe()))
     })?;
+    past.retain(|past| object.is_some() || namespace.selects(&past.object));
     session.show(past.as_slice(), output::past_upgrades)?;
     Ok(Exit::Done)
 }
@@ -126,13 +146,13 @@ async fn tell(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<Exi
     Ok(Exit::Done)
 }
 
-async fn is_paused(session: &Session, UpgradeArgs { object, cluster }: &UpgradeArgs) -> Result<bool> {
+async fn is_paused(session: &Session, UpgradeArgs { object, cluster, .. }: &UpgradeArgs) -> Result<bool> {
     let (cluster, _) = connect(session, cluster, std::slice::from_ref(object)).await?;
     Ok(plan::paused(&cluster.snapshot().await?).get(object).copied().unwrap_or_default())
 }
 
 async fn set_paused(session: &Session, args: &UpgradeArgs, paused: bool) -> Result<PauseOutcome> {
-    let UpgradeArgs { object, cluster } = args;
+    let UpgradeArgs { object, cluster, .. } = args;
     let (cluster, _) = connect(session, cluster, std::slice::from_ref(object)).await?;
     let mut tries = 1;
     loop {

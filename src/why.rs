@@ -9,14 +9,16 @@ use farrier_core::{
     plan::{Explain, Explanation, ExplanationStep},
 };
 
-use super::{CliError, Exit, Result, output, plan::PlanArgs, session::Session, settings::parse};
+use super::{
+    CliError, Exit, Result, args::KernelArg, output, plan::PlanArgs, session::Session, settings::parse,
+};
 
 #[derive(Debug, Args)]
 pub struct WhyArgs {
     /// node/NAME, or name of a driver image
     pub subject: String,
-    /// With an image: kernel release, exactly as `uname -r` prints it
-    pub kernel: Option<String>,
+    #[command(flatten)]
+    pub kernel: KernelArg,
     #[command(flatten)]
     pub plan: PlanArgs,
 }
@@ -31,7 +33,7 @@ enum Subject<'a> {
 pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let WhyArgs { subject, kernel, plan } = args;
     let (parts, cluster) = session.of_cluster(&plan).await?;
-    let subject = Subject::of(&subject, kernel.as_deref(), &parts.definitions)?;
+    let subject = Subject::of(&subject, kernel.get(), &parts.definitions)?;
     let Planned { plan, snapshot, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
     let explain = Explain { snapshot: &snapshot, definitions: &parts.definitions, plan: &plan };
     let explanations = match subject {
@@ -57,13 +59,13 @@ impl<'a> Subject<'a> {
             }
             (None, None) => Err(CliError::hinted(
                 format!("{subject:?} is not node/NAME, and an image requires a kernel"),
-                "run farrier why node/NAME, or farrier why IMAGE KERNEL",
+                "run farrier why node/NAME, or farrier why IMAGE --kernel RELEASE",
             )),
             (None, Some(kernel)) => {
                 let name: ImageName = parse("image", subject)?;
                 let image = definitions.images.get(&name);
                 let image = image.ok_or_else(|| TargetError::no_image(&name, definitions.images.keys()))?;
-                Ok(Self::Image(image, parse("kernel", kernel)?))
+                Ok(Self::Image(image, parse("--kernel", kernel)?))
             }
         }
     }

@@ -20,6 +20,7 @@ use std::io::{self, IsTerminal, Stderr, Write};
 
 use comfy_table::{Cell, ContentArrangement, Row, Table, presets::NOTHING};
 use serde::Serialize;
+use serde_json::Value;
 
 #[cfg(feature = "bundle")]
 pub use bundle_bar::Bar;
@@ -45,7 +46,30 @@ pub fn show<T: Serialize + ?Sized>(
     ready(&match form {
         OutputForm::Table | OutputForm::Wide => look::painted(printable_lines(&text(value))),
         OutputForm::Json => printable_json(&serde_json::to_string_pretty(value).map_err(io::Error::from)?),
+        OutputForm::Yaml => printable_lines(&serde_saphyr::to_string(&value).map_err(io::Error::other)?),
+        OutputForm::Name => {
+            let lines = names(&serde_json::to_value(value).map_err(io::Error::from)?);
+            if lines.is_empty() {
+                return Ok(());
+            }
+            printable_lines(&lines.join("\n"))
+        }
     })
+}
+
+/// Fields that name an object of a result, the most specific first.
+const NAMES: [&str; 10] =
+    ["pinned", "reference", "object", "node", "name", "image", "release", "kernel", "path", "file"];
+
+/// Returns the names of the outermost objects that have one.
+fn names(value: &Value) -> Vec<String> {
+    let named = NAMES.iter().find_map(|field| value.get(field)?.as_str());
+    match (value, named) {
+        (_, Some(name)) => vec![name.to_owned()],
+        (Value::Array(items), None) => items.iter().flat_map(names).collect(),
+        (Value::Object(fields), None) => fields.values().flat_map(names).collect(),
+        (_, None) => Vec::new(),
+    }
 }
 
 /// Writes text to standard output, with a newline at its end.

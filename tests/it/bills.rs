@@ -10,7 +10,7 @@ use farrier_core::{
     facts::media_type,
     image::{Digest, DriverImage, SourceOrigin, Version},
     kernel::{Architecture, KernelTarget},
-    plan::BUILD_FORMAT,
+    plan::{BUILD_FORMAT, NamedInputs},
     provenance::{Confinement, Distribution, Material, ModuleFile, Package, Provenance, Role, Subject},
 };
 use farrier_store::registry::{Registry as _, RegistryOptions, RemoteRegistry};
@@ -169,6 +169,7 @@ fn planned(image: &DriverImage) -> Provenance {
         },
         farrier: "0.1.0".to_owned(),
         build_format: BUILD_FORMAT.to_owned(),
+        inputs: NamedInputs::new(),
         materials,
         modules: image.spec.modules.iter().map(|name| module(name.as_str())).collect(),
         confinement: Confinement::default(),

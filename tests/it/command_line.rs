@@ -107,13 +107,70 @@ fn an_empty_matrix_gives_its_reasons_on_standard_error() {
     );
 }
 
-/// The first thing that a developer does: edit the source, and run again.
+/// Returns the changes that a conflict names.
+fn changes(site: &Site) -> String {
+    let report = site.farrier(&["plan", "-o", "json"]).exits(0).json();
+    let changed = report["conflicts"][0]["changed"].as_array().unwrap_or_else(|| panic!("{report}")).iter();
+    changed.map(|text| text.as_str().unwrap()).collect::<Vec<_>>().join("; ")
+}
+
+/// The first thing that a developer does: edit something, and run again.
 #[test]
-fn a_conflict_names_the_changed_source() {
+fn a_conflict_names_what_changed() {
     let kernel = kernels::newest().newer;
     let site = Site::new();
     site.canary(&kernel);
+    let template =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/kbuild.Dockerfile.hbs"));
+    let template = template.unwrap();
+    site.define("templates/own.Dockerfile.hbs", &template);
+    site.edit("images/hello.yaml", "template: kbuild", "template: own");
+    let family =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/10-debian-12.yaml")).unwrap();
+    site.define("kernels/10-debian-12.yaml", &family);
     site.run_once().exits(0);
+
+    // Each kind of input is named, and nothing else.
+    let definition = fs::read_to_string(site.definitions().join("images/hello.yaml")).unwrap();
+    let empty = "--- a/Makefile\n+++ b/Makefile\n";
+    site.define("patches/fix.patch", empty);
+    for (from, to, named) in [
+        ("makeArgs: \"\"", "makeArgs: V=1", "vars.makeArgs changed (empty -> V=1)"),
+        (
+            "  modules:",
+            "  patches: [{path: patches/fix.patch}]\n  modules:",
+            "patch 001-fix.patch changed (none -> sha256:",
+        ),
+        (
+            "  modules:",
+            "  exposes: [/usr/src/hello]\n  modules:",
+            "exposes changed (none -> [\"/usr/src/hello\"])",
+        ),
+        ("  modules:", "  buildPackages: [file]\n  modules:", "toolchain changed ("),
+        (
+            "  modules:",
+            "  runtime: {base: {minimal: {suites: [bookworm]}}}\n  modules:",
+            "base changed (none -> ",
+        ),
+        ("  modules:", "  runtime: {env: {A: b}}\n  modules:", "env changed ({} -> {\"A\":\"b\"})"),
+        ("modules: [farrier_hello]", "modules: []", "modules changed ([\"farrier_hello\"] -> [])"),
+    ] {
+        site.edit("images/hello.yaml", from, to);
+        let found = changes(&site);
+        assert!(found.starts_with(named) && !found.contains("; "), "{named}: {found}");
+        site.define("images/hello.yaml", &definition);
+    }
+    site.define("templates/own.Dockerfile.hbs", &template.replace("FROM scratch", "# edited\nFROM scratch"));
+    assert!(changes(&site).starts_with("template own changed (sha256:"), "{}", changes(&site));
+    site.define("templates/own.Dockerfile.hbs", &template);
+    site.define(
+        "kernels/10-debian-12.yaml",
+        &family.replace("[\"linux-headers-{{release}}\"]", "[\"linux-headers-{{release}}\", file]"),
+    );
+    assert!(changes(&site).starts_with("headers changed ("), "{}", changes(&site));
+    site.define("kernels/10-debian-12.yaml", &family);
+    site.farrier(&["plan", "--exit-code"]).exits(0).line("1 up to date");
+
     let source = site.definitions().join("sources/hello/farrier_hello.c");
     let text = fs::read_to_string(&source).unwrap();
     fs::write(&source, text + "/* edited */\n").unwrap();
@@ -149,14 +206,54 @@ fn absent_kernels_end_with_1_and_malformed_ones_with_2() {
     site.stand_in_kernels();
     site.canary("6.1.0-901-amd64");
     let build = |kernel| site.build("hello", kernel, &[]);
-    let commands: [&dyn Fn(&'static str) -> Run; 3] =
-        [&build, &|kernel| site.farrier(&["logs", "hello", kernel]), &|kernel| {
-            site.farrier(&["retry", "hello", kernel])
-        }];
-    for run in commands {
-        run("6.1.0-999-amd64").exits(1);
-        run("../../etc").exits(2);
+    for kernel in ["6.1.0-999-amd64", "../../etc"] {
+        let code = if kernel.contains('/') { 2 } else { 1 };
+        build(kernel).exits(code);
+        for command in [
+            &["logs", "hello", "--kernel"][..],
+            &["retry", "hello", "--kernel"],
+            // Without the option, as before.
+            &["retry", "hello"],
+            &["headers", "fetch", "--kernel"],
+            &["prebuild", "--image", "hello", "--kernel"],
+            &["preflight", "--kernel"],
+            &["radar", "--kernel", "6.1.0-901-amd64", "--next"],
+            &["bundle", "export", "--to", "x.tar", "--kernel"],
+        ] {
+            site.farrier(&[command, &[kernel]].concat()).exits(code);
+        }
     }
+    for command in ["render", "why"] {
+        site.farrier(&[command, "hello", "--kernel", "../../etc"]).exits(2).line("error: --kernel: ");
+    }
+    site.farrier(&["logs", "hello"]).exits(2).line("no kernel: pass --kernel with its release");
+}
+
+#[test]
+fn results_come_as_yaml_and_as_names() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary("6.1.0-901-amd64");
+    let json = site.farrier(&["plan", "-o", "json"]).exits(0).json();
+    let yaml = site.farrier(&["plan", "-o", "yaml"]).exits(0).stdout;
+    assert_eq!(serde_saphyr::from_str::<Value>(&yaml).unwrap(), json);
+    let names = |args: &[&str]| site.farrier(&[args, &["-o", "name"]].concat()).exits(0).stdout;
+    let tag = format!("{}/hello:1.0-6.1.0-901-amd64-debian12-amd64\n", site.location);
+    assert_eq!(names(&["status"]), tag);
+    assert!(names(&["plan"]).lines().any(|line| format!("{line}\n") == tag), "{}", names(&["plan"]));
+}
+
+#[test]
+fn the_log_level_is_an_option() {
+    let site = Site::new();
+    site.stand_in_kernels();
+    site.canary("6.1.0-901-amd64");
+    let said = |args: &[&str]| site.farrier(&[&["plan"], args].concat()).exits(0).stderr;
+    assert!(said(&["--log-level", "trace"]).contains("DEBUG"), "{}", said(&["--log-level", "trace"]));
+    assert_eq!(said(&["--log-level", "error"]), "");
+    site.farrier(&["plan", "--log-level", "loud"])
+        .exits(2)
+        .line("possible values: error, warn, info, debug, trace");
 }
 
 #[test]

@@ -1,27 +1,23 @@
 //! README and docs/: commands and their outputs, links from elsewhere, form.
 
-use std::{
-    env,
-    fmt::Write as _,
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::{fs, path::Path, process::Command};
 
 use regex::Regex;
 
 use crate::support::{
     kernels,
-    pages::{blocks, normalized, page},
+    pages::{blocks, page, play},
     site::Site,
 };
 
 /// Pages with `sh` blocks, and the file that runs the blocks.
-const PLAYERS: [(&str, &str); 5] = [
+const PLAYERS: [(&str, &str); 7] = [
     ("README.md", "tests/it/documentation.rs"),
     ("docs/own-driver.md", "tests/it/documentation.rs"),
     ("docs/air-gap.md", "ci/air-gap"),
     ("docs/deploy.md", "ci/install"),
+    ("docs/gpu.md", "tests/it/gpudirect.rs"),
+    ("docs/peer-memory.md", "tests/it/gpudirect.rs"),
     ("docs/rotation.md", "tests/it/rotation.rs"),
 ];
 
@@ -36,30 +32,8 @@ fn own_driver() {
             .replace("6.1.0-56-amd64", &kernels.newer)
             .replace("6.1.0-55-amd64", &kernels.older)
     };
-    let (mut script, mut expected) = (String::new(), Vec::new());
-    for (number, block) in played.enumerate() {
-        let output = site.path(format!("output-{number}"));
-        writeln!(script, "{{\n{}\n}} > {}", here(&block.commands), output.display()).unwrap();
-        expected.extend(block.output.map(|text| (block.commands, text, output)));
-    }
-    assert_eq!(expected.len(), 3, "outputs to compare");
-
-    let farrier = site.command::<&str>(&[]);
-    let programs = Path::new(farrier.get_program()).parent().unwrap().display().to_string();
-    let mut bash = Command::new("bash");
-    bash.args(["-euo", "pipefail", "-c", &script]).current_dir(site.path(""));
-    bash.env("PATH", format!("{programs}:{}", env::var("PATH").unwrap()));
-    for name in ["FARRIER_DEFINITIONS", "FARRIER_REGISTRY", "FARRIER_CLUSTER", "FARRIER_ENGINE"] {
-        bash.env_remove(name);
-    }
-    bash.env("FARRIER_CACHE_DIR", site.cache()).env("HOME", site.path("home"));
-    bash.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    site.finish(bash.spawn().unwrap()).exits(0);
-
-    for (commands, wanted, output) in expected {
-        let output = fs::read_to_string(output).unwrap();
-        assert_eq!(normalized(&output), normalized(&wanted), "{commands}");
-    }
+    let compared = play(&site, None, played, here);
+    assert_eq!(compared, 3, "outputs to compare");
     let image = fs::read_to_string(site.path("demo/cluster/demo.yaml")).unwrap();
     assert!(image.contains(&format!("image: \"{}/drivers/hello@sha256:", site.registry.host)), "{image}");
 }

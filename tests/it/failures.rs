@@ -305,10 +305,10 @@ fn a_tag_that_holds_other_inputs() {
     // Different inputs under the same tag are a conflict and change nothing.
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: the definition or its template changed; a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you develop, or try the change with `farrier build` without --push");
+    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: vars.makeArgs changed (empty -> V=1); a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you develop, or try the change with `farrier build` without --push");
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
     insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
-    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: the definition or its template changed
+    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: vars.makeArgs changed (empty -> V=1)
     hint: a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you develop, or try the change with `farrier build` without --push
     ");
     assert_eq!(site.image(), published);

@@ -1,9 +1,10 @@
-//! The complete GPUDirect stack: OFED, GPU driver, peer memory, nvidia-fs and gdrdrv from farrier's definitions. The drivers
-//! are compiled against each other, published under the operators' names, and started on a node. The GPU driver is Debian's
+//! The complete GPUDirect stack: OFED, GPU driver, peer memory, nvidia-fs and gdrdrv from farrier's definitions. The commands of
+//! docs/gpu.md and docs/peer-memory.md build the first three. The drivers are compiled against each other, published under the operators' names, and started on a node. The GPU driver is Debian's
 //! real one; OFED and the drivers without a package archive are small trees in the layout of the real ones.
 use std::{
     collections::BTreeMap,
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -18,6 +19,7 @@ use crate::support::{
     kernels,
     node_vm::{self, ContainerSpec, NodeTree, files},
     packages::{kernel_image, run},
+    pages::{blocks, page, play},
     site::{Run, Site, unpacked},
     virtual_machine::entrypoint,
 };
@@ -50,9 +52,12 @@ struct Chain {
 
 impl Chain {
     fn new() -> Self {
-        let site = Site::new();
+        let (site, entrypoint, kernel) = (Site::new(), entrypoint(), kernels::newest().newer);
         fs::remove_dir_all(site.definitions()).unwrap();
-        for image in IMAGES {
+        let chain = Self { site, kernel, entrypoint: entrypoint.display().to_string() };
+        chain.play_the_tutorials(&entrypoint);
+        let site = &chain.site;
+        for image in ["nv-peer-mem", "nvidia-fs", "gdrdrv"] {
             let template = if matches!(image, "nvidia-fs" | "gdrdrv") { "nvidia-companion" } else { image };
             for file in [format!("images/{image}.yaml"), format!("templates/{template}.Dockerfile.hbs")] {
                 site.define(&file, &fs::read_to_string(root().join(&file)).unwrap());
@@ -60,20 +65,10 @@ impl Chain {
         }
         // Copies of DaemonSets follow pods, and a directory of manifests has no pods.
         site.edit("images/nv-peer-mem.yaml", "strategy: per-kernel", "strategy: image");
-        // The real user space is as large as the rest of the node, and the probes need only the minimal base.
-        let file = "images/nvidia-gpu.yaml";
-        let text = fs::read_to_string(site.definitions().join(file)).unwrap();
-        let (before, rest) = text.split_once("    base:\n").unwrap();
-        let (_, after) = rest.split_once("    entrypoint:").unwrap();
-        let base = "    base: {minimal: {suites: [bookworm]}}\n    entrypoint:";
-        site.define(file, &format!("{before}{base}{after}"));
         for image in ["nvidia-fs", "gdrdrv"] {
             let bootstrap = "{bootstrap: {suite: bookworm, include: [kmod]}}";
             site.edit(&format!("images/{image}.yaml"), bootstrap, "{minimal: {suites: [bookworm]}}");
         }
-        let chain =
-            Self { site, kernel: kernels::newest().newer, entrypoint: entrypoint().display().to_string() };
-        chain.pack_ofed(OFED, &root().join("tests/fixtures/ofed"));
         chain.pack("nv_peer_memory-1.3.tar.gz", &fixture("nv_peer_memory"), "nv_peer_memory-1.3");
         chain.pack("gds-nvidia-fs-2.26.6.tar.gz", &fixture("nvidia_fs"), "gds-nvidia-fs-2.26.6");
         chain.pack("gdrcopy-2.5.1.tar.gz", &fixture("gdrcopy"), "gdrcopy-2.5.1");
@@ -83,6 +78,24 @@ impl Chain {
             chain.node(node);
         }
         chain
+    }
+
+    /// Runs the commands of both tutorials, which make the cluster's and the definitions' directories.
+    fn play_the_tutorials(&self, entrypoint: &Path) {
+        let site = &self.site;
+        fs::remove_dir_all(site.cluster()).unwrap();
+        // The tutorials work in the directory `gpu`.
+        symlink(".", site.path("gpu")).unwrap();
+        let (downloads, archive) = (site.path("home/Downloads"), format!("MLNX_OFED_SRC-debian-{OFED}.tgz"));
+        fs::create_dir_all(&downloads).unwrap();
+        self.pack_ofed(OFED, &root().join("tests/fixtures/ofed"));
+        fs::rename(site.definitions().join("sources").join(&archive), downloads.join(&archive)).unwrap();
+        fs::remove_dir_all(site.definitions()).unwrap();
+        let here = |text: &str| {
+            text.replace("127.0.0.1:5000", &site.registry.host).replace("6.1.0-56-amd64", &self.kernel)
+        };
+        let played = ["docs/gpu.md", "docs/peer-memory.md"].map(|name| blocks(&page(name))).into_iter().flatten();
+        assert_eq!(play(site, Some(entrypoint), played, here), 7, "outputs to compare");
     }
 
     fn node(&self, name: &str) {
@@ -185,7 +198,7 @@ fn version_wanted(module: &Path, symbol: &str) -> String {
 #[test]
 fn gpu_direct_from_sources_to_a_node() {
     let chain = Chain::new();
-    builds_in_order(&chain);
+    builds_the_rest(&chain);
     is_published_under_the_operators_names(&chain);
     chain.pass().exits(0).line("nothing to do");
     let trees: BTreeMap<&str, TempDir> =
@@ -196,16 +209,11 @@ fn gpu_direct_from_sources_to_a_node() {
     another_ofed_builds_peer_memory_anew_and_nothing_else(&chain);
 }
 
-fn builds_in_order(chain: &Chain) {
-    let first = chain.pass().exits(0);
-    let order = built(&first);
-    let place =
-        |image: &str| order.iter().position(|name| name == image).unwrap_or_else(|| panic!("{first}"));
-    assert_eq!(order.len(), IMAGES.len(), "{first}");
-    for peer in ["nvidia-peermem", "nv-peer-mem"] {
-        assert!(place("mofed").max(place("nvidia-gpu")) < place(peer), "{first}");
-    }
-    assert!(place("nvidia-gpu") < place("nvidia-fs").min(place("gdrdrv")), "{first}");
+fn builds_the_rest(chain: &Chain) {
+    // The tutorials built the others.
+    let mut built = built(&chain.pass().exits(0));
+    built.sort();
+    assert_eq!(built, ["gdrdrv", "nv-peer-mem", "nvidia-fs"]);
 }
 
 fn is_published_under_the_operators_names(chain: &Chain) {

@@ -91,6 +91,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
         },
         farrier: FARRIER.to_owned(),
         build_format: BUILD_FORMAT.to_owned(),
+        inputs: cell.inputs.clone(),
         materials,
         modules,
         confinement: payload.confinement.clone(),

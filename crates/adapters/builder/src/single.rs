@@ -105,7 +105,9 @@ async fn published_already(parts: &Parts, cell: &Cell, image: &DriverImage) -> R
             if image.spec.on_conflict == OnConflict::Overwrite {
                 return Ok(None);
             }
-            let message = plan::conflict(reference, &found.inputs.changed(cell));
+            let stored = StoredImage { parts, repository: &reference.repository, digest: &found.digest };
+            let inputs = stored.named_inputs().await.unwrap_or_default();
+            let message = plan::conflict(reference, &plan::changed_inputs(&inputs, cell));
             return Err(TargetError::unmet(message, plan::CONFLICT_REMEDY));
         }
         if found.verdict == Some(Verdict::Unknown) && image.spec.check.unknown == UnknownPolicy::Deny {

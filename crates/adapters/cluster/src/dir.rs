@@ -47,6 +47,8 @@ const MAX_FILES: usize = 50_000;
 #[derive(Clone, Debug)]
 pub struct Directory {
     root: PathBuf,
+    /// The same as the user gave it, for messages.
+    given: PathBuf,
     /// Directory above `root` whose files a kustomization may name.
     boundary: PathBuf,
     /// Image of a chart; the other files are not read then.
@@ -58,12 +60,17 @@ impl Directory {
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
         let root = canonical(path)?;
         let boundary = root.ancestors().find(|directory| directory.join(".git").exists()).unwrap_or(&root);
-        Ok(Self { boundary: boundary.to_path_buf(), root, chart: None })
+        Ok(Self { boundary: boundary.to_path_buf(), root, given: path.to_owned(), chart: None })
     }
 
     /// Opens a directory or file. A kustomization in it may name files in `boundary`.
     pub fn within(boundary: &Path, path: &Path) -> Result<Self, ClusterError> {
-        Ok(Self { root: canonical(path)?, boundary: canonical(boundary)?, chart: None })
+        Ok(Self {
+            root: canonical(path)?,
+            given: path.to_owned(),
+            boundary: canonical(boundary)?,
+            chart: None,
+        })
     }
 
     /// Sets the image of a chart, if there is one.
@@ -279,7 +286,7 @@ fn conflict(change: &ImageChange, found: &str) -> ClusterError {
 #[async_trait::async_trait]
 impl Cluster for Directory {
     fn describe(&self) -> String {
-        format!("manifests in {}", self.root.display())
+        format!("manifests in {}", self.given.display())
     }
 
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {

@@ -6,13 +6,13 @@ use std::{
 };
 
 use farrier_builder::{
-    images::look_up_signatures,
+    images::{StoredImage, look_up_signatures},
     known_failures,
     parts::{AT_ONCE, Parts, Result},
     resolve::with_hint,
 };
 use farrier_core::{
-    image::{GitPlace, ImageReference},
+    image::{GitPlace, ImageReference, Version},
     kernel::{KernelTarget, NodeSystem, match_family},
     plan::{
         Cell, HeaderState, ManifestFacts, Matrix, Observed, Plan, PlanInputs, Resolved, SignatureState,
@@ -154,6 +154,7 @@ pub(super) async fn look_up_and_plan(
     let matrix = Matrix::of(inputs);
     look_up_images(parts, matrix.images_to_look_up(), observed, unreachable).await;
     let compared = matrix.compare(observed);
+    look_up_conflicts(parts, compared.conflicts_to_look_up(observed), observed).await;
     observed.failures.extend(known_failures(&parts.cache, compared.failures_to_look_up())?);
     look_up_signatures(parts, &compared.signatures_to_look_up(), &mut observed.signatures).await;
     look_up_headers(parts, compared.headers_to_look_up(), inputs.cells.resolved, observed).await;
@@ -186,6 +187,22 @@ async fn look_up_images(
             Err(error) => {
                 *unreachable = true;
                 observed.unreachable.insert(reference, with_hint(&error));
+            }
+        }
+    }
+}
+
+/// Looks up the inputs of images that conflict with a cell. Without an answer, the conflict does not name what changed.
+async fn look_up_conflicts(parts: &Parts, images: BTreeSet<ImageReference>, observed: &mut Observed) {
+    for ImageReference { repository, version } in &images {
+        let Version::Digest(digest) = version else { continue };
+        if observed.inputs.contains_key(digest) {
+            continue;
+        }
+        match (StoredImage { parts, repository, digest }).named_inputs().await {
+            Ok(inputs) => drop(observed.inputs.insert(digest.clone(), inputs)),
+            Err(error) => {
+                tracing::debug!(%repository, %digest, error = error_chain(&error), "cannot look up the inputs");
             }
         }
     }

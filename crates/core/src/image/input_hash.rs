@@ -1,12 +1,16 @@
 //! The input hash, over everything that can change the payload or the image.
 
-use std::str::FromStr;
+use std::{collections::BTreeMap, str::FromStr};
 
 use derive_more::{Debug, Display};
 use serde_with::SerializeDisplay;
 use sha2::Digest as _;
 
+use super::Digest;
 use crate::definition::ParseError;
+
+/// Longest value that is recorded as it is. Of a longer one, the digest is recorded.
+const MAX_RECORDED: usize = 100;
 
 /// SHA-256 over everything that can change the payload or the image.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Display, SerializeDisplay)]
@@ -16,12 +20,18 @@ pub struct InputHash([u8; 32]);
 
 /// Hashes named inputs. Names and values have a length prefix, so that different lists cannot give the same hash.
 #[derive(Clone, Debug)]
-pub struct InputHasher(sha2::Sha256);
+pub struct InputHasher {
+    hash: sha2::Sha256,
+    recorded: BTreeMap<String, String>,
+    /// Source, patch or need that the next inputs belong to.
+    part: String,
+}
 
 impl InputHasher {
     /// Starts with farrier's build format, which changes whenever the same inputs give different bytes.
     pub fn new(format: &str) -> Self {
-        let mut hasher = Self(sha2::Sha256::new());
+        let (recorded, part) = (BTreeMap::new(), String::new());
+        let mut hasher = Self { hash: sha2::Sha256::new(), recorded, part };
         hasher.add("format", format);
         hasher
     }
@@ -29,15 +39,36 @@ impl InputHasher {
     /// Adds one named input.
     pub fn add(&mut self, name: &str, value: impl AsRef<[u8]>) -> &mut Self {
         for part in [name.as_bytes(), value.as_ref()] {
-            self.0.update((part.len() as u64).to_be_bytes());
-            self.0.update(part);
+            self.hash.update((part.len() as u64).to_be_bytes());
+            self.hash.update(part);
         }
+        self.record(name, &String::from_utf8_lossy(value.as_ref()));
         self
+    }
+
+    fn record(&mut self, name: &str, value: &str) {
+        let (name, value) = match name {
+            "source" | "patch" | "need" => {
+                self.part = format!("{name} {value}");
+                return;
+            }
+            "identity" | "exposed" => (self.part.clone(), value.to_owned()),
+            "sha256" => (self.part.clone(), format!("sha256:{value}")),
+            "unpack" | "subdir" => (format!("{name} of {}", self.part), value.to_owned()),
+            name if value.len() > MAX_RECORDED => (name.to_owned(), Digest::of(value.as_bytes()).to_string()),
+            name => (name.to_owned(), value.to_owned()),
+        };
+        self.recorded.insert(name, value);
+    }
+
+    /// Returns the inputs by name, to tell later which of them changed.
+    pub fn recorded(&self) -> BTreeMap<String, String> {
+        self.recorded.clone()
     }
 
     /// Returns the hash over all inputs added so far.
     pub fn finish(self) -> InputHash {
-        InputHash(self.0.finalize().into())
+        InputHash(self.hash.finalize().into())
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{AnnouncedBy, SkipReason};
+use super::{AnnouncedBy, NamedInputs, SkipReason};
 use crate::{
     image::{Digest, ImageName, ImageReference, InputHash},
     kernel::{KernelTarget, NodeSystem},
@@ -127,6 +127,9 @@ pub struct Cell {
     /// the same recipe may reuse each other's payload.
     #[serde(skip)]
     pub recipe: InputHash,
+    /// Inputs of the declared hash by name, for the provenance.
+    #[serde(skip)]
+    pub inputs: NamedInputs,
     /// The rendered Dockerfile.
     #[serde(skip)]
     pub dockerfile: String,

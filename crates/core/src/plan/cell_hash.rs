@@ -1,13 +1,17 @@
 //! Computes the input hash of a cell, its input hash without module signing, and its recipe hash.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::{
-    BUILD_FORMAT, CellNeed, CellPatch, ENTRYPOINT_FORMAT, ResolvedImage, SIGNING_FORMAT, SignedWith,
-    SkipReason,
+    BUILD_FORMAT, CellNeed, CellPatch, ENTRYPOINT_FORMAT, NamedInputs, ResolvedImage, SIGNING_FORMAT,
+    SignedWith, SkipReason, changed_inputs::DOCKERFILE,
 };
 use crate::{
-    image::{DriverImageSpec, ImageName, InputHash, InputHasher, RuntimeBase, RuntimeSpec, SourceSpec},
+    image::{
+        Digest, DriverImageSpec, ImageName, InputHash, InputHasher, RuntimeBase, RuntimeSpec, SourceSpec,
+    },
     kernel::{Architecture, KernelLabel, KernelTarget, uname_script},
 };
 
@@ -22,7 +26,8 @@ pub(super) struct HashInputs<'a> {
     pub(super) target: &'a KernelTarget,
 }
 
-pub(super) fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
+/// Returns the hasher of the input hash, with all inputs added.
+pub(super) fn input_hasher(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHasher, SkipReason> {
     let mut hasher = kernel_hasher(inputs, dockerfile);
     add_definition(&mut hasher, inputs)?;
     add_base(&mut hasher, inputs)?;
@@ -33,7 +38,7 @@ pub(super) fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<In
             .add("certificate", certificate.to_string())
             .add("signed", canonical("signed", signed)?);
     }
-    Ok(hasher.finish())
+    Ok(hasher)
 }
 
 pub(super) fn unsigned_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
@@ -44,6 +49,29 @@ pub(super) fn unsigned_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result
         add_base(&mut hasher, inputs)?;
     }
     Ok(hasher.finish())
+}
+
+/// Returns the inputs of the hash by name. Template and variables stand for the Dockerfile that follows from them.
+pub(super) fn named_inputs(
+    hasher: &InputHasher,
+    spec: &DriverImageSpec,
+    templates: &BTreeMap<String, String>,
+    dockerfile: &str,
+) -> Result<NamedInputs, SkipReason> {
+    let mut named = hasher.recorded();
+    named.remove("dockerfile");
+    let mut also = InputHasher::new(BUILD_FORMAT);
+    also.add(DOCKERFILE, Digest::of(dockerfile.as_bytes()).as_str())
+        .add("kernelVars", canonical("kernelVars", &spec.kernel_vars)?)
+        .add("firmware", canonical("firmware", &spec.firmware)?);
+    if let Some(text) = templates.get(spec.template.as_str()) {
+        also.add(&format!("template {}", spec.template), Digest::of(text.as_bytes()).as_str());
+    }
+    for (name, value) in &spec.vars {
+        also.add(&format!("vars.{name}"), value.to_string());
+    }
+    named.extend(also.recorded());
+    Ok(named)
 }
 
 fn kernel_hasher(inputs: &HashInputs<'_>, dockerfile: &str) -> InputHasher {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     BuildReason, CONFLICT_REMEDY, Cell, Failure, FetchedInputs, HeaderState, Observed, Outcome, PlanInputs,
-    Published, SkipReason,
+    Published, SkipReason, changed_inputs,
 };
 use crate::{
     image::{DriverImage, ImageReference, OnConflict, Output, Reuse, UnknownPolicy},
@@ -70,7 +70,9 @@ pub(super) fn compare(observed: &Observed, image: &DriverImage, cell: &Arc<Cell>
     let other = cell.references().find_map(foreign);
     if let (Some((reference, found)), OnConflict::Refuse) = (&other, spec.on_conflict) {
         let (reference, theirs) = (reference.clone(), found.input_hash);
-        let (changed, remedy) = (found.inputs.changed(cell), CONFLICT_REMEDY);
+        let inputs = observed.inputs.get(&found.digest);
+        let changed = inputs.map(|inputs| changed_inputs(inputs, cell)).unwrap_or_default();
+        let remedy = CONFLICT_REMEDY;
         return Outcome::Conflict { cell: Arc::clone(cell), reference, theirs, changed, remedy };
     }
 

@@ -9,8 +9,8 @@ use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, CowArc, DaemonSetChange,
     DaemonSetFacts, HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix,
     NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Placement, Plan, PlanInputs,
-    PlannedCell, PodCount, PodFacts, Published, PublishedInputs, Resolved, ResolvedImage, ResourceChange,
-    ResourceFacts, SkipReason, TrackedKernel, UpdateStrategy,
+    PlannedCell, PodCount, PodFacts, Published, Resolved, ResolvedImage, ResourceChange, ResourceFacts,
+    SkipReason, TrackedKernel, UpdateStrategy,
 };
 use crate::{
     image::{
@@ -43,6 +43,7 @@ pub(super) struct World {
 /// Lookups of each round.
 pub(super) struct Rounds {
     pub(super) images: BTreeSet<ImageReference>,
+    pub(super) conflicts: BTreeSet<ImageReference>,
     pub(super) failures: BTreeSet<InputHash>,
     pub(super) headers: BTreeSet<KernelTarget>,
     pub(super) signatures: BTreeSet<ImageReference>,
@@ -141,6 +142,7 @@ impl World {
             let images = matrix.images_to_look_up();
             observed.assume_absent(&images);
             let compared = matrix.compare(&observed);
+            let conflicts = compared.conflicts_to_look_up(&observed);
             let failures = compared.failures_to_look_up();
             let headers = compared.headers_to_look_up();
             let signatures = compared.signatures_to_look_up();
@@ -154,7 +156,8 @@ impl World {
             let unions = decided.unions_to_look_up();
             observed.assume_absent(&unions);
             let union_signatures = decided.union_signatures_to_look_up(&observed);
-            let rounds = Rounds { images, failures, headers, signatures, unions, union_signatures };
+            let rounds =
+                Rounds { images, conflicts, failures, headers, signatures, unions, union_signatures };
             (decided.plan(&observed), rounds)
         })
     }
@@ -214,7 +217,6 @@ impl World {
             exposed: exposes.then(|| Digest::of(format!("{image} {version} {target}").as_bytes())),
             verdict: Some(verdict),
             kernel_release: Some(target.release.to_string()),
-            inputs: PublishedInputs::default(),
             platforms: BTreeMap::new(),
         };
         for reference in cell.references() {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, PublishedInputs, SignedWith};
+use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, NamedInputs, SignedWith};
 use crate::{
     definition::checked::PackageToInstall,
     image::{
@@ -55,6 +55,8 @@ impl<'a> PlanInputs<'a> {
 pub struct Observed {
     /// Image that the registry has under each name.
     pub published: BTreeMap<ImageReference, Published>,
+    /// Inputs of published images that conflict with a cell, by the image's digest.
+    pub inputs: BTreeMap<Digest, NamedInputs>,
     /// Names that the registry does not have.
     pub absent: BTreeSet<ImageReference>,
     /// Names whose lookup failed, with the error.
@@ -131,9 +133,6 @@ pub struct Published {
     /// Kernel release that the image claims to be for.
     #[serde(skip)]
     pub kernel_release: Option<String>,
-    /// Inputs that the image names, to explain a conflict.
-    #[serde(skip)]
-    pub inputs: PublishedInputs,
     /// Images by architecture, where the name points to several images, or to one whose architecture is known. The
     /// other fields then describe what the name points to: for an index, only its digest.
     #[serde(skip)]

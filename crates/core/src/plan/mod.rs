@@ -76,7 +76,7 @@ pub use build_times::{BuildTime, BuildTimes};
 pub use cell::{
     BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT, SignedWith,
 };
-pub use changed_inputs::PublishedInputs;
+pub use changed_inputs::{NamedInputs, changed_inputs};
 pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use deadline::next_deadline;
 pub use gc::{

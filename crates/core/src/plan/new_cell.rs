@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::BTreeMap, path::Path};
 use super::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, FetchedInputs, ResolvedImage, SignedWith,
     SkipReason, Unverified,
-    cell_hash::{HashInputs, canonical, input_hash, recipe, unsigned_hash},
+    cell_hash::{HashInputs, canonical, input_hasher, named_inputs, recipe, unsigned_hash},
     toolchain_key,
 };
 use crate::{
@@ -253,10 +253,13 @@ impl<'a> CellRequest<'a, '_> {
             headers: &headers,
             target,
         };
-        let declared_hash = input_hash(&inputs, &dockerfile)?;
+        let hasher = input_hasher(&inputs, &dockerfile)?;
+        let neutral = dockerfile.replace(&base_name, "toolchain");
+        let named = named_inputs(&hasher, spec, &self.inputs.definitions.templates, &neutral)?;
+        let declared_hash = hasher.finish();
         let unsigned_hash =
             resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
-        let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
+        let recipe = recipe(&inputs, &family.metadata.name, &neutral)?;
         let input_hash = with_digests(declared_hash, &unverified);
         // The engine may have a base image with the same declared inputs but other content, so name the base after the
         // exact digests.
@@ -289,6 +292,7 @@ impl<'a> CellRequest<'a, '_> {
             unsigned_hash,
             signed_with: resolved.signed_with.clone(),
             recipe,
+            inputs: named,
             dockerfile,
             base_name,
             patches,

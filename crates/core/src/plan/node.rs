@@ -40,9 +40,9 @@ pub struct RejectedClaims {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum NodeReason {
-    /// A label that Node Feature Discovery sets is missing.
-    #[error("label {label} is missing")]
-    MissingLabel { label: &'static str },
+    /// Labels that Node Feature Discovery sets are missing.
+    #[error("{}", missing(.labels))]
+    MissingLabel { labels: Vec<&'static str> },
     /// The kernel label differs from the running kernel: NFD has not noticed a reboot yet, or another writer set the
     /// label.
     #[error("kernel label {label:?} contradicts the running kernel {release:?}")]
@@ -91,28 +91,34 @@ impl NodeReason {
     /// Returns a command that repairs the node or shows details; empty where the message already says what to do.
     pub fn remedy(&self, node: &str) -> String {
         let node = shell_word(node);
-        let set = |label: &str, value: &str| {
+        let value = |label: &&str| match *label {
+            // The form of NFD's label, as `KernelLabel` computes it.
+            KERNEL_LABEL => format!(
+                "{KERNEL_LABEL}=\"$(kubectl get node {node} -o jsonpath={{.status.nodeInfo.kernelVersion}} | sed \
+                 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')\""
+            ),
+            OS_VERSION_LABEL => format!("{OS_VERSION_LABEL}=VERSION_ID"),
+            label => format!("{label}=ID"),
+        };
+        let set = |labels: &[&str]| {
+            let values: Vec<String> = labels.iter().map(value).collect();
+            let from = match labels {
+                [KERNEL_LABEL] => "",
+                _ => ", with ID and VERSION_ID of its /etc/os-release (on Debian testing and sid, the suite)",
+            };
             format!(
-                "Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label \
-                 --overwrite node {node} {label}={value}"
+                "Node Feature Discovery sets this within a minute; without it: `kubectl label --overwrite node \
+                 {node} {}`{from}",
+                values.join(" ")
             )
         };
         match self {
-            Self::MissingLabel { label: KERNEL_LABEL } | Self::KernelLabelDiffers { .. } => {
-                let release =
-                    format!("kubectl get node {node} -o jsonpath={{.status.nodeInfo.kernelVersion}}");
-                // The form of NFD's label, as `KernelLabel` computes it.
-                set(KERNEL_LABEL, &format!("\"$({release} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')\""))
-            }
-            Self::MissingLabel { label: OS_VERSION_LABEL } => set(
-                OS_VERSION_LABEL,
-                "VALUE, where VALUE is VERSION_ID in its /etc/os-release, or the suite on Debian testing and sid",
-            ),
-            Self::MissingLabel { label } => set(label, "VALUE, as in its /etc/os-release"),
+            Self::MissingLabel { labels } => set(labels),
+            Self::KernelLabelDiffers { .. } => set(&[KERNEL_LABEL]),
             Self::ArchitectureLabelDiffers { label: _, architecture } => {
-                format!("kubectl label --overwrite node {node} {ARCH_LABEL}={}", shell_word(architecture))
+                format!("`kubectl label --overwrite node {node} {ARCH_LABEL}={}`", shell_word(architecture))
             }
-            Self::Malformed { .. } => format!("kubectl get node {node} -o yaml"),
+            Self::Malformed { .. } => format!("`kubectl get node {node} -o yaml`"),
             Self::DefinedTwice
             | Self::NotLinux { .. }
             | Self::Ignored { .. }
@@ -148,13 +154,15 @@ pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
     }
     let release: KernelRelease = node.kernel_version.parse().map_err(malformed)?;
     let arch: Architecture = node.architecture.parse().map_err(malformed)?;
-    let label = |key: &'static str| match node.labels.get(key) {
-        Some(value) if !value.is_empty() => Ok(value.as_str()),
-        _ => Err(NodeReason::MissingLabel { label: key }),
+    let label = |key: &str| node.labels.get(key).filter(|value| !value.is_empty());
+    let [Some(kernel_label), Some(os), Some(os_version)] =
+        [KERNEL_LABEL, OS_ID_LABEL, OS_VERSION_LABEL].map(label)
+    else {
+        let mut labels = vec![KERNEL_LABEL, OS_ID_LABEL, OS_VERSION_LABEL];
+        labels.retain(|key| label(key).is_none());
+        return Err(NodeReason::MissingLabel { labels });
     };
-
-    let kernel_label = label(KERNEL_LABEL)?;
-    if KernelLabel::of(&release).is_none_or(|expected| expected.as_str() != kernel_label) {
+    if KernelLabel::of(&release).is_none_or(|expected| expected.as_str() != kernel_label.as_str()) {
         return Err(NodeReason::KernelLabelDiffers {
             label: shortened(kernel_label),
             release: release.as_str().to_owned(),
@@ -169,8 +177,8 @@ pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
             architecture: node.architecture.clone(),
         });
     }
-    let os: OsId = label(OS_ID_LABEL)?.parse().map_err(malformed)?;
-    let os_version: OsVersion = label(OS_VERSION_LABEL)?.parse().map_err(malformed)?;
+    let os: OsId = os.parse().map_err(malformed)?;
+    let os_version: OsVersion = os_version.parse().map_err(malformed)?;
     match node.rejected_claims.kernel {
         Some(limit) => Err(limit.into()),
         None => Ok(KernelTarget { os, os_version, release, arch }),
@@ -196,6 +204,13 @@ pub fn node_systems(
         }
     }
     systems
+}
+
+fn missing(labels: &[&str]) -> String {
+    match labels {
+        [label] => format!("label {label} is missing"),
+        labels => format!("labels {} are missing", labels.join(", ")),
+    }
 }
 
 fn malformed(error: impl std::error::Error) -> NodeReason {
@@ -288,9 +303,9 @@ mod tests {
         for missing in [OS_ID_LABEL, OS_VERSION_LABEL, KERNEL_LABEL] {
             let mut facts = node("6.1.0-47-amd64", "6.1.0-47-amd64");
             facts.labels.remove(missing);
-            assert_eq!(node_target(&facts), Err(NodeReason::MissingLabel { label: missing }));
+            assert_eq!(node_target(&facts), Err(NodeReason::MissingLabel { labels: vec![missing] }));
             facts.labels.insert(missing.to_owned(), String::new());
-            assert_eq!(node_target(&facts), Err(NodeReason::MissingLabel { label: missing }));
+            assert_eq!(node_target(&facts), Err(NodeReason::MissingLabel { labels: vec![missing] }));
         }
     }
 
@@ -311,9 +326,9 @@ mod tests {
     #[test]
     fn what_is_wrong_comes_with_a_command() {
         let remedies = [
-            NodeReason::MissingLabel { label: KERNEL_LABEL },
-            NodeReason::MissingLabel { label: OS_ID_LABEL },
-            NodeReason::MissingLabel { label: OS_VERSION_LABEL },
+            NodeReason::MissingLabel { labels: vec![KERNEL_LABEL] },
+            NodeReason::MissingLabel { labels: vec![OS_ID_LABEL] },
+            NodeReason::MissingLabel { labels: vec![KERNEL_LABEL, OS_ID_LABEL, OS_VERSION_LABEL] },
             NodeReason::ArchitectureLabelDiffers {
                 label: "arm64".to_owned(),
                 architecture: "amd64".to_owned(),

@@ -8,7 +8,7 @@ use std::{
 use super::{
     Cell, Observed, Outcome, Plan, PlannedCell, PlannedSignature, PlannedUnion,
     chain_state::ChainStates,
-    decide::decide_build,
+    decide::{compare, decide_build},
     matrix::{FixedParts, find},
     new_cell::CellRequest,
     outcome::{CellLookup, Key},
@@ -32,6 +32,17 @@ impl<'a> ComparedMatrix<'a> {
     /// Round 2: lists the input hash of each cell to build. An earlier failure with the same inputs may prevent the build.
     pub fn failures_to_look_up(&self) -> BTreeSet<InputHash> {
         self.builds().map(|cell| cell.input_hash).collect()
+    }
+
+    /// Round 2: lists the published image of each conflict by digest. Its inputs explain the conflict.
+    pub fn conflicts_to_look_up(&self, observed: &Observed) -> BTreeSet<ImageReference> {
+        let conflicts = self.rows.iter().flatten().filter_map(|planned| match &planned.outcome {
+            Outcome::Conflict { cell, reference, .. } => {
+                Some(observed.image(reference, cell.target.arch)?.pinned(reference))
+            }
+            _ => None,
+        });
+        conflicts.collect()
     }
 
     /// Round 2: lists the kernel of each cell to build. Missing headers prevent the build.
@@ -85,6 +96,7 @@ fn decide(
         Outcome::Build { cell, why, .. } => {
             Some(decide_build(inputs, observed, image, Arc::clone(cell), why.clone()))
         }
+        Outcome::Conflict { cell, .. } => Some(compare(observed, image, cell)),
         Outcome::Waiting { .. } | Outcome::Skipped { .. } => {
             let need = |need: &_| find(earlier, (need, target), PlannedCell::key);
             CellRequest { inputs: inputs.cells, image, target }.needs(&observed.published, need).err()

@@ -74,7 +74,7 @@ impl StatusEntry<'_> {
             (_, Phase::Failed) => (
                 row.reason.clone(),
                 format!(
-                    "it is rebuilt when an input changes; `farrier logs {} {}` prints the full log",
+                    "it is rebuilt when an input changes; `farrier logs {} --kernel {}` prints the full log",
                     self.image, self.target.release
                 ),
             ),

@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::{
     image::{Digest, GitSource, InputHash, Redistribute},
     kernel::{Architecture, KernelTarget},
+    plan::NamedInputs,
 };
 
 use super::{Distribution, Package, PackageList, purl};
@@ -204,6 +205,8 @@ pub struct Provenance {
     pub farrier: String,
     /// The build format ([`crate::plan::BUILD_FORMAT`]).
     pub build_format: String,
+    /// Inputs of the input hash by name.
+    pub inputs: NamedInputs,
     /// Materials of the image.
     pub materials: Vec<Material>,
     /// Modules of the image.

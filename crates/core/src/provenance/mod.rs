@@ -29,6 +29,6 @@ pub use materials::{Confinement, Material, ModuleFile, Provenance, Role, Subject
 pub use package::{Package, PackageList, PackageReader, RPM_LIST, RPM_LIST_FORMAT};
 pub use purl::Distribution;
 pub use signers::{FoundSignatures, ImageSignature, Judgement, NamedKey, RequiredSigners, TooFewKeys, Trust};
-pub use slsa::{SLSA_PREDICATE, slsa};
+pub use slsa::{SLSA_PREDICATE, named_inputs, slsa};
 pub use spdx::{SPDX_IMAGE, SPDX_PREDICATE, spdx};
 pub use statement::{CHECK_REPORT_PREDICATE, Statement, StatementError, is_about, statement};

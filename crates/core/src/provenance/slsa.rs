@@ -1,8 +1,10 @@
 //! SLSA provenance, version 1: how and from what an image was built (`slsa.dev/spec/v1.0/provenance`).
 
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::{Confinement, Material, Package, Provenance, materials::without_nulls, purl};
+use crate::plan::NamedInputs;
 
 /// The predicate type.
 pub const SLSA_PREDICATE: &str = "https://slsa.dev/provenance/v1";
@@ -16,7 +18,8 @@ const CANARY: &str = "https://farrier.dev/canary/v1";
 
 /// Returns the predicate. External parameters are the user's choices; everything else follows from the dependencies.
 pub fn slsa(provenance: &Provenance) -> Value {
-    let Provenance { subject, farrier, build_format, materials, modules: _, confinement } = provenance;
+    let Provenance { subject, farrier, build_format, inputs, materials, modules: _, confinement } =
+        provenance;
     let kernel = subject.target.as_ref().map(|target| {
         json!({
             "release": target.release.as_str(),
@@ -43,6 +46,7 @@ pub fn slsa(provenance: &Provenance) -> Value {
             "internalParameters": {
                 "buildFormat": build_format,
                 "inputHash": subject.input_hash.to_string(),
+                "inputs": inputs,
             },
             "resolvedDependencies": dependencies,
         },
@@ -73,6 +77,12 @@ fn dependency(material: &Material) -> Value {
         },
         "annotations": without_nulls(json!({"role": role.as_str(), "version": version, "packages": packages})),
     }))
+}
+
+/// Reads the named inputs of the build from a predicate. Empty if it has none.
+pub fn named_inputs(predicate: &Value) -> NamedInputs {
+    NamedInputs::deserialize(&predicate["buildDefinition"]["internalParameters"]["inputs"])
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -45,6 +45,7 @@ pub(super) fn provenance() -> Provenance {
         },
         farrier: "0.1.0".to_owned(),
         build_format: "farrier.dev/build/1".to_owned(),
+        inputs: [("version".to_owned(), "4.22".to_owned())].into(),
         materials: vec![
             Material::of_origin(
                 Role::Source,

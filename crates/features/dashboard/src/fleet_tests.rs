@@ -1,6 +1,6 @@
 use std::{collections::BTreeSet, sync::Arc};
 
-use farrier_core::plan::{Cell, Plan, PlannedCell, Published, PublishedInputs, testing};
+use farrier_core::plan::{Cell, Plan, PlannedCell, Published, testing};
 
 use super::*;
 use crate::{
@@ -103,7 +103,6 @@ fn published(cell: &Cell) -> Published {
         exposed: None,
         verdict: Some(Verdict::Loads),
         kernel_release: None,
-        inputs: PublishedInputs::default(),
         platforms: BTreeMap::new(),
     }
 }

@@ -4,9 +4,10 @@
 use farrier_core::{
     facts::{annotations, media_type},
     image::{Digest, Version},
+    plan::NamedInputs,
     provenance::{
         self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, PublicKey, SLSA_PREDICATE,
-        SPDX_PREDICATE, Subject,
+        SPDX_PREDICATE, Statement, Subject,
     },
 };
 use oci::{AnyManifest, Artifact, Descriptor, ImageError, ImageManifest, referrers_tag};
@@ -138,6 +139,13 @@ impl StoredImage<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Reads the named inputs of the image's build from its provenance. Empty if there is none.
+    pub async fn named_inputs(self) -> Result<NamedInputs> {
+        let statement =
+            self.find_document(&PROVENANCE).await?.and_then(|bytes| Statement::parse(&bytes).ok());
+        Ok(statement.map(|statement| provenance::named_inputs(&statement.predicate)).unwrap_or_default())
     }
 
     /// Whether the image's fallback list names a referrer of this artifact type that the registry deleted.

@@ -4,7 +4,7 @@
 use farrier_core::{
     facts::{UnionNotes, UnionPart, assemble_union, media_type},
     image::{ImageReference, Repository, Version},
-    plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
+    plan::{BUILD_FORMAT, NamedInputs, PlannedUnion, Published, UnionMember},
     provenance::{Confinement, Material, Provenance, Role, Subject, Terms},
 };
 use farrier_store::registry::StoredManifest;
@@ -77,6 +77,7 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
         },
         farrier: super::FARRIER.to_owned(),
         build_format: BUILD_FORMAT.to_owned(),
+        inputs: NamedInputs::new(),
         materials: members.collect(),
         modules: Vec::new(),
         confinement: Confinement::default(),

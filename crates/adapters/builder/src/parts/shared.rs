@@ -13,7 +13,7 @@ use farrier_core::{
     facts::{ImageFacts, annotations},
     image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name, share_tags},
     kernel::Architecture,
-    plan::{Budget, ImageLocation, Instance, Published, PublishedInputs},
+    plan::{Budget, ImageLocation, Instance, Published},
 };
 use farrier_inputs::{Fetcher, key_ends};
 use farrier_local::{
@@ -361,7 +361,6 @@ fn published(stored: &StoredManifest) -> Published {
         exposed: facts.exposed_digest,
         verdict: facts.verdict,
         kernel_release: facts.kernel_release.map(|release| release.to_string()),
-        inputs: PublishedInputs::of(annotations),
         platforms: BTreeMap::new(),
     }
 }

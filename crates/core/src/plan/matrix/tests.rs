@@ -1,15 +1,17 @@
 use std::collections::BTreeMap;
 
 use super::super::{
-    Cell, CellInputs, FetchedInputs, HeaderState, Outcome, PlannedCell, SkipReason, cell_for,
+    Cell, CellInputs, FetchedInputs, HeaderState, Outcome, PlannedCell, SignedWith, SkipReason, cell_for,
+    changed_inputs,
     fixtures::{K47, K48, World, image, name, resolved},
     node_systems, toolchain_key,
 };
 use crate::{
     definition::{NonEmpty, checked::ImageDigest},
-    image::{Output, Reuse, RuntimeBase},
+    image::{Digest, Output, Reuse, RuntimeBase},
     kernel::{Architecture, Compiler, CompilerKind, KernelTarget, OSTREE_VERSION_LABEL, Toolchain},
     kmod::Verdict,
+    site::Signed,
     template::Templates,
 };
 
@@ -227,12 +229,25 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
             w.image("mft").spec.patches.push(serde_json::from_value(patch).unwrap());
             found(w).patches.insert(0, "sha256:4".to_owned());
         },
+        |w| w.image("mft").spec.exposes.push("/usr/src/mft".parse().unwrap()),
+        |w| {
+            let template = "FROM {{toolchain}}\nRUN {{vars.make}}".to_owned();
+            w.definitions.templates.insert("mft".to_owned(), template);
+            w.image("mft").spec.vars.insert("make".parse().unwrap(), "true".parse().unwrap());
+        },
+        |w| {
+            let certificate = Digest::of(b"certificate");
+            found(w).signed_with = Some(SignedWith { certificate, signed: Signed::Keep });
+        },
+        |w| drop(w.resolved.headers.insert(target(K47), Ok(Some(Digest::of(b"headers").to_string())))),
     ]
     .map(cell)
     .into();
     let all = different.iter().chain([&same]);
     let distinct: std::collections::BTreeSet<_> = all.map(|cell| cell.input_hash).collect();
     assert_eq!(distinct.len(), different.len() + 1);
+    let changed = different.iter().map(|cell| changed_inputs(&same.inputs, cell).join("; ") + "\n");
+    insta::assert_snapshot!(changed.collect::<String>(), @"");
     let what: Vec<&str> = different.iter().map(|cell| cell.changed_since(&same).unwrap()).collect();
     insta::assert_snapshot!(what.join(", "), @"its definition, a source, its definition, its definition, its definition, its definition, its definition, its definition, the runtime base, its definition, the toolchain, the toolchain, its definition, a patch");
 }

@@ -3,8 +3,8 @@ use crate::{
     image::Digest,
     kmod::Verdict,
     plan::{
-        HeaderState, HoldReason, ImageContents, Matrix, NeedReason, Phase, Published, PublishedInputs,
-        RolloutDecision, SignatureState, SkipReason, UpdateStrategy,
+        HeaderState, HoldReason, ImageContents, Matrix, NeedReason, Phase, Published, RolloutDecision,
+        SignatureState, SkipReason, UpdateStrategy,
         fixtures::{K47, K48, Rounds, World, name},
         table,
     },
@@ -58,7 +58,6 @@ fn publish_union(world: &mut World) -> ImageReference {
         exposed: None,
         verdict: Some(Verdict::Loads),
         kernel_release: None,
-        inputs: PublishedInputs::default(),
         platforms: [].into(),
     };
     let pinned = published.pinned(&union.reference);

@@ -14,7 +14,7 @@ use crate::{
     image::{Digest, Version},
     kernel::Architecture,
     kmod::Verdict,
-    plan::{ExceededLimit, ImageContents, Published, PublishedInputs, UpdateStrategy, union::MAX_MEMBERS},
+    plan::{ExceededLimit, ImageContents, Published, UpdateStrategy, union::MAX_MEMBERS},
 };
 
 const OLD: &str = "registry.test/old:1";
@@ -65,7 +65,6 @@ fn publish_one(world: &mut World, union: &PlannedUnion) {
         exposed: None,
         verdict: Some(Verdict::Loads),
         kernel_release: None,
-        inputs: PublishedInputs::default(),
         platforms: BTreeMap::new(),
     };
     let there = world.observed.published.get(&union.reference).map(|there| there.platforms.clone());
