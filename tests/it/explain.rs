@@ -38,7 +38,9 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
     site.farrier(&["why", "absent", KERNEL])
         .exits(2)
         .line("no driver image is named absent; known: broken, hello");
-    site.farrier(&["why", "hello"]).exits(2).line("farrier why node/NAME, or farrier why IMAGE KERNEL");
+    site.farrier(&["why", "hello"])
+        .exits(2)
+        .line("farrier why node/NAME, or farrier why IMAGE --kernel RELEASE");
     assert_eq!(site.manifests(), before);
 }
 

@@ -94,7 +94,8 @@ impl Chain {
         let here = |text: &str| {
             text.replace("127.0.0.1:5000", &site.registry.host).replace("6.1.0-56-amd64", &self.kernel)
         };
-        let played = ["docs/gpu.md", "docs/peer-memory.md"].map(|name| blocks(&page(name))).into_iter().flatten();
+        let played =
+            ["docs/gpu.md", "docs/peer-memory.md"].map(|name| blocks(&page(name))).into_iter().flatten();
         assert_eq!(play(site, Some(entrypoint), played, here), 7, "outputs to compare");
     }
 

@@ -105,6 +105,43 @@ fn everything_that_carries_a_record_is_taken_back_without_any_definition() {
     assert_eq!(all_writes(), 55);
 }
 
+/// The options of kubectl: the namespace of an object, a kubeconfig, and a context without `--cluster`.
+#[test]
+fn a_namespace_selects_objects_in_the_cluster_of_a_context() {
+    let (api, directory) = (FakeApi::start(), tempfile::tempdir().unwrap());
+    let kubeconfig = api.kubeconfig(directory.path()).display().to_string();
+    for (namespace, name) in [("a", "one"), ("a", "two"), ("b", "one"), ("b", "three")] {
+        let object = daemon_set(namespace, name, NEW_IMAGE);
+        api.create(recorded(object, "driver", &NEW_IMAGE.into(), &OLD_IMAGE.into()));
+    }
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
+        command.args(args).args(["--kubeconfig", &kubeconfig]).env("HOME", directory.path());
+        for name in ["KUBECONFIG", "FARRIER_CLUSTER", "FARRIER_DEFINITIONS"] {
+            command.env_remove(name);
+        }
+        command.env("FARRIER_CACHE_DIR", directory.path().join("cache")).output().unwrap()
+    };
+    let objects = |args: &[&str]| done(&run(&[&["rollback", "-o", "name", "--dry-run"], args].concat()));
+    assert_eq!(objects(&["-n", "a"]), "a/one\na/two\n");
+    assert_eq!(objects(&["-n", "b", "three", "a/two"]), "a/two\nb/three\n");
+    assert_eq!(objects(&["-n", "c"]), "");
+    let of_context = ["upgrade", "history", "--context", "test", "-n", "b", "-o", "name"];
+    assert_eq!(done(&run(&of_context)), "b/one\nb/three\n");
+    for (args, words) in [
+        (&["rollback", "--context", "other"][..], "other"),
+        (&["status", "--registry", "oci:r", "--cluster", "dir:.", "--context", "test"], "is no live cluster"),
+        (&["upgrade", "pause", "-n", "a", "four"], "a/four"),
+    ] {
+        let output = run(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
+    done(&run(&["rollback", "-n", "b"]));
+    assert_eq!(images(&api).iter().filter(|image| *image == OLD_IMAGE).count(), 2);
+}
+
 #[test]
 fn where_nothing_is_found_it_is_said_what_was_looked_for_and_where() {
     let (api, directory) = (FakeApi::start(), tempfile::tempdir().unwrap());

@@ -76,9 +76,12 @@ pub fn play(
     bash.envs(entrypoint.map(|entrypoint| ("FARRIER_ENTRYPOINT", entrypoint)));
     bash.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     site.finish(bash.spawn().unwrap()).exits(0);
-    for (commands, wanted, output) in &expected {
-        let output = fs::read_to_string(output).unwrap();
-        assert_eq!(normalized(&output), normalized(wanted), "{commands}");
+    let (mut wanted, mut found) = (String::new(), String::new());
+    for (commands, text, output) in &expected {
+        for (outputs, output) in [(&mut wanted, text), (&mut found, &fs::read_to_string(output).unwrap())] {
+            write!(outputs, "$ {commands}\n{}\n", normalized(output)).unwrap();
+        }
     }
+    assert!(found == wanted, "outputs:\n{found}\nthe pages have:\n{wanted}");
     expected.len()
 }

@@ -337,11 +337,11 @@ mod tests {
         ]
         .map(|why| why.remedy("n1; reboot"));
         insta::assert_snapshot!(remedies.join("\n"), @r#"
-        Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')"
-        Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.ID=VALUE, as in its /etc/os-release
-        Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.VERSION_ID=VALUE, where VALUE is VERSION_ID in its /etc/os-release, or the suite on Debian testing and sid
-        kubectl label --overwrite node 'n1; reboot' kubernetes.io/arch=amd64
-        kubectl get node 'n1; reboot' -o yaml
+        Node Feature Discovery sets this within a minute; without it: `kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')"`
+        Node Feature Discovery sets this within a minute; without it: `kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.ID=ID`, with ID and VERSION_ID of its /etc/os-release (on Debian testing and sid, the suite)
+        Node Feature Discovery sets this within a minute; without it: `kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')" feature.node.kubernetes.io/system-os_release.ID=ID feature.node.kubernetes.io/system-os_release.VERSION_ID=VERSION_ID`, with ID and VERSION_ID of its /etc/os-release (on Debian testing and sid, the suite)
+        `kubectl label --overwrite node 'n1; reboot' kubernetes.io/arch=amd64`
+        `kubectl get node 'n1; reboot' -o yaml`
         "#);
     }
 

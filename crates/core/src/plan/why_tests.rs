@@ -85,7 +85,7 @@ fn what_a_node_does_not_call_for_names_the_label() {
     world.snapshot.nodes[1].labels.remove(KERNEL_LABEL);
     insta::assert_snapshot!(of_node(&world, "n1"), @r#"
     node n1
-    kernel: the node is skipped: label feature.node.kubernetes.io/kernel-version.full is missing -> Node Feature Discovery sets it within a minute; where it is not deployed: kubectl label --overwrite node n1 feature.node.kubernetes.io/kernel-version.full="$(kubectl get node n1 -o jsonpath={.status.nodeInfo.kernelVersion} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')"
+    kernel: the node is skipped: label feature.node.kubernetes.io/kernel-version.full is missing -> Node Feature Discovery sets this within a minute; without it: `kubectl label --overwrite node n1 feature.node.kubernetes.io/kernel-version.full="$(kubectl get node n1 -o jsonpath={.status.nodeInfo.kernelVersion} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')"`
     image mft: not called for: the label pci=yes marks a node with its own driver
     "#);
 }

@@ -161,7 +161,7 @@ fn identical_problems_are_merged_and_lists_are_limited() {
     let page = page_of(&large(50, 10, 0));
     assert_eq!((page.problems.items.len(), page.problems.more), (10, 40));
     assert!(
-        page.problems.items[0].hint.contains("farrier logs driver-3 6.1."),
+        page.problems.items[0].hint.contains("farrier logs driver-3 --kernel 6.1."),
         "{:?}",
         page.problems.items[0]
     );

@@ -247,9 +247,28 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
     let distinct: std::collections::BTreeSet<_> = all.map(|cell| cell.input_hash).collect();
     assert_eq!(distinct.len(), different.len() + 1);
     let changed = different.iter().map(|cell| changed_inputs(&same.inputs, cell).join("; ") + "\n");
-    insta::assert_snapshot!(changed.collect::<String>(), @"");
+    insta::assert_snapshot!(changed.collect::<String>(), @r#"
+    version changed (4.33.0 -> 4.34.0)
+    source src changed (sha256:1 -> sha256:2)
+    unpack of source src changed (null -> "a.tar")
+    subdir of source src changed (null -> "a.tar")
+    modules changed (["mod"] -> ["mod","another"])
+    output changed ("payload" -> "image")
+    entrypoint changed ([] -> ["x"])
+    env changed ({} -> {"x":"y"})
+    base changed (none -> sha256:3)
+    driver-entrypoint changed (none -> farrier.dev/entrypoint/1); entrypoint changed ([] -> ["driver-entrypoint","generic"])
+    toolchain changed (toolchain-1 -> toolchain-2)
+    toolchain changed (toolchain-1 -> toolchain-3)
+    template mft changed (sha256:7d85bd81a8ee -> sha256:f1865f79a97c)
+    patch 001-a_b.patch changed (none -> sha256:sha256:4)
+    exposes changed (none -> ["/usr/src/mft"])
+    template mft changed (sha256:7d85bd81a8ee -> sha256:4c9601829c33); vars.make changed (none -> true)
+    certificate changed (none -> sha256:03d66dd08835); module-signing changed (none -> farrier.dev/signing/1); signed changed (none -> "keep")
+    headers changed ({"tarball":{"path":"headers/{{release}}.tar"}} -> sha256:78c7f3736226)
+    "#);
     let what: Vec<&str> = different.iter().map(|cell| cell.changed_since(&same).unwrap()).collect();
-    insta::assert_snapshot!(what.join(", "), @"its definition, a source, its definition, its definition, its definition, its definition, its definition, its definition, the runtime base, its definition, the toolchain, the toolchain, its definition, a patch");
+    insta::assert_snapshot!(what.join(", "), @"its definition, a source, its definition, its definition, its definition, its definition, its definition, its definition, the runtime base, its definition, the toolchain, the toolchain, its definition, a patch, its definition, its definition, the key that signs modules, the kernel's headers");
 }
 
 fn starts_with(world: &mut World, program: &str) {
