@@ -96,7 +96,7 @@ impl Chain {
         };
         let played =
             ["docs/gpu.md", "docs/peer-memory.md"].map(|name| blocks(&page(name))).into_iter().flatten();
-        assert_eq!(play(site, Some(entrypoint), played, here), 7, "outputs to compare");
+        assert_eq!(play(site, Some(entrypoint), played, here), 4, "outputs to compare");
     }
 
     fn node(&self, name: &str) {
