@@ -5,7 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use farrier_builder::parts::Parts;
 use farrier_cluster::Cluster;
-use farrier_controller::live::once::run_once;
+use farrier_controller::live::{NodeTask, once::run_once};
 use farrier_core::plan::SnapshotScope;
 
 use super::{
@@ -65,8 +65,16 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
     if session.stop.cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
 }
 
+/// Returns the features that write to nodes in each reconcile.
+pub fn node_tasks() -> Vec<Arc<dyn NodeTask>> {
+    vec![
+        #[cfg(feature = "startup-taint")]
+        Arc::<farrier_startup_taint::StartupTaint>::default(),
+    ]
+}
+
 async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit> {
-    let report = run_once(parts, cluster).await?;
+    let report = run_once(parts, cluster, node_tasks()).await?;
     session.show(&report, output::reconcile)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,

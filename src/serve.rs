@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use super::headers::received_headers;
 use super::{
     CliError, Exit, Result, env_vars as vars,
+    run::node_tasks,
     session::{Connection, Session},
     settings::parse,
 };
@@ -114,8 +115,18 @@ pub async fn serve(
     let sink = page.as_ref().map(|page| Arc::clone(&page.sink));
     #[cfg(not(feature = "dashboard"))]
     let sink = None;
-    let context =
-        LiveContext { resync, cluster, configuration, leads, status, page: sink, asked, metrics, health };
+    let context = LiveContext {
+        resync,
+        cluster,
+        configuration,
+        leads,
+        status,
+        page: sink,
+        node_tasks: node_tasks(),
+        asked,
+        metrics,
+        health,
+    };
     Live::new(parts, context).run().await;
     #[cfg(feature = "dashboard")]
     if let Some(actions) = page.and_then(|page| page.actions) {

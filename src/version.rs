@@ -40,6 +40,7 @@ pub fn version(session: &Session) -> Result<Exit> {
         ("host-artifacts", cfg!(feature = "host-artifacts")),
         ("migrate", cfg!(feature = "migrate")),
         ("radar", cfg!(feature = "radar")),
+        ("startup-taint", cfg!(feature = "startup-taint")),
     ];
     let features = features.into_iter().filter_map(|(name, is_in)| is_in.then_some(name)).collect();
     let version =

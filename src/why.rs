@@ -34,20 +34,27 @@ pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let WhyArgs { subject, kernel, plan } = args;
     let (parts, cluster) = session.of_cluster(&plan).await?;
     let subject = Subject::of(&subject, kernel.get(), &parts.definitions)?;
-    let Planned { plan, snapshot, unreachable, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
-    let explain = Explain { snapshot: &snapshot, definitions: &parts.definitions, plan: &plan };
+    let planned = observe_and_plan(&parts, cluster.as_ref()).await?;
+    let Planned { plan, snapshot, unreachable, .. } = &planned;
+    let explain = Explain { snapshot, definitions: &parts.definitions, plan };
     let explanations = match subject {
-        Subject::Node(name) => vec![explain.node(name).ok_or_else(|| {
-            let first = snapshot.nodes.iter().map(|node| node.name.as_str()).min();
-            let hint = first.map_or("there are no nodes".to_owned(), |first| {
-                format!("its nodes: {}, such as {}", snapshot.nodes.len(), output::printable(first))
-            });
-            CliError::hinted(format!("{}: no node is named {name:?}", cluster.describe()), hint)
-        })?],
+        Subject::Node(name) => {
+            #[cfg_attr(not(feature = "startup-taint"), expect(unused_mut))]
+            let mut node = explain.node(name).ok_or_else(|| {
+                let first = snapshot.nodes.iter().map(|node| node.name.as_str()).min();
+                let hint = first.map_or("there are no nodes".to_owned(), |first| {
+                    format!("its nodes: {}, such as {}", snapshot.nodes.len(), output::printable(first))
+                });
+                CliError::hinted(format!("{}: no node is named {name:?}", cluster.describe()), hint)
+            })?;
+            #[cfg(feature = "startup-taint")]
+            node.chain.extend(farrier_startup_taint::explain(&parts.definitions, &planned, name));
+            vec![node]
+        }
         Subject::Image(image, release) => explain.image(image, &release),
     };
     session.show(&explanations, |explanations| text(explanations))?;
-    Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
+    Ok(if *unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
 impl<'a> Subject<'a> {

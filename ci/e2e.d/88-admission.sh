@@ -31,7 +31,7 @@ record() { echo "{\"metadata\":{\"annotations\":{\"farrier.dev/record\":$(jq -n 
 # The API server needs some seconds to enforce a new policy.
 wait=30 refused "a foreign label on a node" "only labels below farrier.dev/" patch node "$node" '{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}'
 refused "a foreign annotation" "only annotations below farrier.dev/" patch node "$node" '{"metadata":{"annotations":{"x.example/y":"1"}}}'
-refused "a taint" "nothing of a node but labels and annotations" patch node "$node" '{"spec":{"taints":null}}'
+refused "a taint" "removes no taint but the startup taint" patch node "$node" '{"spec":{"taints":null}}'
 refused "a cordon where farrier does not drain" "its cordon where it may drain" patch node "$node" '{"spec":{"unschedulable":true}}'
 allowed "farrier's own marks" patch node "$node" '{"metadata":{"labels":{"farrier.dev/ready-for":"k"},"annotations":{"farrier.dev/ready-for":"k"}}}'
 

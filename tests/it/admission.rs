@@ -120,6 +120,7 @@ fn a_check_has_no_secret_no_token_and_no_capability() {
 fn cordons_and_checks_are_refused_by_default() {
     for (name, place, variable, component) in [
         ("farrier-nodes", 1, "cordons", "drain"),
+        ("farrier-nodes", 2, "startupTaint", "startup-taint"),
         ("farrier-jobs", 1, "checks", "upgrade-checks"),
         ("farrier-jobs", 2, "forecasts", "upgrade-forecasts"),
     ] {
@@ -129,6 +130,29 @@ fn cordons_and_checks_are_refused_by_default() {
         let patch = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
         assert!(patch.contains(name) && patch.contains(&format!("/variables/{place}/expression")), "{patch}");
     }
+}
+
+/// The policy names each form of the taint that farrier removes, and no other.
+#[test]
+fn only_startup_taints_are_removed() {
+    let policy = policy("farrier-nodes");
+    let rules = policy["spec"]["validations"].as_array().unwrap();
+    let rule = rules
+        .iter()
+        .map(|rule| text(&rule["expression"]))
+        .find(|rule| rule.contains("variables.taints"))
+        .unwrap();
+    let named: Vec<&str> = rule.split('\'').skip(1).step_by(2).collect();
+    assert_eq!(named, farrier_startup_taint::TAINTS);
+    assert!(rule.starts_with("variables.taints == (variables.startupTaint ?"), "{rule}");
+    let rbac =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/components/startup-taint/rbac.yaml");
+    let rbac = fs::read_to_string(rbac).unwrap();
+    let granted: Value = serde_saphyr::from_str(rbac.split("\n---\n").next().unwrap()).unwrap();
+    assert_eq!(
+        granted["rules"],
+        serde_json::json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}])
+    );
 }
 
 #[test]

@@ -9,7 +9,7 @@ use farrier_core::{
     image::OperatorResource,
     plan::{
         Change, ClusterSnapshot, DaemonSetChange, DaemonSetFacts, NodeChange, NodeCheck, ObservedKind,
-        PodRestart, SnapshotScope,
+        PodRestart, SnapshotScope, Untaint,
     },
 };
 
@@ -295,6 +295,42 @@ async fn a_write_whose_answer_is_lost_is_made_once() {
     assert_eq!(image_in(&api), NEW);
     assert_eq!(api.get("daemonsets.apps", "drivers", "ofed").unwrap()["metadata"]["generation"], 2);
     until(&kube, "the new image is seen", |snapshot| ofed(snapshot).containers[0].image == NEW).await;
+}
+
+#[tokio::test]
+async fn one_taint_of_a_node_is_removed_and_the_others_stay_as_they_are() {
+    let api = cluster();
+    let mut node = objects::node("new", "6.1.0-1-amd64");
+    let first =
+        json!({"key": "x/a", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-02T03:04:05Z"});
+    let last = json!({"key": "x/b", "effect": "NoSchedule"});
+    node["spec"]["taints"] =
+        json!([first, {"key": "farrier.dev/driver-not-ready", "effect": "NoSchedule"}, last]);
+    api.load([node]);
+    let kube = connect(&api).await;
+    let snapshot = until(&kube, "the node", |snapshot| snapshot.nodes.len() == 3).await;
+    let facts = snapshot.nodes.iter().find(|facts| facts.name == "new").unwrap();
+    assert!(facts.created.is_some());
+    let untaint = |created| {
+        let untaint = Some(Untaint { key: "farrier.dev/driver-not-ready".to_owned(), created });
+        Change::Node(NodeChange { name: "new".to_owned(), untaint, ..NodeChange::default() })
+    };
+    // The node was deleted, and another machine registered under its name.
+    let error = kube.apply(&untaint(Some("2020-01-01T00:00:00Z".parse().unwrap()))).await.unwrap_err();
+    assert!(error.is_conflict(), "{error}");
+    // Another writer adds a taint between farrier's read and its write.
+    let change = untaint(facts.created);
+    api.fail(Requests::verb("patch").resource("nodes"), ApiFailure::Conflict, 1);
+    assert!(kube.apply(&change).await.unwrap_err().is_conflict());
+    kube.apply(&change).await.unwrap();
+    let written = api.get("nodes", "", "new").unwrap();
+    assert_eq!(written["spec"]["taints"], json!([first, last]));
+    let next = kube.snapshot().await.unwrap();
+    let facts = next.nodes.iter().find(|facts| facts.name == "new").unwrap();
+    assert_eq!(facts.taints.len(), 2, "the next snapshot has the write");
+    let writes = api.writes().len();
+    kube.apply(&change).await.unwrap();
+    assert_eq!(api.writes().len(), writes, "without the taint there is nothing to write");
 }
 
 #[tokio::test]

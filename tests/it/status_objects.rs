@@ -208,6 +208,7 @@ async fn a_namespace_that_is_not_there_is_said_as_that() {
         decision: RolloutDecision::Hold(HoldReason::NotFound),
         changes: Vec::new(),
         upgrade: None,
+        warnings: Vec::new(),
     });
     story.pass(1).await;
     let said = logs.with("there is no such namespace");

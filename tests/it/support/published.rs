@@ -14,8 +14,14 @@ use serde_json::Value;
 /// Publishes every image that a plan (`farrier plan -o json`) would build: one small layer, farrier's annotations and the
 /// planned input hash. Returns the images with digests by image and kernel release.
 pub fn publish_planned(plan: &Value) -> BTreeMap<(String, String), String> {
-    let builds = plan["builds"].as_array().expect("a plan").iter();
-    builds.map(|build| (key(&build["cell"]), publish(&build["cell"], Verdict::Loads))).collect()
+    publish_planned_as(plan, &RegistryOptions::default())
+}
+
+/// Publishes like [`publish_planned`], with credentials.
+pub fn publish_planned_as(plan: &Value, options: &RegistryOptions) -> BTreeMap<(String, String), String> {
+    let facts = ImageFacts { verdict: Some(Verdict::Loads), ..ImageFacts::default() };
+    let builds = plan["builds"].as_array().expect("a plan").iter().map(|build| &build["cell"]);
+    builds.map(|cell| (key(cell), publish_as(cell, facts.clone(), options))).collect()
 }
 
 fn key(cell: &Value) -> (String, String) {
@@ -34,6 +40,10 @@ pub fn publish(cell: &Value, verdict: Verdict) -> String {
 /// Publishes one cell of a plan with these facts in addition to the planned input hash and kernel. All other content is
 /// fictional.
 pub fn publish_with(cell: &Value, facts: ImageFacts) -> String {
+    publish_as(cell, facts, &RegistryOptions::default())
+}
+
+fn publish_as(cell: &Value, facts: ImageFacts, options: &RegistryOptions) -> String {
     let release = text(&cell["target"]["release"]);
     let reference: ImageReference = text(&cell["reference"]).parse().unwrap();
     let mut writer = LayerWriter::new(Vec::new(), 0);
@@ -63,7 +73,7 @@ pub fn publish_with(cell: &Value, facts: ImageFacts) -> String {
     .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
+        let registry = RemoteRegistry::new("registry".to_owned(), options);
         let repository = &reference.repository;
         registry.push_bytes(repository, &blob).await.unwrap();
         registry.push_bytes(repository, &assembled.config).await.unwrap();

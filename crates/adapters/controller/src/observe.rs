@@ -15,8 +15,8 @@ use farrier_core::{
     image::{GitPlace, ImageReference, Version},
     kernel::{KernelTarget, NodeSystem, match_family},
     plan::{
-        Cell, HeaderState, ManifestFacts, Matrix, Observed, Plan, PlanInputs, Resolved, SignatureState,
-        TreeKey, Unverified,
+        Cell, HeaderState, ManifestFacts, Matrix, Observed, Outcome, Plan, PlanInputs, Resolved,
+        RolloutWarning, SignatureState, TreeKey, Unverified,
     },
 };
 use farrier_inputs::{FetchError, Lookup};
@@ -35,6 +35,8 @@ pub struct LookupCache {
     pub(super) repositories: BTreeMap<GitPlace, (Instant, Result<ManifestFacts, String>)>,
     /// Prebuilt images that are absent or were rejected, with the time of the lookup.
     refused_sources: BTreeMap<TreeKey, Instant>,
+    /// Whether the registry refuses anonymous pulls, if already asked.
+    pub(super) refuses_anonymous: Option<bool>,
 }
 
 /// Interval between reads of a Git repository. A repository does not notify farrier of changes.
@@ -61,7 +63,8 @@ impl LookupCache {
 
     /// Drops failed lookups, so that the next plan retries them.
     pub fn forget_faults(&mut self) {
-        let Self { resolved, observed, unreachable, repositories: _, refused_sources } = self;
+        let Self { resolved, observed, unreachable, repositories: _, refused_sources, refuses_anonymous: _ } =
+            self;
         let Resolved {
             systems: _,
             images,
@@ -163,6 +166,25 @@ pub(super) async fn look_up_and_plan(
     let signatures = decided.union_signatures_to_look_up(observed);
     look_up_signatures(parts, &signatures, &mut observed.signatures).await;
     Ok(decided.plan(observed))
+}
+
+/// Removes warnings about missing pull secrets, unless the registry refuses an anonymous pull of the rollout's image. The answer is
+/// cached in `refuses`.
+pub(super) async fn confirm_warnings(parts: &Parts, plan: &mut Plan, refuses: &mut Option<bool>) {
+    let needs_secret = |warning: &RolloutWarning| warning.code == RolloutWarning::PULL_SECRETS;
+    let Plan { cells, rollouts, .. } = plan;
+    for rollout in rollouts.iter_mut().filter(|rollout| rollout.warnings.iter().any(needs_secret)) {
+        let published = cells.iter().find_map(|planned| match &planned.outcome {
+            Outcome::UpToDate { cell, .. } if cell.image == rollout.image => Some(&cell.reference),
+            _ => None,
+        });
+        if let (None, Some(image)) = (&refuses, published) {
+            *refuses = Some(parts.refuses_anonymous(image).await);
+        }
+        if *refuses != Some(true) {
+            rollout.warnings.retain(|warning| !needs_secret(warning));
+        }
+    }
 }
 
 async fn look_up_images(

@@ -20,9 +20,9 @@ use farrier_core::{
     image::{ChartImage, DriverImage, GitPlace, Output, Version},
     kernel::{Architecture, KernelTarget},
     plan::{
-        Announcements, Cell, CellInputs, Change, ClusterSnapshot, ManifestFacts, ManifestLocation, Manifests,
-        NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutTarget,
-        git_commit, images_in_use, kernels_in_use, node_systems,
+        Announcements, Cell, CellInputs, Change, ClusterSnapshot, ImageContents, ManifestFacts,
+        ManifestLocation, Manifests, NodeKernelLimiter, Plan, PlanInputs, PlannedRollout, PlannedSignature,
+        PlannedUnion, RolloutTarget, git_commit, images_in_use, kernels_in_use, node_systems,
     },
     site::ignore_nodes,
 };
@@ -35,7 +35,7 @@ use tokio::time::Instant;
 use super::{
     LookupCache, TargetReport,
     apply::{NodeLabelWrites, ensure_published},
-    observe::look_up_and_plan,
+    observe::{confirm_warnings, look_up_and_plan},
 };
 
 /// A plan, together with the state from which it was computed.
@@ -46,6 +46,8 @@ pub struct Planned {
     pub(super) announced: Announcements,
     /// Cluster snapshot from which the plan was computed.
     pub snapshot: ClusterSnapshot,
+    /// Contents of the images that DaemonSets and their pods use.
+    pub contents: BTreeMap<String, ImageContents>,
 }
 
 impl Planned {
@@ -143,9 +145,11 @@ pub(super) async fn plan_for(
         has_daemon,
         now,
     };
-    let plan = Box::pin(look_up_and_plan(parts, &inputs, observed, unreachable)).await?;
+    let mut plan = Box::pin(look_up_and_plan(parts, &inputs, observed, unreachable)).await?;
+    confirm_warnings(parts, &mut plan, &mut lookup_cache.refuses_anonymous).await;
     let unreachable = lookup_cache.resolved.unreachable || lookup_cache.unreachable;
-    Ok(Planned { plan, unreachable, announced, snapshot })
+    let contents = lookup_cache.observed.contents.clone();
+    Ok(Planned { plan, unreachable, announced, snapshot, contents })
 }
 
 /// Returns the engine's architecture and whether a daemon is available, each only if the plan depends on it: the architecture

@@ -32,7 +32,8 @@ async fn a_node_that_joins_during_a_build_holds_the_rollout() {
         fleet.change(|state| state.node("m", K11));
         gate.open.notify_one();
     };
-    let (report, ()) = tokio::join!(run_once(bench.parts.clone(), Arc::clone(&fleet) as _), joins);
+    let (report, ()) =
+        tokio::join!(run_once(bench.parts.clone(), Arc::clone(&fleet) as _, Vec::new()), joins);
     let report = report.unwrap();
     let [rollout] = report.rollouts.as_slice() else { panic!("{:?}", report.rollouts) };
     let RolloutDecision::Hold(HoldReason::MixedKernels { kernels, .. }) = &rollout.planned.decision else {

@@ -214,7 +214,7 @@ impl ImageContents {
     }
 
     /// Whether the image has modules for a kernel.
-    pub(super) fn has(&self, architecture: Architecture, release: &str) -> bool {
+    pub fn has(&self, architecture: Architecture, release: &str) -> bool {
         self.for_architecture(architecture).is_some_and(|image| image.kernels.contains(release))
     }
 }

@@ -109,9 +109,9 @@ pub use rewrite_rate_limiter::RewriteRateLimiter;
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Earlier, FieldRecord, GitCommit,
     ImageChange, NodeChange, NodeCheck, NodeSeen, PastUpgrade, PlannedRollout, PodRestart, Record,
-    RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, git_commit, handover_label,
-    past_table, past_upgrades, pause, paused, per_kernel_originals, rollback, rollback_per_kernel,
-    uncordoned,
+    RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, RolloutWarning, Untaint,
+    git_commit, handover_label, past_table, past_upgrades, pause, paused, per_kernel_originals, rollback,
+    rollback_per_kernel, uncordoned,
 };
 pub use rounds::{ComparedMatrix, DecidedMatrix};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};

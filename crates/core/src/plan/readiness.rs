@@ -1,8 +1,9 @@
-//! Decides whether a node may boot its next kernel. It may when every image that it will need is published and passed
-//! its check. Automation that upgrades kernels waits for the label that confirms this. A node that needs no image gets
+//! Decides whether a node may boot its next kernel. It may when every image that it will need is published, passed its
+//! check, and is an image that the node's DaemonSets can get while the other nodes run their kernels. Automation that upgrades kernels waits for the label that confirms this. A node that needs no image gets
 //! a different label, because nothing was checked for it.
 
 use std::{
+    cell::LazyCell,
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
@@ -14,6 +15,7 @@ use super::{
     READY_FOR,
     guarantee::{RequiredKernels, admissible_image},
     outcome::{CellLookup, CellState, Outcome},
+    rollout::RequestedRollouts,
     skip_reason::maybe_explained,
 };
 use crate::{
@@ -140,10 +142,16 @@ pub struct PlannedNode {
 }
 
 /// Computes the mark of every node.
-pub(super) fn nodes(inputs: &PlanInputs<'_>, observed: &Observed, cells: CellLookup<'_>) -> Vec<PlannedNode> {
+pub(super) fn nodes(
+    inputs: &PlanInputs<'_>,
+    observed: &Observed,
+    cells: CellLookup<'_>,
+    rollouts: &RequestedRollouts<'_>,
+) -> Vec<PlannedNode> {
     let images: Vec<&DriverImage> = inputs.definitions().images.values().collect();
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
-    let mut judged: HashMap<(KernelTarget, Vec<bool>, bool), Arc<NextKernel>> = HashMap::new();
+    let one_image = LazyCell::new(|| rollouts.with_one_image(inputs));
+    let mut judged: HashMap<(KernelTarget, Vec<bool>, bool, Vec<_>), Arc<NextKernel>> = HashMap::new();
     let mut planned = Vec::new();
     for node in inputs.snapshot.nodes.iter().filter(|node| node.ignored_by.is_none()) {
         // Labels that are missing for a while, as when NFD restarts, do not invalidate a published image: keep the
@@ -156,18 +164,36 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, observed: &Observed, cells: CellLoo
             continue;
         };
         let called: Vec<bool> = images.iter().map(|image| node.is_selected_by(image)).collect();
-        let key = (target, called, node.has_hardware_labels);
-        let next = judged.entry(key).or_insert_with_key(|(target, called, has_hardware_labels)| {
-            let called_for = images.iter().zip(called).filter(|(_, called)| **called);
-            let needs: Vec<RequiredImage> =
-                called_for.map(|(image, _)| needed(inputs, observed, &cells, image, target)).collect();
-            let doubt = match match_family(&inputs.definitions().families, target) {
-                _ if !needs.is_empty() => None,
-                None => Some(Blocker::NoFamily),
-                Some(_) => (!has_hardware_labels).then_some(Blocker::HardwareNotLabelled),
-            };
-            Arc::new(NextKernel { kernel: target.clone(), needs, doubt })
-        });
+        let conflicts: Vec<(&ImageName, String)> = one_image
+            .iter()
+            .filter_map(|rollout| {
+                let tag =
+                    |kernel: &_| Some(cells.get(rollout.image, kernel)?.outcome.cell()?.reference.clone());
+                let own = tag(&target);
+                let is_shared = |kernel: &_| *kernel == target || (own.is_some() && tag(kernel) == own);
+                Some((rollout.image, rollout.conflict(node, is_shared)?))
+            })
+            .collect();
+        let key = (target, called, node.has_hardware_labels, conflicts);
+        let next =
+            judged.entry(key).or_insert_with_key(|(target, called, has_hardware_labels, conflicts)| {
+                let called_for = images.iter().zip(called).filter(|(_, called)| **called);
+                let mut needs: Vec<RequiredImage> =
+                    called_for.map(|(image, _)| needed(inputs, observed, &cells, image, target)).collect();
+                for needed in
+                    needs.iter_mut().filter(|needed| matches!(needed.state, Readiness::Ready { .. }))
+                {
+                    if let Some((_, why)) = conflicts.iter().find(|(image, _)| **image == needed.image) {
+                        needed.state = Readiness::Missing { message: why.clone() };
+                    }
+                }
+                let doubt = match match_family(&inputs.definitions().families, target) {
+                    _ if !needs.is_empty() => None,
+                    None => Some(Blocker::NoFamily),
+                    Some(_) => (!has_hardware_labels).then_some(Blocker::HardwareNotLabelled),
+                };
+                Arc::new(NextKernel { kernel: target.clone(), needs, doubt })
+            });
         planned.extend(planned_node(&marks, node, Some(Arc::clone(next))));
     }
     if inputs.snapshot.read_only_nodes {

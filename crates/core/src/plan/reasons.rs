@@ -163,6 +163,11 @@ pub enum HoldReason {
         "the pods did not become ready with the image set at {at:.0}, and the previous image was restored: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
     )]
     RolloutFailed { at: jiff::Timestamp, why: String },
+    /// The first pods with this image did not become ready, and the previous image is for another kernel.
+    #[error(
+        "the pods did not become ready with the image set at {at:.0}: {why}; the previous image was not restored, because it has no modules for {kernel}; correct the cause, or publish another image"
+    )]
+    NotRestored { at: jiff::Timestamp, why: String, kernel: String },
     /// `farrier rollback` restored the value from before this image.
     #[error(
         "farrier rollback reverted what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"

@@ -8,6 +8,7 @@ mod context;
 mod copy;
 mod daemon_set;
 mod field;
+mod first_write;
 mod git;
 mod handover;
 mod image;
@@ -29,13 +30,17 @@ mod watch;
 
 use std::collections::{BTreeSet, HashMap};
 
-use self::context::{Context, Decided, Peer, no_image};
 pub use self::context::{PlannedRollout, RolloutDecision};
+use self::{
+    context::{Context, Decided, Peer, no_image},
+    reached::{Kernels, Reached},
+};
 pub use change::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, NodeCheck,
-    NodeSeen, PodRestart, ResourceChange,
+    NodeSeen, PodRestart, ResourceChange, Untaint,
 };
 pub(super) use copy::copy_times;
+pub use first_write::RolloutWarning;
 pub use git::{GitCommit, git_commit};
 pub use handover::handover_label;
 pub(super) use handover::{HANDED_OVER, short_hash};
@@ -49,13 +54,17 @@ pub use upgrade::uncordoned;
 pub(super) use watch::Limits;
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestLocation, Observed,
-    PER_KERNEL_ANNOTATION, PlanInputs, PlannedUnion, PlannedUpgrade, RolloutObject, RolloutTarget,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, ImageContents, ManifestLocation, NodeFacts, Observed,
+    PER_KERNEL_ANNOTATION, PlanInputs, PlannedUnion, PlannedUpgrade, ReachingObject, RolloutObject,
+    RolloutTarget,
     chain_state::ChainStates,
     node::{NodeGroup, group_nodes},
     outcome::CellLookup,
 };
-use crate::image::{Chains, ImageName, RolloutSpec, Strategy};
+use crate::{
+    image::{Chains, ImageName, RolloutSpec, Strategy},
+    kernel::KernelTarget,
+};
 
 /// Rollouts of the definitions, needed images before their dependents.
 pub(super) struct RequestedRollouts<'a> {
@@ -70,6 +79,37 @@ struct RequestedRollout<'a> {
     target: RolloutTarget,
     /// Images whose rollouts name the same field, if there are several.
     claimed_by: Vec<ImageName>,
+}
+
+/// Rollout that gives one image to all nodes of a DaemonSet.
+pub(super) struct OneImage<'a> {
+    pub(super) image: &'a ImageName,
+    target: &'a RolloutTarget,
+    kernels: Kernels<'a>,
+}
+
+impl OneImage<'_> {
+    /// Returns why a node gets no driver once it boots a kernel: other nodes need another image. `is_shared` says whether
+    /// another kernel's image has the same tag.
+    pub(super) fn conflict(
+        &self,
+        node: &NodeFacts,
+        is_shared: impl Fn(&KernelTarget) -> bool,
+    ) -> Option<String> {
+        let is_node = |other: &&NodeFacts| other.name == node.name;
+        if !self.kernels.values().flatten().any(is_node) {
+            return None;
+        }
+        let is_other = |(kernel, nodes): &(&&KernelTarget, &Vec<&NodeFacts>)| {
+            !is_shared(kernel) && !nodes.iter().all(is_node)
+        };
+        let (kernel, _) = self.kernels.iter().find(is_other)?;
+        Some(format!(
+            "{} has one image for all its nodes, and another node runs {kernel}; use strategy per-kernel or union, or boot \
+             all nodes at once",
+            self.target
+        ))
+    }
 }
 
 /// Rollouts to each DaemonSet of the cluster.
@@ -100,6 +140,22 @@ impl<'a> RequestedRollouts<'a> {
         let labels = labels.flat_map(|found| found.placement.label_keys());
         let labels = labels.chain(of_resources.iter().map(String::as_str));
         Self { all, groups: group_nodes(&inputs.snapshot.nodes, labels) }
+    }
+
+    /// Returns the rollouts that give one image to all nodes of a DaemonSet, which is for one kernel.
+    pub(super) fn with_one_image(&self, inputs: &PlanInputs<'a>) -> Vec<OneImage<'_>> {
+        let has_one = |rollout: &&RequestedRollout<'_>| {
+            matches!(rollout.target.strategy, Strategy::Image | Strategy::File | Strategy::Git)
+        };
+        let rollouts =
+            self.all.iter().filter(has_one).filter_map(|RequestedRollout { image, target, .. }| {
+                let RolloutObject::DaemonSet(wanted) = &target.object else { return None };
+                let live = inputs.snapshot.daemon_sets.iter().find(|found| found.is_named(wanted));
+                let found = live.or_else(|| Some(daemon_set::named(inputs, target).ok()?.daemon_set))?;
+                let object = ReachingObject::daemon_set(found, inputs.snapshot);
+                Some(OneImage { image, target, kernels: Reached::by(&object, &self.groups).kernels })
+            });
+        rollouts.collect()
     }
 
     /// Returns the rollouts that share a DaemonSet, without those that claim the same field.
@@ -194,6 +250,7 @@ impl<'a> RequestedRollouts<'a> {
                 decision,
                 changes,
                 upgrade,
+                warnings: first_write::warnings(&context, target),
             });
             contexts.push(context);
         }

@@ -134,7 +134,7 @@ impl DecidedMatrix<'_> {
         let (rollouts, nodes, unions) = self.with_chains(observed, |cells, chain_states| {
             let (rollouts, unions) = self.rollouts.decide(inputs, observed, cells, chain_states);
             let cells = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
-            (rollouts, readiness::nodes(inputs, observed, cells), unions)
+            (rollouts, readiness::nodes(inputs, observed, cells, &self.rollouts), unions)
         });
         let published_unions = unions.iter().filter_map(|union| published_union(observed, union));
         let signable = published_unions.chain(self.cells.iter().filter_map(published));

@@ -10,8 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
-    JobState, KERNEL_LABEL, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR, ReachingObject,
-    RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces,
+    COPY_OF_LABEL, JobState, KERNEL_LABEL, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR,
+    ReachingObject, RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces,
     labels::HANDOVER_LABELS,
     reach::{DRIVER_OWNER, DriverOwnership, operator_placement},
 };
@@ -42,6 +42,8 @@ impl<T: Clone> DerefMut for CowArc<T> {
 pub struct NodeFacts {
     /// `metadata.name`.
     pub name: String,
+    /// `metadata.creationTimestamp`.
+    pub created: Option<Timestamp>,
     /// `metadata.labels`; from a live cluster only labels of interest ([`super::SnapshotScope`]), and farrier's own.
     pub labels: BTreeMap<String, String>,
     /// `metadata.annotations` whose keys begin with `farrier.dev/`.
@@ -184,6 +186,8 @@ pub struct PodFacts {
     pub bound: bool,
     /// Image by container, init containers included.
     pub images: BTreeMap<String, String>,
+    /// Number of `imagePullSecrets`, which include those of its ServiceAccount.
+    pub pull_secrets: usize,
     /// Whether the `Ready` condition is true.
     pub ready: bool,
     /// Time since which the pod is ready without a restart: the later of the last change of the `Ready` condition and
@@ -397,6 +401,12 @@ impl DaemonSetFacts {
     /// Whether a rollout names this DaemonSet.
     pub fn is_named(&self, wanted: &DaemonSetContainer) -> bool {
         self.namespace == *wanted.namespace && self.name == *wanted.daemon_set
+    }
+
+    /// Whether this is a DaemonSet that farrier created for one kernel from another one.
+    pub fn is_copy_of(&self, original: &Self) -> bool {
+        let of = self.live.as_ref().and_then(|live| live.labels.get(COPY_OF_LABEL));
+        self.namespace == original.namespace && of == Some(&original.name)
     }
 
     /// Returns the image of a container.

@@ -168,6 +168,9 @@ fn rollouts(plan: &Plan) -> Table {
         if let Some(upgrade) = &rollout.upgrade {
             why = format!("{why}\n{}", upgrade.summary());
         }
+        for warning in &rollout.warnings {
+            why = format!("{why}\n{warning}");
+        }
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
     table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))

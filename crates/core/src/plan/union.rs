@@ -131,8 +131,13 @@ pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> B
             let Some(live) = &found.live else { continue };
             // Include the image of the record: a rejected image must not be set again under another name.
             let record = Record::of(&live.annotations).unwrap_or_default().0.remove(&*wanted.container);
-            images.extend(record.and_then(|record| record.set.as_str().map(str::to_owned)));
-            let pods = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
+            // The replaced image is restored only if it has modules for the nodes' kernels.
+            let recorded = record.iter().flat_map(|record| [&record.set, &record.replaced]);
+            images.extend(recorded.filter_map(|image| image.as_str().map(str::to_owned)));
+            let copies = snapshot.daemon_sets.iter().filter(|copy| copy.is_copy_of(found));
+            let uids: Vec<&str> = copies.filter_map(|copy| Some(&*copy.live.as_ref()?.version.uid)).collect();
+            let is_of = |uid: &str| uid == live.version.uid || uids.contains(&uid);
+            let pods = snapshot.pods.iter().filter(|pod| is_of(&pod.daemon_set));
             images.extend(pods.filter_map(|pod| pod.images.get(&*wanted.container).cloned()));
         }
     }

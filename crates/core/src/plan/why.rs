@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::{
     Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
-    ReachingObject, ResourceFacts, RolloutObject, RolloutTarget, StatusEntry, is_hardware_label, node_target,
-    status_entries,
+    ReachingObject, ResourceFacts, RolloutObject, RolloutTarget, RolloutWarning, StatusEntry,
+    is_hardware_label, node_target, status_entries,
     table::{decided, some_of, why_not},
 };
 use crate::{
@@ -160,10 +160,16 @@ impl Explain<'_> {
         };
         let mut links = vec![state(entry)];
         let rollouts = self.plan.rollouts.iter().filter(|rollout| rollout.image == *image);
-        links.extend(rollouts.map(|rollout| {
+        for rollout in rollouts {
             let (action, why) = decided(&rollout.decision);
-            link(rollout.target.to_string(), format!("{action}: {why}"))
-        }));
+            links.push(link(rollout.target.to_string(), format!("{action}: {why}")));
+            links.extend(rollout.warnings.iter().map(|RolloutWarning { code, message, hint }| {
+                ExplanationStep {
+                    hint: hint.clone(),
+                    ..link(rollout.target.to_string(), format!("warning[{code}]: {message}"))
+                }
+            }));
+        }
         if links.len() == 1 {
             links.push(link(
                 "rollout",

@@ -64,6 +64,7 @@ impl SiteSpec {
             check: _,
             kernel_limits: _,
             ignore_nodes: _,
+            startup_taint: _,
             storage: _,
             builds: _,
             git,
@@ -131,6 +132,9 @@ pub struct SiteSpec {
     pub kernel_limits: KernelLimits,
     /// Nodes that farrier ignores: those that match one of these rules.
     pub ignore_nodes: Vec<IgnoreNodes>,
+    /// Removes the taint `farrier.dev/driver-not-ready` from a node once all drivers of the node are loaded.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub startup_taint: bool,
     /// Limits on disk usage.
     #[serde(default, skip_serializing_if = "is_default")]
     pub storage: Storage,
@@ -156,6 +160,7 @@ impl SiteSpec {
             check: _,
             kernel_limits: _,
             ignore_nodes: _,
+            startup_taint: _,
             storage: _,
             builds: _,
             git: _,

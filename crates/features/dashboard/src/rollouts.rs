@@ -138,6 +138,7 @@ impl RolloutView {
         if let Some(upgrade) = &rollout.upgrade {
             details.extend(upgrade_details(upgrade, facts.now));
         }
+        details.extend(rollout.warnings.iter().map(|warning| fact("Warning", warning)));
         let changes = rollout.changes.iter().map(Change::object);
         details.extend(changes.map(|object| fact("Changes", object)));
         let failed = facts.failed_rewrites.get(&rollout.target);

@@ -21,7 +21,9 @@ use farrier_local::{
     cache::{BLOBS, Cache},
 };
 use farrier_signing::ModuleSigner;
-use farrier_store::registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest};
+use farrier_store::registry::{
+    Keyring, Registry, RegistryError, RegistryLocation, RegistryOptions, StoredManifest, connect,
+};
 use jiff::Timestamp;
 use oci::{
     self, AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, error_chain,
@@ -170,6 +172,14 @@ impl Parts {
         E: Into<TargetError>,
     {
         with_retry(what, &self.cancel, action).await
+    }
+
+    /// Whether the registry refuses an image to clients without credentials; false if the registry does not answer.
+    pub async fn refuses_anonymous(&self, image: &ImageReference) -> bool {
+        let options = RegistryOptions { net: self.fetcher.net().clone(), ..RegistryOptions::default() };
+        let anonymous = connect(&self.location, &options);
+        let found = anonymous.manifest(&image.repository, &image.version).await;
+        matches!(found, Err(RegistryError::Denied { .. }))
     }
 
     /// Returns the client for a repository: the configured registry if farrier publishes to the repository, otherwise a

@@ -88,6 +88,7 @@ pub(super) type PodObject = object::Object<PodSpec, PodStatus>;
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodSpec {
     pub(super) node_name: Option<String>,
+    pub(super) image_pull_secrets: Option<Vec<IgnoredAny>>,
     affinity: Option<Affinity>,
     init_containers: Option<Vec<Container>>,
     containers: Option<Vec<Container>>,

@@ -3,7 +3,7 @@
 use driver_entrypoint::holders::DRIVER_POD;
 use farrier_core::plan::{
     DaemonSetChange, DaemonSetCopy, LiveDaemonSet, NodeAffinity, NodeChange, NodeCheck, ObjectVersion,
-    PodRestart, ResourceChange,
+    PodRestart, ResourceChange, Untaint,
 };
 use k8s_openapi::{
     api::{
@@ -13,7 +13,10 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
 };
+use kube::api::DynamicObject;
 use serde_json::{Value, json};
+
+use super::facts::version;
 
 /// Adds preconditions to a write: the API server rejects the write if the object was replaced or has changed.
 fn preconditions(metadata: &mut Value, version: &ObjectVersion) {
@@ -96,7 +99,7 @@ pub(super) fn eviction(restart: &PodRestart) -> Eviction {
 
 /// Returns the merge patch for a node, with preconditions if a version is given. `null` removes a key.
 pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Value {
-    let NodeChange { name: _, labels, annotations, cordon, seen: _ } = change;
+    let NodeChange { name: _, labels, annotations, cordon, untaint: _, seen: _ } = change;
     let mut metadata = json!({});
     for (key, entries) in [("labels", labels), ("annotations", annotations)] {
         if !entries.is_empty() {
@@ -111,6 +114,16 @@ pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Valu
         body["spec"] = json!({"unschedulable": cordon});
     }
     body
+}
+
+/// Returns the merge patch that removes a taint from a node, for the node's current state; `None` without such a taint.
+pub(super) fn untaint(node: &DynamicObject, untaint: &Untaint) -> Option<Value> {
+    let mut taints = node.data["spec"]["taints"].as_array()?.clone();
+    let before = taints.len();
+    taints.retain(|taint| taint["key"] != untaint.key.as_str());
+    let mut metadata = json!({});
+    preconditions(&mut metadata, &version(&node.metadata));
+    (taints.len() < before).then(|| json!({"metadata": metadata, "spec": {"taints": taints}}))
 }
 
 /// Label that identifies Jobs that check a node.

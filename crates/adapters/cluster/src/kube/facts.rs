@@ -41,6 +41,7 @@ pub(super) fn node(node: NodeObject) -> Object {
     let version = version(&metadata);
     let labels = metadata.labels.unwrap_or_default();
     let facts = NodeFacts {
+        created: metadata.creation_timestamp.map(|time| time.0),
         name: metadata.name.unwrap_or_default(),
         has_hardware_labels: labels.keys().any(|label| is_hardware_label(label)),
         labels,
@@ -193,7 +194,7 @@ mod tests {
         let (version, facts) = node_facts(json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
-                "name": "n1", "uid": "u", "resourceVersion": "7",
+                "name": "n1", "uid": "u", "resourceVersion": "7", "creationTimestamp": "2026-06-30T12:00:00Z",
                 "labels": {"a": "1"},
                 "annotations": {"farrier.dev/next-kernel": "6.1.0", "other": "x".repeat(9)},
                 "managedFields": [{"manager": "kubelet"}],
@@ -211,6 +212,7 @@ mod tests {
         assert_eq!((version.uid.as_str(), version.resource_version.as_str()), ("u", "7"));
         let NodeFacts {
             name,
+            created,
             labels,
             annotations,
             kernel_version,
@@ -226,6 +228,7 @@ mod tests {
             ignored_by: _,
         } = facts;
         assert_eq!((taints[0].to_string().as_str(), operating_system.as_str()), ("gpu:NoSchedule", "linux"));
+        assert_eq!(created, Some("2026-06-30T12:00:00Z".parse().unwrap()));
         assert_eq!(ready_changed, Some("2026-07-01T12:00:00Z".parse().unwrap()));
         assert_eq!((name.as_str(), kernel_version.as_str()), ("n1", "6.1.0"));
         assert_eq!((architecture.as_str(), os_image.as_str()), ("amd64", "Debian"));

@@ -30,6 +30,7 @@ pub(super) fn pod(pod: PodObject) -> Object {
         node: node.unwrap_or_default(),
         bound,
         images: images(&spec),
+        pull_secrets: spec.image_pull_secrets.as_ref().map_or(0, Vec::len),
         ready: condition(&status, "Ready", "True").is_some(),
         stable_since: stable_since(&status),
         created: metadata.creation_timestamp.map(|time| time.0),

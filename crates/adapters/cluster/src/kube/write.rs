@@ -161,7 +161,7 @@ impl KubeCluster {
 
     /// Writes a node with a merge patch. An apply would remove the fields that other parts of a plan wrote to the same node.
     async fn write_node(&self, change: &NodeChange) -> Result<(), ApiError> {
-        let NodeChange { name, labels, annotations, cordon: _, seen } = change;
+        let NodeChange { name, labels, annotations, cordon: _, untaint, seen } = change;
         check_names([name])?;
         if let Some(key) = labels.keys().chain(annotations.keys()).find(|key| !key.starts_with(PREFIX)) {
             return Err(ApiError::Unwritable(format!("{key:?} does not start with {PREFIX}")));
@@ -179,9 +179,18 @@ impl KubeCluster {
             let patch = Patch::Merge(body);
             self.caller.call(permission, || nodes.patch(name, params, &patch)).await
         };
-        let node = match seen {
-            None => write(bodies::node(change, None)).await?,
-            Some(seen) => {
+        let node = match (untaint, seen) {
+            (Some(untaint), _) => {
+                // The store has no complete taints, and a merge patch replaces the whole list.
+                let current = self.caller.call(permission, || object.api.get(name)).await?;
+                if current.metadata.creation_timestamp.as_ref().map(|time| time.0) != untaint.created {
+                    return Err(ApiError::Changed("another node has this name now".to_owned()));
+                }
+                let Some(body) = bodies::untaint(&current, untaint) else { return Ok(()) };
+                write(body).await?
+            }
+            (None, None) => write(bodies::node(change, None)).await?,
+            (None, Some(seen)) => {
                 let body = |stored: &StoredObject| {
                     check_node(stored, seen)?;
                     Ok(bodies::node(change, Some(&stored.object.version)))

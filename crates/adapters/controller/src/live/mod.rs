@@ -24,9 +24,10 @@ use farrier_builder::{
 };
 use farrier_cluster::Cluster;
 use farrier_core::{
+    image::Definitions,
     kernel::KernelTarget,
     plan::{
-        ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RewriteRateLimiter,
+        Change, ClusterSnapshot, NodeKernelLimiter, NodeWriteLimiter, Outcome, Plan, RewriteRateLimiter,
         SnapshotScope, UnfinishedRollout, retry, unfinished_kernels, unfinished_rollouts,
     },
     site::ignore_nodes,
@@ -60,6 +61,12 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Timeout for writing the last status on shutdown.
 const LAST_STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Writes to nodes that an optional feature adds to each reconcile.
+pub trait NodeTask: Send + Sync {
+    /// Returns the writes for a plan.
+    fn changes(&self, definitions: &Definitions, planned: &Planned) -> Vec<Change>;
+}
+
 /// Dependencies of the loop, in addition to [`Parts`].
 pub struct LiveContext {
     /// Resync interval, after which a reconcile drops all cached lookups. Within this time farrier notices a tag that the
@@ -75,6 +82,8 @@ pub struct LiveContext {
     pub status: Option<Arc<dyn StatusSink>>,
     /// Sink that shows every reconcile, on a standby too.
     pub page: Option<Arc<dyn StatusSink>>,
+    /// Optional features that write to nodes.
+    pub node_tasks: Vec<Arc<dyn NodeTask>>,
     /// Notified on user actions that the next reconcile must observe.
     pub asked: Arc<Notify>,
     /// Prometheus metrics.
@@ -254,6 +263,7 @@ impl Live {
             farrier_core::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
+            self.states.log_warnings(&planned.plan);
             let RolloutOutcomes { reports, after } = self.roll_out(&planned).await?;
             rollouts = reports;
             targets = self.complete(&planned.plan).await;

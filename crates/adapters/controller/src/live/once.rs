@@ -8,7 +8,7 @@ use farrier_core::image::Chains;
 use tokio::sync::watch;
 
 use super::{
-    Live, LiveContext,
+    Live, LiveContext, NodeTask,
     builds::{FinishedBuild, NO_BUILD_RESULT},
     queue::Queue,
     rollouts::RolloutOutcomes,
@@ -24,7 +24,11 @@ use crate::{
 ///
 /// Rollouts come last. They are planned again from the current registry and nodes (guarantee 1), because a build may have
 /// taken an hour.
-pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<ReconcileReport> {
+pub async fn run_once(
+    parts: Parts,
+    cluster: Arc<dyn Cluster>,
+    node_tasks: Vec<Arc<dyn NodeTask>>,
+) -> Result<ReconcileReport> {
     let definitions = Arc::new(parts.definitions.clone());
     let context = LiveContext {
         resync: Duration::from_hours(1),
@@ -33,6 +37,7 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Reconci
         leads: watch::channel(true).1,
         status: None,
         page: None,
+        node_tasks,
         asked: Arc::default(),
         metrics: Arc::new(Metrics::default()),
         health: Arc::new(Health::default()),

@@ -170,6 +170,8 @@ impl Live {
         let mut steps: Vec<Change> =
             upgrades.flat_map(PlannedUpgrade::changes).filter(is_due).cloned().collect();
         steps.extend(uncordoned(&planned.snapshot, rollouts, &self.parts.instance));
+        let tasks = self.context.node_tasks.iter();
+        steps.extend(tasks.flat_map(|task| task.changes(&self.parts.definitions, planned)));
         let UpgradeSteps { applied, refused } =
             apply_upgrade_steps(&self.parts, self.context.cluster.as_ref(), steps).await;
         self.evictions.extend(refused.into_iter().map(|pod| (pod, now + NEXT_EVICTION)));

@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::plan::{
     Activity, Cell, HoldReason, NodeReason, Outcome, Phase, Plan, PlannedCell, PlannedRollout,
-    RolloutDecision, StatusEntry, counts, status_entries,
+    RolloutDecision, RolloutWarning, StatusEntry, counts, status_entries,
 };
 
 /// Interval between log lines while a plan is being made. The first plan takes longest, because it fetches package lists.
@@ -55,6 +55,8 @@ pub(super) struct StateLog {
     /// Nodes already logged as untrusted.
     untrusted: BTreeSet<String>,
     has_logged_plan: bool,
+    /// Warnings about first writes that were logged.
+    warned: BTreeSet<(String, &'static str)>,
 }
 
 impl StateLog {
@@ -69,6 +71,18 @@ impl StateLog {
                 tracing::warn!(image, target, state, reason, hint, "state changed");
             } else {
                 tracing::info!(image, target, state, reason, "state changed");
+            }
+        }
+    }
+
+    /// Logs warnings about first writes, once for each object. Call this method before the writes.
+    pub(super) fn log_warnings(&mut self, plan: &Plan) {
+        for rollout in &plan.rollouts {
+            let object = rollout.target.object.name().unwrap_or_default();
+            for RolloutWarning { code, message, hint } in &rollout.warnings {
+                if self.warned.insert((object.clone(), *code)) {
+                    tracing::warn!(image = %rollout.image, target = %rollout.target, code, hint, "{message}");
+                }
             }
         }
     }

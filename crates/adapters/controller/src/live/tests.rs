@@ -116,6 +116,7 @@ impl Running {
                 leads: leads.subscribe(),
                 status: Some(Arc::clone(&views) as Arc<dyn StatusSink>),
                 page: None,
+                node_tasks: Vec::new(),
                 asked: Arc::default(),
                 metrics: Arc::clone(&metrics),
                 health: Arc::clone(&health),

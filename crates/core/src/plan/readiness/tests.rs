@@ -8,7 +8,7 @@ use super::{
 };
 
 fn world() -> World {
-    let mut world = World::new(&[K47, K47]);
+    let mut world = World::new(&[K47]);
     world.snapshot.nodes[0].annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
     world
 }
@@ -43,7 +43,7 @@ fn a_node_is_marked_when_everything_is_there_and_then_left() {
     assert_eq!(change(&plan), None);
     insta::assert_snapshot!(table(&plan), @r"
     IMAGE  KERNEL                             NODES  ACTION  WHY
-    mft    6.1.0-47-amd64 (debian 12, amd64)  2      build   not in the registry
+    mft    6.1.0-47-amd64 (debian 12, amd64)  1      build   not in the registry
     mft    6.1.0-48-amd64 (debian 12, amd64)  0      build   not in the registry; announced by node n0
 
     IMAGE  ROLLOUT                                      ACTION         WHY
@@ -162,7 +162,8 @@ fn a_node_that_calls_for_nothing_has_a_mark_of_its_own() {
     let marks: BTreeMap<_, _> = [(NO_DRIVER_FOR.to_owned(), Some(K48.to_owned()))].into();
     let written = change(&plan).unwrap();
     assert_eq!((&written.labels, &written.annotations), (&marks, &marks));
-    let text = super::super::text(&table::tables(&plan)[2]);
+    let tables = table::tables(&plan);
+    let text = super::super::text(tables.iter().find(|table| table.header[0] == "NODES").unwrap());
     insta::assert_snapshot!(text, @r"
     NODES  NEXT KERNEL                        REBOOT     WHY
     n0     6.1.0-48-amd64 (debian 12, amd64)  no driver  no driver image is called for
@@ -232,4 +233,42 @@ fn two_farriers_do_not_write_each_others_marks() {
     other.observed.published.clear();
     assert_eq!(change(&other.plan()), None);
     assert_eq!(change(&gpu.plan()), None);
+}
+
+/// With one image for all nodes, the first node that boots the kernel gets the image of the other nodes.
+#[test]
+fn a_node_waits_while_other_nodes_need_the_only_image_of_their_daemon_set() {
+    let with = |strategy: serde_json::Value| {
+        let mut world = World::new(&[K47, K47]);
+        world.snapshot.nodes[0].annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
+        let mut rollout =
+            serde_json::json!({"namespace": "kube-system", "daemonSet": "mft", "container": "driver"});
+        rollout.as_object_mut().unwrap().extend(strategy.as_object().unwrap().clone());
+        world.image("mft").spec.rollout = vec![serde_json::from_value(rollout).unwrap()];
+        world.publish(Verdict::Loads);
+        world
+    };
+    let world = with(serde_json::json!({"strategy": "image"}));
+    let plan = world.plan();
+    assert_eq!((answer(&plan), change(&plan)), ((false, BootReadiness::Wait), None));
+    insta::assert_snapshot!(table::why_not(plan.nodes[0].next.as_ref().unwrap()), @"mft: DaemonSet kube-system/mft, container driver has one image for all its nodes, and another node runs 6.1.0-47-amd64 (debian 12, amd64); use strategy per-kernel or union, or boot all nodes at once");
+    for strategy in ["union", "per-kernel"] {
+        assert!(with(serde_json::json!({"strategy": strategy})).plan().nodes[0].ready, "{strategy}");
+    }
+    // The last node that boots the kernel is ready, and so is one that shares no DaemonSet with the others.
+    for change in [
+        |node: &mut NodeFacts| *node = (*super::super::fixtures::node("n1", K48)).clone(),
+        |node: &mut NodeFacts| drop(node.labels.remove("pci")),
+    ] {
+        let mut world = world.clone();
+        change(&mut world.snapshot.nodes[1]);
+        assert!(world.plan().nodes[0].ready);
+    }
+    // The own mark is removed when another node of the DaemonSet changes its kernel.
+    let mut marked = world.clone();
+    marked.snapshot.nodes.pop();
+    let plan = marked.plan();
+    carry_out(&mut marked, &plan);
+    marked.snapshot.nodes.push(super::super::fixtures::node("n1", K47));
+    assert_eq!(change(&marked.plan()).unwrap().labels[READY_FOR], None);
 }

@@ -7,6 +7,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{
@@ -128,9 +129,22 @@ pub struct NodeChange {
     /// New value of `spec.unschedulable`, where it changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
+    /// Taint to remove.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub untaint: Option<Untaint>,
     /// State of the node that the plan saw. The change is refused if the state differs at the time of the write.
     #[serde(skip)]
     pub seen: Option<NodeSeen>,
+}
+
+/// Removal of a taint. The change is refused if another node has taken the name since the plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Untaint {
+    /// Key of the taint.
+    pub key: String,
+    /// Creation time of the node that the plan saw.
+    #[serde(skip)]
+    pub created: Option<Timestamp>,
 }
 
 /// Facts that decide about a node's upgrade. Without this precondition, farrier could take a cordon that another actor
@@ -260,6 +274,7 @@ impl Change {
             Self::Restart(_) => "evicted",
             Self::Node(NodeChange { cordon: Some(true), .. }) => "cordoned",
             Self::Node(NodeChange { cordon: Some(false), .. }) => "uncordoned",
+            Self::Node(NodeChange { untaint: Some(_), .. }) => "untainted",
             Self::Node(_) => "labeled",
         };
         format!("{verb} {}", self.object())

@@ -7,7 +7,7 @@ use super::{
         HoldReason, Observed, PlanInputs, Published, node::NodeGroup, outcome::CellLookup,
         skip_reason::explained,
     },
-    Change, RolloutTarget,
+    Change, RolloutTarget, RolloutWarning,
 };
 use crate::{
     image::{ImageName, ImageReference, RolloutSpec},
@@ -56,6 +56,9 @@ pub struct PlannedRollout {
     /// Upgrade of the target's nodes, where the definition asks for one (`upgrade`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upgrade: Option<PlannedUpgrade>,
+    /// Warnings about the first write of the target.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<RolloutWarning>,
 }
 
 impl PlannedRollout {

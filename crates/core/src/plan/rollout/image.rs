@@ -20,8 +20,8 @@ use crate::{
     image::{ImageReference, RolloutSpec},
     kernel::KernelTarget,
     plan::{
-        Container, LiveDaemonSet, NodeAffinity, NodeFacts, NotReadyNode, ObservedKind, PER_KERNEL_ANNOTATION,
-        Published, ReachingObject, outcome::CellState,
+        Container, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts, NotReadyNode, ObservedKind,
+        PER_KERNEL_ANNOTATION, Published, ReachingObject, outcome::CellState,
     },
 };
 
@@ -164,11 +164,38 @@ pub(super) fn set_image(
         // not start.
         Step::Restore(entry, why) => {
             let before = entry.replaced.as_str().map(str::to_owned);
-            (RolloutDecision::Hold(why), Some(change(entry, before.as_deref())))
+            match before
+                .as_deref()
+                .and_then(|image| kernel_without_modules(context, daemon_set, &from, image))
+            {
+                Some(kernel) => {
+                    let why = entry.why.unwrap_or_default();
+                    (RolloutDecision::Hold(HoldReason::NotRestored { at: entry.at, why, kernel }), None)
+                }
+                None => (RolloutDecision::Hold(why), Some(change(entry, before.as_deref()))),
+            }
         }
         Step::Leave(entry, why) => (RolloutDecision::Hold(why), entry.map(|entry| change(entry, None))),
     };
     Ok(Decided { decision, changes: change.into_iter().map(Change::DaemonSet).collect() })
+}
+
+/// Returns a kernel of the DaemonSet's nodes that would lose its modules with an earlier image: the image is known to have none
+/// for it, and the current one has some (guarantee 1).
+fn kernel_without_modules(
+    context: &Context<'_>,
+    daemon_set: &DaemonSetFacts,
+    current: &str,
+    earlier: &str,
+) -> Option<String> {
+    let [current, earlier] = [current, earlier].map(|image| context.observed.contents.get(image));
+    let earlier = earlier?;
+    let object = ReachingObject::daemon_set(daemon_set, context.inputs.snapshot);
+    let kernels = Reached::by(&object, context.groups).kernels;
+    let has = |image: &ImageContents, kernel: &KernelTarget| image.has(kernel.arch, kernel.release.as_str());
+    let loses =
+        |kernel: &&&KernelTarget| current.is_none_or(|current| has(current, kernel)) && !has(earlier, kernel);
+    kernels.keys().find(loses).map(ToString::to_string)
 }
 
 /// Restores the previous image where the current one does not work. The restore waits neither for kernels to be known

@@ -28,7 +28,7 @@ use super::{
     copy::{CopyRecord, FoundCopy, WantedCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
     image::naming,
-    reached::unlabeled_node,
+    reached::{unknown_node, unlabeled_node},
     record::QUIET_PERIOD,
 };
 use crate::{
@@ -350,6 +350,9 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
     if !unfinished.is_empty() {
         let what = format!("waits for node {}", some_of(&unfinished, 3));
         return Ok(RolloutDecision::Steps { now: vec![what] }.into());
+    }
+    if let Some(lost) = unknown_node(fleet.lost().iter().map(|(node, why)| (*node, why))) {
+        return Err(lost);
     }
     let kernels = fleet.original.copies.len();
     let nodes = fleet.members.iter().filter(|member| member.handed_over).count();

@@ -127,6 +127,7 @@ pub(super) fn mark(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<
         labels: [(UPGRADE.to_owned(), state)].into(),
         annotations: [(UPGRADE.to_owned(), text)].into(),
         cordon,
+        untaint: None,
         seen: Some(NodeSeen::of(node)),
     })
 }

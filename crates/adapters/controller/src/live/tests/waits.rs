@@ -49,7 +49,8 @@ fn written(state: &State) -> Vec<&str> {
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_single_run_completes_a_chain_whose_nodes_change() {
     let (bench, fleet) = (chain().await, fleet());
-    let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
+    let report =
+        run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
     assert!(!report.failed(), "{:#?}", report.rollouts);
     let state = fleet.state();
     assert_eq!(written(&state), ["x", "y", "z"], "in order, although nothing blocked the last one");
@@ -154,7 +155,8 @@ async fn published_bench() -> Bench {
 async fn a_refused_eviction_is_a_hold_in_a_single_run() {
     let bench = published_bench().await;
     let fleet = outdated_pod(&bench).await;
-    let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
+    let report =
+        run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>, Vec::new()).await.unwrap();
     assert!(!report.failed(), "{:#?}", report.rollouts);
     let [kept, made] = report.rollouts.as_slice() else { panic!("{:#?}", report.rollouts) };
     let RolloutDecision::Hold(HoldReason::Disruption { detail }) = &kept.planned.decision else {

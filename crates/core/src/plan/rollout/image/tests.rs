@@ -12,7 +12,7 @@ use crate::{
     kmod::Verdict,
     plan::{
         Container, Phase, RECORD_ANNOTATION, Taint,
-        fixtures::{K47, K48, World, name, pod},
+        fixtures::{self, K47, K48, World, name, pod},
         rollout::RecordState,
         with_short_digests,
     },
@@ -296,6 +296,50 @@ fn what_cannot_be_known_holds() {
     its annotation farrier.dev/record cannot be read: expected value at line 1 column 1; remove the annotation to reset it
     DaemonSets cannot be seen: daemonsets.apps is forbidden
     ");
+}
+
+/// Guarantee 1 holds for a restore, too: after a kernel upgrade the previous image is for the previous kernel.
+#[test]
+fn an_image_for_another_kernel_is_not_restored() {
+    let mut world = world();
+    let one = rewrites(&mut world);
+    world.run_pod("n0", true);
+    reconcile(&mut world);
+    for index in 0..3 {
+        world.snapshot.nodes[index] = fixtures::node(&format!("n{index}"), K48);
+    }
+    world.publish(Verdict::Loads);
+    let two = rewrites(&mut world);
+    world.run_pod("n0", false);
+    later(&mut world, 11);
+    let in_use = crate::plan::images_in_use(&world.snapshot, &world.definitions);
+    assert!(in_use.contains(&one), "its contents are looked up");
+    let with_modules_for = |kernels: &[&str]| {
+        let mut world = world.clone();
+        let kernels = kernels.iter().map(|kernel| (*kernel).to_owned()).collect();
+        let contents = crate::plan::ImageContents { kernels, ..Default::default() };
+        world.observed.contents.insert(one.clone(), contents);
+        world
+    };
+    let mut lacking = with_modules_for(&[K47]);
+    for _ in 0..2 {
+        let (why, wrote) = held(&mut lacking);
+        assert!(!wrote && why.is_failure(), "{why}");
+        insta::allow_duplicates! { insta::assert_snapshot!(why, @"the pods did not become ready with the image set at 2026-07-01T12:00:00Z: on node n0: driver: CrashLoopBackOff: no such device; the previous image was not restored, because it has no modules for 6.1.0-48-amd64 (debian 12, amd64); correct the cause, or publish another image"); }
+        assert_eq!(lacking.image_of("driver"), two);
+    }
+    // The pods work after all.
+    lacking.run_pod("n0", true);
+    assert!(matches!(reconcile(&mut lacking).0, RolloutDecision::AlreadySet { .. }));
+    assert_eq!(recorded(&lacking).state, RecordState::Good);
+    // Another node of a kernel that neither image serves is no reason to keep the failed image.
+    let mut mixed = with_modules_for(&[K48]);
+    mixed.observed.contents.insert(two.clone(), mixed.observed.contents[&one].clone());
+    mixed.snapshot.nodes.push(fixtures::node("n3", K47));
+    for mut world in [with_modules_for(&[K47, K48]), world.clone(), mixed] {
+        assert!(matches!(held(&mut world), (HoldReason::RolloutFailed { .. }, true)));
+        assert_eq!(world.image_of("driver"), one);
+    }
 }
 
 #[test]

@@ -276,6 +276,18 @@ impl<'a> Fleet<'a> {
         self.members.iter().filter(waits).count()
     }
 
+    /// Returns the nodes whose kernel is unknown and that have no ready pod, with the reason. A node that loses its labels
+    /// loses its copy's pod.
+    pub(super) fn lost(&self) -> Vec<(&'a NodeFacts, NodeReason)> {
+        let members =
+            self.members.iter().filter_map(|member| Some((member.node, member.target.clone().err()?)));
+        let unlabeled = NodeReason::MissingLabel { label: KERNEL_LABEL };
+        let undetermined = self.undetermined.iter().map(|node| (*node, unlabeled.clone()));
+        let mut lost: Vec<_> = members.chain(undetermined).collect();
+        lost.retain(|(node, _)| !self.has_ready_copy(&node.name) && !self.original_is_ready_on(&node.name));
+        lost
+    }
+
     /// Returns the nodes with a known kernel that can still be handed over, or whose pod of the copy is not ready.
     /// Nodes that get no pod in any case are not waited for.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = &str> {

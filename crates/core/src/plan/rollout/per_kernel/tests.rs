@@ -86,6 +86,26 @@ fn the_steady_state_makes_no_write_and_flapping_none_either() {
     assert_eq!(cluster.writes, writes);
 }
 
+/// Without its kernel label the node has neither the copy's pod nor, because of the fence, the original's.
+#[test]
+fn a_node_that_lost_its_labels_and_its_pod_is_not_settled() {
+    let mut cluster = Cluster::new(&[K47, K47], &[]);
+    cluster.publish();
+    settled(&mut cluster);
+    let (writes, labels) = (cluster.writes, cluster.world.snapshot.nodes[1].labels.clone());
+    cluster.world.snapshot.nodes[1].labels.remove(KERNEL_LABEL);
+    cluster.settle();
+    insta::assert_snapshot!(now(&mut cluster), @"hold: kernel of node n1 unknown: label feature.node.kubernetes.io/kernel-version.full is missing; correct its labels (`farrier why node/NAME`), or let ignoreNodes in site.yaml ignore it");
+    cluster.converge();
+    assert_eq!(cluster.writes, writes);
+    cluster.world.snapshot.nodes[1].labels = labels;
+    cluster.settle();
+    settled(&mut cluster);
+    // A node whose pod is still there misses nothing.
+    cluster.world.snapshot.nodes[1].labels.remove(KERNEL_LABEL);
+    settled(&mut cluster);
+}
+
 #[test]
 fn an_image_that_does_not_get_ready_gives_its_node_back_and_is_not_tried_again() {
     let mut cluster = Cluster::new(&[K47, K47], &[K47]);

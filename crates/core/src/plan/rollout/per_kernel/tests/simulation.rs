@@ -263,6 +263,7 @@ impl Cluster {
                     daemon_set: uid.clone(),
                     node: node.name.clone(),
                     bound: true,
+                    pull_secrets: 0,
                     ready: works,
                     stable_since: works.then_some(jiff::Timestamp::MIN),
                     created: Some(old.and_then(|old| old.created).unwrap_or(self.world.now)),

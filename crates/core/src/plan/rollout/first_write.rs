@@ -1,0 +1,153 @@
+//! Warns before the first write of an image field: who else writes the DaemonSet, whether its pods can pull the image, and which
+//! pods restart.
+
+use serde::Serialize;
+
+use super::{Context, Record, RolloutObject, RolloutTarget, daemon_set::named, handover::at_once};
+use crate::{
+    image::Strategy,
+    plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PodFacts, UpdateStrategy},
+};
+
+/// Hosts for which nodes of the same cloud get credentials from the kubelet's credential provider.
+const CLOUD_REGISTRIES: [&str; 4] = [".amazonaws.com", ".azurecr.io", ".pkg.dev", "gcr.io"];
+
+/// Warning about a rollout. It holds nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, derive_more::Display)]
+#[display("warning[{code}]: {message}\n-> {hint}")]
+pub struct RolloutWarning {
+    /// Stable word for programs.
+    pub code: &'static str,
+    /// Consequence of the write.
+    pub message: String,
+    /// Remedy.
+    pub hint: String,
+}
+
+impl RolloutWarning {
+    /// Code of the warning about missing pull secrets. It applies only if the registry refuses anonymous pulls, which the caller
+    /// finds out.
+    pub const PULL_SECRETS: &'static str = "no-pull-secrets";
+
+    fn new(code: &'static str, message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { code, message: message.into(), hint: hint.into() }
+    }
+}
+
+/// Returns the warnings about a rollout to a DaemonSet of a cluster that farrier has never written.
+pub(super) fn warnings(context: &Context<'_>, target: &RolloutTarget) -> Vec<RolloutWarning> {
+    let Some(live) = unwritten(context, target) else { return Vec::new() };
+    let in_cluster = target.place.is_none();
+    let owner = if in_cluster { other_writer(live, &context.inputs.instance.to_string()) } else { None };
+    owner.into_iter().chain(no_pull_secrets(context, live)).chain(restarts(context, live)).collect()
+}
+
+/// Returns the target's DaemonSet in the cluster, if the image field holds none of farrier's images and farrier may set it.
+fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a LiveDaemonSet> {
+    let RolloutObject::DaemonSet(wanted) = &target.object else { return None };
+    let container = named(context.inputs, target).ok()?.container;
+    let live =
+        context.inputs.snapshot.daemon_sets.iter().find(|found| found.is_named(wanted))?.live.as_ref()?;
+    let repository = context.inputs.cells.location.repository(context.image).ok()?.to_string();
+    let image = container.image.strip_prefix(&repository).unwrap_or_default();
+    let is_written = image.starts_with(['@', ':'])
+        || Record::of(&live.annotations).is_ok_and(|record| record.0.contains_key(&container.name))
+        || (target.strategy == Strategy::PerKernel && live.annotations.contains_key(PER_KERNEL_ANNOTATION));
+    (!is_written && !live.deleting).then_some(live)
+}
+
+/// Returns the warning about a tool that will revert the write.
+fn other_writer(live: &LiveDaemonSet, manager: &str) -> Option<RolloutWarning> {
+    let note = |key: &str| live.manifest["metadata"]["annotations"][key].as_str();
+    let label = |key: &str| live.labels.get(key).map(String::as_str);
+    // Only an id that names the object itself counts; a copied annotation names another one.
+    let tracked = note("argocd.argoproj.io/tracking-id").and_then(|id| {
+        let (application, object) = id.split_once(':')?;
+        let [namespace, name] = ["namespace", "name"].map(|key| live.manifest["metadata"][key].as_str());
+        (object == format!("apps/DaemonSet:{}/{}", namespace?, name?)).then_some(application)
+    });
+    if let Some(application) = tracked.or_else(|| label("argocd.argoproj.io/instance")) {
+        return Some(RolloutWarning::new(
+            "argo-cd",
+            format!(
+                "Argo CD application {application} manages it: its next sync, or selfHeal at once, reverts the write"
+            ),
+            format!(
+                "use strategy git, or add {{group: apps, kind: DaemonSet, managedFieldsManagers: [{manager}]}} to \
+                 ignoreDifferences of the application, with the sync option RespectIgnoreDifferences=true"
+            ),
+        ));
+    }
+    if let Some(release) = note("meta.helm.sh/release-name") {
+        return Some(RolloutWarning::new(
+            "helm",
+            format!(
+                "Helm release {release} manages it: the next upgrade or rollback of the release reverts the write"
+            ),
+            "set the image in the release's values: strategy git or file, with `values`",
+        ));
+    }
+    (label("app.kubernetes.io/managed-by") == Some("Helm")).then(|| {
+        let instance = label("app.kubernetes.io/instance").unwrap_or("unknown");
+        RolloutWarning::new(
+            "helm",
+            format!("its labels say that it comes from a Helm chart (instance {instance}): who applies the chart reverts the write"),
+            "set the image in the chart's values: strategy git or file, with `values`; where Argo CD renders the chart, see \
+             ignoreDifferences",
+        )
+    })
+}
+
+/// Returns the warning about pods that have no credentials for the registry. A pod shows the pull secrets of its ServiceAccount,
+/// too; without a pod nothing is known.
+fn no_pull_secrets(context: &Context<'_>, live: &LiveDaemonSet) -> Option<RolloutWarning> {
+    let prefix = &context.inputs.cells.location.prefix;
+    let host = prefix.split('/').next().unwrap_or_default();
+    let pods = &context.inputs.snapshot.pods;
+    let mut own = pods.iter().filter(|pod| pod.daemon_set == live.version.uid).peekable();
+    let from_registry = |image: &String| image.strip_prefix(host).is_some_and(|rest| rest.starts_with('/'));
+    let pulled =
+        |pod: &PodFacts| pod.ready && pod.pull_secrets == 0 && pod.images.values().any(from_registry);
+    let template = &live.manifest["spec"]["template"]["spec"]["imagePullSecrets"];
+    let has_none = own.peek().is_some()
+        && own.all(|pod| pod.pull_secrets == 0)
+        && template.as_array().is_none_or(Vec::is_empty)
+        && !pods.iter().any(pulled)
+        && !CLOUD_REGISTRIES.iter().any(|suffix| host.ends_with(suffix));
+    has_none.then(|| {
+        RolloutWarning::new(
+            RolloutWarning::PULL_SECRETS,
+            format!("its pods have no imagePullSecrets, and {host} refuses pulls without credentials"),
+            "add imagePullSecrets to the pod template or to its ServiceAccount, unless the nodes have credentials of their own",
+        )
+    })
+}
+
+/// Returns the warning about the pods that the first write restarts.
+fn restarts(context: &Context<'_>, live: &LiveDaemonSet) -> Option<RolloutWarning> {
+    let (pods, limit) = (live.desired, at_once(live.max_unavailable, live.desired));
+    let in_order = "to choose order and time, use updateStrategy OnDelete, and `upgrade` in the rollout";
+    match live.update {
+        _ if pods == 0 || context.spec.upgrade().is_some() => None,
+        UpdateStrategy::OnDelete => Some(RolloutWarning::new(
+            "restarts-no-pod",
+            format!("updateStrategy OnDelete keeps its {pods} pods on their image until each is deleted"),
+            "add `upgrade` to the rollout, or delete the pods",
+        )),
+        UpdateStrategy::RollingUpdate if limit >= pods && pods > 1 => Some(RolloutWarning::new(
+            "restarts-all-pods",
+            format!("its updateStrategy restarts all {pods} pods at once, each with its node's driver"),
+            format!("lower rollingUpdate.maxUnavailable; {in_order}"),
+        )),
+        UpdateStrategy::RollingUpdate => Some(RolloutWarning::new(
+            "restarts-pods",
+            format!(
+                "its updateStrategy restarts its {pods} pods, {limit} at a time, each with its node's driver"
+            ),
+            in_order,
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,194 @@
+//! Removes the startup taint of a node once all drivers of the node are loaded.
+//!
+//! The evidence is in the cluster: each driver image that the node calls for has a pod on the node that runs an image of farrier's
+//! with modules for exactly the node's kernel, and that pod is ready. Anything less keeps the taint.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+
+use farrier_controller::{Planned, live::NodeTask};
+use farrier_core::{
+    image::{Definitions, DriverImage, ImageName, ImageReference, Version},
+    kernel::KernelTarget,
+    plan::{
+        Change, ClusterSnapshot, DaemonSetFacts, ExplanationStep, ImageContents, NodeChange, NodeFacts,
+        PodFacts, Untaint, node_target,
+    },
+};
+use parking_lot::Mutex;
+
+/// Keys of the startup taint. Cluster Autoscaler recognizes the second one by its prefix.
+pub const TAINTS: [&str; 2] = [
+    "farrier.dev/driver-not-ready",
+    "startup-taint.cluster-autoscaler.kubernetes.io/farrier-driver-not-ready",
+];
+
+/// Inputs of the decision.
+#[derive(Clone, Copy, Debug)]
+struct Evidence<'a> {
+    definitions: &'a Definitions,
+    snapshot: &'a ClusterSnapshot,
+    /// Contents of farrier's images that DaemonSets and their pods use.
+    contents: &'a BTreeMap<String, ImageContents>,
+}
+
+/// Returns the startup taint of a node.
+fn startup_taint(node: &NodeFacts) -> Option<&str> {
+    node.taints.iter().map(|taint| taint.key.as_str()).find(|key| TAINTS.contains(key))
+}
+
+impl<'a> Evidence<'a> {
+    /// Returns the reason for keeping the startup taint of a node; `None` if all drivers of the node are loaded.
+    fn blocker(&self, node: &NodeFacts) -> Option<String> {
+        if node.not_ready {
+            return Some("the node is not ready".to_owned());
+        }
+        let kernel = match node_target(node) {
+            Ok(kernel) => kernel,
+            Err(why) => return Some(format!("kernel unknown: {why}")),
+        };
+        let mut called_for =
+            self.definitions.images.values().filter(|image| node.is_selected_by(image)).peekable();
+        if called_for.peek().is_none() {
+            return Some(
+                "no driver image is called for; give the taint only to nodes that need a driver".to_owned(),
+            );
+        }
+        called_for.find_map(|image| self.missing(image, node, &kernel))
+    }
+
+    /// Returns the reason why an image's driver does not count as loaded on a node.
+    fn missing(&self, image: &DriverImage, node: &NodeFacts, kernel: &KernelTarget) -> Option<String> {
+        let name = &image.metadata.name;
+        let mut has_pod = false;
+        for wanted in image.spec.rollout.iter().filter_map(|spec| spec.daemon_set()) {
+            let originals = self.snapshot.daemon_sets.iter().filter(|found| found.is_named(wanted));
+            for (daemon_set, pod) in originals.flat_map(|original| self.pods(original, node)) {
+                has_pod = true;
+                let (container, id) = (&*wanted.container, format!("pod {}/{}", pod.namespace, pod.name));
+                let running = pod.images.get(container).map(String::as_str).unwrap_or_default();
+                if !self.has_modules(running, name, kernel) {
+                    return Some(format!(
+                        "{id} runs {running}, which is not known to have the modules of image {name} for {kernel}"
+                    ));
+                }
+                if !has_probe(daemon_set, container) {
+                    return Some(format!(
+                        "container {container} of {id} has no readinessProbe or startupProbe, which tells that the driver is loaded"
+                    ));
+                }
+                if !pod.ready {
+                    return Some(format!("{id} is not ready"));
+                }
+            }
+        }
+        (!has_pod).then(|| {
+            format!("image {name} has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint")
+        })
+    }
+
+    /// Returns the pods of a DaemonSet and of its copies on a node, without pods of an earlier node of this name.
+    fn pods(
+        &self,
+        original: &'a DaemonSetFacts,
+        node: &NodeFacts,
+    ) -> impl Iterator<Item = (&'a DaemonSetFacts, &'a PodFacts)> {
+        let (name, created) = (node.name.clone(), node.created);
+        let is_on =
+            move |pod: &&PodFacts| pod.bound && !pod.deleting && pod.node == name && pod.created >= created;
+        let owner = move |pod: &'a PodFacts| {
+            let is_owner = |found: &&DaemonSetFacts| {
+                found.live.as_ref().is_some_and(|live| live.version.uid == pod.daemon_set)
+                    && (*found == original || found.is_copy_of(original))
+            };
+            Some((self.snapshot.daemon_sets.iter().find(is_owner)?, pod))
+        };
+        self.snapshot.pods.iter().filter(is_on).filter_map(owner)
+    }
+
+    /// Whether an image is one of farrier's for this definition, by digest, with modules for a kernel.
+    fn has_modules(&self, image: &str, name: &ImageName, kernel: &KernelTarget) -> bool {
+        let is_of = |reference: ImageReference| {
+            let repository = reference.repository.to_string();
+            matches!(reference.version, Version::Digest(_))
+                && repository.rsplit('/').next() == Some(name.as_str())
+        };
+        image.parse().is_ok_and(is_of)
+            && self.contents.get(image).is_some_and(|found| found.has(kernel.arch, kernel.release.as_str()))
+    }
+}
+
+/// Whether the pod is ready only after the container has loaded the driver: by a probe, or because an init container has ended.
+fn has_probe(daemon_set: &DaemonSetFacts, container: &str) -> bool {
+    let Some(live) = &daemon_set.live else { return false };
+    let pod = &live.manifest["spec"]["template"]["spec"];
+    let named = |list: &str| {
+        let mut all = pod[list].as_array().into_iter().flatten();
+        all.find(|found| found["name"] == container)
+    };
+    let probes =
+        |found: &serde_json::Value| found["readinessProbe"].is_object() || found["startupProbe"].is_object();
+    named("containers").is_some_and(probes)
+        || named("initContainers").is_some_and(|found| found["restartPolicy"] != "Always" || probes(found))
+}
+
+/// Removes startup taints, and logs why the others stay.
+#[derive(Debug, Default)]
+pub struct StartupTaint {
+    /// Reason that was logged last, by node.
+    logged: Mutex<BTreeMap<String, String>>,
+}
+
+impl NodeTask for StartupTaint {
+    fn changes(&self, definitions: &Definitions, planned: &Planned) -> Vec<Change> {
+        let Planned { snapshot, contents, .. } = planned;
+        self.decide(&Evidence { definitions, snapshot, contents })
+    }
+}
+
+impl StartupTaint {
+    fn decide(&self, evidence: &Evidence<'_>) -> Vec<Change> {
+        let Evidence { definitions, snapshot, .. } = evidence;
+        if !definitions.site.startup_taint || snapshot.read_only_nodes {
+            return Vec::new();
+        }
+        let (mut logged, mut changes) = (self.logged.lock(), Vec::new());
+        let mut kept = BTreeMap::new();
+        for (node, key) in snapshot.nodes.iter().filter_map(|node| Some((node, startup_taint(node)?))) {
+            let Some(why) = evidence.blocker(node) else {
+                let untaint = Some(Untaint { key: key.to_owned(), created: node.created });
+                changes.push(Change::Node(NodeChange {
+                    name: node.name.clone(),
+                    untaint,
+                    ..NodeChange::default()
+                }));
+                continue;
+            };
+            if logged.get(&node.name) != Some(&why) {
+                tracing::info!(node = node.name, taint = key, why, "the startup taint stays");
+            }
+            kept.insert(node.name.clone(), why);
+        }
+        *logged = kept;
+        changes
+    }
+}
+
+/// Explains the startup taint of a node; `None` if the node has none.
+pub fn explain(definitions: &Definitions, planned: &Planned, node: &str) -> Option<ExplanationStep> {
+    let Planned { snapshot, contents, .. } = planned;
+    let evidence = Evidence { definitions, snapshot, contents };
+    let node = evidence.snapshot.nodes.iter().find(|found| found.name == node)?;
+    let key = startup_taint(node)?;
+    let (says, hint) = match evidence.blocker(node) {
+        _ if !evidence.definitions.site.startup_taint => {
+            (format!("{key} stays"), "set startupTaint: true in site.yaml".to_owned())
+        }
+        Some(why) => (format!("{key} stays: {why}"), String::new()),
+        None => (format!("{key} is removed: the drivers are loaded"), String::new()),
+    };
+    Some(ExplanationStep { about: "startup taint".to_owned(), says, hint })
+}
+
+#[cfg(test)]
+mod tests;
