@@ -133,55 +133,59 @@ fn a_ready_pod_with_the_image_for_the_kernel_is_enough() {
 #[test]
 fn nothing_weaker_is_enough() {
     let cases: [(&str, Edit); 17] = [
-        ("no pod", (|world| world.snapshot.pods.clear())),
-        ("a pod of another node", (|world| "n1".clone_into(&mut world.snapshot.pods[0].node))),
-        ("a pod that is not bound", (|world| world.snapshot.pods[0].bound = false)),
-        ("a pod that ends", (|world| world.snapshot.pods[0].deleting = true)),
-        ("a pod of an earlier node of this name", (|world| world.snapshot.pods[0].created = Some(time(99)))),
-        (
-            "a pod of another DaemonSet",
-            (|world| "uid-of-x".clone_into(&mut world.snapshot.pods[0].daemon_set)),
-        ),
-        ("a pod that is not ready", (|world| world.snapshot.pods[0].ready = false)),
-        ("a node that is not ready", (|world| world.snapshot.nodes[0].not_ready = true)),
-        (
-            "an image for another kernel",
-            (|world| drop(world.contents.insert(image("mft", '1'), contents(&[K48])))),
-        ),
-        ("an image of unknown contents", (|world| world.contents.clear())),
-        ("an image of another definition", (|world| world.set_image(image("other", '1')))),
-        (
-            "an image by its tag",
-            (|world| {
-                world.set_image("registry.test/drivers/mft:1".to_owned());
-                world.contents.insert("registry.test/drivers/mft:1".to_owned(), contents(&[K47]));
-            }),
-        ),
-        ("a vendor's image", (|world| world.set_image("vendor.example/mft:1".to_owned()))),
-        (
-            "a node without its kernel's label",
-            (|world| drop(world.snapshot.nodes[0].labels.remove(farrier_core::plan::KERNEL_LABEL))),
-        ),
-        ("a node that needs no image", (|world| drop(world.snapshot.nodes[0].labels.remove("pci")))),
-        (
-            "a container without a probe",
-            (|world| {
-                world.snapshot.daemon_sets[0] =
-                    daemon_set("mft", &image("mft", '1'), &json!({"containers": [{"name": "driver"}]}));
-            }),
-        ),
-        (
-            "an image that is rolled out to no DaemonSet",
-            (|world| {
-                world.definitions.images.values_mut().for_each(|image| image.spec.rollout.clear());
-            }),
-        ),
+        ("no pod", |world| world.snapshot.pods.clear()),
+        ("a pod of another node", |world| "n1".clone_into(&mut world.snapshot.pods[0].node)),
+        ("a pod that is not bound", |world| world.snapshot.pods[0].bound = false),
+        ("a pod that ends", |world| world.snapshot.pods[0].deleting = true),
+        ("a pod of an earlier node of this name", |world| world.snapshot.pods[0].created = Some(time(99))),
+        ("a pod of another DaemonSet", |world| "uid-of-x".clone_into(&mut world.snapshot.pods[0].daemon_set)),
+        ("a pod that is not ready", |world| world.snapshot.pods[0].ready = false),
+        ("a node that is not ready", |world| world.snapshot.nodes[0].not_ready = true),
+        ("an image for another kernel", |world| {
+            drop(world.contents.insert(image("mft", '1'), contents(&[K48])))
+        }),
+        ("an image of unknown contents", |world| world.contents.clear()),
+        ("an image of another definition", |world| world.set_image(image("other", '1'))),
+        ("an image by its tag", |world| {
+            world.set_image("registry.test/drivers/mft:1".to_owned());
+            world.contents.insert("registry.test/drivers/mft:1".to_owned(), contents(&[K47]));
+        }),
+        ("a vendor's image", |world| world.set_image("vendor.example/mft:1".to_owned())),
+        ("a node without its kernel's label", |world| {
+            drop(world.snapshot.nodes[0].labels.remove(farrier_core::plan::KERNEL_LABEL))
+        }),
+        ("a node that needs no image", |world| drop(world.snapshot.nodes[0].labels.remove("pci"))),
+        ("a container without a probe", |world| {
+            world.snapshot.daemon_sets[0] =
+                daemon_set("mft", &image("mft", '1'), &json!({"containers": [{"name": "driver"}]}));
+        }),
+        ("an image that is rolled out to no DaemonSet", |world| {
+            world.definitions.images.values_mut().for_each(|image| image.spec.rollout.clear());
+        }),
     ];
     let said: Vec<String> = cases
         .into_iter()
         .map(|(name, change)| format!("{name}: {}", world().with(change).unwrap_or_else(|| panic!("{name}"))))
         .collect();
-    insta::assert_snapshot!(said.join("\n"), @"");
+    insta::assert_snapshot!(said.join("\n"), @r"
+    no pod: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
+    a pod of another node: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
+    a pod that is not bound: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
+    a pod that ends: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
+    a pod of an earlier node of this name: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
+    a pod of another DaemonSet: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
+    a pod that is not ready: pod kube-system/mft-1 is not ready
+    a node that is not ready: the node is not ready
+    an image for another kernel: pod kube-system/mft-1 runs registry.test/drivers/mft@sha256:1111111111111111111111111111111111111111111111111111111111111111, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
+    an image of unknown contents: pod kube-system/mft-1 runs registry.test/drivers/mft@sha256:1111111111111111111111111111111111111111111111111111111111111111, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
+    an image of another definition: pod kube-system/mft-1 runs registry.test/drivers/other@sha256:1111111111111111111111111111111111111111111111111111111111111111, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
+    an image by its tag: pod kube-system/mft-1 runs registry.test/drivers/mft:1, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
+    a vendor's image: pod kube-system/mft-1 runs vendor.example/mft:1, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
+    a node without its kernel's label: kernel unknown: label feature.node.kubernetes.io/kernel-version.full is missing
+    a node that needs no image: no driver image is called for; give the taint only to nodes that need a driver
+    a container without a probe: container driver of pod kube-system/mft-1 has no readinessProbe or startupProbe, which tells that the driver is loaded
+    an image that is rolled out to no DaemonSet: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
+    ");
 }
 
 #[test]
