@@ -142,7 +142,7 @@ fn nothing_weaker_is_enough() {
         ("a pod that is not ready", |world| world.snapshot.pods[0].ready = false),
         ("a node that is not ready", |world| world.snapshot.nodes[0].not_ready = true),
         ("an image for another kernel", |world| {
-            drop(world.contents.insert(image("mft", '1'), contents(&[K48])))
+            drop(world.contents.insert(image("mft", '1'), contents(&[K48])));
         }),
         ("an image of unknown contents", |world| world.contents.clear()),
         ("an image of another definition", |world| world.set_image(image("other", '1'))),
@@ -152,7 +152,7 @@ fn nothing_weaker_is_enough() {
         }),
         ("a vendor's image", |world| world.set_image("vendor.example/mft:1".to_owned())),
         ("a node without its kernel's label", |world| {
-            drop(world.snapshot.nodes[0].labels.remove(farrier_core::plan::KERNEL_LABEL))
+            drop(world.snapshot.nodes[0].labels.remove(farrier_core::plan::KERNEL_LABEL));
         }),
         ("a node that needs no image", |world| drop(world.snapshot.nodes[0].labels.remove("pci"))),
         ("a container without a probe", |world| {
