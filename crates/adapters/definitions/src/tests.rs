@@ -103,7 +103,10 @@ fn an_unknown_argument_of_the_entrypoint_is_a_mistake() {
     }
     let told = |entrypoint: &str| mistakes(&[("images/m.yaml", &with(entrypoint))]);
     let misspelled = told("entrypoint: [/usr/bin/driver-entrypoint, genric]");
-    assert!(misspelled.contains(r#"driver-entrypoint has no argument "genric"; did you mean "generic"?"#), "{misspelled}");
+    assert!(
+        misspelled.contains(r#"driver-entrypoint has no argument "genric"; did you mean "generic"?"#),
+        "{misspelled}"
+    );
     assert!(told("entrypoint: [driver-entrypoint]").contains("known: mofed, nvidia-driver,"));
 }
 

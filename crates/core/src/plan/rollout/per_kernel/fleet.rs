@@ -281,7 +281,7 @@ impl<'a> Fleet<'a> {
     pub(super) fn lost(&self) -> Vec<(&'a NodeFacts, NodeReason)> {
         let members =
             self.members.iter().filter_map(|member| Some((member.node, member.target.clone().err()?)));
-        let unlabeled = NodeReason::MissingLabel { label: KERNEL_LABEL };
+        let unlabeled = NodeReason::MissingLabel { labels: vec![KERNEL_LABEL] };
         let undetermined = self.undetermined.iter().map(|node| (*node, unlabeled.clone()));
         let mut lost: Vec<_> = members.chain(undetermined).collect();
         lost.retain(|(node, _)| !self.has_ready_copy(&node.name) && !self.original_is_ready_on(&node.name));
