@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Checks pages in Chromium like users see them: in both themes and four widths, by keyboard, and with axe.
+"""Checks pages in Chromium like users see them: in both themes and three widths, by keyboard, and with axe.
 
 usage: look.py AXE PICTURES FROM TO NAME=ADDRESS...
 
@@ -17,7 +17,7 @@ import time
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-WIDTHS = {360: 740, 390: 844, 1280: 900, 3840: 2160}
+WIDTHS = {360: 740, 1280: 900, 3840: 2160}
 # Maximum height of a screenshot.
 TALLEST = 2000
 
