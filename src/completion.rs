@@ -168,7 +168,7 @@ fn with_names(command: Command, source: &Arc<Source>) -> Command {
     command.mut_args(|argument| {
         let names: fn(&Source) -> BTreeSet<String> = match argument.get_id().as_str() {
             "image" => Source::images,
-            "kernel" => Source::kernels,
+            "kernel" | "release" => Source::kernels,
             "node" => Source::nodes,
             "subject" => Source::subjects,
             _ => return argument,
