@@ -199,7 +199,9 @@ impl Directory {
         let expected = change.expected.iter().filter_map(serde_json::Value::as_object).flatten();
         if let Some((key, expected)) = expected.into_iter().find(|(key, expected)| found[*key] != **expected)
         {
-            let [expected, found] = [expected, &found[key]].map(|value| format!("{key}: {value}"));
+            let text =
+                |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let [expected, found] = [expected, &found[key]].map(|value| format!("{key}: {}", text(value)));
             return Err(ClusterError::Conflict { object: object(), expected, found });
         }
         let edited = edit::set_values(&file.text, section, wanted).map_err(|reason| refused(&reason))?;

@@ -34,7 +34,12 @@ fn daemon_set(name: &str, image: &str, pod: &Value) -> DaemonSetFacts {
     DaemonSetFacts {
         namespace: "kube-system".to_owned(),
         name: name.to_owned(),
-        containers: vec![Container { name: "driver".to_owned(), image: image.to_owned(), fixed: None, tagged: false }],
+        containers: vec![Container {
+            name: "driver".to_owned(),
+            image: image.to_owned(),
+            fixed: None,
+            tagged: false,
+        }],
         placement: Placement::default(),
         owner: None,
         paused: false,
