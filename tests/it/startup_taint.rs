@@ -94,7 +94,7 @@ fn a_single_run_removes_the_taint_too_and_none_without_the_setting() {
     let live = Live::new([new_node("n0", A, TAINT)], "image");
     enable(&live, "vendor.example/driver:1");
     let published = live.publish();
-    patch_template(&live, &json!({"containers": [{"name": "driver", "image": published[A]}]}));
+    enable(&live, &published[A]);
     live.api.run_daemon_sets(true, |_| Fate::Ready);
     live.api.settle();
     let once = || live.command(&["run", "--once"]).output().unwrap();
