@@ -156,6 +156,7 @@ mod tests {
             daemon_set: "u".to_owned(),
             node: "n0".to_owned(),
             bound: true,
+            probed: Vec::new(),
             pull_secrets: 0,
             images: BTreeMap::new(),
             ready: false,

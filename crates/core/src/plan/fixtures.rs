@@ -428,6 +428,7 @@ pub(super) fn pod(daemon_set: &DaemonSetFacts, node: &str, ready: bool) -> PodFa
         daemon_set: daemon_set.live.as_ref().unwrap().version.uid.clone(),
         node: node.to_owned(),
         bound: true,
+        probed: Vec::new(),
         pull_secrets: 0,
         images: images.collect(),
         ready,

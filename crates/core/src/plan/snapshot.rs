@@ -186,6 +186,9 @@ pub struct PodFacts {
     pub bound: bool,
     /// Image by container, init containers included.
     pub images: BTreeMap<String, String>,
+    /// Containers that have done their work when the pod is ready: those with a readiness or startup probe, and init containers
+    /// that end.
+    pub probed: Vec<String>,
     /// Number of `imagePullSecrets`, which include those of its ServiceAccount.
     pub pull_secrets: usize,
     /// Whether the `Ready` condition is true.

@@ -63,7 +63,7 @@ impl<'a> Evidence<'a> {
         let mut has_pod = false;
         for wanted in image.spec.rollout.iter().filter_map(|spec| spec.daemon_set()) {
             let originals = self.snapshot.daemon_sets.iter().filter(|found| found.is_named(wanted));
-            for (daemon_set, pod) in originals.flat_map(|original| self.pods(original, node)) {
+            for pod in originals.flat_map(|original| self.pods(original, node)) {
                 has_pod = true;
                 let (container, id) = (&*wanted.container, format!("pod {}/{}", pod.namespace, pod.name));
                 let running = pod.images.get(container).map(String::as_str).unwrap_or_default();
@@ -72,7 +72,8 @@ impl<'a> Evidence<'a> {
                         "{id} runs {running}, which is not known to have the modules of image {name} for {kernel}"
                     ));
                 }
-                if !has_probe(daemon_set, container) {
+                // A pod that is older than the DaemonSet's template may lack the template's probe.
+                if !pod.probed.iter().any(|probed| probed == container) {
                     return Some(format!(
                         "container {container} of {id} has no readinessProbe or startupProbe, which tells that the driver is loaded"
                     ));
@@ -88,22 +89,17 @@ impl<'a> Evidence<'a> {
     }
 
     /// Returns the pods of a DaemonSet and of its copies on a node, without pods of an earlier node of this name.
-    fn pods(
-        &self,
-        original: &'a DaemonSetFacts,
-        node: &NodeFacts,
-    ) -> impl Iterator<Item = (&'a DaemonSetFacts, &'a PodFacts)> {
+    fn pods(&self, original: &'a DaemonSetFacts, node: &NodeFacts) -> impl Iterator<Item = &'a PodFacts> {
         let (name, created) = (node.name.clone(), node.created);
         let is_on =
             move |pod: &&PodFacts| pod.bound && !pod.deleting && pod.node == name && pod.created >= created;
-        let owner = move |pod: &'a PodFacts| {
-            let is_owner = |found: &&DaemonSetFacts| {
+        let is_owned = move |pod: &&PodFacts| {
+            self.snapshot.daemon_sets.iter().any(|found| {
                 found.live.as_ref().is_some_and(|live| live.version.uid == pod.daemon_set)
-                    && (*found == original || found.is_copy_of(original))
-            };
-            Some((self.snapshot.daemon_sets.iter().find(is_owner)?, pod))
+                    && (found == original || found.is_copy_of(original))
+            })
         };
-        self.snapshot.pods.iter().filter(is_on).filter_map(owner)
+        self.snapshot.pods.iter().filter(is_on).filter(is_owned)
     }
 
     /// Whether an image is one of farrier's for this definition, by digest, with modules for a kernel.
@@ -116,20 +112,6 @@ impl<'a> Evidence<'a> {
         image.parse().is_ok_and(is_of)
             && self.contents.get(image).is_some_and(|found| found.has(kernel.arch, kernel.release.as_str()))
     }
-}
-
-/// Whether the pod is ready only after the container has loaded the driver: by a probe, or because an init container has ended.
-fn has_probe(daemon_set: &DaemonSetFacts, container: &str) -> bool {
-    let Some(live) = &daemon_set.live else { return false };
-    let pod = &live.manifest["spec"]["template"]["spec"];
-    let named = |list: &str| {
-        let mut all = pod[list].as_array().into_iter().flatten();
-        all.find(|found| found["name"] == container)
-    };
-    let probes =
-        |found: &serde_json::Value| found["readinessProbe"].is_object() || found["startupProbe"].is_object();
-    named("containers").is_some_and(probes)
-        || named("initContainers").is_some_and(|found| found["restartPolicy"] != "Always" || probes(found))
 }
 
 /// Removes startup taints, and logs why the others stay.

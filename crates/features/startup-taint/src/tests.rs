@@ -30,7 +30,7 @@ fn time(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-fn daemon_set(name: &str, image: &str, pod: &Value) -> DaemonSetFacts {
+fn daemon_set(name: &str, image: &str) -> DaemonSetFacts {
     DaemonSetFacts {
         namespace: "kube-system".to_owned(),
         name: name.to_owned(),
@@ -52,7 +52,7 @@ fn daemon_set(name: &str, image: &str, pod: &Value) -> DaemonSetFacts {
             max_unavailable: PodCount::Number(1),
             desired: 1,
             deleting: false,
-            manifest: Arc::new(json!({"spec": {"template": {"spec": pod}}})),
+            manifest: Arc::new(Value::Null),
         }),
     }
 }
@@ -66,6 +66,7 @@ fn pod(of: &DaemonSetFacts) -> PodFacts {
         node: "n0".to_owned(),
         bound: true,
         images: [("driver".to_owned(), of.containers[0].image.clone())].into(),
+        probed: vec!["driver".to_owned()],
         pull_secrets: 0,
         ready: true,
         stable_since: Some(time(300)),
@@ -73,10 +74,6 @@ fn pod(of: &DaemonSetFacts) -> PodFacts {
         deleting: false,
         messages: Vec::new(),
     }
-}
-
-fn probed() -> Value {
-    json!({"containers": [{"name": "driver", "readinessProbe": {"exec": {}}}]})
 }
 
 fn world() -> World {
@@ -87,7 +84,7 @@ fn world() -> World {
         vec![Taint { key: TAINTS[0].to_owned(), value: String::new(), effect: "NoSchedule".to_owned() }];
     let (snapshot, definitions) = fleet.made_from();
     let (mut snapshot, definitions) = (snapshot.clone(), definitions.clone());
-    let found = daemon_set("mft", &image("mft", '1'), &probed());
+    let found = daemon_set("mft", &image("mft", '1'));
     snapshot.pods = vec![pod(&found)];
     snapshot.daemon_sets = vec![found];
     let contents =
@@ -160,9 +157,8 @@ fn nothing_weaker_is_enough() {
             drop(world.snapshot.nodes[0].labels.remove(farrier_core::plan::KERNEL_LABEL));
         }),
         ("a node that needs no image", |world| drop(world.snapshot.nodes[0].labels.remove("pci"))),
-        ("a container without a probe", |world| {
-            world.snapshot.daemon_sets[0] =
-                daemon_set("mft", &image("mft", '1'), &json!({"containers": [{"name": "driver"}]}));
+        ("a pod without a probe of the container", |world| {
+            world.snapshot.pods[0].probed = vec!["proxy".to_owned()];
         }),
         ("an image that is rolled out to no DaemonSet", |world| {
             world.definitions.images.values_mut().for_each(|image| image.spec.rollout.clear());
@@ -188,19 +184,9 @@ fn nothing_weaker_is_enough() {
     a vendor's image: pod kube-system/mft-1 runs vendor.example/mft:1, which is not known to have the modules of image mft for 6.1.0-47-amd64 (debian 12, amd64)
     a node without its kernel's label: kernel unknown: label feature.node.kubernetes.io/kernel-version.full is missing
     a node that needs no image: no driver image is called for; give the taint only to nodes that need a driver
-    a container without a probe: container driver of pod kube-system/mft-1 has no readinessProbe or startupProbe, which tells that the driver is loaded
+    a pod without a probe of the container: container driver of pod kube-system/mft-1 has no readinessProbe or startupProbe, which tells that the driver is loaded
     an image that is rolled out to no DaemonSet: image mft has no pod of its DaemonSet on the node; the DaemonSet must select the node and tolerate the taint
     ");
-}
-
-#[test]
-fn an_init_container_that_ended_needs_no_probe() {
-    let with = |pod: Value| {
-        world().with(|world| world.snapshot.daemon_sets[0] = daemon_set("mft", &image("mft", '1'), &pod))
-    };
-    assert_eq!(with(json!({"initContainers": [{"name": "driver"}]})), None);
-    assert!(with(json!({"initContainers": [{"name": "driver", "restartPolicy": "Always"}]})).is_some());
-    assert_eq!(with(json!({"containers": [{"name": "driver", "startupProbe": {"exec": {}}}]})), None);
 }
 
 #[test]
@@ -216,7 +202,7 @@ fn every_image_that_the_node_calls_for_counts() {
     ];
     world.definitions.images.insert("gpu".parse().unwrap(), second);
     assert!(world.blocker().unwrap().contains("image gpu has no pod"));
-    let gpu = daemon_set("gpu", &image("gpu", '2'), &probed());
+    let gpu = daemon_set("gpu", &image("gpu", '2'));
     world.contents.insert(image("gpu", '2'), contents(&[K47]));
     world.snapshot.pods.push(PodFacts { ready: false, ..pod(&gpu) });
     world.snapshot.daemon_sets.push(gpu);
@@ -231,7 +217,7 @@ fn the_pod_of_a_copy_counts_and_the_originals_does_not() {
     let mut world = world();
     world.set_image("vendor.example/mft:1".to_owned());
     assert!(world.blocker().unwrap().contains("runs vendor.example/mft:1"));
-    let mut copy = daemon_set("mft-copy", &image("mft", '1'), &probed());
+    let mut copy = daemon_set("mft-copy", &image("mft", '1'));
     copy.live.as_mut().unwrap().labels.insert(COPY_OF_LABEL.to_owned(), "mft".to_owned());
     world.snapshot.pods.push(pod(&copy));
     world.snapshot.daemon_sets.push(copy);

@@ -109,6 +109,7 @@ impl State {
             daemon_set: daemon_set.to_owned(),
             node: node.to_owned(),
             bound: true,
+            probed: Vec::new(),
             pull_secrets: 0,
             images: [("driver".to_owned(), image.to_owned())].into(),
             ready: true,

@@ -100,6 +100,16 @@ impl PodSpec {
         self.init_containers.iter().chain(&self.containers).flatten()
     }
 
+    /// Returns the containers that have done their work when the pod is ready: those with a readiness or startup probe, and init
+    /// containers that end.
+    pub(super) fn probed_containers(&self) -> impl Iterator<Item = &Container> {
+        let init = self.init_containers.iter().flatten();
+        let init = init.filter(|container| {
+            container.has_probe() || container.restart_policy.as_deref() != Some("Always")
+        });
+        init.chain(self.containers.iter().flatten().filter(|container| container.has_probe()))
+    }
+
     /// Returns the nodes allowed by the pod's required node affinity, if it has one.
     pub(super) fn required_nodes(&self) -> Option<&NodeSelector> {
         self.affinity.as_ref()?.node_affinity.as_ref()?.required.as_ref()
@@ -119,13 +129,21 @@ struct NodeAffinity {
 }
 
 #[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Container {
     pub(super) name: String,
     pub(super) image: Option<String>,
+    restart_policy: Option<String>,
+    readiness_probe: Option<IgnoredAny>,
+    startup_probe: Option<IgnoredAny>,
     resources: Option<Resources>,
 }
 
 impl Container {
+    fn has_probe(&self) -> bool {
+        self.readiness_probe.is_some() || self.startup_probe.is_some()
+    }
+
     /// Returns the names of the requested resources.
     pub(super) fn requests(&self) -> impl Iterator<Item = &String> {
         self.resources.iter().filter_map(|resources| resources.requests.as_ref()).flat_map(BTreeMap::keys)

@@ -30,6 +30,7 @@ pub(super) fn pod(pod: PodObject) -> Object {
         node: node.unwrap_or_default(),
         bound,
         images: images(&spec),
+        probed: spec.probed_containers().map(|container| container.name.clone()).collect(),
         pull_secrets: spec.image_pull_secrets.as_ref().map_or(0, Vec::len),
         ready: condition(&status, "Ready", "True").is_some(),
         stable_since: stable_since(&status),
@@ -209,6 +210,27 @@ mod tests {
                 {"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]}}});
         let pending = facts(&json!({"affinity": affinity, "containers": containers}), &json!({}));
         assert_eq!((pending.node.as_str(), pending.bound), ("n2", false));
+    }
+
+    #[test]
+    fn a_ready_pod_says_more_of_containers_with_a_probe_and_of_init_containers_that_end() {
+        let exec = json!({"exec": {"command": ["true"]}});
+        let found = facts(
+            &json!({
+                "initContainers": [
+                    {"name": "ends"},
+                    {"name": "sidecar", "restartPolicy": "Always"},
+                    {"name": "probed-sidecar", "restartPolicy": "Always", "startupProbe": exec},
+                ],
+                "containers": [
+                    {"name": "plain", "livenessProbe": exec},
+                    {"name": "ready", "readinessProbe": exec},
+                    {"name": "started", "startupProbe": exec},
+                ],
+            }),
+            &json!({}),
+        );
+        assert_eq!(found.probed, ["ends", "probed-sidecar", "ready", "started"]);
     }
 
     #[test]

@@ -55,6 +55,7 @@ fn pod(name: &str, version: &str, ready: bool) -> Object {
         daemon_set: "uid-driver".to_owned(),
         node: "n".to_owned(),
         bound: true,
+        probed: Vec::new(),
         pull_secrets: 0,
         images: BTreeMap::new(),
         ready,

@@ -400,6 +400,7 @@ fn pod(node: &str, image: &str, ready: bool) -> PodFacts {
         daemon_set: "u1".to_owned(),
         node: node.to_owned(),
         bound: true,
+        probed: Vec::new(),
         pull_secrets: 0,
         images: [("driver".to_owned(), image.to_owned())].into(),
         ready,

@@ -245,6 +245,7 @@ impl Fleet {
             daemon_set: "ds".to_owned(),
             node: node.facts.name.clone(),
             bound: true,
+            probed: Vec::new(),
             pull_secrets: 0,
             images: [("driver".to_owned(), pod.image.clone())].into(),
             ready,

@@ -263,6 +263,7 @@ impl Cluster {
                     daemon_set: uid.clone(),
                     node: node.name.clone(),
                     bound: true,
+                    probed: Vec::new(),
                     pull_secrets: 0,
                     ready: works,
                     stable_since: works.then_some(jiff::Timestamp::MIN),
