@@ -1,6 +1,6 @@
-//! Decides whether a node may boot its next kernel. It may when every image that it will need is published, passed its
-//! check, and is an image that the node's DaemonSets can get while the other nodes run their kernels. Automation that upgrades kernels waits for the label that confirms this. A node that needs no image gets
-//! a different label, because nothing was checked for it.
+//! Decides whether a node may boot its next kernel. It may when every image that it will need is published, passed its check, and
+//! is an image that the node's DaemonSets can get while the other nodes run their kernels. Automation that upgrades kernels waits
+//! for the label that confirms this. A node that needs no image gets a different label, because nothing was checked for it.
 
 use std::{
     cell::LazyCell,
