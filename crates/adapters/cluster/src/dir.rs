@@ -47,7 +47,7 @@ const MAX_FILES: usize = 50_000;
 #[derive(Clone, Debug)]
 pub struct Directory {
     root: PathBuf,
-    /// The same as the user gave it, for messages.
+    /// The directory as the user named it, for messages.
     given: PathBuf,
     /// Directory above `root` whose files a kustomization may name.
     boundary: PathBuf,

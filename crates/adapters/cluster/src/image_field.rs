@@ -1,5 +1,4 @@
-//! Where the image of a container is written: as one value, in an entry of a kustomization's `images`, or in several values of a
-//! chart.
+//! Places of a container's image in manifests: one value, an entry of a kustomization's `images`, or several values of a chart.
 
 use std::{cmp::Reverse, path::PathBuf, rc::Rc};
 

@@ -51,7 +51,7 @@ pub(super) fn unsigned_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result
     Ok(hasher.finish())
 }
 
-/// Returns the inputs of the hash by name. Template and variables stand for the Dockerfile that follows from them.
+/// Returns the inputs of the hash by name, with the template and the variables instead of the Dockerfile.
 pub(super) fn named_inputs(
     hasher: &InputHasher,
     spec: &DriverImageSpec,

@@ -1,11 +1,11 @@
-//! Inputs of a build by name, and how those of a published image differ from a cell's.
+//! Named inputs of a build, and the differences between a published image and a cell.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Cell, table::with_short_digests};
 
-/// Inputs of the input hash by name: values, or digests of long values. A published image's provenance has those of its
-/// build. Untrusted input, for messages only.
+/// Inputs of the input hash by name: values, or digests of long values. They are part of the provenance of a published image.
+/// Untrusted input, for messages only.
 pub type NamedInputs = BTreeMap<String, String>;
 
 /// The rendered Dockerfile, without the name of its base image, which follows from toolchain and headers.

@@ -82,7 +82,7 @@ pub struct Container {
     pub image: String,
     /// Reason why the image cannot be set, if any (for example a value that other fields share).
     pub fixed: Option<String>,
-    /// Whether the tag has a place of its own, so that an image by digest is written with its tag.
+    /// Whether the manifest has a separate field for the tag, so that an image by digest is written with its tag.
     pub tagged: bool,
 }
 
@@ -186,10 +186,10 @@ pub struct PodFacts {
     pub bound: bool,
     /// Image by container, init containers included.
     pub images: BTreeMap<String, String>,
-    /// Containers that have done their work when the pod is ready: those with a readiness or startup probe, and init containers
-    /// that end.
+    /// Containers whose work the readiness of the pod proves: those with a readiness or startup probe, and init containers that
+    /// end.
     pub probed: Vec<String>,
-    /// Number of `imagePullSecrets`, which include those of its ServiceAccount.
+    /// Number of `imagePullSecrets`, including those of the ServiceAccount.
     pub pull_secrets: usize,
     /// Whether the `Ready` condition is true.
     pub ready: bool,

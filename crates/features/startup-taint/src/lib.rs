@@ -1,7 +1,7 @@
 //! Removes the startup taint of a node once all drivers of the node are loaded.
 //!
-//! The evidence is in the cluster: each driver image that the node calls for has a pod on the node that runs an image of farrier's
-//! with modules for exactly the node's kernel, and that pod is ready. Anything less keeps the taint.
+//! A driver counts as loaded if a ready pod on the node runs a farrier image of its definition with modules for exactly the node's
+//! kernel. Anything less keeps the taint.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub const TAINTS: [&str; 2] = [
 struct Evidence<'a> {
     definitions: &'a Definitions,
     snapshot: &'a ClusterSnapshot,
-    /// Contents of farrier's images that DaemonSets and their pods use.
+    /// Contents of the farrier images that DaemonSets and their pods use.
     contents: &'a BTreeMap<String, ImageContents>,
 }
 
@@ -102,7 +102,7 @@ impl<'a> Evidence<'a> {
         self.snapshot.pods.iter().filter(is_on).filter(is_owned)
     }
 
-    /// Whether an image is one of farrier's for this definition, by digest, with modules for a kernel.
+    /// Whether an image is a farrier image of this definition, by digest, with modules for a kernel.
     fn has_modules(&self, image: &str, name: &ImageName, kernel: &KernelTarget) -> bool {
         let is_of = |reference: ImageReference| {
             let repository = reference.repository.to_string();

@@ -325,7 +325,7 @@ spec:
   selector: {pci: 'yes'}
 ";
 
-/// Plans nothing: the values are those of a change that a plan makes.
+/// Returns a change with the values that a plan would have.
 fn resource_change(
     kind: OperatorResource,
     name: &str,

@@ -100,7 +100,7 @@ impl PodSpec {
         self.init_containers.iter().chain(&self.containers).flatten()
     }
 
-    /// Returns the containers that have done their work when the pod is ready: those with a readiness or startup probe, and init
+    /// Returns the containers whose work the readiness of the pod proves: those with a readiness or startup probe, and init
     /// containers that end.
     pub(super) fn probed_containers(&self) -> impl Iterator<Item = &Container> {
         let init = self.init_containers.iter().flatten();

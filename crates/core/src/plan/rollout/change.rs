@@ -198,7 +198,7 @@ pub struct ResourceChange {
     /// Version that the plan saw; `None` in a directory of manifests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<ObjectVersion>,
-    /// In a directory of manifests: the values of farrier's fields that the plan saw. Any other value is a conflict.
+    /// In a directory of manifests: the current values of the fields at planning time. Any other value is a conflict.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<serde_json::Value>,
     /// `spec` to apply, with farrier's fields only.

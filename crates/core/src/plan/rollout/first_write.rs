@@ -42,7 +42,7 @@ pub(super) fn warnings(context: &Context<'_>, target: &RolloutTarget) -> Vec<Rol
     owner.into_iter().chain(no_pull_secrets(context, live)).chain(restarts(context, live)).collect()
 }
 
-/// Returns the target's DaemonSet in the cluster, if the image field holds none of farrier's images and farrier may set it.
+/// Returns the target's DaemonSet in the cluster, if the image field holds a foreign image and farrier may set it.
 fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a LiveDaemonSet> {
     let RolloutObject::DaemonSet(wanted) = &target.object else { return None };
     let container = named(context.inputs, target).ok()?.container;

@@ -478,7 +478,7 @@ pub(super) fn current(found: &ResourceFacts) -> String {
     text_of(&fields.map(|(key, value)| (key.clone(), value.clone())).collect::<Map<_, _>>().into())
 }
 
-/// Formats the fields as `repository/image version V` with the flags, and those of a Module as its images.
+/// Formats the fields as `repository/image version V` with the flags. A Module is formatted as its images.
 pub(super) fn text_of(value: &Value) -> String {
     if [module::IMAGE, module::MAPPINGS].iter().any(|field| value.get(field).is_some()) {
         return module::text_of(value);

@@ -47,7 +47,7 @@ fn a_daemon_set_of_helm_or_argo_cd_is_said() {
     let tracking = "argocd.argoproj.io/tracking-id";
     for (labels, annotations, expected) in [
         (json!({}), json!({}), None),
-        // Charts and people set these labels, whoever applies the object.
+        // Not only Helm and Argo CD set these labels.
         (json!({"app.kubernetes.io/instance": "x", "app.kubernetes.io/managed-by": "me"}), json!({}), None),
         (json!({"app.kubernetes.io/managed-by": "Helm"}), json!({}), Some("helm")),
         (json!({}), json!({"meta.helm.sh/release-name": "nic"}), Some("helm")),
@@ -165,7 +165,7 @@ fn only_the_first_write_is_warned_of() {
     // Someone sets another image: the record shows that farrier has written the object.
     world.set_by_another("registry.test/foreign:1");
     assert!(codes(&world).is_empty());
-    // An image of farrier's that someone else set.
+    // A farrier image that another user set.
     let mut world = owned(&json!({}), &json!({"meta.helm.sh/release-name": "nic"}));
     world.set_by_another("registry.test/drivers/mft:1");
     assert!(codes(&world).is_empty());

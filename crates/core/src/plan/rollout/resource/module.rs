@@ -1,6 +1,6 @@
 //! The fields of a `Module` of the Kernel Module Management operator. KMM loads a module with the image of the first kernel
-//! mapping that matches a node's kernel; a mapping without an image has that of the container. KMM replaces variables in
-//! images, so that one value names the images of all kernels.
+//! mapping that matches a node's kernel; a mapping without an image uses the image of the container. KMM replaces
+//! variables in images, so that one value names the images of all kernels.
 //!
 //! Facts: `internal/module/kernelmapper.go`, `internal/utils/replaceStrings.go` and `internal/webhook/module.go`.
 
