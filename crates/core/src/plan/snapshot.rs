@@ -189,7 +189,7 @@ pub struct PodFacts {
     /// Containers whose work the readiness of the pod proves: those with a readiness or startup probe, and init containers that
     /// end.
     pub probed: Vec<String>,
-    /// Number of `imagePullSecrets`, including those of the ServiceAccount.
+    /// Number of `imagePullSecrets`, with those of the ServiceAccount.
     pub pull_secrets: usize,
     /// Whether the `Ready` condition is true.
     pub ready: bool,
