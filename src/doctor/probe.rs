@@ -4,13 +4,12 @@ use farrier_core::{
     facts::media_type,
     image::{Digest, Repository, Version},
 };
+use farrier_store::TRIAL;
 use oci::{client::Registry, subject_of_tag};
 use serde_json::{Value, json};
 
 use super::Visit;
 
-/// Tag of the trial image.
-const TAG: &str = "farrier-doctor";
 /// Type of the trial documents.
 const KIND: &str = "application/vnd.farrier.doctor.v1";
 const EMPTY: &[u8] = b"{}";
@@ -18,7 +17,7 @@ const EMPTY: &[u8] = b"{}";
 impl Visit {
     /// Pushes an image with a document, moves its tag, and deletes all that again.
     pub(super) async fn probe_writes(&mut self, registry: &dyn Registry, repository: &Repository) {
-        let Ok(tag) = TAG.parse().map(Version::Tag) else { return };
+        let Ok(tag) = TRIAL.parse().map(Version::Tag) else { return };
         if let Err(error) = registry.push_bytes(repository, EMPTY).await {
             return self.note("trial image", Err(error));
         }
@@ -35,7 +34,7 @@ impl Visit {
             Err(error) => self.failed(
                 "trial tag",
                 &error.into(),
-                "exempt the tags that farrier moves from the rule for immutable tags (docs/registries.md)",
+                "set `immutableTags: true` for this host in site.yaml, or exempt the tags that farrier moves (docs/registries.md)",
             ),
         }
         let of = json!({"mediaType": media_type::OCI_MANIFEST, "digest": subject, "size": first.len()});
@@ -69,7 +68,7 @@ impl Visit {
             "trial deletion",
             match left[..] {
                 [] => "nothing is left".to_owned(),
-                _ => format!("left in {repository}, with the tag {TAG}: {}", left.join(", ")),
+                _ => format!("left in {repository}, with the tag {TRIAL}: {}", left.join(", ")),
             },
         );
     }

@@ -41,6 +41,7 @@ mod gpu_base;
 mod gpudirect;
 mod headers_import;
 mod host_artifacts;
+mod immutable_tags;
 mod init;
 mod install_page;
 mod interruptions;

@@ -6,12 +6,15 @@ use super::*;
 use crate::support::{
     registry_quirks::{Quirk, registry_with},
     scripted_registry::{HARBOR, Script, ScriptedRegistry, ZOT},
-    site::{Run, Site},
+    site::{Run, Site, with_immutable_tags},
 };
 
 /// Runs doctor and returns each finding about the registry, as `check: result`.
 async fn findings(host: &str) -> (Vec<String>, String) {
-    let site = Site::new();
+    findings_of(Site::new(), host).await
+}
+
+async fn findings_of(site: Site, host: &str) -> (Vec<String>, String) {
     let mut command = site.command(&["doctor", "-o", "json", "--probe-writes"]);
     command.env_remove("FARRIER_CLUSTER").env("FARRIER_REGISTRY", format!("{host}/drivers"));
     let run = tokio::task::spawn_blocking(move || (Run::of(command.spawn().unwrap()), site)).await.unwrap().0;
@@ -96,4 +99,12 @@ async fn zot_and_harbor_list_referrers() {
     assert_eq!(found[3], "trial tag: wrong", "{text}");
     assert_eq!((found[2].as_str(), found[4].as_str()), ("trial image: ok", "trial referrer: ok"), "{text}");
     assert!(text.contains("exempt the tags that farrier moves"), "{text}");
+    // The same registry, with the setting for it.
+    let server = RegistryProcess::start(Wants { deletion: true, ..Wants::default() });
+    let scripted = ScriptedRegistry::start(&server.host, HARBOR).await;
+    let site = Site::new();
+    site.define("site.yaml", &with_immutable_tags(&scripted.host, ""));
+    let (found, text) = findings_of(site, &scripted.host).await;
+    assert_eq!(found, ALL_OK, "{text}");
+    assert!(text.contains("nothing is left"), "{text}");
 }

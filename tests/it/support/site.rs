@@ -50,6 +50,14 @@ pub struct Run {
     pub pid: u32,
 }
 
+/// Returns a `site.yaml` with immutable tags at a registry, and further lines of its `spec`.
+pub fn with_immutable_tags(host: &str, spec: &str) -> String {
+    format!(
+        "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: plant}}\nspec:\n  \
+         hosts: [{{host: '{host}', immutableTags: true}}]\n{spec}"
+    )
+}
+
 impl Site {
     /// Creates a site with the fixtures' definitions and a cluster without nodes.
     pub fn new() -> Self {
@@ -221,11 +229,17 @@ impl Site {
     /// Returns the registry's tags of one of the site's images, without fallback tags for referrers; empty without such a
     /// repository.
     pub fn tags(&self, image: &str) -> Vec<String> {
+        let mut tags = self.all_tags(image);
+        tags.retain(|tag| !tag.starts_with("sha256-"));
+        tags
+    }
+
+    /// Returns all tags of one of the site's repositories; empty without such a repository.
+    pub fn all_tags(&self, image: &str) -> Vec<String> {
         let repository = format!("docker://{}/{image}", self.location);
         let output = skopeo(&["list-tags", "--tls-verify=false", &repository]);
         let Ok(list) = serde_json::from_slice::<Value>(&output.stdout) else { return Vec::new() };
-        let tags = list["Tags"].as_array().unwrap().iter().map(|tag| tag.as_str().unwrap().to_owned());
-        tags.filter(|tag| !tag.starts_with("sha256-")).collect()
+        list["Tags"].as_array().unwrap().iter().map(|tag| tag.as_str().unwrap().to_owned()).collect()
     }
 
     /// Returns the output of `skopeo inspect` about one of the site's images.

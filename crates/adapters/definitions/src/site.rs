@@ -58,6 +58,7 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
             ssh_key: _,
             known_hosts: _,
             token_servers: _,
+            immutable_tags: _,
         } = host;
         if site.hosts[..index].iter().any(|earlier| earlier.host == *name) {
             report.wrong(&["spec", "hosts", &at, "host"], format!("host {name} is already listed"));

@@ -62,7 +62,7 @@ pub use openpgp::key_ends;
 pub use root_fs::{PackageRoot, RootFileSystems, RpmRoot};
 pub use root_fs_layer::RootFs;
 pub use source::{FetchedSource, SourceIdentity, Sources};
-pub use stored::{LATEST, StoredUnder, content_tag, minimal_tag, source_tag};
+pub use stored::{StoredUnder, content_tag, minimal_tag, source_tag};
 
 /// Result of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,7 +17,9 @@ use farrier_core::{
 use farrier_local::{blocking::stoppable, cache::Scratch};
 use farrier_payload::write_source_layer;
 use farrier_store as store;
-use farrier_store::{InputKind, NewInput, PackedDefinitions, Standing, Store, StoreError, StoredInput};
+use farrier_store::{
+    DECLARED, InputKind, LATEST, NewInput, PackedDefinitions, Standing, Store, StoreError, StoredInput,
+};
 use fs_err as fs;
 use oci::Layer;
 
@@ -27,9 +29,6 @@ use super::{FetchError, Fetcher, Result, TREE, apt, digest, root_fs_layer, rpm, 
 const FORMAT: &str = "declared-1";
 /// Format version; change it when the same content of a source is laid out differently.
 const SOURCE_FORMAT: &str = "source-2";
-
-/// Tag of the most recently stored definitions.
-pub const LATEST: &str = "latest";
 
 /// Separates the keys of stored content from the keys of locally made content.
 const STORED: &str = "stored";
@@ -315,7 +314,7 @@ fn apt_parts(source: &AptSource) -> Vec<String> {
 
 fn declared_tag(kind: &str, parts: &[String]) -> Result<Tag> {
     let parts = [FORMAT, kind].into_iter().chain(parts.iter().map(String::as_str));
-    Ok(store::key_tag(&format!("declared-{}", digest::of_parts(parts)))?)
+    Ok(store::key_tag(&format!("{DECLARED}{}", digest::of_parts(parts)))?)
 }
 
 #[cfg(test)]

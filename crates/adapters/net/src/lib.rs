@@ -191,6 +191,11 @@ impl Net {
         })
     }
 
+    /// Whether the registry at this host refuses to move tags.
+    pub fn has_immutable_tags(&self, host: &HostPort) -> bool {
+        self.0.hosts.iter().any(|entry| entry.immutable_tags && entry.host.covers(host))
+    }
+
     /// Repositories to look for an image in, in order. Offline, excludes the image's own repository, unless its host is
     /// named. If the image's own repository is the only candidate, it is kept, so that the error names it.
     pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {

@@ -53,6 +53,7 @@ impl Trusted {
             ssh_key: _,
             known_hosts: _,
             token_servers: _,
+            immutable_tags: _,
         } in hosts
         {
             let read = |what: &str, file: Option<&Path>| {

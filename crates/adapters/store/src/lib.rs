@@ -19,8 +19,9 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 pub use definitions::{PackedDefinitions, pack_definitions};
 pub use error::StoreError;
 use farrier_core::{
-    facts::{annotations, media_type},
+    facts::{Record as _, annotations, media_type},
     image::{Digest, Repository, Tag, Version},
+    plan::{BuildTimes, KernelRecord},
     provenance::is_cosign_tag,
 };
 use oci::{Descriptor, ImageManifest};
@@ -74,6 +75,26 @@ pub fn is_reserved(name: &str) -> bool {
 /// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, the parent of
 /// mirrored images, and records of when kernels were seen and how long builds took.
 const OTHERS: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
+
+/// Whether farrier moves this tag of a repository below the prefix to newer content over time: definitions are `latest`, sources and
+/// root file systems have a tag for their declaration, each record of kernels has one tag, and `farrier doctor` tries [`TRIAL`]. No
+/// other tag moves.
+pub fn is_moving_tag(repository: &str, tag: &Tag) -> bool {
+    let tag = tag.as_str();
+    match repository {
+        "definitions" => tag == LATEST,
+        "sources" | "rootfs" => tag.starts_with(DECLARED),
+        "kernels" => [BuildTimes::TAG, KernelRecord::TAG].contains(&tag),
+        _ => tag == TRIAL,
+    }
+}
+
+/// Tag with which `farrier doctor` tries whether tags move.
+pub const TRIAL: &str = "farrier-doctor";
+/// Tag of the newest definitions.
+pub const LATEST: &str = "latest";
+/// Start of the tags of sources and root file systems by their declaration.
+pub const DECLARED: &str = "declared-";
 
 /// A stored input: an artifact in the registry from which images are made.
 #[derive(Clone, Debug, PartialEq, Eq)]

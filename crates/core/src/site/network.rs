@@ -79,6 +79,9 @@ pub struct Host {
     /// For a registry: additional hosts (`host` or `host:port`) that may receive its credentials and issue tokens for it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub token_servers: Vec<HostPort>,
+    /// For a registry where no tag may move: each content of a tag that farrier moves gets its own tag.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub immutable_tags: bool,
 }
 
 /// Credentials for registries. Set exactly one field.

@@ -7,7 +7,7 @@ use farrier_core::{
     kernel::{KernelFamily, KernelTarget, match_family},
 };
 use farrier_local::machine::native;
-use farrier_store::{InputKind, registry::is_joined};
+use farrier_store::{InputKind, is_moving_tag, registry::is_joined};
 use serde::{Deserialize, Serialize};
 
 use super::License;
@@ -75,15 +75,9 @@ impl Content {
         self.kind == ContentKind::Signature && self.tag.as_ref().is_some_and(is_joined)
     }
 
-    /// Whether its tag moves to newer content over time. The store has moving tags for definitions (`latest`), and for
-    /// sources and bases by their declaration (`declared-...`). All other tags never change.
+    /// Whether its tag moves to newer content over time.
     pub fn has_moving_tag(&self) -> bool {
-        let tag = self.tag.as_ref().map_or("", Tag::as_str);
-        match self.kind {
-            ContentKind::Definitions => tag == "latest",
-            ContentKind::Source | ContentKind::RootFs => tag.starts_with("declared-"),
-            _ => false,
-        }
+        self.tag.as_ref().is_some_and(|tag| is_moving_tag(&self.repository, tag))
     }
 }
 

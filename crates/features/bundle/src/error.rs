@@ -116,7 +116,7 @@ impl BundleError {
             }
             Self::Immutable(..) => {
                 return Some(format!(
-                    "exempt these tags from immutability, or allow this credential to overwrite them: {MOVING}; then \
+                    "set `immutableTags: true` for this host in site.yaml, or exempt these tags from immutability: {MOVING}; then \
                      import again: what was sent is not sent again"
                 ));
             }

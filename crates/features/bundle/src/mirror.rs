@@ -142,7 +142,9 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> FoundInputs {
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
     }
-    match named(parts, ContentKind::Definitions, InputKind::Definitions.repository(), inputs::LATEST).await {
+    match named(parts, ContentKind::Definitions, InputKind::Definitions.repository(), farrier_store::LATEST)
+        .await
+    {
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
     }

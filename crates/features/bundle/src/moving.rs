@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use farrier_core::image::{Repository, Tag, Version};
-use farrier_store::registry::RegistryError;
+use farrier_store::{is_moving_tag, registry::RegistryError};
+use oci::subject_of_tag;
 
 use super::{BundleError, Content, Result, Target, import::Taken};
 
@@ -43,10 +44,8 @@ impl Target {
         else {
             return error;
         };
-        let is_moving = |tag: &Tag| {
-            let text = tag.as_str();
-            text.starts_with("sha256-") || text.starts_with("declared-") || text == "latest"
-        };
+        let name = self.location.name_of(repository).unwrap_or_default();
+        let is_moving = |tag: &Tag| is_moving_tag(name, tag) || subject_of_tag(tag).is_some();
         let tag = action.rsplit_once(':').and_then(|(_, tag)| tag.parse::<Tag>().ok()).filter(is_moving);
         let Some(tag) = tag.filter(|_| action.starts_with("push manifest to ")) else { return error };
         match (self.registry.manifest(repository, &Version::Tag(tag.clone())).await, error) {

@@ -13,11 +13,13 @@ pub(super) struct ReadLocations {
 }
 
 impl ReadLocations {
+    /// Returns the name of a repository below the location of published images. Returns `None` for a repository elsewhere.
+    pub(super) fn name_below_prefix<'a>(&self, repository: &'a Repository) -> Option<&'a str> {
+        repository.as_str().strip_prefix(self.publish_prefix.as_deref()?)?.strip_prefix('/')
+    }
+
     fn candidates(&self, repository: &Repository) -> Vec<Repository> {
-        let is_below = |prefix: &String| {
-            repository.as_str().strip_prefix(prefix.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        };
-        if self.publish_prefix.as_ref().is_some_and(is_below) {
+        if self.name_below_prefix(repository).is_some() {
             vec![repository.clone()]
         } else {
             self.access.candidates(repository)

@@ -19,6 +19,7 @@ mod retrying;
 mod stream;
 mod transport;
 mod upload;
+mod versioned_tags;
 
 pub use self::{
     disk_limit::{DiskLimit, free_space},
@@ -30,4 +31,5 @@ pub use self::{
     remote::RemoteRegistry,
     retry::{MAX_TRIES, delay_after, pause_before, retry_delay},
     retrying::Retrying,
+    versioned_tags::IsMovingTag,
 };

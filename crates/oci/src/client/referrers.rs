@@ -49,7 +49,9 @@ impl RemoteRegistry {
             self.put_manifest(repository, &version, media_type::OCI_MANIFEST, bytes).await?;
         if listed.as_ref() != Some(&subject.digest) {
             self.push_under_keep_tag(repository, &subject.digest, (media_type::OCI_MANIFEST, bytes)).await?;
-            self.add_to_tag(repository, &subject.digest, &manifest.as_referrer(bytes)).await?;
+            if !self.has_immutable_tags(repository) {
+                self.add_to_tag(repository, &subject.digest, &manifest.as_referrer(bytes)).await?;
+            }
         }
         Ok(digest)
     }
@@ -204,15 +206,21 @@ impl RemoteRegistry {
         let listed = self.listed_by_registry(repository, subject, artifact_type).await?;
         let mut found: Vec<Descriptor> = listed.unwrap_or_default().into_iter().filter(wanted).collect();
         if found.is_empty() {
-            found = match self.fallback_tag(repository, subject).await? {
+            let (listed, is_complete) = match self.fallback_tag(repository, subject).await? {
                 FallbackTag::List(index) => {
                     let listed = index.manifests.into_iter().filter(wanted).collect();
-                    self.without_deleted(repository, subject, listed).await?
+                    let is_complete = !self.has_immutable_tags(repository);
+                    (self.without_deleted(repository, subject, listed).await?, is_complete)
                 }
-                FallbackTag::Subject => {
-                    self.kept(repository, subject).await?.into_iter().filter(wanted).collect()
-                }
+                FallbackTag::Subject => (Vec::new(), false),
             };
+            found = listed;
+            if !is_complete {
+                let kept = self.kept(repository, subject).await?;
+                let is_new = |kept: &Descriptor| !found.iter().any(|known| known.digest == kept.digest);
+                let kept: Vec<Descriptor> = kept.into_iter().filter(wanted).filter(is_new).collect();
+                found.extend(kept);
+            }
         }
         Ok(found)
     }

@@ -20,6 +20,7 @@ use super::{
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{digest_of, save},
     transport::{RemoteName, next_chunk},
+    versioned_tags::IsMovingTag,
 };
 use crate::{AnyManifest, Descriptor, Digest, Repository, Tag, Version, error_chain, media_type};
 
@@ -38,7 +39,9 @@ pub struct RemoteRegistry {
     pub(super) http: Http,
     /// Recently added referrers. The lock is held while a list of referrers is read and written back.
     pub(super) recent_entries: tokio::sync::Mutex<Option<RecentEntries>>,
-    locations: ReadLocations,
+    pub(super) locations: ReadLocations,
+    /// Set if the registry of published images has immutable tags.
+    pub(super) moving_tags: Option<IsMovingTag>,
 }
 
 impl RemoteRegistry {
@@ -50,6 +53,7 @@ impl RemoteRegistry {
             http: Http::new(Arc::clone(&access)),
             recent_entries: tokio::sync::Mutex::default(),
             locations: ReadLocations { access, publish_prefix: None },
+            moving_tags: None,
         }
     }
 
@@ -58,6 +62,14 @@ impl RemoteRegistry {
     #[must_use]
     pub fn publishing_below(mut self, prefix: String) -> Self {
         self.locations.publish_prefix = Some(prefix);
+        self
+    }
+
+    /// Moves no tag below the location of published images. Each content of a tag for which `is_moving` holds gets its own tag, and
+    /// referrers are found by the tags that keep them, without a list.
+    #[must_use]
+    pub fn with_immutable_tags(mut self, is_moving: IsMovingTag) -> Self {
+        self.moving_tags = Some(is_moving);
         self
     }
 
@@ -189,15 +201,18 @@ impl Registry for RemoteRegistry {
     }
 
     async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
+        let version = &self.newest_version(repository, version).await?;
         self.locations
             .first_of(repository, |location| async move { self.manifest_at(&location, version).await })
             .await
     }
 
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
-        self.locations
+        let tags = self
+            .locations
             .first_list_of(repository, |location| async move { self.tags_at(&location).await })
-            .await
+            .await?;
+        Ok(self.without_versions(repository, tags))
     }
 
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
@@ -273,7 +288,7 @@ impl Registry for RemoteRegistry {
         media_type: &str,
         bytes: &[u8],
     ) -> Result<Digest> {
-        let (digest, _) = self.put_manifest(repository, version, media_type, bytes).await?;
+        let digest = self.put_version(repository, version, media_type, bytes).await?;
         if let (Version::Tag(_), Ok(AnyManifest::Index(index))) = (version, AnyManifest::parse(bytes)) {
             self.tag_images_of(repository, &index).await?;
         }

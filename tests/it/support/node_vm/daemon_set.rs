@@ -22,8 +22,6 @@ pub struct ContainerSpec {
     pub startup: Option<Vec<String>>,
     pub liveness: Option<Vec<String>>,
     pub readiness: Option<Vec<String>>,
-    /// Seconds between SIGTERM and SIGKILL.
-    pub grace: u64,
 }
 
 /// A path of the node mounted in the container.
@@ -72,7 +70,6 @@ impl ContainerSpec {
             startup: container.startup_probe.as_ref().map(command),
             liveness: container.liveness_probe.as_ref().map(command),
             readiness: container.readiness_probe.as_ref().map(command),
-            grace: pod.termination_grace_period_seconds.unwrap_or(30).try_into().unwrap(),
         }
     }
 

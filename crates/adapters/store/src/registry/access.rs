@@ -2,11 +2,15 @@
 
 use std::{error::Error, io, sync::Arc};
 
-use farrier_core::{image::Repository, site::HostPort};
+use farrier_core::{
+    image::{Repository, Tag},
+    site::HostPort,
+};
 use farrier_net::{Asker, Net, NetError, connection_hint};
 use url::Url;
 
-use super::keyring::Keyring;
+use super::{is_joined, keyring::Keyring};
+use crate::is_moving_tag;
 use ::oci::client::{
     Access, ConnectionProblem, Credential, LayoutRegistry, Registry, RegistryError, RegistryLocation,
     RemoteRegistry, connection_problem,
@@ -26,15 +30,24 @@ pub struct RegistryOptions {
 pub fn connect(location: &RegistryLocation, options: &RegistryOptions) -> Arc<dyn Registry> {
     match location {
         RegistryLocation::Remote { host, .. } => {
-            if let Ok(host) = host.parse() {
-                options.net.name_host(host);
-            }
-            Arc::new(
-                RemoteRegistry::new(location.to_string(), options).publishing_below(location.to_string()),
-            )
+            let registry =
+                RemoteRegistry::new(location.to_string(), options).publishing_below(location.to_string());
+            let Ok(host) = host.parse() else { return Arc::new(registry) };
+            let has_immutable_tags = options.net.has_immutable_tags(&host);
+            options.net.name_host(host);
+            Arc::new(if has_immutable_tags {
+                registry.with_immutable_tags(is_moving_or_joined)
+            } else {
+                registry
+            })
         }
         RegistryLocation::Layout(path) => Arc::new(LayoutRegistry::new(path.clone())),
     }
+}
+
+/// Whether a tag, by the name of its repository, moves or gets further signatures.
+fn is_moving_or_joined(name: &str, tag: &Tag) -> bool {
+    is_moving_tag(name, tag) || is_joined(tag)
 }
 
 #[async_trait::async_trait]
@@ -117,6 +130,14 @@ fn create_repository(host: &str, repository: &str) -> String {
 /// Suggested remedy, if one is known.
 pub fn hint(error: &RegistryError) -> Option<String> {
     match error {
+        // Harbor ("configured as immutable"), Amazon ECR ("the repository is immutable").
+        RegistryError::Denied { host, reason, .. } | RegistryError::Protocol { host, reason, .. }
+            if reason.contains("immutable") =>
+        {
+            Some(format!(
+                "if this registry refuses to move tags, add `{{host: {host:?}, immutableTags: true}}` to `hosts` in site.yaml"
+            ))
+        }
         RegistryError::Unreachable { host, source, .. } => {
             let problem = connection_problem(source.as_ref());
             Some(match problem {
