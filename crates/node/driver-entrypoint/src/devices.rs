@@ -21,8 +21,8 @@ pub(crate) struct Gpu {
     pub(crate) driver: Option<String>,
 }
 
-/// Devices of these aliases (`modules.alias`) that have no driver. Skips virtual functions and devices that are reserved
 /// Lists devices that match the aliases (`modules.alias`) and have no driver. Skips virtual functions and devices that
+/// `driver_override` reserves for another driver, because these devices may have no driver on purpose.
 pub(crate) fn without_driver(paths: &Paths, aliases: &[String]) -> Vec<String> {
     let is_reserved = |device: &PathBuf| {
         let reserved = text(device.join("driver_override"));

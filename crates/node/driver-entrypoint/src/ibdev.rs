@@ -1,5 +1,5 @@
-//! `ibdev2netdev`: lists the network interface of each RDMA device. The output format is OFED's script of the same
-//! name, which people and their scripts call in the OFED container.
+//! `ibdev2netdev`: lists the network interface of each RDMA device. The output has the format of OFED's
+//! script of the same name, which people and their scripts call in the OFED container.
 
 use std::{
     io::{self, Write as _},
@@ -36,11 +36,11 @@ fn line(paths: &Paths, device: &Path, port: &Path) -> Option<String> {
     Some(format!("{} port {number} ==> {interface} ({state})", device.file_name()?.to_str()?))
 }
 
-/// Name of the interface of the port's first GID. InfiniBand ports have none there; their interface is found by its
-/// Name of the interface of the port's first GID. The GID of an InfiniBand port has no interface; the interface of such a
+/// Returns the name of the port's network interface: the interface of the port's first GID. The GID of an InfiniBand port has
+/// no interface, so such a port's interface is found by its `dev_port`, which counts from 0.
 fn interface(device: &Path, port: &Path, number: &str) -> Option<String> {
-    let of_address = text(port.join("gid_attrs/ndevs/0")).filter(|name| !name.is_empty());
-    of_address.or_else(|| {
+    let from_gid = text(port.join("gid_attrs/ndevs/0")).filter(|name| !name.is_empty());
+    from_gid.or_else(|| {
         let number: u32 = number.parse().ok()?;
         let mut interfaces = entries(device.join("device/net")).into_iter();
         let found = interfaces.find(|path| {

@@ -1,5 +1,5 @@
-//! Whether the node is shutting down, from systemd-logind over D-Bus. This program asks one question only, so it speaks
-//! Asks systemd-logind over D-Bus whether the node is shutting down. This is the only query of the program, so it
+//! Asks systemd-logind over D-Bus whether the node is shutting down. This is the program's only D-Bus query, so the
+//! program implements the protocol itself (D-Bus specification, version 0.43).
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -27,8 +27,8 @@ const MAX_SIZE: u32 = 64 << 10;
 const METHOD_RETURN: u8 = 2;
 const ERROR: u8 = 3;
 
-/// Whether logind is about to shut the node down, or already does. The kubelet then ends pods while others still need
-/// Whether logind is about to shut the node down, or already does. During a shutdown the kubelet ends pods while other
+/// Whether logind is shutting the node down or is about to. During a shutdown the kubelet ends pods while other pods still
+/// need the network. Returns false if no bus is visible, or if logind does not answer.
 pub(crate) fn is_shutting_down(node: &Node<'_>) -> bool {
     let socket = SOCKETS.iter().find(|socket| node.paths.at(socket).exists());
     let Some(socket) = socket else { return false };

@@ -106,8 +106,8 @@ fn run(arguments: &[&str]) -> ExitCode {
         ["ocp_dtk_entrypoint", ref rest @ ..] => match toolkit::role_arguments(rest) {
             Ok(None) => personality::run(|node, signals| toolkit::wait(node, signals)),
             Ok(Some(arguments)) => {
-                // If this fails, the toolkit's container waits in vain and the log says why. The driver itself needs
-                // If this fails, the toolkit's container never starts; the log contains the reason. The driver itself does not
+                // If this fails, the log contains the reason and the toolkit's container waits in vain. The driver itself
+                // does not need that container.
                 let _ = personality::run(|node, _| toolkit::provide_program(node));
                 run(&arguments)
             }

@@ -1,5 +1,5 @@
-//! Finds network interfaces of a driver in other network namespaces, such as those of pods that have a virtual function, or a macvlan,
 //! Finds network interfaces of a driver in other network namespaces. For example, a pod may have a virtual function, or a
+//! macvlan, an ipvlan or a VLAN of one of the node's interfaces.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -67,6 +67,7 @@ impl PodInterfaces {
             })
             .collect();
         // The directory of a device's interfaces exists while the device has an interface in any namespace, but lists only
+        // the interfaces in this namespace.
         for device in devices(paths, module) {
             let interfaces = device.join("net");
             let name = device.file_name().and_then(|name| name.to_str()).unwrap_or_default();

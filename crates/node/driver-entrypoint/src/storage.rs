@@ -67,8 +67,8 @@ fn use_of_device(device: &Path, what: String) -> StorageUse {
 }
 
 /// Adds the drivers of a block device: those of all its ancestors, because a disk has a driver (`sd_mod`) and its
-/// adapter another. Devices without one are made of others: LVM, multipath and RAID have these in `slaves`, and an
 /// adapter another. Devices without a driver are composed of other devices: LVM, multipath and RAID list them in
+/// `slaves`, and an NVMe subsystem with native multipath contains its controllers.
 fn add_device(device: &Path, depth: usize, found: &mut StorageUse) {
     found.modules.extend(device.ancestors().filter_map(module_of));
     for place in device.ancestors() {

@@ -1,6 +1,6 @@
-//! Checks that a module was compiled against the loaded drivers, by the symbol versions in the `Module.symvers` that
-//! Checks that a module was compiled against the loaded drivers. Compares its symbol versions with the `Module.symvers` The kernel refuses a mismatch, too, but only after the module's dependencies are loaded, and without a
-//! hint.
+//! Checks that a module was compiled against the loaded drivers. Compares the module's symbol versions with the
+//! `Module.symvers` that the drivers expose. The kernel refuses a mismatch, too, but only after it has loaded the module's
+//! dependencies, and without a hint.
 
 use std::{
     collections::BTreeMap,

@@ -45,8 +45,8 @@ pub(super) fn api_servers(paths: &Paths, sockets: &[String]) -> Vec<(IpAddr, u16
     connected.chain(written).collect()
 }
 
-/// Servers of the kubelet's configuration on the host, where the manifest mounts the host's `/etc`: the address, where
-/// Lists the servers in the kubelet's configuration on the host, if the manifest mounts the host's `/etc`: the address,
+/// Lists the servers in the kubelet's configuration on the host, if the manifest mounts the host's `/etc`. Each entry has
+/// the server's address, or `None` for a host name, and its port.
 fn kubeconfig_servers(paths: &Paths) -> Vec<(Option<IpAddr>, u16)> {
     let files = ["kubelet.conf", "kubelet/kubeconfig", "kubeconfig"];
     let texts = files.iter().filter_map(|file| text(paths.at(&format!("/host/etc/kubernetes/{file}"))));

@@ -142,6 +142,7 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
 }
 
 /// Loads nvidia_peermem if it was compiled against the loaded OFED. The GPU driver comes from this image, so it need not be
+/// compared.
 fn load_if_versions_match(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
     let drivers: &[Driver] = if settings.host_ofed { &[] } else { &[Driver::Ofed] };
     versions::check(loader, "nvidia_peermem", drivers)?;
