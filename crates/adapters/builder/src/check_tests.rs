@@ -67,7 +67,7 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
     let TargetError::Finding(Finding { kind: FindingKind::Unknown, .. }) = &error else { panic!("{error}") };
     let settle = unknown_report.remedies(Verdict::Unknown);
     assert!(!settle.is_empty());
-    assert!(error.is_permanent() && error.is_of_policy());
+    assert!(error.is_permanent() && error.is_caused_by_policy());
     let hint = error.hint().unwrap();
     assert!(hint.starts_with("to settle it: ") && hint.contains(settle[0].as_str()), "{hint}");
     assert!(error.detail().iter().any(|line| line.contains("unknown")), "{:?}", error.detail());
@@ -124,11 +124,11 @@ async fn modules_that_do_not_decompress_within_the_budget_end_the_build() {
     let many = checked(DecompressionBudget::of_bytes(9 << 20)).await;
     assert!(many.to_string().starts_with("decompress module "), "{many}");
     assert!(many.to_string().ends_with("the limit for all modules of one check is 9437184 bytes"), "{many}");
-    assert!(many.is_permanent() && !many.is_of_deadline() && many.hint().is_some());
+    assert!(many.is_permanent() && !many.is_caused_by_deadline() && many.hint().is_some());
 
     let late = checked(DecompressionBudget::of_build(deadline, deadline.duration())).await;
     assert!(late.to_string().ends_with(": the deadline of 2h has passed"), "{late}");
-    assert!(late.is_permanent() && late.is_of_deadline() && late.hint().is_some());
+    assert!(late.is_permanent() && late.is_caused_by_deadline() && late.hint().is_some());
     record_outcome(&bench.parts, &cell, &Err(late)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
@@ -184,7 +184,7 @@ async fn a_boot_that_does_not_load_stops_the_target() {
         let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(answer);
         let error = bench.publish(K9, &[&module()]).await.unwrap_err();
         assert_eq!(error.to_string(), format!("the boot check failed: {said}"));
-        assert!(error.is_permanent() && error.is_of_policy() && error.hint().is_some());
+        assert!(error.is_permanent() && error.is_caused_by_policy() && error.hint().is_some());
         let reference = bench.cell(K9).await.reference;
         assert!(bench.parts.look_up(&reference).await.unwrap().is_none(), "nothing is published");
     }

@@ -144,9 +144,9 @@ pub(super) fn record_outcome(parts: &Parts, cell: &Cell, outcome: &Result<Built>
                 at: jiff::Timestamp::now(),
                 message: error_chain(error),
                 permanent: true,
-                under: spec.filter(|_| error.is_of_policy()).map(|spec| spec.check),
-                under_site: error.is_of_policy().then_some(parts.definitions.site.check),
-                deadline: spec.filter(|_| error.is_of_deadline()).map(|spec| spec.build.deadline),
+                under: spec.filter(|_| error.is_caused_by_policy()).map(|spec| spec.check),
+                under_site: error.is_caused_by_policy().then_some(parts.definitions.site.check),
+                deadline: spec.filter(|_| error.is_caused_by_deadline()).map(|spec| spec.build.deadline),
             };
             parts.cache.write_record(KIND, &key, &failure)
         }

@@ -199,7 +199,7 @@ mod tests {
             "decompress module m.ko.zst: stopped after 1179648 bytes: the limit for all modules of one \
              check is 4194304 bytes"
         );
-        assert!(error.is_permanent() && !error.is_of_deadline());
+        assert!(error.is_permanent() && !error.is_caused_by_deadline());
         assert!(error.hint().unwrap().contains("strip --strip-debug"));
         assert!(written <= 1 << 20, "{written}");
     }
@@ -213,7 +213,7 @@ mod tests {
             error.to_string(),
             "decompress module m.ko.zst: stopped after 131072 bytes: the deadline of 1m has passed"
         );
-        assert!(error.is_permanent() && error.is_of_deadline());
+        assert!(error.is_permanent() && error.is_caused_by_deadline());
         assert!(error.hint().unwrap().contains("build.deadline"));
         assert_eq!(written, 0);
     }

@@ -132,12 +132,12 @@ impl PayloadError {
             | Self::Merged(_)
             | Self::ExposedKind(_)
             | Self::DecompressionBytes { .. } => true,
-            _ => self.is_of_deadline(),
+            _ => self.is_caused_by_deadline(),
         }
     }
 
     /// Whether the same build may succeed with a longer deadline.
-    pub fn is_of_deadline(&self) -> bool {
+    pub fn is_caused_by_deadline(&self) -> bool {
         matches!(self, Self::DecompressionTime { .. })
     }
 }

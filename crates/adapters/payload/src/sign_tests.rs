@@ -193,6 +193,6 @@ async fn signing_spends_the_budget_of_the_check() {
         replace(&tree.path().join("a.ko"), Compression::Xz, b"module", late.meter(Path::new("a.ko")))
             .unwrap_err(),
     );
-    assert!(error.is_of_deadline(), "{error}");
+    assert!(error.is_caused_by_deadline(), "{error}");
     assert_eq!(contents(tree.path()), after);
 }

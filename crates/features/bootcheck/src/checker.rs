@@ -56,11 +56,11 @@ impl BootChecker for QemuBoot {
 
 impl From<BootError> for TargetError {
     fn from(error: BootError) -> Self {
-        let (is_permanent, is_of_deadline) = match &error {
-            BootError::Payload(error) => (error.is_permanent(), error.is_of_deadline()),
+        let (is_permanent, is_caused_by_deadline) = match &error {
+            BootError::Payload(error) => (error.is_permanent(), error.is_caused_by_deadline()),
             _ => (false, false),
         };
         let hint = error.hint();
-        Self::Boot(BootCheckError { error: Box::new(error), hint, is_permanent, is_of_deadline })
+        Self::Boot(BootCheckError { error: Box::new(error), hint, is_permanent, is_caused_by_deadline })
     }
 }

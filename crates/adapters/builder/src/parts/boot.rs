@@ -53,7 +53,7 @@ pub struct BootCheckError {
     /// Whether the same build would fail again.
     pub is_permanent: bool,
     /// Whether the same build may succeed with a longer deadline.
-    pub is_of_deadline: bool,
+    pub is_caused_by_deadline: bool,
 }
 
 impl fmt::Display for BootCheckError {

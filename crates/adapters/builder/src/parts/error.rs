@@ -208,21 +208,21 @@ impl TargetError {
             }) => true,
             Self::Payload(error) => error.is_permanent(),
             Self::Boot(error) => error.is_permanent,
-            _ => self.is_of_policy() || self.is_of_deadline(),
+            _ => self.is_caused_by_policy() || self.is_caused_by_deadline(),
         }
     }
 
     /// Whether the definition's check policy caused the failure. With a laxer policy the same inputs may succeed.
-    pub fn is_of_policy(&self) -> bool {
+    pub fn is_caused_by_policy(&self) -> bool {
         matches!(self, Self::Finding(Finding { kind: FindingKind::Unknown | FindingKind::BootRefused, .. }))
     }
 
     /// Whether the definition's deadline caused the failure. With more time the same inputs may succeed.
-    pub fn is_of_deadline(&self) -> bool {
+    pub fn is_caused_by_deadline(&self) -> bool {
         match self {
             Self::Finding(finding) => finding.kind == FindingKind::TooLong,
-            Self::Payload(error) => error.is_of_deadline(),
-            Self::Boot(error) => error.is_of_deadline,
+            Self::Payload(error) => error.is_caused_by_deadline(),
+            Self::Boot(error) => error.is_caused_by_deadline,
             _ => false,
         }
     }
@@ -272,13 +272,13 @@ impl TargetError {
     /// Returns a hint for the user.
     pub fn hint(&self) -> Option<String> {
         self.own_hint().or_else(|| {
-            (!self.has_words_of_a_step() && is_full_disk(self))
+            (!self.contains_step_output() && is_full_disk(self))
                 .then(|| "the disk is full: free some space; no incomplete files were left".to_owned())
         })
     }
 
     /// Whether the message holds text that a build step controls.
-    fn has_words_of_a_step(&self) -> bool {
+    fn contains_step_output(&self) -> bool {
         matches!(self, Self::Finding(_) | Self::Engine(EngineError::Step(_) | EngineError::Limit(_)))
     }
 
