@@ -37,7 +37,7 @@ impl ImageSigner {
         }
         let public = PublicKey::from_info(signer.public_key().info())
             .map_err(|source| TargetError::image_key("imageSigning", source))?;
-        must_count(&parts.definitions, "imageSigning", &public).await?;
+        ensure_not_revoked(&parts.definitions, "imageSigning", &public).await?;
         Ok(Some(Self { signer: Arc::new(signer), public }))
     }
 
@@ -89,7 +89,7 @@ pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>> {
         None => ImageSigner::load(parts).await?.map(|signer| signer.public),
     };
     let Some(key) = public else { return Ok(None) };
-    must_count(&parts.definitions, "imageSigning", &key).await?;
+    ensure_not_revoked(&parts.definitions, "imageSigning", &key).await?;
     Ok(Some(RequiredSigners::one("imageSigning", key)))
 }
 
@@ -129,7 +129,7 @@ pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>> {
 /// Fails if one of the keys that the command line names is revoked.
 pub async fn check_named_keys(definitions: &Definitions, paths: &[PathBuf]) -> Result<()> {
     for path in paths {
-        must_count(definitions, &format!("--key {}", path.display()), &read_key(path).await?).await?;
+        ensure_not_revoked(definitions, &format!("--key {}", path.display()), &read_key(path).await?).await?;
     }
     Ok(())
 }
@@ -171,7 +171,7 @@ async fn revoked_since(definitions: &Definitions, key: &PublicKey) -> Result<Opt
 }
 
 /// Fails if the site revokes the key.
-async fn must_count(definitions: &Definitions, what: &str, key: &PublicKey) -> Result<()> {
+async fn ensure_not_revoked(definitions: &Definitions, what: &str, key: &PublicKey) -> Result<()> {
     let Some(since) = revoked_since(definitions, key).await? else { return Ok(()) };
     let message = format!("{what}: its key ({}) is revoked since {since}", key.fingerprint());
     let hint = "use another key: docs/rotation.md says how to replace a key";
@@ -195,7 +195,7 @@ pub async fn check_revoked_keys(parts: &Parts) -> Result<usize> {
     own_key(parts).await?;
     for path in site.policy.require_signed.keys() {
         let what = format!("policy.requireSigned {}", path.display());
-        must_count(&parts.definitions, &what, &read_key(&root.join(path)).await?).await?;
+        ensure_not_revoked(&parts.definitions, &what, &read_key(&root.join(path)).await?).await?;
     }
     Ok(site.revoked.len())
 }
