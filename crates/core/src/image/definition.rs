@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
     BuildSpec, FirmwareSpec, HostOutput, KernelVars, MinimalSpec, Need, PatchSpec, Redistribute, RolloutSpec,
-    RunfileBase, SourceSpec, VersionSpec, kernel_choice::Choice, tag,
+    RunfileBase, SourceSpec, VersionSpec, kernel_choice::KernelCondition, tag,
 };
 use crate::{
     definition::{
@@ -254,12 +254,14 @@ impl DriverImageSpec {
     pub fn patches_for<E>(
         &self,
         target: &KernelTarget,
-        mut says: impl FnMut(&HeaderText) -> Result<bool, E>,
+        mut check_headers: impl FnMut(&HeaderText) -> Result<bool, E>,
     ) -> Result<Vec<usize>, E> {
         let mut chosen: Vec<usize> = Vec::new();
         for (index, PatchSpec { path, kernels, release, when }) in self.patches.iter().enumerate() {
             let is_there = |index: &usize| self.patches.get(*index).is_some_and(|patch| patch.path == *path);
-            if !chosen.iter().any(is_there) && (Choice { kernels, release, when }).holds(target, &mut says)? {
+            if !chosen.iter().any(is_there)
+                && (KernelCondition { kernels, release, when }).matches(target, &mut check_headers)?
+            {
                 chosen.push(index);
             }
         }
@@ -270,11 +272,11 @@ impl DriverImageSpec {
     pub fn vars_for<E>(
         &self,
         target: &KernelTarget,
-        mut says: impl FnMut(&HeaderText) -> Result<bool, E>,
+        mut check_headers: impl FnMut(&HeaderText) -> Result<bool, E>,
     ) -> Result<BTreeMap<String, String>, E> {
         let mut vars = BTreeMap::new();
         for KernelVars { kernels, release, when, set } in &self.kernel_vars {
-            if (Choice { kernels, release, when }).holds(target, &mut says)? {
+            if (KernelCondition { kernels, release, when }).matches(target, &mut check_headers)? {
                 vars.extend(set.iter().map(|(name, value)| (name.to_string(), value.to_string())));
             }
         }

@@ -25,26 +25,26 @@ pub struct KernelVars {
     pub set: BTreeMap<VariableName, OneLine>,
 }
 
-/// A condition on kernels. All given parts must match.
-pub(super) struct Choice<'a> {
+/// A condition on kernels. Every field that is set must match.
+pub(super) struct KernelCondition<'a> {
     pub(super) kernels: &'a Option<KernelRange>,
     pub(super) release: &'a Option<Pattern>,
     pub(super) when: &'a Option<HeaderText>,
 }
 
-impl Choice<'_> {
+impl KernelCondition<'_> {
     /// Whether the condition matches the kernel. The headers are read last, and only if the result depends on them.
-    pub(super) fn holds<E>(
+    pub(super) fn matches<E>(
         &self,
         target: &KernelTarget,
-        says: &mut impl FnMut(&HeaderText) -> Result<bool, E>,
+        check_headers: &mut impl FnMut(&HeaderText) -> Result<bool, E>,
     ) -> Result<bool, E> {
         let Self { kernels, release, when } = self;
-        let by_name = kernels.as_ref().is_none_or(|range| range.holds(target))
+        let release_matches = kernels.as_ref().is_none_or(|range| range.holds(target))
             && release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()));
         match when {
-            Some(text) if by_name => says(text),
-            _ => Ok(by_name),
+            Some(text) if release_matches => check_headers(text),
+            _ => Ok(release_matches),
         }
     }
 }
@@ -83,10 +83,10 @@ mod tests {
 
     #[test]
     fn patches_and_variables_follow_the_release_then_the_headers() {
-        let chosen = |release: &str, says: bool| {
+        let chosen = |release: &str, headers_match: bool| {
             let (spec, target) = (spec(), target(release));
-            let patches = spec.patches_for(&target, |_| Ok::<_, ()>(says)).unwrap();
-            let vars = spec.vars_for(&target, |_| Ok::<_, ()>(says)).unwrap();
+            let patches = spec.patches_for(&target, |_| Ok::<_, ()>(headers_match)).unwrap();
+            let vars = spec.vars_for(&target, |_| Ok::<_, ()>(headers_match)).unwrap();
             (patches, vars.into_iter().flat_map(|(name, value)| [name, value]).collect::<String>())
         };
         let expect = |patches: &[usize], vars: &str| (patches.to_vec(), vars.to_owned());
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_asked_where_they_decide() {
+    fn headers_are_read_only_if_the_result_depends_on_them() {
         let asked = |release: &str| -> Vec<String> {
             spec().header_conditions(&target(release)).iter().map(ToString::to_string).collect()
         };
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_for_the_kernels_that_both_fit() {
+    fn an_image_supports_kernels_that_match_its_range_and_its_release() {
         let left_out = |release: &str| spec().range_without(&target(release));
         assert_eq!(left_out("6.1.0-47-amd64"), None);
         assert_eq!(left_out("4.9.0-1-amd64").as_deref(), Some(">=4.18"));
