@@ -73,7 +73,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         let file = out.clone();
         let written = blocking(move || payload::write_payload_layer(&tree, usr_merged, &file)).await?;
         facts.payload_digest = Some(written.payload_digest);
-        if image.spec.holds_entrypoint() {
+        if image.spec.contains_entrypoint() {
             let file = payload.work.path().join("entrypoint.tar.gz");
             let layer = parts.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
             // A base that is itself a driver image already has the entrypoint.

@@ -71,7 +71,7 @@ pub(super) async fn document(job: &Job<'_>, checked: &CheckedPayload, made: &Ima
     if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &made.base) {
         materials.push(base_material(job, spec, base).await?);
     }
-    if image.spec.holds_entrypoint() {
+    if image.spec.contains_entrypoint() {
         let digest = Some(parts.entrypoint.binary(cell.target.arch).await?.digest.clone());
         let version = Some(FARRIER.to_owned());
         let name = "driver-entrypoint";

@@ -32,7 +32,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
     }
     if let VersionSpec::FromSource { source } = &spec.version {
         let is_apt = |s: &SourceSpec| {
-            s.name.as_str() == source && matches!(s.from, SourceOrigin::Apt(_)) && !s.is_of_kernel()
+            s.name.as_str() == source && matches!(s.from, SourceOrigin::Apt(_)) && !s.differs_by_kernel()
         };
         if !spec.sources.iter().any(is_apt) {
             let message = format!(
@@ -61,7 +61,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
     if let Some(RuntimeBase::Runfile(runfile)) = &spec.runtime.base {
         let RunfileSpec { source, archives, .. } = runfile.spec();
         for name in [source].into_iter().chain(archives) {
-            if spec.sources.iter().all(|known| known.name != name || known.is_of_kernel()) {
+            if spec.sources.iter().all(|known| known.name != name || known.differs_by_kernel()) {
                 let message =
                     format!("{:?} is not among `sources` that are the same for all kernels", name.as_str());
                 report.wrong(&["spec", "runtime", "base", "runfile"], message);

@@ -234,7 +234,7 @@ impl DriverImageSpec {
     }
 
     /// Whether farrier adds `driver-entrypoint` to the image. It does not if the engine makes the whole image.
-    pub fn holds_entrypoint(&self) -> bool {
+    pub fn contains_entrypoint(&self) -> bool {
         let first = self.runtime.entrypoint.first();
         self.output == Output::Payload
             && first.is_some_and(|name| DRIVER_ENTRYPOINTS.contains(&name.trim_start_matches("/usr/bin/")))

@@ -70,8 +70,8 @@ impl SourceSpec {
         Self { subdir: None, ..self.clone() }
     }
 
-    /// Whether the source differs from kernel to kernel.
-    pub fn is_of_kernel(&self) -> bool {
+    /// Whether the source depends on the kernel, so that each kernel has its own.
+    pub fn differs_by_kernel(&self) -> bool {
         match &self.from {
             SourceOrigin::Image(_) | SourceOrigin::Rpm(_) => true,
             SourceOrigin::Apt(source) => source.package.contains("{{"),
@@ -279,7 +279,7 @@ mod tests {
     fn a_package_is_named_for_a_kernel_and_its_architecture() {
         let plain = package("mft-dkms").unwrap();
         let spec = package("linux-modules-nvidia-535-{{release}}").unwrap();
-        assert!(!plain.is_of_kernel() && spec.is_of_kernel());
+        assert!(!plain.differs_by_kernel() && spec.differs_by_kernel());
         for (spec, name) in [(&plain, "mft-dkms"), (&spec, "linux-modules-nvidia-535-6.1.0-9-generic")] {
             let found = spec.for_kernel(&target("6.1.0-9-generic")).unwrap().from;
             let SourceOrigin::Apt(found) = found else { panic!("another origin") };
@@ -296,7 +296,7 @@ mod tests {
     fn an_rpm_package_is_looked_for_by_its_kernel() {
         let from = r#"{"rpm": {"package": "kmod-acme-{{release}} | kmod-acme", "from": {"signedBy": "a.asc", "repositories": [{"url": "https://a.test/"}]}}}"#;
         let spec = read(from).unwrap();
-        assert!(spec.is_of_kernel());
+        assert!(spec.differs_by_kernel());
         let target = target("5.14.0-503.el9.x86_64");
         let SourceOrigin::Rpm(found) = spec.for_kernel(&target).unwrap().from else {
             panic!("another origin")

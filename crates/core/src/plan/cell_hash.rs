@@ -204,7 +204,7 @@ fn add_base(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), Ski
         }
     }
     // Add nothing without `driver-entrypoint`, so that such images keep their hash.
-    if spec.holds_entrypoint() {
+    if spec.contains_entrypoint() {
         check_entrypoint_exists(resolved, target.arch)?;
         hasher.add("driver-entrypoint", ENTRYPOINT_FORMAT);
     }

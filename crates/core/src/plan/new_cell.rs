@@ -148,7 +148,7 @@ impl<'a> CellRequest<'a, '_> {
         let key = |source: &SourceSpec| (image.metadata.name.clone(), source.name.clone(), target.clone());
         let is_other = |source: &SourceSpec| {
             let is_package = matches!(source.from, SourceOrigin::Apt(_));
-            source.is_of_kernel() || is_package && resolved.kernel_sources.contains_key(&key(source))
+            source.differs_by_kernel() || is_package && resolved.kernel_sources.contains_key(&key(source))
         };
         for source in image.spec.sources.iter().filter(|source| is_other(source)) {
             let key = key(source);

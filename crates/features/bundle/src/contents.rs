@@ -160,7 +160,7 @@ impl<'a> Needed<'a> {
     fn variants(&self, image: &DriverImage, source: &SourceSpec) -> Vec<SourceSpec> {
         // The plan takes the driver's version from the package for the machine's own architecture. A kernel for which the
         // source has no package is reported in the plan.
-        let own = (!source.is_of_kernel()).then(|| source.for_architecture(native()));
+        let own = (!source.differs_by_kernel()).then(|| source.for_architecture(native()));
         let of_kernels = self.kernels_of(image).filter_map(|kernel| source.for_kernel(kernel).ok());
         own.into_iter().chain(of_kernels).collect()
     }

@@ -43,13 +43,13 @@ pub async fn look_at_sources(
             let key =
                 |target: &KernelTarget| (image.metadata.name.clone(), source.name.clone(), target.clone());
             let is_asked = |target: &&KernelTarget| {
-                (source.is_of_kernel() || is_package && target.arch != native())
+                (source.differs_by_kernel() || is_package && target.arch != native())
                     && image.spec.range_without(target).is_none()
                     && !resolved.kernel_sources.contains_key(&key(target))
             };
             let asked: Vec<&KernelTarget> = targets.iter().filter(is_asked).collect();
             // There is only one other architecture, and its kernels share the package.
-            let per_lookup = if source.is_of_kernel() { 1 } else { asked.len().max(1) };
+            let per_lookup = if source.differs_by_kernel() { 1 } else { asked.len().max(1) };
             for kernels in asked.chunks(per_lookup) {
                 let keys: Vec<TreeKey> = kernels.iter().map(|target| key(target)).collect();
                 let version = version_from(image, source, resolved);

@@ -115,7 +115,7 @@ async fn resolve_header_texts(
     targets: &BTreeSet<KernelTarget>,
     resolved: &mut Resolved,
 ) {
-    let mut asked = Vec::new();
+    let mut lookups = Vec::new();
     for target in targets.iter().filter(|target| !resolved.without_headers.contains_key(*target)) {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
         let is_new =
@@ -124,24 +124,24 @@ async fn resolve_header_texts(
             images.iter().flat_map(|image| image.spec.header_conditions(target)).filter(is_new).collect();
         if !texts.is_empty() {
             let source = family.spec.headers_for(target, resolved.system(target));
-            asked.push(async move {
-                let look = || parts.fetcher.headers().say(&source, target, &texts);
+            lookups.push(async move {
+                let look = || parts.fetcher.headers().contain_texts(&source, target, &texts);
                 let outcome = parts.retry("look into headers", look).await;
                 (target, texts, outcome)
             });
         }
     }
-    for (target, texts, outcome) in stream::iter(asked).buffered(AT_ONCE).collect::<Vec<_>>().await {
+    for (target, texts, outcome) in stream::iter(lookups).buffered(AT_ONCE).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
-        let said: Vec<Result<bool, String>> = match outcome {
-            Ok(Lookup::Found(said)) => said.into_iter().map(Ok).collect(),
+        let answers: Vec<Result<bool, String>> = match outcome {
+            Ok(Lookup::Found(found)) => found.into_iter().map(Ok).collect(),
             Ok(Lookup::Missing { looked_for, hint }) => {
                 vec![Err(format!("there is no {looked_for} ({hint})")); texts.len()]
             }
             Err(error) => vec![Err(with_hint(&error)); texts.len()],
         };
         let keys = texts.iter().map(|text| (target.clone(), text.to_string()));
-        resolved.header_texts.extend(keys.zip(said));
+        resolved.header_texts.extend(keys.zip(answers));
     }
 }
 
@@ -150,7 +150,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     let mut sources = BTreeMap::new();
     let mut versions = BTreeMap::new();
     // Sources that differ between kernels are looked up for each kernel.
-    for source in spec.sources.iter().filter(|source| !source.is_of_kernel()) {
+    for source in spec.sources.iter().filter(|source| !source.differs_by_kernel()) {
         let identity = parts.retry("look up source", || parts.fetcher.sources().identity(source)).await?;
         if let Some(warning) = parts.fetcher.sources().warning(source).await? {
             parts.reporter.note(image.metadata.name.as_str(), &warning);
@@ -193,7 +193,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
         Some(RuntimeBase::Image(reference)) => Some(parts.resolve_reference(reference).await?.to_string()),
     };
     let entrypoints =
-        if spec.holds_entrypoint() { parts.entrypoint.architectures().await? } else { BTreeSet::new() };
+        if spec.contains_entrypoint() { parts.entrypoint.architectures().await? } else { BTreeSet::new() };
     let signed_with = signed_with(parts, image);
     Ok(ResolvedImage { version, sources, patches, base_identity, entrypoints, signed_with })
 }
@@ -210,7 +210,7 @@ async fn toolchain_identity(
         })?;
         return Ok(parts.resolve_reference(&image.to_string()).await?.to_string());
     }
-    // Only the specification: the architecture is hashed with the target.
+    // The identity covers only the specification: the architecture is part of the target, which is hashed separately.
     let root = PackageRoot::of_toolchain(toolchain, target);
     root.map(|root| root.identity()).ok_or_else(|| {
         let message = "the source of the toolchain's RPM packages is not defined".to_owned();
@@ -218,13 +218,14 @@ async fn toolchain_identity(
     })
 }
 
-/// Returns the signer of an image's modules. An image that an engine makes whole (`output: image`) is not signed.
+/// Returns the signer of an image's modules; `None` for an image that the engine builds as a whole (`output: image`), because
+/// farrier does not sign the modules of such an image.
 fn signed_with(parts: &Parts, image: &DriverImage) -> Option<SignedWith> {
-    let modules = parts.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
-    Some(SignedWith { certificate: modules.fingerprint(), signed: modules.signed() })
+    let signer = parts.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
+    Some(SignedWith { certificate: signer.fingerprint(), signed: signer.signed() })
 }
 
-/// Resolves the host trees of these images for these kernels. A missing or unfit tree is a reason not to build.
+/// Resolves the host trees of these images for these kernels. A missing or unusable tree prevents the build.
 pub(crate) async fn resolve_trees(
     parts: &Parts,
     images: &[&DriverImage],

@@ -271,7 +271,7 @@ impl<'a> Headers<'a> {
     }
 
     /// Returns, for each of the texts, whether the kernel's headers contain it.
-    pub async fn say(
+    pub async fn contain_texts(
         self,
         source: &HeaderSource,
         target: &KernelTarget,
