@@ -47,7 +47,7 @@ fn main() {
 
 /// Loads the image's modules with busybox's modprobe, with no other driver to unload first.
 fn plain(node: &mut Node) -> Duration {
-    // The in-tree modules that they need are also loaded before a container starts.
+    // The in-tree modules that the image's modules need are loaded, as before the start of a container.
     node.sh("mount --bind /proc /images/mofed/proc && modprobe psample");
     let begun = node.run("true").uptime;
     let done = node.run("chroot /images/mofed /bin/busybox modprobe mlx5_ib");

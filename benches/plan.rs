@@ -33,7 +33,7 @@ fn main() {
         fleet.place();
     }
     let mut observed = Observed::default();
-    let first = ask(&fleet, &mut observed);
+    let first = plan_with_answers(&fleet, &mut observed);
     assert_eq!(first.count(Phase::Missing), IMAGES * KERNELS);
     for cell in first.builds() {
         let published = Published {
@@ -47,8 +47,8 @@ fn main() {
         };
         observed.published.insert(cell.reference.clone(), published);
     }
-    // Only now are the names of the union images known.
-    ask(&fleet, &mut observed);
+    // Looks up the union images: their names are known only after the images for single kernels are published.
+    plan_with_answers(&fleet, &mut observed);
     for _ in 0..RUNS {
         let start = Instant::now();
         let plan = black_box(fleet.with_inputs(|inputs| {
@@ -65,7 +65,7 @@ fn main() {
 }
 
 /// Plans, answering every lookup that has no answer with "not found" and assuming that headers exist.
-fn ask(fleet: &Fleet, observed: &mut Observed) -> Plan {
+fn plan_with_answers(fleet: &Fleet, observed: &mut Observed) -> Plan {
     fleet.with_inputs(|inputs| {
         let matrix = Matrix::of(inputs);
         assume_absent(observed, matrix.images_to_look_up());

@@ -95,7 +95,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
                 return Ok(PreparedBase::InPlace(sandbox, base));
             }
             // Fall back to a daemon, if one is available, for templates that need one.
-            Err(refused @ StepsError::Unsupported { .. }) if engines.may_be_another() => {
+            Err(refused @ StepsError::Unsupported { .. }) if engines.may_fall_back() => {
                 engines.docker().await.map_err(|_| refused_template(job, &refused))?
             }
             Err(refused) => return Err(refused_template(job, &refused)),
@@ -104,18 +104,18 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         (Output::Payload, Err(error)) => return Err(error.into()),
         (Output::Image, _) => engines.docker().await?,
     };
-    confined_by_docker(job.parts.definitions.site.builds.landlock)?;
+    reject_required_landlock(job.parts.definitions.site.builds.landlock)?;
     with_image(job, headers, &docker).await?;
     Ok(PreparedBase::Image(docker))
 }
 
 /// Fails if the site requires Landlock, which farrier does not apply to a daemon's containers.
-fn confined_by_docker(least_landlock: u32) -> Result<()> {
-    if least_landlock == 0 {
+fn reject_required_landlock(min_abi: u32) -> Result<()> {
+    if min_abi == 0 {
         return Ok(());
     }
     let message =
-        format!("the site requires Landlock ABI {least_landlock}, which Docker does not provide for builds");
+        format!("the site requires Landlock ABI {min_abi}, which Docker does not provide for builds");
     let hint = "build with --engine sandbox or kubernetes, or lower builds.landlock in site.yaml";
     Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
 }
@@ -138,7 +138,7 @@ async fn in_sandbox(job: &Job<'_>, headers: &HeaderSet) -> Result<Result<InPlace
     }
     job.stage(Stage::Toolchain);
     let (tree, base) = cross::toolchain(job, headers).await?;
-    // Programs run on this machine, so that is what `uname -m` answers.
+    // The build's programs run on this machine, so `uname -m` must print this machine's architecture.
     Ok(in_place(job, headers, tree, &base, native()).map(|mut made| {
         made.lowers.reverse();
         made

@@ -1,4 +1,4 @@
-//! The kernel must load modules at all, and modules of this kind.
+//! Checks that the kernel can load modules, and modules of this kind.
 
 use super::Subject;
 use crate::{Finding, KernelFacts, Rule, Verdict};
@@ -37,8 +37,8 @@ pub(super) fn livepatch(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 }
 
 /// Checks that the module has type hashes for a kernel with control-flow integrity. Such a kernel calls `init_module` through a
-/// pointer and expects the hash of the function's type before it. The compiler writes the hashes with `-fsanitize=kcfi`. Without
-/// a hash, the kernel panics, or warns if it is permissive.
+/// pointer and expects the hash of the function's type directly before the function. The compiler writes the hashes with
+/// `-fsanitize=kcfi`. Without a hash, the kernel panics, or warns if `CONFIG_CFI_PERMISSIVE` is set.
 pub(super) fn control_flow(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     if !has_cfi(kernel) || !subject.module.layout.init_without_cfi {

@@ -134,8 +134,8 @@ fn with_progress<T: Send>(call: impl FnOnce() -> T + Send, progress: Progress<'_
     })
 }
 
-/// Loads a module by file descriptor if the kernel can read that compression. Only then does the kernel know the file
-/// that the module comes from, which LoadPin and IMA check.
+/// Loads a module by file descriptor if the kernel can decompress the file, and from memory otherwise. LoadPin and IMA check
+/// the file that a module comes from, which the kernel knows only from a file descriptor.
 fn insert(file: &ModuleFile, parameters: &str) -> Result<(), Errno> {
     let flags = match file.compression {
         Compression::None => Some(0),

@@ -64,7 +64,7 @@ impl LazyEngine {
     }
 
     /// Whether a build may fall back to another engine than the one that was found.
-    pub(crate) fn may_be_another(&self) -> bool {
+    pub(crate) fn may_fall_back(&self) -> bool {
         self.choice == EngineChoice::Auto
     }
 }
