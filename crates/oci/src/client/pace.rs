@@ -4,26 +4,27 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-/// Minimum speed of a transfer: `least` bytes in each period `within` of waiting. A transfer that ends within the first period may
-/// have fewer bytes.
+/// Minimum speed of a transfer: at least `min_bytes` bytes per `period` of waiting. A transfer that ends within the first period
+/// may have fewer bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Minimum number of bytes.
-    pub least: u64,
-    /// Maximum time of waiting for `least` bytes.
-    pub within: Duration,
+    /// Minimum number of bytes per period.
+    pub min_bytes: u64,
+    /// Maximum time of waiting for `min_bytes` bytes.
+    pub period: Duration,
 }
 
 impl Default for Pace {
-    /// A tenth of the speed of one transfer among many on a site's slow line. Transfers survive interruptions of less than a minute.
+    /// 256 KiB per minute: a tenth of the speed of one of many concurrent transfers on a slow connection. Transfers survive
+    /// interruptions of less than a minute.
     fn default() -> Self {
-        Self { least: 256 << 10, within: Duration::from_mins(1) }
+        Self { min_bytes: 256 << 10, period: Duration::from_mins(1) }
     }
 }
 
 /// The transfer is slower than its [`Pace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("fewer than {} bytes moved in {} seconds", .0.least, .0.within.as_secs())]
+#[error("fewer than {} bytes moved in {} seconds", .0.min_bytes, .0.period.as_secs())]
 pub struct TooSlow(pub(super) Pace);
 
 /// Enforces a pace on one transfer. Only time in [`Pacer::wait`] counts, because the receiver of the bytes may be slow.
@@ -37,7 +38,7 @@ pub struct Pacer {
 impl Pacer {
     /// Starts a transfer.
     pub fn new(pace: Pace) -> Self {
-        Self { pace, remaining: pace.within, moved: 0 }
+        Self { pace, remaining: pace.period, moved: 0 }
     }
 
     /// Waits for the next bytes, but not longer than the pace allows.
@@ -48,10 +49,10 @@ impl Pacer {
         outcome.map_err(|_| TooSlow(self.pace))
     }
 
-    /// Records bytes that were received or sent. The waiting time starts again after each [`Pace::least`] bytes.
+    /// Records bytes that were received or sent. The waiting time starts again after each [`Pace::min_bytes`] bytes.
     pub fn moved(&mut self, bytes: u64) {
         self.moved = self.moved.saturating_add(bytes);
-        if self.moved >= self.pace.least {
+        if self.moved >= self.pace.min_bytes {
             *self = Self::new(self.pace);
         }
     }
@@ -63,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    const PACE: Pace = Pace { least: 100, within: Duration::from_secs(10) };
+    const PACE: Pace = Pace { min_bytes: 100, period: Duration::from_secs(10) };
 
     /// Transfers one chunk of this many bytes per second; returns the number of chunks.
     async fn transfer(chunk: u64, chunks: u64) -> Result<u64, TooSlow> {

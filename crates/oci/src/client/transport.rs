@@ -130,7 +130,7 @@ impl Transport {
         let mut sending = self.access.execute(request, action, host, sent_by);
         let mut before = sent_bytes.load(Ordering::Relaxed);
         loop {
-            if let Ok(answer) = timeout(self.pace.within, &mut sending).await {
+            if let Ok(answer) = timeout(self.pace.period, &mut sending).await {
                 let mut answer = answer.map_err(|error| self.classify(error, host))?;
                 self.responsive_hosts.lock().insert(host.to_owned());
                 answer.extensions_mut().insert(Pacer::new(self.pace));
@@ -139,7 +139,7 @@ impl Transport {
             let now = sent_bytes.load(Ordering::Relaxed);
             // After the last byte, the registry has a full interval to respond.
             let has_just_ended = now > before && Some(now) == size;
-            if now - before < self.pace.least && !has_just_ended {
+            if now - before < self.pace.min_bytes && !has_just_ended {
                 return Err(too_slow(TooSlow(self.pace), host, action));
             }
             before = now;
