@@ -35,9 +35,9 @@ impl StoredImage<'_> {
         Ok(sent)
     }
 
-    /// Signs a stored input without documents, unless the site's key did; then the private key is not needed. Returns whether
-    /// the site has a key.
-    pub(super) async fn sign_once(self, name: &str) -> Result<bool> {
+    /// Signs a stored input without documents, unless the site's key has already signed the input. The private key is needed only
+    /// for a new signature. Returns whether the site has a key.
+    pub(super) async fn ensure_input_signed(self, name: &str) -> Result<bool> {
         let Some(own) = own_key(self.parts).await? else { return Ok(false) };
         for key in own.keys() {
             if !self.is_tagged_by(key).await? {
@@ -60,13 +60,13 @@ impl StoredImage<'_> {
         let (mut sent, mut new) = (0, Vec::new());
         for claim in claims.iter().chain([&image_is_signed]) {
             let Claim { predicate_type, predicate } = claim;
-            let is_in = |known: &[Statement]| {
-                let is_it = |known: &Statement| {
-                    known.predicate_type == *predicate_type && known.predicate == *predicate
-                };
-                known.iter().any(is_it)
+            let contains_claim = |statements: &[Statement]| {
+                statements.iter().any(|statement| {
+                    statement.predicate_type == *predicate_type && statement.predicate == *predicate
+                })
             };
-            let (is_tagged, is_bundled) = (claim == &image_is_signed || is_in(&tagged), is_in(&bundled));
+            let is_tagged = claim == &image_is_signed || contains_claim(&tagged);
+            let is_bundled = contains_claim(&bundled);
             if is_tagged && is_bundled {
                 continue;
             }

@@ -124,11 +124,12 @@ impl StoredImage<'_> {
         Ok(found.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
     }
 
-    /// Looks for signatures by the keys, in both forms, until `enough` is satisfied.
-    pub(super) async fn look_for(
+    /// Finds signatures by the keys, first under the signature tag. Reads the bundles only if `is_enough` returns false for the
+    /// tagged signatures.
+    pub(super) async fn find_signatures(
         self,
         keys: &[&PublicKey],
-        enough: &(dyn Fn(&FoundSignatures) -> bool + Sync),
+        is_enough: &(dyn Fn(&FoundSignatures) -> bool + Sync),
     ) -> Result<FoundSignatures> {
         let mut found = FoundSignatures::default();
         let take = |found: &mut FoundSignatures, all: Vec<Read<ImageSignature>>| {
@@ -140,7 +141,7 @@ impl StoredImage<'_> {
             }
         };
         take(&mut found, self.tagged_signatures().await?);
-        if !enough(&found) {
+        if !is_enough(&found) {
             let bundled = self.bundled(Some(SIGNED_PREDICATE)).await?;
             take(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
         }
@@ -189,7 +190,7 @@ impl StoredImage<'_> {
         if keys.is_empty() || judge(&known).is_ok() {
             return Ok(judge(&known));
         }
-        let mut found = self.look_for(&keys, &|found| judge(found).is_ok()).await?;
+        let mut found = self.find_signatures(&keys, &|found| judge(found).is_ok()).await?;
         for key in found.signers() {
             // Best effort: without the record the next check repeats the lookup.
             let _ = self.remember_signature(key);
@@ -210,7 +211,7 @@ impl StoredImage<'_> {
             return Ok(String::new());
         }
         let keys: Vec<&PublicKey> = revoked.iter().map(|(_, key)| key).collect();
-        let found = self.look_for(&keys, &|_| false).await?;
+        let found = self.find_signatures(&keys, &|_| false).await?;
         let signed = |key: &PublicKey| found.signers().iter().any(|signer| signer.is_same_key(key));
         let names = revoked.iter().filter(|(_, key)| signed(key));
         Ok(names.map(|(name, _)| format!("; it is signed by {name}")).collect::<Vec<_>>().concat())

@@ -1,5 +1,5 @@
-//! Connects the store to the site's keys. As with images, the keys sign stored inputs, and verify them before use. Also
-//! finds unverified root file systems in the registry.
+//! Connects the store to the site's keys. farrier signs stored inputs with these keys and verifies the inputs before use, as
+//! it does with images. Also finds unverified root file systems in the registry.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -47,7 +47,7 @@ impl Trust for SiteKeys {
 
     async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault> {
         let stored = StoredImage { parts: &self.parts, repository, digest };
-        stored.sign_once(name).await.map_err(|error| fault(&error))
+        stored.ensure_input_signed(name).await.map_err(|error| fault(&error))
     }
 }
 

@@ -158,7 +158,7 @@ struct Subject<'a> {
     digest: Digest,
     facts: ImageFacts,
     /// Whether the local definition allows the verdict `unknown`.
-    unknown: bool,
+    allows_unknown: bool,
     /// Required signers; `None` if the caller gave no key.
     signers: Option<&'a RequiredSigners>,
     /// Statements signed by any of the keys.
@@ -210,8 +210,8 @@ pub async fn verify(
         statements = image.tagged_statements(&keys).await?;
         statements.extend(image.bundled_statements(&keys).await?);
     }
-    let unknown = accepts_unknown(parts, repository);
-    let subject = Subject { repository, digest: stored.digest, facts, unknown, signers, statements };
+    let allows_unknown = accepts_unknown(parts, repository);
+    let subject = Subject { repository, digest: stored.digest, facts, allows_unknown, signers, statements };
     check_signature(parts, &subject, &mut checks).await?;
     if subject.facts.members.is_empty() {
         checks.add(CHECK_REPORT.name, check_document(parts, &subject, &CHECK_REPORT, report_fits).await?);
@@ -310,9 +310,9 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
         return Ok(());
     };
     let keys: Vec<&PublicKey> = signers.keys().collect();
-    // Read all signatures, so that a damaged signature is reported even if the others suffice.
     let image = StoredImage { parts, repository, digest };
-    let found = image.look_for(&keys, &|_| false).await?;
+    // No signature is enough, so that a damaged signature is reported even if the others suffice.
+    let found = image.find_signatures(&keys, &|_| false).await?;
     let judgement = signers.judge(&found);
     let revoked = if judgement.is_enough() { String::new() } else { image.revoked_signers().await? };
     let is_gone = found.is_empty() && image.is_gone(provenance::SIGSTORE_BUNDLE).await?;
@@ -331,15 +331,15 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     Ok(())
 }
 
-/// Reads a document about image `about`. Unreadable content, such as content that does not match its digest, is a finding
+/// Reads a document about the image `image_digest`. Unreadable content, such as content that does not match its digest, is a finding
 /// and not an error.
 async fn read_document(
     parts: &Parts,
     subject: &Subject<'_>,
-    about: &Digest,
+    image_digest: &Digest,
     kind: &DocumentKind,
 ) -> Result<Result<Option<Vec<u8>>, Finding>> {
-    let image = StoredImage { parts, repository: subject.repository, digest: about };
+    let image = StoredImage { parts, repository: subject.repository, digest: image_digest };
     let found = image.find_document(kind).await;
     if matches!(found, Ok(None)) && image.is_gone(kind.media_type).await? {
         return Ok(Err(Finding::absent(format!("the {} is {LISTED_BUT_GONE}", kind.name), PUSH_AGAIN)));
@@ -413,7 +413,7 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
         let report = found.and_then(|found| serde_json::from_slice::<Value>(&found).ok());
         match report.as_ref().map(|report| report["report"]["verdict"].as_str().unwrap_or("none")) {
             Some("loads") => {}
-            Some("unknown") if subject.unknown => unknown.push(kernel.to_string()),
+            Some("unknown") if subject.allows_unknown => unknown.push(kernel.to_string()),
             Some(said) => {
                 if said == "unknown" {
                     hint = ALLOW;
@@ -447,7 +447,7 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
     let recorded = subject.facts.verdict.map(Verdict::as_str);
     match (verdict, recorded) {
         ("loads", Some("loads")) => Ok(format!("loads on {kernel}")),
-        ("unknown", Some("unknown")) if subject.unknown => Ok(format!(
+        ("unknown", Some("unknown")) if subject.allows_unknown => Ok(format!(
             "unknown on {kernel}, which the definition allows{}",
             subject.facts.check_summary.as_ref().map(|words| format!(" ({words})")).unwrap_or_default()
         )),

@@ -3,7 +3,7 @@ use serde_json::json;
 
 use super::*;
 
-fn fits(verdict: Verdict, said: &str, unknown: bool) -> Outcome {
+fn fits(verdict: Verdict, said: &str, allows_unknown: bool) -> Outcome {
     let repository = "registry.test/hello".parse().unwrap();
     let facts = ImageFacts {
         kernel_release: Some("6.1.0-18-amd64".parse().unwrap()),
@@ -12,8 +12,14 @@ fn fits(verdict: Verdict, said: &str, unknown: bool) -> Outcome {
         ..ImageFacts::default()
     };
     let digest = Digest::of(b"image");
-    let subject =
-        Subject { repository: &repository, digest, facts, unknown, signers: None, statements: Vec::new() };
+    let subject = Subject {
+        repository: &repository,
+        digest,
+        facts,
+        allows_unknown,
+        signers: None,
+        statements: Vec::new(),
+    };
     report_fits(&json!({"report": {"kernel": "6.1.0-18-amd64", "verdict": said}}), &subject)
 }
 
