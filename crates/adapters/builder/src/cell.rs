@@ -10,7 +10,7 @@ use farrier_core::{
 };
 
 use crate::{
-    images::{look_at_root_fs, look_at_sources},
+    images::{look_up_root_fs, look_up_sources},
     parts::{Parts, Result, TargetError, image_location},
     resolve::resolve,
 };
@@ -63,8 +63,8 @@ fn not_planned(subject: String, reason: SkipReason, resolved: &Resolved) -> Targ
 async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
     let targets = BTreeSet::from([target.clone()]);
     let mut resolved = resolve(parts, images, &targets).await;
-    look_at_sources(parts, images, &targets, &mut resolved).await;
-    look_at_root_fs(parts, images, &targets, &mut resolved).await;
+    look_up_sources(parts, images, &targets, &mut resolved).await;
+    look_up_root_fs(parts, images, &targets, &mut resolved).await;
     resolved
 }
 

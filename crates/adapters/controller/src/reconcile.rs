@@ -10,7 +10,7 @@ use farrier_builder as build;
 use farrier_builder::{
     BuildOptions, Built, add_needs,
     images::{
-        LastRecord, StoredImage, contents, look_at_root_fs, look_at_sources, publish_union, record_kernels,
+        LastRecord, StoredImage, contents, look_up_root_fs, look_up_sources, publish_union, record_kernels,
     },
     parts::{Finding, FindingKind, Parts, Result, TargetError, image_location},
     resolve::{resolve_more, tracked, with_hint},
@@ -124,9 +124,9 @@ pub(super) async fn plan_for(
         .collect();
     add_needs(&parts.definitions, &mut required);
     resolve_more(parts, &required, &targets, &mut lookup_cache.resolved).await;
-    let refused = look_at_sources(parts, &required, &targets, &mut lookup_cache.resolved).await;
+    let refused = look_up_sources(parts, &required, &targets, &mut lookup_cache.resolved).await;
     lookup_cache.note_refused(refused);
-    look_at_root_fs(parts, &required, &targets, &mut lookup_cache.resolved).await;
+    look_up_root_fs(parts, &required, &targets, &mut lookup_cache.resolved).await;
     let manifests = read_all_manifests(parts, lookup_cache).await;
     // These lookups are never cached: another process may have cleared a failure (`farrier retry`), and tags in use may have
     // moved.

@@ -29,7 +29,7 @@ use crate::{
 
 /// Looks up sources that differ by kernel, and packages for other architectures than this machine's. A missing one is a
 /// reason not to build. Returns the keys of prebuilt images that the registry answered for but that are unusable.
-pub async fn look_at_sources(
+pub async fn look_up_sources(
     parts: &Parts,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,

@@ -56,7 +56,7 @@ fn fault(error: &TargetError) -> TrustFault {
 }
 
 /// Looks up the registry's copies of the toolchains and runtime bases that farrier creates.
-pub async fn look_at_root_fs(
+pub async fn look_up_root_fs(
     parts: &Parts,
     images: &[&DriverImage],
     targets: &BTreeSet<KernelTarget>,
@@ -71,7 +71,7 @@ pub async fn look_at_root_fs(
             let key = toolchain_key(image, family, target, resolved.system(target));
             let Some(Ok(identity)) = resolved.toolchains.get(&key) else { continue };
             let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
-            look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+            look_up_one(parts, RootFsSpec::Packages(&root), key, resolved).await;
         }
     }
     let arches: BTreeSet<Architecture> = targets.iter().map(|target| target.arch).collect();
@@ -85,11 +85,11 @@ pub async fn look_at_root_fs(
                     // A failing lookup was already reported with the image.
                     let root = base_root(parts, base, &image.spec.sources, &found.version).await;
                     if let Ok(Some(root)) = root {
-                        look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+                        look_up_one(parts, RootFsSpec::Packages(&root), key, resolved).await;
                     }
                 }
                 Some(RuntimeBase::Minimal(base)) => {
-                    look_at(parts, RootFsSpec::Minimal(base), key, resolved).await;
+                    look_up_one(parts, RootFsSpec::Minimal(base), key, resolved).await;
                 }
                 None | Some(RuntimeBase::Need(_) | RuntimeBase::Image(_)) => {}
             }
@@ -98,7 +98,7 @@ pub async fn look_at_root_fs(
 }
 
 /// Looks up one root file system. A registry error is not reported here, because the lookups of images report it.
-async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: &mut Resolved) {
+async fn look_up_one(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: &mut Resolved) {
     if resolved.unverified_root_fs.contains_key(&key) {
         return;
     }
