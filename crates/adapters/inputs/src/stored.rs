@@ -18,7 +18,7 @@ use farrier_local::{blocking::stoppable, cache::Scratch};
 use farrier_payload::write_source_layer;
 use farrier_store as store;
 use farrier_store::{
-    DECLARED, InputKind, LATEST, NewInput, PackedDefinitions, Standing, Store, StoreError, StoredInput,
+    DECLARED, InputKind, LATEST, NewInput, PackedDefinitions, SignatureStatus, Store, StoreError, StoredInput,
 };
 use fs_err as fs;
 use oci::Layer;
@@ -131,13 +131,13 @@ impl Fetcher {
     pub(super) async fn kept(&self, input: &Input) -> Result<Option<StoredInput>> {
         let store = self.required_store()?;
         let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };
-        Ok(match store.standing(&stored).await? {
-            Standing::Signed => {
+        Ok(match store.signature_status(&stored).await? {
+            SignatureStatus::Signed => {
                 let signed = store.signed(stored, &input.tag).await?;
                 Some(StoredInput { is_signed: true, ..signed })
             }
-            Standing::NoKeys => Some(stored),
-            Standing::Refused(_) => None,
+            SignatureStatus::NoKeys => Some(stored),
+            SignatureStatus::Refused(_) => None,
         })
     }
 
@@ -148,7 +148,7 @@ impl Fetcher {
         let (kind, tag) = (input.kind, &input.tag);
         let store = self.required_store()?;
         let replace = match store.find(kind, tag).await? {
-            Some(found) => matches!(store.standing(&found).await?, Standing::Refused(_)),
+            Some(found) => matches!(store.signature_status(&found).await?, SignatureStatus::Refused(_)),
             None => false,
         };
         let item = NewInput { kind, tag, file: &file, layer: &layer, annotations, replace };

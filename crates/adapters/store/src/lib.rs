@@ -26,7 +26,7 @@ use farrier_core::{
 };
 use oci::{Descriptor, ImageManifest};
 pub use tag::{header_tag, key_tag};
-pub use trust::{Standing, Trust, TrustFault};
+pub use trust::{SignatureStatus, Trust, TrustFault};
 
 use crate::registry::{Registry, RegistryLocation};
 
@@ -167,10 +167,10 @@ impl Store {
     /// input.
     pub async fn take(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
         let Some(found) = self.find(kind, tag).await? else { return Ok(None) };
-        match self.standing(&found).await? {
-            Standing::Signed => Ok(Some(StoredInput { is_signed: true, ..found })),
-            Standing::NoKeys => Ok(Some(found)),
-            Standing::Refused(why) => {
+        match self.signature_status(&found).await? {
+            SignatureStatus::Signed => Ok(Some(StoredInput { is_signed: true, ..found })),
+            SignatureStatus::NoKeys => Ok(Some(found)),
+            SignatureStatus::Refused(why) => {
                 let reference = format!("{}:{tag} ({})", found.repository, found.digest);
                 Err(StoreError::Untrusted(reference, why))
             }
@@ -178,10 +178,10 @@ impl Store {
     }
 
     /// Returns how a stored input relates to the site's keys.
-    pub async fn standing(&self, stored: &StoredInput) -> Result<Standing, StoreError> {
+    pub async fn signature_status(&self, stored: &StoredInput) -> Result<SignatureStatus, StoreError> {
         match &self.trust {
-            Some(trust) => Ok(trust.standing(&stored.repository, &stored.digest).await?),
-            None => Ok(Standing::NoKeys),
+            Some(trust) => Ok(trust.signature_status(&stored.repository, &stored.digest).await?),
+            None => Ok(SignatureStatus::NoKeys),
         }
     }
 

@@ -3,9 +3,9 @@
 use async_trait::async_trait;
 use farrier_core::image::{Digest, Repository};
 
-/// Relation of an artifact in the registry to the site's keys.
+/// Whether a trusted key signed an artifact in the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum SignatureStatus {
     /// A trusted key signed the artifact, so its annotations are trusted.
     Signed,
     /// The site has no keys. The annotations are untrusted: anyone with write access to the registry can set them.
@@ -29,10 +29,14 @@ pub struct TrustFault {
 /// The keys of a site, used for its store.
 #[async_trait]
 pub trait Trust: Send + Sync {
-    /// Returns how a manifest relates to the keys.
-    async fn standing(&self, repository: &Repository, digest: &Digest) -> Result<Standing, TrustFault>;
+    /// Returns whether one of the keys signed a manifest.
+    async fn signature_status(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<SignatureStatus, TrustFault>;
 
-    /// Signs a manifest whose content comes from this machine, or that a trusted key signed, unless the own key did. Returns
-    /// whether the site has a signing key.
+    /// Signs a manifest with the site's signing key, unless that key has already signed the manifest. The content must come from
+    /// this machine or be signed by a trusted key. Returns whether the site has a signing key.
     async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault>;
 }

@@ -6,7 +6,7 @@ use farrier_core::{
     image::Digest,
     plan::{BootReadiness, BuildTime, NextKernel, Outcome, Phase, PlannedNode, StatusEntry, why_not},
 };
-use farrier_store::Standing;
+use farrier_store::SignatureStatus;
 use indicatif::HumanBytes;
 use serde::Serialize;
 use serde_json::Value;
@@ -289,11 +289,11 @@ fn has_findings(report: &Value) -> bool {
     modules.filter_map(|module| module["findings"].as_array()).any(|findings| !findings.is_empty())
 }
 
-fn signature(standing: &Standing) -> Answer {
-    let (word, class, why) = match standing {
-        Standing::Signed => ("signed", "ok", "with a key of this site"),
-        Standing::NoKeys => ("not checked", "off", "site.yaml has no key"),
-        Standing::Refused(why) => ("not signed", "bad", why.as_str()),
+fn signature(signature_status: &SignatureStatus) -> Answer {
+    let (word, class, why) = match signature_status {
+        SignatureStatus::Signed => ("signed", "ok", "with a key of this site"),
+        SignatureStatus::NoKeys => ("not checked", "off", "site.yaml has no key"),
+        SignatureStatus::Refused(why) => ("not signed", "bad", why.as_str()),
     };
     Answer { word, class, why: why.to_owned() }
 }

@@ -5,7 +5,7 @@ use farrier_core::plan::{
     Record, RecordState, RolloutDecision, Stage, UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait,
     testing, with_short_digests,
 };
-use farrier_store::Standing;
+use farrier_store::SignatureStatus;
 use jiff::{SignedDuration, Timestamp};
 use kmod::Verdict;
 
@@ -159,7 +159,7 @@ fn hostile_pages() -> Vec<(String, String)> {
     };
     let image = Image {
         size: u64::MAX,
-        signature: Some(Standing::Refused(HOSTILE.to_owned())),
+        signature: Some(SignatureStatus::Refused(HOSTILE.to_owned())),
         report: Some(report),
         components: Some(vec![part("1")]),
         provenance: Some(provenance(HOSTILE)),
@@ -417,7 +417,7 @@ fn a_cell_page_shows_error_report_and_inputs() {
     };
     let image = Image {
         size: 16330,
-        signature: Some(Standing::Signed),
+        signature: Some(SignatureStatus::Signed),
         report: Some(report),
         components: Some(vec![part("4.33")]),
         provenance: Some(provenance("mft")),

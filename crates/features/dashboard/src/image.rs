@@ -15,7 +15,7 @@ use farrier_core::{
     plan::{BuildTimes, Plan, PlannedCell},
     provenance::{Statement, is_about},
 };
-use farrier_store::Standing;
+use farrier_store::SignatureStatus;
 use oci::{ImageManifest, error_chain};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -60,7 +60,7 @@ pub struct CellData {
 pub struct Image {
     /// Compressed size of the layers, in bytes.
     pub size: u64,
-    pub signature: Option<Standing>,
+    pub signature: Option<SignatureStatus>,
     /// Check report in the form that builds store.
     pub report: Option<Value>,
     /// Components of the bill of materials, if any.
@@ -160,7 +160,7 @@ async fn read_image(parts: &Parts, reference: &ImageReference) -> Result<Image, 
     }
     Ok(Image {
         size: layers.iter().fold(0, |sum, layer| layer.size.saturating_add(sum)),
-        signature: Some(image.standing().await?),
+        signature: Some(image.signature_status().await?),
         // A report in the format of another farrier version is omitted.
         report: report.and_then(|bytes| read_report(&bytes)),
         components,

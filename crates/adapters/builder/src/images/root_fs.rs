@@ -12,7 +12,7 @@ use farrier_core::{
 use farrier_inputs::PackageRoot;
 use farrier_local::blocking::blocking;
 use farrier_payload as payload;
-use farrier_store::Standing;
+use farrier_store::SignatureStatus;
 use oci::{Assembled, Assembly, Base, ImageError, ImageManifest, Layer};
 
 use super::{keys::has_keys, signatures::StoredImage};
@@ -175,8 +175,8 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
     let ImageReference { repository, version } = reference_of_key(parts, key)?;
     let Some(found) = parts.registry.manifest(&repository, &version).await? else { return Ok(None) };
     let stored = StoredImage { parts, repository: &repository, digest: &found.digest };
-    let standing = stored.standing().await?;
-    let unverified = if standing == Standing::Signed {
+    let signature_status = stored.signature_status().await?;
+    let unverified = if signature_status == SignatureStatus::Signed {
         // Someone may have copied another signed image, with its signature, to this tag.
         let identity = ImageManifest::parse(&found.bytes)?.annotations.remove(annotations::IDENTITY);
         if identity.as_deref() != Some(key) {
@@ -194,7 +194,7 @@ async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Optio
         let made = parts.fetcher.root_fs().made_here(key, arch)?.map(|made| made.digest);
         Some(content).filter(|content| made.as_ref() != Some(content))
     };
-    if unverified.is_some() && standing != Standing::NoKeys {
+    if unverified.is_some() && signature_status != SignatureStatus::NoKeys {
         stored.ensure_trusted("root file system").await?;
     }
     let reference = ImageReference { repository, version: Version::Digest(found.digest) };

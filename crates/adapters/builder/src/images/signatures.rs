@@ -11,7 +11,7 @@ use farrier_core::{
         SIMPLE_SIGNING, Statement, Trust,
     },
 };
-use farrier_store::Standing;
+use farrier_store::SignatureStatus;
 use futures::{StreamExt as _, stream};
 use oci::{Descriptor, ImageManifest, error_chain};
 
@@ -35,16 +35,16 @@ pub struct StoredImage<'a> {
 type Read<T> = Result<T, String>;
 
 impl StoredImage<'_> {
-    /// Verdict of the site's keys on the image.
-    pub async fn standing(self) -> Result<Standing> {
+    /// Returns whether a trusted key signed the image.
+    pub async fn signature_status(self) -> Result<SignatureStatus> {
         if !has_keys(self.parts) {
-            return Ok(Standing::NoKeys);
+            return Ok(SignatureStatus::NoKeys);
         }
         match self.trusted().await {
-            Ok(outcome) => Ok(outcome.map_or_else(Standing::Refused, |()| Standing::Signed)),
+            Ok(outcome) => Ok(outcome.map_or_else(SignatureStatus::Refused, |()| SignatureStatus::Signed)),
             Err(error) if error.is_unreachable() => Err(error),
             // If a key is unreadable here, the image counts as refused; publishing does not need the key.
-            Err(error) => Ok(Standing::Refused(error_chain(&error))),
+            Err(error) => Ok(SignatureStatus::Refused(error_chain(&error))),
         }
     }
 

@@ -11,7 +11,7 @@ use farrier_core::{
 };
 use farrier_inputs::PackageRoot;
 use farrier_store::{
-    Standing, Store, Trust, TrustFault,
+    SignatureStatus, Store, Trust, TrustFault,
     registry::{Registry, RegistryLocation, Retrying},
 };
 use oci::error_chain;
@@ -40,9 +40,13 @@ struct SiteKeys {
 
 #[async_trait]
 impl Trust for SiteKeys {
-    async fn standing(&self, repository: &Repository, digest: &Digest) -> Result<Standing, TrustFault> {
+    async fn signature_status(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+    ) -> Result<SignatureStatus, TrustFault> {
         let stored = StoredImage { parts: &self.parts, repository, digest };
-        stored.standing().await.map_err(|error| fault(&error))
+        stored.signature_status().await.map_err(|error| fault(&error))
     }
 
     async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault> {

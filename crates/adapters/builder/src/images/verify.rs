@@ -331,8 +331,8 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     Ok(())
 }
 
-/// Reads a document about the image `image_digest`. Unreadable content, such as content that does not match its digest, is a finding
-/// and not an error.
+/// Reads a document about the image `image_digest`. Unreadable content is a finding and not an error, for example content that
+/// does not match its digest.
 async fn read_document(
     parts: &Parts,
     subject: &Subject<'_>,

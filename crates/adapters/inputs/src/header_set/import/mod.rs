@@ -22,7 +22,7 @@ use farrier_core::{
     kernel::{Architecture, Compiler, KernelRelease},
 };
 use farrier_local::{blocking::stoppable, cache::Scratch};
-use farrier_store::{InputKind, NewInput, Standing, StoreError, StoredInput, header_tag};
+use farrier_store::{InputKind, NewInput, SignatureStatus, StoreError, StoredInput, header_tag};
 use fs_err as fs;
 use kmod::KernelFacts;
 use oci::Layer;
@@ -190,9 +190,9 @@ impl Headers<'_> {
         let tag = header_tag(release, imported.arch)?;
         let found = store.find(InputKind::Headers, &tag).await?;
         let refused = match &found {
-            Some(found) => match store.standing(found).await? {
-                Standing::Refused(why) => Some(why),
-                Standing::Signed | Standing::NoKeys => None,
+            Some(found) => match store.signature_status(found).await? {
+                SignatureStatus::Refused(why) => Some(why),
+                SignatureStatus::Signed | SignatureStatus::NoKeys => None,
             },
             None => None,
         };
