@@ -7,7 +7,7 @@ use crate::EngineError;
 
 /// State of a build's pod.
 #[derive(Debug)]
-pub enum Standing {
+pub enum PodState {
     /// Not running yet; the cluster's explanation.
     Waiting(String),
     /// The node cannot pull the image and retries.
@@ -42,9 +42,9 @@ const DISRUPTIONS: [&str; 9] = [
 ];
 
 /// Returns the state of a pod.
-pub fn standing(pod: &Pod) -> Standing {
+pub fn pod_state(pod: &Pod) -> PodState {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
-    let Some(status) = &pod.status else { return Standing::Waiting("it is not scheduled yet".to_owned()) };
+    let Some(status) = &pod.status else { return PodState::Waiting("it is not scheduled yet".to_owned()) };
     let disrupted = condition(status, "DisruptionTarget").filter(|condition| condition.status == "True");
     if let Some(PodCondition { reason, message, .. }) = disrupted {
         return ended(End::Passing, name, reason.as_deref(), message.as_deref());
@@ -56,7 +56,7 @@ pub fn standing(pod: &Pod) -> Standing {
         Some("Failed" | "Succeeded") => finished(name, status),
         Some("Running") => match container(status) {
             Some(end) => of_container(name, end),
-            None => Standing::Running,
+            None => PodState::Running,
         },
         _ => waiting(name, status),
     }
@@ -64,15 +64,15 @@ pub fn standing(pod: &Pod) -> Standing {
 
 /// Returns the state of a Job without a pod, from its Events. An exceeded quota makes the Job wait. Any other refusal is
 /// permanent.
-pub fn without_pod(job: &str, events: &[Event]) -> Standing {
+pub fn without_pod(job: &str, events: &[Event]) -> PodState {
     let refusal = events.iter().rev().find(|event| event.reason.as_deref() == Some("FailedCreate"));
     // The text before it contains the name of a pod, which differs on each try.
     let message = refusal.and_then(|event| event.message.as_deref());
     let message = message.map(|message| message.split_once("is forbidden: ").map_or(message, |(_, why)| why));
     match message {
-        None => Standing::Waiting("its Job has no pod yet".to_owned()),
-        Some(message) if message.contains("exceeded quota") => Standing::Waiting(message.to_owned()),
-        Some(message) => Standing::Ended(EngineError::Pod {
+        None => PodState::Waiting("its Job has no pod yet".to_owned()),
+        Some(message) if message.contains("exceeded quota") => PodState::Waiting(message.to_owned()),
+        Some(message) => PodState::Ended(EngineError::Pod {
             message: format!("the cluster refuses pods of Job {job}: {message}"),
             hint: "the namespace of builds must admit pods that keep to Pod Security Standards `restricted`; the cluster's own policies \
                    may ask for more: spec.builds in site.yaml can add labels and fields"
@@ -83,7 +83,7 @@ pub fn without_pod(job: &str, events: &[Event]) -> Standing {
 }
 
 /// Returns the state of a Job whose Job object or pod was deleted from outside.
-pub fn gone(job: &str, what: &str) -> Standing {
+pub fn gone(job: &str, what: &str) -> PodState {
     ended(End::Passing, &format!("of Job {job}"), None, Some(what))
 }
 
@@ -96,15 +96,15 @@ fn container(status: &PodStatus) -> Option<&ContainerStateTerminated> {
     found?.state.as_ref()?.terminated.as_ref()
 }
 
-fn waiting(name: &str, status: &PodStatus) -> Standing {
+fn waiting(name: &str, status: &PodStatus) -> PodState {
     let scheduled = condition(status, "PodScheduled").filter(|condition| condition.status == "False");
     if let Some(PodCondition { message: Some(message), .. }) = scheduled {
-        return Standing::Waiting(message.clone());
+        return PodState::Waiting(message.clone());
     }
     let found = status.container_statuses.iter().flatten().find(|found| found.name == CONTAINER);
     let state = found.and_then(|found| found.state.as_ref()?.waiting.as_ref());
     let (reason, message) = match state {
-        None => return Standing::Waiting("it is not scheduled yet".to_owned()),
+        None => return PodState::Waiting("it is not scheduled yet".to_owned()),
         Some(state) => {
             (state.reason.as_deref().unwrap_or_default(), state.message.as_deref().unwrap_or_default())
         }
@@ -114,17 +114,17 @@ fn waiting(name: &str, status: &PodStatus) -> Standing {
         "InvalidImageName" | "ErrImageNeverPull" | "CreateContainerConfigError" => {
             ended(End::Final, name, Some(reason), Some(message))
         }
-        "ErrImagePull" | "ImagePullBackOff" => Standing::WithoutImage(message.to_owned()),
-        "ContainerCreating" => Standing::Waiting("its node pulls the image".to_owned()),
-        _ => Standing::Waiting(format!("{reason}: {message}")),
+        "ErrImagePull" | "ImagePullBackOff" => PodState::WithoutImage(message.to_owned()),
+        "ContainerCreating" => PodState::Waiting("its node pulls the image".to_owned()),
+        _ => PodState::Waiting(format!("{reason}: {message}")),
     }
 }
 
-fn finished(name: &str, status: &PodStatus) -> Standing {
+fn finished(name: &str, status: &PodStatus) -> PodState {
     let reason = status.reason.as_deref();
     match (reason, container(status)) {
         (Some("DeadlineExceeded"), _) => {
-            Standing::Ended(EngineError::Limit(format!("pod {name} did not end within its deadline")))
+            PodState::Ended(EngineError::Limit(format!("pod {name} did not end within its deadline")))
         }
         (Some(reason), _) if DISRUPTIONS.contains(&reason) => {
             ended(End::Passing, name, Some(reason), status.message.as_deref())
@@ -134,9 +134,9 @@ fn finished(name: &str, status: &PodStatus) -> Standing {
     }
 }
 
-fn of_container(name: &str, end: &ContainerStateTerminated) -> Standing {
+fn of_container(name: &str, end: &ContainerStateTerminated) -> PodState {
     match end.reason.as_deref() {
-        Some("OOMKilled") => Standing::Ended(EngineError::Limit(format!(
+        Some("OOMKilled") => PodState::Ended(EngineError::Limit(format!(
             "pod {name} used more memory than it may (OOMKilled)"
         ))),
         // The runner is missing or belongs to another architecture.
@@ -150,12 +150,12 @@ fn of_container(name: &str, end: &ContainerStateTerminated) -> Standing {
     }
 }
 
-fn ended(end: End, name: &str, reason: Option<&str>, message: Option<&str>) -> Standing {
+fn ended(end: End, name: &str, reason: Option<&str>, message: Option<&str>) -> PodState {
     let words: Vec<&str> =
         [reason, message].into_iter().flatten().filter(|words| !words.is_empty()).collect();
     let may_pass = end == End::Passing;
     let hint = if may_pass { "farrier tries again by itself" } else { "`kubectl describe pod` says more" };
-    Standing::Ended(EngineError::Pod {
+    PodState::Ended(EngineError::Pod {
         message: format!("pod {name} ended without a result: {}", words.join(": ")),
         hint: hint.to_owned(),
         may_pass,
@@ -170,11 +170,11 @@ mod tests {
 
     fn told(status: &Value) -> String {
         let pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap();
-        match standing(&pod) {
-            Standing::Waiting(why) => format!("waits: {why}"),
-            Standing::WithoutImage(why) => format!("has no image: {why}"),
-            Standing::Running => "runs".to_owned(),
-            Standing::Ended(error) => {
+        match pod_state(&pod) {
+            PodState::Waiting(why) => format!("waits: {why}"),
+            PodState::WithoutImage(why) => format!("has no image: {why}"),
+            PodState::Running => "runs".to_owned(),
+            PodState::Ended(error) => {
                 format!("{}: {error}", if error.is_transient() { "again" } else { "never again" })
             }
         }
@@ -233,9 +233,9 @@ mod tests {
             "Error creating: pods \"j-x\" is forbidden: exceeded quota: builds, requested: limits.memory=4Gi";
         let policy =
             "Error creating: pods \"j-x\" is forbidden: ValidatingAdmissionPolicy 'ours' denied request: no";
-        assert!(matches!(without_pod("j", &[]), Standing::Waiting(_)));
-        assert!(matches!(without_pod("j", &[event(quota)]), Standing::Waiting(why) if quota.ends_with(&why)));
-        let Standing::Ended(error) = without_pod("j", &[event(quota), event(policy)]) else {
+        assert!(matches!(without_pod("j", &[]), PodState::Waiting(_)));
+        assert!(matches!(without_pod("j", &[event(quota)]), PodState::Waiting(why) if quota.ends_with(&why)));
+        let PodState::Ended(error) = without_pod("j", &[event(quota), event(policy)]) else {
             panic!("it waits")
         };
         assert_eq!(

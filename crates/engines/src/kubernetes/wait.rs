@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::{
     Kubernetes, Phase, Started, is_over,
-    pod::{Standing, gone, standing, without_pod},
+    pod::{PodState, gone, pod_state, without_pod},
 };
 use crate::{EngineError, Result};
 
@@ -65,14 +65,14 @@ impl<'a> Wait<'a> {
         let mut without_image: Option<(String, Instant)> = None;
         loop {
             let look = tokio::time::sleep(LOOKS);
-            let (name, standing) = tokio::select! {
+            let (name, pod_state) = tokio::select! {
                 pod = pods.next() => match pod {
                     Some(Ok(pod)) => {
                         has_pod = true;
-                        (pod.name_any(), standing(&pod))
+                        (pod.name_any(), pod_state(&pod))
                     }
                     Some(Err(watcher::Error::InitialListFailed(kube::Error::Api(status)))) if status.code == 403 => {
-                        (String::new(), Standing::Ended(missing_right(&status.message)))
+                        (String::new(), PodState::Ended(missing_right(&status.message)))
                     }
                     // The watcher restarts by itself.
                     Some(Err(error)) => {
@@ -82,36 +82,36 @@ impl<'a> Wait<'a> {
                     None => continue,
                 },
                 () = look => match self.look(has_pod).await {
-                    Some(standing) => (String::new(), standing),
+                    Some(pod_state) => (String::new(), pod_state),
                     None => match &without_image {
                         Some((why, since)) if since.elapsed() > PULLS => {
-                            (String::new(), Standing::Ended(unpulled(&self.job.name, why)))
+                            (String::new(), PodState::Ended(unpulled(&self.job.name, why)))
                         }
                         _ => continue,
                     },
                 },
             };
-            without_image = match &standing {
-                Standing::WithoutImage(why) => {
+            without_image = match &pod_state {
+                PodState::WithoutImage(why) => {
                     let since = without_image.map_or_else(Instant::now, |(_, since)| since);
                     Some((why.clone(), since))
                 }
                 _ => None,
             };
-            match standing {
-                Standing::Running => {
+            match pod_state {
+                PodState::Running => {
                     (self.phases)(Phase::Running);
                     return Ok(name);
                 }
-                Standing::Ended(error) => return Err(error),
-                Standing::Waiting(why) => self.tell(why),
-                Standing::WithoutImage(why) => self.tell(format!("its node cannot pull the image: {why}")),
+                PodState::Ended(error) => return Err(error),
+                PodState::Waiting(why) => self.tell(why),
+                PodState::WithoutImage(why) => self.tell(format!("its node cannot pull the image: {why}")),
             }
         }
     }
 
     /// Returns the state of the build if the watch on its pods cannot show it.
-    async fn look(&self, has_pod: bool) -> Option<Standing> {
+    async fn look(&self, has_pod: bool) -> Option<PodState> {
         let Started { name, uid } = &self.job;
         match self.jobs.get_opt(name).await {
             Ok(found) if found.as_ref().and_then(|job| job.metadata.uid.as_ref()) != Some(uid) => {
