@@ -119,7 +119,7 @@ impl Player {
             Err(error) => panic!("no sandbox on this machine: {error:?}"),
         };
         make_tree(kit, &lower, &forged);
-        sandbox.owner().own(&lower).unwrap();
+        sandbox.owner().chown_tree(&lower).unwrap();
         // A change of the owner clears the setuid bit.
         fs::set_permissions(lower.join("bin/setuid"), fs::Permissions::from_mode(0o6755)).unwrap();
         Self { domain, walls, sandbox, lower, forged }

@@ -98,7 +98,7 @@ fn root_tree(owner: Owner) -> &'static Path {
         let tree = dir.path().join("tree");
         fs::create_dir(&tree).unwrap();
         run(Command::new("tar").arg("-C").arg(&tree).arg("-xf").arg(root_fs()));
-        owner.own(&tree).unwrap();
+        owner.chown_tree(&tree).unwrap();
         (dir, tree)
     });
     tree

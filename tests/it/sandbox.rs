@@ -62,7 +62,7 @@ async fn in_sandbox(
     let Ok(Engine::Sandbox(sandbox)) = connect(EngineChoice::Sandbox, &EngineEnv::default()).await else {
         panic!("this machine supports no sandbox");
     };
-    sandbox.owner().own(&work.join("tree")).unwrap();
+    sandbox.owner().chown_tree(&work.join("tree")).unwrap();
     let log = Arc::new(Lines::default());
     let number = fs::read_dir(work).unwrap().count();
     let dest = work.join(format!("payload-{number}"));

@@ -91,7 +91,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
                 // Serialize the change of ownership, because concurrent builds would walk the same tree.
                 let _lock = job.parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
                 let (owner, trees) = (sandbox.owner(), base.lowers.clone());
-                blocking(move || trees.iter().try_for_each(|tree| owner.own(tree))).await?;
+                blocking(move || trees.iter().try_for_each(|tree| owner.chown_tree(tree))).await?;
                 return Ok(PreparedBase::InPlace(sandbox, base));
             }
             // Fall back to a daemon, if one is available, for templates that need one.

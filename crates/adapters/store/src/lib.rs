@@ -177,7 +177,7 @@ impl Store {
         }
     }
 
-    /// Returns how a stored input relates to the site's keys.
+    /// Returns whether a trusted key signed a stored input.
     pub async fn signature_status(&self, stored: &StoredInput) -> Result<SignatureStatus, StoreError> {
         match &self.trust {
             Some(trust) => Ok(trust.signature_status(&stored.repository, &stored.digest).await?),

@@ -47,7 +47,7 @@ impl<'a> SandboxChannel<'a> {
 
     /// Writes the UID and GID maps, which make the sandbox's only user root inside.
     fn maps(&self) -> io::Result<()> {
-        for (file, text) in self.owner.maps() {
+        for (file, text) in self.owner.id_map_files() {
             fs_err::write(format!("/proc/{}/{file}", self.runner), text)?;
         }
         Ok(())

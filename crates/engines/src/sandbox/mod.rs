@@ -103,7 +103,7 @@ impl Sandbox {
         let place = tempfile::Builder::new().prefix(".sandbox-").tempdir_in(place)?;
         let lower = place.path().join("lower");
         fs::create_dir(&lower)?;
-        self.owner.own(&lower)?;
+        self.owner.chown_tree(&lower)?;
         let action = Action::Directory("/out".to_owned());
         let step = Step { line: 0, text: "WORKDIR /out".to_owned(), action };
         let build = InPlace {

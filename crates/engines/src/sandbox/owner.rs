@@ -52,14 +52,14 @@ impl Owner {
     }
 
     /// Names and contents of the `/proc/<pid>/` files that map the sandbox's root to this user (user_namespaces(7)).
-    pub(super) fn maps(self) -> [(&'static str, String); 3] {
+    pub(super) fn id_map_files(self) -> [(&'static str, String); 3] {
         let Self { user, group, maps_trees: _ } = self;
         let line = |id| format!("0 {id} 1");
         [("setgroups", "deny".to_owned()), ("uid_map", line(user)), ("gid_map", line(group))]
     }
 
     /// Changes the owner of a tree that sandboxes start from, unless the tree already has the right owner. Blocks.
-    pub fn own(self, tree: &Path) -> io::Result<()> {
+    pub fn chown_tree(self, tree: &Path) -> io::Result<()> {
         let owner = if self.maps_trees { (0, 0) } else { (self.user, self.group) };
         if is_owned(tree, owner)? {
             return Ok(());
@@ -124,13 +124,13 @@ mod tests {
         fs::create_dir(tree.path().join("sub")).unwrap();
         fs_err::os::unix::fs::symlink("/nowhere", tree.path().join("sub/link")).unwrap();
         let owner = Owner::of_this_process();
-        owner.own(tree.path()).unwrap();
+        owner.chown_tree(tree.path()).unwrap();
         for path in ["", "sub", "sub/link"] {
             assert!(is_owned(&tree.path().join(path), (owner.user, owner.group)).unwrap(), "{path}");
         }
-        owner.own(tree.path()).unwrap();
+        owner.chown_tree(tree.path()).unwrap();
         if let Some(mapped) = owner.with_mapped_trees() {
-            mapped.own(tree.path()).unwrap();
+            mapped.chown_tree(tree.path()).unwrap();
             assert!(is_owned(&tree.path().join("sub/link"), (0, 0)).unwrap());
         }
     }
