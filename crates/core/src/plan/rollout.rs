@@ -37,7 +37,7 @@ use self::{
 };
 pub use change::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, NodeCheck,
-    NodeSeen, PodRestart, ResourceChange, Untaint,
+    NodePrecondition, PodRestart, ResourceChange, Untaint,
 };
 pub(super) use copy::copy_times;
 pub use first_write::RolloutWarning;

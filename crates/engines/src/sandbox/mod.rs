@@ -47,7 +47,7 @@ pub struct Sandbox {
 pub struct InPlace {
     /// Steps and limits.
     pub plan: Plan,
-    /// Lower directories of the overlay, the uppermost first. [`Owner::own`] must have set their ownership.
+    /// Lower directories of the overlay, the uppermost first. [`Owner::chown_tree`] must have set their ownership.
     pub lowers: Vec<PathBuf>,
     /// The build context.
     pub context: Vec<ContextEntry>,

@@ -99,7 +99,7 @@ pub(super) fn eviction(restart: &PodRestart) -> Eviction {
 
 /// Returns the merge patch for a node, with preconditions if a version is given. `null` removes a key.
 pub(super) fn node(change: &NodeChange, version: Option<&ObjectVersion>) -> Value {
-    let NodeChange { name: _, labels, annotations, cordon, untaint: _, seen: _ } = change;
+    let NodeChange { name: _, labels, annotations, cordon, untaint: _, precondition: _ } = change;
     let mut metadata = json!({});
     for (key, entries) in [("labels", labels), ("annotations", annotations)] {
         if !entries.is_empty() {

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use farrier_core::plan::{
     COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, NodeChange, NodeCheck,
-    NodeSeen, ObjectVersion, PodRestart, ResourceChange,
+    NodePrecondition, ObjectVersion, PodRestart, ResourceChange,
 };
 use k8s_openapi::api::{
     batch::v1::{CronJob, Job},
@@ -161,7 +161,7 @@ impl KubeCluster {
 
     /// Writes a node with a merge patch. An apply would remove the fields that other parts of a plan wrote to the same node.
     async fn write_node(&self, change: &NodeChange) -> Result<(), ApiError> {
-        let NodeChange { name, labels, annotations, cordon: _, untaint, seen } = change;
+        let NodeChange { name, labels, annotations, cordon: _, untaint, precondition } = change;
         check_names([name])?;
         if let Some(key) = labels.keys().chain(annotations.keys()).find(|key| !key.starts_with(PREFIX)) {
             return Err(ApiError::Unwritable(format!("{key:?} does not start with {PREFIX}")));
@@ -179,7 +179,7 @@ impl KubeCluster {
             let patch = Patch::Merge(body);
             self.caller.call(permission, || nodes.patch(name, params, &patch)).await
         };
-        let node = match (untaint, seen) {
+        let node = match (untaint, precondition) {
             (Some(untaint), _) => {
                 // The store has no complete taints, and a merge patch replaces the whole list.
                 let current = self.caller.call(permission, || object.api.get(name)).await?;
@@ -190,9 +190,9 @@ impl KubeCluster {
                 write(body).await?
             }
             (None, None) => write(bodies::node(change, None)).await?,
-            (None, Some(seen)) => {
+            (None, Some(precondition)) => {
                 let body = |stored: &StoredObject| {
-                    check_node(stored, seen)?;
+                    check_node(stored, precondition)?;
                     Ok(bodies::node(change, Some(&stored.object.version)))
                 };
                 self.write_stored(&object, body, write).await?
@@ -378,9 +378,9 @@ fn check_state(stored: &StoredObject, seen: Option<&ObjectVersion>) -> Result<()
 }
 
 /// Checks that a node's upgrade and cordon are as the plan saw them.
-fn check_node(stored: &StoredObject, seen: &NodeSeen) -> Result<(), ApiError> {
+fn check_node(stored: &StoredObject, precondition: &NodePrecondition) -> Result<(), ApiError> {
     let ObjectFacts::Node(facts) = &stored.object.facts else { return Err(ApiError::Gone) };
-    if NodeSeen::of(facts) == *seen {
+    if NodePrecondition::of(facts) == *precondition {
         return Ok(());
     }
     Err(ApiError::Changed("another writer cordoned the node, or changed its upgrade".to_owned()))

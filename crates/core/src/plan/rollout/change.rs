@@ -2,8 +2,8 @@
 //!
 //! Where a change depends on the state that the plan saw, it names that state. An adapter either makes the change or
 //! reports a conflict because the object has changed; [`crate::plan`] then decides again. Changes of DaemonSets and
-//! resources are server-side applies with the field manager `farrier`: a field that farrier set before and that a
-//! change omits is given up.
+//! resources are server-side applies with the field manager `farrier`: if a
+//! change omits a field that farrier set before, farrier gives up the field.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -134,7 +134,7 @@ pub struct NodeChange {
     pub untaint: Option<Untaint>,
     /// State of the node that the plan saw. The change is refused if the state differs at the time of the write.
     #[serde(skip)]
-    pub seen: Option<NodeSeen>,
+    pub precondition: Option<NodePrecondition>,
 }
 
 /// Removal of a taint. The change is refused if another node has taken the name since the plan.
@@ -147,25 +147,25 @@ pub struct Untaint {
     pub created: Option<Timestamp>,
 }
 
-/// Facts that decide about a node's upgrade. Without this precondition, farrier could take a cordon that another actor
+/// Facts that decide about a node's upgrade. Without this precondition, farrier could mistake a cordon that another actor
 /// set in the meantime for its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NodeSeen {
+pub struct NodePrecondition {
     /// Value of the annotation `farrier.dev/upgrade`.
-    pub note: Option<String>,
+    pub upgrade_note: Option<String>,
     /// Whether the node was cordoned.
     pub unschedulable: bool,
     /// Whether an operator was upgrading the node.
-    pub operated: bool,
+    pub operator_upgrading: bool,
 }
 
-impl NodeSeen {
+impl NodePrecondition {
     /// Returns the current facts of a node.
     pub fn of(node: &NodeFacts) -> Self {
         Self {
-            note: node.annotations.get(UPGRADE).cloned(),
+            upgrade_note: node.annotations.get(UPGRADE).cloned(),
             unschedulable: node.unschedulable,
-            operated: operator_upgrade_in_progress(&node.labels).is_some(),
+            operator_upgrading: operator_upgrade_in_progress(&node.labels).is_some(),
         }
     }
 }
@@ -235,19 +235,19 @@ impl Change {
         }
     }
 
-    /// Whether the change sets an image that differs from the snapshot's. Records, restarts and labels do not. An image
-    /// that is restored counts, although it needs no proof.
-    pub fn sets_image(&self, seen: &ClusterSnapshot) -> bool {
-        let puts_back = match self {
+    /// Whether the change sets an image that differs from the snapshot's. Changes of records and
+    /// labels, and restarts, set no image. Restoring an image counts, although a restored image is not in `proof`.
+    pub fn sets_image(&self, snapshot: &ClusterSnapshot) -> bool {
+        let differs_from_snapshot = match self {
             Self::DaemonSet(change) => !change.image_changes().is_empty(),
             Self::Copy(DaemonSetCopy { namespace, name, manifest, .. }) => {
-                let mut found = seen.daemon_sets.iter();
+                let mut found = snapshot.daemon_sets.iter();
                 let found = found.find(|found| found.namespace == *namespace && found.name == *name);
                 found.is_some_and(|found| changes_image(manifest, found))
             }
             _ => false,
         };
-        puts_back || !self.proof().is_empty()
+        differs_from_snapshot || !self.proof().is_empty()
     }
 
     /// Returns the object's name for messages: `DaemonSet kube-system/driver`.

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{
-    Change, NodeChange, NodeFacts, NodeSeen, UPGRADE,
+    Change, NodeChange, NodeFacts, NodePrecondition, UPGRADE,
     labels::operator_upgrade_in_progress,
     rollout::{HANDED_OVER, short_hash},
 };
@@ -128,7 +128,7 @@ pub(super) fn mark(node: &NodeFacts, note: Option<&UpgradeNote>, cordon: Option<
         annotations: [(UPGRADE.to_owned(), text)].into(),
         cordon,
         untaint: None,
-        seen: Some(NodeSeen::of(node)),
+        precondition: Some(NodePrecondition::of(node)),
     })
 }
 
@@ -137,7 +137,7 @@ pub(super) fn hand_over(node: &NodeFacts, label: &str) -> Change {
     Change::Node(NodeChange {
         name: node.name.clone(),
         labels: [(label.to_owned(), Some(HANDED_OVER.to_owned()))].into(),
-        seen: Some(NodeSeen::of(node)),
+        precondition: Some(NodePrecondition::of(node)),
         ..NodeChange::default()
     })
 }

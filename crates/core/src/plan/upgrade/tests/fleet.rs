@@ -9,8 +9,9 @@ use serde_json::json;
 use crate::{
     image::{Drain, UpgradeSpec},
     plan::{
-        Change, DriverPod, JobKind, JobState, NodeChange, NodeFacts, NodeSeen, ObjectVersion, PlannedUpgrade,
-        PodFacts, UPGRADE, UPGRADE_STATE_LABELS, Upgrade, UpgradeNode, UpgradeNote, WorkloadFacts,
+        Change, DriverPod, JobKind, JobState, NodeChange, NodeFacts, NodePrecondition, ObjectVersion,
+        PlannedUpgrade, PodFacts, UPGRADE, UPGRADE_STATE_LABELS, Upgrade, UpgradeNode, UpgradeNote,
+        WorkloadFacts,
     },
 };
 
@@ -346,7 +347,7 @@ impl Fleet {
 
     fn mark(&mut self, change: &NodeChange) {
         let Some(node) = self.nodes.get_mut(&change.name) else { return };
-        if change.seen != Some(NodeSeen::of(&node.facts)) {
+        if change.precondition != Some(NodePrecondition::of(&node.facts)) {
             return;
         }
         for (changes, found) in
