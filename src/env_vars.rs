@@ -104,7 +104,7 @@ pub fn proxies() -> Proxy {
 
 /// Returns whether the user forces colors on (`$CLICOLOR_FORCE`) or off (`$NO_COLOR`, no-color.org). `None`
 /// leaves the choice to the terminal.
-pub fn colours() -> Option<bool> {
+pub fn forced_colors() -> Option<bool> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
     if set("NO_COLOR").is_some() {
         return Some(false);

@@ -234,9 +234,9 @@ fn start_logs(global: &Global) {
     let of_environment = tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).ok();
     let filter = of_environment.filter(|_| global.log_level.is_none()).unwrap_or_else(|| filter.into());
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output::LogWriter::stderr);
-    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    let colors = std::io::IsTerminal::is_terminal(&std::io::stderr());
     match global.log_format {
-        LogForm::Text => lines.with_ansi(colours).with_target(false).init(),
+        LogForm::Text => lines.with_ansi(colors).with_target(false).init(),
         LogForm::Json => lines.json().init(),
     }
 }

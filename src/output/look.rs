@@ -51,28 +51,28 @@ fn painted_words() -> [String; 5] {
 /// Returns the color and symbol of a state.
 fn state(word: &str) -> Option<(&'static str, &'static str)> {
     let found = STATES.iter().find(|(words, ..)| words.split('|').any(|known| known == word));
-    found.map(|(_, colour, symbol)| (*colour, *symbol))
+    found.map(|(_, color, symbol)| (*color, *symbol))
 }
 
 /// Width of tables. Without a width, rows have any length and digests are complete.
 static WIDTH: OnceLock<Option<u16>> = OnceLock::new();
-static COLOURS: OnceLock<bool> = OnceLock::new();
+static COLORS: OnceLock<bool> = OnceLock::new();
 static SYMBOLS: OnceLock<bool> = OnceLock::new();
 
 /// Sets the presentation from the command line, the environment and the terminal, once.
 pub fn set(global: &Global) {
     let is_terminal = io::stdout().is_terminal();
-    let colours = match global.color {
+    let colors = match global.color {
         ColorChoice::Always => true,
         ColorChoice::Never => false,
-        ColorChoice::Auto => env_vars::colours().unwrap_or(is_terminal),
+        ColorChoice::Auto => env_vars::forced_colors().unwrap_or(is_terminal),
     };
     let fits = is_terminal && global.output == OutputForm::Table;
     // A terminal with an unknown width reports 0.
     let columns = || tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col).filter(|columns| *columns > 0);
     // The values are set before anything is printed. A second call has no effect.
     let _ = (
-        COLOURS.set(colours),
+        COLORS.set(colors),
         SYMBOLS.set(is_terminal && env_vars::is_utf8()),
         WIDTH.set(fits.then(columns).flatten()),
     );
@@ -93,19 +93,19 @@ pub fn width() -> Option<u16> {
 
 /// Adds colors to the text of a result, if they are enabled.
 pub fn painted(text: String) -> String {
-    if COLOURS.get().copied().unwrap_or_default() { coloured(&text) } else { text }
+    if COLORS.get().copied().unwrap_or_default() { colored(&text) } else { text }
 }
 
 /// Adds colors without changing any letter.
-fn coloured(text: &str) -> String {
+fn colored(text: &str) -> String {
     painted_words().iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
         text.to_owned(),
         |text, pattern| {
             let paint = |found: &Captures<'_>| {
                 let symbols = STATES.map(|(.., symbol)| symbol).concat() + " ";
                 let word = found[2].trim_start_matches(|c| symbols.contains(c)).split('[').next();
-                let colour = word.and_then(state).map_or(DIM, |(colour, _)| colour);
-                format!("{}{colour}{}{RESET}{}", &found[1], &found[2], &found[3])
+                let color = word.and_then(state).map_or(DIM, |(color, _)| color);
+                format!("{}{color}{}{RESET}{}", &found[1], &found[2], &found[3])
             };
             pattern.replace_all(&text, paint).into_owned()
         },
@@ -128,18 +128,18 @@ load order: nvidia, nvidia_uvm
 ";
 
     #[test]
-    fn colours_change_no_letter() {
-        let coloured = coloured(REPORT);
-        let mut bare = coloured.clone();
+    fn colors_change_no_letter() {
+        let colored = colored(REPORT);
+        let mut bare = colored.clone();
         for code in [RED, YELLOW, GREEN, DIM, RESET] {
             bare = bare.replace(code, "");
         }
         assert_eq!(bare, REPORT);
-        assert!(coloured.starts_with("payload on 6.1.0-9-amd64 (amd64): \u{1b}[31mrefused\u{1b}[0m\n"));
-        assert!(coloured.contains("\nnvidia_uvm  \u{1b}[32mloads\u{1b}[0m"), "{coloured}");
-        assert!(coloured.contains("\u{1b}[31mrefused[symbol-version]\u{1b}[0m: disagrees"), "{coloured}");
-        assert!(coloured.contains("\u{1b}[33mwarning[signature]\u{1b}[0m, 2 modules"), "{coloured}");
-        assert!(coloured.contains("\u{1b}[2m"), "{coloured}");
+        assert!(colored.starts_with("payload on 6.1.0-9-amd64 (amd64): \u{1b}[31mrefused\u{1b}[0m\n"));
+        assert!(colored.contains("\nnvidia_uvm  \u{1b}[32mloads\u{1b}[0m"), "{colored}");
+        assert!(colored.contains("\u{1b}[31mrefused[symbol-version]\u{1b}[0m: disagrees"), "{colored}");
+        assert!(colored.contains("\u{1b}[33mwarning[signature]\u{1b}[0m, 2 modules"), "{colored}");
+        assert!(colored.contains("\u{1b}[2m"), "{colored}");
     }
 
     #[test]
@@ -148,9 +148,9 @@ load order: nvidia, nvidia_uvm
             "IMAGE   KERNEL  PHASE      CHECK\nfailed  6.1.0   published  loads\nmissing images: 2\n";
         let painted = "IMAGE   KERNEL  PHASE      CHECK\n\
                        failed  6.1.0   \u{1b}[32mpublished\u{1b}[0m  \u{1b}[32mloads\u{1b}[0m\nmissing images: 2\n";
-        assert_eq!(coloured(status), painted, "neither a name nor a sentence");
+        assert_eq!(colored(status), painted, "neither a name nor a sentence");
         let symbol = "IMAGE  PHASE\nmofed  ✓ published\n";
-        assert_eq!(coloured(symbol), "IMAGE  PHASE\nmofed  \u{1b}[32m✓ published\u{1b}[0m\n");
+        assert_eq!(colored(symbol), "IMAGE  PHASE\nmofed  \u{1b}[32m✓ published\u{1b}[0m\n");
     }
 
     #[test]

@@ -40,7 +40,7 @@ fn run_on_terminal(farrier: &Command, before: &str, words: &str) -> String {
 }
 
 #[test]
-fn tables_fit_and_words_have_colours() {
+fn tables_fit_and_words_have_colors() {
     let live = Live::new([node("n0", "6.1.0-901-amd64")], "image");
     let image = live.publish().remove("6.1.0-901-amd64").unwrap();
     let digits = image.split_once("sha256:").unwrap().1;

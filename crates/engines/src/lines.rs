@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_colours_even_when_cut_in_two() {
+    fn drops_colors_even_when_cut_in_two() {
         assert_eq!(lines(&[b"\x1b[0;9", b"1mred\x1b[0m\n", b"\x1b]0;title\x07x\n"]), ["red", "x"]);
     }
 

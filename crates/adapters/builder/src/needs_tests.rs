@@ -32,7 +32,7 @@ async fn publish_with_table(bench: &Bench, modules: &[&ModuleFile]) {
 }
 
 #[tokio::test]
-async fn licences_of_needed_modules_are_known_without_a_boot_check() {
+async fn licenses_of_needed_modules_are_known_without_a_boot_check() {
     let mut bench = Bench::new(&json!({"modules": [], "exposes": ["/usr/src/x"], "reuse": "never"}));
     bench.add("y", &json!({"modules": ["y"], "needs": ["x"]}));
     let closed = ModuleFile::named("closed").info("license", "NVIDIA").exports("closed_f", 1);

@@ -2,8 +2,8 @@
 //!
 //! Where a change depends on the state that the plan saw, it names that state. An adapter either makes the change or
 //! reports a conflict because the object has changed; [`crate::plan`] then decides again. Changes of DaemonSets and
-//! resources are server-side applies with the field manager `farrier`: if a
-//! change omits a field that farrier set before, farrier gives up the field.
+//! resources are server-side applies with the field manager `farrier`: if a change
+//! omits a field that farrier set before, farrier gives up the field.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -235,8 +235,8 @@ impl Change {
         }
     }
 
-    /// Whether the change sets an image that differs from the snapshot's. Changes of records and
-    /// labels, and restarts, set no image. Restoring an image counts, although a restored image is not in `proof`.
+    /// Whether the change sets an image that differs from the snapshot's. Changes of records and labels, and
+    /// restarts, set no image. Restoring an image counts, although a restored image is not in `proof`.
     pub fn sets_image(&self, snapshot: &ClusterSnapshot) -> bool {
         let differs_from_snapshot = match self {
             Self::DaemonSet(change) => !change.image_changes().is_empty(),
