@@ -21,8 +21,8 @@ pub struct RetryArgs {
     pub plan: PlanArgs,
 }
 
-/// Forgets failures in this machine's cache. The farrier that uses this cache builds again in its next
-/// reconcile. Transient failures are retried without this command.
+/// Removes the records of failed builds from this machine's cache, so that the controller that uses this cache builds again in
+/// its next reconcile. farrier retries transient failures without this command.
 pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError> {
     let RetryArgs { image, kernel, plan } = args;
     let (image, release): (ImageName, KernelRelease) =

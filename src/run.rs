@@ -39,8 +39,8 @@ pub struct RunArgs {
 
 /// Reconciles once, or runs the loop until a signal arrives.
 pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
-    let PlanArgs { registry, cluster: place, engine } = &args.plan;
-    let ClusterArg { cluster, write_namespaces } = place;
+    let PlanArgs { registry, cluster: cluster_arg, engine } = &args.plan;
+    let ClusterArg { cluster, write_namespaces } = cluster_arg;
     if kube_options(cluster).is_some() && write_namespaces.is_none() {
         return Err(CliError::usage(
             "--write-namespaces is missing: list the namespaces in which farrier may write DaemonSets and evict pods, such as \
@@ -52,7 +52,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit> {
     let mut parts = session.publisher(registry, engine.engine)?;
     parts.limits = session::limits(&args.limits, engine.engine, &parts.definitions.site.builds);
     let scope = SnapshotScope::of(&parts.definitions);
-    let connection = session.connect(cluster, place.writable(), scope).await?;
+    let connection = session.connect(cluster, cluster_arg.writable(), scope).await?;
     let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
         return plan::show(session, &parts, cluster.as_ref()).await;

@@ -60,7 +60,7 @@ impl FileLog {
         (state.diagnoser.diagnosis().cloned(), state.diagnoser.tail().map(str::to_owned).collect())
     }
 
-    /// Returns advice about the failure, if the log gives reason to any.
+    /// Returns a hint about the failure, if the log contains a known error.
     pub fn hint(&self) -> Option<Hint> {
         self.state.lock().diagnoser.hint().cloned()
     }

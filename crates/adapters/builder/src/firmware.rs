@@ -1,4 +1,4 @@
-//! Lists the firmware files of an image, so that the check can name those that its modules lack.
+//! Lists the firmware files of an image, so that the check can report firmware that the image's modules need but the image lacks.
 
 use std::path::PathBuf;
 

@@ -143,8 +143,8 @@ impl LogReader {
         Ok(Self(log))
     }
 
-    /// Whether a build writes the log.
-    pub fn is_written(&self) -> io::Result<bool> {
+    /// Whether a build is still writing the log.
+    pub fn is_being_written(&self) -> io::Result<bool> {
         let is_written = matches!(self.0.try_lock_shared(), Err(TryLockError::WouldBlock));
         if !is_written {
             self.0.unlock()?;
@@ -156,7 +156,7 @@ impl LogReader {
     /// lock.
     pub fn more(&mut self) -> io::Result<(Vec<u8>, bool)> {
         // Test the lock before reading: if no writer holds the lock, the following read returns the rest of the log.
-        let is_written = self.is_written()?;
+        let is_written = self.is_being_written()?;
         let mut text = Vec::new();
         self.0.read_to_end(&mut text)?;
         Ok((text, is_written))

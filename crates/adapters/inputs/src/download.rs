@@ -16,8 +16,8 @@ use url::Url;
 
 use super::{FetchError, Fetcher, Result, checksum::Checksum, files};
 
-/// Maximum size of a download in bytes. The largest driver source has a tenth of it.
-pub(super) const MOST: u64 = 8 << 30;
+/// Maximum size of a download in bytes, ten times the size of the largest driver source.
+pub(super) const MAX_DOWNLOAD_SIZE: u64 = 8 << 30;
 /// Kind of the cache entries that hold downloads.
 pub(super) const DOWNLOADS: &str = "downloads";
 
@@ -47,7 +47,9 @@ async fn fetch(
     checksum: &Checksum,
 ) -> Result<PathBuf> {
     let make = |dir: PathBuf| async move {
-        any_of(&fetcher.net, what, places, Some(checksum), MOST, &dir.join(name)).await.map(drop)
+        download_from_any(&fetcher.net, what, places, Some(checksum), MAX_DOWNLOAD_SIZE, &dir.join(name))
+            .await
+            .map(drop)
     };
     let place = fetcher.cache.get_or_make(DOWNLOADS, checksum.hex(), make).await?;
     // The same content from another address may be stored under another name.
@@ -69,8 +71,8 @@ pub(super) fn plain_name(url: &Url) -> String {
     if name.trim_matches('.').is_empty() { "download".to_owned() } else { name }
 }
 
-/// Downloads a file from the first working place and returns its checksum.
-pub(super) async fn any_of(
+/// Downloads a file from the first of these addresses that works, and returns its checksum.
+pub(super) async fn download_from_any(
     net: &Net,
     what: &str,
     places: &[Url],
@@ -83,7 +85,7 @@ pub(super) async fn any_of(
         outcome = transfer(net, what, place, wanted, most, path.to_owned()).await;
         match &outcome {
             Ok(_) => break,
-            // An error of this machine, not of the place.
+            // A local I/O error would recur with every mirror, except for a file that exceeds its size limit.
             Err(FetchError::Io(error)) if error.kind() != io::ErrorKind::FileTooLarge => break,
             Err(error) if places.last() != Some(place) => {
                 tracing::warn!(mirror = %place, error = %error_chain(error), "mirror failed, trying the next source");
@@ -188,7 +190,7 @@ mod tests {
         });
         let (directory, url) = (tempfile::tempdir().unwrap(), url.parse().unwrap());
         let to = directory.path().join("x");
-        let error = transfer(&Net::default(), "x", &url, None, MOST, to).await.unwrap_err();
+        let error = transfer(&Net::default(), "x", &url, None, MAX_DOWNLOAD_SIZE, to).await.unwrap_err();
         assert!(error.is_transient(), "{error:?}");
         let said = error_chain(&error);
         assert!(said.ends_with("fewer than 262144 bytes moved in 60 seconds"), "{said}");

@@ -10,11 +10,11 @@ use std::str::FromStr;
 pub struct Instance(Option<String>);
 
 /// Longest name: with the longest mark as prefix, a label's name must not exceed 63 characters.
-const MOST: usize = 32;
+const MAX_LENGTH: usize = 32;
 
 /// Error for a text that is not a valid instance name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no name: 1 to {MOST} of a-z, 0-9 and '-', with a letter or digit at both ends")]
+#[error("{0:?} is no name: 1 to {MAX_LENGTH} of a-z, 0-9 and '-', with a letter or digit at both ends")]
 pub struct InstanceError(String);
 
 impl FromStr for Instance {
@@ -22,7 +22,7 @@ impl FromStr for Instance {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let fits = (1..=MOST).contains(&text.len()) && text.chars().all(plain);
+        let fits = (1..=MAX_LENGTH).contains(&text.len()) && text.chars().all(plain);
         if !fits || text.starts_with('-') || text.ends_with('-') {
             return Err(InstanceError(text.chars().take(80).collect()));
         }
@@ -62,10 +62,10 @@ mod tests {
 
     #[test]
     fn a_name_fits_into_a_label_and_a_lease() {
-        for wrong in ["", "-a", "a-", "A", "a.b", "a/b", "\u{1b}", &"a".repeat(MOST + 1)] {
+        for wrong in ["", "-a", "a-", "A", "a.b", "a/b", "\u{1b}", &"a".repeat(MAX_LENGTH + 1)] {
             wrong.parse::<Instance>().unwrap_err();
         }
-        let longest: Instance = "a".repeat(MOST).parse().unwrap();
+        let longest: Instance = "a".repeat(MAX_LENGTH).parse().unwrap();
         for mark in [super::super::READY_FOR, super::super::NO_DRIVER_FOR] {
             let label = longest.mark(mark);
             assert!(label.trim_start_matches("farrier.dev/").len() <= 63, "{label}");

@@ -44,8 +44,8 @@ pub fn bundle(
 }
 
 /// Whether a listed referrer may be a bundle, with a statement of this predicate type if one is given. The library that `cosign`
-/// uses (go-containerregistry) may list a bundle as an empty artifact. It looks at the type of the configuration if it maintains
-/// the list itself.
+/// uses (go-containerregistry) may list a bundle as an empty artifact: for a registry without the referrers API, the library
+/// maintains the list itself and records the configuration's media type as the artifact type.
 pub fn may_be_bundle(listed: &Descriptor, predicate_type: Option<&str>) -> bool {
     let is_other = |said: &String| predicate_type.is_some_and(|wanted| wanted != said);
     matches!(listed.artifact_type.as_deref(), None | Some(SIGSTORE_BUNDLE | media_type::OCI_EMPTY))
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn which_referrers_are_read() {
+    fn only_referrers_that_may_be_bundles_are_read() {
         let listed = |kind: Option<&str>, predicate: Option<&str>| Descriptor {
             artifact_type: kind.map(str::to_owned),
             annotations: predicate
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_bundle() {
+    fn other_content_is_rejected() {
         let with = |from: &str, to: &str| {
             let text = String::from_utf8(COSIGN_3_BUNDLE.to_vec()).unwrap();
             assert!(text.contains(from));

@@ -73,7 +73,7 @@ impl Excerpts {
             Phase::Published => None,
             phase => self.of(&path, phase == Phase::Building).ok(),
         };
-        let is_written = || LogReader::open(&path, 0).and_then(|log| log.is_written()).unwrap_or(true);
+        let is_written = || LogReader::open(&path, 0).and_then(|log| log.is_being_written()).unwrap_or(true);
         let is_of_previous_attempt = entry.row.phase == Phase::Building && !is_written();
         Some(Log { path, excerpt, is_of_previous_attempt })
     }

@@ -7,7 +7,7 @@ use farrier_yaml::{Node, Value};
 use serde::Serialize;
 
 /// Maximum number of fields that [`leaves`] returns.
-const MOST: usize = 200;
+const MAX_FIELDS: usize = 200;
 /// Maximum length of a field's name, in characters.
 const NAME: usize = 120;
 
@@ -66,7 +66,7 @@ pub fn leaves(node: &Node) -> BTreeSet<String> {
 }
 
 fn collect(node: &Node, path: String, leaves: &mut BTreeSet<String>) {
-    if leaves.len() >= MOST {
+    if leaves.len() >= MAX_FIELDS {
         return;
     }
     match node.value() {

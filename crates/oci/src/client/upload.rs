@@ -5,8 +5,8 @@
 //! (distribution-spec 1.1, "Pushing a blob in chunks").
 //!
 //! docker-registry 2.8 signs the number of acknowledged bytes into the session's address. It rejects the session after a partial
-//! request (`upload resumed at wrong offset` in its log), and resumes only after whole chunks. Requests are whole behind a proxy
-//! that buffers them, or if no part of a request arrived.
+//! request (`upload resumed at wrong offset` in its log), so an upload to it resumes only if each request arrived completely or not
+//! at all. This is the case behind a proxy that buffers requests.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ const MIN_RESUMED: u64 = 4 << 20;
 /// Progress in bytes after which attempts are counted anew. A large blob can be uploaded even if the connection breaks every
 /// 20 MB, but not if the connection always breaks at once.
 const PROGRESS_RESET: u64 = 1 << 20;
-/// How often one attempt requests the progress. At the first request, the registry may still be writing received bytes.
+/// Maximum number of progress requests in one attempt. At the first request, the registry may still be writing received bytes.
 const PROGRESS_REQUESTS: usize = 2;
 /// Chunk size after a connection broke.
 const CHUNK: u64 = 16 << 20;
@@ -185,7 +185,7 @@ impl Session<'_> {
         for _ in 0..PROGRESS_REQUESTS {
             let Some(url) = state.url.clone() else { return Ok(false) };
             let Some((url, received)) = self.progress(url).await? else { return Ok(false) };
-            // After no progress or an invalid count, a new session is at least as good.
+            // Without progress, or with an invalid count, resuming has no advantage over a new session.
             if !(1..=state.size).contains(&received) {
                 return Ok(false);
             }

@@ -1,4 +1,4 @@
-//! Signs with the site's own key what other trusted keys signed, so that those keys can be replaced.
+//! Adds signatures by the site's own key to artifacts that other trusted keys signed, so that the other keys can be replaced.
 
 use std::collections::BTreeSet;
 
@@ -38,8 +38,8 @@ pub struct RotatedArtifact {
     pub outcome: Rotated,
 }
 
-/// Signs every tagged image and stored input that `accepted` keys signed, with the documents that they signed. Asks no other
-/// registry than the published images'. `further` are names of images without a definition.
+/// Signs every tagged image and stored input that `accepted` keys signed, and the documents that these keys signed. Contacts only
+/// the registry of the published images. `further` are names of images without a definition.
 pub async fn rotate(
     parts: &Parts,
     accepted: &RequiredSigners,
@@ -64,7 +64,7 @@ pub async fn rotate(
     Ok(artifacts)
 }
 
-/// Manifests under tags, the images of indexes among them, and the outputs of images.
+/// Returns the digests of all tagged manifests, of the images in tagged indexes, and of the outputs of these images.
 async fn tagged(parts: &Parts, repository: &Repository) -> Result<BTreeSet<Digest>> {
     let mut found = BTreeSet::new();
     for tag in parts.registry.tags(repository).await? {

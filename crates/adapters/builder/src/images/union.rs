@@ -57,7 +57,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
 }
 
-/// Documents of a union image. The members' documents have the details.
+/// Creates the documents of a union image. They only list the members; the members' own documents have the details.
 fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
     let members = union.members.iter().map(|member| Material {
         version: Some(member.kernel.to_string()),
@@ -72,7 +72,7 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents> {
             target: None,
             architecture: union.architecture,
             input_hash: union.input_hash,
-            // The members' bills have their terms.
+            // The bills of materials of the members contain the members' terms.
             terms: Terms::default(),
         },
         farrier: super::FARRIER.to_owned(),

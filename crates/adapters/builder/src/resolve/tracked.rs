@@ -18,7 +18,7 @@ use oci::error_chain;
 use crate::parts::Parts;
 
 /// Returns the newest kernels of the tracked suites and repositories, for platforms whose nodes need images. An unreadable suite
-/// or repository announces no kernels this time, so that it does not hold up running kernels.
+/// or repository announces no kernels this time, so that the images for running kernels are still built.
 pub async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<TrackedKernel> {
     let mut found = BTreeSet::new();
     if parts.definitions.families.iter().all(|family| family.spec.track.is_none()) {

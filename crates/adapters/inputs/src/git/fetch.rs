@@ -156,7 +156,7 @@ async fn exceed_limit(directory: &Path) -> FetchError {
 }
 
 async fn measure(directory: &Path) -> io::Result<Infallible> {
-    let (mut limit, mut seen) = (DiskLimit::for_download(directory, None, download::MOST)?, 0);
+    let (mut limit, mut seen) = (DiskLimit::for_download(directory, None, download::MAX_DOWNLOAD_SIZE)?, 0);
     loop {
         tokio::time::sleep(MEASURE_INTERVAL).await;
         let size = size_of(directory);

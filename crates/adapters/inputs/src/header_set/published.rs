@@ -26,7 +26,7 @@ use crate::{
     FetchError, Fetcher, Lookup, Result, TREE,
     checksum::Checksum,
     digest,
-    download::{DOWNLOADS, MOST, any_of, fetch_from, parse, plain_name},
+    download::{DOWNLOADS, MAX_DOWNLOAD_SIZE, download_from_any, fetch_from, parse, plain_name},
     files::{copy_file, copy_tree, listing, make_directory, name_of, names_in, read_start},
     kernel_packages::Found,
     rpm::keys::Keys,
@@ -186,7 +186,7 @@ async fn prove(
         let found = Checksum::in_list(&String::from_utf8_lossy(&list), &plain_name(url));
         return Ok(found.ok_or_else(|| format!("checksum of {} in {beside}", plain_name(url))));
     };
-    let Some(checksum) = download(fetcher, places, MOST, &file).await? else {
+    let Some(checksum) = download(fetcher, places, MAX_DOWNLOAD_SIZE, &file).await? else {
         return Ok(Err(format!("file {url}")));
     };
     keys.verify_file(&scratch, &file, &proof, url.as_str()).await?;
@@ -197,7 +197,7 @@ async fn prove(
 
 /// Downloads a file from one of these addresses; returns `None` if it does not exist.
 async fn download(fetcher: &Fetcher, places: &[Url], most: u64, to: &Path) -> Result<Option<Checksum>> {
-    match any_of(&fetcher.net, WHAT, places, None, most, to).await {
+    match download_from_any(&fetcher.net, WHAT, places, None, most, to).await {
         Err(FetchError::Status(_, 404 | 410)) => Ok(None),
         outcome => outcome.map(Some),
     }

@@ -33,7 +33,7 @@ use super::{
     apt::Packages,
     checksum::Checksum,
     digest,
-    download::{any_of, fetch_from, transfer},
+    download::{download_from_any, fetch_from, transfer},
     error::MetadataError,
 };
 
@@ -45,7 +45,7 @@ const KIND: &str = "rpm";
 pub const LACKING: &str = "add the distribution's keys, name mirrors of its repositories in site.yaml \
     (`mirrors`), or add the repository that has it to the family";
 /// Maximum size of `repomd.xml`, a signature or a list of mirrors, in bytes.
-const MOST_INDEX: u64 = 4 << 20;
+const MAX_INDEX_SIZE: u64 = 4 << 20;
 
 /// Repositories with packages of certain names, for one version and architecture of a distribution.
 #[derive(Clone, Debug)]
@@ -263,7 +263,7 @@ impl Repositories {
     async fn mirrors(&self, lists: &[Url]) -> Result<Vec<Url>> {
         let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
         let file = scratch.path().join("mirrors");
-        any_of(net, "the list of mirrors", lists, None, MOST_INDEX, &file).await?;
+        download_from_any(net, "the list of mirrors", lists, None, MAX_INDEX_SIZE, &file).await?;
         let found = metadata::mirrors(&fs::read(&file)?).map_err(|source| {
             let first = lists.first().map(Url::to_string);
             FetchError::Metadata(first.unwrap_or_default(), source)
@@ -301,14 +301,14 @@ impl Repositories {
         let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
         let (index, url) = (scratch.path().join("repomd.xml"), below(place, "repodata/repomd.xml")?);
         let what = format!("the metadata of {place}");
-        let revision = match transfer(net, &what, &url, None, MOST_INDEX, index.clone()).await {
+        let revision = match transfer(net, &what, &url, None, MAX_INDEX_SIZE, index.clone()).await {
             Err(FetchError::Status(_, 404 | 410)) => return Ok(None),
             got => got?,
         };
         if self.signed.metadata() {
             let (signature, url) =
                 (scratch.path().join("repomd.xml.asc"), below(place, "repodata/repomd.xml.asc")?);
-            let got = transfer(net, &what, &url, None, MOST_INDEX, signature.clone()).await;
+            let got = transfer(net, &what, &url, None, MAX_INDEX_SIZE, signature.clone()).await;
             got.map_err(|error| match error {
                 FetchError::Status(url, 404 | 410) => FetchError::unusable(
                     format!("verify {what}: there is no signature {url}"),
