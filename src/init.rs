@@ -31,7 +31,7 @@ use super::{
 
 /// Maximum number of files in a source tree that are inspected to find out how it is built, and their maximum
 /// depth.
-const MOST_FILES: usize = 20_000;
+const MAX_FILES: usize = 20_000;
 const DEPTH: usize = 5;
 
 /// Command line with which `farrier init` asks no question.
@@ -334,7 +334,7 @@ fn schemas() -> Result<BTreeMap<String, String>, CliError> {
 
 /// Returns the template that fits a source tree and the directory of its build file, if both can be found.
 fn how_built(top: &Path) -> Option<(&'static str, String)> {
-    let files = WalkDir::new(top).max_depth(DEPTH).sort_by_file_name().into_iter().take(MOST_FILES);
+    let files = WalkDir::new(top).max_depth(DEPTH).sort_by_file_name().into_iter().take(MAX_FILES);
     let files: Vec<PathBuf> = files.flatten().map(DirEntry::into_path).collect();
     let find = |template: &'static str, names: [&str; 2], word: &str| {
         let is_one = |path: &&PathBuf| {

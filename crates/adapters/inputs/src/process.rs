@@ -33,7 +33,7 @@ pub struct Output {
 }
 
 /// Maximum size of a program's output that is kept, in bytes.
-const MOST_OUTPUT: u64 = 256 << 20;
+const MAX_OUTPUT_SIZE: u64 = 256 << 20;
 
 /// Creates a command with a fixed search path and locale, and an empty standard input.
 pub fn command(program: &'static str) -> Command {
@@ -126,7 +126,7 @@ pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Resul
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe {
         // A program that writes more gets SIGPIPE.
-        pipe.take(MOST_OUTPUT).read_to_end(&mut bytes).await?;
+        pipe.take(MAX_OUTPUT_SIZE).read_to_end(&mut bytes).await?;
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -15,7 +15,7 @@ use super::{Result, Sources, files, unpack};
 /// Kind of the cache's records of archives' suspects.
 pub(super) const RECORDS: &str = "source-suspects";
 /// Maximum number of files that a warning names.
-const MOST_NAMED: usize = 20;
+const MAX_NAMED: usize = 20;
 
 impl Sources<'_> {
     /// Returns a warning about credentials in a local directory or file. Archives are not opened.
@@ -65,8 +65,8 @@ fn warning(spec: &SourceSpec, suspects: &[String], advice: &str) -> Option<Strin
     if suspects.is_empty() {
         return None;
     }
-    let named = suspects.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
-    let more = match suspects.len().saturating_sub(MOST_NAMED) {
+    let named = suspects.iter().take(MAX_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = match suspects.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };

@@ -12,7 +12,7 @@ use super::{ParseError, text_schema};
 pub struct Period(Duration);
 
 /// Ten years, so that clock arithmetic with a period cannot overflow.
-const LONGEST: Duration = Duration::from_hours(10 * 366 * 24);
+const MAX_PERIOD: Duration = Duration::from_hours(10 * 366 * 24);
 
 impl Period {
     /// Returns the period as a [`Duration`].
@@ -46,7 +46,7 @@ impl Period {
             };
             total = total.checked_add(Duration::from_secs(u64::from(number) * unit))?;
         }
-        (!text.is_empty() && total <= LONGEST).then_some(Self(total))
+        (!text.is_empty() && total <= MAX_PERIOD).then_some(Self(total))
     }
 }
 

@@ -8,7 +8,7 @@ pub(super) const BLANKS: [char; 5] = ['\t', '\u{b}', '\u{c}', '\r', ' '];
 /// Maximum nesting depth of `${x:-${y:-...}}`.
 const DEPTH: usize = 64;
 /// Size limit of an expanded text. Linux limits arguments and variables to 128 KiB.
-pub(super) const LONGEST: usize = 1 << 20;
+pub(super) const MAX_EXPANDED_SIZE: usize = 1 << 20;
 
 /// Reason why a text cannot be split into words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ impl<'a> Reading<'a> {
                     text.push(c);
                 }
             }
-            if text.len() > LONGEST {
+            if text.len() > MAX_EXPANDED_SIZE {
                 return mistake("expanded text exceeds 1 MiB");
             }
         }
@@ -215,7 +215,7 @@ impl<'a> Reading<'a> {
                     }
                 }
             }
-            if text.len() > LONGEST {
+            if text.len() > MAX_EXPANDED_SIZE {
                 return mistake("expanded text exceeds 1 MiB");
             }
         }
@@ -446,7 +446,7 @@ mod tests {
     #[test]
     fn nesting_and_length_have_a_bound() {
         assert!(expand(&"${y:-".repeat(100_000)).unwrap_err().contains("too deep"));
-        let long = "z".repeat(LONGEST / 2);
+        let long = "z".repeat(MAX_EXPANDED_SIZE / 2);
         let long = |_: &str| Some(long.clone());
         for text in ["$x$x$x", "\"$x$x$x\""] {
             assert!(Lexer::expanding('\\', &long).text(text).is_err());

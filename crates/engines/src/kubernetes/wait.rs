@@ -21,10 +21,10 @@ use super::{
 use crate::{EngineError, Result};
 
 /// Interval of the checks whether the Job still exists and, if it has no pod, why.
-const LOOKS: Duration = Duration::from_secs(3);
+const JOB_CHECK_INTERVAL: Duration = Duration::from_secs(3);
 
 /// How long a node may retry to pull the image, because the registry or the network may be down.
-const PULLS: Duration = Duration::from_mins(5);
+const PULL_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Waits for one Job's pod.
 pub(super) struct Wait<'a> {
@@ -64,7 +64,7 @@ impl<'a> Wait<'a> {
         let mut has_pod = false;
         let mut without_image: Option<(String, Instant)> = None;
         loop {
-            let look = tokio::time::sleep(LOOKS);
+            let look = tokio::time::sleep(JOB_CHECK_INTERVAL);
             let (name, pod_state) = tokio::select! {
                 pod = pods.next() => match pod {
                     Some(Ok(pod)) => {
@@ -84,7 +84,7 @@ impl<'a> Wait<'a> {
                 () = look => match self.look(has_pod).await {
                     Some(pod_state) => (String::new(), pod_state),
                     None => match &without_image {
-                        Some((why, since)) if since.elapsed() > PULLS => {
+                        Some((why, since)) if since.elapsed() > PULL_TIMEOUT => {
                             (String::new(), PodState::Ended(unpulled(&self.job.name, why)))
                         }
                         _ => continue,

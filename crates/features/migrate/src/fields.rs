@@ -9,7 +9,7 @@ use serde::Serialize;
 /// Maximum number of fields that [`leaves`] returns.
 const MAX_FIELDS: usize = 200;
 /// Maximum length of a field's name, in characters.
-const NAME: usize = 120;
+const MAX_NAME_LENGTH: usize = 120;
 
 /// The counterpart of a field, with a remark for the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -73,7 +73,7 @@ fn collect(node: &Node, path: String, leaves: &mut BTreeSet<String>) {
         Value::Map(entries) => {
             for (key, value) in entries {
                 let key = key.scalar().map_or("?", |key| key.text.as_str());
-                let key: String = key.chars().filter(|c| !is_deceptive(*c)).take(NAME).collect();
+                let key: String = key.chars().filter(|c| !is_deceptive(*c)).take(MAX_NAME_LENGTH).collect();
                 let dot = if path.is_empty() { "" } else { "." };
                 collect(value, format!("{path}{dot}{key}"), leaves);
             }

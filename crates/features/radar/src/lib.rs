@@ -18,7 +18,7 @@ pub use declaration::declaration;
 pub use draft::{PatchDraft, draft};
 
 /// Maximum number of names of an error that are looked up.
-const MOST_NAMES: usize = 8;
+const MAX_NAMES: usize = 8;
 
 /// A declaration that differs between two header sets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,7 +43,7 @@ pub fn names_in(message: &str) -> Vec<String> {
             word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
                 && word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
         };
-        if is_name(word) && !names.iter().any(|known| known == word) && names.len() < MOST_NAMES {
+        if is_name(word) && !names.iter().any(|known| known == word) && names.len() < MAX_NAMES {
             names.push(word.to_owned());
         }
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 pub const DRIVER_POD: &str = "FARRIER_DRIVER_POD";
 
 /// Bytes of a termination message that a kubelet keeps (`terminationMessagePath`).
-const LONGEST: usize = 4096;
+const MAX_MESSAGE_SIZE: usize = 4096;
 
 /// A user of a module that prevents its unload.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub fn to_text(holders: &[Holder]) -> String {
             continue;
         }
         let line = format!("{} {}\n", pod.as_deref().unwrap_or("-"), what.replace('\n', " "));
-        if text.len() + line.len() <= LONGEST {
+        if text.len() + line.len() <= MAX_MESSAGE_SIZE {
             text.push_str(&line);
         }
     }
@@ -57,6 +57,6 @@ mod tests {
         assert_eq!(text, "u a b\n- c\n- e\n");
         assert_eq!(parse(&text), [holder(Some("u"), "a b"), holder(None, "c"), holder(None, "e")]);
         assert_eq!(parse("nonsense\n\n"), []);
-        assert!(to_text(&vec![holder(None, &"x".repeat(1000)); 9]).len() <= LONGEST);
+        assert!(to_text(&vec![holder(None, &"x".repeat(1000)); 9]).len() <= MAX_MESSAGE_SIZE);
     }
 }

@@ -13,7 +13,7 @@ pub struct Plan {
 
 /// Bytes that must stay free on the disk, because other programs write to it too. A build is stopped if fewer bytes are free,
 /// whatever its limits.
-pub const LEAST_FREE: u64 = 512 << 20;
+pub const MIN_FREE: u64 = 512 << 20;
 
 /// Resource limits of a build. `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use runner::plan::{LEAST_FREE, Limits};
+use runner::plan::{Limits, MIN_FREE};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::usage::{DiskUsage, FreeSpace, disk_usage, memory};
@@ -69,7 +69,7 @@ fn monitor(limits: Limits, mut disk: Option<DiskMeter>, shared: &Mutex<Option<St
 
 /// Returns the free bytes on the build's file system.
 fn free_bytes() -> u64 {
-    FreeSpace::at(Path::new("/")).map_or(LEAST_FREE, |free| free.bytes)
+    FreeSpace::at(Path::new("/")).map_or(MIN_FREE, |free| free.bytes)
 }
 
 /// Measures the directory that receives everything that a build writes.
@@ -134,11 +134,11 @@ fn stop_reason(limits: Limits, memory: u64, disk_usage: DiskUsage, free: u64) ->
     if let Some(why) = exceeded(limits, disk_usage) {
         return Some(StopReason::Limit(why));
     }
-    (free < LEAST_FREE).then(|| {
+    (free < MIN_FREE).then(|| {
         StopReason::DiskFull(format!(
             "the disk has {} MiB left, less than the reserve of {} MiB; the build wrote {} MiB",
             mib(free),
-            mib(LEAST_FREE),
+            mib(MIN_FREE),
             mib(disk_usage.bytes)
         ))
     })

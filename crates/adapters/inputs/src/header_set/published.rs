@@ -36,7 +36,7 @@ use crate::{
 /// Kind of the records of files' checksums.
 const RECORDS: &str = "published-headers";
 /// Maximum size of a checksum list or a signature, in bytes.
-const MOST_BESIDE: u64 = 1 << 20;
+const MAX_BESIDE_SIZE: u64 = 1 << 20;
 /// Name of the download in messages.
 const WHAT: &str = "kernel headers";
 /// Path that selects the kernel directories of an image instead of one path in it.
@@ -178,11 +178,11 @@ async fn prove(
     let scratch = fetcher.scratch()?;
     let (proof, file) = (scratch.path().join("proof"), scratch.path().join("file"));
     let beside_places = fetcher.net.url_candidates(&parse(beside)?);
-    if download(fetcher, &beside_places, MOST_BESIDE, &proof).await?.is_none() {
+    if download(fetcher, &beside_places, MAX_BESIDE_SIZE, &proof).await?.is_none() {
         return Ok(Err(format!("file {beside}")));
     }
     let Some(keys) = keys else {
-        let list = read_start(&proof, MOST_BESIDE)?.unwrap_or_default();
+        let list = read_start(&proof, MAX_BESIDE_SIZE)?.unwrap_or_default();
         let found = Checksum::in_list(&String::from_utf8_lossy(&list), &plain_name(url));
         return Ok(found.ok_or_else(|| format!("checksum of {} in {beside}", plain_name(url))));
     };

@@ -20,16 +20,16 @@ use super::package::{RpmPackage, release_in};
 use crate::{checksum::Checksum, error::MetadataError};
 
 /// Maximum size of a tag or a text, in bytes.
-const LONGEST: usize = 1 << 20;
+const MAX_TAG_SIZE: usize = 1 << 20;
 /// Maximum nesting of elements; the metadata has five levels.
 const DEEPEST: usize = 32;
 /// Maximum number of kernel packages kept per repository, and of releases per package. RHEL has some hundreds of packages.
-const MOST_PACKAGES: usize = 20_000;
-const MOST_RELEASES: usize = 64;
+const MAX_PACKAGES: usize = 20_000;
+const MAX_RELEASES: usize = 64;
 /// Maximum length of a name, version or address.
-const LONGEST_TEXT: usize = 1024;
+const MAX_TEXT_SIZE: usize = 1024;
 /// Maximum number of mirrors.
-const MOST_MIRRORS: usize = 50;
+const MAX_MIRRORS: usize = 50;
 
 impl From<quick_xml::Error> for MetadataError {
     fn from(error: quick_xml::Error) -> Self {
@@ -106,8 +106,8 @@ pub fn primary(
 ) -> Result<Vec<RpmPackage>, MetadataError> {
     let mut packages = Vec::new();
     each_package(from, arch, wanted, |package| {
-        if packages.len() == MOST_PACKAGES {
-            return Err(form(format!("it has more than {MOST_PACKAGES} packages of these names")));
+        if packages.len() == MAX_PACKAGES {
+            return Err(form(format!("it has more than {MAX_PACKAGES} packages of these names")));
         }
         packages.push(package);
         Ok(())
@@ -209,7 +209,7 @@ fn version(tag: &BytesStart<'_>) -> Result<String, MetadataError> {
 }
 
 fn add(releases: &mut BTreeSet<String>, release: String) {
-    if releases.len() < MOST_RELEASES {
+    if releases.len() < MAX_RELEASES {
         releases.insert(release);
     }
 }
@@ -228,7 +228,7 @@ pub fn filelists(
             }
             Step::End("file", text) => {
                 if let (Some(id), Some(release)) = (&current, current.as_ref().and_then(|_| release_in(text)))
-                    && release.len() <= LONGEST_TEXT
+                    && release.len() <= MAX_TEXT_SIZE
                 {
                     add(found.entry(id.clone()).or_default(), release);
                 }
@@ -249,7 +249,7 @@ pub fn mirrors(list: &[u8]) -> Result<Vec<String>, MetadataError> {
         let text = text.trim();
         let text = text.strip_suffix("repodata/repomd.xml").unwrap_or(text);
         let is_address = ["https://", "http://"].iter().any(|scheme| text.starts_with(scheme));
-        if is_address && text.len() <= LONGEST_TEXT && found.len() < MOST_MIRRORS {
+        if is_address && text.len() <= MAX_TEXT_SIZE && found.len() < MAX_MIRRORS {
             found.push(text.to_owned());
         }
     };
@@ -281,7 +281,7 @@ fn walk(
     let (mut buffer, mut text, mut depth) = (Vec::new(), String::new(), 0_usize);
     loop {
         buffer.clear();
-        reader.get_mut().left = LONGEST;
+        reader.get_mut().left = MAX_TAG_SIZE;
         match reader.read_event_into(&mut buffer)? {
             Event::Start(tag) => {
                 depth += 1;
@@ -310,7 +310,7 @@ fn walk(
             Event::Eof => break,
             Event::Decl(_) | Event::PI(_) | Event::DocType(_) | Event::Comment(_) => {}
         }
-        if text.len() > LONGEST {
+        if text.len() > MAX_TAG_SIZE {
             return Err(form("it has a text of more than 1 MiB"));
         }
     }
@@ -322,8 +322,8 @@ fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<String, MetadataError> 
     let found = tag.try_get_attribute(name).map_err(quick_xml::Error::from)?;
     let Some(found) = found else { return Ok(String::new()) };
     let value = found.normalized_value(XmlVersion::Implicit1_0)?;
-    if value.len() > LONGEST_TEXT {
-        return Err(form(format!("attribute {name} has more than {LONGEST_TEXT} bytes")));
+    if value.len() > MAX_TEXT_SIZE {
+        return Err(form(format!("attribute {name} has more than {MAX_TEXT_SIZE} bytes")));
     }
     Ok(value.into_owned())
 }
@@ -452,11 +452,11 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded() {
         let long =
-            format!("<metadata><package><name>{}</name></package></metadata>", "x".repeat(LONGEST + 1));
+            format!("<metadata><package><name>{}</name></package></metadata>", "x".repeat(MAX_TAG_SIZE + 1));
         let deep = "<a>".repeat(DEEPEST + 1);
         let parts = format!(
             "<a>{}</a>",
-            "<![CDATA[".to_owned() + &"x".repeat(LONGEST - 10) + "]]>x&amp;<![CDATA[xxxxxxxxxxxx]]>"
+            "<![CDATA[".to_owned() + &"x".repeat(MAX_TAG_SIZE - 10) + "]]>x&amp;<![CDATA[xxxxxxxxxxxx]]>"
         );
         let reasons = [&long, &deep, &parts].map(|text| read(text).unwrap_err().to_string());
         insta::assert_snapshot!(reasons.join("\n"));

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::Format;
 
 /// Maximum length of a header. NVIDIA's are below 100 KiB; one with a license text is not much longer.
-pub(super) const LONGEST: usize = 4 << 20;
+pub(super) const MAX_HEADER_SIZE: usize = 4 << 20;
 
 static CKSUM: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_CKSUM);
 
@@ -55,13 +55,13 @@ pub(super) enum Unreadable {
 }
 
 impl Header {
-    /// Parses a header from the file's first [`LONGEST`] bytes, or from all of a shorter file.
+    /// Parses a header from the file's first [`MAX_HEADER_SIZE`] bytes, or from all of a shorter file.
     pub(super) fn parse(start: &[u8]) -> Result<Self, Unreadable> {
         let mut stated = Stated::default();
         let skip = start
             .split(|byte| *byte == b'\n')
             .find_map(|line| stated.read(line))
-            .ok_or(if start.len() < LONGEST { Unreadable::Short } else { Unreadable::NoSkip })?;
+            .ok_or(if start.len() < MAX_HEADER_SIZE { Unreadable::Short } else { Unreadable::NoSkip })?;
         let skip = usize::try_from(skip).map_err(|_| Unreadable::NoSkip)?;
         // Try upstream makeself's count first. In NVIDIA's, the archive begins in the last counted line.
         let mut ends =

@@ -353,7 +353,10 @@ fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a
 /// Unpacks the tar after a makeself script, once its size and checksums match the script's header.
 fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, options: &Options<'_>) -> Result<()> {
     let mut start = Vec::new();
-    file.by_ref().take(makeself::LONGEST as u64).read_to_end(&mut start).map_err(UnpackError::Damaged)?;
+    file.by_ref()
+        .take(makeself::MAX_HEADER_SIZE as u64)
+        .read_to_end(&mut start)
+        .map_err(UnpackError::Damaged)?;
     let header = makeself::Header::parse(&start).map_err(|error| match error {
         makeself::Unreadable::Short => truncated(),
         makeself::Unreadable::NoSkip => UnpackError::Unsupported(

@@ -16,7 +16,7 @@ use std::{
 use farrier_core::site::Storage;
 use fs_err as fs;
 use oci::client::free_space;
-use runner::plan::LEAST_FREE;
+use runner::plan::MIN_FREE;
 
 use super::{Cache, CacheError, LockMode, locks, scratch};
 use crate::files::{self, if_there};
@@ -46,7 +46,7 @@ const SIZES: &str = "sizes";
 /// Quota for all records, in bytes: enough for a hundred thousand small ones.
 const RECORDS_QUOTA: u64 = 256 << 20;
 /// Disk space kept free for builds, in bytes. Builds are stopped when less than half of it is free.
-const FOR_BUILDS: u64 = 2 * LEAST_FREE;
+const FOR_BUILDS: u64 = 2 * MIN_FREE;
 /// Minimum age of leftovers without a lock before their removal; another process might still own younger ones.
 const LEFT_BEHIND: Duration = Duration::from_hours(24);
 

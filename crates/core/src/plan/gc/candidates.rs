@@ -10,7 +10,7 @@ use crate::{image::ImageReference, plan::ClusterSnapshot};
 const SHORTEST_TAG: usize = 8;
 
 /// Length of the longest word that can name an image: repository, tag and digest.
-const LONGEST: usize = 255 + 128 + 80;
+const MAX_WORD_LENGTH: usize = 255 + 128 + 80;
 
 /// Words that would name one of the images.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     let ends = |c: char| c.is_whitespace() || c.is_control() || "\"'`,;{}[]()<>=|\\".contains(c);
     text.split(ends)
         .map(|word| word.split_once("://").map_or(word, |(_, rest)| rest))
-        .filter(|word| !word.is_empty() && word.len() <= LONGEST)
+        .filter(|word| !word.is_empty() && word.len() <= MAX_WORD_LENGTH)
 }
 
 #[cfg(test)]

@@ -132,8 +132,8 @@ fn restore(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
 
 /// Limits the length of container messages, because annotations have a size limit.
 fn shortened(text: &str) -> String {
-    const LONGEST: usize = 1000;
-    let mut short: String = text.chars().take(LONGEST).collect();
+    const MAX_LENGTH: usize = 1000;
+    let mut short: String = text.chars().take(MAX_LENGTH).collect();
     if short.len() < text.len() {
         short.push_str("...");
     }

@@ -288,12 +288,12 @@ impl Upgrade<'_> {
         why: Option<String>,
     ) -> UpgradeNote {
         /// Most characters to keep: an annotation is small, container messages are not.
-        const LONGEST: usize = 300;
+        const MAX_LENGTH: usize = 300;
         UpgradeNote {
             state,
             since: self.now,
             to: node.target.to_owned(),
-            why: why.map(|why| why.chars().take(LONGEST).collect()),
+            why: why.map(|why| why.chars().take(MAX_LENGTH).collect()),
             ..note.clone()
         }
     }
