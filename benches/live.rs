@@ -40,8 +40,8 @@ fn memory() {
     live.publish();
     let pid = live.start(&["--interval", "5"]);
     live.until("the image", |live| live.image(DRIVER).contains("@sha256:"));
-    let passes = live.passes();
-    live.until("some more passes", |live| live.passes() >= passes + 2);
+    let reconciles = live.reconciles();
+    live.until("some more reconciles", |live| live.reconciles() >= reconciles + 2);
 
     live.api.clear_log();
     std::thread::sleep(STEADY);

@@ -340,8 +340,8 @@ fn a_union_over_two_architectures_is_an_index_with_the_kernels_of_each() {
     assert!(platforms.len() == 2 && wrong.is_empty(), "{verified}");
 
     // The index's content is cached: the next reconciles write nothing.
-    let (before, puts) = (live.passes(), site.registry.requests("PUT"));
-    live.until("further reconciles", |live| live.passes() > before + 1);
+    let (before, puts) = (live.reconciles(), site.registry.requests("PUT"));
+    live.until("further reconciles", |live| live.reconciles() > before + 1);
     assert_eq!((live.image(DRIVER), site.registry.requests("PUT")), (image, puts), "{}", live.log());
     live.kill();
 

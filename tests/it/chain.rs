@@ -28,7 +28,7 @@ fn place(run: &Run, words: &str) -> usize {
 }
 
 /// Runs one reconcile with resources for two concurrent builds.
-fn pass(site: &Site) -> Run {
+fn reconcile(site: &Site) -> Run {
     site.farrier(&["run", "--once", "--build-cpus", "2", "--build-memory", "2Gi"])
 }
 
@@ -76,7 +76,7 @@ fn what_is_rebuilt_is_what_was_compiled_against_the_change() {
     let kernel = kernels::newest().newer;
     let site = Site::chain();
     site.canary(&kernel);
-    let first = pass(&site).exits(0);
+    let first = reconcile(&site).exits(0);
     let order = built(&first);
     assert_eq!((order.len(), order[0].as_str(), order[3].as_str()), (4, "a", "d"), "{first}");
     // `b` and `c` were built concurrently, and `d` started after both were published.
@@ -88,29 +88,29 @@ fn what_is_rebuilt_is_what_was_compiled_against_the_change() {
     assert!(ended("b").max(ended("c")) < began("d"), "{first}");
     let image = site.image();
     assert!(image.starts_with(&format!("{}/d@sha256:", site.location)), "{image}");
-    pass(&site).exits(0).line("nothing to do");
+    reconcile(&site).exits(0).line("nothing to do");
 
     let before = exposed(&site, "a", &kernel);
     site.edit("sources/a/chain_a.c", "value + 1", "value + 10");
-    assert_eq!(built(&pass(&site).exits(0)), ["a"]);
+    assert_eq!(built(&reconcile(&site).exits(0)), ["a"]);
     assert_eq!((exposed(&site, "a", &kernel), site.image()), (before.clone(), image.clone()));
 
     site.edit("sources/b/chain_b.c", "int chain_b(int value)", "int chain_b(int value, int more)");
     site.edit("sources/b/include/chain_b.h", "int value", "int value, int more");
     site.edit("sources/d/chain_d.c", "chain_b(value)", "chain_b(value, 1)");
-    assert_eq!(built(&pass(&site).exits(0)), ["b", "d"]);
+    assert_eq!(built(&reconcile(&site).exits(0)), ["b", "d"]);
 
     for file in ["sources/a/chain_a.c", "sources/a/include/chain_a.h"] {
         site.edit(file, "chain_a(int value)", "chain_a(long value)");
     }
     // Both users of the symbol are rebuilt. Their own exports are unchanged, so `d` is not rebuilt.
-    let users = built(&pass(&site).exits(0));
+    let users = built(&reconcile(&site).exits(0));
     assert_eq!((users.len(), users[0].as_str()), (3, "a"), "{users:?}");
     assert!(users.contains(&"b".to_owned()) && users.contains(&"c".to_owned()), "{users:?}");
     assert_ne!(exposed(&site, "a", &kernel), before);
     // Without a cache, farrier fetches the data again.
     fs::remove_dir_all(site.cache()).unwrap();
-    pass(&site).exits(0).line("nothing to do");
+    reconcile(&site).exits(0).line("nothing to do");
 }
 
 /// `b` and `c` export functions whose prototypes contain a structure of `a`. A change of the structure changes their exports
@@ -131,13 +131,13 @@ fn a_structure_that_shows_in_what_dependents_export_rebuilds_all() {
         site.edit(&source, "chain_a(value)", "chain_a(chain->length)");
     }
     site.edit("sources/d/chain_d.c", "chain_b(value) + chain_c(value)", "chain_b(NULL) + chain_c(NULL)");
-    assert_eq!(built(&pass(&site).exits(0)).len(), 4);
+    assert_eq!(built(&reconcile(&site).exits(0)).len(), 4);
     let images = ["a", "b", "c", "d"];
     let before = images.map(|image| exposed(&site, image, &kernel));
     let rolled_out = site.image();
 
     site.edit("sources/a/include/chain_a.h", "int length", "long length");
-    let order = built(&pass(&site).exits(0));
+    let order = built(&reconcile(&site).exits(0));
     assert_eq!((order.len(), order[0].as_str(), order[3].as_str()), (4, "a", "d"), "{order:?}");
     let after = images.map(|image| exposed(&site, image, &kernel));
     // `d` exports only its own symbol, which is unchanged: an image built against `d` would not be rebuilt.
@@ -205,7 +205,7 @@ fn a_tree_of_a_host_with_another_kernel() {
     run.line(&format!("a-{newer}.tar.gz for kernel {newer}: it was built for {older}"));
     assert!(site.tags("b").is_empty());
     site.canary(newer);
-    let run = pass(&site);
+    let run = reconcile(&site);
     run.line(&format!("for kernel {newer}: it was built for {older}"));
     assert_eq!((site.tags("b").len(), site.tags("d").len(), site.image().as_str()), (0, 0, FIRST_IMAGE));
 }
@@ -244,7 +244,7 @@ fn a_need_that_something_else_published() {
             }));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let run = pass(&site);
+    let run = reconcile(&site);
     assert_eq!(run.code, Some(1), "{run}");
     assert_eq!((built(&run), site.image().as_str()), (Vec::new(), FIRST_IMAGE));
     run.line("was not published by farrier and exposes no headers");
@@ -261,14 +261,14 @@ fn a_need_that_lacks_the_headers_it_claims() {
     let exposed_digest = Some(Digest::of(b"nothing like it"));
     let facts = ImageFacts { verdict: Some(Verdict::Loads), exposed_digest, ..ImageFacts::default() };
     publish_with(&plan["builds"][0]["cell"], facts);
-    let run = pass(&site).exits(1);
+    let run = reconcile(&site).exits(1);
     run.line("does not hold the headers that it claims to expose: the payload has no /usr/src/chain-a");
     run.line("hint: delete the needed image's tag");
     assert_eq!((built(&run), site.image().as_str()), (Vec::new(), FIRST_IMAGE));
     // The needed image is at fault and may be repaired at any time, so farrier records no failure.
     assert!(!site.cache().join("records/failures").exists());
     site.build("a", &kernel, &["--push", "--force"]).exits(0);
-    assert_eq!(built(&pass(&site).exits(0)).len(), 3);
+    assert_eq!(built(&reconcile(&site).exits(0)).len(), 3);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn a_range_that_excludes_the_kernel_ends_the_chain() {
     let site = Site::chain();
     site.canary(&kernel);
     site.edit("images/a.yaml", "  needs: []\n", "  needs: []\n  kernels: \">=6.2\"\n");
-    let run = pass(&site);
+    let run = reconcile(&site);
     assert_eq!((built(&run), site.image().as_str()), (Vec::new(), FIRST_IMAGE));
     run.line("it needs a: it is not built for this kernel");
 }

@@ -90,8 +90,8 @@ fn a_kernel_on_one_node_gets_a_daemon_set_of_its_own_and_the_others_keep_theirs(
         let gone = json!({"metadata": {"labels": {KERNEL_LABEL: null}}});
         live.api.patch_as("nfd-master", "nodes", "", name, &gone);
     }
-    let before = live.passes();
-    live.until("a reconcile", |live| live.passes() > before);
+    let before = live.reconciles();
+    live.until("a reconcile", |live| live.reconciles() > before);
     assert_eq!(live.api.count(&Requests::verb("delete").resource("daemonsets.apps")), 0);
     assert_eq!(live.api.list("daemonsets.apps").len(), 3);
 }
@@ -193,7 +193,7 @@ fn hostile_labels_and_annotations_reach_nothing() {
     let mut live = Live::new(fleet, "image");
     live.publish();
     live.start(&[]);
-    live.until("a reconcile", |live| live.passes() > 0);
+    live.until("a reconcile", |live| live.reconciles() > 0);
     // The DaemonSet selects a node with an unknown kernel, so farrier does not change the image.
     assert_eq!(live.image(DRIVER), OLD_IMAGE);
     let plan = live.plan();

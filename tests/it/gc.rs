@@ -272,7 +272,7 @@ fn a_layout_directory_is_emptied_of_what_nothing_names() {
 }
 
 #[test]
-fn passes_write_down_which_kernels_they_see_once_a_day() {
+fn reconciles_record_the_kernels_that_they_see_once_a_day() {
     let mut live = Live::new([node("n0", A)], "image");
     live.publish();
     live.start(&["--interval", "1"]);
@@ -280,8 +280,8 @@ fn passes_write_down_which_kernels_they_see_once_a_day() {
     live.until("the record", |live| record(live).is_some());
     let today = remembered(&live.site)[format!("{A} amd64")].clone();
     assert!(today.as_str().unwrap() > "2026-01-01", "{today}");
-    let (puts, passes) = (live.site.registry.requests("PUT"), live.passes());
-    live.until("further reconciles", |live| live.passes() > passes + 2);
+    let (puts, reconciles) = (live.site.registry.requests("PUT"), live.reconciles());
+    live.until("further reconciles", |live| live.reconciles() > reconciles + 2);
     assert_eq!(live.site.registry.requests("PUT"), puts, "{}", live.log());
     live.api.set_kernel("n0", B);
     live.until("the new kernel", |live| !remembered(&live.site)[format!("{B} amd64")].is_null());

@@ -29,8 +29,8 @@ fn reason(live: &Live) -> String {
 }
 
 fn after_a_reconcile(live: &Live) {
-    let before = live.passes();
-    live.until("a reconcile", |live| live.passes() > before);
+    let before = live.reconciles();
+    live.until("a reconcile", |live| live.reconciles() > before);
 }
 
 /// Returns the images of both containers of a DaemonSet.
@@ -44,7 +44,7 @@ fn a_node_that_loses_its_labels_does_not_leave_the_daemon_set_to_the_other_kerne
     let mut live = Live::new([node("n0", A), node("n1", B)], "image");
     live.publish();
     live.start(&["--interval", "1"]);
-    live.until("a reconcile", |live| live.passes() > 0);
+    live.until("a reconcile", |live| live.reconciles() > 0);
     assert_eq!(reason(&live), "mixed-kernels");
     unlabel(&live, "n0");
     for _ in 0..3 {

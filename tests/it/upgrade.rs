@@ -187,7 +187,7 @@ fn a_person_pauses_an_upgrade_goes_on_and_gives_it_up() {
     let object = format!("{NAMESPACE}/{DRIVER}");
     assert_eq!(said(&live, &["upgrade", "pause", &object])["paused"], true);
     live.start(&["--interval", "1"]);
-    live.until("some reconciles", |live| live.passes() > 2);
+    live.until("some reconciles", |live| live.reconciles() > 2);
     let plan = live.command(&["plan"]).output().unwrap().stdout;
     let plan = String::from_utf8(plan).unwrap();
     assert!(plan.contains("it is paused; to resume, remove"), "{plan}");

@@ -145,7 +145,7 @@ impl Live {
     }
 
     /// Returns the number of completed reconciles.
-    pub fn passes(&self) -> usize {
+    pub fn reconciles(&self) -> usize {
         self.log().matches("reconcile finished").count()
     }
 

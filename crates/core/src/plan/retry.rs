@@ -33,8 +33,8 @@ mod tests {
     fn builds_and_passes_wait_longer_and_never_give_up() {
         let builds: Vec<_> = (0..9).map(|failed| build_delay(failed, 0.0).as_secs()).collect();
         assert_eq!(builds, [10, 10, 20, 40, 80, 160, 320, 600, 600]);
-        let passes: Vec<_> = (1..9).map(|failed| reconcile_delay(failed, 0.0).as_secs()).collect();
-        assert_eq!(passes, [1, 2, 4, 8, 16, 32, 60, 60]);
+        let delays: Vec<_> = (1..9).map(|failed| reconcile_delay(failed, 0.0).as_secs()).collect();
+        assert_eq!(delays, [1, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(build_delay(u32::MAX, 1.0), Duration::from_mins(5));
     }
 

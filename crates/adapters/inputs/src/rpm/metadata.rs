@@ -22,7 +22,7 @@ use crate::{checksum::Checksum, error::MetadataError};
 /// Maximum size of a tag or a text, in bytes.
 const MAX_TAG_SIZE: usize = 1 << 20;
 /// Maximum nesting of elements; the metadata has five levels.
-const DEEPEST: usize = 32;
+const MAX_DEPTH: usize = 32;
 /// Maximum number of kernel packages kept per repository, and of releases per package. RHEL has some hundreds of packages.
 const MAX_PACKAGES: usize = 20_000;
 const MAX_RELEASES: usize = 64;
@@ -285,8 +285,8 @@ fn walk(
         match reader.read_event_into(&mut buffer)? {
             Event::Start(tag) => {
                 depth += 1;
-                if depth > DEEPEST {
-                    return Err(form(format!("its elements are nested in more than {DEEPEST} levels")));
+                if depth > MAX_DEPTH {
+                    return Err(form(format!("its elements are nested in more than {MAX_DEPTH} levels")));
                 }
                 text.clear();
                 visit(Step::Start(tag.local_name().as_ref(), &tag))?;
@@ -453,7 +453,7 @@ mod tests {
     fn what_is_kept_is_bounded() {
         let long =
             format!("<metadata><package><name>{}</name></package></metadata>", "x".repeat(MAX_TAG_SIZE + 1));
-        let deep = "<a>".repeat(DEEPEST + 1);
+        let deep = "<a>".repeat(MAX_DEPTH + 1);
         let parts = format!(
             "<a>{}</a>",
             "<![CDATA[".to_owned() + &"x".repeat(MAX_TAG_SIZE - 10) + "]]>x&amp;<![CDATA[xxxxxxxxxxxx]]>"

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     Change, DaemonSetChange, HoldReason, PlanInputs, Record, RecordState, ResourceChange, RolloutObject,
-    RolloutTarget, daemon_set::named, image::naming, per_kernel::OriginalNote, resource,
+    RolloutTarget, daemon_set::named, image::naming, per_kernel::OriginalRecord, resource,
 };
 use crate::plan::{
     ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION,
@@ -64,7 +64,7 @@ impl<'a> Found<'a> {
             return annotations;
         }
         let stands = |state| matches!(state, RecordState::Set | RecordState::Good);
-        let is_over = matches!(self, Self::DaemonSet(_, live) if OriginalNote::read(live).is_rolled_back());
+        let is_over = matches!(self, Self::DaemonSet(_, live) if OriginalRecord::read(live).is_rolled_back());
         if !paused && is_over {
             annotations.remove(PER_KERNEL_ANNOTATION);
         }

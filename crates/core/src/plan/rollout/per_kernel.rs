@@ -37,7 +37,7 @@ use crate::{
     plan::{NodeAffinity, ObservedKind, PER_KERNEL_ANNOTATION, PlannedUpgrade, table::some_of},
 };
 
-pub(super) use self::{original::Original, record::OriginalNote};
+pub(super) use self::{original::Original, record::OriginalRecord};
 
 /// Changes to make now, each with its description.
 #[derive(Default)]
@@ -62,7 +62,7 @@ pub(super) fn planned(context: &Context<'_>, target: &RolloutTarget) -> Option<P
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let fleet = Fleet::observe(context, target)?;
     let context = &fleet.parts[0].0;
-    let note = OriginalNote::read(fleet.original.live);
+    let note = OriginalRecord::read(fleet.original.live);
     if note.rolled_back.is_some() {
         let steps = return_nodes(&fleet.original, &note);
         return if steps.changes.is_empty() { Err(HoldReason::CopiesRolledBack) } else { Ok(done(steps)) };
@@ -107,7 +107,7 @@ fn done(steps: Steps) -> Decided {
 /// Returns the next step of `farrier rollback`. The original gets all nodes back, and is marked so that they stay with
 /// it. Returns no changes when nothing is left to do.
 pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
-    let mut note = OriginalNote::read(original.live);
+    let mut note = OriginalRecord::read(original.live);
     if note.rolled_back.is_none() {
         note.rolled_back = Some(now);
         return vec![original.write(original.facts.placement.affinity.clone(), &note)];
@@ -116,7 +116,7 @@ pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
 }
 
 /// Removes labels first, while the copies still exist: a node without the label belongs to the original.
-fn return_nodes(original: &Original<'_>, note: &OriginalNote) -> Steps {
+fn return_nodes(original: &Original<'_>, note: &OriginalRecord) -> Steps {
     let mut steps = Steps::default();
     for node in original.marked_nodes() {
         let what = format!("gives node {} back to DaemonSet {}", node.name, original.facts.name);
@@ -257,7 +257,7 @@ fn fence(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     images: &BTreeMap<KernelTarget, Image>,
-    mut note: OriginalNote,
+    mut note: OriginalRecord,
     steps: &mut Steps,
 ) -> Result<(), HoldReason> {
     let runs =
@@ -362,7 +362,7 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
 
 impl Original<'_> {
     /// Returns the apply that names all fields that farrier owns in the original.
-    fn write(&self, affinity: NodeAffinity, note: &OriginalNote) -> Change {
+    fn write(&self, affinity: NodeAffinity, note: &OriginalRecord) -> Change {
         let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
         // Images of other containers may be farrier's through another rollout. If the record cannot be parsed, none
         // counts as farrier's.

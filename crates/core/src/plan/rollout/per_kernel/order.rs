@@ -7,7 +7,7 @@ use super::{
         upgrade::{has_same, in_order, pods_by_node},
         watch::is_same_image,
     },
-    Context, Fleet, OriginalNote,
+    Context, Fleet, OriginalRecord,
     fleet::Member,
 };
 use crate::plan::{DriverPod, PlannedUpgrade, UpgradeNode};
@@ -16,7 +16,7 @@ use crate::plan::{DriverPod, PlannedUpgrade, UpgradeNode};
 /// nor after a person has rolled back the rollout.
 pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<PlannedUpgrade> {
     let Fleet { original, members, .. } = fleet;
-    if !original.is_fenced() || OriginalNote::read(original.live).is_rolled_back() {
+    if !original.is_fenced() || OriginalRecord::read(original.live).is_rolled_back() {
         return None;
     }
     let pods = pods_by_node(context.inputs.snapshot);

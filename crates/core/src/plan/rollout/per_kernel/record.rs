@@ -1,4 +1,4 @@
-//! The records of a `per-kernel` rollout in the original and in the copies.
+//! The records of a `per-kernel` rollout: one in the original DaemonSet, and one in each copy of it.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -16,13 +16,13 @@ use crate::{
     plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PlannedNodeUpgrade, PlannedUpgrade, UpgradeStage},
 };
 
-/// Record in the original DaemonSet. Its own node affinity is not recorded, because removing the fence restores it
-/// exactly.
+/// Record in the original DaemonSet. The record does not contain the DaemonSet's own node affinity, because removing the
+/// fence (see [`super`]) restores that affinity exactly.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(in super::super) struct OriginalNote {
-    /// Time at which the fence was added, which keeps the original off handed-over nodes.
+pub(in super::super) struct OriginalRecord {
+    /// Time at which the fence was added. The fence keeps the original off handed-over nodes.
     pub(super) fenced_at: Option<Timestamp>,
     /// Number of times that another writer removed the fence.
     pub(super) undone: u32,
@@ -30,7 +30,7 @@ pub(in super::super) struct OriginalNote {
     pub(super) rolled_back: Option<Timestamp>,
 }
 
-impl OriginalNote {
+impl OriginalRecord {
     /// Reads the record of an original; a record that cannot be parsed counts as none.
     pub(in super::super) fn read(live: &LiveDaemonSet) -> Self {
         live.annotations
@@ -49,8 +49,8 @@ impl OriginalNote {
     }
 }
 
-/// Returns the new record of a copy: the state of its image, and the next image. `None` where there is neither a copy
-/// nor an image to create one with.
+/// Returns the new record of a copy: the state of its image, and the next image. `None` if there is neither a copy nor an
+/// image to create a copy with.
 pub(super) fn next_record(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
@@ -80,9 +80,9 @@ pub(super) fn next_record(
     }
 }
 
-/// Updates the record of an image that has not proven itself yet. Once one pod has stayed ready, other pods that are
-/// not ready do not count against the image. With an upgrade, its nodes decide: the image is good when all of them have
-/// it.
+/// Updates the record of an image that is not known to be good yet. The image is good as soon as one of its pods has stayed
+/// ready, whatever the state of the other pods. If the rollout upgrades nodes in order, all nodes of the upgrade must also
+/// have the image.
 fn watch(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
@@ -93,18 +93,18 @@ fn watch(
     let (limits, now) = (Limits::of(watched, copy.live), context.inputs.now);
     let pods = || fleet.pods_of(&copy.live.version.uid);
     let nodes = || upgrade.into_iter().flat_map(|plan| &plan.nodes);
-    let turns = || nodes().filter(|turn| turn.to == record.image);
-    // A failed image is no longer the target of any node. The note of the node on which it failed still names it.
-    let is_against =
-        |turn: &PlannedNodeUpgrade| turn.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
+    let nodes_to_image = || nodes().filter(|node| node.to == record.image);
+    // A failed image is no longer the target of any node, but the note of the node on which the image failed still names it.
+    let image_failed_on =
+        |node: &PlannedNodeUpgrade| node.note.as_ref().is_some_and(|note| note.is_failure_of(&record.image));
     let is_done =
-        |turn: &PlannedNodeUpgrade| matches!(turn.stage, UpgradeStage::Done | UpgradeStage::Skipped);
-    let is_over = context.spec.upgrade().is_none()
-        || (upgrade.is_some() && turns().all(is_done) && !nodes().any(is_against));
-    let failed = turns().find(|turn| turn.is_faulty()).map(failure);
+        |node: &PlannedNodeUpgrade| matches!(node.stage, UpgradeStage::Done | UpgradeStage::Skipped);
+    let all_nodes_upgraded = context.spec.upgrade().is_none()
+        || (upgrade.is_some() && nodes_to_image().all(is_done) && !nodes().any(image_failed_on));
+    let failed = nodes_to_image().find(|node| node.is_faulty()).map(failure);
     let is_stable = pods()
         .any(|pod| pod.is_stable(limits.stable_for, now) && !pod.deleting && fleet.runs(pod, &record.image));
-    if is_stable && is_over {
+    if is_stable && all_nodes_upgraded {
         record.good = true;
         record.failed = record.failed.take().filter(|failed| failed.image != record.image);
         return;
@@ -112,11 +112,11 @@ fn watch(
     if record.is_failed() {
         return;
     }
-    // A node that boots the kernel gets the image outside the order of the upgrade.
-    let is_in_turn =
-        |node: &str| turns().any(|turn| turn.node == node && turn.stage == UpgradeStage::UnderWay);
+    let is_being_upgraded =
+        |name: &str| nodes_to_image().any(|node| node.node == name && node.stage == UpgradeStage::UnderWay);
+    // The upgrade watches the pods of its own nodes. A node that boots the kernel gets the image outside the upgrade.
     let late = || {
-        let pods = pods().filter(|pod| !is_in_turn(&pod.node));
+        let pods = pods().filter(|pod| !is_being_upgraded(&pod.node));
         let pods = pods.filter(|pod| fleet.runs(pod, &record.image));
         late_pod(progress(pods, record.at, limits, now), watched)
     };
@@ -134,13 +134,13 @@ fn watch(
     }
 }
 
-fn late_pod(how: Progress, watched: Watch) -> Option<String> {
-    let Progress::Failed { node, messages } = how else { return None };
+fn late_pod(progress: Progress, watched: Watch) -> Option<String> {
+    let Progress::Failed { node, messages } = progress else { return None };
     let detail = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
     Some(format!("the pod on node {node} was not ready within {}{detail}", watched.deadline))
 }
 
-fn failure(turn: &PlannedNodeUpgrade) -> String {
-    let why = turn.note.as_ref().and_then(|note| note.why.as_deref()).unwrap_or_default();
-    format!("on node {} {why}", turn.node)
+fn failure(node: &PlannedNodeUpgrade) -> String {
+    let why = node.note.as_ref().and_then(|note| note.why.as_deref()).unwrap_or_default();
+    format!("on node {} {why}", node.node)
 }
