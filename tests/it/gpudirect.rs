@@ -134,7 +134,7 @@ impl Chain {
     }
 
     /// Runs one reconcile.
-    fn pass(&self) -> Run {
+    fn reconcile(&self) -> Run {
         self.farrier(&["run", "--once", "--build-cpus", "2", "--build-memory", "4Gi"])
     }
 
@@ -201,7 +201,7 @@ fn gpu_direct_from_sources_to_a_node() {
     let chain = Chain::new();
     builds_the_rest(&chain);
     is_published_under_the_operators_names(&chain);
-    chain.pass().exits(0).line("nothing to do");
+    chain.reconcile().exits(0).line("nothing to do");
     let trees: BTreeMap<&str, TempDir> =
         IMAGES.map(|image| (image, unpacked(&chain.reference(image)))).into();
     let tree = |image: &str| trees[image].path().join("tree");
@@ -212,7 +212,7 @@ fn gpu_direct_from_sources_to_a_node() {
 
 fn builds_the_rest(chain: &Chain) {
     // The tutorials built the others.
-    let mut built = built(&chain.pass().exits(0));
+    let mut built = built(&chain.reconcile().exits(0));
     built.sort();
     assert_eq!(built, ["gdrdrv", "nv-peer-mem", "nvidia-fs"]);
 }
@@ -380,10 +380,10 @@ fn another_ofed_builds_peer_memory_anew_and_nothing_else(chain: &Chain) {
     fs::write(header, changed).unwrap();
     chain.pack_ofed(newer, &tree);
     chain.site.edit("images/mofed.yaml", OFED, newer);
-    let second = chain.pass().exits(0);
+    let second = chain.reconcile().exits(0);
     let mut images = built(&second);
     images.sort();
     assert_eq!(images, ["mofed", "nv-peer-mem", "nvidia-peermem"], "{second}");
     assert_eq!(IMAGES.map(|image| chain.site.tags(image).len()), [2, 1, 2, 2, 1, 1]);
-    chain.pass().exits(0).line("nothing to do");
+    chain.reconcile().exits(0).line("nothing to do");
 }

@@ -70,7 +70,7 @@ impl Story {
     }
 
     /// Runs one reconcile `minutes` after the last one, and returns the writes.
-    async fn pass(&mut self, minutes: i64) -> Vec<String> {
+    async fn reconcile(&mut self, minutes: i64) -> Vec<String> {
         self.now += SignedDuration::from_mins(minutes);
         self.api.clear_log();
         let (plan, now, activity) = (self.plan.clone(), self.now, Activity::new());
@@ -110,7 +110,7 @@ async fn objects_are_written_once_and_go_when_nothing_calls_for_them() {
     let api = FakeApi::start();
     with_driver_builds(&api);
     let mut story = Story::new(api, None);
-    assert_eq!(story.pass(0).await.len(), 4, "two objects, two statuses");
+    assert_eq!(story.reconcile(0).await.len(), 4, "two objects, two statuses");
     assert_eq!((story.lists(), story.names().len()), (1, 2));
     let object = &story.api.list(BUILDS)[0];
     assert_eq!(object["spec"]["release"], "6.1.0-47-amd64");
@@ -118,22 +118,22 @@ async fn objects_are_written_once_and_go_when_nothing_calls_for_them() {
     assert_eq!(object["status"]["nodes"], 3);
 
     for _ in 0..5 {
-        assert_eq!(story.pass(1).await, [""; 0]);
+        assert_eq!(story.reconcile(1).await, [""; 0]);
         assert_eq!(story.lists(), 0);
     }
     let kept = story.names()[0].clone();
     story.plan.cells.truncate(1);
-    assert_eq!(story.pass(1).await, [""; 0]);
+    assert_eq!(story.reconcile(1).await, [""; 0]);
     assert_eq!(
         story.names().len(),
         2,
         "an object without nodes stays for a while, because labels may return"
     );
-    assert_eq!(story.pass(10).await.len(), 1);
+    assert_eq!(story.reconcile(10).await.len(), 1);
     assert_eq!(story.names(), [kept]);
 
     story.plan.cells[0].nodes = 4;
-    let written = story.pass(1).await;
+    let written = story.reconcile(1).await;
     assert_eq!(written.len(), 1);
     assert!(written[0].starts_with("patch driverbuilds.farrier.dev/status hello-"), "{written:?}");
 }
@@ -143,28 +143,28 @@ async fn what_somebody_deleted_is_made_anew() {
     let api = FakeApi::start();
     with_driver_builds(&api);
     let mut story = Story::new(api, None);
-    story.pass(0).await;
+    story.reconcile(0).await;
     story.api.delete(BUILDS, "farrier", &story.names()[0]);
     story.plan.cells[0].nodes = 4;
-    story.pass(1).await;
-    story.pass(1).await;
+    story.reconcile(1).await;
+    story.reconcile(1).await;
     assert_eq!(story.names().len(), 2);
     // A missing object without changes is only detected by the hourly list.
     story.api.delete(BUILDS, "farrier", &story.names()[1]);
-    assert_eq!(story.pass(1).await, [""; 0]);
-    story.pass(60).await;
+    assert_eq!(story.reconcile(1).await, [""; 0]);
+    story.reconcile(60).await;
     assert_eq!((story.lists(), story.names().len()), (1, 2));
 }
 
 #[tokio::test]
 async fn without_the_definition_the_rest_goes_on() {
     let mut story = Story::new(FakeApi::start(), None);
-    assert_eq!(story.pass(0).await, [""; 0]);
-    assert_eq!(story.pass(1).await, [""; 0]);
+    assert_eq!(story.reconcile(0).await, [""; 0]);
+    assert_eq!(story.reconcile(1).await, [""; 0]);
     assert_eq!(story.lists(), 0, "the list is not repeated immediately");
     let why = AnnouncementReason::NoPlatform;
     story.plan.unused_announcements.push(UnusedAnnouncement { node: "n1".to_owned(), why });
-    assert_eq!(story.pass(1).await.len(), 1);
+    assert_eq!(story.reconcile(1).await.len(), 1);
     let events = story.api.list(EVENTS);
     assert_eq!(events.len(), 1);
     assert_eq!(events[0]["reason"], "AnnouncementNotUsed");
@@ -172,7 +172,7 @@ async fn without_the_definition_the_rest_goes_on() {
     assert_eq!(events[0]["regarding"]["name"], "n1");
 
     with_driver_builds(&story.api);
-    story.pass(5).await;
+    story.reconcile(5).await;
     assert_eq!(story.names().len(), 2);
 }
 
@@ -182,13 +182,13 @@ async fn a_missing_right_stops_nothing_else() {
     with_driver_builds(&api);
     api.deny("create", EVENTS);
     let mut story = Story::new(api, None);
-    story.pass(0).await;
+    story.reconcile(0).await;
     story
         .plan
         .unused_announcements
         .push(UnusedAnnouncement { node: "n1".to_owned(), why: AnnouncementReason::NoPlatform });
     story.plan.cells[0].nodes = 4;
-    story.pass(1).await;
+    story.reconcile(1).await;
     assert_eq!(story.api.list(BUILDS)[0]["status"]["nodes"], 4);
     assert_eq!(story.api.list(EVENTS).len(), 0);
 }
@@ -198,7 +198,7 @@ async fn a_namespace_that_is_not_there_is_said_as_that() {
     let api = FakeApi::start();
     with_driver_builds(&api);
     let mut story = Story::new(api, None);
-    story.pass(0).await;
+    story.reconcile(0).await;
     let logs = Logs::start();
     let spec =
         json!({"strategy": "image", "namespace": "nowhere", "daemonSet": "hello", "container": "driver"});
@@ -210,7 +210,7 @@ async fn a_namespace_that_is_not_there_is_said_as_that() {
         upgrade: None,
         warnings: Vec::new(),
     });
-    story.pass(1).await;
+    story.reconcile(1).await;
     let said = logs.with("there is no such namespace");
     assert!(
         said.len() == 1 && said[0].contains("nowhere") && said[0].contains("create the namespace"),
@@ -237,10 +237,10 @@ async fn who_lost_the_lease_writes_nothing() {
     let lease = Arc::new(Lease::default());
     let mut story = Story::new(api, Some(Arc::clone(&lease) as Arc<dyn Fence>));
     lease.lost.store(true, Ordering::SeqCst);
-    assert_eq!(story.pass(0).await, [""; 0]);
+    assert_eq!(story.reconcile(0).await, [""; 0]);
     assert_eq!(story.lists(), 0);
     lease.lost.store(false, Ordering::SeqCst);
-    assert_eq!(story.pass(1).await.len(), 4);
+    assert_eq!(story.reconcile(1).await.len(), 4);
 }
 
 /// Apart from the hourly list, only a new leader detects objects that another replica deleted.
@@ -249,14 +249,14 @@ async fn who_leads_again_lists_what_another_has_written() {
     let api = FakeApi::start();
     with_driver_builds(&api);
     let mut story = Story::new(api, None);
-    story.pass(0).await;
+    story.reconcile(0).await;
     let names = story.names();
     story.api.delete(BUILDS, "farrier", &names[0]);
     // A new leader sends no Events for changes during the other replica's leadership.
     let why = AnnouncementReason::NoPlatform;
     story.plan.unused_announcements.push(UnusedAnnouncement { node: "n1".to_owned(), why });
     story.sink.forget();
-    assert_eq!(story.pass(1).await.len(), 2, "an object and its status");
+    assert_eq!(story.reconcile(1).await.len(), 2, "an object and its status");
     assert_eq!((story.lists(), story.names()), (1, names));
     assert_eq!(story.api.list(EVENTS).len(), 0);
 }
