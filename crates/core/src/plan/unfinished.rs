@@ -92,10 +92,10 @@ fn unfinished_upgrade(upgrade: &PlannedUpgrade) -> Option<(RolloutWait, String)>
     if upgrade.failure().is_some() {
         return Some((RolloutWait::Held, String::new()));
     }
-    let is_in_progress = upgrade.nodes.iter().any(|turn| {
-        matches!(turn.stage, UpgradeStage::UnderWay | UpgradeStage::Begins)
-            || matches!(turn.waits, Some(UpgradeWait::Again { .. } | UpgradeWait::NoCanary))
+    let is_in_progress = upgrade.nodes.iter().any(|node_upgrade| {
+        matches!(node_upgrade.stage, UpgradeStage::UnderWay | UpgradeStage::Begins)
+            || matches!(node_upgrade.waits, Some(UpgradeWait::Again { .. } | UpgradeWait::NoCanary))
     });
-    let done = upgrade.nodes.iter().filter(|turn| turn.stage == UpgradeStage::Done).count();
+    let done = upgrade.nodes.iter().filter(|node_upgrade| node_upgrade.stage == UpgradeStage::Done).count();
     is_in_progress.then(|| (RolloutWait::Unfinished, format!("nodes done: {done}")))
 }

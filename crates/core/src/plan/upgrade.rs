@@ -171,18 +171,18 @@ pub struct PlannedUpgrade {
 impl PlannedUpgrade {
     /// Returns the first failed node, with the reason.
     pub fn failure(&self) -> Option<(&str, &str)> {
-        self.nodes.iter().find(|turn| turn.stage == UpgradeStage::Failed)?.failure()
+        self.nodes.iter().find(|node_upgrade| node_upgrade.stage == UpgradeStage::Failed)?.failure()
     }
 
     /// Returns the first node that failed because of the new driver. With `onFailure: restore`, such a failure
     /// restores the previous image.
     pub(super) fn fault(&self) -> Option<(&str, &str)> {
-        self.nodes.iter().find(|turn| turn.is_faulty())?.failure()
+        self.nodes.iter().find(|node_upgrade| node_upgrade.is_faulty())?.failure()
     }
 
     /// Returns the changes to make now.
     pub fn changes(&self) -> impl Iterator<Item = &Change> {
-        self.nodes.iter().flat_map(|turn| &turn.changes)
+        self.nodes.iter().flat_map(|node_upgrade| &node_upgrade.changes)
     }
 }
 

@@ -212,8 +212,9 @@ impl Explain<'_> {
     fn upgrades(&self, name: &str) -> Vec<ExplanationStep> {
         let upgrades = self.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
         let own = upgrades.flat_map(|upgrade| {
-            let turns = upgrade.nodes.iter().filter(|turn| turn.node == name);
-            turns.map(|turn| link(format!("upgrade of {}", upgrade.rollout), turn.to_string()))
+            let node_upgrades = upgrade.nodes.iter().filter(|node_upgrade| node_upgrade.node == name);
+            node_upgrades
+                .map(|node_upgrade| link(format!("upgrade of {}", upgrade.rollout), node_upgrade.to_string()))
         });
         own.collect()
     }

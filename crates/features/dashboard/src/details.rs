@@ -245,10 +245,12 @@ impl Fleet<'_> {
         facts.extend(next.map(|next| fact("Next kernel", &next.kernel)));
         facts.extend(ignored_announcement.as_ref().map(|why| fact("Ignored announcement", why)));
         facts.extend(own_drivers.iter().map(|own| fact("Own driver", format!("{}: {own}", own.image))));
-        facts.extend(upgrades.iter().map(|(upgrade, turn)| {
-            let since =
-                turn.note.as_ref().map(|last| format!(" ({} since {:.0})", last.state.as_str(), last.since));
-            fact("Upgrade", format!("{}: {turn}{}", upgrade.rollout, since.unwrap_or_default()))
+        facts.extend(upgrades.iter().map(|(upgrade, node_upgrade)| {
+            let since = node_upgrade
+                .note
+                .as_ref()
+                .map(|last| format!(" ({} since {:.0})", last.state.as_str(), last.since));
+            fact("Upgrade", format!("{}: {node_upgrade}{}", upgrade.rollout, since.unwrap_or_default()))
         }));
         let called = group.into_iter();
         let called = called.flat_map(|group| group.images.iter().map(move |image| (image, &group.target)));

@@ -277,8 +277,10 @@ pub fn uncordoned(
     let mut served: BTreeSet<(&str, &str)> = BTreeSet::new();
     for upgrade in upgrades {
         // A failure noted on a node that is done concerns an image that the node no longer has.
-        let turns = upgrade.nodes.iter().filter(|turn| turn.stage != UpgradeStage::Done);
-        served.extend(turns.map(|turn| (upgrade.rollout.as_str(), turn.node.as_str())));
+        let node_upgrades =
+            upgrade.nodes.iter().filter(|node_upgrade| node_upgrade.stage != UpgradeStage::Done);
+        served
+            .extend(node_upgrades.map(|node_upgrade| (upgrade.rollout.as_str(), node_upgrade.node.as_str())));
     }
     let nodes = snapshot.nodes.iter().map(|node| &**node);
     let by = instance.to_string();

@@ -42,7 +42,7 @@ impl Upgrade<'_> {
     /// Determines the stage of a node by itself, regardless of other nodes.
     pub(super) fn stage_of(&self, node: &UpgradeNode<'_>) -> PlannedNodeUpgrade {
         let (note, rollout) = (UpgradeNote::of(node.facts), self.rollout());
-        let turn = |stage, waits| PlannedNodeUpgrade {
+        let node_upgrade = |stage, waits| PlannedNodeUpgrade {
             node: node.facts.name.clone(),
             to: node.target.to_owned(),
             stage,
@@ -53,18 +53,18 @@ impl Upgrade<'_> {
         let ours = note.as_ref().filter(|note| note.rollout == rollout);
         if let Some(note) = ours.filter(|note| note.state.is_under_way()) {
             let UpgradeStep { changes, waits } = self.next(node, note);
-            return PlannedNodeUpgrade { changes, ..turn(UpgradeStage::UnderWay, waits) };
+            return PlannedNodeUpgrade { changes, ..node_upgrade(UpgradeStage::UnderWay, waits) };
         }
         if ours.is_some_and(|note| has_failed(node, note)) {
-            return turn(UpgradeStage::Failed, None);
+            return node_upgrade(UpgradeStage::Failed, None);
         }
         // The DaemonSet controller creates the next pod from the target anyway.
         if node.hand_over.is_none() && node.running_pod().is_none_or(|driver| driver.is_current) {
-            return turn(UpgradeStage::Done, None);
+            return node_upgrade(UpgradeStage::Done, None);
         }
         let waits = self.own_wait(node, note.as_ref());
         let is_left = waits.as_ref().is_some_and(UpgradeWait::is_skip);
-        turn(if is_left { UpgradeStage::Skipped } else { UpgradeStage::Waits }, waits)
+        node_upgrade(if is_left { UpgradeStage::Skipped } else { UpgradeStage::Waits }, waits)
     }
 
     /// Returns the reason in the node itself for not starting it.
@@ -101,32 +101,39 @@ impl Upgrade<'_> {
     }
 
     /// Starts as many nodes as allowed, and sets the reason why the others wait.
-    pub(super) fn begin(&self, turns: &mut [PlannedNodeUpgrade]) {
-        let stopped = self.common_wait(turns);
-        let first = self.first(turns);
+    pub(super) fn begin(&self, node_upgrades: &mut [PlannedNodeUpgrade]) {
+        let stopped = self.common_wait(node_upgrades);
+        let first = self.first(node_upgrades);
         let most = self.spec.max_parallel.of(self.nodes.len());
-        let under_way = |turn: &PlannedNodeUpgrade| turn.stage == UpgradeStage::UnderWay;
+        let under_way = |node_upgrade: &PlannedNodeUpgrade| node_upgrade.stage == UpgradeStage::UnderWay;
         let are_down = self.are_down();
-        let mut taken = turns.iter().filter(|turn| under_way(turn)).count();
-        let mut down = are_down.iter().zip(&*turns).filter(|(down, turn)| **down || under_way(turn)).count();
+        let mut taken = node_upgrades.iter().filter(|node_upgrade| under_way(node_upgrade)).count();
+        let mut down = are_down
+            .iter()
+            .zip(&*node_upgrades)
+            .filter(|(down, node_upgrade)| **down || under_way(node_upgrade))
+            .count();
         let mut left = match first {
             First::AnyOf(left) => left,
             First::Done | First::Labelled | First::Missing => usize::MAX,
         };
 
         let is_free = |place: &usize| {
-            turns.get(*place).is_some_and(|turn| turn.stage == UpgradeStage::Waits && turn.waits.is_none())
+            node_upgrades.get(*place).is_some_and(|node_upgrade| {
+                node_upgrade.stage == UpgradeStage::Waits && node_upgrade.waits.is_none()
+            })
         };
         let mut order: Vec<usize> = (0..self.nodes.len()).filter(is_free).collect();
         // Nodes whose driver does not work anyway come first. Nodes that could not be drained have had their turn and
         // come last.
         order.sort_by_key(|place| {
-            let (node, turn) = (&self.nodes[*place], &turns[*place]);
-            let was_tried = turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::NotDrained);
+            let (node, node_upgrade) = (&self.nodes[*place], &node_upgrades[*place]);
+            let was_tried =
+                node_upgrade.note.as_ref().is_some_and(|note| note.state == UpgradeState::NotDrained);
             (was_tried, Reverse(are_down[*place]), &node.facts.name)
         });
         for place in order {
-            let (node, turn) = (&self.nodes[place], &mut turns[place]);
+            let (node, node_upgrade) = (&self.nodes[place], &mut node_upgrades[place]);
             let is_first = match (&first, &self.spec.canary) {
                 (First::Labelled, Some(Canary::Labels(labels))) => labels.matches(&node.facts.labels),
                 _ => left > 0,
@@ -135,17 +142,17 @@ impl Upgrade<'_> {
             // The node's driver failed and does not work, so another image can only help. The node waits neither for a
             // time nor for the canary.
             let is_mended =
-                is_down && turn.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
-            turn.waits = match stopped.as_ref().filter(|why| !is_mended || !why.is_timed()) {
+                is_down && node_upgrade.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
+            node_upgrade.waits = match stopped.as_ref().filter(|why| !is_mended || !why.is_timed()) {
                 Some(stopped) => Some(stopped.clone()),
                 None if matches!(first, First::Missing) && !is_mended => Some(UpgradeWait::NoCanary),
                 None if !is_first && !is_mended => Some(UpgradeWait::Canary),
                 None if taken >= most || (!is_down && down >= most) => Some(UpgradeWait::Room { down, most }),
                 None => None,
             };
-            if turn.waits.is_none() {
-                turn.stage = UpgradeStage::Begins;
-                turn.changes.push(self.first_write(node));
+            if node_upgrade.waits.is_none() {
+                node_upgrade.stage = UpgradeStage::Begins;
+                node_upgrade.changes.push(self.first_write(node));
                 taken += 1;
                 down += usize::from(!is_down);
                 left = left.saturating_sub(1);
@@ -183,8 +190,10 @@ impl Upgrade<'_> {
     }
 
     /// Returns the reason for starting no node at all.
-    fn common_wait(&self, turns: &[PlannedNodeUpgrade]) -> Option<UpgradeWait> {
-        if let Some(failed) = turns.iter().find(|turn| turn.stage == UpgradeStage::Failed) {
+    fn common_wait(&self, node_upgrades: &[PlannedNodeUpgrade]) -> Option<UpgradeWait> {
+        if let Some(failed) =
+            node_upgrades.iter().find(|node_upgrade| node_upgrade.stage == UpgradeStage::Failed)
+        {
             return Some(UpgradeWait::Stopped { node: failed.node.clone() });
         }
         if self.paused {
@@ -196,36 +205,38 @@ impl Upgrade<'_> {
                 return Some(UpgradeWait::Window { opens });
             }
         }
-        let ended = |turn: &PlannedNodeUpgrade| {
-            let note = turn.note.as_ref().filter(|note| !note.state.is_under_way())?;
+        let ended = |node_upgrade: &PlannedNodeUpgrade| {
+            let note = node_upgrade.note.as_ref().filter(|note| !note.state.is_under_way())?;
             Some(note.since).filter(|since| *since <= self.now)
         };
-        let last: Timestamp = turns.iter().filter_map(ended).max()?;
+        let last: Timestamp = node_upgrades.iter().filter_map(ended).max()?;
         let until = last.checked_add(seconds(self.spec.between)).ok()?;
         (self.now < until).then_some(UpgradeWait::Between { until })
     }
 
     /// Returns which nodes go first.
-    fn first(&self, turns: &[PlannedNodeUpgrade]) -> First {
+    fn first(&self, node_upgrades: &[PlannedNodeUpgrade]) -> First {
         match &self.spec.canary {
             None => First::Done,
             Some(Canary::Nodes(count)) => {
                 let count = usize::try_from(count.get()).unwrap_or(usize::MAX);
-                let was_upgraded = |turn: &&PlannedNodeUpgrade| {
-                    let noted = turn
-                        .note
-                        .as_ref()
-                        .is_some_and(|note| note.state == UpgradeState::Uncordoned && note.to == turn.to);
-                    turn.stage == UpgradeStage::Done && noted
+                let was_upgraded = |node_upgrade: &&PlannedNodeUpgrade| {
+                    let noted = node_upgrade.note.as_ref().is_some_and(|note| {
+                        note.state == UpgradeState::Uncordoned && note.to == node_upgrade.to
+                    });
+                    node_upgrade.stage == UpgradeStage::Done && noted
                 };
-                let done = turns.iter().filter(was_upgraded).count();
-                let under_way = turns.iter().filter(|turn| turn.stage == UpgradeStage::UnderWay).count();
+                let done = node_upgrades.iter().filter(was_upgraded).count();
+                let under_way = node_upgrades
+                    .iter()
+                    .filter(|node_upgrade| node_upgrade.stage == UpgradeStage::UnderWay)
+                    .count();
                 if done >= count { First::Done } else { First::AnyOf(count.saturating_sub(done + under_way)) }
             }
             Some(Canary::Labels(labels)) => {
                 let is_first = |node: &UpgradeNode<'_>| labels.matches(&node.facts.labels);
-                let stages = self.nodes.iter().zip(turns).filter(|(node, _)| is_first(node));
-                let stages: Vec<UpgradeStage> = stages.map(|(_, turn)| turn.stage).collect();
+                let stages = self.nodes.iter().zip(node_upgrades).filter(|(node, _)| is_first(node));
+                let stages: Vec<UpgradeStage> = stages.map(|(_, node_upgrade)| node_upgrade.stage).collect();
                 if stages.is_empty() {
                     First::Missing
                 } else if stages.iter().all(|stage| *stage == UpgradeStage::Done) {

@@ -35,13 +35,14 @@ impl Forecast {
     }
 
     /// Computes the forecast of an upgrade from its nodes.
-    pub(super) fn of(upgrade: &Upgrade<'_>, turns: &[PlannedNodeUpgrade]) -> Self {
-        let count = |stage| turns.iter().filter(|turn| turn.stage == stage).count();
+    pub(super) fn of(upgrade: &Upgrade<'_>, node_upgrades: &[PlannedNodeUpgrade]) -> Self {
+        let count = |stage| node_upgrades.iter().filter(|node_upgrade| node_upgrade.stage == stage).count();
         let under_way = count(UpgradeStage::UnderWay) + count(UpgradeStage::Begins);
         let (waiting, failed) = (count(UpgradeStage::Waits), count(UpgradeStage::Failed));
-        let per_node = per_node(turns);
+        let per_node = per_node(node_upgrades);
         let continues = under_way + waiting > 0 && failed == 0 && !upgrade.paused;
-        let work = || work(upgrade, per_node.unwrap_or(upgrade.stable_for), under_way + waiting, turns);
+        let work =
+            || work(upgrade, per_node.unwrap_or(upgrade.stable_for), under_way + waiting, node_upgrades);
         Self {
             done: count(UpgradeStage::Done),
             under_way,
@@ -55,9 +56,11 @@ impl Forecast {
 }
 
 /// Returns the average time of the nodes that got their target.
-fn per_node(turns: &[PlannedNodeUpgrade]) -> Option<SignedDuration> {
+fn per_node(node_upgrades: &[PlannedNodeUpgrade]) -> Option<SignedDuration> {
     let is_done = |note: &UpgradeNote, to: &str| note.state == UpgradeState::Uncordoned && note.to == to;
-    let notes = turns.iter().filter_map(|turn| turn.note.as_ref().filter(|note| is_done(note, &turn.to)));
+    let notes = node_upgrades
+        .iter()
+        .filter_map(|node_upgrade| node_upgrade.note.as_ref().filter(|note| is_done(note, &node_upgrade.to)));
     let took: Vec<i64> = notes.map(|note| note.since.duration_since(note.began).as_secs().max(0)).collect();
     let count = i64::try_from(took.len()).ok().filter(|count| *count > 0)?;
     let sum = took.iter().fold(0_i64, |sum, next| sum.saturating_add(*next));
@@ -70,12 +73,13 @@ fn work(
     upgrade: &Upgrade<'_>,
     per_node: SignedDuration,
     nodes: usize,
-    turns: &[PlannedNodeUpgrade],
+    node_upgrades: &[PlannedNodeUpgrade],
 ) -> SignedDuration {
     let at_once = upgrade.spec.max_parallel.of(upgrade.nodes.len());
     let first = match &upgrade.spec.canary {
         Some(Canary::Nodes(count)) => {
-            let done = turns.iter().filter(|turn| turn.stage == UpgradeStage::Done).count();
+            let done =
+                node_upgrades.iter().filter(|node_upgrade| node_upgrade.stage == UpgradeStage::Done).count();
             usize::try_from(count.get()).unwrap_or(usize::MAX).saturating_sub(done).min(nodes)
         }
         Some(Canary::Labels(_)) | None => 0,

@@ -7,12 +7,12 @@ use crate::plan::{Table, table::table};
 
 /// Returns a table with one row per node: its stage, its state and since when, and what it waits for.
 pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
-    let rows = plan.nodes.iter().map(|turn| {
-        let PlannedNodeUpgrade { node, stage, note, .. } = turn;
+    let rows = plan.nodes.iter().map(|node_upgrade| {
+        let PlannedNodeUpgrade { node, stage, note, .. } = node_upgrade;
         let state = note.as_ref().map_or("", |note| note.state.as_str());
         let since = note.as_ref().map(|note| format!("{:.0}", note.since)).unwrap_or_default();
         let stage: &'static str = stage.into();
-        vec![node.clone(), stage.to_owned(), state.to_owned(), since, turn.detail()]
+        vec![node.clone(), stage.to_owned(), state.to_owned(), since, node_upgrade.detail()]
     });
     table(&["NODE", "STAGE", "STATE", "SINCE", "DETAIL"], rows)
 }
@@ -38,7 +38,7 @@ impl PlannedUpgrade {
     pub fn summary(&self) -> String {
         let Self { rollout, nodes, forecast } = self;
         let images: BTreeSet<&str> =
-            nodes.iter().map(|turn| turn.to.as_str()).filter(|to| !to.is_empty()).collect();
+            nodes.iter().map(|node_upgrade| node_upgrade.to.as_str()).filter(|to| !to.is_empty()).collect();
         let gets = match (images.len(), images.first()) {
             (1, Some(image)) => format!(" gets {image}"),
             (0, _) | (_, None) => String::new(),

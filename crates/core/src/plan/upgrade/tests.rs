@@ -27,12 +27,12 @@ fn states_of(fleet: &mut Fleet, name: &str) -> Vec<String> {
 }
 
 fn stage(plan: &PlannedUpgrade, node: &str) -> UpgradeStage {
-    plan.nodes.iter().find(|turn| turn.node == node).unwrap().stage
+    plan.nodes.iter().find(|node_upgrade| node_upgrade.node == node).unwrap().stage
 }
 
 fn waits(plan: &PlannedUpgrade, node: &str) -> String {
-    let turn = plan.nodes.iter().find(|turn| turn.node == node).unwrap();
-    turn.waits.as_ref().map(ToString::to_string).unwrap_or_default()
+    let node_upgrade = plan.nodes.iter().find(|node_upgrade| node_upgrade.node == node).unwrap();
+    node_upgrade.waits.as_ref().map(ToString::to_string).unwrap_or_default()
 }
 
 #[test]
@@ -391,25 +391,25 @@ fn look(
 ) -> Result<(), TestCaseError> {
     let plan = fleet.plan();
     let (taken, down) = fleet.down();
-    let begun = plan.nodes.iter().filter(|turn| turn.stage == UpgradeStage::Begins);
-    let works = |turn: &&PlannedNodeUpgrade| {
-        let node = &fleet.nodes[&turn.node];
+    let begun = plan.nodes.iter().filter(|node_upgrade| node_upgrade.stage == UpgradeStage::Begins);
+    let works = |node_upgrade: &&PlannedNodeUpgrade| {
+        let node = &fleet.nodes[&node_upgrade.node];
         node.driver.as_ref().is_some_and(|driver| fleet.is_ready(node, driver))
     };
     let (begun, more_down) = (begun.clone().count(), begun.filter(works).count());
     prop_assert!(begun == 0 || taken + begun <= most, "{taken} are under way, and {begun} more");
     prop_assert!(more_down == 0 || down + more_down <= most, "{down} are down, and {more_down} more");
-    for turn in plan.nodes.iter().filter(|turn| turn.stage == UpgradeStage::Done) {
+    for node_upgrade in plan.nodes.iter().filter(|node_upgrade| node_upgrade.stage == UpgradeStage::Done) {
         prop_assert!(
-            !fleet.unchecked.contains(&turn.node),
+            !fleet.unchecked.contains(&node_upgrade.node),
             "{} has a driver that was not checked",
-            turn.node
+            node_upgrade.node
         );
     }
     if let Some(event) = meanwhile {
         happen(fleet, event);
     }
-    let names: Vec<String> = plan.nodes.iter().map(|turn| turn.node.clone()).collect();
+    let names: Vec<String> = plan.nodes.iter().map(|node_upgrade| node_upgrade.node.clone()).collect();
     prop_assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
     for change in plan.changes().take(steps) {
         fleet.make(change);
@@ -466,8 +466,8 @@ proptest! {
         // Excludes an image that never works, nodes that do not work for another reason, and canary nodes that cannot
         // be upgraded.
         let is_stopped = fleet.image == "v4" || fleet.down().1 >= limit || (kind == 3 && !done(&plan, "n0"));
-        for turn in plan.nodes.iter().filter(|_| !is_stopped) {
-            prop_assert!(matches!(turn.stage, UpgradeStage::Done | UpgradeStage::Skipped), "{:?}", turn);
+        for node_upgrade in plan.nodes.iter().filter(|_| !is_stopped) {
+            prop_assert!(matches!(node_upgrade.stage, UpgradeStage::Done | UpgradeStage::Skipped), "{:?}", node_upgrade);
         }
     }
 
@@ -500,5 +500,7 @@ proptest! {
 
 /// Whether the node has the new driver.
 fn done(plan: &PlannedUpgrade, name: &str) -> bool {
-    plan.nodes.iter().any(|turn| turn.node == name && turn.stage == UpgradeStage::Done)
+    plan.nodes
+        .iter()
+        .any(|node_upgrade| node_upgrade.node == name && node_upgrade.stage == UpgradeStage::Done)
 }

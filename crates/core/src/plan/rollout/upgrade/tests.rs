@@ -92,7 +92,7 @@ fn nodes_get_a_new_version_one_after_the_other() {
         make(&mut world);
     }
     let upgrade = planned(&world).upgrade.unwrap();
-    let stages: Vec<UpgradeStage> = upgrade.nodes.iter().map(|turn| turn.stage).collect();
+    let stages: Vec<UpgradeStage> = upgrade.nodes.iter().map(|node_upgrade| node_upgrade.stage).collect();
     assert_eq!(stages, [UpgradeStage::UnderWay, UpgradeStage::Waits, UpgradeStage::Done]);
     assert!(planned(&world).changes.is_empty(), "no pod is restarted outside the upgrade");
     for node in ["n1", "n2"] {
@@ -114,14 +114,16 @@ fn the_plan_can_be_read_before_the_daemon_set_has_the_image() {
     let mut world = world(json!({}));
     let now = planned(&world);
     let RolloutDecision::Rewrite { to, .. } = &now.decision else { panic!("{:?}", now.decision) };
-    let turns = now.upgrade.unwrap();
-    assert_eq!((turns.changes().count(), turns.forecast.waiting), (0, 3));
-    assert!(turns.forecast.ends.is_some());
+    let upgrade = now.upgrade.unwrap();
+    assert_eq!((upgrade.changes().count(), upgrade.forecast.waiting), (0, 3));
+    assert!(upgrade.forecast.ends.is_some());
     let read = |upgrade: &PlannedUpgrade| -> Vec<(String, String)> {
-        let turns = upgrade.nodes.iter();
-        turns.map(|turn| (turn.to.clone(), turn.waits.as_ref().unwrap().to_string())).collect()
+        let node_upgrades = upgrade.nodes.iter();
+        node_upgrades
+            .map(|node_upgrade| (node_upgrade.to.clone(), node_upgrade.waits.as_ref().unwrap().to_string()))
+            .collect()
     };
-    assert_eq!(read(&turns)[2], (to.to_string(), "waits until the DaemonSet has the new image".to_owned()));
+    assert_eq!(read(&upgrade)[2], (to.to_string(), "waits until the DaemonSet has the new image".to_owned()));
 
     let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
     live.annotations.insert(PAUSED_ANNOTATION.to_owned(), "true".to_owned());
@@ -234,8 +236,11 @@ fn those_leave_that_a_forecast_finds() {
 
     world.snapshot.workloads = vec![pod("apps", "other"), of_job("kube-system", &[None])];
     let upgrade = planned(&world).upgrade.unwrap();
-    let turn = upgrade.nodes.iter().find(|turn| turn.node == "n0").unwrap();
-    assert_eq!(turn.waits.as_ref().unwrap().to_string(), "waits until its driver can be unloaded: mft: used");
+    let node_upgrade = upgrade.nodes.iter().find(|node_upgrade| node_upgrade.node == "n0").unwrap();
+    assert_eq!(
+        node_upgrade.waits.as_ref().unwrap().to_string(),
+        "waits until its driver can be unloaded: mft: used"
+    );
     world.snapshot.checks.insert(job.name.clone(), JobState::Succeeded);
     assert_eq!(make(&mut world), ["mft-n0"]);
 }
@@ -266,11 +271,11 @@ fn an_image_that_fails_is_restored_or_stays_as_the_definition_says() {
     }
     assert_eq!(world.image_of("driver"), OLD);
     let upgrade = planned(&world).upgrade.unwrap();
-    let first = upgrade.nodes.iter().find(|turn| turn.node == "n0").unwrap();
+    let first = upgrade.nodes.iter().find(|node_upgrade| node_upgrade.node == "n0").unwrap();
     assert_eq!(first.stage, UpgradeStage::Begins, "the node gets the old image back");
     world.observed.contents.remove(OLD);
-    let turns = planned(&world).upgrade.unwrap().nodes;
-    assert_eq!(turns[0].stage, UpgradeStage::Begins, "also when the old image is not farrier's");
+    let node_upgrades = planned(&world).upgrade.unwrap().nodes;
+    assert_eq!(node_upgrades[0].stage, UpgradeStage::Begins, "also when the old image is not farrier's");
 
     let world = failed("stop");
     assert!(planned(&world).changes.is_empty());
@@ -288,8 +293,8 @@ fn apply(world: &mut World) -> RolloutDecision {
 }
 
 fn stage(world: &World, node: &str) -> UpgradeStage {
-    let turns = planned(world).upgrade.unwrap().nodes;
-    turns.iter().find(|turn| turn.node == node).unwrap().stage
+    let node_upgrades = planned(world).upgrade.unwrap().nodes;
+    node_upgrades.iter().find(|node_upgrade| node_upgrade.node == node).unwrap().stage
 }
 
 #[test]
