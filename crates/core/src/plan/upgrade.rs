@@ -41,12 +41,12 @@ pub struct Upgrade<'a> {
     pub deadline: SignedDuration,
     /// Time for which a new pod must stay ready.
     pub stable_for: SignedDuration,
-    /// Number of pods that the DaemonSet should have and that are missing, on unknown nodes.
+    /// Number of the DaemonSet's desired pods that do not exist. It is unknown which nodes lack them.
     pub missing: usize,
     /// Whether no further node may be started.
     pub paused: bool,
-    /// Reason why the pods of nodes cannot be seen, if a drain has to see them.
-    pub unseen: Option<&'a str>,
+    /// Reason why the pods of nodes cannot be listed, if the upgrade drains nodes.
+    pub cannot_list_pods: Option<&'a str>,
     /// Current time.
     pub now: Timestamp,
     /// Nodes that the DaemonSet reaches.
@@ -61,18 +61,18 @@ pub struct UpgradeNode<'a> {
     /// Image that the node should have; empty where there is none for it.
     pub target: &'a str,
     /// Whether the DaemonSet will get the target image, but does not have it yet.
-    pub to_come: bool,
+    pub is_target_pending: bool,
     /// Handover label to set, where the node does not belong to the DaemonSet with the target image yet.
     pub hand_over: Option<&'a str>,
     /// Driver pod on the node.
     pub driver: Option<DriverPod<'a>>,
     /// Whether the target has modules for the node's kernel; `None` where the kernel is unknown.
     pub fits: Option<bool>,
-    /// Pods still running that must leave the node before its driver does (`drain`).
+    /// Running pods that must leave the node before its driver is replaced (`drain`).
     pub users: Vec<&'a WorkloadFacts>,
     /// State of the `forecast` Job ([`UpgradeNote::job_name`]).
     pub forecast: Option<JobState>,
-    /// Holders that the forecast found last, where visible.
+    /// Pods and processes that prevent the unload of the driver, as the last forecast reported; empty if the report is not visible.
     pub holders: &'a [Holder],
     /// State of the `waitFor` Job.
     pub check: Option<JobState>,
@@ -212,7 +212,7 @@ impl Upgrade<'_> {
         format!("{}/{}", self.namespace, self.daemon_set)
     }
 
-    /// Returns the time that has passed since; zero for a time in the future.
+    /// Returns the time that has passed since `since`; zero if `since` is in the future.
     fn passed(&self, since: Timestamp) -> SignedDuration {
         self.now.duration_since(since).max(SignedDuration::ZERO)
     }
@@ -225,7 +225,7 @@ impl<'a> UpgradeNode<'a> {
         Self {
             facts,
             target: "",
-            to_come: false,
+            is_target_pending: false,
             hand_over: None,
             driver,
             fits: None,

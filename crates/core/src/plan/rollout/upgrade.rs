@@ -112,8 +112,8 @@ fn plan_of(
                 };
                 DriverPod::of(pod, context.upgraded(), is_current)
             });
-            let to_come = next.is_some();
-            nodes.push(UpgradeNode { target, to_come, fits, ..UpgradeNode::of(node, driver) });
+            let is_target_pending = next.is_some();
+            nodes.push(UpgradeNode { target, is_target_pending, fits, ..UpgradeNode::of(node, driver) });
         }
     }
     in_order(context, found, live, live.desired, nodes)
@@ -151,7 +151,8 @@ pub(super) fn in_order(
         (node.forecast, node.check) = (job(JobKind::Forecast), job(JobKind::Check));
         (node.users, node.holders) = workloads.on(node.facts, note.as_ref(), spec);
     }
-    let unseen = snapshot.unseen.get(&ObservedKind::Workloads).filter(|_| spec.drain != Drain::None);
+    let cannot_list_pods =
+        snapshot.unseen.get(&ObservedKind::Workloads).filter(|_| spec.drain != Drain::None);
     let Limits { deadline, stable_for } = Limits::of(context.spec.watch()?, live);
     let by = context.inputs.instance.to_string();
     let upgrade = Upgrade {
@@ -163,7 +164,7 @@ pub(super) fn in_order(
         stable_for,
         missing: desired.saturating_sub(nodes.iter().filter(|node| node.driver.is_some()).count()),
         paused: has_pause_annotation(&live.annotations),
-        unseen: unseen.map(String::as_str),
+        cannot_list_pods: cannot_list_pods.map(String::as_str),
         now: context.inputs.now,
         nodes,
     };

@@ -90,7 +90,7 @@ impl Upgrade<'_> {
             Some(false) => return Some(UpgradeWait::NoModules { kernel: facts.kernel_version.clone() }),
             Some(true) => {}
         }
-        if node.to_come {
+        if node.is_target_pending {
             return Some(if self.paused { UpgradeWait::Paused } else { UpgradeWait::Image });
         }
         let note = note.filter(|note| note.state == UpgradeState::NotDrained && note.to == node.target)?;

@@ -243,12 +243,12 @@ fn a_node_that_is_away_is_passed_over_and_one_that_dies_in_its_turn_has_failed()
 #[test]
 fn pods_that_cannot_be_seen_are_not_taken_for_none() {
     let mut fleet = Fleet::new(1, draining(json!({})));
-    fleet.unseen = Some("farrier may not list pods".to_owned());
+    fleet.cannot_list_pods = Some("farrier may not list pods".to_owned());
     fleet.settle_until(|fleet| fleet.state("n0") == "not-drained");
     assert!(waits(&fleet.plan(), "n0").ends_with("its pods cannot be listed: farrier may not list pods"));
     assert!(!fleet.nodes["n0"].facts.unschedulable);
     assert_eq!(fleet.nodes["n0"].driver.as_ref().unwrap().image, "v1");
-    fleet.unseen = None;
+    fleet.cannot_list_pods = None;
     assert_eq!(fleet.settle().forecast.done, 1);
 }
 

@@ -72,8 +72,8 @@ impl Upgrade<'_> {
             UpgradeState::Cordoned | UpgradeState::Drained if is_current || self.is_left(node, note) => {
                 self.enter(node, note, UpgradeState::DriverRestarted)
             }
-            UpgradeState::Cordoned | UpgradeState::Drained if self.unseen.is_some() => {
-                let why = self.unseen.map(|why| format!("its pods cannot be listed: {why}"));
+            UpgradeState::Cordoned | UpgradeState::Drained if self.cannot_list_pods.is_some() => {
+                let why = self.cannot_list_pods.map(|why| format!("its pods cannot be listed: {why}"));
                 self.end(node, note, UpgradeState::NotDrained, why)
             }
             UpgradeState::Cordoned | UpgradeState::Drained if !node.users.is_empty() => {
@@ -238,7 +238,7 @@ impl Upgrade<'_> {
     /// driver and check it.
     fn is_left(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
         let is_gone = node.hand_over.is_none() && node.running_pod().is_none() && !node.facts.not_ready;
-        let is_over = self.unseen.is_some() || self.is_late(note, seconds(self.spec.timeout));
+        let is_over = self.cannot_list_pods.is_some() || self.is_late(note, seconds(self.spec.timeout));
         note.state == UpgradeState::Drained && is_gone && is_over
     }
 

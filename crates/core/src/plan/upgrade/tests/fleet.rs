@@ -58,7 +58,7 @@ pub(super) struct Fleet {
     /// Whether a budget blocks the eviction of all device users.
     pub(super) held: bool,
     pub(super) paused: bool,
-    pub(super) unseen: Option<String>,
+    pub(super) cannot_list_pods: Option<String>,
     /// States of the check Jobs, by name.
     pub(super) jobs: BTreeMap<String, JobState>,
     /// Names of the forecast Jobs. A forecast succeeds when no pod holds the driver.
@@ -84,7 +84,7 @@ impl Fleet {
             unchecked: BTreeSet::new(),
             held: false,
             paused: false,
-            unseen: None,
+            cannot_list_pods: None,
             jobs: BTreeMap::new(),
             forecasts: BTreeSet::new(),
             stuck: false,
@@ -299,7 +299,7 @@ impl Fleet {
             UpgradeNode {
                 facts: &node.facts,
                 target: &self.image,
-                to_come: false,
+                is_target_pending: false,
                 hand_over: None,
                 driver: pod.map(|pod| {
                     let image = pod.images["driver"].as_str();
@@ -321,7 +321,7 @@ impl Fleet {
             stable_for: SignedDuration::from_secs(30),
             missing: self.nodes.values().filter(|node| node.driver.is_none()).count(),
             paused: self.paused,
-            unseen: self.unseen.as_deref(),
+            cannot_list_pods: self.cannot_list_pods.as_deref(),
             now: Timestamp::from_second(self.now).unwrap(),
             nodes: nodes.collect(),
         };
