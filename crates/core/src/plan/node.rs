@@ -84,7 +84,7 @@ impl NodeReason {
     }
 
     /// Whether no rollout waits for the node.
-    pub fn holds_nothing(&self) -> bool {
+    pub fn blocks_no_rollout(&self) -> bool {
         self.is_rejected_claim() || matches!(self, Self::Ignored { .. } | Self::NotLinux { .. })
     }
 
@@ -351,7 +351,7 @@ mod tests {
         facts.operating_system = "windows".to_owned();
         let why = node_target(&facts).unwrap_err();
         assert_eq!(why.to_string(), "it runs windows, and drivers are for Linux nodes");
-        assert!(why.holds_nothing() && why.remedy("n").is_empty());
+        assert!(why.blocks_no_rollout() && why.remedy("n").is_empty());
     }
 
     #[test]

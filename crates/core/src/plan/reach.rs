@@ -344,7 +344,7 @@ impl<'a> ReachingObject<'a> {
     }
 
     /// Decides about nodes that are equal except for their names.
-    pub(super) fn reach_alike<'n>(&self, nodes: &[&'n NodeFacts]) -> Reach<'n> {
+    pub(super) fn reach_of_equal_nodes<'n>(&self, nodes: &[&'n NodeFacts]) -> Reach<'n> {
         let mut reach = Reach::default();
         let Some(first) = nodes.first() else { return reach };
         let is_by_name = self.placement.names_nodes() || !first.taints.is_empty();

@@ -72,7 +72,7 @@ pub struct UpgradeNode<'a> {
     pub users: Vec<&'a WorkloadFacts>,
     /// State of the `forecast` Job ([`UpgradeNote::job_name`]).
     pub forecast: Option<JobState>,
-    /// Pods and processes that prevent the unload of the driver, as the last forecast reported; empty if the report is not visible.
+    /// Holders of the driver's modules that the last forecast reported; empty if the report is not visible.
     pub holders: &'a [Holder],
     /// State of the `waitFor` Job.
     pub check: Option<JobState>,

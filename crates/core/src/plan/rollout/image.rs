@@ -11,7 +11,7 @@ use super::{
     daemon_set::{Named, named, original},
     field::{self, Field, Step},
     no_image,
-    reached::{Kernels, Reached, understood},
+    reached::{NodesByKernel, Reached, check_supported},
     record::FieldRecord,
     upgrade,
     watch::{Limits, Progress, progress, runs},
@@ -36,7 +36,7 @@ pub(super) fn decide_for(
     Named { daemon_set, container: Container { name, .. } }: Named<'_>,
     placed: &DaemonSetFacts,
 ) -> Result<Decided, HoldReason> {
-    understood(&placed.placement)?;
+    check_supported(&placed.placement)?;
     let object = ReachingObject::daemon_set(placed, context.inputs.snapshot);
     let kernels = Reached::by(&object, context.groups).known()?;
     let shared = common_tag(context, &kernels)?;
@@ -72,7 +72,7 @@ pub(super) fn decide_for(
 /// a single kernel.
 fn common_tag<'a>(
     context: &Context<'a>,
-    kernels: &Kernels<'a>,
+    kernels: &NodesByKernel<'a>,
 ) -> Result<Option<&'a ImageReference>, HoldReason> {
     if kernels.len() < 2 {
         return Ok(None);

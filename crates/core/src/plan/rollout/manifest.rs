@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::named, image,
-    reached::understood, resource,
+    reached::check_supported, resource,
 };
 use crate::plan::{Placement, ReachingObject, table::some_of};
 
@@ -20,7 +20,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let mut live = context.inputs.snapshot.daemon_sets.iter().filter(|found| found.live.is_some());
     let live = live.find(same);
     // The manifest does not say which nodes it reaches.
-    if let Some(live) = live.filter(|_| understood(&manifest.placement).is_err()) {
+    if let Some(live) = live.filter(|_| check_supported(&manifest.placement).is_err()) {
         return image::decide_for(context, named, live);
     }
     match live.and_then(|live| reaches_differently(context, &live.placement, &manifest.placement)) {
@@ -39,7 +39,7 @@ pub(super) fn reaches_differently(
     let snapshot = context.inputs.snapshot;
     let nodes = |placement: &Placement| {
         let object = ReachingObject::new(placement, snapshot, []);
-        let reach = context.groups.iter().map(|group| object.reach_alike(&group.nodes));
+        let reach = context.groups.iter().map(|group| object.reach_of_equal_nodes(&group.nodes));
         let nodes = reach.flat_map(|reach| reach.reached.into_iter().chain(reach.undetermined));
         nodes.map(|node| node.name.as_str()).collect::<BTreeSet<&str>>()
     };

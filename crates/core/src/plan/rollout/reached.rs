@@ -9,13 +9,13 @@ use crate::{
 };
 
 /// Nodes by kernel.
-pub(super) type Kernels<'a> = BTreeMap<&'a KernelTarget, Vec<&'a NodeFacts>>;
+pub(super) type NodesByKernel<'a> = BTreeMap<&'a KernelTarget, Vec<&'a NodeFacts>>;
 
 /// Nodes that a rollout reaches.
 #[derive(Default)]
 pub(super) struct Reached<'a> {
     /// Nodes with a known kernel.
-    pub(super) kernels: Kernels<'a>,
+    pub(super) kernels: NodesByKernel<'a>,
     /// Nodes whose kernel is unknown.
     pub(super) unknown: Vec<(&'a NodeFacts, &'a NodeReason)>,
     /// Unlabeled nodes that are reached once their labels are back.
@@ -30,12 +30,12 @@ impl<'a> Reached<'a> {
     ) -> Self {
         let mut found = Self::default();
         for group in groups {
-            let Reach { reached, undetermined } = object.reach_alike(&group.nodes);
+            let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
             found.undetermined.extend(undetermined);
             match &group.target {
                 _ if reached.is_empty() => {}
                 // No rollout waits for a node whose kernel is rejected.
-                Err(why) if why.holds_nothing() => {}
+                Err(why) if why.blocks_no_rollout() => {}
                 Ok(kernel) => found.kernels.entry(kernel).or_default().extend(reached),
                 Err(why) => found.unknown.extend(reached.into_iter().map(|node| (node, why))),
             }
@@ -43,9 +43,9 @@ impl<'a> Reached<'a> {
         found
     }
 
-    /// Returns the kernels; there is at least one. Every reached node's kernel must be known, and images for these
-    /// kernels must fit every undetermined node.
-    pub(super) fn known(self) -> Result<Kernels<'a>, HoldReason> {
+    /// Returns the reached nodes by kernel, for at least one kernel. Fails if a reached node's kernel is unknown, or if an
+    /// undetermined node runs none of the returned kernels.
+    pub(super) fn known(self) -> Result<NodesByKernel<'a>, HoldReason> {
         if let Some(why) = unknown_node(self.unknown.into_iter()) {
             return Err(why);
         }
@@ -62,8 +62,8 @@ impl<'a> Reached<'a> {
     }
 }
 
-/// Returns the hold for placement rules that are not understood.
-pub(super) fn understood(placement: &Placement) -> Result<(), HoldReason> {
+/// Fails with a hold if the placement has an affinity that farrier does not support.
+pub(super) fn check_supported(placement: &Placement) -> Result<(), HoldReason> {
     match &placement.affinity {
         NodeAffinity::Unsupported(detail) => Err(HoldReason::Affinity { detail: detail.clone() }),
         NodeAffinity::Any | NodeAffinity::Terms(_) => Ok(()),

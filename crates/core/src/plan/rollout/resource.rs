@@ -19,7 +19,7 @@ use super::{
     manifest::reaches_differently,
     no_image,
     operator::{self, TagForm, Versions},
-    reached::{Kernels, Reached, understood},
+    reached::{NodesByKernel, Reached, check_supported},
     record::FieldRecord,
     watch::Progress,
 };
@@ -108,7 +108,7 @@ pub(super) fn decide(
         return Err(HoldReason::NotPullable);
     }
     let placement = found.placement_in(inputs.snapshot);
-    understood(&placement)?;
+    check_supported(&placement)?;
     let live = inputs.snapshot.resources.iter().find(|live| live.is_named(wanted) && live.version.is_some());
     if let Some(live) = live.filter(|_| found.version.is_none())
         && let Some(why) = reaches_differently(context, &live.placement_in(inputs.snapshot), &placement)
@@ -208,7 +208,7 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
     let mut found = Reached::by(&object, wanted);
     // The operator's own label is derived from NFD's.
     for group in others.into_iter().filter(|group| group.sample.is_unlabeled()) {
-        let Reach { reached, undetermined } = object.reach_alike(&group.nodes);
+        let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
         found.undetermined.extend(reached.into_iter().chain(undetermined));
     }
     found
@@ -218,7 +218,7 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
 fn wish<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
-    kernels: &Kernels<'_>,
+    kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
     let CommonVersion { version, reference, proof } = match common_version(context, kind, kernels, None)? {
         Ok(found) => found,
@@ -251,7 +251,7 @@ struct CommonVersion<'a> {
 fn common_version<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
-    kernels: &Kernels<'_>,
+    kernels: &NodesByKernel<'_>,
     current: Option<&str>,
 ) -> Result<Result<CommonVersion<'a>, &'a ImageReference>, HoldReason> {
     let mut found: Vec<(&Cell, Versions<'_>)> = Vec::new();
@@ -324,13 +324,13 @@ pub(super) fn tag_form(kind: OperatorResource, cell: &Cell, snapshot: &ClusterSn
 
 /// Returns the hold while the operator upgrades drivers: a rewrite makes it drain nodes one by one, and another rewrite
 /// halfway would start that over. A node that is only requested to upgrade holds nothing.
-fn upgrading(kind: OperatorResource, kernels: &Kernels<'_>) -> Option<HoldReason> {
+fn upgrading(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<HoldReason> {
     let (node, state, count) = first_in(kind, kernels, is_in_progress)?;
     Some(HoldReason::UpgradeInProgress { node: node.clone(), state: state.clone(), count })
 }
 
 /// Names a node whose upgrade the operator does not continue, and who must act.
-fn at_rest(kind: OperatorResource, kernels: &Kernels<'_>) -> Option<String> {
+fn at_rest(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<String> {
     let (node, state, count) = first_in(kind, kernels, |state| end_of_rest(state).is_some())?;
     let label = operator::upgrade_label(kind)?.replace("-state", ".skip");
     Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), end_of_rest(state)?))
@@ -339,7 +339,7 @@ fn at_rest(kind: OperatorResource, kernels: &Kernels<'_>) -> Option<String> {
 /// Returns the first node in such an upgrade state, its state, and the number of such nodes.
 fn first_in<'a>(
     kind: OperatorResource,
-    kernels: &Kernels<'a>,
+    kernels: &NodesByKernel<'a>,
     is_wanted: impl Fn(&str) -> bool,
 ) -> Option<(&'a String, &'a String, usize)> {
     let label = operator::upgrade_label(kind)?;

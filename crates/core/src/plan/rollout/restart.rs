@@ -32,7 +32,7 @@ pub(super) fn restarts(
     let away = pods().filter(|pod| pod.deleting || !pod.ready).count();
     let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
     for group in context.groups {
-        let Reach { reached, .. } = object.reach_alike(&group.nodes);
+        let Reach { reached, .. } = object.reach_of_equal_nodes(&group.nodes);
         nodes += reached.len();
         let Ok(kernel) = &group.target else { continue };
         let (arch, kernel) = (kernel.arch, kernel.release.as_str());

@@ -14,7 +14,7 @@ use super::{
     daemon_set::original,
     image::{naming, set_image},
     no_image,
-    reached::{Reached, understood, unknown_node, unlabeled_node},
+    reached::{Reached, check_supported, unknown_node, unlabeled_node},
     restart::restarts,
 };
 use crate::{
@@ -132,7 +132,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     let (found, live, container) = original(context, target)?;
     let image = found.image_of(container);
     let current = image.and_then(|image| context.observed.contents.get(image));
-    understood(&found.placement)?;
+    check_supported(&found.placement)?;
     let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
     let Reached { kernels: live_kernels, unknown, undetermined } = Reached::by(&object, context.groups);
     if live_kernels.is_empty() && unknown.is_empty() {
@@ -333,7 +333,7 @@ impl Members {
 /// Whether a node may run a kernel that its labels do not confirm: labels can be missing for a moment, while nodeInfo
 /// still names the kernel.
 fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
-    let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.holds_nothing());
+    let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.blocks_no_rollout());
     groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 

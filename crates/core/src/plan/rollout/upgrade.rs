@@ -95,7 +95,7 @@ fn plan_of(
     let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
     for group in context.groups {
         let kernel = group.target.as_ref().ok();
-        for node in object.reach_alike(&group.nodes).reached {
+        for node in object.reach_of_equal_nodes(&group.nodes).reached {
             let next = next.filter(|_| UpgradeNote::under_way(node).is_none());
             let (target, new) = match next {
                 Some(next) => (next.image.as_str(), Some(&next.contents)),

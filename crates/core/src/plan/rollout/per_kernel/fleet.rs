@@ -9,7 +9,7 @@ use super::{
         daemon_set::original,
         handover::{HANDED_OVER, is_handed_over},
         no_image,
-        reached::understood,
+        reached::check_supported,
         watch::is_same_image,
     },
     Context, HoldReason, Original, RolloutTarget,
@@ -89,15 +89,15 @@ impl<'a> Fleet<'a> {
         }
         let containers: Vec<&str> = parts.iter().map(|(_, container)| *container).collect();
         let original = Original::observe(inputs.snapshot, facts, live);
-        understood(&original.base)?;
+        check_supported(&original.base)?;
         let (mut members, mut undetermined) = (Vec::new(), Vec::new());
         let is_believed =
-            |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::holds_nothing);
+            |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::blocks_no_rollout);
         let copies = original.copies.values().map(|copy| copy.live);
         let uids = copies.chain([live]).map(|live| live.version.uid.as_str());
         let object = ReachingObject::new(&original.base, inputs.snapshot, uids);
         for group in context.groups.iter().filter(is_believed) {
-            let reach = object.reach_alike(&group.nodes);
+            let reach = object.reach_of_equal_nodes(&group.nodes);
             undetermined.extend(reach.undetermined);
             members.extend(reach.reached.into_iter().map(|node| Member {
                 node,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::{
-    super::{Context, HoldReason, reached::Kernels},
+    super::{Context, HoldReason, reached::NodesByKernel},
     CommonVersion, DesiredField, FIELD, ResourceFacts, common_version, field_path, record_of,
 };
 use crate::{
@@ -27,13 +27,13 @@ pub(super) fn wish<'a>(
     context: &Context<'a>,
     found: &ResourceFacts,
     container: &Map<String, Value>,
-    kernels: &Kernels<'_>,
+    kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
     let image = context.inputs.definitions().images.get(context.image);
     let mut mappings: Vec<Value> =
         container.get(MAPPINGS).and_then(Value::as_array).cloned().unwrap_or_default();
     is_loadable(container, &mappings, image.is_none_or(|image| image.spec.output == Output::Payload))?;
-    let mut groups: BTreeMap<Option<usize>, Kernels<'_>> = BTreeMap::new();
+    let mut groups: BTreeMap<Option<usize>, NodesByKernel<'_>> = BTreeMap::new();
     for (kernel, nodes) in kernels {
         let Some(index) = mapping_of(&mappings, kernel)? else { continue };
         let own = Some(index).filter(|index| mappings[*index].get(IMAGE).is_some());
