@@ -117,9 +117,9 @@ fn lacks_registry_alone(error: &clap::Error) -> bool {
 
 /// Removes an option with its value from a command line.
 pub fn take(arguments: &mut Vec<OsString>, option: &str) -> Option<String> {
-    let is_it =
+    let is_option =
         |text: &str| text.strip_prefix(option).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
-    let at = arguments.iter().position(|argument| argument.to_str().is_some_and(is_it))?;
+    let at = arguments.iter().position(|argument| argument.to_str().is_some_and(is_option))?;
     let found = arguments.remove(at).into_string().ok()?;
     match found.split_once('=') {
         Some((_, value)) => Some(value.to_owned()),

@@ -10,7 +10,7 @@ use farrier_builder::{
 use farrier_core::{
     image::ImageName,
     kernel::KernelTarget,
-    plan::{Platform, SnapshotScope, WriteNamespaces, called_for},
+    plan::{Platform, SnapshotScope, WriteNamespaces, platforms_with_images},
 };
 use oci::error_chain;
 use serde::Serialize;
@@ -120,7 +120,7 @@ async fn images(
     let snapshot = connection.cluster.snapshot().await?;
     let KernelTarget { os, os_version, release: _, arch } = target.clone();
     let platform = Platform { os, os_version, arch };
-    let images = called_for(definitions, &snapshot).remove(&platform).unwrap_or_default();
+    let images = platforms_with_images(definitions, &snapshot).remove(&platform).unwrap_or_default();
     if images.is_empty() {
         let Platform { os, os_version, arch } = &platform;
         output::message(&format!("no node of {os} {os_version}, {arch}, calls for a driver image"));

@@ -211,8 +211,12 @@ fn over_ssh_with_a_key_and_the_servers_key() {
     let kernel = ["--kernel", "6.1.0-901-amd64", "--os", "debian", "--os-version", "12", "--arch", "amd64"];
     let run = scene.site.farrier(&[&["mirror", "-o", "json"][..], &kernel].concat());
     let kept = run.json();
-    let is_it = |report: &&Value| report["what"].as_str().is_some_and(|what| what.contains(&commit));
-    let source =
-        kept.as_array().unwrap().iter().find(is_it).unwrap_or_else(|| panic!("{run}\n{}", server.log()));
+    let names_commit = |report: &&Value| report["what"].as_str().is_some_and(|what| what.contains(&commit));
+    let source = kept
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(names_commit)
+        .unwrap_or_else(|| panic!("{run}\n{}", server.log()));
     assert_eq!(source["outcome"], "kept", "{source:#}");
 }

@@ -185,13 +185,13 @@ fn in_a_layout(site: &Site, kernel: &str) -> (String, PathBuf) {
     (name, layout.join("blobs/sha256"))
 }
 
-/// Returns the last layer's blob of the manifest that satisfies `is_it`.
-fn blob_of(blobs: &Path, is_it: impl Fn(&Value) -> bool) -> PathBuf {
+/// Returns the last layer's blob of the manifest that satisfies `is_wanted`.
+fn blob_of(blobs: &Path, is_wanted: impl Fn(&Value) -> bool) -> PathBuf {
     for entry in fs::read_dir(blobs).unwrap().map(Result::unwrap) {
         let Ok(manifest) = serde_json::from_slice::<Value>(&fs::read(entry.path()).unwrap()) else {
             continue;
         };
-        if let (true, Some(layers)) = (is_it(&manifest), manifest["layers"].as_array()) {
+        if let (true, Some(layers)) = (is_wanted(&manifest), manifest["layers"].as_array()) {
             let digest = layers.last().unwrap()["digest"].as_str().unwrap();
             return blobs.join(digest.strip_prefix("sha256:").unwrap());
         }

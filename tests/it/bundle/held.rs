@@ -132,8 +132,8 @@ async fn what_are_no_signatures_is_not_added_to() {
     from.export(&[image("one", "1", &one)], &file, None).await.unwrap();
     let imported = bundle::import(&verify(&file).unwrap(), &to.target(), &Silent).await.unwrap();
     let taken = |tag: &str| {
-        let is_it = |content: &Content| content.tag.as_ref().is_some_and(|held| held.as_str() == tag);
-        imported.contents.iter().find(|(content, _)| is_it(content)).unwrap().1.clone()
+        let has_tag = |content: &Content| content.tag.as_ref().is_some_and(|held| held.as_str() == tag);
+        imported.contents.iter().find(|(content, _)| has_tag(content)).unwrap().1.clone()
     };
     assert_eq!(taken(&signatures), Taken::Conflict { holds: index });
     assert_eq!(taken(&bill), Taken::Conflict { holds: other });

@@ -88,12 +88,12 @@ pub fn network(release: &KernelRelease) -> Vec<PayloadModule> {
 /// Returns the decompressed file of one in-tree module.
 pub fn module_bytes(release: &KernelRelease, name: &str) -> Vec<u8> {
     let root = unpacked(&image_package(release)).join("lib/modules").join(release.as_str());
-    let is_it = |entry: &walkdir::DirEntry| {
+    let is_module = |entry: &walkdir::DirEntry| {
         let file = entry.file_name().to_string_lossy();
         file.ends_with(".ko") && kmod::module_name(&file) == name
     };
     let mut files = walkdir::WalkDir::new(root).into_iter().filter_map(Result::ok);
-    fs::read(files.find(is_it).unwrap().path()).unwrap()
+    fs::read(files.find(is_module).unwrap().path()).unwrap()
 }
 
 pub fn check_one(kernel: &KernelFacts, module: Result<Module, ModuleError>) -> CheckReport {

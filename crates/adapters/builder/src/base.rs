@@ -224,7 +224,7 @@ async fn ensure_toolchain(job: &Job<'_>, engine: &DockerEngine, toolchain: &Tool
         if engine.has_image(&reference.to_string()).await? {
             return Ok(reference.to_string());
         }
-        let copy = parts.nearest(reference.clone()).await?;
+        let copy = parts.mirrored_reference(reference.clone()).await?;
         // No engine can pull from a layout directory.
         let reference = if copy.repository.host().is_some() { copy } else { reference };
         let pull = || pull(parts, engine, &reference);

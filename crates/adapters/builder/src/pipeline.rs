@@ -9,7 +9,7 @@ use super::{
     needs, publish, reuse, sign,
 };
 use crate::{
-    images::{can_sign_images, output_maker},
+    images::{ensure_can_sign_images, output_maker},
     parts::{FindingKind, Parts, Result, TargetError},
 };
 
@@ -39,7 +39,7 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
     // Fail fast: check signing and boot prerequisites before compiling.
     check::ensure_boot_check_is_possible(&job).await?;
     if options.push {
-        can_sign_images(parts).await?;
+        ensure_can_sign_images(parts).await?;
         output_maker(parts, job.image)?;
     }
     let headers = headers::fetch(&job).await?;

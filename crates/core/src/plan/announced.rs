@@ -193,7 +193,8 @@ impl Announcements {
                 this.add(kernel.clone(), by, None);
             }
         }
-        let platforms = if tracked.is_empty() { BTreeMap::new() } else { called_for(definitions, snapshot) };
+        let platforms =
+            if tracked.is_empty() { BTreeMap::new() } else { platforms_with_images(definitions, snapshot) };
         for TrackedKernel { target, family, flavor: _ } in &tracked {
             let matching = platforms.iter().find(|(platform, _)| platform.matches(target));
             if let Some((_, images)) = matching.filter(|(_, images)| !images.is_empty()) {
@@ -312,7 +313,7 @@ pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, Anno
 }
 
 /// Returns the platforms of the nodes, each with the images that select at least one of its nodes.
-pub fn called_for(
+pub fn platforms_with_images(
     definitions: &Definitions,
     snapshot: &ClusterSnapshot,
 ) -> BTreeMap<Platform, BTreeSet<ImageName>> {

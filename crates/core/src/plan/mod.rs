@@ -68,8 +68,8 @@ mod write_namespaces;
 
 pub use activity::{Activity, BuildActivity, Stage};
 pub use announced::{
-    AnnouncedBy, AnnouncementReason, Announcements, Platform, TrackedKernel, UnusedAnnouncement, called_for,
-    newest, rpm_flavor,
+    AnnouncedBy, AnnouncementReason, Announcements, Platform, TrackedKernel, UnusedAnnouncement, newest,
+    platforms_with_images, rpm_flavor,
 };
 pub use budget::Budget;
 pub use build_times::{BuildTime, BuildTimes};

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     PublicKey,
-    dsse::{Envelope, EnvelopeError, Form},
+    dsse::{Envelope, EnvelopeError, EnvelopeJson},
 };
 use crate::{
     image::Digest,
@@ -65,13 +65,13 @@ impl Envelope {
         #[serde(rename_all = "camelCase")]
         struct Bundle {
             media_type: String,
-            dsse_envelope: Form,
+            dsse_envelope: EnvelopeJson,
         }
         let bundle: Bundle = serde_json::from_slice(bytes).map_err(EnvelopeError::Json)?;
         if bundle.media_type != SIGSTORE_BUNDLE {
             return Err(EnvelopeError::Type(bundle.media_type.chars().take(80).collect()));
         }
-        Self::of_form(&bundle.dsse_envelope)
+        Self::from_json(&bundle.dsse_envelope)
     }
 }
 

@@ -32,14 +32,14 @@ pub struct Envelope {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Form {
+pub(super) struct EnvelopeJson {
     payload_type: String,
     payload: String,
-    signatures: Vec<SignatureForm>,
+    signatures: Vec<SignatureJson>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct SignatureForm {
+struct SignatureJson {
     #[serde(default)]
     keyid: String,
     sig: String,
@@ -54,25 +54,25 @@ pub fn pre_authentication(payload: &[u8]) -> Vec<u8> {
 impl Envelope {
     /// Writes an envelope around a statement, with a signature over its [`pre_authentication`].
     pub fn write(payload: &[u8], signature: &[u8]) -> Result<Vec<u8>, EnvelopeError> {
-        serde_json::to_vec(&Form {
+        serde_json::to_vec(&EnvelopeJson {
             payload_type: IN_TOTO.to_owned(),
             payload: STANDARD.encode(payload),
-            signatures: vec![SignatureForm { keyid: String::new(), sig: STANDARD.encode(signature) }],
+            signatures: vec![SignatureJson { keyid: String::new(), sig: STANDARD.encode(signature) }],
         })
         .map_err(EnvelopeError::Json)
     }
 
     /// Reads untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, EnvelopeError> {
-        Self::of_form(&serde_json::from_slice(bytes).map_err(EnvelopeError::Json)?)
+        Self::from_json(&serde_json::from_slice(bytes).map_err(EnvelopeError::Json)?)
     }
 
-    pub(super) fn of_form(form: &Form) -> Result<Self, EnvelopeError> {
-        if form.payload_type != IN_TOTO {
-            return Err(EnvelopeError::Type(form.payload_type.chars().take(80).collect()));
+    pub(super) fn from_json(json: &EnvelopeJson) -> Result<Self, EnvelopeError> {
+        if json.payload_type != IN_TOTO {
+            return Err(EnvelopeError::Type(json.payload_type.chars().take(80).collect()));
         }
-        let payload = STANDARD.decode(&form.payload).map_err(|_| EnvelopeError::Payload)?;
-        let signatures = form.signatures.iter().filter_map(|one| STANDARD.decode(&one.sig).ok()).collect();
+        let payload = STANDARD.decode(&json.payload).map_err(|_| EnvelopeError::Payload)?;
+        let signatures = json.signatures.iter().filter_map(|one| STANDARD.decode(&one.sig).ok()).collect();
         Ok(Self { payload, signatures })
     }
 

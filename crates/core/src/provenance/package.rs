@@ -115,9 +115,9 @@ fn text(file: impl Read) -> io::Result<String> {
 fn packages(status: &str) -> Vec<Package> {
     let paragraph = |text: &str| {
         let field = |name: &str| {
-            let is_it =
+            let is_field =
                 |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
-            let value = text.lines().find(is_it)?.split_once(':')?.1.trim();
+            let value = text.lines().find(is_field)?.split_once(':')?.1.trim();
             (!value.is_empty()).then(|| printable(value))
         };
         let installed = field("Status").is_none_or(|status| status.ends_with(" installed"));

@@ -98,10 +98,10 @@ fn content<'a>(
     let name = manifest.annotations.get(annotations::TITLE)?;
     let is_name = |c: char| c.is_ascii_alphanumeric() || "+.~_-".contains(c);
     let [layer] = &manifest.layers[..] else { return None };
-    let is_it = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image)
+    let is_output_of_image = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image)
         && manifest.artifact_type.as_deref() == Some(kind)
         && layer.media_type == kind;
-    (is_it && name.chars().all(is_name) && name.starts_with(|c: char| c.is_ascii_alphanumeric()))
+    (is_output_of_image && name.chars().all(is_name) && name.starts_with(|c: char| c.is_ascii_alphanumeric()))
         .then_some((layer, name.as_str()))
 }
 

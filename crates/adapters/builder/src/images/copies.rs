@@ -245,7 +245,7 @@ mod tests {
         bench.parts.fetcher = bench.parts.fetcher.clone().with_net(offline);
         let resolved = bench.parts.resolve_reference(text).await.unwrap();
         assert_eq!(resolved.to_string(), format!("other.test:5000/base@{digest}"));
-        let nearest = bench.parts.nearest(resolved).await.unwrap();
+        let nearest = bench.parts.mirrored_reference(resolved).await.unwrap();
         assert_eq!(nearest.to_string(), format!("mirror/other.test-5000/base@{digest}"));
         let AnyManifest::Index(index) = AnyManifest::parse(
             &bench

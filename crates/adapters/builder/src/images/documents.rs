@@ -178,8 +178,8 @@ impl StoredImage<'_> {
         let claimed = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
         let is_other = *kind == PROVENANCE && claimed != Some(kind.predicate_type);
         let about = manifest.subject.as_ref().map(|subject| &subject.digest);
-        let is_it = |layer: &&Descriptor| layer.media_type == kind.media_type;
-        let layer = manifest.layers.iter().find(is_it);
+        let has_media_type = |layer: &&Descriptor| layer.media_type == kind.media_type;
+        let layer = manifest.layers.iter().find(has_media_type);
         let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
         parts.small_blob(repository, layer, kind.name).await.map(Some)
     }

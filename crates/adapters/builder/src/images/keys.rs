@@ -49,7 +49,7 @@ impl ImageSigner {
 }
 
 /// Fails fast, before compilation, if the site signs images but its key is unusable.
-pub async fn can_sign_images(parts: &Parts) -> Result<()> {
+pub async fn ensure_can_sign_images(parts: &Parts) -> Result<()> {
     ImageSigner::load(parts).await.map(drop)
 }
 
@@ -159,11 +159,11 @@ pub(super) async fn signers(
 /// Time since which the site revokes a key.
 async fn revoked_since(definitions: &Definitions, key: &PublicKey) -> Result<Option<Timestamp>> {
     for RevokedKey { key: file, fingerprint, since } in &definitions.site.revoked {
-        let is_it = match file {
+        let is_revoked = match file {
             Some(file) => read_key(&definitions.root.join(file)).await?.is_same_key(key),
             None => fingerprint.as_ref() == Some(&key.fingerprint()),
         };
-        if is_it {
+        if is_revoked {
             return Ok(Some(*since));
         }
     }

@@ -21,7 +21,7 @@ pub use copies::{ImageCopy, copy_image, copy_tag};
 pub(crate) use documents::Claim;
 pub use documents::{BILL_OF_MATERIALS, CHECK_REPORT, Documents, PROVENANCE};
 pub use keys::{
-    can_sign_images, check_named_keys, check_revoked_keys, read_keys, sign_bytes, signing_key,
+    check_named_keys, check_revoked_keys, ensure_can_sign_images, read_keys, sign_bytes, signing_key,
     verification_keys,
 };
 pub(crate) use outputs::output_maker;

@@ -73,7 +73,7 @@ pub(crate) async fn runtime_base(
         RuntimeBase::Image(text) => {
             // Use the digest from the input hash, because the tag may have moved.
             let planned = cell.fetched.base.as_deref().unwrap_or(text);
-            parts.nearest(parts.resolve_reference(planned).await?).await?
+            parts.mirrored_reference(parts.resolve_reference(planned).await?).await?
         }
     };
     base_image(parts, &reference, arch).await
@@ -86,7 +86,7 @@ pub async fn base_root(
     sources: &[SourceSpec],
     version: &str,
 ) -> Result<Option<PackageRoot>> {
-    let look = || parts.fetcher.root_fs().of_base(base, sources, version);
+    let look = || parts.fetcher.root_fs().packages_of_base(base, sources, version);
     parts.retry("look up runtime base", look).await
 }
 
@@ -349,7 +349,7 @@ pub(crate) async fn toolchain_tree(
     let reference = match PackageRoot::of_toolchain(toolchain, &cell.target) {
         Some(root) => planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?,
         // `cell.toolchain` contains the digest from the input hash, because the tag may have moved.
-        None => parts.nearest(cell.toolchain.parse()?).await?,
+        None => parts.mirrored_reference(cell.toolchain.parse()?).await?,
     };
     image_tree(parts, &reference, arch, "toolchain").await
 }

@@ -145,7 +145,7 @@ impl Found {
             TargetError::unmet(format!("no prebuilt image {wanted}"), hint)
         };
         let image = parts.pinned(wanted.clone()).await?.ok_or_else(absent)?;
-        let nearest = parts.nearest(image.clone()).await?;
+        let nearest = parts.mirrored_reference(image.clone()).await?;
         if parts.manifest(&nearest).await?.is_none() {
             return Err(absent());
         }

@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_known_through_errors_that_stand_for_their_cause() {
+    fn a_full_disk_is_recognized_through_wrapping_errors() {
         for error in [
             TargetError::Io(io::Error::from_raw_os_error(28)),
             TargetError::Payload(PayloadError::Io(io::Error::from_raw_os_error(28))),

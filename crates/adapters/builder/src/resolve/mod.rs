@@ -184,7 +184,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
         // A base that is another image is hashed with the needs.
         None | Some(RuntimeBase::Need(_)) => None,
         Some(base @ (RuntimeBase::Bootstrap(_) | RuntimeBase::Runfile(_))) => {
-            let look = || parts.fetcher.root_fs().of_base(base, &spec.sources, &version);
+            let look = || parts.fetcher.root_fs().packages_of_base(base, &spec.sources, &version);
             parts.retry("look up runtime base", look).await?.map(|root| root.identity())
         }
         Some(RuntimeBase::Minimal(base)) => {

@@ -10,7 +10,7 @@ use farrier_core::{
         FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, debian_version,
         rpm_version,
     },
-    plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavor},
+    plan::{ClusterSnapshot, Platform, TrackedKernel, newest, platforms_with_images, rpm_flavor},
 };
 use farrier_inputs::Result;
 use oci::error_chain;
@@ -24,7 +24,7 @@ pub async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<Trac
     if parts.definitions.families.iter().all(|family| family.spec.track.is_none()) {
         return found;
     }
-    let platforms = called_for(&parts.definitions, snapshot);
+    let platforms = platforms_with_images(&parts.definitions, snapshot);
     for family in &parts.definitions.families {
         let Some(track) = &family.spec.track else { continue };
         for (platform, _) in platforms.iter().filter(|(_, images)| !images.is_empty()) {

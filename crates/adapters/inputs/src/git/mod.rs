@@ -208,8 +208,8 @@ pub(super) async fn commit_of(fetcher: &Fetcher, source: &GitSource) -> Result<S
         outcome = listed.and_then(|listed| {
             // A tag object is listed before the commit that it names.
             let found = [&*peeled, name.as_str()].into_iter().find_map(|name| {
-                let is_it = |line: &&str| line.split_once('\t').is_some_and(|(_, found)| found == name);
-                Some(listed.lines().find(is_it)?.split_once('\t')?.0.to_owned())
+                let names_ref = |line: &&str| line.split_once('\t').is_some_and(|(_, found)| found == name);
+                Some(listed.lines().find(names_ref)?.split_once('\t')?.0.to_owned())
             });
             found.ok_or_else(|| {
                 let hint = "correct `ref` of the source, or set `commit`";

@@ -187,7 +187,7 @@ fn suites_of(spec: &BootstrapSpec) -> AptSuites {
 impl RootFileSystems<'_> {
     /// Returns the package root file system of a base, for a version of the driver; `None` for other kinds of bases. The
     /// installer is one of `sources`.
-    pub async fn of_base(
+    pub async fn packages_of_base(
         self,
         base: &RuntimeBase,
         sources: &[SourceSpec],
