@@ -136,7 +136,7 @@ pub use union::{PlannedUnion, UnionMember, images_in_use};
 pub use unused_image::{NoNodeReason, UnusedImage};
 pub use upgrade::{
     DriverPod, Forecast, JobKind, JobState, PlannedNodeUpgrade, PlannedUpgrade, Upgrade, UpgradeNode,
-    UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait, abandoned, forgiven, upgrade_table,
+    UpgradeNote, UpgradeStage, UpgradeState, UpgradeWait, clear_failures, release_uncovered, upgrade_table,
 };
 pub use why::{Explain, Explanation, ExplanationStep};
 pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 pub use self::{
     forecast::Forecast,
-    note::{JobKind, UpgradeNote, UpgradeState, abandoned, forgiven},
+    note::{JobKind, UpgradeNote, UpgradeState, clear_failures, release_uncovered},
     table::upgrade_table,
     wait::UpgradeWait,
 };

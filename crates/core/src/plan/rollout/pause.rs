@@ -10,7 +10,7 @@ use super::{
 };
 use crate::plan::{
     ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION,
-    RECORD_ANNOTATION, ResourceFacts, forgiven, labels::has_pause_annotation,
+    RECORD_ANNOTATION, ResourceFacts, clear_failures, labels::has_pause_annotation,
 };
 
 /// Object of a live cluster.
@@ -125,7 +125,7 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
         }
     };
     if !paused {
-        changes.extend(forgiven(snapshot.nodes.iter().map(|node| &**node), name));
+        changes.extend(clear_failures(snapshot.nodes.iter().map(|node| &**node), name));
     }
     Ok(changes)
 }

@@ -13,8 +13,8 @@ use crate::{
     plan::{
         Change, ClusterSnapshot, DriverPod, Holder, ImageContents, Instance, JOB_NAME, JobKind,
         LiveDaemonSet, NodeFacts, ObservedKind, PlannedRollout, PlannedUpgrade, PodFacts, ReachingObject,
-        UpdateStrategy, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts, abandoned,
-        labels::has_pause_annotation,
+        UpdateStrategy, Upgrade, UpgradeNode, UpgradeNote, UpgradeStage, WorkloadFacts,
+        labels::has_pause_annotation, release_uncovered,
     },
 };
 
@@ -285,7 +285,7 @@ pub fn uncordoned(
     }
     let nodes = snapshot.nodes.iter().map(|node| &**node);
     let by = instance.to_string();
-    abandoned(nodes, |node, note| {
+    release_uncovered(nodes, |node, note| {
         note.by != by
             || served.contains(&(note.rollout.as_str(), node.name.as_str()))
             || is_unseen(&note.rollout)

@@ -150,7 +150,7 @@ pub(super) fn uncordon(node: &NodeFacts, before: &UpgradeNote, note: Option<&Upg
 /// Returns the changes that release nodes under way that no upgrade covers (any more): the DaemonSet is gone or does
 /// not reach them, or the definition has no `upgrade`. A node that an operator is upgrading is released after the
 /// operator is done. A failure that no upgrade covers is removed, because other drivers wait for it.
-pub fn abandoned<'a>(
+pub fn release_uncovered<'a>(
     nodes: impl IntoIterator<Item = &'a NodeFacts>,
     is_served: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
 ) -> Vec<Change> {
@@ -162,8 +162,8 @@ pub fn abandoned<'a>(
     nodes.into_iter().filter_map(uncordoned).collect()
 }
 
-/// Removes the failures of a rollout from its nodes, so that an upgrade that stopped because of them continues.
-pub fn forgiven<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>, rollout: &str) -> Vec<Change> {
+/// Returns the changes that clear a rollout's failures on its nodes, so that an upgrade that stopped because of them continues.
+pub fn clear_failures<'a>(nodes: impl IntoIterator<Item = &'a NodeFacts>, rollout: &str) -> Vec<Change> {
     let is_failure = |note: &UpgradeNote| note.state == UpgradeState::Failed && note.rollout == rollout;
     let failed = nodes.into_iter().filter(|node| UpgradeNote::of(node).as_ref().is_some_and(is_failure));
     failed.map(|node| mark(node, None, None)).collect()

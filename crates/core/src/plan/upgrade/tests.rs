@@ -160,7 +160,7 @@ fn after_a_resume_a_node_that_works_by_now_counts() {
     fleet.broken.clear();
     assert_eq!(stage(&fleet.settle(), "n0"), UpgradeStage::Failed, "the node was not checked");
     let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
-    for mark in forgiven(&facts, ROLLOUT) {
+    for mark in clear_failures(&facts, ROLLOUT) {
         fleet.make(&mark);
     }
     assert_eq!(fleet.settle().forecast.done, 2);
@@ -455,7 +455,7 @@ proptest! {
         end_jobs(&mut fleet, true);
         fleet.settle();
         let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
-        for mark in forgiven(&facts, ROLLOUT) {
+        for mark in clear_failures(&facts, ROLLOUT) {
             fleet.make(&mark);
         }
         let plan = fleet.settle();
@@ -486,7 +486,7 @@ proptest! {
         }
         for _ in 0..2 {
             let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
-            for mark in abandoned(&facts, |_, note| note.rollout != ROLLOUT) {
+            for mark in release_uncovered(&facts, |_, note| note.rollout != ROLLOUT) {
                 fleet.make(&mark);
             }
             end_operators(&mut fleet);

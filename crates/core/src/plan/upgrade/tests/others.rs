@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    super::abandoned,
+    super::release_uncovered,
     fleet::{Fleet, draining},
     waits,
 };
@@ -47,8 +47,8 @@ fn the_failure_of_another_driver_is_kept_until_nobody_is_about_it() {
     assert_eq!(waits(&plan, "n0"), "the driver of drivers/gpu is upgraded first");
     assert_eq!(fleet.nodes["n0"].facts.annotations[UPGRADE], other);
     let facts = [fleet.nodes["n0"].facts.clone()];
-    assert_eq!(abandoned(&facts, |_, _| true), []);
-    for change in abandoned(&facts, |_, _| false) {
+    assert_eq!(release_uncovered(&facts, |_, _| true), []);
+    for change in release_uncovered(&facts, |_, _| false) {
         fleet.make(&change);
     }
     assert_eq!(fleet.settle().forecast.done, 1);
@@ -70,7 +70,11 @@ fn an_operator_that_begins_meanwhile_is_left_to_it() {
             "nothing moves"
         );
         let facts: Vec<_> = fleet.nodes.values().map(|node| node.facts.clone()).collect();
-        assert_eq!(abandoned(&facts, |_, _| false), [], "{state}: nor where there is no upgrade any more");
+        assert_eq!(
+            release_uncovered(&facts, |_, _| false),
+            [],
+            "{state}: nor where there is no upgrade any more"
+        );
         fleet.operate("n0", false);
         assert_eq!(fleet.settle().forecast.done, 1, "{state}: its timeout restarts");
         assert!(!fleet.nodes["n0"].facts.unschedulable);
