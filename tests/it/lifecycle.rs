@@ -68,7 +68,7 @@ fn a_container_runs_as_its_manifest_says() {
     assert!(log.starts_with("1 mofed it's here\n") && log.ends_with("read-only\n"), "{log}");
     // Mounts inside a bidirectional mount and files in a host path reach the node, and nothing else does.
     assert_eq!(node.sh("ls /run/mellanox/drivers/usr/bin/driver-entrypoint /usr/written").lines().count(), 2);
-    assert!(!node.holds("[ -e /only-here ]"));
+    assert!(!node.succeeds("[ -e /only-here ]"));
     let mounts = node.sh("cat /proc/self/mountinfo");
     assert_eq!(mounts.matches(" - overlay ").count(), 1, "{mounts}");
     let probe = node.probe(&started, spec.liveness.as_ref());
@@ -79,7 +79,7 @@ fn a_container_runs_as_its_manifest_says() {
     let again = node.start(&spec, "script", &["driver-entrypoint", "mofed"]);
     node.await_startup(&again, Duration::from_secs(20));
     node.kill(&again);
-    assert!(node.holds("[ -e /run/mellanox/drivers/usr/bin/driver-entrypoint ]"));
+    assert!(node.succeeds("[ -e /run/mellanox/drivers/usr/bin/driver-entrypoint ]"));
 }
 
 /// Modules from the image and from the host in every compression format, module parameters, and a module in use.
@@ -115,7 +115,7 @@ fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     let who = format!("process {} (sleep) with /dev/infiniband/rdma_cm open", user.trim());
     assert!(log.contains("unload rdma_ucm") && log.contains(&who), "{log}");
     assert!(node.loaded().contains(&"rdma_ucm".to_owned()));
-    assert!(!node.holds("ls /run/farrier/*.ready"), "a stopping driver is ready");
+    assert!(!node.succeeds("ls /run/farrier/*.ready"), "a stopping driver is ready");
 
     // A restarted container adopts the loaded modules. Once the device is closed, termination unloads all of the driver's
     // modules.
@@ -177,11 +177,11 @@ fn a_driver_of_ones_own_replaces_the_hosts_and_brings_its_firmware() {
         assert!(log.contains("set up: mlxfw farrier_firmware"), "{log}");
         assert_eq!(node.sh("cat /sys/module/mlxfw/version").trim(), "out-of-tree");
         assert!(!node.loaded().contains(&"mlx5_core".to_owned()));
-        assert!(node.holds("dmesg | grep 'runs \"of the image\"'"));
+        assert!(node.succeeds("dmesg | grep 'runs \"of the image\"'"));
         assert_eq!(node.sh(&format!("cat {search_path}")).trim(), "/run/farrier/mlxfw.firmware");
         assert_eq!(node.terminate(&started), 0, "{}", node.log(&started));
         assert_eq!(sorted(node.loaded()), before, "{}", node.log(&started));
-        assert!(!node.holds("[ -e /sys/module/mlxfw/version ]"), "the host's module is restored");
+        assert!(!node.succeeds("[ -e /sys/module/mlxfw/version ]"), "the host's module is restored");
         assert_eq!(node.sh(&format!("tr -d '\\0\\n' < {search_path}")), "");
         assert_eq!(node.sh("ls /run/modprobe.d"), "");
     }
@@ -254,7 +254,7 @@ impl MofedNode {
         let log = self.node.log(&started);
         assert_eq!(status, 1, "{log}");
         assert_eq!(sorted(self.node.loaded()), before, "a refusal leaves the node unchanged: {log}");
-        assert!(!self.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+        assert!(!self.node.succeeds("ls /run/mellanox/drivers/.driver-ready"));
         log
     }
 
@@ -265,7 +265,7 @@ impl MofedNode {
         assert_eq!(status, 0, "{log}");
         assert_eq!(sorted(self.node.loaded()), self.in_tree, "{log}");
         assert_eq!(self.node.source_version("mlx5_core"), None, "Debian's own modules have no srcversion");
-        assert!(!self.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+        assert!(!self.node.succeeds("ls /run/mellanox/drivers/.driver-ready"));
         assert_eq!(self.exposed(), 0, "{log}");
         assert_eq!(self.node.sh("ls /etc/modprobe.d"), "", "a blacklist would affect the node's next boot");
     }
@@ -304,7 +304,7 @@ fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
     // them.
     let started = mofed.run();
     mofed.node.kill(&started);
-    assert!(mofed.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+    assert!(mofed.node.succeeds("ls /run/mellanox/drivers/.driver-ready"));
     let identity = "ls -di /sys/module/mlx5_core /sys/module/ib_core";
     let before = mofed.node.sh(identity);
     let started = mofed.run();
@@ -339,7 +339,7 @@ fn a_killed_mofed_container_leaves_the_next_boot_its_drivers() {
         mofed.spec = spec;
         for moment in [kept_away.as_str(), "[ ! -e /sys/module/mlx5_core ]"] {
             mofed.killed_when(moment);
-            assert!(mofed.node.holds(&kept_away), "the kill came too late for this test: {moment}");
+            assert!(mofed.node.succeeds(&kept_away), "the kill came too late for this test: {moment}");
             let after: Vec<String> = mofed.disk().into_iter().filter(|line| !before.contains(line)).collect();
             assert_eq!(after, left, "{moment}");
             // Simulate the next boot: the disk's content and an empty /run.

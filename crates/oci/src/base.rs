@@ -24,7 +24,7 @@ pub struct Base {
 
 impl Base {
     /// Whether the image has a layer with this digest.
-    pub fn holds(&self, layer: &Digest) -> bool {
+    pub fn contains(&self, layer: &Digest) -> bool {
         self.layers.iter().any(|known| known.digest == *layer)
     }
 

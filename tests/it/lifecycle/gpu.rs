@@ -77,12 +77,12 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     // The driver's user space is visible on the node.
     node.sh("ls /run/nvidia/driver/usr/bin/nvidia-smi && chroot /run/nvidia/driver nvidia-smi");
     node.await_startup(&peermem, LIMIT);
-    assert!(node.holds("[ -e /sys/module/nvidia_peermem ]"), "{}", node.log(&peermem));
+    assert!(node.succeeds("[ -e /sys/module/nvidia_peermem ]"), "{}", node.log(&peermem));
 
     // When OFED is replaced, peer memory is unloaded first and loaded again afterwards.
     let status = node.terminate(&mofed);
     assert_eq!(status, 0, "{}", node.log(&mofed));
-    assert!(!node.holds("[ -e /sys/module/nvidia_peermem ]"), "{}", node.log(&mofed));
+    assert!(!node.succeeds("[ -e /sys/module/nvidia_peermem ]"), "{}", node.log(&mofed));
     let mofed = node.start(&mofed_spec, "mofed", &MOFED);
     node.await_startup(&mofed, LIMIT);
     assert!(node.await_that("[ -e /sys/module/nvidia_peermem ]", LIMIT), "{}", node.log(&peermem));
@@ -107,7 +107,7 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
         assert_eq!(node.terminate(container), 0, "{}", node.log(container));
     }
     assert!(
-        node.holds("[ -e /sys/module/nvidia_fs ] && [ -e /sys/module/gdrdrv ]"),
+        node.succeeds("[ -e /sys/module/nvidia_fs ] && [ -e /sys/module/gdrdrv ]"),
         "the driver's container unloads these modules"
     );
     let status = node.terminate(&gpu);
@@ -126,7 +126,7 @@ fn gpu_and_peer_memory_come_and_go_with_ofed() {
     node.assert_probes_pass(&old);
     let log = node.log(&old);
     assert_eq!(node.terminate(&old), 0, "{log}");
-    assert!(!node.holds("[ -e /sys/module/nv_peer_mem ]"), "{log}");
+    assert!(!node.succeeds("[ -e /sys/module/nv_peer_mem ]"), "{log}");
     // When OFED's exposed symbol table differs from the one that peer memory was compiled against, nothing is loaded.
     let another = "s/^0x[0-9a-f]*\\(.ib_register_peer_memory_client\\)/0x00000001\\1/";
     node.sh(&format!("sed -i '{another}' /run/mellanox/drivers/usr/src/ofa_kernel/x86_64/*/Module.symvers"));

@@ -73,7 +73,7 @@ fn interfaces_outlive_swaps_that_are_killed_while_the_pod_is_deleted() {
         let log = node.log(&started);
         assert!(log.contains("unloading module mlx5_core"), "a hanging unload would be silent: {log}");
         // Nothing on the node repairs this: its interface is gone, or lacks its settings.
-        assert!(node.holds("[ -e /run/mellanox/drivers/.sriov ]"), "the kill came too late: {log}");
+        assert!(node.succeeds("[ -e /run/mellanox/drivers/.sriov ]"), "the kill came too late: {log}");
 
         // The next container does, even if it cannot start.
         let next = node.start(&spec, "broken", &MOFED);
@@ -81,8 +81,8 @@ fn interfaces_outlive_swaps_that_are_killed_while_the_pod_is_deleted() {
         let log = node.log(&next);
         println!("{log}");
         // Without a driver, the kill may have come a moment after its condition.
-        assert!(node.holds(if moment == GONE { "[ -e /sys/module/mlx5_core ]" } else { moment }), "{log}");
+        assert!(node.succeeds(if moment == GONE { "[ -e /sys/module/mlx5_core ]" } else { moment }), "{log}");
         assert_eq!(facts(&mut node), before, "{log}");
-        assert!(!node.holds("[ -L /etc/modprobe.d/blacklist-ofed-modules.conf ]"), "{log}");
+        assert!(!node.succeeds("[ -L /etc/modprobe.d/blacklist-ofed-modules.conf ]"), "{log}");
     }
 }

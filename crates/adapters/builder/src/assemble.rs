@@ -77,7 +77,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
             let file = payload.work.path().join("entrypoint.tar.gz");
             let layer = parts.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
             // A base that is itself a driver image already has the entrypoint.
-            let is_in_base = base.as_ref().is_some_and(|base| base.image.holds(&layer.digest));
+            let is_in_base = base.as_ref().is_some_and(|base| base.image.contains(&layer.digest));
             entrypoint = (!is_in_base).then_some((file, layer));
         }
         (base, vec![(out, written.layer)])

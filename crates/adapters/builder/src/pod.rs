@@ -157,7 +157,7 @@ async fn publish(
     })?;
     parts.may_write()?;
     let (repository, registry) = (parts.location.repository(REPOSITORY)?, &parts.registry);
-    let from = Some(&toolchain.repository).filter(|from| parts.location.holds(from));
+    let from = Some(&toolchain.repository).filter(|from| parts.location.contains(from));
     let below = toolchain.image.layers.iter().zip(layer_files(parts, toolchain).await?);
     let below = below.map(|(layer, file)| (&layer.digest, file, from));
     let own = layers.iter().map(|(layer, file)| (&layer.digest, file.clone(), None));

@@ -242,7 +242,7 @@ impl DriverImageSpec {
 
     /// Returns a description of the kernels that the image supports, unless `target` is one of them.
     pub fn range_without(&self, target: &KernelTarget) -> Option<String> {
-        let range = self.kernels.as_ref().filter(|range| !range.holds(target));
+        let range = self.kernels.as_ref().filter(|range| !range.contains(target));
         let release = self.release.as_ref().filter(|pattern| !pattern.is_match(target.release.as_str()));
         range
             .map(ToString::to_string)

@@ -40,7 +40,7 @@ impl KernelCondition<'_> {
         check_headers: &mut impl FnMut(&HeaderText) -> Result<bool, E>,
     ) -> Result<bool, E> {
         let Self { kernels, release, when } = self;
-        let release_matches = kernels.as_ref().is_none_or(|range| range.holds(target))
+        let release_matches = kernels.as_ref().is_none_or(|range| range.contains(target))
             && release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()));
         match when {
             Some(text) if release_matches => check_headers(text),

@@ -28,8 +28,8 @@ enum Bound {
 }
 
 impl KernelRange {
-    /// Whether the range includes the kernel.
-    pub fn holds(&self, target: &KernelTarget) -> bool {
+    /// Whether the range contains the kernel.
+    pub fn contains(&self, target: &KernelTarget) -> bool {
         let KernelTarget { os, os_version: _, release, arch: _ } = target;
         let compare = order_of(os, release.as_str());
         let version = sortable_version(release.as_str());
@@ -306,10 +306,10 @@ mod tests {
         ] {
             let range: KernelRange = range.parse().unwrap();
             for release in included.split_whitespace() {
-                assert!(range.holds(&target(os, release)), "{range} of {os} leaves out {release}");
+                assert!(range.contains(&target(os, release)), "{range} of {os} excludes {release}");
             }
             for release in excluded.split_whitespace() {
-                assert!(!range.holds(&target(os, release)), "{range} of {os} holds {release}");
+                assert!(!range.contains(&target(os, release)), "{range} of {os} contains {release}");
             }
         }
     }
@@ -344,9 +344,9 @@ mod tests {
         #[test]
         fn abi_numbers_compare_as_numbers(a in 1..2000_u32, b in 1..2000_u32, flavor in "(cloud-|rt-)?(amd64|arm64)") {
             let range: KernelRange = format!(">=6.1.0-{a}").parse().unwrap();
-            prop_assert_eq!(range.holds(&target("debian", &format!("6.1.0-{b}-{flavor}"))), b >= a);
+            prop_assert_eq!(range.contains(&target("debian", &format!("6.1.0-{b}-{flavor}"))), b >= a);
             let range: KernelRange = format!("<6.1.0-{a}").parse().unwrap();
-            prop_assert_eq!(range.holds(&target("rhel", &format!("6.1.0-{b}.el9.x86_64"))), b < a);
+            prop_assert_eq!(range.contains(&target("rhel", &format!("6.1.0-{b}.el9.x86_64"))), b < a);
         }
 
         #[test]
@@ -359,7 +359,7 @@ mod tests {
         #[test]
         fn nothing_panics(text in "\\PC{0,20}|[<>=~^*0-9a-z.,+ -]{0,24}") {
             if let Ok(range) = text.parse::<KernelRange>() {
-                range.holds(&target("debian", "6.1.0-47-amd64"));
+                range.contains(&target("debian", "6.1.0-47-amd64"));
             }
         }
     }

@@ -46,7 +46,7 @@ impl RegistryLocation {
 
     /// Whether the location can contain the repository. Names in a layout directory have no host. A registry location accepts every
     /// repository.
-    pub fn holds(&self, repository: &Repository) -> bool {
+    pub fn contains(&self, repository: &Repository) -> bool {
         match self {
             Self::Remote { .. } => true,
             Self::Layout(_) => repository.host().is_none(),

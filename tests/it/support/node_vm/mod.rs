@@ -57,7 +57,7 @@ impl Node {
     }
 
     /// Returns whether a command succeeds.
-    pub fn holds(&mut self, command: &str) -> bool {
+    pub fn succeeds(&mut self, command: &str) -> bool {
         self.run(command).status == 0
     }
 

@@ -185,7 +185,7 @@ impl Parts {
     /// Returns the client for a repository: the configured registry if farrier publishes to the repository, otherwise a
     /// client of the distribution protocol.
     pub(crate) fn registry_of(&self, repository: &Repository) -> &dyn Registry {
-        if self.location.holds(repository) { self.registry.as_ref() } else { self.remote.as_ref() }
+        if self.location.contains(repository) { self.registry.as_ref() } else { self.remote.as_ref() }
     }
 
     /// Returns the registry in which needed images of a repository are looked up.

@@ -258,10 +258,10 @@ impl Container<'_> {
     fn wait(&self, conditions: &[Condition], what_for: &str, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, .. } = self;
         for condition in conditions {
-            if !condition.holds(&node.paths) {
+            if !condition.is_met(&node.paths) {
                 node.log.step(format!("waiting for {condition}, to {what_for}"));
             }
-            while !condition.holds(&node.paths) {
+            while !condition.is_met(&node.paths) {
                 signals.check()?;
                 node.kernel.pause(POLL_INTERVAL);
             }

@@ -135,7 +135,7 @@ impl Condition {
         Ok(Self { path: parse_path(path)?, text })
     }
 
-    pub(super) fn holds(&self, paths: &Paths) -> bool {
+    pub(super) fn is_met(&self, paths: &Paths) -> bool {
         let path = paths.at(&self.path);
         match &self.text {
             None => path.exists(),
