@@ -25,7 +25,7 @@ use super::Visit;
 use crate::CliError;
 
 /// Maximum number of concurrent requests.
-const AT_ONCE: usize = 16;
+const MAX_CONCURRENT_REQUESTS: usize = 16;
 /// Clock skew that counts as a finding. A larger skew breaks logins: verifiers of tokens tolerate one minute
 /// (distribution's `auth/token`, `Leeway`). Certificates and package lists that have just become valid are
 /// refused at an even smaller skew by a machine whose clock is behind.
@@ -43,7 +43,7 @@ impl Visit {
         wanted.extend(families.into_iter().flat_map(|family| upstreams(net, family)));
         let asked = stream::iter(&wanted).map(|upstream| ask(&parts.fetcher, upstream));
         let (mut hosts, mut forbidden, mut failed) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
-        for outcome in asked.buffer_unordered(AT_ONCE).collect::<Vec<_>>().await {
+        for outcome in asked.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
             match outcome {
                 Ok(answer) => {
                     hosts.insert(answer.host.clone());

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     images::StoredImage,
-    parts::{AT_ONCE, Result, Stage, TargetError},
+    parts::{MAX_CONCURRENT_REQUESTS, Result, Stage, TargetError},
 };
 
 /// Maximum number of tags to look up for one target.
@@ -149,7 +149,7 @@ async fn reuse_candidates(job: &Job<'_>) -> Result<Vec<(KernelRelease, ReuseCand
     let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
     let lookups = stream::iter(reuse_candidate_tags(job.cell, tags, MAX_LOOKUPS))
         .map(|tag| look_up(job, tag))
-        .buffered(AT_ONCE)
+        .buffered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     let mut reuse_candidates = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use farrier_builder::parts::{AT_ONCE, FindingKind, Parts, Result, TargetError};
+use farrier_builder::parts::{FindingKind, MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
 use farrier_cluster::Cluster;
 use farrier_core::plan::{Change, DueNodeWrites, NodeWriteLimiter, PlannedNode};
 use futures::{StreamExt, stream};
@@ -80,7 +80,7 @@ pub(super) async fn label_nodes(
     let outcomes = stream::iter(labels.due(nodes))
         .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
         .map(|(index, change)| async move { (index, cluster.apply(&change).await, change) })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     let (mut faults, mut written) = (BTreeSet::new(), NodeLabelWrites::default());
@@ -119,7 +119,7 @@ pub(super) async fn apply_upgrade_steps(
     let outcomes = stream::iter(steps)
         .take_while(|_| std::future::ready(!parts.cancel.is_cancelled()))
         .map(|step| async move { (cluster.apply(&step).await, step) })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     let mut done = UpgradeSteps::default();

@@ -8,7 +8,7 @@ use std::{
 use farrier_builder::{
     images::{StoredImage, look_up_signatures},
     known_failures,
-    parts::{AT_ONCE, Parts, Result},
+    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result},
     resolve::with_hint,
 };
 use farrier_core::{
@@ -199,7 +199,7 @@ async fn look_up_images(
             let published = parts.look_up(&reference).await;
             (reference, published)
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     for (reference, outcome) in found {
@@ -239,7 +239,9 @@ async fn look_up_headers(
     headers.retain(|target| !observed.headers.contains_key(target));
     let systems = headers.into_iter().map(|target| (resolved.system(&target).clone(), target));
     let states = stream::iter(systems.collect::<Vec<_>>());
-    let states = states.map(|(system, target)| header_state(parts, target, system)).buffer_unordered(AT_ONCE);
+    let states = states
+        .map(|(system, target)| header_state(parts, target, system))
+        .buffer_unordered(MAX_CONCURRENT_REQUESTS);
     observed.headers.extend(states.collect::<Vec<_>>().await);
 }
 

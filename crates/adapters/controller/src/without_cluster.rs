@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_builder::{
     add_needs,
-    parts::{AT_ONCE, Parts, Result},
+    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result},
 };
 use farrier_cluster::{Cluster, ClusterError};
 use farrier_core::definition::{ApiVersion, Metadata, NonEmpty};
@@ -47,7 +47,7 @@ pub async fn definitions_of_registry(parts: &Parts) -> Result<Definitions> {
         let tags =
             parts.registry.tags(repository).await?.into_iter().filter(|tag| !is_referrer_or_signature(tag));
         let found = stream::iter(tags).map(|tag| kernels_of(parts, repository, tag));
-        let found: Vec<_> = found.buffer_unordered(AT_ONCE).collect().await;
+        let found: Vec<_> = found.buffer_unordered(MAX_CONCURRENT_REQUESTS).collect().await;
         let found = found.into_iter().collect::<Result<Vec<_>>>()?;
         let mut found = found.into_iter().flatten().peekable();
         if found.peek().is_some() {

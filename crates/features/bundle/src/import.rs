@@ -20,8 +20,8 @@ use super::{
     verify::Manifest,
 };
 
-/// Concurrent uploads: one blob is unpacked while another waits for the registry.
-const AT_ONCE: usize = 3;
+/// Maximum number of concurrent uploads: one blob is unpacked while another waits for the registry.
+const MAX_CONCURRENT_UPLOADS: usize = 3;
 /// Maximum nesting of indexes.
 const MAX_DEPTH: usize = 4;
 
@@ -98,7 +98,8 @@ pub async fn import(verified: &Verified, target: &Target, meter: &dyn Meter) -> 
     meter.begin(Phase::Push, carried().map(|wanted| wanted.blob.size).sum());
     // Collected first, because a stream that borrows from a closure's argument is not `Send` for all lifetimes.
     let pushes: Vec<_> = blobs.iter().map(|wanted| target.push_blob(verified, wanted, meter)).collect();
-    let sent: Vec<u64> = futures::stream::iter(pushes).buffer_unordered(AT_ONCE).try_collect().await?;
+    let sent: Vec<u64> =
+        futures::stream::iter(pushes).buffer_unordered(MAX_CONCURRENT_UPLOADS).try_collect().await?;
     // Before the first tag moves, so that an interrupted import rules out older bundles, too.
     target.accept(verified).await?;
     // Push images before their referrers: `farrier gc` may delete referrers without an image at any time.

@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use farrier_builder::parts::{AT_ONCE, Parts};
+use farrier_builder::parts::{MAX_CONCURRENT_REQUESTS, Parts};
 use fs_err as fs;
 use futures::{StreamExt as _, stream};
 
@@ -51,7 +51,7 @@ pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Resu
     // `entries` and `cells` correspond to each other by index.
     let cells = fleet.entries.iter().zip(&facts.plan.cells);
     let found = cells.map(|(entry, cell)| async move { (entry, images.cell_data(&facts.plan, cell).await) });
-    let (mut found, excerpts) = (stream::iter(found).buffered(AT_ONCE), Excerpts::default());
+    let (mut found, excerpts) = (stream::iter(found).buffered(MAX_CONCURRENT_REQUESTS), Excerpts::default());
     while let Some((entry, found)) = found.next().await {
         let log = excerpts.find(&parts.cache, entry);
         if let Some(Log { path, .. }) = &log {

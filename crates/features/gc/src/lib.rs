@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_builder::{
     images::{RECORDS, add_to_record, day, read_record},
-    parts::{AT_ONCE, Parts, Result, TargetError},
+    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError},
     resolve::tracked,
 };
 use farrier_cluster::{Cluster, Directory};
@@ -263,7 +263,7 @@ async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryCon
         let tags = parts.registry.tags(&repository).await?;
         let found: Vec<_> = stream::iter(tags)
             .map(|tag| manifest_of(parts, &repository, tag))
-            .buffer_unordered(AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_REQUESTS)
             .collect()
             .await;
         let mut images: BTreeMap<Digest, (BTreeSet<Tag>, Vec<u8>)> = BTreeMap::new();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farrier_builder::parts::{AT_ONCE, FindingKind, Parts, Result, TargetError};
+use farrier_builder::parts::{FindingKind, MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, Repository, Version},
@@ -39,7 +39,7 @@ pub async fn find_image(
             let version = Version::Tag(tag.clone());
             Ok::<_, TargetError>((look_up(parts, repository, &version, release, arch).await?, tag))
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .try_collect()
         .await?;
     let images: BTreeMap<Digest, _> =

@@ -7,7 +7,7 @@ use farrier_store::registry::StoredManifest;
 use futures::{StreamExt, stream};
 use oci::AnyManifest;
 
-use crate::parts::{AT_ONCE, Parts, TargetError, entries, image_location};
+use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, TargetError, entries, image_location};
 
 /// Adds the contents of `images` to `known`, and drops entries for other images from it. Only images below farrier's
 /// own prefix are looked up, because farrier contacts no registry that the configuration does not name. Entries by
@@ -18,7 +18,7 @@ pub async fn contents(parts: &Parts, images: &BTreeSet<String>, known: &mut BTre
     let wanted = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
     let found = stream::iter(wanted.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
         .map(|(image, reference)| async move { Some((image.clone(), contents_of(parts, &reference).await?)) })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     known.extend(found.into_iter().flatten());

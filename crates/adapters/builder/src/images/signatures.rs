@@ -16,7 +16,7 @@ use futures::{StreamExt as _, stream};
 use oci::{Descriptor, ImageManifest, error_chain};
 
 use super::keys::{has_keys, own_key, required_signers, revoked_keys};
-use crate::parts::{AT_ONCE, Parts, Result, TargetError};
+use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
 
 /// Cache records of verified signatures: a valid signature over a digest stays valid.
 const SIGNED: &str = "signed";
@@ -302,7 +302,7 @@ pub async fn look_up_signatures(
                 (digest, SignatureState { ours, refused })
             }
         })
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(MAX_CONCURRENT_REQUESTS)
         .collect::<Vec<_>>()
         .await;
     known.extend(found);

@@ -23,7 +23,7 @@ use super::{
     signatures::StoredImage,
 };
 use crate::{
-    parts::{AT_ONCE, Parts, Result, TargetError},
+    parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError},
     resolve::with_hint,
 };
 
@@ -60,7 +60,9 @@ pub async fn look_up_sources(
         }
     }
     let mut refused = Vec::new();
-    for (keys, is_image, outcome) in stream::iter(unknown).buffered(AT_ONCE).collect::<Vec<_>>().await {
+    for (keys, is_image, outcome) in
+        stream::iter(unknown).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
+    {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
         if is_image && matches!(outcome, Err(TargetError::Finding(_))) {
             refused.extend(keys.iter().cloned());

@@ -12,7 +12,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use oci::{Assembled, ImageManifest};
 
 use super::{documents::Documents, shared_tags::tag_beside_others, signatures::StoredImage};
-use crate::parts::{AT_ONCE, Parts, Result, TargetError};
+use crate::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
 
 /// Ensures that the registry has a union image. Pushes the manifest under its digest first, then under its tag, which
 /// also names the images for other architectures.
@@ -27,7 +27,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     let repository = &union.reference.repository;
     let members: Vec<UnionPart> = stream::iter(&union.members)
         .map(|member| union_part(parts, repository, member))
-        .buffered(AT_ONCE)
+        .buffered(MAX_CONCURRENT_REQUESTS)
         .try_collect()
         .await?;
     let made = assemble_union(

@@ -14,5 +14,5 @@ pub use lazy::{LazyEngine, LazyEntrypoint};
 pub use outputs::OutputMaker;
 pub use report::{Reporter, Stage};
 pub use retry::with_retry;
-pub use shared::{AT_ONCE, entries, image_location};
 pub use shared::{BuildLimits, NeedsRegistry, Parts};
+pub use shared::{MAX_CONCURRENT_REQUESTS, entries, image_location};

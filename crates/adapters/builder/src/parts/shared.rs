@@ -40,8 +40,8 @@ use super::{
     retry::with_retry,
 };
 
-/// Number of concurrent requests to a registry for independent lookups.
-pub const AT_ONCE: usize = 16;
+/// Maximum number of concurrent requests to a registry for independent lookups.
+pub const MAX_CONCURRENT_REQUESTS: usize = 16;
 
 /// Interval at which a process behind a closed fence checks the fence.
 const FENCE_POLL_INTERVAL: Duration = Duration::from_millis(500);

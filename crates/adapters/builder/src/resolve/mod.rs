@@ -18,7 +18,7 @@ use farrier_inputs::{HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_c
 use oci::error_chain;
 pub use tracked::tracked;
 
-use crate::parts::{AT_ONCE, FindingKind, Parts, Result, TargetError};
+use crate::parts::{FindingKind, MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
 
 /// Resolves the given images, and the families of the given targets.
 pub async fn resolve(parts: &Parts, images: &[&DriverImage], targets: &BTreeSet<KernelTarget>) -> Resolved {
@@ -43,7 +43,7 @@ pub async fn resolve_more(
         .filter(|image| !known.contains_key(&image.metadata.name))
         .map(|image| async move { (image.metadata.name.clone(), resolve_image(parts, image).await) })
         .collect();
-    for (name, outcome) in stream::iter(images).buffered(AT_ONCE).collect::<Vec<_>>().await {
+    for (name, outcome) in stream::iter(images).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
@@ -60,7 +60,9 @@ pub async fn resolve_more(
         }
     }
     // Each lookup asks the store, so run them concurrently.
-    for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
+    for (target, outcome) in
+        stream::iter(unknown_headers).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
+    {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         if let Ok(HeaderIdentity { identity: _, unverified, compiler, refused, missing }) = &outcome {
             match compiler {
@@ -131,7 +133,9 @@ async fn resolve_header_texts(
             });
         }
     }
-    for (target, texts, outcome) in stream::iter(lookups).buffered(AT_ONCE).collect::<Vec<_>>().await {
+    for (target, texts, outcome) in
+        stream::iter(lookups).buffered(MAX_CONCURRENT_REQUESTS).collect::<Vec<_>>().await
+    {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unanswered);
         let answers: Vec<Result<bool, String>> = match outcome {
             Ok(Lookup::Found(found)) => found.into_iter().map(Ok).collect(),
