@@ -107,7 +107,7 @@ async fn tag(parts: &Parts, cell: &Cell, reference: &ImageReference, image: &Sto
     let overwrite = definition.is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
     if !overwrite && let Some(found) = parts.look_up_for(reference, arch).await? {
         let is_there = found.is_of(cell);
-        return if is_there { Ok(()) } else { Err(TargetError::overtaken(reference)) };
+        return if is_there { Ok(()) } else { Err(TargetError::tag_conflict(reference)) };
     }
     if parts.shares_tags(repository) {
         return tag_beside_others(parts, &cell.image, arch, reference, image, overwrite).await;

@@ -33,7 +33,7 @@ pub(crate) async fn tag_beside_others(
         let held = there.as_ref().and_then(|there| there.for_architecture(arch));
         match held {
             Some(held) if held.digest == image.digest => return Ok(()),
-            Some(_) if !overwrite => return Err(TargetError::overtaken(reference)),
+            Some(_) if !overwrite => return Err(TargetError::tag_conflict(reference)),
             _ => {}
         }
         pause_before(attempt).await;

@@ -21,7 +21,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
         return if found.input_hash == Some(union.input_hash) {
             Ok(found)
         } else {
-            Err(TargetError::overtaken(&union.reference))
+            Err(TargetError::tag_conflict(&union.reference))
         };
     }
     let repository = &union.reference.repository;

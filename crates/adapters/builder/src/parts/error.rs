@@ -171,8 +171,8 @@ impl TargetError {
         Self::finding(FindingKind::Usage, message, Some(source.hint().to_owned()))
     }
 
-    /// Error for a tag that received other content during the build.
-    pub fn overtaken(tag: &farrier_core::image::ImageReference) -> Self {
+    /// Error for a tag that another publisher moved to other content during the build.
+    pub fn tag_conflict(tag: &farrier_core::image::ImageReference) -> Self {
         let message =
             format!("tag {tag} was published by another farrier during this build, with other inputs");
         Self::unmet(message, "look at the other publisher's definitions, then run again")
