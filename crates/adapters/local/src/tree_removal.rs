@@ -17,7 +17,7 @@ use rustix::{
 
 /// Maximum number of open directories, each with one descriptor. Deeper directories are moved up, so that neither stack nor
 /// descriptors depend on the depth.
-const OPEN_AT_ONCE: usize = 12;
+const MAX_OPEN: usize = 12;
 
 /// Name prefix of directories that were moved up to the tree's root.
 const MOVED: &str = ".farrier-moved-";
@@ -124,7 +124,7 @@ impl Removal {
                 outcome => return pass.note(outcome),
             }
         }
-        if self.open.len() >= OPEN_AT_ONCE {
+        if self.open.len() >= MAX_OPEN {
             let moved = self.move_up(name);
             return pass.note(moved);
         }

@@ -53,7 +53,7 @@ fn directories_that_deny_themselves_are_opened_and_links_are_not_followed() {
     modes(&[&outside], 0o500);
     let mut here = tree.clone();
     let mut made = Vec::new();
-    for _ in 0..3 * OPEN_AT_ONCE {
+    for _ in 0..3 * MAX_OPEN {
         here.push("d");
         fs::create_dir_all(&here).unwrap();
         symlink(&outside, here.join("link")).unwrap();
