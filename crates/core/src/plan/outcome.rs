@@ -244,11 +244,11 @@ pub(super) struct CellLookup<'a> {
     pub(super) all: &'a [PlannedCell],
     pub(super) places: &'a HashMap<Key<'a>, usize>,
     /// Published images that do not count as available, with the reason.
-    pub(super) withheld: Option<&'a HashMap<Key<'a>, String>>,
+    pub(super) unavailable: Option<&'a HashMap<Key<'a>, String>>,
     /// Cells that are unknown because the registry did not answer for other cells.
     pub(super) unknown: &'a HashSet<Key<'a>>,
-    /// Image that counts as unpublished for every kernel.
-    pub(super) without: Option<&'a ImageName>,
+    /// Image whose chain is on hold. The image counts as unpublished for every kernel.
+    pub(super) held_image: Option<&'a ImageName>,
 }
 
 impl<'a> CellLookup<'a> {
@@ -274,11 +274,11 @@ impl<'a> CellLookup<'a> {
         let Some(found) = found else {
             return absent(format!("no node with this kernel matches the `nodes` of image {image}"));
         };
-        if let Some(why) = self.withheld.and_then(|withheld| withheld.get(&found.key())) {
+        if let Some(why) = self.unavailable.and_then(|unavailable| unavailable.get(&found.key())) {
             return absent(why.clone());
         }
         match &found.outcome {
-            Outcome::UpToDate { .. } if self.without == Some(image) => {
+            Outcome::UpToDate { .. } if self.held_image == Some(image) => {
                 absent("its chain is on hold".to_owned())
             }
             Outcome::UpToDate { cell, published, .. } => CellState::Published(cell, published),

@@ -192,13 +192,13 @@ impl<'a> RequestedRollouts<'a> {
         cells: CellLookup<'_>,
         chain_states: &ChainStates<'_>,
     ) -> Vec<PlannedUnion> {
-        let complete = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
+        let complete = CellLookup { unavailable: Some(&chain_states.incomplete), ..cells };
         let mut unions = Vec::new();
         for (rollout, context) in self.contexts(inputs, observed, cells, &self.peers()) {
             if !matches!(rollout.spec, RolloutSpec::Union { .. }) || !rollout.claimed_by.is_empty() {
                 continue;
             }
-            let held = CellLookup { without: Some(rollout.image), ..complete };
+            let held = CellLookup { held_image: Some(rollout.image), ..complete };
             let variants =
                 if chain_states.has(rollout.image) { &[cells, complete, held][..] } else { &[cells] };
             for cells in variants {
@@ -217,7 +217,7 @@ impl<'a> RequestedRollouts<'a> {
         chain_states: &ChainStates<'_>,
     ) -> (Vec<PlannedRollout>, Vec<PlannedUnion>) {
         let peers = self.peers();
-        let in_complete_chains = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
+        let in_complete_chains = CellLookup { unavailable: Some(&chain_states.incomplete), ..cells };
         let (mut contexts, mut planned, mut unions) = (Vec::new(), Vec::new(), Vec::new());
         for (rollout, mut context) in self.contexts(inputs, observed, cells, &peers) {
             let RequestedRollout { image, spec, target, claimed_by } = rollout;
@@ -256,7 +256,7 @@ impl<'a> RequestedRollouts<'a> {
         }
         for (index, why) in chain_holds(&planned, chain_states) {
             let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
-            let cells = CellLookup { without: Some(context.image), ..in_complete_chains };
+            let cells = CellLookup { held_image: Some(context.image), ..in_complete_chains };
             // A strategy in the middle of its steps may have something to finish even without an image, so ask it first.
             let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
             let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());

@@ -133,7 +133,7 @@ impl DecidedMatrix<'_> {
         let inputs = &self.fixed.inputs;
         let (rollouts, nodes, unions) = self.with_chains(observed, |cells, chain_states| {
             let (rollouts, unions) = self.rollouts.decide(inputs, observed, cells, chain_states);
-            let cells = CellLookup { withheld: Some(&chain_states.incomplete), ..cells };
+            let cells = CellLookup { unavailable: Some(&chain_states.incomplete), ..cells };
             (rollouts, readiness::nodes(inputs, observed, cells, &self.rollouts), unions)
         });
         let published_unions = unions.iter().filter_map(|union| published_union(observed, union));
@@ -174,7 +174,7 @@ impl DecidedMatrix<'_> {
         let places: HashMap<Key<'_>, usize> =
             self.cells.iter().enumerate().map(|(place, cell)| (cell.key(), place)).collect();
         let (all, unknown) = (self.cells.as_slice(), &chain_states.unknown);
-        call(CellLookup { all, places: &places, withheld: None, unknown, without: None }, &chain_states)
+        call(CellLookup { all, places: &places, unavailable: None, unknown, held_image: None }, &chain_states)
     }
 }
 
