@@ -150,8 +150,8 @@ impl EngineError {
     }
 }
 
-/// Whether an engine's message ends in the system's `ENOSPC`, as the message of an error with that cause does. Anywhere else
-/// in the message, the text may come from a step and is untrusted.
+/// Whether an engine's message ends in the system's text for `ENOSPC`, as it does if a full disk is the cause. The same text
+/// elsewhere in the message is untrusted, because it may come from a build step.
 pub(super) fn is_disk_full(words: &str) -> bool {
     let words = words.trim_end_matches(|c: char| c.is_whitespace() || "\"'.)}".contains(c));
     [": no space left on device", ": disk quota exceeded"].iter().any(|end| words.ends_with(end))

@@ -64,7 +64,7 @@ impl SplitImage {
         })
     }
 
-    /// Returns the image that the values are.
+    /// Returns the image reference that the values form.
     pub(super) fn text(&self) -> String {
         let part = |mark: &str, scalar: &Option<Scalar>, end: &str| {
             let text = scalar.as_ref().map_or("", |scalar| &scalar.text);

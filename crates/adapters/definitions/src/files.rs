@@ -13,8 +13,8 @@ use rustix::fs::OFlags;
 /// Reads the file at a path below the directory; `None` if it does not exist. Blocks the thread.
 ///
 /// A link may point to a file with the same extension inside the directory, like the links of a mounted ConfigMap. Anything else
-/// is an error and is not opened. A pipe or device could block farrier, and a link could lead to a file that farrier may read but
-/// the author of the definition may not.
+/// is an error and is not opened. A pipe or device could block farrier, and a link could lead to a file that only farrier
+/// may read, and not the author of the definition.
 pub fn read(directory: &Path, path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     let Some(handle) = if_there(locate(directory, path))? else { return Ok(None) };
     let mut bytes = Vec::new();

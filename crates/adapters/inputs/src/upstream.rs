@@ -123,7 +123,7 @@ fn archive(fields: &Map<String, Value>) -> Option<Upstream> {
     (!suites.is_empty()).then_some(Upstream::Archive { suites, mirror })
 }
 
-/// Returns the repository of a reference that may contain placeholders. The host never does.
+/// Returns the repository of a reference that may contain placeholders after the host.
 fn repository(text: &str) -> Option<Repository> {
     let Some((start, _)) = text.split_once("{{") else {
         return text.parse::<ImageReference>().map(|image| image.repository).ok();

@@ -9,7 +9,7 @@ use sha2::Digest as _;
 use super::Digest;
 use crate::definition::ParseError;
 
-/// Longest value that is recorded as it is. Of a longer one, the digest is recorded.
+/// Maximum length of a value that is recorded in full. For a longer value, the digest is recorded.
 const MAX_RECORDED: usize = 100;
 
 /// SHA-256 over everything that can change the payload or the image.

@@ -31,7 +31,7 @@ pub struct Plan {
     pub unused_announcements: Vec<UnusedAnnouncement>,
     /// Image fields, with the decision for each.
     pub rollouts: Vec<PlannedRollout>,
-    /// Nodes that are to boot another kernel, and whether they may.
+    /// Nodes that are to boot another kernel, each with whether the node may boot it.
     pub nodes: Vec<PlannedNode>,
 }
 

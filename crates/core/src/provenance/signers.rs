@@ -20,8 +20,8 @@ pub enum ImageSignature {
 }
 
 impl ImageSignature {
-    /// Whether this key made the signature for this image. A valid signature of another image, or a statement of another type,
-    /// could be stored where this image's signatures are.
+    /// Whether this key made the signature for this image. Checks the image and the statement's type too, because
+    /// anyone who may push can store a valid signature of another image, or another statement, with this image's signatures.
     pub fn is_by(&self, image: &Digest, key: &PublicKey) -> bool {
         match self {
             Self::Simple { payload, signature } => {

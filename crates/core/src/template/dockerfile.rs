@@ -68,7 +68,7 @@ struct Reading {
     /// Whether here-documents are supported. Docker's classic builder does not support them and reads their lines as
     /// instructions.
     here_docs: bool,
-    /// Whether a line that ends with two escape characters continues. In newer builders it does not.
+    /// Whether a line that ends with two escape characters continues, as in older builders.
     doubled: bool,
     /// Whether `check` is a directive. Older builders treat it as a comment, which ends the directives.
     newer: bool,

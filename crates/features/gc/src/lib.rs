@@ -118,7 +118,7 @@ pub struct GcReport {
 }
 
 impl GcReport {
-    /// Whether an image was to be deleted but was not.
+    /// Whether the deletion of an image failed or was refused.
     pub fn failed(&self) -> bool {
         let states = self.images.iter().map(|image| &image.state);
         let mut states = states.chain(self.leftovers.iter().map(|leftover| &leftover.state));

@@ -119,7 +119,7 @@ impl RemoteRegistry {
         Ok(self.http.expect(&call, &[200, 404]).await?.status().as_u16() == 200)
     }
 
-    /// Pushes a manifest. Returns its digest, and the subject under which the registry lists the manifest, if it does.
+    /// Pushes a manifest. Returns its digest, and its subject if the registry lists the manifest as a referrer of that subject.
     pub(super) async fn put_manifest(
         &self,
         repository: &Repository,

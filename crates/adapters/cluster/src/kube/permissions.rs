@@ -174,7 +174,7 @@ impl KubeCluster {
     fn upgrade_permissions(&self, upgrade: &UpgradeSpec, namespace: &str) -> Vec<MissingPermission> {
         let pods = ApiResource::erase::<Pod>(&());
         let evictions = ApiResource { plural: "pods/eviction".to_owned(), ..pods.clone() };
-        // The driver's own pod is evicted even if no other pod is.
+        // An upgrade evicts the driver's own pod even if it drains no other pods.
         let mut permissions = vec![self.permission("create", &evictions, Some(namespace), &["create"])];
         if upgrade.drain != Drain::None {
             permissions.push(self.shared.permission(

@@ -401,8 +401,8 @@ fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>> {
     Ok(entries)
 }
 
-/// Renders a configuration that apt reads after the host's. The host's proxies, credentials and keys still apply; its sources,
-/// pins, state and hooks do not.
+/// Renders a configuration that apt reads after the host's. The host's proxies, credentials and keys still apply. The host's
+/// sources, pins, state and hooks are ignored.
 fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String> {
     let quotable = |path: &Path| match path.to_str() {
         Some(text) if !text.contains(['"', '\\']) && !text.contains(char::is_control) => Ok(text.to_owned()),

@@ -137,8 +137,8 @@ impl PackageRoot {
     }
 
     /// Returns a hash over everything in the specification that determines the content, for any architecture: 64 hexadecimal
-    /// digits. The host's mirror is not part of it, but a mirror in the specification is. Input hashes contain it: how packages
-    /// become a root file system does not affect what they compile.
+    /// digits. The hash covers a mirror in the specification, but not the host's mirror. Input hashes contain this hash instead of
+    /// one over the root file system: how packages become a root file system does not affect what they compile.
     pub fn identity(&self) -> String {
         match self {
             Self::Toolchain(spec) | Self::RuntimeBase(spec) => key(SPECIFIED, spec, Architecture::Amd64),

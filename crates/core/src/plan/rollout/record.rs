@@ -135,7 +135,7 @@ impl FieldRecord {
         this.into_iter().chain(earlier.iter().cloned()).take(HISTORY_LIMIT).collect()
     }
 
-    /// Whether the record is at least an hour old. A record from the future, which a clock jump can cause, is not.
+    /// Whether the record is at least an hour old. A record from the future, which a clock jump can cause, counts as younger.
     pub(super) fn is_quiet(&self, now: Timestamp) -> bool {
         now.duration_since(self.at) >= QUIET_PERIOD
     }

@@ -19,7 +19,7 @@ use crate::{
 enum First {
     /// The canary nodes are done: any node may start.
     Done,
-    /// This many nodes, whichever they are.
+    /// Any nodes, up to this number.
     AnyOf(usize),
     /// Only the nodes with the canary labels.
     Labelled,

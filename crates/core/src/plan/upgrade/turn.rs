@@ -287,7 +287,7 @@ impl Upgrade<'_> {
         state: UpgradeState,
         why: Option<String>,
     ) -> UpgradeNote {
-        /// Most characters to keep: an annotation is small, container messages are not.
+        /// Maximum number of characters to keep: an annotation must be small, but a container message can be long.
         const MAX_LENGTH: usize = 300;
         UpgradeNote {
             state,

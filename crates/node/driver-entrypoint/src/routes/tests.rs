@@ -76,8 +76,8 @@ fn connected(lines: &[String]) -> Bench {
     bench
 }
 
-/// Among all connections, the kubelet's lead to the API server, at any port. Those that others made to the kubelet,
-/// and its own to the node itself, do not.
+/// Only the connections that the kubelet opened to other hosts lead to the API server, at any port. Connections from other
+/// programs to the kubelet, and connections of the kubelet to its own node, do not count.
 #[test]
 fn an_api_server_at_any_port_is_found_by_the_kubelets_connection() {
     let listening = "0: 00000000:280A 00000000:0000 0A 0:0 0:0 0 0 0 70\n".to_owned();

@@ -1,8 +1,8 @@
 //! Imports header sets that the user provides. A header set is checked, brought into one canonical form, and stored in the cache
 //! and in the store.
 //!
-//! The same content gives the same layer and the same digest, whatever its original packaging. Names, kinds, links, contents and
-//! executable bits count; order, times and owners do not.
+//! The same content gives the same layer and the same digest, whatever its original packaging. The digest covers names,
+//! kinds, links, contents and executable bits, but not order, times and owners.
 
 mod gather;
 mod selection;

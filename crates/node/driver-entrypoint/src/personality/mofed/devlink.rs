@@ -47,7 +47,7 @@ impl Parameter {
 
 /// Filters out parameters that still have the value that the driver loaded with (`fresh`). `fresh` is unknown for the
 /// driver that the node booted with. In that case generic parameters count as set by the user, because they mean the
-/// same to every driver; driver-specific ones do not.
+/// same to every driver. Driver-specific parameters do not count.
 pub(super) fn changed_parameters(now: Vec<Parameter>, fresh: &[Parameter]) -> Vec<Parameter> {
     let changed = now.into_iter().filter_map(|mut now| {
         match fresh.iter().find(|fresh| fresh.is_same_parameter(&now)) {

@@ -130,7 +130,8 @@ impl Stack<'_> {
         for name in again.chain(auxiliary) {
             if self.index().image_file(name).is_some() {
                 let loaded = self.loader.load(name);
-                // Others are optional, so log a failure and continue. Without its storage the node is not what it was.
+                // Storage modules are required, because the node used them before. The other modules are optional, so a failure is
+                // only logged.
                 if self.settings.storage.iter().any(|storage| kernel_name(storage) == *name) {
                     loaded?;
                 } else {

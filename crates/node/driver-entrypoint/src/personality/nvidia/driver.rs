@@ -58,7 +58,8 @@ pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Error>
     Index::read(&release, &trees)
 }
 
-/// Whether the loaded driver is the image's build; a driver of the same configuration from other sources is not.
+/// Whether the loaded driver is the image's own build. Returns false for a driver that was built from other sources, even with
+/// the same configuration.
 pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, Error> {
     let loaded = Loaded::read(&node.paths)?;
     let Some(file) = index.image_file("nvidia").filter(|_| loaded.contains("nvidia")) else {
