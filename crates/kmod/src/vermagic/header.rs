@@ -7,7 +7,7 @@ use crate::{KernelConfig, KernelRelease};
 
 /// Maximum number of macro expansions, nested or in sequence. The headers of Linux need eight.
 const MAX_EXPANSIONS: u32 = 64;
-/// Maximum length of the result in bytes. Those of Linux have less than 200.
+/// Maximum length of the result in bytes. The strings of Linux kernels have fewer than 200 bytes.
 const MAX_LENGTH: usize = 4096;
 
 /// Texts of the headers that define `VERMAGIC_STRING`.

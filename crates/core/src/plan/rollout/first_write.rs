@@ -12,7 +12,7 @@ use crate::{
 /// Hosts for which nodes of the same cloud get credentials from the kubelet's credential provider.
 const CLOUD_REGISTRIES: [&str; 4] = [".amazonaws.com", ".azurecr.io", ".pkg.dev", "gcr.io"];
 
-/// Warning about a rollout. It holds nothing.
+/// Warning about a rollout. A warning puts no rollout on hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, derive_more::Display)]
 #[display("warning[{code}]: {message}\n-> {hint}")]
 pub struct RolloutWarning {

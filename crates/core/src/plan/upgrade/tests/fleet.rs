@@ -72,7 +72,7 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// Creates nodes `n0`, `n1`... with kernel `k1`, image `v1`, and a device user on each. They are to get `v2`.
+    /// Creates nodes `n0`, `n1`... with kernel `k1`, image `v1`, and a device user on each. The upgrade's target is `v2`.
     pub(super) fn new(nodes: usize, upgrade: serde_json::Value) -> Self {
         let mut fleet = Self {
             nodes: BTreeMap::new(),
