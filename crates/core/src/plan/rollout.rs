@@ -33,7 +33,7 @@ use std::collections::{BTreeSet, HashMap};
 pub use self::context::{PlannedRollout, RolloutDecision};
 use self::{
     context::{Context, Decided, Peer, no_image},
-    reached::{Kernels, Reached},
+    reached::{NodesByKernel, Reached},
 };
 pub use change::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, NodeCheck,
@@ -85,7 +85,7 @@ struct RequestedRollout<'a> {
 pub(super) struct OneImage<'a> {
     pub(super) image: &'a ImageName,
     target: &'a RolloutTarget,
-    kernels: Kernels<'a>,
+    kernels: NodesByKernel<'a>,
 }
 
 impl OneImage<'_> {
