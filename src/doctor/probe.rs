@@ -34,7 +34,7 @@ impl Visit {
             Err(error) => self.failed(
                 "trial tag",
                 &error.into(),
-                "set `immutableTags: true` for this host in site.yaml, or exempt the tags that farrier moves (docs/registries.md)",
+                "let farrier move tags: docs/registries.md says which",
             ),
         }
         let of = json!({"mediaType": media_type::OCI_MANIFEST, "digest": subject, "size": first.len()});

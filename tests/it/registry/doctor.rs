@@ -98,7 +98,7 @@ async fn zot_and_harbor_list_referrers() {
     let (found, text) = probe(HARBOR).await;
     assert_eq!(found[3], "trial tag: wrong", "{text}");
     assert_eq!((found[2].as_str(), found[4].as_str()), ("trial image: ok", "trial referrer: ok"), "{text}");
-    assert!(text.contains("exempt the tags that farrier moves"), "{text}");
+    assert!(text.contains("immutableTags: true"), "{text}");
     // The same registry, with the setting for it.
     let server = RegistryProcess::start(Wants { deletion: true, ..Wants::default() });
     let scripted = ScriptedRegistry::start(&server.host, HARBOR).await;
