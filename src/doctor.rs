@@ -340,7 +340,10 @@ impl Visit {
             );
         }
         if none {
-            self.fine("inputs", "found for every image that a node calls for".to_owned());
+            self.fine(
+                "inputs",
+                "headers, sources and toolchains of all needed images are at hand".to_owned(),
+            );
         }
         Some(planned.plan)
     }

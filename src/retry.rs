@@ -50,7 +50,9 @@ pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError>
             [image.to_string(), target.to_string(), output::printable(&outcome.why_not())]
         };
         let table = output::table(["CLEARED", "KERNEL", "FAILED BECAUSE"], failed.iter().map(row));
-        format!("{table}\nthe next run of the controller builds it, or `farrier build`")
+        format!(
+            "{table}\n`farrier run` builds it in its next reconcile; to build it now, `farrier run --once`"
+        )
     })?;
     Ok(Exit::Done)
 }

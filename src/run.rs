@@ -27,7 +27,7 @@ pub struct RunArgs {
     /// Print what the run would do, and change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Seconds after which everything is looked up again at the latest [default: 30 with dir:PATH, 60 with
+    /// Maximum seconds between two resyncs [default: 30 with dir:PATH, 60 with
     /// kube]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "once")]
     pub interval: Option<u64>,

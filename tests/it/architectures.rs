@@ -177,7 +177,7 @@ fn an_index_of_others_is_a_conflict() {
     push_index(&tag, hidden.as_bytes());
     assert_eq!(conflicts(&site), 2);
     let said = site.farrier(&["verify", "--insecure-no-signature", TAG]).exits(1);
-    said.line("an index that farrier did not write");
+    said.line("farrier did not write this index");
 
     push_index(&tag, ours.as_bytes());
     assert_eq!(conflicts(&site), 0, "the original index was restored");

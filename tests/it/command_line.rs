@@ -177,7 +177,9 @@ fn a_conflict_names_what_changed() {
     let changed = "built from other inputs: source hello changed (tree sha256:";
     let plan = site.farrier(&["plan", "--exit-code"]).exits(1);
     assert!(plan.line("conflict  ").contains(changed), "{plan}");
-    for words in ["`version`", "git describe", "`onConflict: overwrite`", "`farrier build` without --push"] {
+    for words in
+        ["raise `version`", "git describe", "`onConflict: overwrite`", "`farrier build hello --kernel "]
+    {
         assert!(plan.line("conflict  ").contains(words), "{words}: {plan}");
     }
     site.build("hello", &kernel, &["--push"]).exits(1).line(changed);

@@ -60,7 +60,7 @@ fn a_compile_error_on_one_kernel() {
     let error = failure(&site, &run, "failed    hello for").replace(newer, "KERNEL");
     insta::assert_snapshot!(error, @r"
     failed    hello for KERNEL: compile failed: /build/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
-              hint: the full log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; farrier does not compile these inputs again until one of them changes (driver version, patch, template, kernel)
+              hint: the full log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; correct the source or the definition and run again; `farrier retry` compiles the same inputs once more
     ");
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
     assert_eq!(site.image(), FIRST_IMAGE);
@@ -305,11 +305,11 @@ fn a_tag_that_holds_other_inputs() {
     // Different inputs under the same tag are a conflict and change nothing.
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: vars.makeArgs changed (empty -> V=1); a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you develop, or try the change with `farrier build` without --push");
+    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: vars.makeArgs changed (empty -> V=1); a published tag never changes: raise `version` in the definition of hello (such as `git describe` prints), or set `onConflict: overwrite` there while you develop; `farrier build hello --kernel KERNEL` tries the change without publishing");
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
     insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
     error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image built from other inputs: vars.makeArgs changed (empty -> V=1)
-    hint: a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you develop, or try the change with `farrier build` without --push
+    hint: a published tag never changes: raise `version` in the definition of hello (such as `git describe` prints), or set `onConflict: overwrite` there while you develop; `farrier build hello --kernel KERNEL` tries the change without publishing
     ");
     assert_eq!(site.image(), published);
     assert!(published.ends_with(tagged(&site, &kernel).as_str()));

@@ -50,8 +50,5 @@ async fn verify_needs_no_registry_for_an_image_with_a_host_and_names_copies_with
     let said = text(&[&output.stdout[..], &output.stderr].concat());
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("the image has no check report"), "{said}");
-    assert!(
-        said.contains("`skopeo copy` leaves documents behind: copy with `oras cp -r` or a bundle"),
-        "{said}"
-    );
+    assert!(said.contains("`skopeo copy` drops documents: use `oras cp -r` or a bundle"), "{said}");
 }

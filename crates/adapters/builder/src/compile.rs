@@ -186,8 +186,7 @@ fn failed(log: &FileLog, message: String, log_path: &Path, target: &KernelReleas
         None => (message, tail),
     };
     let hint = format!(
-        "{}the full log is {}; farrier does not compile these inputs again until one of them changes (driver version, patch, \
-         template, kernel)",
+        "{}the full log is {}; correct the source or the definition and run again; `farrier retry` compiles the same inputs once more",
         advice.unwrap_or_default(),
         log_path.display()
     );

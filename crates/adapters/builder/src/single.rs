@@ -107,8 +107,9 @@ async fn published_already(parts: &Parts, cell: &Cell, image: &DriverImage) -> R
             }
             let stored = StoredImage { parts, repository: &reference.repository, digest: &found.digest };
             let inputs = stored.named_inputs().await.unwrap_or_default();
-            let message = plan::conflict(reference, &plan::changed_inputs(&inputs, cell));
-            return Err(TargetError::unmet(message, plan::CONFLICT_REMEDY));
+            let changed = plan::changed_inputs(&inputs, cell);
+            let message = plan::conflict(reference, &changed);
+            return Err(TargetError::unmet(message, &plan::conflict_remedy(cell, &changed)));
         }
         if found.verdict == Some(Verdict::Unknown) && image.spec.check.unknown == UnknownPolicy::Deny {
             return Err(TargetError::unmet(

@@ -40,7 +40,7 @@ pub fn changed_inputs(then: &NamedInputs, cell: &Cell) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::plan::{
-        Outcome,
+        Outcome, conflict_remedy,
         fixtures::{K47, World},
     };
 
@@ -71,6 +71,16 @@ mod tests {
         let (found, why) = changed(&world);
         assert_eq!(found, [""; 0], "an image without named inputs");
         assert!(why.ends_with("holds an image built from other inputs"), "{why}");
+    }
+
+    #[test]
+    fn the_remedy_of_a_conflict_fits_what_changed() {
+        let cell = World::new(&[K47]).cells()[0].clone();
+        let remedy = |change: &str| conflict_remedy(&cell, &[change.to_owned()]);
+        assert!(remedy("certificate changed (1 -> 2)").contains("{{signer}}"));
+        let remedy = remedy("source mft changed (tree 1 -> tree 2)");
+        let command = format!("`farrier build {} --kernel {K47}`", cell.image);
+        assert!(!remedy.contains("{{signer}}") && remedy.contains(&command), "{remedy}");
     }
 
     /// The Dockerfile has the names of patches, for instance.

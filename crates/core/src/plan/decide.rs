@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    BuildReason, CONFLICT_REMEDY, Cell, Failure, FetchedInputs, HeaderState, Observed, Outcome, PlanInputs,
-    Published, SkipReason, changed_inputs,
+    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Observed, Outcome, PlanInputs, Published,
+    SkipReason, changed_inputs, conflict_remedy,
 };
 use crate::{
     image::{DriverImage, ImageReference, OnConflict, Output, Reuse, UnknownPolicy},
@@ -72,7 +72,7 @@ pub(super) fn compare(observed: &Observed, image: &DriverImage, cell: &Arc<Cell>
         let (reference, theirs) = (reference.clone(), found.input_hash);
         let inputs = observed.inputs.get(&found.digest);
         let changed = inputs.map(|inputs| changed_inputs(inputs, cell)).unwrap_or_default();
-        let remedy = CONFLICT_REMEDY;
+        let remedy = conflict_remedy(cell, &changed);
         return Outcome::Conflict { cell: Arc::clone(cell), reference, theirs, changed, remedy };
     }
 

@@ -13,10 +13,19 @@ use crate::{
     kernel::KernelTarget,
 };
 
-/// Ways to go on with a changed driver although its tag must not change.
-pub const CONFLICT_REMEDY: &str = "a published tag never changes: set another `version` (such as `git describe` prints) or tag pattern \
-     (with {{signer}} in it, another signing certificate gives another tag), delete the tag, set `onConflict: overwrite` while you \
-     develop, or try the change with `farrier build` without --push";
+/// Returns ways to go on with a changed driver although its tag must not change.
+pub fn conflict_remedy(cell: &Cell, changed: &[String]) -> String {
+    let Cell { image, target: KernelTarget { release, .. }, .. } = cell;
+    let signer = if changed.iter().any(|change| change.contains("certificate changed ")) {
+        "put `{{signer}}` into `tags`, so that each signing certificate has its own tags; or "
+    } else {
+        ""
+    };
+    format!(
+        "a published tag never changes: {signer}raise `version` in the definition of {image} (such as `git describe` prints), or set \
+         `onConflict: overwrite` there while you develop; `farrier build {image} --kernel {release}` tries the change without publishing"
+    )
+}
 
 /// Describes a tag that points to an image with other inputs.
 pub fn conflict(reference: &ImageReference, changed: &[String]) -> String {
@@ -83,7 +92,7 @@ pub enum Outcome {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         changed: Vec<String>,
         /// Remedy for the conflict.
-        remedy: &'static str,
+        remedy: String,
     },
     /// An earlier build with the same inputs failed.
     Failed {

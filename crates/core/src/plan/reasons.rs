@@ -116,7 +116,7 @@ pub enum HoldReason {
     },
     /// The reached nodes run different kernels, and one image is for one kernel. `kernels` has the number of nodes per
     /// kernel.
-    #[error("its nodes run different kernels: {}{}", joined(.kernels.iter().map(|(kernel, nodes)| format!("{kernel} on {nodes}"))), also(.not_ready.as_ref()))]
+    #[error("its nodes run different kernels: {}{}; {SEVERAL_KERNELS}", joined(.kernels.iter().map(|(kernel, nodes)| format!("{kernel} on {nodes}"))), also(.not_ready.as_ref()))]
     MixedKernels {
         kernels: BTreeMap<String, usize>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -217,7 +217,9 @@ pub enum HoldReason {
     )]
     NotWritable { namespace: String },
     /// The strategy, or `upgrade`, needs a running cluster.
-    #[error("per-kernel, union and `upgrade` need a running cluster, not a directory of manifests")]
+    #[error(
+        "per-kernel, union and `upgrade` need a running cluster; in a directory of manifests, use one DaemonSet and rollout for each kernel"
+    )]
     OnlyLive,
     /// Another writer removes the requirement that keeps the original DaemonSet off handed-over nodes.
     #[error(
@@ -301,6 +303,9 @@ impl HoldReason {
         matches!(self, Self::NotFound | Self::NotInManifests { .. } | Self::NoResource)
     }
 }
+
+/// Strategies for nodes with several kernels.
+const SEVERAL_KERNELS: &str = "use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel";
 
 /// Returns the text about a node that is not ready, after another text.
 fn also(not_ready: Option<&NotReadyNode>) -> String {

@@ -66,7 +66,7 @@ impl StatusEntry<'_> {
     pub fn reason_and_hint(&self) -> (String, String) {
         let Self { row, .. } = self;
         match (self.outcome, row.phase) {
-            (Outcome::Conflict { remedy, .. }, _) => (self.outcome.why_not(), (*remedy).to_owned()),
+            (Outcome::Conflict { remedy, .. }, _) => (self.outcome.why_not(), remedy.clone()),
             (Outcome::UpToDate { denied: true, .. }, _) => (
                 "whether its modules load is unknown, which its definition does not accept".to_owned(),
                 "see its check report for the missing information, or set check.unknown: allow".to_owned(),
@@ -139,7 +139,7 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
     let (phase, reason) = match (outcome, activity) {
         (Outcome::Build { why, .. }, Some(found)) => underway(found, why.to_string()),
         (Outcome::Build { why, .. }, None) => (Phase::Missing, why.to_string()),
-        (Outcome::Conflict { remedy, .. }, _) => (Phase::Conflict, (*remedy).to_owned()),
+        (Outcome::Conflict { remedy, .. }, _) => (Phase::Conflict, remedy.clone()),
         (Outcome::Failed { message, .. }, _) => (Phase::Failed, message.clone()),
         (other, _) => (other.phase(), other.why_not()),
     };

@@ -39,7 +39,7 @@ fn a_node_is_followed_from_its_labels_to_the_field_and_to_its_next_kernel() {
     kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
     image mft: called for by pci=yes
     state: missing: not in the registry
-    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1
+    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1; use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel
     ");
     world.publish(Verdict::Loads);
     let announced = (NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
@@ -49,7 +49,7 @@ fn a_node_is_followed_from_its_labels_to_the_field_and_to_its_next_kernel() {
     kernel: it runs 6.1.0-47-amd64 (debian 12, amd64): status.nodeInfo says so, and the label feature.node.kubernetes.io/kernel-version.full agrees
     image mft: called for by pci=yes
     state: published: registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64@sha256:12c6ad962519bd618352d6dcdb3722137d666e063c3d9aca12655cb80adfaaba, check verdict: loads
-    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1
+    DaemonSet kube-system/mft, container driver: hold: its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 1; use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel
     next kernel: the node may boot 6.1.0-48-amd64 (debian 12, amd64): every image that it will need is published
     ");
     assert_eq!(of_node(&world, "n7"), "");

@@ -150,7 +150,7 @@ pub(super) async fn signers(
         }
     }
     RequiredSigners::new(keys, at_least).map_err(|error| {
-        let hint = "name more keys, or require fewer: a key that is named twice counts once, and a revoked one does not";
+        let hint = "name more keys, or require fewer; a key that is named twice counts once, and revoked keys do not count";
         let message = format!("{what}: {error}{}", revoked.concat());
         TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned()))
     })

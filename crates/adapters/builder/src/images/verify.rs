@@ -135,11 +135,10 @@ const LISTED_BUT_GONE: &str = "listed, but gone: the registry deleted its manife
 // Hints of findings.
 const USE_PUBLISHED_IMAGE: &str = "give an image that farrier published";
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from an intact registry";
-const SIGN: &str = "`farrier build --push --force` signs what it builds with the key in site.yaml \
-    (imageSigning); or pass the key that signed it with --key; `skopeo copy` leaves signatures behind: copy with \
-    `oras cp -r` or a bundle";
-const BUILD_AGAIN: &str = "`skopeo copy` leaves documents behind: copy with `oras cp -r` or a bundle; images of older \
-    versions of farrier have none: raise the version, or delete the tag, and build";
+const SIGN: &str = "pass the key that signed it with --key, or sign it with imageSigning in site.yaml and \
+    `farrier build --push --force`; `skopeo copy` drops signatures: use `oras cp -r` or a bundle";
+const BUILD_AGAIN: &str = "`skopeo copy` drops documents: use `oras cp -r` or a bundle; an image of an older farrier has \
+    none: raise its version and build it";
 const NOT_AS_STORED: &str = "the registry returns other content than was pushed: copy the image again from \
     an intact registry, or build it again with --push --force";
 const ALLOW: &str = "the verdict `unknown` is accepted if --definitions has the driver image with `check: \
@@ -187,7 +186,7 @@ pub async fn verify(
         Ok(AnyManifest::Index(index)) => {
             if !index.is_canonical(&stored.bytes) {
                 let reason =
-                    "it is an index that farrier did not write: other programs may read other images from it";
+                    "farrier did not write this index, and other programs may find other images in it";
                 checks.add("manifest", Err(Finding::failed(reason.to_owned(), USE_PUBLISHED_IMAGE)));
                 return Ok(checks.report(image));
             }
@@ -436,12 +435,16 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome> 
     }))
 }
 
+fn about_other_kernel(kernel: Option<&str>) -> String {
+    kernel.map_or_else(|| "it names no kernel".to_owned(), |kernel| format!("it is about kernel {kernel}"))
+}
+
 fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
     let report = &document["report"];
     let (kernel, verdict) = (report["kernel"].as_str(), report["verdict"].as_str().unwrap_or("nothing"));
     let wanted = subject.facts.kernel_release.as_ref().map(ToString::to_string);
     if kernel != wanted.as_deref() {
-        return Err(format!("it is about kernel {}", kernel.unwrap_or("without a name")).into());
+        return Err(about_other_kernel(kernel).into());
     }
     let kernel = kernel.unwrap_or_default();
     let recorded = subject.facts.verdict.map(Verdict::as_str);
@@ -494,7 +497,7 @@ fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
     let kernel = definition["externalParameters"]["kernel"]["release"].as_str();
     let recorded = subject.facts.kernel_release.as_ref().map(ToString::to_string);
     if kernel != recorded.as_deref() {
-        return Err(format!("it is about kernel {}", kernel.unwrap_or("without a name")).into());
+        return Err(about_other_kernel(kernel).into());
     }
     let count = definition["resolvedDependencies"].as_array().map_or(0, Vec::len);
     let builder = &predicate["runDetails"]["builder"]["version"]["farrier"];

@@ -167,7 +167,7 @@ impl TargetError {
 
     /// Error for an unusable public key for image signatures, from a file or a field of the site's definition.
     pub(crate) fn image_key(from: &str, source: KeyError) -> Self {
-        let message = format!("use the public key of {from}: {}", error_chain(&source));
+        let message = format!("the public key of {from} cannot be used: {}", error_chain(&source));
         Self::finding(FindingKind::Usage, message, Some(source.hint().to_owned()))
     }
 

@@ -42,7 +42,7 @@ struct StateLine {
     /// Reason; empty if the state needs none.
     reason: String,
     /// Remedy, unless the reason already names the remedy.
-    hint: Option<&'static str>,
+    hint: Option<String>,
     /// Whether the state needs a user's attention.
     warns: bool,
 }
@@ -147,7 +147,7 @@ impl StateLine {
 fn cell_line(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
     let row = entry.row;
     let (reason, hint) = match &planned.outcome {
-        Outcome::Conflict { remedy, .. } => (planned.outcome.why_not(), Some(*remedy)),
+        Outcome::Conflict { remedy, .. } => (planned.outcome.why_not(), Some(remedy.clone())),
         Outcome::UpToDate { published, .. } => (format!("{}@{}", row.reference, published.digest), None),
         _ => (row.reason, None),
     };
@@ -173,7 +173,7 @@ fn rollout_line(rollout: &PlannedRollout) -> Option<StateLine> {
         target: rollout.target.to_string(),
         state: HELD,
         reason: why.to_string(),
-        hint,
+        hint: hint.map(str::to_owned),
         warns: true,
     })
 }

@@ -583,7 +583,7 @@ fn a_dead_node_that_holds_a_rollout_is_named() {
     let mut world = labeled_world();
     world.snapshot.nodes[0].not_ready = true;
     world.snapshot.nodes[0].ready_changed = Some("2026-06-01T12:00:00Z".parse().unwrap());
-    insta::assert_snapshot!(held(&mut world).0, @"its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 2; node n0 is not ready since 2026-06-01T12:00:00Z; repair it, delete it, or let ignoreNodes in site.yaml ignore it (notReadyFor)");
+    insta::assert_snapshot!(held(&mut world).0, @"its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 2; node n0 is not ready since 2026-06-01T12:00:00Z; repair it, delete it, or let ignoreNodes in site.yaml ignore it (notReadyFor); use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel");
     unlabel(&mut world, 0);
     let why = held(&mut world).0.to_string();
     assert!(why.ends_with("(notReadyFor)") && why.contains("node n0 is not ready since"), "{why}");
