@@ -35,7 +35,7 @@ const MAX_FILES: usize = 20_000;
 const DEPTH: usize = 5;
 
 /// Command line with which `farrier init` asks no question.
-const WITHOUT_QUESTIONS: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --driver IMAGE or --from FILE --source SOURCE";
+const WITHOUT_QUESTIONS: &str = "farrier init DIR --cluster CLUSTER --registry LOCATION, and --source DIR, --driver IMAGE, or --from FILE --source SOURCE";
 
 #[derive(Debug, Args)]
 pub struct InitArgs {
@@ -172,6 +172,7 @@ async fn answer<T>(
         let line = answer.await.ok().transpose()?.flatten();
         let line = line.ok_or_else(|| CliError::usage(format!("{option}: end of input")))?;
         if line.trim().is_empty() {
+            output::message(&format!("{option} needs an answer; Ctrl-C ends without one"));
             continue;
         }
         match check(line.trim().to_owned()).await {
@@ -209,10 +210,12 @@ async fn drivers(given: Vec<String>, is_any: bool, nodes: &[NodeFacts]) -> Resul
             let images = shipped.images.values().filter(|image| is_one(image));
             images.map(|image| image.metadata.name.as_str()).collect::<Vec<_>>().join(", ")
         };
+        let fitting = names(&|image| nodes.iter().any(|node| image.spec.nodes.matches(&node.labels)));
+        let fitting =
+            if fitting.is_empty() { fitting } else { format!(" (nodes have the labels of: {fitting})") };
         let question = format!(
-            "which drivers of {}, with commas between them (nodes have the labels of: {}); or --from FILE, which describes another",
+            "which drivers of {}, with commas between them{fitting}; for another driver, end this and pass --source DIR or --from FILE",
             names(&|_| true),
-            names(&|image| nodes.iter().any(|node| image.spec.nodes.matches(&node.labels))),
         );
         let known = async |answer: String| -> Result<_, CliError> {
             let wanted: Vec<String> = answer.split(',').map(|name| name.trim().to_owned()).collect();
@@ -245,7 +248,7 @@ async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliE
             if from.get("path").is_none() {
                 return Ok((from, answer.starts_with("apt:").then(|| ("dkms", ".".to_owned()))));
             }
-            let top = fs::canonicalize(&answer).map_err(|error| wrong(error.to_string()))?;
+            let top = existing(&answer).map_err(wrong)?;
             Ok((source(&top.display().to_string()).map_err(wrong)?, how_built(&top)))
         };
         let given = own.or(only).map(str::to_owned);
@@ -259,6 +262,14 @@ async fn find_sources(drafts: &mut [Draft], given: &[String]) -> Result<(), CliE
     Ok(())
 }
 
+/// Returns the absolute path of a source on this machine.
+fn existing(path: &str) -> Result<PathBuf, String> {
+    std::fs::canonicalize(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => "there is no such file or directory".to_owned(),
+        _ => error.to_string(),
+    })
+}
+
 /// Drafts a driver from each source directory.
 fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> Result<(), CliError> {
     for text in sources {
@@ -270,7 +281,10 @@ fn draft_trees(drafted: &mut Drafted, sources: &[String], context: &Context) -> 
             let hint = "--driver or --from says which driver has sources of another kind";
             CliError::hinted(format!("--source {text}: {reason}"), hint)
         };
-        let top = fs::canonicalize(path).map_err(|error| wrong(error.to_string()))?;
+        if source(path).map_err(wrong)?.get("path").is_none() {
+            return Err(wrong("it is no directory".to_owned()));
+        }
+        let top = existing(path).map_err(|reason| CliError::usage(format!("--source {text}: {reason}")))?;
         let (template, directory) = how_built(&top)
             .ok_or_else(|| wrong("found no Makefile or Kbuild with obj-m, and no dkms.conf".to_owned()))?;
         let place = top.join(&directory);
@@ -390,7 +404,7 @@ fn next(directory: &Path, cluster: &str, registry: &str, definitions: &Definitio
             if namespaces.is_empty() { "drivers" } else { &namespaces }
         );
     }
-    vec![format!("farrier plan {place}"), format!("farrier doctor {place}"), run]
+    vec![format!("farrier doctor {place}"), format!("farrier plan {place}"), run]
 }
 
 fn text(report: &Report) -> String {
@@ -404,7 +418,7 @@ fn text(report: &Report) -> String {
     for origin in remarks.iter().map(|remark| &remark.origin).collect::<BTreeSet<_>>() {
         let own = remarks.iter().filter(|remark| remark.origin == *origin);
         let rows = own.map(|Remark { origin: _, field, becomes, says }| {
-            [output::printable(field), becomes.unwrap_or("-").to_owned(), (*says).to_owned()]
+            [output::printable(field), becomes.unwrap_or("-").to_owned(), says.to_string()]
         });
         let heading = format!("FIELD OF {}", output::printable(origin));
         let _ = write!(text, "\n{}", output::table([heading.as_str(), "BECOMES", "BECAUSE"], rows));

@@ -144,6 +144,22 @@ fn a_kbuild_directory_needs_no_other_file() {
     assert!(schema["properties"]["spec"].is_object(), "{schema}");
     newcomer(&site, &printed(&run, "run")).exits(0).line("built     hello for");
 
+    // A directory whose name no DaemonSet has: the output says so, and what to set.
+    let other = site.path("acme_ticker");
+    fs::rename(&source, &other).unwrap();
+    let run = init(&site, &["second", "--source", "./acme_ticker"]).exits(0);
+    run.line("FIELD OF images/acme-ticker.yaml");
+    run.line("no single DaemonSet is named acme-ticker or runs an image of this name; choose one, such as drivers/hello (container driver)");
+    let report = init(&site, &["third", "--source", "./acme_ticker", "-o", "json"]).exits(0).json();
+    assert_eq!(report["remarks"][0]["becomes"], "publish-only", "{report}");
+    init(&site, &["fourth", "--source", "hello=./acme_ticker"]).exits(0);
+    let text = fs::read_to_string(site.path("fourth/images/hello.yaml")).unwrap();
+    assert!(
+        text.contains("daemonSet: hello, container: driver}") && text.contains("{pool: canary}"),
+        "{text}"
+    );
+    fs::rename(&other, &source).unwrap();
+
     fs::write(source.join("Makefile"), "all:\n").unwrap();
     init(&site, &["other", "--source", "./hello"]).exits(2).line("found no Makefile or Kbuild with obj-m");
 }
@@ -153,14 +169,22 @@ fn without_a_terminal_it_says_what_is_missing_and_ends() {
     let site = Site::new();
     let run = newcomer(&site, &["init"]).exits(2);
     run.line("error: --cluster is missing, and there is no terminal to ask at: which cluster: kube");
-    run.line("hint: farrier init DIR --cluster CLUSTER --registry LOCATION");
+    run.line(
+        "hint: farrier init DIR --cluster CLUSTER --registry LOCATION, and --source DIR, --driver IMAGE, or",
+    );
     site.canary("6.1.0-901-amd64");
     newcomer(&site, &["init", "--cluster", "dir:cluster"]).exits(2).line("--registry is missing");
     let refused = |more: &[&str]| init(&site, more).exits(2);
     refused(&[]).line("--driver is missing");
     module(&site);
     refused(&["--from", "module.yaml"]).line("where are the sources of acme (what its Dockerfile fetches)");
-    refused(&["--from", "module.yaml", "--source", "nowhere"]).line("error: --source nowhere: ");
+    for more in [&["--from", "module.yaml", "--source", "nowhere"][..], &["--source", "nowhere"]] {
+        let run = refused(more);
+        run.line("error: --source nowhere: there is no such file or directory");
+        assert!(!run.stderr.contains("hint"), "{run}");
+    }
+    let run = refused(&["--source", "apt:acme-dkms@sid"]);
+    run.line("hint: --driver or --from says which driver has sources of another kind");
     refused(&["--driver", "mstflint", "--source", "acme"]).line("got 1 sources for 0 drivers that need one");
     refused(&["--driver", "nonesuch"]).line("nonesuch");
     fs::write(site.path("huge.yaml"), "a: b\n".repeat(300_000)).unwrap();
@@ -237,6 +261,11 @@ fn at_a_terminal_it_asks() {
     drop(stdin);
     run.line("which cluster");
     run.line("which drivers of gdrdrv, generic, mofed,");
+    run.line("for another driver, end this and pass --source DIR or --from FILE");
+    assert!(!run.stdout.contains("labels of: )"), "{run}");
+    for option in ["--registry", "--driver"] {
+        run.line(&format!("{option} needs an answer; Ctrl-C ends without one"));
+    }
     // Each wrong answer is asked for again.
     for (wrong, question) in [
         ("\"nowhere\" is not kube", "which cluster"),

@@ -58,11 +58,11 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
         let is_made = values.iter().any(|((name, _), value)| *name == remark.field && value.is_none());
         if is_made || remark.becomes == Some("kernels") && !is_range {
             remark.becomes = None;
-            remark.says = "it cannot be converted automatically: review the definition";
+            remark.says = "it cannot be converted automatically: review the definition".into();
         }
     }
     drafted.remarks.extend(remarks);
-    drafted.drafts.push(draft);
+    drafted.add(draft, context);
 }
 
 fn values(conf: &str) -> Values {

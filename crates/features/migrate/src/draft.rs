@@ -14,7 +14,10 @@ use handlebars::Handlebars;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::Context;
+use super::{Context, Remark};
+
+/// Maximum number of DaemonSets that a draft offers for its rollout.
+const MAX_CHOICES: usize = 8;
 
 /// Templates that quote every value as YAML requires.
 static TEMPLATES: LazyLock<Handlebars<'_>> = LazyLock::new(|| {
@@ -23,6 +26,7 @@ static TEMPLATES: LazyLock<Handlebars<'_>> = LazyLock::new(|| {
     // The templates are constants of this program, and tests render them.
     let _ = templates.register_template_string("image", include_str!("forms/image.yaml.hbs"));
     let _ = templates.register_template_string("rollout", include_str!("forms/rollout.hbs"));
+    let _ = templates.register_template_string("daemon-set", include_str!("forms/daemon-set.hbs").trim_end());
     templates
 });
 
@@ -58,6 +62,8 @@ pub struct Draft {
     pub tags: Vec<String>,
     /// A variant that `forms/rollout.hbs` knows; `None` if the image is only published.
     pub rollout: Option<Value>,
+    /// Rollouts to choose from if `rollout` is `None`.
+    pub choices: Vec<Value>,
 }
 
 /// A field of a draft, and what takes it out.
@@ -123,6 +129,7 @@ impl Context {
             template: "kbuild",
             vars: [("directory", ".".to_owned()), ("makeArgs", String::new())].into(),
             rollout: self.rollout(&name),
+            choices: self.choices(&name),
             nodes: self
                 .daemon_set(&name)
                 .map_or_else(BTreeMap::new, |(found, _)| found.placement.node_selector.clone()),
@@ -132,10 +139,9 @@ impl Context {
         }
     }
 
-    /// Returns the only DaemonSet without an owner that runs the image, and its containers with the image. A DaemonSet matches if
+    /// Returns the DaemonSets without an owner that run the image, and their containers with the image. A DaemonSet matches if
     /// one of its images has `name` as last path component, or else if the DaemonSet itself has this name.
-    /// Returns `None` if no DaemonSet or several match.
-    fn daemon_set(&self, name: &str) -> Option<(&DaemonSetFacts, Vec<String>)> {
+    fn daemon_sets(&self, name: &str) -> Vec<(&DaemonSetFacts, Vec<String>)> {
         let is_last = |image: &str| {
             let last = image.rsplit('/').next().unwrap_or_default();
             last.split(['@', ':']).next() == Some(name)
@@ -146,32 +152,78 @@ impl Context {
             let sharing = found.containers.iter().filter(|container| container.image == own.image);
             Some(sharing.map(|container| container.name.clone()).collect())
         };
-        let free = self.daemon_sets.iter().filter(|found| found.owner.is_none());
-        let mut fitting = free.filter_map(|found| Some((found, containers(found)?)));
-        let (Some(found), None) = (fitting.next(), fitting.next()) else { return None };
-        Some(found)
+        self.free().filter_map(|found| Some((found, containers(found)?))).collect()
+    }
+
+    /// Returns the DaemonSets that no operator owns.
+    fn free(&self) -> impl Iterator<Item = &DaemonSetFacts> {
+        self.daemon_sets.iter().filter(|found| found.owner.is_none())
+    }
+
+    /// Returns the only DaemonSet that runs the image; `None` if none or several do.
+    fn daemon_set(&self, name: &str) -> Option<(&DaemonSetFacts, Vec<String>)> {
+        <[_; 1]>::try_from(self.daemon_sets(name)).ok().map(|[found]| found)
     }
 
     /// Returns a rollout to the DaemonSet that runs the image.
     pub fn rollout(&self, name: &str) -> Option<Value> {
         let (found, containers) = self.daemon_set(name)?;
+        Some(json!({"daemonSet": self.rollout_to(found, &containers)}))
+    }
+
+    /// Returns the DaemonSets from which a user has to choose the one that runs the image: those that match or, without a match,
+    /// all, with the similar names first. A similar name is not enough for a rollout, which could replace another program.
+    fn candidates(&self, name: &str) -> Vec<(&DaemonSetFacts, Vec<String>)> {
+        let mut candidates = self.daemon_sets(name);
+        if candidates.is_empty() {
+            let container = |found: &DaemonSetFacts| Some(vec![found.containers.last()?.name.clone()]);
+            candidates.extend(self.free().filter_map(|found| Some((found, container(found)?))));
+            let is_similar = |found: &DaemonSetFacts| {
+                name.split('-').any(|word| word.len() > 2 && found.name.contains(word))
+            };
+            candidates.sort_by_key(|(found, _)| !is_similar(found));
+        }
+        candidates.truncate(MAX_CHOICES);
+        candidates
+    }
+
+    /// Returns the rollouts to choose from if the DaemonSet that runs the image is not known.
+    pub fn choices(&self, name: &str) -> Vec<Value> {
+        let candidates = self.candidates(name).into_iter();
+        candidates.map(|(found, containers)| self.rollout_to(found, &containers)).collect()
+    }
+
+    /// Returns a remark about an image that no rollout takes to a DaemonSet.
+    pub fn without_daemon_set(&self, name: &str) -> Remark {
+        let mut says = format!("no single DaemonSet is named {name} or runs an image of this name");
+        for (position, (found, containers)) in self.candidates(name).iter().enumerate() {
+            says += if position == 0 { "; choose one, such as " } else { ", " };
+            says.extend([&found.namespace, "/", &found.name, " (container ", &containers.join(", "), ")"]);
+        }
+        Remark::of_image(name, "rollout", "publish-only", says)
+    }
+
+    /// Returns a rollout to a DaemonSet: in one copy for each kernel if its nodes run several.
+    fn rollout_to(&self, found: &DaemonSetFacts, containers: &[String]) -> Value {
         let is_reached = |node: &&NodeFacts| found.placement.reach(node, false) == NodeReach::Reached;
         let reached = self.nodes.iter().filter(is_reached);
         let kernels: BTreeSet<&str> = reached.map(|node| node.kernel_version.as_str()).collect();
         let strategy = if kernels.len() > 1 { "per-kernel" } else { "image" };
         let DaemonSetFacts { namespace, name, .. } = found;
         let mut rollout = json!({"strategy": strategy, "namespace": namespace, "name": name});
-        match containers.as_slice() {
+        match containers {
             [container] => rollout["container"] = container.as_str().into(),
             _ => rollout["containers"] = containers.into(),
         }
-        Some(json!({"daemonSet": rollout}))
+        rollout
     }
 }
 
 /// Renders the field `rollout`, with a comment.
-pub fn rollout_text(rollout: Option<&Value>) -> Result<String, String> {
-    TEMPLATES.render("rollout", &json!({"rollout": rollout})).map_err(|error| error.to_string())
+pub fn rollout_text(rollout: Option<&Value>, choices: &[Value]) -> Result<String, String> {
+    TEMPLATES
+        .render("rollout", &json!({"rollout": rollout, "choices": choices}))
+        .map_err(|error| error.to_string())
 }
 
 /// Formats a text as a YAML scalar, unquoted only if no reader could take it for another type.

@@ -39,5 +39,5 @@ pub fn draft(drafted: &mut Drafted, options: &Node, context: &Context) {
     (draft.version, draft.modules) = (version, vec![module]);
     let template = include_str!("forms/falco.Dockerfile.hbs").to_owned();
     drafted.files.insert("templates/falco.Dockerfile.hbs".to_owned(), template);
-    drafted.drafts.push(draft);
+    drafted.add(draft, context);
 }

@@ -1,6 +1,6 @@
 //! Maps each field of another tool's file to its counterpart in a definition.
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use farrier_core::text::is_deceptive;
 use farrier_yaml::{Node, Value};
@@ -22,7 +22,15 @@ pub struct Remark {
     /// The counterpart in a definition; `None` if there is none.
     pub becomes: Option<&'static str>,
     /// Remark for the user.
-    pub says: &'static str,
+    pub says: Cow<'static, str>,
+}
+
+impl Remark {
+    /// Makes a remark about a field of a drafted image.
+    pub fn of_image(image: &str, field: &str, becomes: &'static str, says: String) -> Self {
+        let (origin, field) = (format!("images/{image}.yaml"), field.to_owned());
+        Self { origin, field, becomes: Some(becomes), says: says.into() }
+    }
 }
 
 /// Makes a remark for each field, from the line of `table` with the longest path that matches the field or a
@@ -52,7 +60,7 @@ pub fn remarks(
         let field = format!("{prefix}{}", if path.is_empty() { &field } else { path });
         if !remarks.iter().any(|known| known.field == field) {
             let (origin, becomes) = (origin.to_owned(), Some(becomes).filter(|becomes| !becomes.is_empty()));
-            remarks.push(Remark { origin, field, becomes, says });
+            remarks.push(Remark { origin, field, becomes, says: says.into() });
         }
     }
     remarks

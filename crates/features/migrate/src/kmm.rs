@@ -25,10 +25,10 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     let mut remarks = fields::remarks(&origin, "", fields::leaves(module), include_str!("forms/kmm.txt"));
     let own = |field: &str| format!("spec.moduleLoader.container.{field}");
     let mut cannot = |field: &str, says: &'static str| {
-        remarks.push(Remark { origin: origin.clone(), field: own(field), becomes: None, says });
+        remarks.push(Remark { origin: origin.clone(), field: own(field), becomes: None, says: says.into() });
     };
     let mut draft = context.draft(&origin, name);
-    (draft.loads, draft.rollout) = (false, None);
+    (draft.loads, draft.rollout, draft.choices) = (false, None, Vec::new());
     "what its Dockerfile fetches".clone_into(&mut draft.hint);
     let mappings = at(module, &own("kernelMappings"));
     let mappings: Vec<Node> = mappings.iter().filter_map(Node::items).flatten().collect();
@@ -74,7 +74,7 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     drafted.by_hand.push(format!(
         "once images are published, in {origin}: set containerImage to {images} and modprobe.dirName to /, and remove build and sign"
     ));
-    drafted.drafts.push(draft);
+    drafted.add(draft, context);
 }
 
 /// Combines the kernels of all mappings into one expression that matches a whole release. Returns `None` if

@@ -131,13 +131,25 @@ impl Drafted {
         draft.vars.insert("directory", directory);
         draft.from = Some(source(&top.display().to_string())?);
         draft.modules = modules;
-        self.drafts.push(draft);
+        self.add(draft, context);
         Ok(())
+    }
+
+    /// Adds a draft, with remarks if it has no rollout to a DaemonSet that loads its modules.
+    fn add(&mut self, draft: Draft, context: &Context) {
+        if draft.loads && draft.rollout.is_none() {
+            let says = "set the labels of the nodes that need the driver".to_owned();
+            self.remarks.push(context.without_daemon_set(&draft.name));
+            self.remarks.push(Remark::of_image(&draft.name, "nodes", "every node", says));
+        }
+        self.drafts.push(draft);
     }
 
     /// Adds the shipped definition of an image, and the definitions of the images that it needs.
     pub fn add_shipped(&mut self, name: &str, context: &Context) -> Result<(), String> {
-        self.add_image(name, shipped_image(name).unwrap_or_default(), context.rollout(name).as_ref(), context)
+        let rollout = context.rollout(name);
+        self.remarks.extend(rollout.is_none().then(|| context.without_daemon_set(name)));
+        self.add_image(name, shipped_image(name).unwrap_or_default(), rollout.as_ref(), context)
     }
 
     /// Adds a definition with its rollout replaced, and the definitions of the images that it needs.
@@ -152,12 +164,14 @@ impl Drafted {
         for need in needs.into_iter().flat_map(|needs| needs.split(", ")) {
             // Keep a definition that an operator's resource has added: it is more specific.
             if !self.files.contains_key(&format!("images/{need}.yaml")) {
-                self.add_shipped(need, context)?;
+                let text = shipped_image(need).unwrap_or_default();
+                self.add_image(need, text, context.rollout(need).as_ref(), context)?;
             }
         }
         // `rollout` is the last field of each shipped definition.
         let body = text.split("  rollout:\n").next().unwrap_or_default().to_owned();
-        self.files.insert(format!("images/{name}.yaml"), body + &rollout_text(rollout)?);
+        self.files
+            .insert(format!("images/{name}.yaml"), body + &rollout_text(rollout, &context.choices(name))?);
         Ok(())
     }
 

@@ -53,7 +53,8 @@ pub fn draft(
         for remark in remarks.iter_mut().filter(|remark| remark.field == format!("{path}version")) {
             remark.becomes = None;
             remark.says =
-                "Debian's package is used, in its version: the file's comments describe NVIDIA's own sources";
+                "Debian's package is used, in its version: the file's comments describe NVIDIA's own sources"
+                    .into();
         }
         let text = shipped_image(image).unwrap_or_default();
         drafted.add_image(image, text, Some(&rollout), context)?;

@@ -252,6 +252,65 @@ fn daemon_sets_of_the_cluster() {
     assert!(text.contains("  nodes: {matchLabels: {pool: gpu}}\n"), "{text}");
 }
 
+/// Without the one DaemonSet of a driver, the remarks and the draft name those that can be chosen.
+#[test]
+fn a_driver_without_a_daemon_set() {
+    let daemon_set = |name: &str, more: &str, containers: &str| {
+        format!(
+            "---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata: {{name: {name}, namespace: drivers, {more}}}\nspec: \
+             {{template: {{spec: {{containers: [{containers}]}}}}}}\n"
+        )
+    };
+    let owned =
+        daemon_set("owned", "ownerReferences: [{kind: X, name: x, controller: true}]", "{name: c, image: i}");
+    let ticker = daemon_set("ticker", "", "{name: log, image: log}, {name: driver, image: tick}");
+    let remarks = |cluster: &str| {
+        let drafted = drafted(CONF, cluster).unwrap();
+        assert_eq!(load(&drafted).unwrap().images.len(), 1);
+        let own = drafted.remarks.iter().filter(|remark| remark.origin == "images/strange-driver.yaml");
+        let own = own.map(|remark| format!("{} {}: {}", remark.field, remark.becomes.unwrap(), remark.says));
+        (own.collect::<Vec<_>>(), image(&drafted).1)
+    };
+    let (said, text) = remarks(&[owned.as_str(), &ticker].concat());
+    assert_eq!(
+        said,
+        [
+            "rollout publish-only: no single DaemonSet is named strange-driver or runs an image of this name; choose one, such as drivers/ticker \
+             (container driver)",
+            "nodes every node: set the labels of the nodes that need the driver",
+        ]
+    );
+    let choice = "    # - {strategy: image, namespace: drivers, daemonSet: ticker, container: driver}\n";
+    assert!(text.contains(&format!("{choice}    - {{strategy: publish-only}}\n")), "{text}");
+    assert!(!text.contains("owned"), "{text}");
+    let chosen = text
+        .replace("    # - {strategy: image", "    - {strategy: image")
+        .replace("    - {strategy: publish-only}\n", "");
+    assert_eq!(mistake(&chosen), Ok(()));
+    // Of many DaemonSets those come first whose name resembles the driver's.
+    let many = (0..9).map(|n| daemon_set(&format!("a{n}"), "", "{name: c, image: i}")).collect::<String>();
+    let (said, text) = remarks(&[many, daemon_set("strange", "", "{name: c, image: i}")].concat());
+    assert!(
+        said[0].contains("such as drivers/strange (container c), drivers/a0 (container c), "),
+        "{said:?}"
+    );
+    assert_eq!(text.matches("    # - {strategy: image").count(), 8, "{text}");
+    let twice =
+        ["one", "two"].map(|name| daemon_set(name, "", "{name: c, image: 'r.example/strange-driver:1'}"));
+    let (said, _) = remarks(&[twice.concat(), ticker].concat());
+    assert_eq!(
+        said[0],
+        "rollout publish-only: no single DaemonSet is named strange-driver or runs an image of this name; choose one, such as drivers/one \
+         (container c), drivers/two (container c)"
+    );
+    // KMM loads the modules itself, and an image that farrier ships has its nodes.
+    assert!(drafted(PLAIN, &owned).unwrap().remarks.iter().all(|remark| remark.field != "rollout"));
+    let mut shipped = Drafted::default();
+    shipped.add_shipped("nvidia-peermem", &Context::default()).unwrap();
+    let said: Vec<&str> = shipped.remarks.iter().map(|remark| &*remark.says).collect();
+    assert_eq!(said, ["no single DaemonSet is named nvidia-peermem or runs an image of this name"]);
+}
+
 /// Any file yields a valid definition, or a definition that is refused when it is parsed.
 #[test]
 fn hostile_files() {
@@ -349,7 +408,7 @@ fn a_module_keeps_the_tag_of_each_mapping() {
     assert_eq!(draft.name, "amdgpu-kmod");
     let tags = ["ubuntu-22.04-{{kernel_label}}-6.1.3", "{{kernel_label}}-6.1.3", "default-{{kernel_label}}"];
     assert_eq!(draft.tags, tags);
-    let said = drafted.remarks.iter().filter(|remark| remark.becomes.is_none()).map(|remark| remark.says);
+    let said = drafted.remarks.iter().filter(|remark| remark.becomes.is_none()).map(|remark| &*remark.says);
     let said = said.collect::<Vec<_>>().join("; ");
     assert!(
         said.contains("another name than the first mapping's") && said.contains("for a literal kernel"),
