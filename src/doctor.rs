@@ -151,7 +151,9 @@ impl Visit {
     async fn machine(&mut self, session: &Session, parts: &Parts) {
         let definitions = &parts.definitions;
         let (images, families) = (definitions.images.len(), definitions.families.len());
-        self.fine("definitions", format!("driver images: {images}, kernel families: {families}"));
+        let whose =
+            session.global.definitions.as_ref().map_or("; all built-in, without --definitions", |_| "");
+        self.fine("definitions", format!("driver images: {images}, kernel families: {families}{whose}"));
         self.room(parts.cache.root());
         self.certificates(&parts.certificate_ends());
         if !definitions.site.revoked.is_empty() {

@@ -112,6 +112,9 @@ impl Session {
 
     /// Returns parts that publish to a registry.
     pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<Parts> {
+        if self.global.definitions.is_none() {
+            tracing::info!("no --definitions: using the built-in images only");
+        }
         self.parts(Some(&registry.registry), engine)
     }
 

@@ -58,8 +58,22 @@ pub fn show<T: Serialize + ?Sized>(
 }
 
 /// Fields that name an object of a result, the most specific first.
-const NAMES: [&str; 10] =
-    ["pinned", "reference", "object", "node", "name", "image", "release", "kernel", "path", "file"];
+const NAMES: [&str; 12] = [
+    "pinned",
+    "reference",
+    "object",
+    "node",
+    "name",
+    "image",
+    "release",
+    "kernel",
+    "path",
+    "file",
+    "subject",
+    "check",
+];
+/// Lists of a plan that name no further image.
+const UNNAMED: [&str; 3] = ["rollouts", "signatures", "unusedImages"];
 
 /// Returns the names of the outermost objects that have one.
 fn names(value: &Value) -> Vec<String> {
@@ -67,7 +81,10 @@ fn names(value: &Value) -> Vec<String> {
     match (value, named) {
         (_, Some(name)) => vec![name.to_owned()],
         (Value::Array(items), None) => items.iter().flat_map(names).collect(),
-        (Value::Object(fields), None) => fields.values().flat_map(names).collect(),
+        (Value::Object(fields), None) => {
+            let fields = fields.iter().filter(|(field, _)| !UNNAMED.contains(&field.as_str()));
+            fields.flat_map(|(_, value)| names(value)).collect()
+        }
         (_, None) => Vec::new(),
     }
 }

@@ -136,7 +136,7 @@ impl Serialize for Plan {
             signatures,
             up_to_date: of(Phase::Published),
             conflicts: of(Phase::Conflict),
-            held_back: of(Phase::Failed),
+            failed: of(Phase::Failed),
             unknown: of(Phase::Unknown),
             skipped,
             skipped_nodes,
@@ -162,7 +162,7 @@ struct Document<'a> {
     signatures: &'a [PlannedSignature],
     up_to_date: Vec<&'a Outcome>,
     conflicts: Vec<&'a Outcome>,
-    held_back: Vec<&'a Outcome>,
+    failed: Vec<&'a Outcome>,
     unknown: Vec<&'a Outcome>,
     skipped: Vec<&'a PlannedCell>,
     skipped_nodes: &'a [SkippedNode],
@@ -172,7 +172,7 @@ struct Document<'a> {
     own_drivers: &'a [OwnDriver],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     unions: &'a [PlannedUnion],
-    #[serde(rename = "unheard", skip_serializing_if = "<[_]>::is_empty")]
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
     unused_announcements: &'a [UnusedAnnouncement],
     rollouts: &'a [PlannedRollout],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
