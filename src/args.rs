@@ -1,16 +1,17 @@
 //! Options that several commands share.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use clap::{Args, ColorChoice, ValueEnum};
 use farrier_cluster::KubeOptions;
 use farrier_core::{
     image::{Cpus, Memory},
+    kernel::KernelRelease,
     plan::{Instance, WriteNamespaces},
 };
 use farrier_engines::EngineChoice;
 
-use super::{CliError, Result, env_vars as vars, session::kube_options};
+use super::{CliError, Result, env_vars as vars, session::kube_options, settings::parse};
 
 /// Heading of the options of every command.
 pub const GLOBAL_OPTIONS: &str = "Global options";
@@ -184,8 +185,8 @@ pub struct KernelArg {
     /// Kernel release, exactly as `uname -r` prints it
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Option<String>,
-    /// The release without `--kernel`, as kubectl's commands take names.
-    #[arg(value_name = "KERNEL", hide = true, conflicts_with = "kernel")]
+    /// The release without `--kernel`; needed only if there are several kernels
+    #[arg(value_name = "KERNEL", conflicts_with = "kernel")]
     pub release: Option<String>,
 }
 
@@ -195,9 +196,23 @@ impl KernelArg {
         self.kernel.as_deref().or(self.release.as_deref())
     }
 
-    /// Returns the release.
-    pub fn required(&self) -> Result<&str> {
-        self.get().ok_or_else(|| CliError::usage("no kernel: pass --kernel with its release"))
+    /// Returns the release, or else the only one of `known`. If there are none or several, `what` begins the error.
+    pub fn or_only<'a>(
+        &self,
+        what: &str,
+        known: impl Iterator<Item = &'a KernelRelease>,
+    ) -> Result<KernelRelease> {
+        if let Some(given) = self.get() {
+            return parse("--kernel", given);
+        }
+        let known: Vec<&str> =
+            known.map(KernelRelease::as_str).collect::<BTreeSet<_>>().into_iter().collect();
+        let hint = "put the kernel's release after the image's name";
+        match known[..] {
+            [only] => parse("--kernel", only),
+            [] => Err(CliError::absent(format!("{what} for no kernel"), hint)),
+            _ => Err(CliError::hinted(format!("{what} for several kernels: {}", known.join(", ")), hint)),
+        }
     }
 }
 

@@ -34,9 +34,21 @@ pub struct LogsArgs {
 /// Prints the log; with `--follow`, until the build ends.
 pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
     let LogsArgs { image, kernel, platform, follow } = args;
-    let kernel = kernel.required()?;
     let cache = open_cache(&session.global)?;
-    let mut logs = logs_for(&cache, &parse("image", &image)?, &parse("--kernel", kernel)?)?;
+    let mut logs = logs_for(&cache, &parse("image", &image)?)?;
+    let absent = |build: &str| {
+        CliError::absent(
+            format!("the cache {} has no log of a build of {build}", cache.root().display()),
+            "the log is on the machine that built the image: pass its cache with --cache-dir, or run this command in the pod that \
+             builds (kubectl exec); an image pulled from a registry has no log",
+        )
+    };
+    if logs.is_empty() && kernel.get().is_none() {
+        return Err(absent(&image));
+    }
+    let kernel =
+        kernel.or_only(&format!("the cache has logs of {image}"), logs.iter().map(|log| &log.release))?;
+    logs.retain(|log| log.release == kernel);
     if let Some(wanted) = &platform {
         let there: BTreeSet<String> = logs.iter().map(|log| log.platform.clone()).collect();
         logs.retain(|log| log.platform == *wanted);
@@ -55,13 +67,7 @@ pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit> {
         ));
     }
     let newest = logs.into_iter().next().map(|log| log.path);
-    let path = newest.ok_or_else(|| {
-        CliError::absent(
-            format!("the cache {} has no log of a build of {image} for {kernel}", cache.root().display()),
-            "the log is on the machine that built the image: pass its cache with --cache-dir, or run this command in the pod that \
-             builds (kubectl exec); an image pulled from a registry has no log",
-        )
-    })?;
+    let path = newest.ok_or_else(|| absent(&format!("{image} for {kernel}")))?;
     let unreadable = |error| CliError::usage(format!("log of {image} for {kernel}: {}", error_chain(&error)));
     let mut reader = LogReader::open(&path, 0).map_err(unreadable)?;
     loop {

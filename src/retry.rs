@@ -5,7 +5,6 @@ use farrier_builder::forget_failure;
 use farrier_controller::{Planned, observe_and_plan};
 use farrier_core::{
     image::ImageName,
-    kernel::KernelRelease,
     plan::{Outcome, PlannedCell},
 };
 
@@ -25,15 +24,15 @@ pub struct RetryArgs {
 /// its next reconcile. farrier retries transient failures without this command.
 pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError> {
     let RetryArgs { image, kernel, plan } = args;
-    let (image, release): (ImageName, KernelRelease) =
-        (parse("image", &image)?, parse("--kernel", kernel.required()?)?);
+    let image: ImageName = parse("image", &image)?;
     let (parts, cluster) = session.of_cluster(&plan).await?;
     let Planned { plan, .. } = observe_and_plan(&parts, cluster.as_ref()).await?;
-    let is_failed = |planned: &&PlannedCell| {
-        let PlannedCell { image: name, target, outcome, .. } = planned;
-        *name == image && target.release == release && matches!(outcome, Outcome::Failed { .. })
-    };
-    let failed: Vec<&PlannedCell> = plan.cells.iter().filter(is_failed).collect();
+    let is_failed =
+        |planned: &&PlannedCell| planned.image == image && matches!(planned.outcome, Outcome::Failed { .. });
+    let mut failed: Vec<&PlannedCell> = plan.cells.iter().filter(is_failed).collect();
+    let known = failed.iter().map(|planned| &planned.target.release);
+    let release = kernel.or_only(&format!("builds of {image} failed"), known)?;
+    failed.retain(|planned| planned.target.release == release);
     if failed.is_empty() {
         let message = format!("no build of {image} for {release} has failed");
         return Err(CliError::absent(

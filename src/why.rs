@@ -5,7 +5,6 @@ use farrier_builder::parts::TargetError;
 use farrier_controller::{Planned, observe_and_plan};
 use farrier_core::{
     image::{Definitions, DriverImage, ImageName},
-    kernel::KernelRelease,
     plan::{Explain, Explanation, ExplanationStep},
 };
 
@@ -15,7 +14,7 @@ use super::{
 
 #[derive(Debug, Args)]
 pub struct WhyArgs {
-    /// node/NAME, or name of a driver image
+    /// Name of a driver image, or node/NAME; the name of a node suffices if no image has it
     pub subject: String,
     #[command(flatten)]
     pub kernel: KernelArg,
@@ -26,53 +25,61 @@ pub struct WhyArgs {
 /// Subject of the question.
 enum Subject<'a> {
     Node(&'a str),
-    Image(&'a DriverImage, KernelRelease),
+    Image(&'a DriverImage),
 }
 
 /// Prints the explanations and changes nothing.
 pub async fn why(session: &Session, args: WhyArgs) -> Result<Exit> {
     let WhyArgs { subject, kernel, plan } = args;
     let (parts, cluster) = session.of_cluster(&plan).await?;
-    let subject = Subject::of(&subject, kernel.get(), &parts.definitions)?;
+    let asked = Subject::of(&subject, kernel.get().is_some(), &parts.definitions)?;
     let planned = observe_and_plan(&parts, cluster.as_ref()).await?;
     let Planned { plan, snapshot, unreachable, .. } = &planned;
     let explain = Explain { snapshot, definitions: &parts.definitions, plan };
-    let explanations = match subject {
+    let explanations = match asked {
         Subject::Node(name) => {
             #[cfg_attr(not(feature = "startup-taint"), expect(unused_mut))]
             let mut node = explain.node(name).ok_or_else(|| {
                 let first = snapshot.nodes.iter().map(|node| node.name.as_str()).min();
-                let hint = first.map_or("there are no nodes".to_owned(), |first| {
+                let nodes = first.map_or("there are no nodes".to_owned(), |first| {
                     format!("its nodes: {}, such as {}", snapshot.nodes.len(), output::printable(first))
                 });
-                CliError::hinted(format!("{}: no node is named {name:?}", cluster.describe()), hint)
+                let (place, images) = (cluster.describe(), &parts.definitions.images);
+                if name != subject {
+                    return CliError::hinted(format!("{place}: no node is named {name:?}"), nodes);
+                }
+                let images = images.keys().map(ImageName::as_str).collect::<Vec<_>>().join(", ");
+                let message = format!("{place}: {name:?} is neither a driver image nor a node");
+                CliError::hinted(message, format!("driver images: {images}; {nodes}"))
             })?;
             #[cfg(feature = "startup-taint")]
             node.chain.extend(farrier_startup_taint::explain(&parts.definitions, &planned, name));
             vec![node]
         }
-        Subject::Image(image, release) => explain.image(image, &release),
+        Subject::Image(image) => {
+            let name = &image.metadata.name;
+            let known = plan.cells.iter().filter(|cell| cell.image == *name).map(|cell| &cell.target.release);
+            explain.image(image, &kernel.or_only(&format!("image {name} is planned"), known)?)
+        }
     };
     session.show(&explanations, |explanations| text(explanations))?;
     Ok(if *unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
 impl<'a> Subject<'a> {
-    fn of(subject: &'a str, kernel: Option<&str>, definitions: &'a Definitions) -> Result<Self> {
-        match (subject.strip_prefix("node/"), kernel) {
-            (Some(name), None) => Ok(Self::Node(name)),
-            (Some(_), Some(_)) => {
-                Err(CliError::usage("a node takes no kernel: pass node/NAME alone".to_owned()))
-            }
-            (None, None) => Err(CliError::hinted(
-                format!("{subject:?} is not node/NAME, and an image requires a kernel"),
-                "run farrier why node/NAME, or farrier why IMAGE --kernel RELEASE",
-            )),
-            (None, Some(kernel)) => {
-                let name: ImageName = parse("image", subject)?;
-                let image = definitions.images.get(&name);
-                let image = image.ok_or_else(|| TargetError::no_image(&name, definitions.images.keys()))?;
-                Ok(Self::Image(image, parse("--kernel", kernel)?))
+    fn of(subject: &'a str, has_kernel: bool, definitions: &'a Definitions) -> Result<Self> {
+        match subject.strip_prefix("node/") {
+            Some(_) if has_kernel => Err(CliError::usage("a node takes no kernel: pass node/NAME alone")),
+            Some(name) => Ok(Self::Node(name)),
+            None => {
+                let name = parse::<ImageName>("image", subject);
+                match name.as_ref().ok().and_then(|name| definitions.images.get(name)) {
+                    Some(image) => Ok(Self::Image(image)),
+                    None if has_kernel => {
+                        Err(TargetError::no_image(&name?, definitions.images.keys()).into())
+                    }
+                    None => Ok(Self::Node(subject)),
+                }
             }
         }
     }

@@ -228,7 +228,28 @@ fn absent_kernels_end_with_1_and_malformed_ones_with_2() {
     for command in ["render", "why"] {
         site.farrier(&[command, "hello", "--kernel", "../../etc"]).exits(2).line("error: --kernel: ");
     }
-    site.farrier(&["logs", "hello"]).exits(2).line("no kernel: pass --kernel with its release");
+    site.farrier(&["logs", "hello"]).exits(1).line("has no log of a build of hello");
+    site.farrier(&["retry", "hello"]).exits(1).line("builds of hello failed for no kernel");
+    for kernel in ["6.1.0-901-amd64", "6.1.0-902-amd64"] {
+        // A name of another image that begins like this one's is not taken for a kernel.
+        for image in ["hello", "hello-2"] {
+            let log = format!("logs/{image}-{kernel}-0123456789ab-debian-12-amd64.log");
+            let log = site.cache().join(log);
+            std::fs::create_dir_all(log.parent().unwrap()).unwrap();
+            std::fs::write(log, format!("{image} {kernel}\n")).unwrap();
+        }
+        let run = site.farrier(&["logs", "hello"]);
+        if kernel == "6.1.0-901-amd64" {
+            assert_eq!(run.exits(0).stdout, format!("hello {kernel}\n"));
+        } else {
+            run.exits(2)
+                .line("the cache has logs of hello for several kernels: 6.1.0-901-amd64, 6.1.0-902-amd64");
+        }
+    }
+    for command in ["why", "logs", "retry"] {
+        let run = site.farrier(&[command, "--help"]).exits(0);
+        assert!(run.line("Usage:").ends_with(" [KERNEL]"), "{run}");
+    }
 }
 
 #[test]
@@ -242,7 +263,21 @@ fn results_come_as_yaml_and_as_names() {
     let names = |args: &[&str]| site.farrier(&[args, &["-o", "name"]].concat()).exits(0).stdout;
     let tag = format!("{}/hello:1.0-6.1.0-901-amd64-debian12-amd64\n", site.location);
     assert_eq!(names(&["status"]), tag);
-    assert!(names(&["plan"]).lines().any(|line| format!("{line}\n") == tag), "{}", names(&["plan"]));
+    assert_eq!(names(&["plan"]), tag);
+}
+
+/// Without `--definitions`, plans are about the images that farrier ships, and `farrier` says so.
+#[test]
+fn built_in_definitions_are_mentioned() {
+    let site = Site::new();
+    site.canary("6.1.0-901-amd64");
+    let note = "no --definitions: using the built-in images only";
+    let place = ["--cluster", "dir:cluster", "--registry", "oci:layout"];
+    let run = |args: &[&str]| bare(&site, &site.path(""), &[args, &place].concat());
+    run(&["plan"]).exits(0).line(note);
+    run(&["doctor"]).line("all built-in, without --definitions");
+    let own = run(&["plan", "--definitions", "definitions"]).exits(0);
+    assert!(!own.stderr.contains(note), "{own}");
 }
 
 #[test]

@@ -38,9 +38,22 @@ fn a_node_and_an_image_are_explained_from_labels_to_fields() {
     site.farrier(&["why", "absent", KERNEL])
         .exits(2)
         .line("no driver image is named absent; known: broken, hello");
-    site.farrier(&["why", "hello"])
-        .exits(2)
-        .line("farrier why node/NAME, or farrier why IMAGE --kernel RELEASE");
+    // The bare name of a node, and an image with one kernel.
+    assert_eq!(site.farrier(&["why", "edge-2"]).exits(0).stdout, node.stdout);
+    assert_eq!(site.farrier(&["why", "hello", "-o", "json"]).exits(0).json(), links);
+    assert_eq!(site.farrier(&["why", "node/edge-2", "-o", "name"]).exits(0).stdout, "node edge-2\n");
+    let run = site.farrier(&["why", "nowhere"]).exits(2);
+    run.line(": \"nowhere\" is neither a driver image nor a node");
+    run.line("hint: driver images: broken, hello; its nodes: 1, such as edge-2");
+    let run = site.farrier(&["why", "broken"]).exits(1);
+    run.line("error: image broken is planned for no kernel");
+    let edge_3 = site.cluster().join("edge-3.yaml");
+    let text = std::fs::read_to_string(site.cluster().join("edge-2.yaml")).unwrap();
+    std::fs::write(&edge_3, text.replace("edge-2", "edge-3").replace(KERNEL, "6.1.0-902-amd64")).unwrap();
+    let run = site.farrier(&["why", "hello"]).exits(2);
+    run.line("error: image hello is planned for several kernels: 6.1.0-901-amd64, 6.1.0-902-amd64");
+    run.line("hint: put the kernel's release after the image's name");
+    std::fs::remove_file(edge_3).unwrap();
     assert_eq!(site.manifests(), before);
 }
 
@@ -50,6 +63,8 @@ fn what_is_missing_is_named_with_what_to_do() {
     site.stand_in_kernels();
     site.canary(KERNEL);
     let run = site.farrier(&["doctor"]).exits(0);
+    let names = site.farrier(&["doctor", "-o", "name"]).exits(0).stdout;
+    assert!(names.starts_with("definitions\ncache\n"), "{names}");
     for check in
         ["definitions", "cache", "engine", "driver-entrypoint", "registry", "push", "cluster", "inputs"]
     {

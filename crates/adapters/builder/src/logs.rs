@@ -95,25 +95,31 @@ impl LogTimes {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FoundLog {
     pub written: SystemTime,
+    pub release: KernelRelease,
     /// Platform, such as `debian-12-amd64`.
     pub platform: String,
     pub path: PathBuf,
 }
 
-/// Returns the cached build logs of an image for a kernel release, the newest first.
-pub fn logs_for(
-    cache: &Cache,
-    image: &ImageName,
-    release: &KernelRelease,
-) -> Result<Vec<FoundLog>, CacheError> {
-    let start = format!("{image}-{release}-");
-    let platform_of = |name: &str| {
-        let (hash, platform) = name.strip_prefix(&start)?.strip_suffix(".log")?.split_once('-')?;
-        let is_hash = hash.len() == DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_hash.then(|| platform.to_owned())
+/// Returns the cached build logs of an image, the newest first.
+pub fn logs_for(cache: &Cache, image: &ImageName) -> Result<Vec<FoundLog>, CacheError> {
+    let start = format!("{image}-");
+    let parts_of = |name: &str| {
+        let rest = name.strip_prefix(&start)?.strip_suffix(".log")?;
+        // The release can contain such digits, too, and the platform cannot.
+        let (release, platform) = rest.rmatch_indices('-').find_map(|(end, _)| {
+            let (hash, platform) = rest[end + 1..].split_once('-')?;
+            let is_hash = hash.len() == DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_hash.then(|| (&rest[..end], platform))
+        })?;
+        // Another image's name can begin with this one's, and a release begins with two numbers.
+        let (major, _) = release.split_once('.')?;
+        let release = release.parse().ok().filter(|_| major.bytes().all(|byte| byte.is_ascii_digit()))?;
+        Some((release, platform.to_owned()))
     };
     let found = all(cache)?.into_iter().filter_map(|(written, name)| {
-        Some(FoundLog { written, platform: platform_of(&name)?, path: cache.root().join(KIND).join(name) })
+        let (release, platform) = parts_of(&name)?;
+        Some(FoundLog { written, release, platform, path: cache.root().join(KIND).join(name) })
     });
     let mut found: Vec<FoundLog> = found.collect();
     found.sort_by(|a, b| b.cmp(a));
@@ -165,7 +171,10 @@ impl LogReader {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::Duration};
+    use std::{
+        collections::{BTreeMap, BTreeSet},
+        time::Duration,
+    };
 
     use farrier_engines::BuildLog as _;
 
@@ -176,9 +185,10 @@ mod tests {
     fn logs_are_told_apart_by_platform_and_inputs() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path().to_owned()).unwrap();
-        let (image, release) = ("gpu".parse().unwrap(), "6.1.0-1-amd64".parse().unwrap());
+        let (image, release): (ImageName, KernelRelease) =
+            ("gpu".parse().unwrap(), "6.1.0-1-amd64".parse().unwrap());
         let found = || -> Vec<String> {
-            let found = logs_for(&cache, &image, &release).unwrap().into_iter();
+            let found = logs_for(&cache, &image).unwrap().into_iter().filter(|log| log.release == release);
             found.map(|log| format!("{} {}", log.platform, log.path.display())).collect()
         };
         assert!(found().is_empty());
@@ -193,6 +203,8 @@ mod tests {
             (1, "gpu-open-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log"),
             (1, "gpu-6.1.0-1-amd64-0123456789ab-debian-12-amd64.txt"),
             (1, "gpu-6.1.0-1-amd64-0123456789ab.log"),
+            (1, "gpu-2-6.1.0-1-amd64-0123456789ab-debian-12-amd64.log"),
+            (1, "gpu-6.1.0-ba9876543210-x-0123456789ab-debian-12-amd64.log"),
         ] {
             let file = File::create(logs.join(name)).unwrap();
             file.set_modified(now - Duration::from_secs(age)).unwrap();
@@ -205,6 +217,10 @@ mod tests {
         let wanted =
             [format!("opensuse-leap-15.6-arm64 {}", at(newer)), format!("debian-12-amd64 {}", at(older))];
         assert_eq!(found(), wanted);
+        let all: BTreeSet<KernelRelease> =
+            logs_for(&cache, &image).unwrap().into_iter().map(|log| log.release).collect();
+        let all: Vec<&str> = all.iter().map(KernelRelease::as_str).collect();
+        assert_eq!(all, ["6.1.0-1-amd64", "6.1.0-1-amd64-rt", "6.1.0-ba9876543210-x"]);
 
         let inputs = |start: &str| format!("{start:0<64}").parse::<InputHash>().unwrap();
         let target = |os: &str, version: &str| KernelTarget {
@@ -228,7 +244,7 @@ mod tests {
         let last = |days: u64| at(days).into_iter().map(|(image, counts)| (image.to_string(), counts));
         let today: BTreeMap<_, _> = last(0).collect();
         assert_eq!(today.len(), 2, "{today:?}");
-        assert_eq!([today["gpu"][DAYS - 1], today["gpu"][DAYS - 2], today["gpu-open"][DAYS - 1]], [5, 0, 1]);
+        assert_eq!([today["gpu"][DAYS - 1], today["gpu"][DAYS - 2], today["gpu-open"][DAYS - 1]], [7, 0, 1]);
         assert!(last(29).all(|(_, counts)| counts[0] > 0) && last(30).next().is_none());
     }
 
