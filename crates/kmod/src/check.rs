@@ -10,6 +10,7 @@ use super::{
     resolve::{Import, Provider, Resolver},
     rules::{self, Subject},
     taint,
+    text::names,
 };
 
 /// Input of a check.
@@ -180,8 +181,9 @@ fn missing_modules(reports: &[ModuleReport], required: &[String]) -> Vec<Finding
     let wanted: BTreeSet<String> = required.iter().map(|name| module_name(name)).collect();
     let finding = |name: String| {
         let message = format!("module {name} is required, and the payload does not contain it");
-        let remedy = "see the build log for why it was not compiled or not installed under /out";
-        Finding::new(Rule::RequiredModule, Verdict::Refused, name, message, remedy)
+        let remedy = "correct the required name, or see the build log for why the module was not compiled or not installed under /out";
+        let finding = Finding::new(Rule::RequiredModule, Verdict::Refused, name, message, remedy);
+        if present.is_empty() { finding } else { finding.found(names(present.iter().copied())) }
     };
     wanted.into_iter().filter(|name| !present.contains(name.as_str())).map(finding).collect()
 }

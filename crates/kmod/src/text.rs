@@ -149,7 +149,7 @@ fn describe_outcome(outcome: &BootOutcome) -> String {
 }
 
 /// Lists the first names without duplicates, and the number of further ones.
-fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+pub(crate) fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let (mut seen, mut list) = (BTreeSet::new(), Vec::new());
     for name in names {
         if seen.insert(name) {

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use farrier_core::{
     facts::ModuleSignerFact,
-    image::{UnknownPolicy, checked::texts},
+    image::{DriverImage, UnknownPolicy, checked::texts},
     site::UnprovenPolicy,
 };
 use farrier_inputs::KernelImageLookup;
 use farrier_local::blocking::blocking;
 use farrier_payload as payload;
-use kmod::{self, BootReport, CheckReport, CheckRequest, ExtraKernelFacts, KernelFacts, Verdict};
+use farrier_yaml::similar;
+use kmod::{self, BootReport, CheckReport, CheckRequest, ExtraKernelFacts, KernelFacts, Rule, Verdict};
 
 use super::{
     firmware,
@@ -188,11 +189,27 @@ fn accept(job: &Job<'_>, report: &CheckReport) -> Result<()> {
         (Verdict::Refused, None) => (
             FindingKind::Refused,
             format!("check refused the modules: {}", report.summary()),
-            "the modules do not fit this kernel: see the report above".to_owned(),
+            missing_modules_hint(job.image, report)
+                .unwrap_or_else(|| "the modules do not fit this kernel: see the report above".to_owned()),
         ),
     };
     let detail = report.to_string().lines().map(str::to_owned).collect();
     Err(Finding { kind, message, detail, hint: Some(hint) }.into())
+}
+
+/// Returns the hint for a report that is refused only because required modules are absent.
+fn missing_modules_hint(image: &DriverImage, report: &CheckReport) -> Option<String> {
+    let missing = report.findings.iter().find(|finding| finding.rule == Rule::RequiredModule)?;
+    if report.modules.iter().any(|module| module.verdict == Verdict::Refused) {
+        return None;
+    }
+    let built = report.modules.iter().map(|module| module.name.as_str());
+    let fix = similar(&missing.subject, built).map_or_else(
+        || "correct it, or let the template install the module under /out".to_owned(),
+        |near| format!("did you mean {near}?"),
+    );
+    let (name, absent) = (&image.metadata.name, &missing.subject);
+    Some(format!("`modules` of driver image {name} has {absent}, which was not built: {fix}"))
 }
 
 #[cfg(test)]

@@ -55,6 +55,26 @@ async fn firmware_that_the_payload_lacks_is_reported() {
     assert!(complete.modules[0].about.missing_firmware.is_empty(), "{complete}");
 }
 
+/// A mistyped name in `modules` leads to the hint that names the built module, not to one about the kernel.
+#[tokio::test]
+async fn a_mistyped_required_module_is_named_with_the_built_one() {
+    let hint = async |required: &str| {
+        let bench = Bench::new(&json!({"modules": [required]}));
+        let error =
+            bench.publish(K9, &[&ModuleFile::named("acme_ticker").needs("printk", 1)]).await.unwrap_err();
+        assert!(error.to_string().ends_with("does not contain it: found acme_ticker"), "{error}");
+        error.hint().unwrap()
+    };
+    assert_eq!(
+        hint("acme_tickr").await,
+        "`modules` of driver image x has acme_tickr, which was not built: did you mean acme_ticker?"
+    );
+    assert_eq!(
+        hint("other").await,
+        "`modules` of driver image x has other, which was not built: correct it, or let the template install the module under /out"
+    );
+}
+
 #[tokio::test]
 async fn unknown_is_accepted_unless_the_definition_denies_it() {
     let mut bench = Bench::new(&json!({}));
