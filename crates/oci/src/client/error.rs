@@ -17,8 +17,8 @@ pub enum RegistryError {
     /// The connection failed or broke. Transient, unless TLS is at fault (see [`ConnectionProblem`]).
     #[error("reach {host} to {action}")]
     Unreachable { host: String, action: String, source: Box<dyn Error + Send + Sync> },
-    /// Nothing listens at the registry's address, and the registry has not responded before. Transient, but a retry within seconds
-    /// is useless, because the address is wrong or the registry is not running.
+    /// No server is at the registry's address, and the registry has not responded before. Transient, but a retry within seconds is
+    /// useless, because the address is wrong or the registry is not running.
     #[error("registry {host}")]
     Refused { host: String, source: NotListening },
     /// Status 5xx or 429, with the delay from `Retry-After`. Transient.
@@ -105,16 +105,54 @@ impl RegistryError {
         }
     }
 
+    /// Returns the registry and the cause of a transient fault, without the attempted operation.
+    pub fn fault(&self) -> Option<(&str, String)> {
+        match self {
+            Self::Unreachable { host, source, .. } => Some((host, root_cause(source.as_ref()))),
+            Self::Refused { host, source } => Some((host, source.to_string())),
+            Self::Server { host, status, .. } => Some((host, format!("status {status}"))),
+            Self::Missed { host, reason, .. } => Some((host, reason.clone())),
+            _ => None,
+        }
+    }
+
     /// Whether the registry was unreachable or failed with a server error.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Refused { .. } | Self::Server { .. })
     }
 }
 
-/// Nothing listens at an address. A separate type, so that a search through the sources of any error finds it.
-#[derive(Debug, thiserror::Error)]
-#[error("connection refused")]
-pub struct NotListening;
+/// No server is at an address. A separate type, so that a search through the sources of any error finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotListening {
+    /// The machine refuses connections to the port.
+    #[error("connection refused")]
+    Refused,
+    /// The DNS has no address for the name.
+    #[error("its name is not known to the DNS")]
+    UnknownName,
+}
+
+impl NotListening {
+    /// Finds the cause in the sources of an error. A DNS server that does not answer is another fault.
+    pub fn find(error: &(dyn Error + 'static)) -> Option<Self> {
+        /// Texts of `EAI_NONAME` in glibc and musl. The standard library keeps no code.
+        const UNKNOWN_NAME: [&str; 2] = ["Name or service not known", "Name does not resolve"];
+        error_causes(error).find_map(|cause| {
+            let error = cause.downcast_ref::<io::Error>()?;
+            let is_unknown = || UNKNOWN_NAME.iter().any(|text| error.to_string().ends_with(text));
+            match error.kind() {
+                io::ErrorKind::ConnectionRefused => Some(Self::Refused),
+                _ => is_unknown().then_some(Self::UnknownName),
+            }
+        })
+    }
+}
+
+/// Returns the text of the innermost source of an error.
+pub fn root_cause(error: &(dyn Error + 'static)) -> String {
+    error_causes(error).last().map(ToString::to_string).unwrap_or_default()
+}
 
 /// Cause of a failed connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,13 +211,6 @@ fn is_about_our_certificate(alert: AlertDescription) -> bool {
     )
 }
 
-/// Whether nothing listens at the address.
-pub(super) fn is_refused(error: &(dyn Error + 'static)) -> bool {
-    error_causes(error)
-        .filter_map(|cause| cause.downcast_ref::<io::Error>())
-        .any(|error| error.kind() == io::ErrorKind::ConnectionRefused)
-}
-
 /// Whether the TCP connection succeeded but TLS failed, so that the server may speak plain HTTP. Some of these servers close the
 /// connection when they receive a TLS hello. An untrusted certificate is no reason to use plain HTTP.
 pub(super) fn may_speak_plain_http(error: &(dyn Error + 'static)) -> bool {
@@ -226,6 +257,18 @@ fn readable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unknown_name_is_told_from_other_faults() {
+        let looked_up = |name: &str| std::net::ToSocketAddrs::to_socket_addrs(&(name, 443)).unwrap_err();
+        // A label has at most 63 characters, so the resolver asks no server.
+        let unknown = looked_up(&format!("{}.invalid", "x".repeat(64)));
+        assert_eq!(NotListening::find(&io::Error::other(unknown)), Some(NotListening::UnknownName));
+        for text in ["Temporary failure in name resolution", "Try again", "Connection reset by peer"] {
+            assert_eq!(NotListening::find(&io::Error::other(text)), None, "{text}");
+        }
+        assert_eq!(NotListening::find(&io::Error::from_raw_os_error(111)), Some(NotListening::Refused));
+    }
 
     #[test]
     fn excerpts_are_short_and_printable() {

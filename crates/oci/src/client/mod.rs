@@ -23,13 +23,15 @@ mod versioned_tags;
 
 pub use self::{
     disk_limit::{DiskLimit, free_space},
-    error::{ConnectionProblem, NotListening, RegistryError, Result, connection_problem, excerpt},
+    error::{
+        ConnectionProblem, NotListening, RegistryError, Result, connection_problem, excerpt, root_cause,
+    },
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation},
     pace::{Pace, Pacer, TooSlow},
     registry::{Access, BlobContent, BlobSource, BlobStream, Credential, Registry, StoredManifest, Upload},
     remote::RemoteRegistry,
-    retry::{MAX_TRIES, delay_after, pause_before, retry_delay},
+    retry::{MAX_TRIES, delay_after, log_retry, pause_before, retry_delay},
     retrying::Retrying,
     versioned_tags::IsMovingTag,
 };

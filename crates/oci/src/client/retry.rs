@@ -1,8 +1,15 @@
 //! Retry policy: backoff after a transient fault, and retries after losing a race with another writer.
 
-use std::time::Duration;
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
 
 use super::error::RegistryError;
+use crate::error_chain;
 
 /// Number of retries after the first attempt. With the backoff, they outlast a restart of a registry, and still report a mistyped
 /// address while the user waits.
@@ -38,6 +45,27 @@ pub fn delay_after(error: &RegistryError, attempt: u32) -> Option<Duration> {
     }
 }
 
+/// Time without a fault after which its next occurrence is logged as a warning again.
+const CALM: Duration = Duration::from_mins(1);
+
+/// Faults that were logged as warnings, by subject and cause, with the time of their last occurrence.
+type Faults = BTreeMap<(String, String), Instant>;
+
+/// Records a fault, and returns whether it has not occurred for a minute.
+fn is_new(faults: &mut Faults, subject: &str, cause: &str, now: Instant) -> bool {
+    faults.retain(|_, last| now.duration_since(*last) < CALM);
+    faults.insert((subject.to_owned(), cause.to_owned()), now).is_none()
+}
+
+/// Logs a fault before a retry: its details at debug level, and one short warning for each subject (a host or an action) and cause.
+pub fn log_retry((subject, cause): (&str, &str), what: &str, attempt: u32, error: &(dyn Error + 'static)) {
+    static FAULTS: Mutex<Faults> = Mutex::new(Faults::new());
+    if is_new(&mut FAULTS.lock(), subject, cause, Instant::now()) {
+        tracing::warn!(at = subject, cause, "transient fault, retrying");
+    }
+    tracing::debug!(what, attempt, error = %error_chain(error), "transient fault, retrying");
+}
+
 /// Maximum number of attempts to add an entry to a tag that other clients write too. The protocol has no lock: a writer reads the
 /// tag, adds its entry, writes the tag, and reads the tag again to check that its entry is still there.
 pub const MAX_TRIES: u32 = 5;
@@ -67,6 +95,19 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_is_new_for_each_host_and_cause_and_after_a_minute_without_it() {
+        let (mut faults, start) = (Faults::default(), Instant::now());
+        let mut is_new = |host: &str, cause: &str, seconds| {
+            super::is_new(&mut faults, host, cause, start + Duration::from_secs(seconds))
+        };
+        assert!(is_new("a.example", "status 503", 0));
+        assert!(!is_new("a.example", "status 503", 30));
+        assert!(is_new("a.example", "connection refused", 31) && is_new("b.example", "status 503", 31));
+        assert!(!is_new("a.example", "status 503", 80), "less than a minute after the last occurrence");
+        assert!(is_new("a.example", "status 503", 141));
+    }
+
+    #[test]
     fn a_requested_delay_is_respected_up_to_a_limit() {
         let error = |after: Option<u64>| RegistryError::Server {
             host: "r.example".to_owned(),
@@ -80,7 +121,7 @@ mod tests {
         assert_eq!(delay_after(&error(Some(30)), RETRIES), None);
         assert!(delay_after(&error(None), 0).unwrap() <= INITIAL_DELAY);
         assert_eq!(delay_after(&RegistryError::Canceled, 0), None);
-        let refused = RegistryError::Refused { host: "r.example".to_owned(), source: NotListening };
+        let refused = RegistryError::Refused { host: "r.example".to_owned(), source: NotListening::Refused };
         assert_eq!((delay_after(&refused, 0), refused.is_transient()), (None, true));
         insta::assert_snapshot!(
             error(Some(30)),

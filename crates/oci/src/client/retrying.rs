@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 use super::{
     error::{RegistryError, Result},
     registry::{BlobContent, BlobStream, Registry, StoredManifest, Upload},
-    retry::delay_after,
+    retry::{delay_after, log_retry},
 };
-use crate::{Descriptor, Digest, Repository, Tag, Version, error_chain};
+use crate::{Descriptor, Digest, Repository, Tag, Version};
 
 /// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. Of [`Registry::open_blob`],
 /// only the request is repeated, and not a broken stream, of which the caller has already consumed a part.
@@ -39,7 +39,8 @@ impl Retrying {
             let Err(error) = outcome else { return outcome };
             let Some(delay) = delay_after(&error, attempt) else { return Err(error) };
             attempt += 1;
-            tracing::warn!(attempt, ?delay, error = %error_chain(&error), "transient registry error, retrying");
+            let (host, cause) = error.fault().unwrap_or_else(|| ("registry", error.to_string()));
+            log_retry((host, &cause), "registry", attempt, &error);
             tokio::select! {
                 () = self.cancel.cancelled() => return Err(RegistryError::Canceled),
                 () = tokio::time::sleep(delay) => {}

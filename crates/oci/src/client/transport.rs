@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::{
-    error::{NotListening, RegistryError, Result, excerpt, is_refused, may_speak_plain_http},
+    error::{NotListening, RegistryError, Result, excerpt, may_speak_plain_http},
     pace::{Pace, Pacer, TooSlow},
     registry::Access,
 };
@@ -147,13 +147,13 @@ impl Transport {
     }
 
     fn classify(&self, error: RegistryError, host: &str) -> RegistryError {
-        match error {
-            RegistryError::Unreachable { source, .. }
-                if is_refused(source.as_ref()) && !self.responsive_hosts.lock().contains(host) =>
-            {
-                RegistryError::Refused { host: host.to_owned(), source: NotListening }
-            }
-            error => error,
+        let source = match &error {
+            RegistryError::Unreachable { source, .. } => NotListening::find(source.as_ref()),
+            _ => None,
+        };
+        match source.filter(|_| !self.responsive_hosts.lock().contains(host)) {
+            Some(source) => RegistryError::Refused { host: host.to_owned(), source },
+            None => error,
         }
     }
 }

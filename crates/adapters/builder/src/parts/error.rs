@@ -13,7 +13,10 @@ use farrier_inputs::FetchError;
 use farrier_local::cache::{CacheError, is_full_disk};
 use farrier_payload::PayloadError;
 use farrier_signing::SigningError;
-use farrier_store::registry::{self, RegistryError};
+use farrier_store::{
+    StoreError,
+    registry::{self, RegistryError, root_cause},
+};
 
 use super::boot::BootCheckError;
 use oci::{ImageError, error_chain};
@@ -199,6 +202,19 @@ impl TargetError {
         }
     }
 
+    /// Returns the host and the cause of a transient fault, if they are known.
+    pub(super) fn fault(&self) -> Option<(&str, String)> {
+        match self {
+            Self::Registry(error) | Self::Fetch(FetchError::Store(StoreError::Registry(error))) => {
+                error.fault()
+            }
+            Self::Fetch(FetchError::Transfer(url, error)) => {
+                Some((url.split('/').nth(2)?, root_cause(error.as_ref())))
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the same inputs would fail again, so that a retry is useless until an input changes.
     pub fn is_permanent(&self) -> bool {
         match self {
@@ -309,8 +325,6 @@ impl TargetError {
 
 #[cfg(test)]
 mod tests {
-    use farrier_store::StoreError;
-
     use super::*;
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-use farrier_store::registry::{NotListening, retry_delay};
-use oci::{error_causes, error_chain};
+use farrier_store::registry::{NotListening, log_retry, retry_delay, root_cause};
+use oci::error_causes;
 use tokio_util::sync::CancellationToken;
 
 use super::error::TargetError;
@@ -29,12 +29,14 @@ where
             Ok(value) => return Ok(value),
             Err(error) => error.into(),
         };
-        let is_worthwhile =
-            error.is_transient() && !error_causes(&error).any(<dyn Error>::is::<NotListening>);
+        let no_server = error_causes(&error).any(<dyn Error>::is::<NotListening>)
+            || NotListening::find(&error) == Some(NotListening::UnknownName);
+        let is_worthwhile = error.is_transient() && !no_server;
         let delay = if is_worthwhile { retry_delay(attempt) } else { None };
         let Some(delay) = delay else { return Err(error) };
         attempt += 1;
-        tracing::warn!(what, attempt, ?delay, error = %error_chain(&error), "transient fault, retrying");
+        let (host, cause) = error.fault().unwrap_or_else(|| (what, root_cause(&error)));
+        log_retry((host, &cause), what, attempt, &error);
         tokio::select! {
             () = cancel.cancelled() => return Err(TargetError::Canceled),
             () = tokio::time::sleep(delay) => {}
