@@ -6,7 +6,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use farrier_local::files::without_version_control;
+use farrier_local::files::walk_source;
 use fs_err as fs;
 use tar::{Builder, EntryType, Header, HeaderMode};
 use walkdir::WalkDir;
@@ -83,7 +83,7 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
 /// Visits an entry and everything below it except version-control data: directories before their content, names in order.
 fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -> Result<()> {
     let dest = checked(&entry.dest)?;
-    for item in without_version_control(WalkDir::new(&entry.from).sort_by_file_name()) {
+    for item in walk_source(WalkDir::new(&entry.from).sort_by_file_name()) {
         let item = item.map_err(io::Error::from)?;
         // Follow the entry itself if it is a link. Links below the entry stay links.
         let metadata = match item.depth() {

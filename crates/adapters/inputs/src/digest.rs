@@ -12,7 +12,7 @@ use std::{
 };
 
 use farrier_core::image::InputHasher;
-use farrier_local::{cache::Cache, files::without_version_control};
+use farrier_local::{cache::Cache, files::walk_source};
 use fs_err::{self as fs, File};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -144,7 +144,7 @@ pub(super) fn stamp_of(metadata: &Metadata) -> String {
 
 fn walk(root: &Path) -> impl Iterator<Item = Result<(PathBuf, Metadata)>> {
     let walk = walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name();
-    without_version_control(walk).map(|entry| {
+    walk_source(walk).map(|entry| {
         let entry = entry?;
         let metadata = entry.metadata()?;
         Ok((entry.into_path(), metadata))
@@ -182,6 +182,30 @@ mod tests {
         for change in changes {
             assert_ne!(plain, run(change));
         }
+    }
+
+    /// An open or once edited file does not change a source, and products of a build do: a driver may need them as inputs.
+    #[test]
+    fn files_of_editors_do_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tree, stop) = (dir.path().join("tree"), AtomicBool::new(false));
+        fs::create_dir_all(tree.join("sub")).unwrap();
+        fs::write(tree.join("sub/file.c"), "text").unwrap();
+        let plain = of_tree(&tree, &stop).unwrap();
+        for name in [".file.c.swp", "file.c~", "#file.c#"] {
+            fs::write(tree.join("sub").join(name), "x").unwrap();
+            assert_eq!(of_tree(&tree, &stop).unwrap(), plain, "{name}");
+        }
+        symlink("me@host.1:2", tree.join("sub/.#file.c")).unwrap();
+        let copy = dir.path().join("copy");
+        super::super::files::copy_tree(&tree, &copy, &stop).unwrap();
+        let names: Vec<_> = fs::read_dir(copy.join("sub")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!((of_tree(&tree, &stop).unwrap(), names), (plain.clone(), vec!["file.c".into()]));
+        fs::create_dir(tree.join("old~")).unwrap();
+        assert_ne!(of_tree(&tree, &stop).unwrap(), plain, "a directory counts, whatever its name is");
+        let directory = of_tree(&tree, &stop).unwrap();
+        fs::write(tree.join("nv-kernel.o_binary"), "x").unwrap();
+        assert_ne!(of_tree(&tree, &stop).unwrap(), directory);
     }
 
     /// `git gc`, a commit or another remote do not change a source. A worktree and a submodule have `.git` as a file.

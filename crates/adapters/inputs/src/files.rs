@@ -15,11 +15,11 @@ use super::{FetchError, Result};
 pub(super) use farrier_local::files::read_start;
 
 use farrier_core::kernel::Architecture;
-use farrier_local::files::without_version_control;
+use farrier_local::files::walk_source;
 
 /// Copies files, directories and links (as links), with modes and times. Omits version-control data.
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<()> {
-    for entry in without_version_control(walkdir::WalkDir::new(from)) {
+    for entry in walk_source(walkdir::WalkDir::new(from)) {
         let entry = entry?;
         check_not_canceled(stop)?;
         let path = entry.path();

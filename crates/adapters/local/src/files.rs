@@ -7,14 +7,17 @@ use std::{
     path::Path,
 };
 
-use farrier_core::image::is_version_control;
+use farrier_core::image::{is_editor_file, is_version_control};
 use fs_err::{self as fs, File, os::unix::fs::OpenOptionsExt as _};
 use rustix::fs::OFlags;
 use walkdir::{DirEntry, WalkDir};
 
-/// Walks a source tree and skips version-control directories. The root is visited whatever its name is.
-pub fn without_version_control(walk: WalkDir) -> impl Iterator<Item = Result<DirEntry, walkdir::Error>> {
-    walk.into_iter().filter_entry(|entry| entry.depth() == 0 || !is_version_control(entry.file_name()))
+/// Walks a source tree and skips version-control data and the files of editors. The root is visited whatever its name is.
+pub fn walk_source(walk: WalkDir) -> impl Iterator<Item = Result<DirEntry, walkdir::Error>> {
+    walk.into_iter().filter_entry(|entry| {
+        let (name, is_file) = (entry.file_name(), !entry.file_type().is_dir());
+        entry.depth() == 0 || !(is_version_control(name) || is_file && is_editor_file(name))
+    })
 }
 
 /// Maps a missing file to `None`.

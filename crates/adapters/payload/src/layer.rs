@@ -10,7 +10,7 @@ use std::{
 };
 
 use farrier_core::image::Digest;
-use farrier_local::files::without_version_control;
+use farrier_local::files::walk_source;
 use fs_err::{self as fs, File};
 use oci::{EntryKind, Layer, LayerError, LayerReader, LayerWriter, TopLevel, TreeDigester, top_level_entry};
 use tempfile::NamedTempFile;
@@ -210,7 +210,7 @@ pub fn write_tree_layer(root: &Path, mtime: u64, level: u32, out: &Path) -> Resu
 
 /// Writes a source tree as a layer to `out`, without its version-control data. Blocks.
 pub fn write_source_layer(root: &Path, out: &Path) -> Result<Layer> {
-    let walk = without_version_control(WalkDir::new(root).min_depth(1));
+    let walk = walk_source(WalkDir::new(root).min_depth(1));
     write_layer(&entries_of(root, walk)?, out)
 }
 

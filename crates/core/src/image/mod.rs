@@ -41,7 +41,7 @@ pub use runfile::{RunfileBase, RunfileSpec};
 pub use source::{
     AptSource, FirmwareSpec, PatchSpec, Redistribute, RpmSource, SourceImage, SourceOrigin, SourceSpec,
 };
-pub use source_entry::{SourceEntry, is_version_control};
+pub use source_entry::{SourceEntry, is_editor_file, is_version_control};
 pub use tag::{TagError, TagInputs, needs_in, render_tags, share_tags, sources_in};
 pub use upgrade::{Canary, Drain, LabelSelector, MaxParallel, OnFailure, UpgradeSpec, WaitFor, Window};
 pub use version::VersionSpec;

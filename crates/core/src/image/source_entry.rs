@@ -59,6 +59,14 @@ pub fn is_version_control(name: &OsStr) -> bool {
     VERSION_CONTROL.iter().any(|known| name == *known)
 }
 
+/// Whether a file of this name belongs to an editor: a backup (`x~`), a swap file of Vim (`.x.swp`), a lock or an auto-save file of
+/// Emacs (`.#x`, `#x#`).
+pub fn is_editor_file(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    let is_swap = name.starts_with(b".") && matches!(name, [.., b'.', b's', b'w', b'l'..=b'p' | b'x']);
+    is_swap || matches!(name, [_, .., b'~'] | [b'.', b'#', _, ..] | [b'#', _, .., b'#'])
+}
+
 fn by_content(path: &Path, content: &[u8]) -> Option<&'static str> {
     // A single search rules out almost all files.
     if !has(&MARKS, content) {
@@ -147,6 +155,31 @@ mod tests {
             ".hgignore",
         ] {
             assert_eq!(classify(path, ""), SourceEntry::Source, "{path}");
+        }
+    }
+
+    #[test]
+    fn files_of_editors_are_told_from_inputs_of_drivers() {
+        for name in
+            ["acme.c~", "Makefile~", ".acme.c.swp", ".acme.c.swo", ".acme.swx", ".#acme.c", "#acme.c#"]
+        {
+            assert!(is_editor_file(OsStr::new(name)), "{name}");
+        }
+        for name in [
+            "~",
+            "#",
+            ".#",
+            "##",
+            "acme.c",
+            "acme.swp",
+            ".swp.c",
+            "nv-kernel.o_binary",
+            "fw.o_shipped",
+            "acme.o",
+            "acme.ko",
+            "Module.symvers",
+        ] {
+            assert!(!is_editor_file(OsStr::new(name)), "{name}");
         }
     }
 

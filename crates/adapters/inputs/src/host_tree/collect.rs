@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_core::{image::Digest, kernel::KernelRelease};
-use farrier_local::{archive::links, blocking::stoppable, files::without_version_control};
+use farrier_local::{archive::links, blocking::stoppable, files::walk_source};
 use farrier_payload as payload;
 use fs_err::os::unix::fs::symlink;
 
@@ -75,7 +75,7 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
             make_directory(&stage.join(parent))?;
         }
         let walk = walkdir::WalkDir::new(&from).follow_root_links(false).sort_by_file_name();
-        for entry in without_version_control(walk) {
+        for entry in walk_source(walk) {
             let entry = entry?;
             check_not_canceled(stop)?;
             let relative = entry.path().strip_prefix(root).unwrap_or(entry.path()).to_owned();

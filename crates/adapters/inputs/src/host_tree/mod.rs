@@ -14,7 +14,7 @@ use farrier_core::{
 use farrier_local::{
     archive::{Format, links},
     blocking::stoppable,
-    files::without_version_control,
+    files::walk_source,
 };
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
@@ -124,7 +124,7 @@ fn bring(stop: &AtomicBool, from: &Path, tree: &Path) -> Result<()> {
 fn verify(tree: &Path, release: &KernelRelease, what: &str) -> Result<Vec<PathBuf>> {
     let mut symvers = Vec::new();
     let mut kernels: Vec<String> = Vec::new();
-    for entry in without_version_control(walkdir::WalkDir::new(tree).min_depth(1).sort_by_file_name()) {
+    for entry in walk_source(walkdir::WalkDir::new(tree).min_depth(1).sort_by_file_name()) {
         let entry = entry?;
         let path = entry.path();
         let relative = path.strip_prefix(tree).unwrap_or(path);
