@@ -218,7 +218,9 @@ impl Search<'_> {
         // Without the list there is no suggestion.
         let known = archive.names(prefix).await.unwrap_or_default();
         let known = known.iter().filter_map(|name| name.strip_prefix(prefix));
-        similar(release, known).map(|near| format!("did you mean {near}? Otherwise ")).unwrap_or_default()
+        nearest_release(release, known.collect())
+            .map(|near| format!("did you mean {near}? Otherwise "))
+            .unwrap_or_default()
     }
 
     /// Returns the finding that packages are missing.
@@ -256,6 +258,12 @@ impl Search<'_> {
         let groups: Vec<String> = self.names().iter().map(|group| group.join(" | ")).collect();
         key(self.format, self.target, groups.iter().chain(&parts))
     }
+}
+
+/// Returns the release that was probably meant: the most similar one, and the newest of those.
+fn nearest_release<'a>(release: &str, mut known: Vec<&'a str>) -> Option<&'a str> {
+    known.sort_by(|a, b| apt::version::compare(b, a));
+    similar(release, known)
 }
 
 impl Archive for AptArchive {
@@ -308,6 +316,14 @@ mod tests {
 
     use super::*;
     use crate::FetchOptions;
+
+    #[test]
+    fn of_equally_near_kernels_the_newest_is_suggested() {
+        let known = ["6.1.0-47-amd64", "6.1.0-57-amd64", "6.1.0-9-amd64", "6.1.0-57-cloud-amd64"];
+        assert_eq!(nearest_release("6.1.0-77-amd64", known.into()), Some("6.1.0-57-amd64"));
+        assert_eq!(nearest_release("6.1.0-46-amd64", known.into()), Some("6.1.0-47-amd64"));
+        assert_eq!(nearest_release("5.10.0-acme", known.into()), None);
+    }
 
     /// An archive that lists a package but fails to fetch its file; counts the fetches.
     #[derive(Default)]

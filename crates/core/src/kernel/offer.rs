@@ -149,8 +149,8 @@ pub fn without_headers(families: &[KernelFamily], target: &KernelTarget, looked_
     let names_os = |family: &&KernelFamily| family.spec.matches.os.contains(os);
     let may_match = |family: &KernelFamily| family.spec.matches.may_match(os, os_version, *arch);
     let message = format!(
-        "no headers for {release}: import or collect them (`farrier headers import`, `farrier headers collect`), or name a mirror that has \
-         them; there is no {looked_for}"
+        "no headers for {release}: there is no {looked_for}; import or collect them (`farrier headers import`, `farrier headers collect`), \
+         or name a mirror that has them"
     );
     if families.iter().filter(names_os).any(may_match) {
         return message;
