@@ -16,7 +16,7 @@ use farrier_controller::{Planned, observe_and_plan};
 #[cfg(feature = "bootcheck")]
 use farrier_core::image::Definitions;
 use farrier_core::{
-    image::{Digest, ImageName},
+    image::{Digest, ImageName, Repository},
     plan::{
         NoNodeReason, NodeReason, Outcome, Plan, PlannedCell, SnapshotScope, UnusedImage, WriteNamespaces,
     },
@@ -95,12 +95,15 @@ pub async fn doctor(session: &Session, args: DoctorArgs) -> Result<Exit> {
             if registry.is_some() {
                 visit.registry(&parts, probe_writes).await;
             }
+            let is_faulty = visit.findings.iter().any(|found| found.check == "registry" && !found.ok);
+            let faulty = parts.location.repository("farrier").ok().filter(|_| is_faulty);
+            let faulty = faulty.as_ref().and_then(Repository::host);
             let mut plan = None;
             if let Some(cluster) = cluster {
                 let scope = SnapshotScope::of(&parts.definitions);
                 match session.connect(&cluster, write_namespaces.unwrap_or_default(), scope).await {
                     Err(error) => visit.note("cluster", Err(error)),
-                    Ok(connection) => plan = visit.cluster(&parts, &connection).await,
+                    Ok(connection) => plan = visit.cluster(&parts, &connection, faulty).await,
                 }
             }
             visit.network(&parts, plan.as_ref()).await;
@@ -254,8 +257,14 @@ impl Visit {
         }
     }
 
-    /// Checks the cluster and returns the plan for it.
-    async fn cluster(&mut self, parts: &Parts, connection: &Connection) -> Option<Plan> {
+    /// Checks the cluster and returns the plan for it. What cannot be looked up at `faulty`, a registry
+    /// that was reported before, is not reported again.
+    async fn cluster(
+        &mut self,
+        parts: &Parts,
+        connection: &Connection,
+        faulty: Option<&str>,
+    ) -> Option<Plan> {
         let Connection { cluster, kube } = connection;
         let planned = match observe_and_plan(parts, cluster.as_ref()).await {
             Ok(planned) => planned,
@@ -300,7 +309,7 @@ impl Visit {
                 [node, ..] => format!("{} are skipped, {node} among them: {why}", nodes.len()),
                 [] => continue,
             };
-            self.missing("nodes", says, &why.remedy(nodes[0]));
+            self.missing("nodes", says, &why.remedy(nodes[0], snapshot.read_only_nodes));
         }
         for UnusedImage { image, why } in &plan.unused_images {
             let says = format!("image {image}: {why}");
@@ -321,6 +330,7 @@ impl Visit {
             }
         }
         let none = skipped.is_empty() && !planned.unreachable;
+        skipped.retain(|why, _| faulty.is_none_or(|host| !why.contains(host)));
         for (why, cells) in skipped {
             let (first, others) = (cells[0], cells.len() - 1);
             let more = if others == 0 { String::new() } else { format!(" and {others} more") };
@@ -335,11 +345,13 @@ impl Visit {
         }
         if planned.unreachable {
             self.exit = self.exit.max(Exit::Unreachable);
-            self.missing(
-                "inputs",
-                "an external system was unreachable".to_owned(),
-                "run `farrier plan` to see which one",
-            );
+            if faulty.is_none() {
+                self.missing(
+                    "inputs",
+                    "an external system was unreachable".to_owned(),
+                    "run `farrier plan` to see which one",
+                );
+            }
         }
         if none {
             self.fine(

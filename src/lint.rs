@@ -33,6 +33,13 @@ pub async fn lint(session: &Session, args: LintArgs) -> Result<Exit> {
     let mut warnings = Vec::new();
     let mistakes = match definitions::load(Some(&existing_directory(&directory)?)) {
         Ok(loaded) => {
+            for ((_, path), place) in &loaded.places {
+                if !loaded.root.join(path).exists() {
+                    let absent =
+                        format!("{place}: there is no {}; only a registry can have it", path.display());
+                    warnings.push(absent);
+                }
+            }
             for (name, image) in &loaded.images {
                 let of_image = dkms_conf_warnings(&loaded.root, &image.spec).await?;
                 warnings.extend(of_image.into_iter().map(|warning| format!("image {name}: {warning}")));

@@ -78,6 +78,21 @@ fn what_is_missing_is_named_with_what_to_do() {
     let run = site.farrier(&["doctor"]).exits(1);
     assert!(narrow(run.line("no headers for 6.1.0-999-amd64")).starts_with("inputs wrong "), "{run}");
 
+    // A registry that does not answer is one finding, and the headers that were to be looked up there are none.
+    site.canary(KERNEL);
+    let mut command = site.command(&["doctor", "-o", "json"]);
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    command.env("FARRIER_REGISTRY", format!("{nobody}/drivers"));
+    let found = Run::of(command.spawn().unwrap()).exits(3).json();
+    let wrong: Vec<_> = found
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|found| found["ok"] == false)
+        .map(|found| &found["check"])
+        .collect();
+    assert_eq!(wrong, ["registry"], "{found}");
+
     // Check doctor's answer for a daemon.
     let mut command = site.command(&["doctor", "--engine", "docker", "-o", "json"]);
     command.env("DOCKER_HOST", "unix:///nowhere/docker.sock").env_remove("FARRIER_CLUSTER");

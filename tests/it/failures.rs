@@ -89,14 +89,14 @@ fn headers_that_no_suite_has() {
     let site = Site::new();
     site.canary("6.1.0-999-amd64");
     let run = fails(&site, "hello", 1);
-    let why = "skip no headers for 6.1.0-999-amd64: import or collect them (`farrier headers import`, `farrier headers collect`), or \
-               name a mirror that has them; there is no package linux-headers-6.1.0-999-amd64 (amd64) in bookworm, bookworm-security";
+    let why = "skip no headers for 6.1.0-999-amd64: there is no package linux-headers-6.1.0-999-amd64 (amd64) in bookworm, \
+               bookworm-security; import or collect them (`farrier headers import`, `farrier headers collect`), or name a mirror";
     let said: Vec<&str> = run.line("no headers for 6.1.0-999-amd64").split_whitespace().collect();
     assert!(said.join(" ").contains(why), "{run}");
     // The build fails before it uses an engine.
     assert!(!run.to_string().contains("preparing the toolchain"), "{run}");
     let preflight = site.farrier(&["preflight", "--kernel", "6.1.0-998-amd64"]).exits(1);
-    preflight.line("no headers for 6.1.0-998-amd64: import or collect them");
+    preflight.line("no headers for 6.1.0-998-amd64: there is no package linux-headers-6.1.0-998-amd64");
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_registry_that_refuses_connections() {
     site.canary(&kernel);
     site.registry.stop();
     let run = fails(&site, "hello", 3);
-    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: registry REGISTRY: connection refused (check that the registry is running and that REGISTRY is its address)");
+    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    registry REGISTRY: connection refused (check that the registry is running and that REGISTRY is its address)");
     // An unreachable registry does not mean that the request is invalid.
     let run = site.build("hello", &kernel, &["--push"]).exits(3);
     assert_eq!(run.stderr.matches("refused").count(), 1, "no retries, and no further line: {run}");
@@ -183,9 +183,25 @@ fn a_registry_that_answers_500() {
     site.location = format!("{}/drivers", server.host);
     let before = site.manifests();
     let run = site.run_once().exits(3);
-    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (check the log of the registry at REGISTRY; several retries failed)");
+    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (check the log of the registry at REGISTRY; several retries failed)");
     assert_eq!(site.manifests(), before);
     assert!((2..=20).contains(&server.requests().len()), "{:?}", server.requests());
+    // However many requests are retried, one line tells of the fault.
+    let fault = format!("transient fault, retrying at=\"{}\" cause=\"status 500\"", server.host);
+    assert_eq!((run.stderr.matches(&fault).count(), run.stderr.matches("retrying").count()), (1, 1), "{run}");
+}
+
+#[test]
+fn a_registry_whose_name_is_unknown() {
+    let kernel = kernels::newest().newer;
+    let mut site = Site::new();
+    site.canary(&kernel);
+    // A label has at most 63 characters, so the resolver answers this without a server.
+    let host = format!("{}.invalid", "x".repeat(64));
+    site.location = format!("{host}/drivers");
+    let run = site.run_once().exits(3);
+    insta::assert_snapshot!(run.line("skip").replace(&host, "REGISTRY").replace(&kernel, "KERNEL"), @"");
+    assert_eq!(run.stderr.matches("retrying").count(), 0, "{run}");
 }
 
 #[test]
@@ -194,7 +210,7 @@ fn a_registry_that_wants_credentials() {
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     site.canary(&kernel);
     let run = fails(&site, "hello", 3);
-    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: the registry requires credentials, and there is no entry for REGISTRY in any credentials file (run `docker login REGISTRY` as a user with this permission, or check the name of the repository)");
+    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: the registry requires credentials, and there is no entry for REGISTRY in any credentials file (run `docker login REGISTRY` as a user with this permission, or check the name of the repository)");
 
     let login = Command::new("skopeo")
         .args(["login", "--tls-verify=false", "--username", USER, "--password", PASSWORD, "--authfile"])
@@ -354,6 +370,20 @@ fn definitions_with_mistakes() {
         |   ^
     2 mistakes in the definitions
     "#);
+}
+
+/// A path may be right at another site, whose files the registry's store then has. So it is a reason in the plan and a warning of
+/// lint, with the place in both.
+#[test]
+fn a_source_that_is_not_where_the_definition_says() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    site.edit("images/hello.yaml", "sources/hello", "sources/helo");
+    let run = fails(&site, "hello", 1);
+    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"");
+    site.farrier(&["doctor"]).exits(1).line("images/hello.yaml:");
+    insta::assert_snapshot!(site.farrier(&["lint"]).exits(0).stdout, @"");
 }
 
 #[test]

@@ -205,7 +205,7 @@ async fn a_namespace_that_is_not_there_is_said_as_that() {
     story.plan.rollouts.push(PlannedRollout {
         image: "hello".parse().unwrap(),
         target: RolloutTarget::of(&serde_json::from_value(spec).unwrap()),
-        decision: RolloutDecision::Hold(HoldReason::NotFound),
+        decision: RolloutDecision::Hold(HoldReason::NOT_FOUND),
         changes: Vec::new(),
         upgrade: None,
         warnings: Vec::new(),

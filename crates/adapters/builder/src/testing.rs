@@ -129,8 +129,6 @@ impl Bench {
         };
         let parts = Parts {
             definitions: Definitions {
-                site: farrier_core::site::SiteSpec::default(),
-                announced: BTreeMap::new(),
                 images: [(image.metadata.name.clone(), image)].into(),
                 families: vec![family(&at("headers-{{release}}").display().to_string())],
                 templates: [(
@@ -138,8 +136,8 @@ impl Bench {
                     "FROM {{toolchain}} AS modules\nRUN make K={{kernel.release}}\nFROM scratch\n".to_owned(),
                 )]
                 .into(),
-                patches: BTreeMap::new(),
                 root: directory.path().to_owned(),
+                ..Definitions::default()
             },
             fetcher: Fetcher::new(cache.clone(), FetchOptions::default())
                 .with_definitions(directory.path().to_owned()),

@@ -58,6 +58,12 @@ impl Report<'_> {
         let mistake = YamlError { at: self.document.place_of(path), message: message.into() };
         self.errors.push(DefinitionError::at(self.file, mistake));
     }
+
+    /// Returns the place of a value as `file:line:column`.
+    pub fn place(&self, path: &[&str]) -> String {
+        let Position { line, column } = self.document.place_of(path);
+        format!("{}:{line}:{column}", self.file.name)
+    }
 }
 
 /// Returns a line for display: truncated, without passwords, and without characters that control a terminal.

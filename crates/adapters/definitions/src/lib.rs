@@ -18,7 +18,7 @@ use serde::Deserialize;
 use error::Report;
 pub use error::{DefinitionError, DefinitionErrors};
 use farrier_core::{
-    image::{Definitions, DriverImage},
+    image::{Definitions, DriverImage, SourceOrigin},
     kernel::{AnnouncedKernels, KernelFamily},
     site::Site,
 };
@@ -112,6 +112,13 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             validate::image(&mut report, &image, &definitions.templates);
             if templates_are_sound {
                 validate::rendering(&mut report, &image, &definitions.templates);
+            }
+            for (index, source) in image.spec.sources.iter().enumerate() {
+                if let SourceOrigin::Path { path, .. } = &source.from {
+                    let steps = ["spec", "sources", &index.to_string(), "from", "path", "path"];
+                    let key = (image.metadata.name.clone(), path.to_path_buf());
+                    definitions.places.insert(key, report.place(&steps));
+                }
             }
             definitions.images.insert(image.metadata.name.clone(), image.clone());
             read.push(needs::Read { file, document, image });

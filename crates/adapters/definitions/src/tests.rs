@@ -110,6 +110,32 @@ fn an_unknown_argument_of_the_entrypoint_is_a_mistake() {
     assert!(told("entrypoint: [driver-entrypoint]").contains("known: mofed, nvidia-driver,"));
 }
 
+/// The container would end with an error on every node, after a build and a check without one.
+#[test]
+fn a_mistyped_module_of_the_entrypoint_is_a_mistake() {
+    let with = |arguments: &str| {
+        let entrypoint = format!("entrypoint: [driver-entrypoint, generic, {arguments}]");
+        let modules = "[mstflint_access, rdma_cm]";
+        replaced(IMAGE, &[("entrypoint: [sleep, infinity]", &entrypoint), ("[mstflint_access]", modules)])
+    };
+    for good in [
+        "mstflint-access, rdma_cm",
+        // Also a module of the host, or another one of the payload.
+        "rdma_cm, rdma_ucm, mstflint_access",
+        "dummy",
+        // The value of an option is a module of the host.
+        "--replace, mstflint_acces, rdma_cm",
+    ] {
+        load_files(&[("images/m.yaml", &with(good))]).unwrap();
+    }
+    insta::assert_snapshot!(mistakes(&[("images/m.yaml", &with("--keep, mstflint_acess"))]), @r#"
+    error: images/m.yaml:14:62: `modules` does not name "mstflint_acess"; did you mean "mstflint_access"?
+      14 |   runtime: {entrypoint: [driver-entrypoint, generic, --keep, mstflint_acess], base: {bootstrap: {suite: bookworm, include: [kmod]}}}
+         |                                                              ^
+    1 mistake in the definitions
+    "#);
+}
+
 #[test]
 fn the_installer_of_a_base_is_one_of_the_sources() {
     let base = "base: {bootstrap: {suite: bookworm, include: [kmod]}}";

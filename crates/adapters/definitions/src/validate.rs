@@ -56,6 +56,9 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
     if let Some(message) = spec.runtime.wrong_operand() {
         report.wrong(&["spec", "runtime", "entrypoint"], message);
     }
+    if let Some((index, message)) = spec.runtime.mistyped_module(&spec.modules) {
+        report.wrong(&["spec", "runtime", "entrypoint", &index.to_string()], message);
+    }
     git_sources(report, image);
     firmware(report, image, templates);
     if let Some(RuntimeBase::Runfile(runfile)) = &spec.runtime.base {

@@ -196,6 +196,31 @@ impl RuntimeSpec {
             similar(operand, DRIVER_OPERANDS).map_or(known, |meant| format!("did you mean {meant:?}?"));
         Some(format!("driver-entrypoint has no argument {operand:?}; {hint}"))
     }
+
+    /// Returns the index in `entrypoint`, and the description, of a module name of `generic` that probably stands for one of
+    /// `modules`. Other names are allowed: `generic` also loads the host's modules.
+    pub fn mistyped_module(&self, modules: &[ModuleName]) -> Option<(usize, String)> {
+        let mut arguments = self.entrypoint.iter().map(|argument| &**argument).enumerate();
+        let (_, program) = arguments.next()?;
+        let (_, operand) = arguments.next()?;
+        if (program.trim_start_matches("/usr/bin/"), operand) != (DRIVER_ENTRYPOINTS[0], "generic") {
+            return None;
+        }
+        let mut loaded = Vec::new();
+        while let Some((index, argument)) = arguments.next() {
+            if ["--replace", "--wait-for", "--ready-when", "--then"].contains(&argument) {
+                arguments.next();
+            } else if !argument.starts_with('-') {
+                loaded.push((index, argument.replace('-', "_")));
+            }
+        }
+        let listed: Vec<String> = modules.iter().map(|name| name.replace('-', "_")).collect();
+        let not_loaded = || listed.iter().filter(|name| loaded.iter().all(|(_, loaded)| loaded != *name));
+        loaded.iter().filter(|(_, name)| !listed.contains(name)).find_map(|(index, name)| {
+            let meant = similar(name, not_loaded().map(String::as_str))?;
+            Some((*index, format!("`modules` does not name {name:?}; did you mean {meant:?}?")))
+        })
+    }
 }
 
 impl DriverImageSpec {
@@ -471,6 +496,8 @@ pub struct Definitions {
     pub patches: BTreeMap<PathBuf, String>,
     /// Base directory of relative paths in definitions.
     pub root: PathBuf,
+    /// Places of the paths of sources, as `file:line:column`, by image and path.
+    pub places: BTreeMap<(ImageName, PathBuf), String>,
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, NamedInputs, SignedWith};
+use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, NamedInputs, SignedWith, SkipReason};
 use crate::{
     definition::checked::PackageToInstall,
     image::{
@@ -257,7 +257,7 @@ pub struct Resolved {
     /// Identities of the toolchains.
     pub toolchains: BTreeMap<ToolchainKey, Result<String, String>>,
     /// Digests of headers that users provide; `None` for headers from packages.
-    pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
+    pub headers: BTreeMap<KernelTarget, Result<Option<String>, SkipReason>>,
     /// Compilers that built the kernels whose headers users provide, where the headers name them.
     pub compilers: BTreeMap<KernelTarget, Compiler>,
     /// Kernels whose family expects headers from users, and that have none; with what was looked for.

@@ -114,9 +114,7 @@ impl<'a> CellRequest<'a, '_> {
         };
         let headers_digest = match found_headers {
             Some(Ok(digest)) => digest.clone(),
-            Some(Err(detail)) if lacking.is_none() => {
-                return Err(SkipReason::Headers { detail: detail.clone() });
-            }
+            Some(Err(why)) if lacking.is_none() => return Err(why.clone()),
             Some(Err(_)) | None => None,
         };
         let digest = headers_digest.as_deref().unwrap_or_default();

@@ -88,9 +88,19 @@ impl NodeReason {
         self.is_rejected_claim() || matches!(self, Self::Ignored { .. } | Self::NotLinux { .. })
     }
 
-    /// Returns a command that repairs the node or shows details; empty where the message already says what to do.
-    pub fn remedy(&self, node: &str) -> String {
+    /// Returns the fact about the node that the reason leaves unknown.
+    pub(super) fn unknown_fact(&self) -> &'static str {
+        match self {
+            Self::MissingLabel { labels } if !labels.contains(&KERNEL_LABEL) => "operating system",
+            _ => "kernel",
+        }
+    }
+
+    /// Returns what repairs the node or shows details: a command, or a change of the manifest where the node is one. Empty where the
+    /// message already says what to do.
+    pub fn remedy(&self, node: &str, is_manifest: bool) -> String {
         let node = shell_word(node);
+        let edit = |labels: String| format!("set {labels} in the manifest of node {node}");
         let value = |label: &&str| match *label {
             // The form of NFD's label, as `KernelLabel` computes it.
             KERNEL_LABEL => format!(
@@ -113,11 +123,19 @@ impl NodeReason {
             )
         };
         match self {
+            Self::MissingLabel { labels } if is_manifest => edit(labels.join(", ")),
             Self::MissingLabel { labels } => set(labels),
+            Self::KernelLabelDiffers { release, .. } if is_manifest => {
+                edit(format!("{KERNEL_LABEL} as Node Feature Discovery writes {release}"))
+            }
             Self::KernelLabelDiffers { .. } => set(&[KERNEL_LABEL]),
+            Self::ArchitectureLabelDiffers { architecture, .. } if is_manifest => {
+                edit(format!("{ARCH_LABEL} to {architecture}"))
+            }
             Self::ArchitectureLabelDiffers { label: _, architecture } => {
                 format!("`kubectl label --overwrite node {node} {ARCH_LABEL}={}`", shell_word(architecture))
             }
+            Self::Malformed { .. } if is_manifest => format!("correct the manifest of node {node}"),
             Self::Malformed { .. } => format!("`kubectl get node {node} -o yaml`"),
             Self::DefinedTwice
             | Self::NotLinux { .. }
@@ -335,7 +353,7 @@ mod tests {
             },
             NodeReason::Malformed { detail: "no kernel".to_owned() },
         ]
-        .map(|why| why.remedy("n1; reboot"));
+        .map(|why| why.remedy("n1; reboot", false));
         insta::assert_snapshot!(remedies.join("\n"), @r#"
         Node Feature Discovery sets this within a minute; without it: `kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/kernel-version.full="$(kubectl get node 'n1; reboot' -o jsonpath={.status.nodeInfo.kernelVersion} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')"`
         Node Feature Discovery sets this within a minute; without it: `kubectl label --overwrite node 'n1; reboot' feature.node.kubernetes.io/system-os_release.ID=ID`, with ID and VERSION_ID of its /etc/os-release (on Debian testing and sid, the suite)
@@ -345,13 +363,38 @@ mod tests {
         "#);
     }
 
+    /// farrier never writes to a directory's nodes, and neither does `kubectl`.
+    #[test]
+    fn the_remedy_for_a_node_in_a_directory_is_a_change_of_its_manifest() {
+        let remedies = [
+            NodeReason::MissingLabel { labels: vec![KERNEL_LABEL] },
+            NodeReason::MissingLabel { labels: vec![OS_ID_LABEL, OS_VERSION_LABEL] },
+            NodeReason::KernelLabelDiffers { label: "6.1".to_owned(), release: "6.1.192-acme+".to_owned() },
+            NodeReason::ArchitectureLabelDiffers {
+                label: "arm64".to_owned(),
+                architecture: "amd64".to_owned(),
+            },
+            NodeReason::Malformed { detail: "no kernel".to_owned() },
+        ]
+        .map(|why| why.remedy("edge-1", true));
+        insta::assert_snapshot!(remedies.join("\n"), @r"
+        set feature.node.kubernetes.io/kernel-version.full in the manifest of node edge-1
+        set feature.node.kubernetes.io/system-os_release.ID, feature.node.kubernetes.io/system-os_release.VERSION_ID in the manifest of node edge-1
+        set feature.node.kubernetes.io/kernel-version.full as Node Feature Discovery writes 6.1.192-acme+ in the manifest of node edge-1
+        set kubernetes.io/arch to amd64 in the manifest of node edge-1
+        correct the manifest of node edge-1
+        ");
+    }
+
     #[test]
     fn a_windows_node_has_no_target_and_holds_nothing() {
         let mut facts = node("10.0.20348.2402", "10.0.20348.2402");
         facts.operating_system = "windows".to_owned();
         let why = node_target(&facts).unwrap_err();
         assert_eq!(why.to_string(), "it runs windows, and drivers are for Linux nodes");
-        assert!(why.blocks_no_rollout() && why.remedy("n").is_empty());
+        assert!(
+            why.blocks_no_rollout() && why.remedy("n", false).is_empty() && why.remedy("n", true).is_empty()
+        );
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::{KERNEL_LABEL, NodeFacts, NodeReason, ObservedKind, Owner, PAUSED_ANN
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kmod::Verdict,
+    shell::shell_word,
 };
 
 /// Reason for building an image.
@@ -55,8 +56,11 @@ impl NotReadyNode {
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum HoldReason {
     /// The cluster or directory has no such DaemonSet.
-    #[error("there is no such DaemonSet")]
-    NotFound,
+    #[error("there is no such DaemonSet{}", did_you_mean(.nearest.as_deref()))]
+    NotFound {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        nearest: Option<String>,
+    },
     /// The manifests have no such object, and some of them were skipped.
     #[error("there is no such object; skipped: {}{}", .skipped.join(", "), and_more(*.more + 1))]
     NotInManifests { skipped: Vec<String>, more: usize },
@@ -67,8 +71,8 @@ pub enum HoldReason {
     #[error("manifests cannot be read: {detail}")]
     Unreadable { detail: String },
     /// The DaemonSet has no such container, or two of them.
-    #[error("the DaemonSet does not have exactly one such container; it has {}", .found.join(", "))]
-    NoContainer { found: Vec<String> },
+    #[error("the DaemonSet has {} container {container:?}; it has: {}", if .found.contains(.container) { "more than one" } else { "no" }, .found.join(", "))]
+    NoContainer { container: String, found: Vec<String> },
     /// The image cannot be set where it is written, or would not be used there.
     #[error("its image cannot be set: {detail}")]
     Fixed { detail: String },
@@ -89,7 +93,7 @@ pub enum HoldReason {
     NoNodes,
     /// The kernel of `count` reached nodes is unknown; `node` is the first of them.
     #[error(
-        "kernel of node {node}{}{} unknown: {why}{}", since_ready(*.ready_since), and_more(*.count), end_of_unknown(.not_ready.as_ref())
+        "{} of node {node}{}{} unknown: {why}{}", why.unknown_fact(), since_ready(*.ready_since), and_more(*.count), end_of_unknown(node, why, .not_ready.as_ref())
     )]
     UnknownNode {
         node: String,
@@ -174,8 +178,11 @@ pub enum HoldReason {
     )]
     RolledBack { at: jiff::Timestamp },
     /// The cluster has no such operator's resource.
-    #[error("there is no such resource")]
-    NoResource,
+    #[error("there is no such resource{}", did_you_mean(.nearest.as_deref()))]
+    NoResource {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        nearest: Option<String>,
+    },
     /// The resource says that its operator installs no driver.
     #[error("the operator's driver is disabled: {detail}")]
     DriverOff { detail: String },
@@ -260,6 +267,9 @@ pub enum HoldReason {
 }
 
 impl HoldReason {
+    /// The object that a rollout or a command names does not exist, and none has a similar name.
+    pub const NOT_FOUND: Self = Self::NotFound { nearest: None };
+
     /// Whether the target is broken. Targets that the strategy does not fit, or that merely wait, are not.
     pub fn is_failure(&self) -> bool {
         !matches!(
@@ -300,12 +310,16 @@ impl HoldReason {
 
     /// Whether the object that the rollout names does not exist.
     pub(super) fn is_absence(&self) -> bool {
-        matches!(self, Self::NotFound | Self::NotInManifests { .. } | Self::NoResource)
+        matches!(self, Self::NotFound { .. } | Self::NotInManifests { .. } | Self::NoResource { .. })
     }
 }
 
 /// Strategies for nodes with several kernels.
 const SEVERAL_KERNELS: &str = "use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel";
+
+fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map(|nearest| format!("; did you mean {nearest}?")).unwrap_or_default()
+}
 
 /// Returns the text about a node that is not ready, after another text.
 fn also(not_ready: Option<&NotReadyNode>) -> String {
@@ -318,9 +332,12 @@ fn since_ready(since: Option<jiff::Timestamp>) -> String {
 }
 
 /// Returns what ends the hold for an unknown kernel.
-fn end_of_unknown(not_ready: Option<&NotReadyNode>) -> String {
-    let labels = "; correct its labels (`farrier why node/NAME`), or let ignoreNodes in site.yaml ignore it";
-    not_ready.map_or(labels.to_owned(), |node| also(Some(node)))
+fn end_of_unknown(node: &str, why: &NodeReason, not_ready: Option<&NotReadyNode>) -> String {
+    let is_other = matches!(why, NodeReason::Malformed { .. } | NodeReason::DefinedTwice);
+    let (wrong, name) = (if is_other { "the node" } else { "its labels" }, shell_word(node));
+    let labels =
+        format!("; correct {wrong} (`farrier why node/{name}`), or let ignoreNodes in site.yaml ignore it");
+    not_ready.map_or(labels, |node| also(Some(node)))
 }
 
 /// Joins the items with commas.

@@ -316,7 +316,7 @@ pub fn rollback_per_kernel(
 ) -> Result<Vec<Change>, HoldReason> {
     let mut all = snapshot.daemon_sets.iter();
     let found = all.find(|found| found.namespace == namespace && found.name == name);
-    let found = found.ok_or(HoldReason::NotFound)?;
+    let found = found.ok_or(HoldReason::NOT_FOUND)?;
     let live = found.live.as_ref().ok_or(HoldReason::OnlyLive)?;
     if live.deleting {
         return Err(HoldReason::Deleting);

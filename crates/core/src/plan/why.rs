@@ -60,7 +60,7 @@ impl Explain<'_> {
                 format!("it runs {target}: status.nodeInfo says so, and the label {KERNEL_LABEL} agrees"),
             ),
             Err(why) => ExplanationStep {
-                hint: why.remedy(name),
+                hint: why.remedy(name, self.snapshot.read_only_nodes),
                 ..link("kernel", format!("the node is skipped: {why}"))
             },
         }];

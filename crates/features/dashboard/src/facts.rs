@@ -147,7 +147,7 @@ impl Facts {
             now,
             records: records(snapshot),
             paused_objects: paused(snapshot),
-            excluded: excluded(&plan),
+            excluded: excluded(&plan, snapshot.read_only_nodes),
             ..Self::default()
         };
         facts.add_nodes(snapshot, definitions);
@@ -216,13 +216,13 @@ impl Facts {
 }
 
 /// Returns skipped nodes and nodes with an unused announcement, by reason and remedy.
-fn excluded(plan: &Plan) -> BTreeMap<(String, String), NameList> {
+fn excluded(plan: &Plan, is_manifest: bool) -> BTreeMap<(String, String), NameList> {
     let mut excluded: BTreeMap<(String, String), NameList> = BTreeMap::new();
     let mut remedies: HashMap<String, String> = HashMap::new();
     for SkippedNode { node, why } in &plan.skipped_nodes {
         let reason = format!("skipped: {why}");
         // The remedy names the first of the nodes.
-        let remedy = remedies.entry(reason.clone()).or_insert_with(|| why.remedy(node)).clone();
+        let remedy = remedies.entry(reason.clone()).or_insert_with(|| why.remedy(node, is_manifest)).clone();
         excluded.entry((reason, remedy)).or_default().add(node);
     }
     for unused in &plan.unused_announcements {

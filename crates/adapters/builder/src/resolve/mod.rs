@@ -8,13 +8,14 @@ use futures::{StreamExt, stream};
 
 use farrier_core::{
     image::{
-        Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath, ended_branch,
+        Digest, DriverImage, Need, Output, RuntimeBase, SourceOrigin, VersionSpec, checked::HeadersPath,
+        ended_branch,
     },
     kernel::{HeaderText, KernelFamily, KernelTarget, NodeSystem, Toolchain, match_family},
-    plan::{Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
+    plan::{Resolved, ResolvedImage, SignedWith, SkipReason, TreeKey, Unverified, toolchain_key},
 };
 use farrier_definitions::read_patch;
-use farrier_inputs::{HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_conf_warnings};
+use farrier_inputs::{FetchError, HeaderIdentity, HostTreeLookup, Lookup, PackageRoot, dkms_conf_warnings};
 use oci::error_chain;
 pub use tracked::tracked;
 
@@ -74,7 +75,14 @@ pub async fn resolve_more(
             let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
             resolved.unverified_headers.extend(unverified.map(|found| (target.clone(), found)));
         }
-        let outcome = outcome.map(|found| found.identity).map_err(|error| with_hint(&error));
+        let outcome = outcome.map(|found| found.identity).map_err(|error| {
+            let detail = with_hint(&error);
+            match error {
+                // The registry of the images is at fault, whatever is looked up there.
+                TargetError::Fetch(FetchError::Store(_)) => SkipReason::Unresolved { detail },
+                _ => SkipReason::Headers { detail },
+            }
+        });
         resolved.headers.insert(target, outcome);
     }
     resolve_toolchains(parts, all, targets, resolved).await;
@@ -155,7 +163,16 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     let mut versions = BTreeMap::new();
     // Sources that differ between kernels are looked up for each kernel.
     for source in spec.sources.iter().filter(|source| !source.differs_by_kernel()) {
-        let identity = parts.retry("look up source", || parts.fetcher.sources().identity(source)).await?;
+        let identity = parts.retry("look up source", || parts.fetcher.sources().identity(source)).await;
+        let identity = identity.map_err(|error| match &source.from {
+            SourceOrigin::Path { path, .. } if matches!(error, TargetError::Fetch(FetchError::Absent(_))) => {
+                let place = parts.definitions.places.get(&(image.metadata.name.clone(), path.to_path_buf()));
+                let place = place.map_or("a definition", String::as_str);
+                let message = format!("{place}: {}", error_chain(&error));
+                TargetError::finding(FindingKind::Usage, message, error.hint())
+            }
+            _ => error,
+        })?;
         if let Some(warning) = parts.fetcher.sources().warning(source).await? {
             parts.reporter.note(image.metadata.name.as_str(), &warning);
         }

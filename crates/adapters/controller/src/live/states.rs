@@ -162,10 +162,10 @@ fn cell_line(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
 fn rollout_line(rollout: &PlannedRollout) -> Option<StateLine> {
     let RolloutDecision::Hold(why) = &rollout.decision else { return None };
     let hint = match why {
-        HoldReason::NotFound => Some(
+        HoldReason::NotFound { .. } => Some(
             "create the DaemonSet, and its namespace where that is missing; or correct `rollout` in the definition",
         ),
-        HoldReason::NoResource => Some("create it, or correct `rollout` in the definition"),
+        HoldReason::NoResource { .. } => Some("create it, or correct `rollout` in the definition"),
         _ => None,
     };
     why.is_failure().then(|| StateLine {

@@ -145,7 +145,8 @@ fn what_cannot_be_built_has_a_reason() {
         why(|w| w.resolved.toolchains.clear()),
         why(|w| {
             let target = w.cells()[0].target.clone();
-            w.resolved.headers = [(target, Err("the registry does not answer".to_owned()))].into();
+            let detail = "the registry does not answer".to_owned();
+            w.resolved.headers = [(target, Err(SkipReason::Headers { detail }))].into();
         }),
         why(|w| w.definitions.templates.clear()),
         why(|w| w.image("mft").spec.tags.clear()),

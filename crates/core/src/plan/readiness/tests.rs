@@ -1,6 +1,6 @@
 use super::{
     super::{
-        Instance, Plan,
+        Instance, Plan, SkipReason,
         fixtures::{K47, K48, World, name},
         table,
     },
@@ -110,7 +110,8 @@ fn an_input_that_could_not_be_looked_up_changes_no_mark() {
     let plan = world.plan();
     carry_out(&mut world, &plan);
     let kernel = world.plan().nodes[0].next.clone().unwrap().kernel.clone();
-    world.resolved.headers.insert(kernel, Err("connection refused".to_owned()));
+    let detail = "connection refused".to_owned();
+    world.resolved.headers.insert(kernel, Err(SkipReason::Headers { detail }));
     assert_eq!(answer(&world.plan()), (false, BootReadiness::Wait), "the headers are gone");
     world.resolved.unreachable = true;
     let plan = world.plan();

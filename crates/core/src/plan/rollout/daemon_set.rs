@@ -1,5 +1,7 @@
 //! Finds the DaemonSet that a target names, if farrier may change it.
 
+use farrier_yaml::similar;
+
 use super::{
     Context, DaemonSetFacts, HoldReason, ManifestLocation, PlanInputs, RolloutObject, RolloutTarget,
 };
@@ -19,12 +21,12 @@ pub(super) struct Named<'a> {
 
 /// Returns the target's DaemonSet and container, if farrier may set the image.
 pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Result<Named<'a>, HoldReason> {
-    let RolloutObject::DaemonSet(wanted) = &target.object else { return Err(HoldReason::NotFound) };
+    let RolloutObject::DaemonSet(wanted) = &target.object else { return Err(HoldReason::NOT_FOUND) };
     let daemon_set = find_daemon_set(inputs, target, wanted)?;
     let mut containers = daemon_set.containers.iter().filter(|found| found.name == *wanted.container);
     let (Some(container), None) = (containers.next(), containers.next()) else {
         let found = daemon_set.containers.iter().map(|container| container.name.clone()).collect();
-        return Err(HoldReason::NoContainer { found });
+        return Err(HoldReason::NoContainer { container: wanted.container.to_string(), found });
     };
     if let Some(owner) = &daemon_set.owner {
         return Err(HoldReason::Owned { remedy: remedy(owner), owner: owner.clone() });
@@ -66,10 +68,22 @@ fn find_daemon_set<'a>(
     };
     let mut named = candidates.iter().filter(|found| found.is_named(wanted));
     match (named.next(), named.count()) {
-        (None, _) => Err(missing(skipped).unwrap_or(HoldReason::NotFound)),
+        (None, _) => Err(missing(skipped).unwrap_or_else(|| {
+            let known = candidates.iter().map(|found| format!("{}/{}", found.namespace, found.name));
+            let wanted = format!("{}/{}", &*wanted.namespace, &*wanted.daemon_set);
+            HoldReason::NotFound { nearest: nearest(&wanted, known.collect()) }
+        })),
         (Some(found), 0) => Ok(found),
         (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
     }
+}
+
+/// Returns the known object, as `namespace/name`, that a mistyped name probably stands for: one with a similar name, or one of the
+/// same name in another namespace.
+pub(super) fn nearest(wanted: &str, known: Vec<String>) -> Option<String> {
+    let last = |name: &str| name.rsplit('/').next().map(str::to_owned);
+    let similar = similar(wanted, known.iter().map(String::as_str)).map(str::to_owned);
+    similar.or_else(|| known.into_iter().find(|known| last(known) == last(wanted)))
 }
 
 /// Returns the hold for an object that may be among the skipped files.

@@ -45,7 +45,7 @@ pub fn past_upgrades(
     let found = snapshot.daemon_sets.iter().filter_map(|found| Some((name(found), found.live.as_ref()?)));
     let mut found = found.filter(|(name, _)| object.is_none_or(|object| object == name)).peekable();
     if found.peek().is_none() && object.is_some() {
-        return Err(HoldReason::NotFound);
+        return Err(HoldReason::NOT_FOUND);
     }
     let noted: Vec<UpgradeNote> = snapshot.nodes.iter().filter_map(|node| UpgradeNote::of(node)).collect();
     let mut past = Vec::new();

@@ -101,7 +101,7 @@ pub fn paused(snapshot: &ClusterSnapshot) -> BTreeMap<String, bool> {
 /// # Errors
 /// The reason why the object cannot be written.
 pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec<Change>, HoldReason> {
-    let found = Found::all(snapshot).find(|found| found.name() == name).ok_or(HoldReason::NotFound)?;
+    let found = Found::all(snapshot).find(|found| found.name() == name).ok_or(HoldReason::NOT_FOUND)?;
     let record = Record::of(found.annotations())?;
     let annotations = found.annotations_for(paused, &record);
     let mut changes = match found {

@@ -72,7 +72,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
         return Err(unlabeled_node(undetermined).unwrap_or(HoldReason::NoNodes));
     }
     let RolloutSpec::PerKernel { watch, retire_after, .. } = context.spec else {
-        return Err(HoldReason::NotFound);
+        return Err(HoldReason::NOT_FOUND);
     };
     let images = fleet.images();
     let mut steps = Steps::default();

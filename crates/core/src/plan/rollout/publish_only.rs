@@ -18,7 +18,7 @@ pub(super) fn decide(
     let Context { inputs, cells, image, .. } = *context;
     let all: Vec<&PlannedCell> = cells.of(image).collect();
     if all.is_empty() {
-        return Err(HoldReason::NotFound);
+        return Err(HoldReason::NOT_FOUND);
     }
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
@@ -28,7 +28,7 @@ pub(super) fn decide(
     let lacking = all.iter().find(|planned| is_skipped(planned));
     if let Some(planned) = lacking.or_else(|| all.iter().find(|planned| is_waiting(planned))) {
         let CellState::Absent(absence) = cells.state(image, &planned.target) else {
-            return Err(HoldReason::NotFound);
+            return Err(HoldReason::NOT_FOUND);
         };
         return Err(no_image(&planned.target, absence.why));
     }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
     RolloutTarget,
-    daemon_set::{manifests, missing},
+    daemon_set::{manifests, missing, nearest},
     field::{self, Field, Step},
     manifest::reaches_differently,
     no_image,
@@ -86,7 +86,11 @@ pub(super) fn named<'a>(
     };
     let mut named = candidates.iter().filter(|found| found.is_named(wanted));
     match (named.next(), named.count()) {
-        (None, _) => Err(missing(skipped).unwrap_or(HoldReason::NoResource)),
+        (None, _) => Err(missing(skipped).unwrap_or_else(|| {
+            let known = candidates.iter().filter(|found| found.kind == wanted.resource);
+            let known = known.map(|found| found.name.clone()).collect();
+            HoldReason::NoResource { nearest: nearest(&wanted.full_name(), known) }
+        })),
         (Some(found), 0) => Ok(found),
         (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
     }

@@ -5,7 +5,8 @@ use proptest::{
 
 use super::{
     super::{
-        HoldReason, KERNEL_LABEL, Operator, Outcome, Phase, Requirement, SelectorTerm, SkippedNode,
+        HoldReason, KERNEL_LABEL, OS_ID_LABEL, Operator, Outcome, Phase, Requirement, SelectorTerm,
+        SkippedNode,
         fixtures::{K47, K48, World, daemon_set, image, live_daemon_set, node},
         node_target,
     },
@@ -43,8 +44,14 @@ fn every_reason_to_hold_says_what_is_the_matter() {
     let reasons = [
         hold(|w| w.snapshot.writable = "drivers,gpu".parse().unwrap()),
         hold(|w| w.snapshot.daemon_sets.clear()),
+        hold(|w| "mtf".clone_into(&mut w.snapshot.daemon_sets[0].name)),
+        hold(|w| "drivers".clone_into(&mut w.snapshot.daemon_sets[0].namespace)),
         hold(|w| w.snapshot.daemon_sets.push(daemon_set("mft"))),
         hold(|w| w.snapshot.daemon_sets[0].containers[0].name = "main".to_owned()),
+        hold(|w| {
+            let twice = w.snapshot.daemon_sets[0].containers[0].clone();
+            w.snapshot.daemon_sets[0].containers.push(twice);
+        }),
         hold(|w| w.snapshot.daemon_sets[0].containers[0].fixed = Some("it is anchored".to_owned())),
         hold(|w| {
             let mut other = image("other");
@@ -61,6 +68,8 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         }),
         hold(|w| w.snapshot.nodes.iter_mut().for_each(|n| drop(n.labels.remove("pci")))),
         hold(|w| drop(w.snapshot.nodes[1].labels.remove(KERNEL_LABEL))),
+        hold(|w| drop(w.snapshot.nodes[1].labels.remove(OS_ID_LABEL))),
+        hold(|w| w.snapshot.nodes[1].kernel_version.clear()),
         hold(|w| w.snapshot.nodes[1] = node("n1", K48)),
         hold(|w| w.image("mft").spec.kernels = Some(">=6.2".parse().unwrap())),
         hold(|w| w.definitions.families.clear()),

@@ -128,7 +128,7 @@ fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> R
 }
 
 fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted<'a>, HoldReason> {
-    let RolloutSpec::Union { drop_after, .. } = context.spec else { return Err(HoldReason::NotFound) };
+    let RolloutSpec::Union { drop_after, .. } = context.spec else { return Err(HoldReason::NOT_FOUND) };
     let (found, live, container) = original(context, target)?;
     let image = found.image_of(container);
     let current = image.and_then(|image| context.observed.contents.get(image));

@@ -144,13 +144,13 @@ fn a_paused_resource_keeps_what_farrier_wrote() {
 fn what_is_not_there_or_cannot_be_read_is_not_written() {
     let mut world = world();
     for name in ["kube-system/other", "NicClusterPolicy/policy", "mft", "", "../mft"] {
-        assert_eq!(pause(&world.snapshot, name, true), Err(HoldReason::NotFound), "{name}");
+        assert_eq!(pause(&world.snapshot, name, true), Err(HoldReason::NOT_FOUND), "{name}");
     }
     let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
     live.annotations.insert(RECORD_ANNOTATION.to_owned(), "{".to_owned());
     assert!(matches!(pause(&world.snapshot, DRIVER, true), Err(HoldReason::BadRecord { .. })));
     world.snapshot.daemon_sets[0].live = None;
-    assert_eq!(pause(&world.snapshot, DRIVER, true), Err(HoldReason::NotFound), "a manifest");
+    assert_eq!(pause(&world.snapshot, DRIVER, true), Err(HoldReason::NOT_FOUND), "a manifest");
 }
 
 #[test]

@@ -85,7 +85,7 @@ impl<'a> Fleet<'a> {
         };
         let parts = peers.map(part).collect::<Result<Vec<_>, HoldReason>>()?;
         if parts.is_empty() {
-            return Err(HoldReason::NotFound);
+            return Err(HoldReason::NOT_FOUND);
         }
         let containers: Vec<&str> = parts.iter().map(|(_, container)| *container).collect();
         let original = Original::observe(inputs.snapshot, facts, live);

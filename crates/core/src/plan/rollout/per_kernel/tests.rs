@@ -95,7 +95,7 @@ fn a_node_that_lost_its_labels_and_its_pod_is_not_settled() {
     let (writes, labels) = (cluster.writes, cluster.world.snapshot.nodes[1].labels.clone());
     cluster.world.snapshot.nodes[1].labels.remove(KERNEL_LABEL);
     cluster.settle();
-    insta::assert_snapshot!(now(&mut cluster), @"hold: kernel of node n1 unknown: label feature.node.kubernetes.io/kernel-version.full is missing; correct its labels (`farrier why node/NAME`), or let ignoreNodes in site.yaml ignore it");
+    insta::assert_snapshot!(now(&mut cluster), @"hold: kernel of node n1 unknown: label feature.node.kubernetes.io/kernel-version.full is missing; correct its labels (`farrier why node/n1`), or let ignoreNodes in site.yaml ignore it");
     cluster.converge();
     assert_eq!(cluster.writes, writes);
     cluster.world.snapshot.nodes[1].labels = labels;

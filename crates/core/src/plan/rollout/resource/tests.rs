@@ -178,6 +178,7 @@ fn every_reason_to_hold_says_what_is_the_matter() {
     let driver = |change| with(OperatorResource::NvidiaDriver, change);
     let reasons = [
         nic(|w| w.snapshot.resources.clear()),
+        nic(|w| w.snapshot.resources[0].name.push('x')),
         nic(|w| drop(w.snapshot.unseen.insert(ObservedKind::Resources, "forbidden".to_owned()))),
         nic(|w| set_spec(w, json!({}))),
         gpu(|w| set_spec(w, json!({"driver": {"enabled": false}}))),
