@@ -169,7 +169,8 @@ impl SplitBtf {
             name.is_some_and(|name| offset != 0 && !is_identifier(name))
         };
         for own in Types::of(types) {
-            split.has_bad_name |= own?.identifiers().any(is_bad);
+            // Without strings of its own, all names of the module are names of the kernel.
+            split.has_bad_name |= !strings.is_empty() && own?.identifiers().any(is_bad);
         }
         Ok(split)
     }

@@ -46,6 +46,16 @@ fn letters_of_names_are_those_of_the_kernel() {
     }
 }
 
+/// Linux 7.2 has such modules, whose names are all names of the kernel.
+#[test]
+fn a_module_without_strings_of_its_own_matches() {
+    let last_name = BASE.strings - 4;
+    let named = SplitBtf::read(&btf(&[last_name, 8 << 24, 1], b"")).unwrap();
+    assert_eq!(named.fit(BASE), Fit::Matches);
+    let beyond = SplitBtf::read(&btf(&[BASE.strings, 8 << 24, 1], b"")).unwrap();
+    assert_eq!(beyond.fit(BASE), Fit::Rejected("refers to names beyond its own strings and the kernel's"));
+}
+
 #[test]
 fn base_types_include_void() {
     let base = btf(&[1, 1 << 24, 4, 32, 0, 2 << 24, 1], b"\0int\0");
