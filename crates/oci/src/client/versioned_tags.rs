@@ -10,8 +10,10 @@ use super::{
 };
 use crate::{Digest, Repository, Tag, Version};
 
-/// Digits of a version in a tag, so that versions sort as text.
+/// Digits of a version in a tag. The fixed number tells versions from other tags with a dot and digits.
 const DIGITS: usize = 10;
+/// Highest version that has these digits.
+const MAX_NUMBER: u64 = 9_999_999_999;
 
 /// Whether a tag moves, by the name of its repository below the publishing location.
 pub type IsMovingTag = fn(name: &str, tag: &Tag) -> bool;
@@ -66,15 +68,11 @@ impl RemoteRegistry {
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
             let newest = self.newest_number(repository, tag).await?;
-            if let Some(number) = newest {
-                let held = numbered(tag, number).map(Version::Tag);
-                let held = match &held {
-                    Some(held) => self.manifest_at(repository, held).await?,
-                    None => None,
-                };
-                if let Some(held) = held.filter(|held| held.digest == Digest::of(bytes)) {
-                    return Ok(held.digest);
-                }
+            if let Some(held) = newest.and_then(|number| numbered(tag, number))
+                && let Some(held) = self.manifest_at(repository, &Version::Tag(held)).await?
+                && held.digest == Digest::of(bytes)
+            {
+                return Ok(held.digest);
             }
             let Some(next) = numbered(tag, newest.map_or(0, |number| number + 1)) else { break };
             let next = Version::Tag(next);
@@ -111,11 +109,12 @@ impl RemoteRegistry {
     }
 }
 
-/// Returns the tag of a version; 0 is the tag itself.
+/// Returns the tag of a version; 0 is the tag itself. Returns `None` if no tag can have this number or length.
 fn numbered(tag: &Tag, number: u64) -> Option<Tag> {
     match number {
         0 => Some(tag.clone()),
-        _ => format!("{tag}.{number:0DIGITS$}").parse().ok(),
+        1..=MAX_NUMBER => format!("{tag}.{number:0DIGITS$}").parse().ok(),
+        _ => None,
     }
 }
 
@@ -140,6 +139,9 @@ mod tests {
         let latest = tag("latest");
         assert_eq!(numbered(&latest, 0), Some(latest.clone()));
         assert_eq!(numbered(&latest, 12), Some(tag("latest.0000000012")));
+        // Another writer may have pushed the highest version. A higher one would not be read.
+        assert_eq!(split(&tag("latest.9999999999")), Some((latest.clone(), MAX_NUMBER)));
+        assert_eq!(numbered(&latest, MAX_NUMBER + 1), None);
         assert_eq!(split(&tag("latest.0000000012")), Some((latest, 12)));
         for plain in ["latest", "1.2", "latest.12", "latest.0000000000", "latest.+000000012"] {
             if let Ok(plain) = plain.parse() {
