@@ -356,7 +356,7 @@ impl Visit {
         if none {
             self.fine(
                 "inputs",
-                "headers, sources and toolchains of all needed images are at hand".to_owned(),
+                "the headers, sources and toolchains of all needed images were found".to_owned(),
             );
         }
         Some(planned.plan)

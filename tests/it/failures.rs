@@ -60,7 +60,7 @@ fn a_compile_error_on_one_kernel() {
     let error = failure(&site, &run, "failed    hello for").replace(newer, "KERNEL");
     insta::assert_snapshot!(error, @r"
     failed    hello for KERNEL: compile failed: /build/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
-              hint: the full log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; correct the source or the definition and run again; `farrier retry` compiles the same inputs once more
+              hint: the full log is SITE/cache/logs/hello-KERNEL-HASH-debian-12-amd64.log; correct the source or the definition and run again, or compile the same inputs with `farrier retry`
     ");
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
     assert_eq!(site.image(), FIRST_IMAGE);
@@ -186,7 +186,7 @@ fn a_registry_that_answers_500() {
     insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (check the log of the registry at REGISTRY; several retries failed)");
     assert_eq!(site.manifests(), before);
     assert!((2..=20).contains(&server.requests().len()), "{:?}", server.requests());
-    // However many requests are retried, one line tells of the fault.
+    // One warning for all retried requests.
     let fault = format!("transient fault, retrying at=\"{}\" cause=\"status 500\"", server.host);
     assert_eq!((run.stderr.matches(&fault).count(), run.stderr.matches("retrying").count()), (1, 1), "{run}");
 }

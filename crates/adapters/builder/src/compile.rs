@@ -186,7 +186,7 @@ fn failed(log: &FileLog, message: String, log_path: &Path, target: &KernelReleas
         None => (message, tail),
     };
     let hint = format!(
-        "{}the full log is {}; correct the source or the definition and run again; `farrier retry` compiles the same inputs once more",
+        "{}the full log is {}; correct the source or the definition and run again, or compile the same inputs with `farrier retry`",
         advice.unwrap_or_default(),
         log_path.display()
     );

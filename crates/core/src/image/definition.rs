@@ -197,8 +197,8 @@ impl RuntimeSpec {
         Some(format!("driver-entrypoint has no argument {operand:?}; {hint}"))
     }
 
-    /// Returns the index in `entrypoint`, and the description, of a module name of `generic` that probably stands for one of
-    /// `modules`. Other names are allowed: `generic` also loads the host's modules.
+    /// Finds a module name of `generic` that is likely a typo of one of `modules`. Returns its index in `entrypoint`, and a message.
+    /// Other names are allowed: `generic` also loads the host's modules.
     pub fn mistyped_module(&self, modules: &[ModuleName]) -> Option<(usize, String)> {
         let mut arguments = self.entrypoint.iter().map(|argument| &**argument).enumerate();
         let (_, program) = arguments.next()?;

@@ -78,8 +78,8 @@ fn find_daemon_set<'a>(
     }
 }
 
-/// Returns the known object, as `namespace/name`, that a mistyped name probably stands for: one with a similar name, or one of the
-/// same name in another namespace.
+/// Returns the known object (`namespace/name`) that a mistyped name likely means. The object has a similar name, or the same name in
+/// another namespace.
 pub(super) fn nearest(wanted: &str, known: Vec<String>) -> Option<String> {
     let last = |name: &str| name.rsplit('/').next().map(str::to_owned);
     let similar = similar(wanted, known.iter().map(String::as_str)).map(str::to_owned);

@@ -114,7 +114,7 @@ fn watch(
     }
     let is_being_upgraded =
         |name: &str| nodes_to_image().any(|node| node.node == name && node.stage == UpgradeStage::UnderWay);
-    // The upgrade watches the pods of its own nodes. A node that boots the kernel gets the image outside the upgrade.
+    // The upgrade checks the pods of the nodes that it upgrades. Other nodes get the image when they boot the kernel.
     let late = || {
         let pods = pods().filter(|pod| !is_being_upgraded(&pod.node));
         let pods = pods.filter(|pod| fleet.runs(pod, &record.image));
