@@ -1,0 +1,87 @@
+//! Nodes that a rollout reaches or not: tainted, dead, and without the labels of NFD.
+
+use super::*;
+
+const PCI: &str = "feature.node.kubernetes.io/pci-15b3.present";
+
+/// Returns a live world whose DaemonSet selects nodes by a label of NFD: `n0` runs one kernel, and `n1` and `n2` another.
+fn labeled_world() -> World {
+    let mut world = World::live(&[K47, K48, K48]);
+    world.snapshot.daemon_sets[0].placement.node_selector = [(PCI.to_owned(), "true".to_owned())].into();
+    for node in &mut world.snapshot.nodes {
+        node.labels.insert(PCI.to_owned(), "true".to_owned());
+    }
+    wish(&mut world, "1");
+    world
+}
+
+/// Removes the labels of a node that NFD writes, as NFD does when it restarts.
+fn unlabel(world: &mut World, node: usize) {
+    world.snapshot.nodes[node].labels.retain(|key, _| !key.starts_with("feature.node.kubernetes.io/"));
+}
+
+#[test]
+fn a_tainted_control_plane_holds_nothing() {
+    let mut world = labeled_world();
+    assert!(matches!(held(&mut world).0, HoldReason::MixedKernels { .. }));
+    world.snapshot.nodes[0].taints = vec![Taint {
+        key: "node-role.kubernetes.io/control-plane".to_owned(),
+        value: String::new(),
+        effect: "NoSchedule".to_owned(),
+    }];
+    rewrites(&mut world.clone());
+    // A pod that is already on the node stays there.
+    let there = pod(&world.snapshot.daemon_sets[0], "n0", true);
+    world.snapshot.pods.push(there);
+    assert!(matches!(held(&mut world).0, HoldReason::MixedKernels { .. }));
+}
+
+#[test]
+fn a_node_that_lost_its_labels_is_not_gone() {
+    let mut world = labeled_world();
+    unlabel(&mut world, 0);
+    let (why, wrote) = held(&mut world);
+    assert!(!wrote && !why.is_failure());
+    insta::assert_snapshot!(why, @"node n0 has no label feature.node.kubernetes.io/kernel-version.full and runs 6.1.0-47-amd64, which the image is not for: it may be reached again once Node Feature Discovery has labeled it; label it, or let ignoreNodes in site.yaml ignore it");
+    for node in 1..3 {
+        unlabel(&mut world, node);
+    }
+    assert!(matches!(held(&mut world).0, HoldReason::Unlabeled { count: 3, .. }), "no node has labels");
+    let mut ignored = labeled_world();
+    unlabel(&mut ignored, 0);
+    ignored.snapshot.nodes[0].ignored_by = Some(0);
+    rewrites(&mut ignored);
+    let mut same = labeled_world();
+    same.snapshot.nodes.remove(0);
+    unlabel(&mut same, 0);
+    assert_eq!(same.snapshot.nodes[0].kernel_version, K48);
+    rewrites(&mut same);
+}
+
+#[test]
+fn a_dead_node_that_holds_a_rollout_is_named() {
+    let mut world = labeled_world();
+    world.snapshot.nodes[0].not_ready = true;
+    world.snapshot.nodes[0].ready_changed = Some("2026-06-01T12:00:00Z".parse().unwrap());
+    insta::assert_snapshot!(held(&mut world).0, @"its nodes run different kernels: 6.1.0-47-amd64 (debian 12, amd64) on 1, 6.1.0-48-amd64 (debian 12, amd64) on 2; node n0 is not ready since 2026-06-01T12:00:00Z; repair it, delete it, or let ignoreNodes in site.yaml ignore it (notReadyFor); use `strategy: per-kernel` or `union`, which need a running cluster, or one DaemonSet and rollout for each kernel");
+    unlabel(&mut world, 0);
+    let why = held(&mut world).0.to_string();
+    assert!(why.ends_with("(notReadyFor)") && why.contains("node n0 is not ready since"), "{why}");
+}
+
+/// <https://github.com/kubernetes-sigs/node-feature-discovery/issues/2408>: some nodes do not get their labels back.
+#[test]
+fn a_ready_node_that_holds_a_rollout_is_named_with_the_time() {
+    let mut world = labeled_world();
+    world.snapshot.nodes[0].ready_changed = Some("2026-06-01T12:00:00Z".parse().unwrap());
+    unlabel(&mut world, 0);
+    let why = held(&mut world).0.to_string();
+    assert!(why.starts_with("node n0, ready since 2026-06-01T12:00:00Z, has no label"), "{why}");
+    assert!(why.contains("label it, or let ignoreNodes"), "{why}");
+    let mut world = labeled_world();
+    world.snapshot.nodes[0].ready_changed = Some("2026-06-01T12:00:00Z".parse().unwrap());
+    world.snapshot.nodes[0].labels.insert(crate::plan::KERNEL_LABEL.to_owned(), "other".to_owned());
+    let why = held(&mut world).0.to_string();
+    assert!(why.starts_with("kernel of node n0, ready since 2026-06-01T12:00:00Z, unknown: "), "{why}");
+    assert!(why.ends_with("or let ignoreNodes in site.yaml ignore it"), "{why}");
+}
