@@ -26,23 +26,14 @@ impl Artifact {
         content: Vec<u8>,
         notes: &[(&str, &str)],
     ) -> Result<Self, ImageError> {
-        let created = (annotations::CREATED, super::CREATED);
         let media_type = match AnyManifest::parse(subject) {
             Ok(AnyManifest::Index(_)) => media_type::OCI_INDEX,
             Ok(AnyManifest::Image(_)) | Err(_) => media_type::OCI_MANIFEST,
         };
+        let notes = notes.iter().map(|(key, value)| (*key, (*value).to_owned()));
         let manifest = ImageManifest {
-            artifact_type: Some(kind.to_owned()),
             subject: Some(Descriptor::of(media_type, subject)),
-            annotations: notes
-                .iter()
-                .chain([&created])
-                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-                .collect(),
-            ..ImageManifest::new(
-                Descriptor::of(media_type::OCI_EMPTY, EMPTY),
-                vec![Descriptor::of(kind, &content)],
-            )
+            ..ImageManifest::artifact(kind, vec![Descriptor::of(kind, &content)], notes)
         }
         .to_bytes()?;
         Ok(Self { content, config: EMPTY, digest: Digest::of(&manifest), manifest })
@@ -50,6 +41,20 @@ impl Artifact {
 }
 
 impl ImageManifest {
+    /// Creates the manifest of an artifact of type `kind`. The same layers and annotations always give the same manifest.
+    pub fn artifact<'a>(
+        kind: &str,
+        layers: Vec<Descriptor>,
+        notes: impl IntoIterator<Item = (&'a str, String)>,
+    ) -> Self {
+        let notes = notes.into_iter().chain([(annotations::CREATED, super::CREATED.to_owned())]);
+        Self {
+            artifact_type: Some(kind.to_owned()),
+            annotations: notes.map(|(key, note)| (key.to_owned(), note)).collect(),
+            ..Self::new(Descriptor::of(media_type::OCI_EMPTY, EMPTY), layers)
+        }
+    }
+
     /// Returns the descriptor in a list of referrers (distribution spec, "Listing Referrers"), with the manifest's artifact type and
     /// annotations.
     pub fn as_referrer(&self, bytes: &[u8]) -> Descriptor {

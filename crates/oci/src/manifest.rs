@@ -126,6 +126,23 @@ pub enum AnyManifest {
 }
 
 impl AnyManifest {
+    /// Configuration and layers of an image; an index has none.
+    pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
+        let image = match self {
+            Self::Image(image) => Some(image),
+            Self::Index(_) => None,
+        };
+        image.into_iter().flat_map(|image| image.blobs())
+    }
+
+    /// Manifests that an index lists.
+    pub fn children(&self) -> &[Descriptor] {
+        match self {
+            Self::Image(_) => &[],
+            Self::Index(index) => &index.manifests,
+        }
+    }
+
     /// Parses untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
         if Shape::of("manifest", bytes)?.manifests.is_some() {
@@ -198,6 +215,11 @@ impl Descriptor {
 }
 
 impl ImageManifest {
+    /// Configuration and layers.
+    pub fn blobs(&self) -> impl Iterator<Item = &Descriptor> {
+        std::iter::once(&self.config).chain(&self.layers)
+    }
+
     /// OCI manifest without optional fields.
     pub fn new(config: Descriptor, layers: Vec<Descriptor>) -> Self {
         let media_type = Some(media_type::OCI_MANIFEST.to_owned());

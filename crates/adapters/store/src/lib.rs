@@ -19,7 +19,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 pub use definitions::{PackedDefinitions, pack_definitions};
 pub use error::StoreError;
 use farrier_core::{
-    facts::{Record as _, annotations, media_type},
+    facts::{Record as _, media_type},
     image::{Digest, Repository, Tag, Version},
     plan::{BuildTimes, KernelRecord},
     provenance::is_cosign_tag,
@@ -214,7 +214,8 @@ impl Store {
     pub async fn put(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
         let NewInput { kind, tag, file, layer, annotations, replace } = item;
         let repository = self.repository(*kind)?;
-        let manifest = manifest(*kind, layer, annotations);
+        let notes = annotations.iter().map(|(key, note)| (key.as_str(), note.clone()));
+        let manifest = ImageManifest::artifact(kind.media_type(), vec![(*layer).clone()], notes);
         let bytes = manifest.to_bytes()?;
         let digest = Digest::of(&bytes);
         if let Some(found) = self.find(*kind, tag).await? {
@@ -273,17 +274,6 @@ impl Store {
 /// Whether a tag belongs to a signature or a referrers list.
 pub fn is_referrer_or_signature(tag: &Tag) -> bool {
     is_cosign_tag(tag) || oci::is_referrers_tag(tag)
-}
-
-/// Builds the manifest; the same layer and annotations always give the same manifest.
-fn manifest(kind: InputKind, layer: &Descriptor, notes: &BTreeMap<String, String>) -> ImageManifest {
-    let mut annotations = notes.clone();
-    annotations.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
-    ImageManifest {
-        artifact_type: Some(kind.media_type().to_owned()),
-        annotations,
-        ..ImageManifest::new(Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY), vec![layer.clone()])
-    }
 }
 
 #[cfg(test)]

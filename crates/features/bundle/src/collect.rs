@@ -1,7 +1,7 @@
 //! Collects what a bundle will hold from a registry: all manifests, and the source of each blob.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
 };
 
@@ -18,6 +18,7 @@ use super::{
     index::{Blob, BundleIndex, FORMAT, Listed},
     license::License,
     since::Since,
+    verify::Manifest,
 };
 
 /// Maximum nesting of indexes.
@@ -37,7 +38,7 @@ pub struct Wanted {
 /// Index, manifests and blob sources of a bundle to write.
 pub struct Collection {
     pub(super) index: BundleIndex,
-    pub(super) manifests: BTreeMap<Digest, Vec<u8>>,
+    pub(super) manifests: BTreeMap<Digest, Manifest>,
     pub(super) sources: BTreeMap<Digest, Source>,
 }
 
@@ -50,8 +51,7 @@ pub(super) struct Source {
 
 #[derive(Default)]
 struct Collector {
-    manifests: BTreeMap<Digest, StoredManifest>,
-    parsed: BTreeMap<Digest, AnyManifest>,
+    manifests: BTreeMap<Digest, Manifest>,
     blobs: BTreeMap<Digest, Blob>,
     sources: BTreeMap<Digest, Source>,
 }
@@ -64,7 +64,7 @@ pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Re
         let listed = collector.content(one).await?;
         contents.insert(one.content.clone(), listed);
     }
-    let Collector { manifests, parsed: _, mut blobs, sources } = collector;
+    let Collector { manifests, mut blobs, sources } = collector;
     if let Some(since) = since {
         let known = since.index.known();
         for blob in blobs.values_mut().filter(|blob| blob.manifest.is_none()) {
@@ -88,7 +88,6 @@ pub async fn collect(wanted: &[Wanted], from: &str, since: Option<&Since>) -> Re
     if let Some(reason) = index.contradiction() {
         return Err(BundleError::Nothing(reason));
     }
-    let manifests = manifests.into_iter().map(|(digest, stored)| (digest, stored.bytes)).collect();
     Ok(Collection { index, manifests, sources })
 }
 
@@ -104,27 +103,55 @@ impl Collection {
     }
 }
 
+impl Wanted {
+    /// Fetches a manifest of the repository.
+    async fn manifest(&self, digest: &Digest) -> Result<Manifest> {
+        let Self { repository, registry, .. } = self;
+        let reference = || format!("{repository}@{digest}");
+        let stored = registry.manifest(repository, &Version::Digest(digest.clone())).await?;
+        let StoredManifest { bytes, media_type, .. } =
+            stored.ok_or_else(|| BundleError::Absent(reference()))?;
+        let parsed =
+            AnyManifest::parse(&bytes).map_err(|source| BundleError::Manifest(reference(), source))?;
+        Ok(Manifest { bytes, media_type, parsed })
+    }
+}
+
 impl Collector {
+    /// Records a content with all manifests and blobs that it names.
     async fn content(&mut self, wanted: &Wanted) -> Result<Listed> {
-        let Wanted { content, .. } = wanted;
+        let Wanted { content, repository, registry } = wanted;
         let mut sizes = BTreeMap::new();
         let mut waiting = vec![(content.digest.clone(), 0)];
         while let Some((digest, depth)) = waiting.pop() {
-            self.manifest(wanted, &digest).await?;
-            let (Some(stored), Some(parsed)) = (self.manifests.get(&digest), self.parsed.get(&digest)) else {
-                continue;
+            let manifest = match self.manifests.entry(digest.clone()) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(wanted.manifest(&digest).await?),
             };
-            sizes.insert(digest.clone(), stored.bytes.len() as u64);
-            for child in children(parsed) {
+            let mut note = |digest: &Digest, size: u64, manifest: Option<&String>| {
+                let blob = self.blobs.entry(digest.clone()).or_insert_with(|| Blob {
+                    digest: digest.clone(),
+                    size,
+                    manifest: manifest.cloned(),
+                    repositories: BTreeSet::new(),
+                    base: BTreeSet::new(),
+                });
+                blob.repositories.insert(content.repository.clone());
+                sizes.insert(digest.clone(), size);
+            };
+            note(&digest, manifest.bytes.len() as u64, Some(&manifest.media_type));
+            for blob in blobs_of(&manifest.parsed) {
+                note(&blob.digest, blob.size, None);
+                let source = || Source { registry: Arc::clone(registry), repository: repository.clone() };
+                self.sources.entry(blob.digest.clone()).or_insert_with(source);
+            }
+            for child in manifest.parsed.children() {
                 if depth < MAX_DEPTH && !sizes.contains_key(&child.digest) {
                     waiting.push((child.digest.clone(), depth + 1));
                 }
             }
-            for blob in blobs_of(parsed) {
-                sizes.insert(blob.digest.clone(), blob.size);
-            }
         }
-        let (artifact_type, facts) = match self.parsed.get(&content.digest) {
+        let (artifact_type, facts) = match self.manifests.get(&content.digest).map(|found| &found.parsed) {
             Some(AnyManifest::Image(image)) => {
                 (image.artifact_type.clone(), ImageFacts::from_annotations(&image.annotations).ok())
             }
@@ -137,62 +164,12 @@ impl Collector {
             size: sizes.values().sum(),
         })
     }
-
-    /// Fetches a manifest unless it is known, and records the blobs that it names.
-    async fn manifest(&mut self, wanted: &Wanted, digest: &Digest) -> Result<()> {
-        let Wanted { content, repository, registry } = wanted;
-        let reference = || format!("{repository}@{digest}");
-        if !self.manifests.contains_key(digest) {
-            let version = Version::Digest(digest.clone());
-            let stored = registry.manifest(repository, &version).await?;
-            let stored = stored.ok_or_else(|| BundleError::Absent(reference()))?;
-            let parsed = AnyManifest::parse(&stored.bytes)
-                .map_err(|source| BundleError::Manifest(reference(), source))?;
-            self.note(digest, stored.bytes.len() as u64, Some(&stored.media_type), content);
-            self.manifests.insert(digest.clone(), stored);
-            self.parsed.insert(digest.clone(), parsed);
-        }
-        let Some(parsed) = self.parsed.get(digest) else { return Ok(()) };
-        let named: Vec<(Digest, u64)> =
-            blobs_of(parsed).map(|blob| (blob.digest.clone(), blob.size)).collect();
-        self.note(digest, 0, None, content);
-        for (digest, size) in named {
-            self.note(&digest, size, None, content);
-            let source = || Source { registry: Arc::clone(registry), repository: repository.clone() };
-            self.sources.entry(digest).or_insert_with(source);
-        }
-        Ok(())
-    }
-
-    fn note(&mut self, digest: &Digest, size: u64, manifest: Option<&str>, content: &Content) {
-        let blob = self.blobs.entry(digest.clone()).or_insert_with(|| Blob {
-            digest: digest.clone(),
-            size,
-            manifest: manifest.map(str::to_owned),
-            repositories: BTreeSet::new(),
-            base: BTreeSet::new(),
-        });
-        blob.repositories.insert(content.repository.clone());
-    }
-}
-
-/// Manifests that an index names.
-pub(super) fn children(manifest: &AnyManifest) -> &[Descriptor] {
-    match manifest {
-        AnyManifest::Image(_) => &[],
-        AnyManifest::Index(index) => &index.manifests,
-    }
 }
 
 /// Blobs that a manifest names. Excludes foreign layers, which no registry stores (image spec, `layer.md`,
 /// "Non-Distributable Layers").
 pub(super) fn blobs_of(manifest: &AnyManifest) -> impl Iterator<Item = &Descriptor> {
-    let (config, layers) = match manifest {
-        AnyManifest::Image(image) => (Some(&image.config), &image.layers[..]),
-        AnyManifest::Index(_) => (None, &[][..]),
-    };
-    let carried = |layer: &&Descriptor| {
-        !layer.media_type.contains(".nondistributable.") && !layer.media_type.contains(".foreign.")
-    };
-    config.into_iter().chain(layers.iter().filter(carried))
+    manifest.blobs().filter(|blob| {
+        !blob.media_type.contains(".nondistributable.") && !blob.media_type.contains(".foreign.")
+    })
 }

@@ -1,11 +1,15 @@
 //! Exports a bundle: one task fetches blobs, and a thread verifies, packs and writes them.
 
-use std::{io, path::Path, sync::Arc};
+use std::{
+    io::{self, Read},
+    path::Path,
+    sync::Arc,
+};
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use farrier_core::image::Digest;
 use farrier_local::blocking::blocking;
-use farrier_store::registry::{BlobStream, RegistryError};
+use farrier_store::registry::BlobStream;
 use futures::TryStreamExt as _;
 use tokio::sync::mpsc;
 
@@ -25,8 +29,27 @@ pub struct Exported {
     pub kept: usize,
 }
 
-/// Message to the writing thread: bytes of the current blob, or `None` at its end.
-type Message = Result<Option<Bytes>, RegistryError>;
+/// Fetched content, for the writing thread. Reading ends at the end of each blob, and continues with the next one.
+struct Chunks {
+    /// Bytes of the current blob, or `None` at its end.
+    from: mpsc::Receiver<Option<Bytes>>,
+    chunk: Bytes,
+}
+
+impl Read for Chunks {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let stopped = || io::Error::new(io::ErrorKind::BrokenPipe, "fetching the bundle's blobs stopped");
+        while self.chunk.is_empty() {
+            match self.from.blocking_recv().ok_or_else(stopped)? {
+                Some(chunk) => self.chunk = chunk,
+                None => return Ok(0),
+            }
+        }
+        let count = self.chunk.len().min(to.len());
+        self.chunk.split_to(count).copy_to_slice(&mut to[..count]);
+        Ok(count)
+    }
+}
 
 /// Writes the bundle to `to`, or in parts of `split` bytes to `<to>.001`, `<to>.002` and so on. The data goes to `<to>.partial`
 /// first; an interrupted run leaves this file, and the next run resumes from it.
@@ -43,7 +66,8 @@ pub async fn export(
     let kept = writer.kept();
     let (sender, receiver) = mpsc::channel(WAITING);
     let index = Arc::clone(&collection);
-    let writing = tokio::spawn(blocking(move || write(writer, &index, receiver)));
+    let content = Chunks { from: receiver, chunk: Bytes::new() };
+    let writing = tokio::spawn(blocking(move || write(writer, &index, content)));
     meter.begin(Phase::Export, collection.index.bytes().0);
     meter.advance(collection.index.carried().take(kept).map(|blob| blob.size).sum());
     let fetched = fetch(&collection, kept, &sender, meter.as_ref()).await;
@@ -60,40 +84,33 @@ pub async fn export(
 async fn fetch(
     collection: &Collection,
     kept: usize,
-    to: &mpsc::Sender<Message>,
+    to: &mpsc::Sender<Option<Bytes>>,
     meter: &dyn Meter,
 ) -> Result<()> {
     for blob in collection.index.carried().skip(kept) {
-        let opened = match (collection.manifests.get(&blob.digest), collection.sources.get(&blob.digest)) {
-            (Some(bytes), _) => {
-                let bytes = Bytes::copy_from_slice(bytes);
-                Ok(Box::pin(futures::stream::once(async { Ok(bytes) })) as BlobStream)
-            }
-            (None, Some(source)) => source.registry.open_blob(&source.repository, &blob.digest).await,
-            (None, None) => return Err(BundleError::Absent(blob.digest.to_string())),
+        let mut stream: BlobStream = if let Some(manifest) = collection.manifests.get(&blob.digest) {
+            Box::pin(futures::stream::iter([Ok(Bytes::copy_from_slice(&manifest.bytes))]))
+        } else {
+            let source = collection.sources.get(&blob.digest);
+            let source = source.ok_or_else(|| BundleError::Absent(blob.digest.to_string()))?;
+            source.registry.open_blob(&source.repository, &blob.digest).await?
         };
-        let mut stream = opened?;
         while let Some(chunk) = stream.try_next().await? {
             meter.advance(chunk.len() as u64);
-            if to.send(Ok(Some(chunk))).await.is_err() {
+            if to.send(Some(chunk)).await.is_err() {
                 return Ok(());
             }
         }
-        if to.send(Ok(None)).await.is_err() {
+        if to.send(None).await.is_err() {
             return Ok(());
         }
     }
     Ok(())
 }
 
-fn write(
-    mut writer: Writer,
-    collection: &Collection,
-    mut from: mpsc::Receiver<Message>,
-) -> Result<(u64, Digest)> {
-    let stopped = || io::Error::new(io::ErrorKind::Interrupted, "fetching the bundle's blobs stopped");
+fn write(mut writer: Writer, collection: &Collection, mut content: Chunks) -> Result<(u64, Digest)> {
     for blob in collection.index.carried().skip(writer.kept()) {
-        writer.blob(blob, || Ok(from.blocking_recv().ok_or_else(stopped)??))?;
+        writer.blob(blob, &mut content)?;
     }
     writer.finish()
 }

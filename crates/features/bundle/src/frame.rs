@@ -1,8 +1,8 @@
 //! Zstd frames of a bundle (RFC 8878). Each entry has its own frame, so that it can be read without the others.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 
-use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
+use zstd::stream::read::Decoder;
 
 /// Maximum block size of the format.
 const BLOCK: usize = 128 << 10;
@@ -26,7 +26,7 @@ pub(super) enum Packing {
 
 impl Packing {
     /// Number of bytes needed to choose the encoding.
-    pub(super) const START: usize = 4;
+    pub(super) const START: u64 = 4;
 
     /// Chooses the encoding from the start of a blob: compressed data would not become smaller.
     pub(super) fn of(start: &[u8]) -> Self {
@@ -72,33 +72,9 @@ impl<W: Write> FrameWriter<W> {
         Ok(Self { encoder, pending: Vec::with_capacity(BLOCK), left: size })
     }
 
-    pub(super) fn write(&mut self, mut data: &[u8]) -> io::Result<()> {
-        while !data.is_empty() {
-            if self.pending.is_empty() && data.len() >= BLOCK {
-                let (block, rest) = data.split_at(BLOCK);
-                self.block(block)?;
-                data = rest;
-                continue;
-            }
-            let (more, rest) = data.split_at(data.len().min(BLOCK - self.pending.len()));
-            self.pending.extend_from_slice(more);
-            data = rest;
-            if self.pending.len() == BLOCK {
-                self.flush()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        let block = std::mem::take(&mut self.pending);
-        self.block(&block)?;
-        self.pending = block;
-        self.pending.clear();
-        Ok(())
-    }
-
-    fn block(&mut self, block: &[u8]) -> io::Result<()> {
+    /// Encodes the pending bytes as one block.
+    fn block(&mut self) -> io::Result<()> {
+        let block = &self.pending[..];
         self.left = self
             .left
             .checked_sub(block.len() as u64)
@@ -109,15 +85,17 @@ impl<W: Write> FrameWriter<W> {
                 let last = u32::from(self.left == 0);
                 let header = u32::try_from(block.len()).map_err(io::Error::other)? << 3 | last;
                 out.write_all(&header.to_le_bytes()[..3])?;
-                out.write_all(block)
+                out.write_all(block)?;
             }
-            Encoder::Compressed(encoder) => encoder.write_all(block),
+            Encoder::Compressed(encoder) => encoder.write_all(block)?,
         }
+        self.pending.clear();
+        Ok(())
     }
 
     pub(super) fn finish(mut self) -> io::Result<W> {
         if !self.pending.is_empty() {
-            self.flush()?;
+            self.block()?;
         }
         if self.left > 0 {
             return Err(io::Error::other("fewer bytes than were announced"));
@@ -129,34 +107,42 @@ impl<W: Write> FrameWriter<W> {
     }
 }
 
+impl<W: Write> Write for FrameWriter<W> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let accepted = data.len().min(BLOCK - self.pending.len());
+        self.pending.extend_from_slice(&data[..accepted]);
+        if self.pending.len() == BLOCK {
+            self.block()?;
+        }
+        Ok(accepted)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Writes a frame with this content.
 pub(super) fn write_frame(out: impl Write, content: &[u8]) -> io::Result<()> {
     let mut writer = FrameWriter::new(out, Packing::Compressed, content.len() as u64)?;
-    writer.write(content)?;
+    writer.write_all(content)?;
     writer.finish().map(drop)
 }
 
 /// Reads one frame, and stops at its end.
-pub(super) struct FrameReader<R> {
-    from: R,
-    decoder: Decoder<'static>,
-    buffer: Vec<u8>,
-    start: usize,
-    end: usize,
-    consumed: u64,
-    finished: bool,
-}
+pub(super) struct FrameReader<R: Read>(Decoder<'static, BufReader<io::Take<R>>>);
 
 impl<R: Read> FrameReader<R> {
     pub(super) fn new(from: R) -> io::Result<Self> {
-        let mut decoder = Decoder::new()?;
-        decoder.set_parameter(DParameter::WindowLogMax(MAX_WINDOW_LOG))?;
-        Ok(Self { from, decoder, buffer: vec![0; CHUNK], start: 0, end: 0, consumed: 0, finished: false })
+        let mut decoder = Decoder::with_buffer(BufReader::with_capacity(CHUNK, from.take(u64::MAX)))?;
+        decoder.window_log_max(MAX_WINDOW_LOG)?;
+        Ok(Self(decoder.single_frame()))
     }
 
     /// Bytes of the frame consumed so far.
     pub(super) fn consumed(&self) -> u64 {
-        self.consumed
+        let buffered = self.0.get_ref();
+        u64::MAX - buffered.get_ref().limit() - buffered.buffer().len() as u64
     }
 
     /// Checks that the frame ends here; more content is an error.
@@ -170,25 +156,7 @@ impl<R: Read> FrameReader<R> {
 
 impl<R: Read> Read for FrameReader<R> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        while !self.finished && !to.is_empty() {
-            if self.start == self.end {
-                (self.start, self.end) = (0, self.from.read(&mut self.buffer)?);
-            }
-            let mut input = InBuffer::around(&self.buffer[self.start..self.end]);
-            let mut output = OutBuffer::around(&mut *to);
-            let left = self.decoder.run(&mut input, &mut output)?;
-            let (read, written) = (input.pos(), output.pos());
-            self.start += read;
-            self.consumed += read as u64;
-            self.finished = left == 0;
-            if written > 0 {
-                return Ok(written);
-            }
-            if !self.finished && read == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        }
-        Ok(0)
+        self.0.read(to)
     }
 }
 
@@ -201,7 +169,7 @@ mod tests {
     fn frame(packing: Packing, content: &[u8], portion: usize) -> Vec<u8> {
         let mut writer = FrameWriter::new(Vec::new(), packing, content.len() as u64).unwrap();
         for part in content.chunks(portion) {
-            writer.write(part).unwrap();
+            writer.write_all(part).unwrap();
         }
         writer.finish().unwrap()
     }
@@ -232,10 +200,10 @@ mod tests {
     #[test]
     fn an_announced_size_is_kept() {
         let mut short = FrameWriter::new(Vec::new(), Packing::Stored, 4).unwrap();
-        short.write(b"abc").unwrap();
+        short.write_all(b"abc").unwrap();
         assert!(short.finish().is_err());
         let mut long = FrameWriter::new(Vec::new(), Packing::Stored, 2).unwrap();
-        long.write(b"abc").unwrap();
+        long.write_all(b"abc").unwrap();
         assert!(long.finish().is_err());
     }
 

@@ -13,11 +13,8 @@ use oci::AnyManifest;
 use serde::Serialize;
 
 use super::{
-    BundleError, Content, Meter, Phase, Result, Verified,
-    collect::{blobs_of, children},
-    index::Blob,
-    referrers::repository,
-    verify::Manifest,
+    BundleError, Content, Meter, Phase, Result, Verified, collect::blobs_of, index::Blob,
+    referrers::repository, verify::Manifest,
 };
 
 /// Maximum number of concurrent uploads: one blob is unpacked while another waits for the registry.
@@ -158,7 +155,7 @@ fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Diges
         let below: Vec<&Digest> = level
             .iter()
             .filter_map(|digest| verified.manifests.get(digest))
-            .flat_map(|manifest| children(&manifest.parsed))
+            .flat_map(|manifest| manifest.parsed.children())
             .map(|child| &child.digest)
             .collect();
         order.extend(level);
@@ -300,17 +297,19 @@ impl Target {
     /// its content.
     async fn push_content(&self, verified: &Verified, content: &Content, taken: &Taken) -> Result<bool> {
         let Content { kind: _, repository, tag, digest } = content;
-        if let (Taken::Moved { .. }, true, Some(tag), Some(new)) =
-            (taken, content.is_joined(), tag, verified.manifests.get(digest))
+        let (repository, manifest) = (self.repository(repository)?, verified.manifests.get(digest));
+        if let (Taken::Moved { .. }, true, Some(tag), Some(new)) = (taken, content.is_joined(), tag, manifest)
         {
-            let repository = self.repository(repository)?;
             let new = (&*new.media_type, &new.bytes[..]);
             return Ok(join(self.registry.as_ref(), &repository, tag, new).await?);
         }
         if !content.is_image() {
             self.push_manifests(verified, content).await?;
         }
-        self.push_tag(verified, content).await?;
+        if let (Some(tag), Some(Manifest { bytes, media_type, .. })) = (tag, manifest) {
+            let version = Version::Tag(tag.clone());
+            self.registry.push_manifest(&repository, &version, media_type, bytes).await?;
+        }
         Ok(true)
     }
 
@@ -328,16 +327,6 @@ impl Target {
                 self.registry.push_manifest(&repository, &version, media_type, bytes).await?;
             }
         }
-        Ok(())
-    }
-
-    /// Pushes the tag of the content, if it has one.
-    async fn push_tag(&self, verified: &Verified, content: &Content) -> Result<()> {
-        let Content { kind: _, repository, tag, digest } = content;
-        let (Some(tag), Some(manifest)) = (tag, verified.manifests.get(digest)) else { return Ok(()) };
-        let Manifest { bytes, media_type, parsed: _ } = manifest;
-        let version = Version::Tag(tag.clone());
-        self.registry.push_manifest(&self.repository(repository)?, &version, media_type, bytes).await?;
         Ok(())
     }
 }

@@ -7,13 +7,13 @@ use std::fmt;
 
 use farrier_builder::images::RECORDS;
 use farrier_core::{
-    facts::{annotations, media_type},
+    facts::annotations,
     image::{Digest, Tag, Version},
     text::is_deceptive,
 };
-use farrier_store::registry::RegistryError;
+use farrier_store::registry::{RegistryError, read_note, write_notes};
 use jiff::Timestamp;
-use oci::{Descriptor, ImageManifest};
+use oci::ImageManifest;
 use serde::{Deserialize, Serialize};
 
 use super::{BundleError, Collection, Listed, Result, Since, Target, Verified, import::Taken};
@@ -184,15 +184,9 @@ impl Target {
         let Some(tag) = self.registry.tags(&repository).await?.into_iter().filter(of_origin).max() else {
             return Ok(None);
         };
-        let version = Version::Tag(tag);
-        let Some(stored) = self.registry.manifest(&repository, &version).await? else { return Ok(None) };
-        let manifest = ImageManifest::parse(&stored.bytes).map_err(RegistryError::from)?;
-        let note = manifest.annotations.get(NOTE).map(String::as_str).unwrap_or_default();
-        let unusable = |error: serde_json::Error| {
-            let action = format!("read the order in {repository}{version}");
-            RegistryError::protocol(self.registry.describe(), action, error.to_string())
-        };
-        Ok(Some(serde_json::from_str(note).map_err(unusable)?))
+        let place = (&repository, &Version::Tag(tag));
+        let parse = |text: &str| serde_json::from_str(text);
+        Ok(read_note(self.registry.as_ref(), place, NOTE, parse).await?)
     }
 
     async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
@@ -203,19 +197,8 @@ impl Target {
         let tag = format!("{}{counter:019}", start(role, origin)).parse::<Tag>();
         let tag = tag.map_err(|error| unusable(error.to_string()))?;
         let text = serde_json::to_string(recorded).map_err(|error| unusable(error.to_string()))?;
-        let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
-        let notes = [(annotations::CREATED, oci::CREATED.to_owned()), (NOTE, text)];
-        let manifest = ImageManifest {
-            artifact_type: Some(KIND.to_owned()),
-            annotations: notes.into_iter().map(|(key, note)| (key.to_owned(), note)).collect(),
-            ..ImageManifest::new(empty(), vec![empty()])
-        };
-        let bytes = manifest.to_bytes().map_err(RegistryError::from)?;
-        self.registry.push_bytes(&repository, oci::EMPTY).await?;
-        self.registry
-            .push_manifest(&repository, &Version::Tag(tag), media_type::OCI_MANIFEST, &bytes)
-            .await?;
-        Ok(())
+        let place = (&repository, &Version::Tag(tag));
+        Ok(write_notes(self.registry.as_ref(), place, KIND, [(NOTE, text)]).await?)
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use farrier_core::{image::Digest, text::is_deceptive};
 use farrier_store::registry::BlobSource;
-use sha2::Digest as _;
+use oci::Hashing;
 
 use super::{
     BundleError, Result,
@@ -143,14 +143,19 @@ impl Bundle {
         }
     }
 
-    pub(super) fn section(&self, frame: usize) -> Section {
+    /// Bytes of a frame in the file.
+    fn bytes_of(&self, frame: usize) -> Range<u64> {
         let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length());
-        Section::new(Arc::clone(&self.file), at(frame), at(frame + 1))
+        at(frame)..at(frame + 1)
+    }
+
+    pub(super) fn section(&self, frame: usize) -> Section {
+        let Range { start, end } = self.bytes_of(frame);
+        Section::new(Arc::clone(&self.file), start, end)
     }
 
     pub(super) fn damaged(&self, frame: usize, what: &str, reason: &str) -> BundleError {
-        let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or(self.length());
-        BundleError::damaged(&self.path, &(at(frame)..at(frame + 1)), what, reason)
+        BundleError::damaged(&self.path, &self.bytes_of(frame), what, reason)
     }
 
     /// Blob in a frame, which can be read several times. Its digest is not verified.
@@ -229,20 +234,18 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8]
     if header != entry::header(&blob_name(&blob.digest), blob.size)? {
         return Err(invalid("its tar header does not match the blob".to_owned()));
     }
-    let mut hash = sha2::Sha256::new();
-    let mut left = blob.size;
+    let mut content = Hashing::new(reader.by_ref().take(blob.size));
     let mut buffer = vec![0; CHUNK];
-    while left > 0 {
-        let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let count = reader.read(&mut buffer[..most])?;
-        if count == 0 {
-            return Err(invalid(format!("it ends {left} bytes early")));
+    loop {
+        match content.read(&mut buffer)? {
+            0 => break,
+            count => each(&buffer[..count]),
         }
-        hash.update(&buffer[..count]);
-        each(&buffer[..count]);
-        left -= count as u64;
     }
-    let found = Digest::from_sha256(&hash.finalize().into());
+    let (_, found, size) = content.into_parts();
+    if size < blob.size {
+        return Err(invalid(format!("it ends {} bytes early", blob.size - size)));
+    }
     if found != blob.digest {
         return Err(invalid(format!("its sha256 is {found}")));
     }

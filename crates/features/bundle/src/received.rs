@@ -5,7 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bytes::Bytes;
 use farrier_local::{
     archive::{Limits, UnpackError, unpack_tar},
     files::open_regular,
@@ -17,7 +16,7 @@ use super::{
     Bundle, BundleError, Result,
     entry::{UNIT, blob_name},
     index::{BundleIndex, INDEX_NAME, MAX_INDEX},
-    read::{CHUNK, check_version},
+    read::check_version,
     volume::parts_of,
     write::Writer,
 };
@@ -74,14 +73,8 @@ fn repack(layout: &Path, scratch: &Path, name: &Path) -> Result<Bundle> {
     let mut writer = Writer::open(&file, None, &index, &())?;
     for blob in index.carried() {
         let entry = blob_name(&blob.digest);
-        let mut from = open_regular(&layout.join(&entry))?;
-        let next = || -> Result<Option<Bytes>> {
-            let mut chunk = vec![0; CHUNK];
-            let count = from.read(&mut chunk)?;
-            chunk.truncate(count);
-            Ok((count > 0).then(|| Bytes::from(chunk)))
-        };
-        writer.blob(blob, next).map_err(|error| match error {
+        let content = open_regular(&layout.join(&entry))?;
+        writer.blob(blob, content).map_err(|error| match error {
             BundleError::Registry(_) => not(format!("{entry} has other content than its name says")),
             error => error,
         })?;

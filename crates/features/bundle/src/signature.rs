@@ -2,7 +2,7 @@
 //! `cosign verify-blob --signature` accepts it for the `farrier-bundle.json` that `zstd -dc | tar -x` unpacks.
 
 use std::{
-    io::Read as _,
+    io::{self, BufReader, Read as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -10,7 +10,7 @@ use std::{
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use farrier_core::{image::Digest, provenance::PublicKey};
 use fs_err as fs;
-use sha2::Digest as _;
+use oci::Hashing;
 
 use super::{
     Bundle, BundleError, Result,
@@ -48,15 +48,10 @@ impl Bundle {
         let mut text = String::new();
         let ends = self.file.parts.iter().skip(1).map(|(start, _)| *start).chain([self.length()]);
         for ((start, file), end) in self.file.parts.iter().zip(ends) {
-            let mut from = Section::new(Arc::clone(&self.file), *start, end);
-            let (mut hash, mut buffer) = (sha2::Sha256::new(), vec![0; CHUNK]);
-            loop {
-                match from.read(&mut buffer)? {
-                    0 => break,
-                    count => hash.update(&buffer[..count]),
-                }
-            }
-            let digest = Digest::from_sha256(&hash.finalize().into());
+            let part = Section::new(Arc::clone(&self.file), *start, end);
+            let mut content = BufReader::with_capacity(CHUNK, Hashing::new(part));
+            io::copy(&mut content, &mut io::sink())?;
+            let (_, digest, _) = content.into_inner().into_parts();
             let name = file.path().file_name().unwrap_or_default().display();
             text.extend([digest.hex(), "  ", &name.to_string(), "\n"]);
         }

@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, fs, path::Path, sync::Arc};
+use std::{collections::BTreeSet, fs, io::Write as _, path::Path, sync::Arc};
 
 use farrier_core::{
     facts::media_type,
@@ -265,7 +265,7 @@ fn bombs_are_refused_after_what_was_announced() {
     let mut header = *<&[u8; 512]>::try_from(&entry::entry("oci-layout", b"").unwrap()[..512]).unwrap();
     header[124..136].copy_from_slice(b"77777777777\0");
     let mut writer = FrameWriter::new(Vec::new(), Packing::Compressed, 512).unwrap();
-    writer.write(&header).unwrap();
+    writer.write_all(&header).unwrap();
     let text = refused(&writer.finish().unwrap());
     assert!(text.contains("an entry at its head has"), "{text}");
 }

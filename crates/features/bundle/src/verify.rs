@@ -12,7 +12,7 @@ use oci::AnyManifest;
 
 use super::{
     BundleError, Meter, Phase, Result,
-    collect::{blobs_of, children},
+    collect::blobs_of,
     entry,
     index::Blob,
     read::{Bundle, HEAD, read_blob},
@@ -70,15 +70,15 @@ impl Bundle {
         });
         // Report the first error in the file, independent of the threads' timing.
         frames.sort_by_key(|(at, _)| *at);
-        let mut manifests = BTreeMap::new();
-        for (at, content) in frames {
-            if let (Some(bytes), Some(blob)) = (content?, blobs.get(at)) {
-                manifests.insert(blob.digest.clone(), bytes);
-            }
-        }
+        let contents = frames.into_iter().map(|(_, content)| content).collect::<Result<Vec<_>>>()?;
         self.compare(HEAD + blobs.len(), "the end of the tar", &entry::END)?;
         let frames = blobs.iter().enumerate().map(|(at, blob)| (blob.digest.clone(), HEAD + at)).collect();
-        let manifests = self.parse(&manifests)?;
+        let mut manifests = BTreeMap::new();
+        for (blob, content) in blobs.iter().zip(contents) {
+            if let (Some(media_type), Some(bytes)) = (&blob.manifest, content) {
+                manifests.insert(blob.digest.clone(), self.parse(&blob.digest, media_type, bytes)?);
+            }
+        }
         self.check_references(&manifests)?;
         meter.end();
         Ok(Verified { manifests, frames, bundle: self })
@@ -88,25 +88,17 @@ impl Bundle {
         BundleError::inconsistent(&self.path, reason)
     }
 
-    fn parse(&self, manifests: &BTreeMap<Digest, Vec<u8>>) -> Result<BTreeMap<Digest, Manifest>> {
-        let mut parsed = BTreeMap::new();
-        for blob in &self.index().blobs {
-            let (Some(media_type), Some(bytes)) = (&blob.manifest, manifests.get(&blob.digest)) else {
-                continue;
-            };
-            let manifest = AnyManifest::parse(bytes)
-                .map_err(|error| self.inconsistent(&format!("manifest {}: {error}", blob.digest)))?;
-            let own = match &manifest {
-                AnyManifest::Image(image) => image.media_type.as_ref(),
-                AnyManifest::Index(index) => index.media_type.as_ref(),
-            };
-            if own.is_some_and(|own| own != media_type) {
-                return Err(self.inconsistent(&format!("manifest {} is not a {media_type}", blob.digest)));
-            }
-            let (bytes, media_type) = (bytes.clone(), media_type.clone());
-            parsed.insert(blob.digest.clone(), Manifest { bytes, media_type, parsed: manifest });
+    fn parse(&self, digest: &Digest, media_type: &str, bytes: Vec<u8>) -> Result<Manifest> {
+        let parsed = AnyManifest::parse(&bytes)
+            .map_err(|error| self.inconsistent(&format!("manifest {digest}: {error}")))?;
+        let own = match &parsed {
+            AnyManifest::Image(image) => image.media_type.as_ref(),
+            AnyManifest::Index(index) => index.media_type.as_ref(),
+        };
+        if own.is_some_and(|own| own != media_type) {
+            return Err(self.inconsistent(&format!("manifest {digest} is not a {media_type}")));
         }
-        Ok(parsed)
+        Ok(Manifest { bytes, media_type: media_type.to_owned(), parsed })
     }
 
     /// Checks that everything that manifests name is in the bundle, or in its base, for the same repositories.
@@ -116,7 +108,7 @@ impl Bundle {
         for (digest, manifest) in manifests {
             let Some(holder) = known.get(digest) else { continue };
             let named = blobs_of(&manifest.parsed).map(|blob| (blob, false));
-            for (wanted, is_manifest) in named.chain(children(&manifest.parsed).iter().map(|m| (m, true))) {
+            for (wanted, is_manifest) in named.chain(manifest.parsed.children().iter().map(|m| (m, true))) {
                 let fits = known.get(&wanted.digest).is_some_and(|blob| {
                     blob.size == wanted.size
                         && holder.repositories.is_subset(&blob.repositories)

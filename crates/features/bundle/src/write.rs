@@ -1,16 +1,14 @@
 //! Writes a bundle's file frame by frame, and resumes an interrupted run.
 
 use std::{
-    io::{self, BufWriter, Write as _},
+    io::{self, BufWriter, Read, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use bytes::Bytes;
 use farrier_core::image::Digest;
 use farrier_store::registry::RegistryError;
-use oci::ImageError;
-use sha2::Digest as _;
+use oci::{Hashing, ImageError};
 
 use super::{
     BundleError, Meter, Phase, Result,
@@ -79,27 +77,25 @@ impl Writer {
         self.frames.len() - 3
     }
 
-    /// Writes the next blob from chunks. Content that does not match the blob's size or digest is an error, and its
-    /// frame is not recorded.
-    pub(super) fn blob(
-        &mut self,
-        blob: &Blob,
-        mut next: impl FnMut() -> Result<Option<Bytes>>,
-    ) -> Result<()> {
-        let mut content = Content { blob, hash: sha2::Sha256::new(), count: 0 };
+    /// Writes the next blob. Content that does not match the blob's size or digest is an error, and its frame is not
+    /// recorded.
+    pub(super) fn blob(&mut self, blob: &Blob, content: impl Read) -> Result<()> {
+        let mut content = Hashing::new(content);
         let mut start = Vec::new();
-        let mut more = true;
-        while more && start.len() < Packing::START {
-            more = content.take(&mut next, |chunk| start.extend_from_slice(chunk))?;
+        content.by_ref().take(blob.size.min(Packing::START)).read_to_end(&mut start)?;
+        let mut writer = FrameWriter::new(&mut self.out, Packing::of(&start), entry::entry_size(blob.size))?;
+        writer.write_all(&entry::header(&blob_name(&blob.digest), blob.size)?)?;
+        writer.write_all(&start)?;
+        io::copy(&mut content.by_ref().take(blob.size - start.len() as u64), &mut writer)?;
+        // Reads the end of the content: a further byte changes its digest.
+        io::copy(&mut content.by_ref().take(1), &mut io::sink())?;
+        let (_, found, size) = content.into_parts();
+        if found != blob.digest || size != blob.size {
+            let action = format!("fetch blob {} of {} bytes", blob.digest, blob.size);
+            return Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found }.into());
         }
-        let mut writer = begin(&mut self.out, blob, &start)?;
-        while more {
-            let mut written = Ok(());
-            more = content.take(&mut next, |chunk| written = writer.write(chunk))?;
-            written?;
-        }
-        content.check()?;
-        writer.write(entry::padding(blob.size)).and_then(|()| writer.finish().map(drop))?;
+        writer.write_all(entry::padding(blob.size))?;
+        writer.finish()?;
         let end = self.out.get_ref().at + self.out.buffer().len() as u64;
         self.frames.push(end - self.at);
         self.at = end;
@@ -117,54 +113,6 @@ impl Writer {
         self.out.into_inner().map_err(io::IntoInnerError::into_error)?.finish(&self.to)?;
         Ok((self.at + end.len() as u64, self.index))
     }
-}
-
-/// Received content of a blob.
-struct Content<'a> {
-    blob: &'a Blob,
-    hash: sha2::Sha256,
-    count: u64,
-}
-
-impl Content<'_> {
-    /// Processes the next chunk; returns `false` at the end.
-    fn take(
-        &mut self,
-        next: &mut impl FnMut() -> Result<Option<Bytes>>,
-        mut to: impl FnMut(&[u8]),
-    ) -> Result<bool> {
-        let Some(chunk) = next()? else { return Ok(false) };
-        self.hash.update(&chunk);
-        self.count += chunk.len() as u64;
-        if self.count > self.blob.size {
-            self.check()?;
-        }
-        to(&chunk);
-        Ok(true)
-    }
-
-    /// Checks the size and the digest.
-    fn check(&self) -> Result<()> {
-        let Self { blob, hash, count } = self;
-        let found = Digest::from_sha256(&hash.clone().finalize().into());
-        if found == blob.digest && *count == blob.size {
-            return Ok(());
-        }
-        let action = format!("fetch blob {} of {} bytes", blob.digest, blob.size);
-        Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found }.into())
-    }
-}
-
-/// Starts a blob's frame, after its first bytes have determined the encoding.
-fn begin<'a>(
-    out: &'a mut BufWriter<VolumeWriter>,
-    blob: &Blob,
-    start: &[u8],
-) -> io::Result<FrameWriter<&'a mut BufWriter<VolumeWriter>>> {
-    let mut writer = FrameWriter::new(out, Packing::of(start), entry::entry_size(blob.size))?;
-    writer.write(&entry::header(&blob_name(&blob.digest), blob.size)?)?;
-    writer.write(start)?;
-    Ok(writer)
 }
 
 /// Lengths of the blob frames that an earlier run completed; `None` if the file has other content or is empty.

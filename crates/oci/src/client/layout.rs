@@ -124,13 +124,13 @@ impl LayoutRegistry {
         let digest = digest_of(bytes, version.digest(), &action)?;
         self.prepare()?;
         let manifest = AnyManifest::parse(bytes).map_err(|error| self.protocol(&action, error))?;
-        let needed = match &manifest {
-            AnyManifest::Image(image) => std::iter::once(&image.config).chain(&image.layers).collect(),
-            AnyManifest::Index(index) => index.manifests.iter().collect::<Vec<_>>(),
-        };
         // While the lock is held, no other process deletes blobs that this manifest names.
         let _lock = self.lock()?;
-        if let Some(missing) = needed.iter().find(|descriptor| !self.blob(&descriptor.digest).exists()) {
+        if let Some(missing) = manifest
+            .blobs()
+            .chain(manifest.children())
+            .find(|descriptor| !self.blob(&descriptor.digest).exists())
+        {
             return Err(self.protocol(&action, format!("blob {} is missing", missing.digest)));
         }
         self.push_file(&digest, bytes, "manifest")?;

@@ -51,16 +51,10 @@ impl LayoutRegistry {
         if !blobs.insert(manifest) {
             return;
         }
-        match AnyManifest::parse(&bytes) {
-            Ok(AnyManifest::Image(image)) => {
-                blobs.extend(std::iter::once(image.config).chain(image.layers).map(|blob| blob.digest));
-            }
-            Ok(AnyManifest::Index(index)) => {
-                for descriptor in index.manifests {
-                    self.add_blobs(descriptor.digest, blobs);
-                }
-            }
-            Err(_) => {}
+        let Ok(manifest) = AnyManifest::parse(&bytes) else { return };
+        blobs.extend(manifest.blobs().map(|blob| blob.digest.clone()));
+        for child in manifest.children() {
+            self.add_blobs(child.digest.clone(), blobs);
         }
     }
 

@@ -75,7 +75,7 @@ async fn copy_what_refers_to(
         if version.digest().is_some() && !is_about {
             continue;
         }
-        for blob in std::iter::once(&manifest.config).chain(&manifest.layers) {
+        for blob in manifest.blobs() {
             copy_blob(parts, source, from, place, blob).await?;
         }
         match &version {
@@ -103,19 +103,14 @@ async fn copy_manifest(
 ) -> Result<()> {
     let repository = &from.repository;
     let found = parts.existing_manifest(from).await?;
-    match AnyManifest::parse(&found.bytes)? {
-        AnyManifest::Index(index) => {
-            for part in index.manifests {
-                let version = Version::Digest(part.digest);
-                let from = ImageReference { repository: repository.clone(), version: version.clone() };
-                Box::pin(copy_manifest(parts, &from, place, &version)).await?;
-            }
-        }
-        AnyManifest::Image(image) => {
-            for blob in std::iter::once(&image.config).chain(&image.layers) {
-                copy_blob(parts, parts.registry_of(repository), repository, place, blob).await?;
-            }
-        }
+    let manifest = AnyManifest::parse(&found.bytes)?;
+    for part in manifest.children() {
+        let version = Version::Digest(part.digest.clone());
+        let from = ImageReference { repository: repository.clone(), version: version.clone() };
+        Box::pin(copy_manifest(parts, &from, place, &version)).await?;
+    }
+    for blob in manifest.blobs() {
+        copy_blob(parts, parts.registry_of(repository), repository, place, blob).await?;
     }
     parts.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
     Ok(())

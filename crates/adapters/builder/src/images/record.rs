@@ -5,18 +5,18 @@
 //! record's tag moves. Writers merge their entries with the existing ones, so their order does not matter.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     time::{Duration, Instant},
 };
 
 use farrier_core::{
-    facts::{Record, annotations, media_type},
+    facts::{Record, annotations},
     image::{Repository, Version},
     plan::{BuildTimes, Cell, KernelKey, KernelRecord},
 };
-use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before};
+use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before, read_note, write_notes};
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
-use oci::{Descriptor, ImageManifest, error_chain};
+use oci::error_chain;
 
 use crate::parts::{Parts, Result, TargetError};
 
@@ -79,19 +79,8 @@ pub async fn build_times(parts: &Parts) -> BuildTimes {
 /// Reads a record; empty if the registry has none.
 pub async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
     let (repository, version) = place_of::<R>(parts)?;
-    let stored = parts.registry.manifest(&repository, &version).await?;
-    let Some(stored) = stored else { return Ok(R::default()) };
-    let unusable = |reason: String| {
-        TargetError::Registry(RegistryError::Protocol {
-            host: parts.registry.describe(),
-            action: format!("read the record in {repository}{version}"),
-            reason,
-        })
-    };
-    let manifest = ImageManifest::parse(&stored.bytes).map_err(|error| unusable(error.to_string()))?;
-    let text = manifest.annotations.get(R::NOTE);
-    let text = text.ok_or_else(|| unusable(format!("it has no annotation {}", R::NOTE)))?;
-    R::parse(text).map_err(unusable)
+    let found = read_note(parts.registry.as_ref(), (&repository, &version), R::NOTE, R::parse).await?;
+    Ok(found.unwrap_or_default())
 }
 
 /// Adds entries to a record, and repeats until a read shows them, because the registry protocol has no locks.
@@ -103,11 +92,9 @@ pub async fn add_to_record<R: Record>(parts: &Parts, news: &R) -> Result<()> {
         }
     }
     let (repository, version) = place_of::<R>(parts)?;
-    Err(TargetError::Registry(RegistryError::Protocol {
-        host: parts.registry.describe(),
-        action: format!("write the record in {repository}{version}"),
-        reason: format!("other writers removed the added entries {MAX_TRIES} times"),
-    }))
+    let action = format!("write the record in {repository}{version}");
+    let reason = format!("other writers removed the added entries {MAX_TRIES} times");
+    Err(RegistryError::protocol(parts.registry.describe(), action, reason).into())
 }
 
 /// Adds missing entries to a record. Returns whether entries were missing. A concurrent writer may overwrite them.
@@ -119,27 +106,12 @@ async fn write_to_record<R: Record>(parts: &Parts, news: &R) -> Result<bool> {
     }
     parts.may_write()?;
     let (repository, version) = place_of::<R>(parts)?;
-    parts.registry.push_bytes(&repository, oci::EMPTY).await?;
-    parts.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &manifest(&all)?).await?;
+    let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, all.to_text())];
+    write_notes(parts.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
     Ok(true)
 }
 
 fn place_of<R: Record>(parts: &Parts) -> Result<(Repository, Version)> {
     let repository = parts.location.repository(REPOSITORY)?;
     Ok((repository, Version::Tag(R::TAG.parse()?)))
-}
-
-fn manifest<R: Record>(record: &R) -> Result<Vec<u8>> {
-    let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
-    let notes = [
-        (annotations::CREATED, oci::CREATED.to_owned()),
-        (annotations::TITLE, R::TITLE.to_owned()),
-        (R::NOTE, record.to_text()),
-    ];
-    let manifest = ImageManifest {
-        artifact_type: Some(R::KIND.to_owned()),
-        annotations: notes.into_iter().map(|(key, note)| (key.to_owned(), note)).collect::<BTreeMap<_, _>>(),
-        ..ImageManifest::new(empty(), vec![empty()])
-    };
-    Ok(manifest.to_bytes()?)
 }

@@ -260,7 +260,7 @@ async fn check_blobs(
     deep: bool,
 ) -> Result<Outcome> {
     let registry = parts.registry_of(repository);
-    let blobs: Vec<&Descriptor> = std::iter::once(&manifest.config).chain(&manifest.layers).collect();
+    let blobs: Vec<&Descriptor> = manifest.blobs().collect();
     let mut problems = Vec::new();
     for blob in &blobs {
         let digest = &blob.digest;

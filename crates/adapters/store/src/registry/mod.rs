@@ -2,6 +2,7 @@
 
 mod access;
 mod keyring;
+mod notes;
 mod signatures;
 
 pub use ::oci::client::{
@@ -15,4 +16,5 @@ pub use self::signatures::{Joined, is_joined, join};
 pub use self::{
     access::{RegistryOptions, connect, hint, is_forbidden, not_sent},
     keyring::{CredentialFile, Keyring},
+    notes::{read_note, write_notes},
 };

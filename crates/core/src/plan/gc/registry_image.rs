@@ -46,7 +46,7 @@ impl RegistryImage {
             }
             Err(_) => return image,
         };
-        let named = std::iter::once(&manifest.config).chain(&manifest.layers);
+        let named = manifest.blobs();
         image.blobs.extend(named.map(|blob| (blob.digest.clone(), blob.size)));
         image.base = manifest.annotations.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
         let Ok(facts) = ImageFacts::from_annotations(&manifest.annotations) else { return image };
