@@ -7,7 +7,7 @@ use farrier_builder::{images, parts::Parts};
 use farrier_core::image::{HostOutput, ImageReference, Repository, Version};
 use farrier_engines::EngineChoice;
 use farrier_host_artifacts as host;
-use farrier_host_artifacts::{Image, Pulled};
+use farrier_host_artifacts::Pulled;
 use indicatif::HumanBytes;
 
 use super::{CliError, Exit, Result, env_vars as vars, session::Session, settings::parse, verify};
@@ -66,7 +66,7 @@ pub async fn pull(session: &Session, args: PullArgs) -> Result<Exit> {
         Some(images::verification_keys(&parts, &args.key, 1).await?)
     };
     let digest = host::find_image(&parts, &repository, version.as_ref(), release.as_ref(), arch).await?;
-    let image = Image { parts: &parts, repository: &repository, digest: &digest };
+    let image = images::StoredImage { parts: &parts, repository: &repository, digest: &digest };
     let pulled = host::pull(image, output, signers.as_ref(), args.to.as_deref()).await?;
     session.show(&pulled, text)?;
     Ok(Exit::Done)

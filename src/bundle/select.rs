@@ -7,7 +7,7 @@ use farrier_bundle::{BundleError, Content, ContentKind, FoundInputs, License, co
 use farrier_bundle::{MissingInput, Selection, ensure_exportable, find_inputs, licenses};
 use farrier_core::{
     facts::ImageFacts,
-    image::{Digest, ImageName, ImageReference, Repository, Version},
+    image::{Digest, ImageName, ImageReference, Repository, Tag, Version},
     kernel::KernelTarget,
 };
 use farrier_store::registry::RegistryLocation;
@@ -128,16 +128,7 @@ async fn published_image<'k>(
         if !is_wanted {
             continue;
         }
-        let content = |tag, digest| Content {
-            kind: ContentKind::Image,
-            repository: image.as_str().to_owned(),
-            tag,
-            digest,
-        };
-        // Export the images of an index explicitly, so that their referrers are exported too.
-        let members = images.into_iter().filter(|image| image.digest != manifest.digest);
-        contents.extend(members.map(|image| content(None, image.digest)));
-        contents.push(content(Some(tag), manifest.digest.clone()));
+        contents.extend(with_members(image.as_str(), Some(tag), &manifest.digest, images));
     }
     Ok((contents, covered))
 }
@@ -204,18 +195,21 @@ async fn images_of(
     Ok(found)
 }
 
-/// Returns the content under a name below the registry's prefix. For an index, also returns its images, so
-/// that their referrers are exported too.
+/// Returns the content under a name below the registry's prefix, with the images of an index.
 async fn referred(parts: &Parts, text: &str) -> Result<Vec<Content>> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
     let place = repository(&parts.location, name.as_str())?;
     let found = parts.registry.manifest(&place, &version).await?;
     let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
-    let content =
-        |tag, digest| Content { kind: ContentKind::Image, repository: name.as_str().to_owned(), tag, digest };
     let images = images_of(parts, &place, found.digest.clone(), &found.bytes).await?;
-    let members = images.into_iter().filter(|image| image.digest != found.digest);
-    let members: Vec<Content> = members.map(|image| content(None, image.digest)).collect();
-    let named = content(version.tag().cloned(), found.digest);
-    Ok(std::iter::once(named).chain(members).collect())
+    Ok(with_members(name.as_str(), version.tag().cloned(), &found.digest, images))
+}
+
+/// Returns a manifest and, if it is an index, its images, so that their referrers are exported, too.
+fn with_members(name: &str, tag: Option<Tag>, digest: &Digest, images: Vec<Published>) -> Vec<Content> {
+    let (kind, repository) = (ContentKind::Image, name.to_owned());
+    let named = Content { kind, repository, tag, digest: digest.clone() };
+    let members = images.into_iter().filter(|image| image.digest != *digest);
+    let members = members.map(|image| Content { tag: None, digest: image.digest, ..named.clone() });
+    members.chain([named.clone()]).collect()
 }

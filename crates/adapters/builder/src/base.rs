@@ -117,7 +117,7 @@ fn reject_required_landlock(min_abi: u32) -> Result<()> {
     let message =
         format!("the site requires Landlock ABI {min_abi}, which Docker does not provide for builds");
     let hint = "build with --engine sandbox or kubernetes, or lower builds.landlock in site.yaml";
-    Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
+    Err(TargetError::usage(message, hint))
 }
 
 /// Returns the cell's toolchain as a tree and as an image, after checking that the headers' tools run in it.

@@ -41,7 +41,7 @@ use walkdir::WalkDir;
 use super::{base::InPlaceBase, job::Job};
 use crate::{
     images::{BaseImage, layer_files},
-    parts::{FindingKind, Result, Stage, TargetError},
+    parts::{Result, Stage, TargetError},
 };
 
 /// Repository of these images, below the registry's prefix.
@@ -123,7 +123,7 @@ async fn publish(
     let RegistryLocation::Remote { .. } = parts.location else {
         let message = "builds in a cluster need a registry that its nodes can pull from";
         let hint = "name one with --registry; for `farrier build`, also pass --push";
-        return Err(TargetError::finding(FindingKind::Usage, message.to_owned(), Some(hint.to_owned())));
+        return Err(TargetError::usage(message.to_owned(), hint));
     };
     let runner = cluster.runner(cell.target.arch);
     let runner = blocking(move || Entrypoint::read(&runner)).await?;

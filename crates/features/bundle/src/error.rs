@@ -76,6 +76,9 @@ pub enum BundleError {
     /// A manifest or index is invalid: name and cause.
     #[error("{0} is not valid")]
     Manifest(String, #[source] ImageError),
+    /// The bundle's index cannot be written.
+    #[error("write the bundle's index")]
+    Index(#[from] ImageError),
     /// Local file I/O failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -157,7 +160,7 @@ impl BundleError {
                 "free some space and run the same command again: complete content is kept"
             }
             Self::Registry(error) => return registry::hint(error),
-            Self::Io(_) | Self::Manifest(..) | Self::Unpack(_) => return None,
+            Self::Io(_) | Self::Manifest(..) | Self::Index(_) | Self::Unpack(_) => return None,
         };
         Some(text.to_owned())
     }

@@ -24,6 +24,7 @@ const KIND: &str = "farrier.dev/kind";
 const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
 /// Contents of a bundle, as stored at its head and printed by `farrier bundle inspect -o json`.
+#[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BundleIndex {
@@ -34,13 +35,10 @@ pub struct BundleIndex {
     /// Registry that the bundle was exported from.
     pub from: String,
     /// Position among the exporter's bundles; `None` for bundles of format 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<Order>,
     /// Fingerprint of the exporter's signing key. Only the signature proves it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signer: Option<Digest>,
     /// The bundle that this delta extends.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
     /// Licenses of the images and sources.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
@@ -103,7 +101,7 @@ impl Blob {
 impl BundleIndex {
     /// Serializes the index. Equal indexes give equal bytes.
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
-        serde_json::to_vec(self).map_err(|source| ImageError::Json("bundle index", source))
+        oci::write("bundle index", self)
     }
 
     /// Blobs that the bundle contains, in the order of the file.

@@ -47,7 +47,8 @@ pub enum MirrorReport {
 }
 
 /// A missing input and the reason.
-#[derive(Clone, Debug, Serialize)]
+#[serde_with::skip_serializing_none]
+#[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MissingInput {
     /// Human-readable description.
@@ -55,7 +56,6 @@ pub struct MissingInput {
     /// Reason that the input is missing.
     pub error: String,
     /// Suggested remedy.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Whether an external system was unreachable.
     #[serde(skip)]
@@ -207,8 +207,8 @@ async fn inputs_of<'a>(
                 missing.push(MissingInput {
                     what: what(),
                     error: error.clone(),
-                    hint: None,
                     unreachable: resolved.unreachable,
+                    ..MissingInput::default()
                 });
             }
             _ => {}

@@ -108,7 +108,7 @@ impl Collection {
         origin: &str,
         since: Option<&Since>,
     ) -> Result<Option<RegistryError>> {
-        let content = Digest::of(&self.index.to_bytes().map_err(RegistryError::from)?);
+        let content = Digest::of(&self.index.to_bytes()?);
         let newest = exporter.newest(Role::Exported, origin).await?;
         if let Some(Recorded { order, .. }) = newest.as_ref().filter(|newest| newest.content == content) {
             self.index.order = Some(order.clone());

@@ -15,24 +15,16 @@ use oci::Hashing;
 use super::{
     Bundle, BundleError, Result,
     read::{CHUNK, Section},
+    volume::beside,
 };
 
 /// Maximum size of a signature file in bytes.
 const MAX_SIGNATURE: u64 = 16 << 10;
 
-/// Path of a file next to a bundle: its signature, or its checksum.
-fn beside(bundle: &Path, end: &str) -> PathBuf {
-    let mut path = bundle.as_os_str().to_owned();
-    path.push(end);
-    path.into()
-}
-
 impl Bundle {
     /// Bytes that the signature covers.
     pub fn signed_bytes(&self) -> Result<Vec<u8>> {
-        self.index()
-            .to_bytes()
-            .map_err(|source| BundleError::Manifest("the bundle's index".to_owned(), source))
+        Ok(self.index().to_bytes()?)
     }
 
     /// Writes the signature next to the bundle.

@@ -49,11 +49,16 @@ impl Volume {
     }
 }
 
+/// Path of a file beside the bundle, whose name has a further ending.
+pub(super) fn beside(bundle: &Path, end: &str) -> PathBuf {
+    let mut path = bundle.as_os_str().to_owned();
+    path.push(end);
+    path.into()
+}
+
 /// Path of a part, or of the whole file without a number.
 pub(super) fn part(file: &Path, number: Option<usize>) -> PathBuf {
-    let mut path = file.as_os_str().to_owned();
-    path.push(number.map(|number| format!(".{number:03}")).unwrap_or_default());
-    path.into()
+    beside(file, &number.map(|number| format!(".{number:03}")).unwrap_or_default())
 }
 
 /// Number of a part according to its name.

@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::image::Digest;
 use farrier_store::registry::RegistryError;
-use oci::{Hashing, ImageError};
+use oci::Hashing;
 
 use super::{
     BundleError, Meter, Phase, Result,
@@ -17,7 +17,7 @@ use super::{
     index::{Blob, BundleIndex},
     read::{Section, read_blob},
     trailer::Trailer,
-    volume::{Volume, VolumeWriter, part},
+    volume::{Volume, VolumeWriter, beside, part},
 };
 
 /// Size of the write buffer in bytes.
@@ -47,14 +47,11 @@ impl Writer {
                 return Err(BundleError::Exists(existing));
             }
         }
-        let mut partial = to.as_os_str().to_owned();
-        partial.push(".partial");
-        let mut files = VolumeWriter::open(Path::new(&partial), split)?;
-        let manifest = |source: ImageError| BundleError::Manifest("the bundle's index".to_owned(), source);
-        let bytes = index.to_bytes().map_err(manifest)?;
+        let mut files = VolumeWriter::open(&beside(to, ".partial"), split)?;
+        let bytes = index.to_bytes()?;
         let mut head = Vec::new();
         let mut frames = Vec::new();
-        for (name, content) in index.head().map_err(manifest)? {
+        for (name, content) in index.head()? {
             let before = head.len();
             let entry = entry::entry(name, &content)?;
             write_frame(&mut head, &entry)?;

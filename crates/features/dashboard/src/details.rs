@@ -209,9 +209,7 @@ impl Fleet<'_> {
         let mut names: Vec<&String> = running.chain(announcing).collect();
         names.sort_unstable_by(|a, b| natural_order(a, b));
         names.dedup();
-        let more = names.len().saturating_sub(MAX_NAMED_NODES);
-        names.truncate(MAX_NAMED_NODES);
-        Listed { items: names.iter().map(|name| node_link(name)).collect(), folded: 0, more }
+        Listed::unfolded(names, MAX_NAMED_NODES).map(|name| node_link(name))
     }
 
     /// Returns the values that the image replaced in rollout targets. A rollback restores these values.

@@ -90,10 +90,22 @@ impl<T> Default for Listed<T> {
 }
 
 impl<T> Listed<T> {
-    pub fn of(mut items: Vec<T>, limit: usize) -> Self {
+    pub fn of(items: Vec<T>, limit: usize) -> Self {
+        let list = Self::unfolded(items, limit);
+        Self { folded: list.items.len().saturating_sub(UNFOLDED_ITEMS), ..list }
+    }
+
+    /// The first items up to `limit`, all of them unfolded.
+    pub fn unfolded(mut items: Vec<T>, limit: usize) -> Self {
         let more = items.len().saturating_sub(limit);
         items.truncate(limit);
-        Self { folded: items.len().saturating_sub(UNFOLDED_ITEMS), items, more }
+        Self { items, folded: 0, more }
+    }
+
+    /// Converts the items.
+    pub fn map<U>(self, convert: impl FnMut(T) -> U) -> Listed<U> {
+        let Self { items, folded, more } = self;
+        Listed { items: items.into_iter().map(convert).collect(), folded, more }
     }
 }
 

@@ -194,12 +194,11 @@ fn provenance_summary(predicate: &Value) -> ProvenanceSummary {
         farrier if farrier.is_empty() => "of no version".to_owned(),
         farrier => farrier,
     };
-    let items = inputs.iter().take(MAX_INPUTS).map(dependency).collect();
     ProvenanceSummary {
         summary: format!("SLSA v1: farrier {farrier}, {} inputs", inputs.len()),
         builder: text(&details["builder"]["id"], MAX_TEXT_CHARS),
         kind: text(&definition["buildType"], MAX_TEXT_CHARS),
-        inputs: Listed { items, folded: 0, more: inputs.len().saturating_sub(MAX_INPUTS) },
+        inputs: Listed::unfolded(inputs.iter().collect(), MAX_INPUTS).map(dependency),
     }
 }
 

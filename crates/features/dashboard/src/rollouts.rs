@@ -86,8 +86,6 @@ impl UpgradeView {
         let stages = stages.collect();
         let mut rows: Vec<_> = upgrade.nodes.iter().zip(upgrade_table(upgrade).rows).collect();
         rows.sort_by(|(a, _), (b, _)| a.stage.cmp(&b.stage).then_with(|| natural_order(&a.node, &b.node)));
-        let more = rows.len().saturating_sub(MAX_NAMED_NODES);
-        rows.truncate(MAX_NAMED_NODES);
         let node_upgrade = |(node_upgrade, mut row): (&PlannedNodeUpgrade, Vec<String>)| {
             let class = match node_upgrade.stage {
                 UpgradeStage::Failed => "bad",
@@ -103,11 +101,7 @@ impl UpgradeView {
                 columns: row.split_off(2),
             }
         };
-        Self {
-            all,
-            stages,
-            nodes: Listed { items: rows.into_iter().map(node_upgrade).collect(), folded: 0, more },
-        }
+        Self { all, stages, nodes: Listed::unfolded(rows, MAX_NAMED_NODES).map(node_upgrade) }
     }
 }
 

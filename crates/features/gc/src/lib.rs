@@ -93,7 +93,7 @@ pub struct StoredKind {
 
 /// Result of a garbage collection: removed images, kept images, and the reasons.
 #[serde_with::skip_serializing_none]
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GcReport {
     pub registry: String,
@@ -203,11 +203,8 @@ pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Re
 /// large.
 async fn clock_skew(parts: &Parts, now: Timestamp) -> Result<Option<(String, String)>> {
     let registry_clock = parts.registry.clock(&parts.location.repository(RECORDS)?).await?;
-    let Some(registry_clock) =
-        registry_clock.filter(|registry_clock| now.duration_since(*registry_clock).abs() > MAX_CLOCK_SKEW)
-    else {
-        return Ok(None);
-    };
+    let is_skewed = |clock: &Timestamp| now.duration_since(*clock).abs() > MAX_CLOCK_SKEW;
+    let Some(registry_clock) = registry_clock.filter(is_skewed) else { return Ok(None) };
     let refused = format!(
         "the clocks of this machine ({now:.0}) and of the registry ({registry_clock:.0}) differ by more than an hour"
     );
@@ -360,13 +357,9 @@ async fn report_of(
         registry: parts.location.to_string(),
         keep_days: options.keep_days,
         delete: options.delete,
-        images: Vec::new(),
         leftovers: contents.leftovers.iter().map(leftover).collect(),
-        kept: Vec::new(),
-        bytes: 0,
         stored,
-        refused: None,
-        hint: None,
+        ..GcReport::default()
     };
     report.set_plan(plan);
     Ok(report)

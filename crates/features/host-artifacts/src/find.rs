@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use farrier_builder::parts::{FindingKind, MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
+use farrier_builder::parts::{MAX_CONCURRENT_REQUESTS, Parts, Result, TargetError};
 use farrier_core::{
     facts::ImageFacts,
     image::{Digest, Repository, Version},
@@ -21,8 +21,7 @@ pub async fn find_image(
     arch: Architecture,
 ) -> Result<Digest> {
     let absent = |message: String| {
-        let hint = "`farrier build NAME --kernel RELEASE --push` publishes an image".to_owned();
-        TargetError::finding(FindingKind::Unmet, message, Some(hint))
+        TargetError::unmet(message, "`farrier build NAME --kernel RELEASE --push` publishes an image")
     };
     let for_kernel = || match release {
         Some(release) => format!("for kernel {release}"),
@@ -48,8 +47,7 @@ pub async fn find_image(
         let mut tags: Vec<&str> = images.values().map(oci::Tag::as_str).collect();
         tags.sort_unstable();
         let message = format!("{repository} has {} images {}: {}", tags.len(), for_kernel(), tags.join(", "));
-        let hint = "name one of them: NAME:TAG".to_owned();
-        return Err(TargetError::finding(FindingKind::Usage, message, Some(hint)));
+        return Err(TargetError::usage(message, "name one of them: NAME:TAG"));
     }
     images.into_keys().next().ok_or_else(|| absent(format!("{repository} has no image {}", for_kernel())))
 }

@@ -10,16 +10,20 @@ mod payload;
 mod pull;
 
 pub use find::find_image;
-pub use payload::Image;
 pub use pull::{Pulled, pull};
 
-use farrier_builder::parts::{OutputMaker, Parts, Result};
+use farrier_builder::{
+    images::StoredImage,
+    parts::{OutputMaker, Parts, Result},
+};
 use farrier_core::{
     facts::annotations,
     image::{Digest, HostOutput, Repository},
 };
 use farrier_local::blocking::blocking;
 use oci::Artifact;
+
+use payload::host_payload;
 
 /// Makes every output.
 pub struct HostArtifacts;
@@ -33,8 +37,7 @@ impl OutputMaker for HostArtifacts {
         image: &Digest,
         output: HostOutput,
     ) -> Result<Artifact> {
-        let image = Image { parts, repository, digest: image };
-        let (manifest, payload) = image.host_payload().await?;
+        let (manifest, payload) = host_payload(StoredImage { parts, repository, digest: image }).await?;
         let release = payload.release.clone();
         let (name, content) = match output {
             HostOutput::Deb => blocking(move || deb::write(&payload)).await?,

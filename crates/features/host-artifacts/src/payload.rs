@@ -5,10 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use farrier_builder::parts::{FindingKind, Parts, Result, TargetError};
+use farrier_builder::{
+    images::StoredImage,
+    parts::{Result, TargetError},
+};
 use farrier_core::{
     facts::{ImageFacts, ModuleSignerFact, annotations},
-    image::{Digest, ImageName, Repository, Version},
+    image::{Digest, ImageName, Version},
     kernel::{Architecture, KernelRelease},
 };
 use farrier_local::{blocking::blocking, cache::Scratch};
@@ -17,14 +20,6 @@ use farrier_payload::DecompressionBudget;
 use kmod::Signature;
 use oci::ImageManifest;
 use walkdir::WalkDir;
-
-/// A published image for one kernel.
-#[derive(Clone, Copy)]
-pub struct Image<'a> {
-    pub parts: &'a Parts,
-    pub repository: &'a Repository,
-    pub digest: &'a Digest,
-}
 
 /// Modules and firmware of an image, by their paths on a host.
 pub(super) struct HostPayload {
@@ -40,65 +35,62 @@ pub(super) struct HostPayload {
     _work: Scratch,
 }
 
-impl Image<'_> {
-    /// Fails because the image does not meet a requirement.
-    pub(super) fn unmet(self, why: &str, hint: &str) -> TargetError {
-        let message = format!("{}@{} {why}", self.repository, self.digest);
-        TargetError::finding(FindingKind::Unmet, message, Some(hint.to_owned()))
-    }
+/// Fails because the image does not meet a requirement.
+pub(super) fn unmet(image: StoredImage<'_>, why: &str, hint: &str) -> TargetError {
+    let message = format!("{}@{} {why}", image.repository, image.digest);
+    TargetError::unmet(message, hint)
+}
 
-    /// Fetches and unpacks the payload. Returns the payload, and the bytes of the image's manifest.
-    pub(super) async fn host_payload(self) -> Result<(Vec<u8>, HostPayload)> {
-        let Self { parts, repository, digest } = self;
-        let stored = parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
-        let stored = stored.ok_or_else(|| self.unmet("is not in the registry", "give a published image"))?;
-        let manifest = ImageManifest::parse(&stored.bytes)?;
-        let config = parts.configuration(repository, &manifest.config).await?;
-        let arch = oci::architecture_of(&config).and_then(|arch| arch.parse().ok());
-        let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
-        let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
-        let about = facts.and_then(|facts| {
-            let ImageFacts { payload_digest: Some(_), kernel_release, driver_version, module_signer, .. } =
-                facts
-            else {
-                return None;
-            };
-            Some((kernel_release?, driver_version?, module_signer))
-        });
-        let (Some((release, version, signer)), Some(name), Some(arch), Some(layer)) =
-            (about, name, arch, manifest.payload_layer())
+/// Fetches and unpacks the payload. Returns the payload, and the bytes of the image's manifest.
+pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, HostPayload)> {
+    let StoredImage { parts, repository, digest } = image;
+    let stored = parts.registry.manifest(repository, &Version::Digest(digest.clone())).await?;
+    let stored = stored.ok_or_else(|| unmet(image, "is not in the registry", "give a published image"))?;
+    let manifest = ImageManifest::parse(&stored.bytes)?;
+    let config = parts.configuration(repository, &manifest.config).await?;
+    let arch = oci::architecture_of(&config).and_then(|arch| arch.parse().ok());
+    let name = manifest.annotations.get(annotations::TITLE).and_then(|name| name.parse().ok());
+    let facts = ImageFacts::from_annotations(&manifest.annotations).ok();
+    let about = facts.and_then(|facts| {
+        let ImageFacts { payload_digest: Some(_), kernel_release, driver_version, module_signer, .. } = facts
         else {
-            let hint = "give an image that farrier assembled for one kernel; an image of `output: image` has no payload";
-            return Err(self.unmet("has no payload for one kernel", hint));
+            return None;
         };
-        let work = parts.cache.scratch()?;
-        let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
-        parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
-        fs_err::create_dir(&tree)?;
-        let (place, fact) = (tree.clone(), signer.clone());
-        let is_signed = blocking(move || {
-            payload::unpack_layer(&blob, &place)?;
-            fact.map_or(Ok(false), |fact| is_signed_by(&place, &fact))
-        })
-        .await?;
-        let signer = signer.filter(|_| is_signed);
-        let certificate = signer.map(|signer| self.certificate(&signer)).transpose()?;
-        let files = host_files(&tree, &name, &release)?;
-        let image = stored.digest;
-        let payload = HostPayload { name, version, release, arch, image, certificate, files, _work: work };
-        Ok((stored.bytes, payload))
-    }
+        Some((kernel_release?, driver_version?, module_signer))
+    });
+    let (Some((release, version, signer)), Some(name), Some(arch), Some(layer)) =
+        (about, name, arch, manifest.payload_layer())
+    else {
+        let hint =
+            "give an image that farrier assembled for one kernel; an image of `output: image` has no payload";
+        return Err(unmet(image, "has no payload for one kernel", hint));
+    };
+    let work = parts.cache.scratch()?;
+    let (blob, tree) = (work.path().join("layer"), work.path().join("payload"));
+    parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
+    fs_err::create_dir(&tree)?;
+    let (place, fact) = (tree.clone(), signer.clone());
+    let is_signed = blocking(move || {
+        payload::unpack_layer(&blob, &place)?;
+        fact.map_or(Ok(false), |fact| is_signed_by(&place, &fact))
+    })
+    .await?;
+    let signer = signer.filter(|_| is_signed);
+    let certificate = signer.map(|signer| certificate(image, &signer)).transpose()?;
+    let files = host_files(&tree, &name, &release)?;
+    let (image, _work) = (stored.digest, work);
+    let payload = HostPayload { name, version, release, arch, image, certificate, files, _work };
+    Ok((stored.bytes, payload))
+}
 
-    /// Returns the certificate that the image's annotations name, from the site's definition.
-    fn certificate(self, signer: &ModuleSignerFact) -> Result<Vec<u8>> {
-        let site = self.parts.module_signer.as_ref();
-        let known = site.filter(|site| site.fingerprint() == signer.certificate);
-        known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
-            let why =
-                format!("has modules signed with certificate {}, which is not here", signer.certificate);
-            self.unmet(&why, "name it as moduleSigning.certificate in site.yaml, or pull where it is named")
-        })
-    }
+/// Returns the certificate that the image's annotations name, from the site's definition.
+fn certificate(image: StoredImage<'_>, signer: &ModuleSignerFact) -> Result<Vec<u8>> {
+    let site = image.parts.module_signer.as_ref();
+    let known = site.filter(|site| site.fingerprint() == signer.certificate);
+    known.map(|site| site.certificate().der.clone()).ok_or_else(|| {
+        let why = format!("has modules signed with certificate {}, which is not here", signer.certificate);
+        unmet(image, &why, "name it as moduleSigning.certificate in site.yaml, or pull where it is named")
+    })
 }
 
 /// Whether a module below a directory has a signature by the key. Blocks.

@@ -14,7 +14,7 @@ use farrier_core::{
 use oci::{Descriptor, ImageManifest};
 use serde::Serialize;
 
-use super::{HostArtifacts, Image};
+use super::{HostArtifacts, payload::unmet};
 
 /// An output that was written to a file.
 #[derive(Debug, Serialize)]
@@ -39,12 +39,12 @@ pub struct Pulled {
 /// the registry lacks is made from the image, with the same bytes. With `signers`, the output must be signed, or the image that it
 /// is made from.
 pub async fn pull(
-    image: Image<'_>,
+    image: StoredImage<'_>,
     output: HostOutput,
     signers: Option<&RequiredSigners>,
     to: Option<&Path>,
 ) -> Result<Pulled> {
-    let Image { parts, repository, digest } = image;
+    let StoredImage { parts, repository, digest } = image;
     let mut refused = Vec::new();
     for listed in parts.registry.referrers(repository, digest, Some(output.media_type())).await? {
         let version = Version::Digest(listed.digest);
@@ -52,7 +52,7 @@ pub async fn pull(
         let manifest = ImageManifest::parse(&stored.bytes)?;
         // Clients maintain the lists of referrers, so an entry may be of another kind.
         let Some((layer, name)) = content(&manifest, digest, output) else { continue };
-        if let Err(why) = accept(image, &stored.digest, signers).await? {
+        if let Err(why) = accept(StoredImage { digest: &stored.digest, ..image }, signers).await? {
             refused.push(format!("{}: {why}", stored.digest));
             continue;
         }
@@ -62,16 +62,16 @@ pub async fn pull(
     }
     if !refused.is_empty() {
         let why = format!("has no {output} with an accepted signature: {}", refused.join("; "));
-        return Err(image.unmet(&why, "pass the key that signed it with --key, or publish it again"));
+        return Err(unmet(image, &why, "pass the key that signed it with --key, or publish it again"));
     }
-    if let Err(why) = accept(image, digest, signers).await? {
+    if let Err(why) = accept(image, signers).await? {
         let why = format!("is not signed with an accepted key: {why}");
-        return Err(image.unmet(&why, "pass the key that signed it with --key"));
+        return Err(unmet(image, &why, "pass the key that signed it with --key"));
     }
     let made = HostArtifacts.make(parts, repository, digest, output).await?;
     let manifest = ImageManifest::parse(&made.manifest)?;
     let Some((layer, name)) = content(&manifest, digest, output) else {
-        return Err(image.unmet(&format!("gives no {output}"), "give another image"));
+        return Err(unmet(image, &format!("gives no {output}"), "give another image"));
     };
     let file = to.unwrap_or(Path::new(name)).to_owned();
     fs_err::tokio::write(&file, &made.content).await?;
@@ -79,13 +79,11 @@ pub async fn pull(
 }
 
 /// Whether enough of the keys signed a manifest. The inner error is the reason if not.
-async fn accept(
-    image: Image<'_>,
-    digest: &Digest,
-    signers: Option<&RequiredSigners>,
-) -> Result<Result<(), String>> {
-    let Some(signers) = signers else { return Ok(Ok(())) };
-    StoredImage { parts: image.parts, repository: image.repository, digest }.signed_by(signers).await
+async fn accept(image: StoredImage<'_>, signers: Option<&RequiredSigners>) -> Result<Result<(), String>> {
+    match signers {
+        Some(signers) => image.signed_by(signers).await,
+        None => Ok(Ok(())),
+    }
 }
 
 /// Returns the layer of an output of the image, and its file name.
@@ -106,7 +104,7 @@ fn content<'a>(
 }
 
 fn pulled(
-    image: Image<'_>,
+    image: StoredImage<'_>,
     output: HostOutput,
     layer: &Descriptor,
     artifact: &Digest,

@@ -15,7 +15,6 @@ use super::{
     error::{RegistryError, Result},
     http::{Http, Payload, body, header, unexpected},
     mirrored::ReadLocations,
-    pace::Pace,
     referrers::RecentEntries,
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{digest_of, save},
@@ -70,13 +69,6 @@ impl RemoteRegistry {
     #[must_use]
     pub fn with_immutable_tags(mut self, is_moving: IsMovingTag) -> Self {
         self.moving_tags = Some(is_moving);
-        self
-    }
-
-    /// Sets the minimum speed of transfers.
-    #[must_use]
-    pub fn with_pace(mut self, pace: Pace) -> Self {
-        self.http.transport.pace = pace;
         self
     }
 

@@ -115,10 +115,8 @@ impl StoredImage<'_> {
 
     /// Contents of the image's documents that one of the keys signed.
     pub(super) async fn signed_claims(self, keys: &[&PublicKey]) -> Result<Vec<Claim>> {
-        let mut statements = self.tagged_statements(keys).await?;
-        statements.extend(self.bundled_statements(keys).await?);
         let mut claims: Vec<Claim> = Vec::new();
-        for statement in statements {
+        for statement in self.all_statements(keys).await? {
             let kind = DOCUMENTS.iter().find(|kind| kind.predicate_type == statement.predicate_type);
             let claim = kind
                 .map(|kind| Claim { predicate_type: kind.predicate_type, predicate: statement.predicate });

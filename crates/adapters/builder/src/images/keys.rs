@@ -15,7 +15,7 @@ use farrier_signing as signing;
 use farrier_signing::{SignatureHash, Signer};
 use jiff::Timestamp;
 
-use crate::parts::{FindingKind, Parts, Result, TargetError};
+use crate::parts::{Parts, Result, TargetError};
 
 /// A key that signs images, with its public key for verification.
 pub(super) struct ImageSigner {
@@ -61,22 +61,15 @@ pub async fn signing_key(parts: &Parts) -> Result<Option<PublicKey>> {
 /// Keys to verify an image with: `at_least` of the `named` keys, or else the policy's keys, or else the site's own key.
 pub async fn verification_keys(parts: &Parts, named: &[PathBuf], at_least: usize) -> Result<RequiredSigners> {
     if !named.is_empty() {
-        let named = named.iter().map(|path| (path.display().to_string(), path.clone()));
-        return signers(&parts.definitions, "--key", named.collect(), at_least).await;
+        return signers(&parts.definitions, "--key", (Path::new(""), named), at_least).await;
     }
     if let Some(required) = required_signers(parts).await? {
         return Ok(required);
     }
     own_key(parts).await?.ok_or_else(|| {
-        TargetError::finding(
-            FindingKind::Usage,
-            "no key to verify the image with".to_owned(),
-            Some(
-                "pass --key, or name keys in site.yaml (policy.requireSigned, imageSigning); \
-                 --insecure-no-signature checks only what everyone with push access can forge"
-                    .to_owned(),
-            ),
-        )
+        let hint = "pass --key, or name keys in site.yaml (policy.requireSigned, imageSigning); \
+                    --insecure-no-signature checks only what everyone with push access can forge";
+        TargetError::usage("no key to verify the image with".to_owned(), hint)
     })
 }
 
@@ -105,10 +98,8 @@ pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSig
     if wanted.is_empty() {
         return Ok(None);
     }
-    let root = &parts.definitions.root;
-    let named = wanted.keys().iter().map(|path| (path.display().to_string(), root.join(path)));
-    let at_least = wanted.at_least();
-    signers(&parts.definitions, "policy.requireSigned", named.collect(), at_least).await.map(Some)
+    let named = (&*parts.definitions.root, wanted.keys());
+    signers(&parts.definitions, "policy.requireSigned", named, wanted.at_least()).await.map(Some)
 }
 
 /// Signs bytes other than an image with the site's key; `None` if the site signs no images.
@@ -138,12 +129,13 @@ pub async fn check_named_keys(definitions: &Definitions, paths: &[PathBuf]) -> R
 pub(super) async fn signers(
     definitions: &Definitions,
     what: &str,
-    named: Vec<(String, PathBuf)>,
+    (root, paths): (&Path, &[impl AsRef<Path> + Sync]),
     at_least: usize,
 ) -> Result<RequiredSigners> {
     let (mut keys, mut revoked) = (Vec::new(), Vec::new());
-    for (name, path) in named {
-        let key = read_key(&path).await?;
+    for path in paths {
+        let name = path.as_ref().display().to_string();
+        let key = read_key(&root.join(path)).await?;
         match revoked_since(definitions, &key).await? {
             Some(since) => revoked.push(format!("; {name} is revoked since {since}")),
             None => keys.push((name, key)),
@@ -152,7 +144,7 @@ pub(super) async fn signers(
     RequiredSigners::new(keys, at_least).map_err(|error| {
         let hint = "name more keys, or require fewer; a key that is named twice counts once, and revoked keys do not count";
         let message = format!("{what}: {error}{}", revoked.concat());
-        TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned()))
+        TargetError::usage(message, hint)
     })
 }
 
@@ -175,7 +167,7 @@ async fn ensure_not_revoked(definitions: &Definitions, what: &str, key: &PublicK
     let Some(since) = revoked_since(definitions, key).await? else { return Ok(()) };
     let message = format!("{what}: its key ({}) is revoked since {since}", key.fingerprint());
     let hint = "use another key: docs/rotation.md says how to replace a key";
-    Err(TargetError::finding(FindingKind::Usage, message, Some(hint.to_owned())))
+    Err(TargetError::usage(message, hint))
 }
 
 /// Revoked keys whose files the site has, with their names for messages.

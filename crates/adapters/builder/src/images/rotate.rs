@@ -11,7 +11,7 @@ use oci::AnyManifest;
 use serde::Serialize;
 
 use super::{keys::own_key, root_fs::ROOT_FS, signatures::StoredImage};
-use crate::parts::{FindingKind, Parts, Result, TargetError};
+use crate::parts::{Parts, Result, TargetError};
 
 /// Outcome for one artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -46,8 +46,7 @@ pub async fn rotate(
     further: &[ImageName],
 ) -> Result<Vec<RotatedArtifact>> {
     let own = own_key(parts).await?.ok_or_else(|| {
-        let hint = "name the new key in site.yaml: `imageSigning`".to_owned();
-        TargetError::finding(FindingKind::Usage, "no key to sign with".to_owned(), Some(hint))
+        TargetError::usage("no key to sign with".to_owned(), "name the new key in site.yaml: `imageSigning`")
     })?;
     let images = parts.definitions.images.keys().chain(further).map(ImageName::as_str);
     let names: BTreeSet<&str> =

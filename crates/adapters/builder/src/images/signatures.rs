@@ -162,6 +162,13 @@ impl StoredImage<'_> {
         Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
     }
 
+    /// Statements about the image that one of the keys signed, in either form.
+    pub(super) async fn all_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>> {
+        let mut statements = self.tagged_statements(keys).await?;
+        statements.extend(self.bundled_statements(keys).await?);
+        Ok(statements)
+    }
+
     fn signed_statements(
         self,
         envelopes: impl Iterator<Item = Envelope>,

@@ -152,9 +152,8 @@ impl Found {
             return Err(absent());
         }
         if let (false, Version::Digest(digest)) = (source.signed_by.is_empty(), &nearest.version) {
-            let root = &parts.definitions.root;
-            let named = source.signed_by.iter().map(|key| (key.display().to_string(), root.join(key)));
-            let required = signers(&parts.definitions, "signedBy", named.collect(), 1).await?;
+            let named = (&*parts.definitions.root, &source.signed_by[..]);
+            let required = signers(&parts.definitions, "signedBy", named, 1).await?;
             let stored = StoredImage { parts, repository: &nearest.repository, digest };
             stored.signed_by(&required).await?.map_err(|why| {
                 let message = format!(

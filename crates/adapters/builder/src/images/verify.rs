@@ -203,12 +203,8 @@ pub async fn verify(
     let (facts, annotations) = check_annotations(&manifest);
     checks.add("annotations", annotations);
     let keys: Vec<&PublicKey> = signers.into_iter().flat_map(RequiredSigners::keys).collect();
-    let mut statements = Vec::new();
-    if !keys.is_empty() {
-        let image = StoredImage { parts, repository, digest: &stored.digest };
-        statements = image.tagged_statements(&keys).await?;
-        statements.extend(image.bundled_statements(&keys).await?);
-    }
+    let image_by_digest = StoredImage { parts, repository, digest: &stored.digest };
+    let statements = if keys.is_empty() { Vec::new() } else { image_by_digest.all_statements(&keys).await? };
     let allows_unknown = accepts_unknown(parts, repository);
     let subject = Subject { repository, digest: stored.digest, facts, allows_unknown, signers, statements };
     check_signature(parts, &subject, &mut checks).await?;

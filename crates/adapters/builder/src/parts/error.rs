@@ -149,8 +149,13 @@ impl TargetError {
     }
 
     /// Creates a finding about an unmet requirement, with a hint.
-    pub(crate) fn unmet(message: String, hint: &str) -> Self {
+    pub fn unmet(message: String, hint: &str) -> Self {
         Self::finding(FindingKind::Unmet, message, Some(hint.to_owned()))
+    }
+
+    /// Creates a finding about a wrong command, configuration or definition, with a hint.
+    pub fn usage(message: String, hint: &str) -> Self {
+        Self::finding(FindingKind::Usage, message, Some(hint.to_owned()))
     }
 
     /// Error for an image that does not exist.
@@ -171,7 +176,7 @@ impl TargetError {
     /// Error for an unusable public key for image signatures, from a file or a field of the site's definition.
     pub(crate) fn image_key(from: &str, source: KeyError) -> Self {
         let message = format!("the public key of {from} cannot be used: {}", error_chain(&source));
-        Self::finding(FindingKind::Usage, message, Some(source.hint().to_owned()))
+        Self::usage(message, source.hint())
     }
 
     /// Error for a tag that another publisher moved to other content during the build.

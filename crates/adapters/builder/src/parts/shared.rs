@@ -344,11 +344,9 @@ async fn fetch_small(
     what: &str,
 ) -> Result<Vec<u8>> {
     if blob.size > MAX_DOCUMENT {
-        return Err(TargetError::Registry(RegistryError::Protocol {
-            host: registry.describe(),
-            action: format!("fetch {what} {repository}@{}", blob.digest),
-            reason: format!("it has {} bytes, more than the limit of {MAX_DOCUMENT} bytes", blob.size),
-        }));
+        let action = format!("fetch {what} {repository}@{}", blob.digest);
+        let reason = format!("it has {} bytes, more than the limit of {MAX_DOCUMENT} bytes", blob.size);
+        return Err(RegistryError::protocol(registry.describe(), action, reason).into());
     }
     let work = cache.scratch()?;
     let file = work.path().join("blob");
