@@ -29,24 +29,22 @@ pub struct Exported {
     pub kept: usize,
 }
 
-/// Fetched content, for the writing thread. Reading ends at the end of each blob, and continues with the next one.
-struct Chunks {
-    /// Bytes of the current blob, or `None` at its end.
-    from: mpsc::Receiver<Option<Bytes>>,
-    chunk: Bytes,
+/// Fetched content of one blob, for the writing thread.
+struct Content<'a> {
+    from: &'a mut mpsc::Receiver<Option<Bytes>>,
+    /// Rest of the last chunk; `None` after the blob's end.
+    chunk: Option<Bytes>,
 }
 
-impl Read for Chunks {
+impl Read for Content<'_> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let stopped = || io::Error::new(io::ErrorKind::BrokenPipe, "fetching the bundle's blobs stopped");
-        while self.chunk.is_empty() {
-            match self.from.blocking_recv().ok_or_else(stopped)? {
-                Some(chunk) => self.chunk = chunk,
-                None => return Ok(0),
-            }
+        while self.chunk.as_ref().is_some_and(Bytes::is_empty) {
+            self.chunk = self.from.blocking_recv().ok_or_else(stopped)?;
         }
-        let count = self.chunk.len().min(to.len());
-        self.chunk.split_to(count).copy_to_slice(&mut to[..count]);
+        let Some(chunk) = &mut self.chunk else { return Ok(0) };
+        let count = chunk.len().min(to.len());
+        chunk.copy_to_slice(&mut to[..count]);
         Ok(count)
     }
 }
@@ -66,8 +64,7 @@ pub async fn export(
     let kept = writer.kept();
     let (sender, receiver) = mpsc::channel(WAITING);
     let index = Arc::clone(&collection);
-    let content = Chunks { from: receiver, chunk: Bytes::new() };
-    let writing = tokio::spawn(blocking(move || write(writer, &index, content)));
+    let writing = tokio::spawn(blocking(move || write(writer, &index, receiver)));
     meter.begin(Phase::Export, collection.index.bytes().0);
     meter.advance(collection.index.carried().take(kept).map(|blob| blob.size).sum());
     let fetched = fetch(&collection, kept, &sender, meter.as_ref()).await;
@@ -108,9 +105,13 @@ async fn fetch(
     Ok(())
 }
 
-fn write(mut writer: Writer, collection: &Collection, mut content: Chunks) -> Result<(u64, Digest)> {
+fn write(
+    mut writer: Writer,
+    collection: &Collection,
+    mut from: mpsc::Receiver<Option<Bytes>>,
+) -> Result<(u64, Digest)> {
     for blob in collection.index.carried().skip(writer.kept()) {
-        writer.blob(blob, &mut content)?;
+        writer.blob(blob, Content { from: &mut from, chunk: Some(Bytes::new()) })?;
     }
     writer.finish()
 }
