@@ -78,8 +78,8 @@ pub(super) async fn host_payload(image: StoredImage<'_>) -> Result<(Vec<u8>, Hos
     let signer = signer.filter(|_| is_signed);
     let certificate = signer.map(|signer| certificate(image, &signer)).transpose()?;
     let files = host_files(&tree, &name, &release)?;
-    let (image, _work) = (stored.digest, work);
-    let payload = HostPayload { name, version, release, arch, image, certificate, files, _work };
+    let image = stored.digest;
+    let payload = HostPayload { name, version, release, arch, image, certificate, files, _work: work };
     Ok((stored.bytes, payload))
 }
 
