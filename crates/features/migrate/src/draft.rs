@@ -6,6 +6,7 @@ use std::{
 };
 
 use farrier_core::{
+    image::OperatorResource,
     plan::{DaemonSetFacts, NodeFacts, NodeReach},
     text::is_deceptive,
 };
@@ -169,6 +170,14 @@ impl Context {
     pub fn rollout(&self, name: &str) -> Option<Value> {
         let (found, containers) = self.daemon_set(name)?;
         Some(json!({"daemonSet": self.rollout_to(found, &containers)}))
+    }
+
+    /// Returns a rollout to an operator's resource, which in a directory of manifests cannot be written.
+    pub fn rollout_to_resource(&self, kind: OperatorResource, namespace: Option<&str>, name: &str) -> Value {
+        match self.live {
+            true => json!({"resource": {"kind": kind, "namespace": namespace, "name": name}}),
+            false => json!({"tag": kind}),
+        }
     }
 
     /// Returns the DaemonSets from which a user has to choose the one that runs the image: those that match or, without a match,

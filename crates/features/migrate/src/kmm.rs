@@ -4,7 +4,8 @@
 //! images under the tags that KMM expects.
 
 use farrier_core::{
-    image::Tag,
+    definition::checked::{DnsLabel, DnsName},
+    image::{OperatorResource, Tag},
     kernel::{KernelLabel, Pattern},
 };
 use farrier_yaml::Node;
@@ -20,7 +21,9 @@ const LABEL: &str = "{{kernel_label}}";
 
 /// Drafts the definition of a Module.
 pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
-    let name = name_for(&text_at(module, "metadata.name").unwrap_or_default());
+    let own_name = text_at(module, "metadata.name").unwrap_or_default();
+    let namespace = text_at(module, "metadata.namespace").unwrap_or_else(|| "default".to_owned());
+    let name = name_for(&own_name);
     let origin = format!("Module {name}");
     let mut remarks = fields::remarks(&origin, "", fields::leaves(module), include_str!("forms/kmm.txt"));
     let own = |field: &str| format!("spec.moduleLoader.container.{field}");
@@ -28,7 +31,10 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
         remarks.push(Remark { origin: origin.clone(), field: own(field), becomes: None, says: says.into() });
     };
     let mut draft = context.draft(&origin, name);
-    (draft.loads, draft.rollout, draft.choices) = (false, None, Vec::new());
+    (draft.loads, draft.choices) = (false, Vec::new());
+    let is_valid = own_name.parse::<DnsName>().is_ok() && namespace.parse::<DnsLabel>().is_ok();
+    draft.rollout =
+        is_valid.then(|| context.rollout_to_resource(OperatorResource::Module, Some(&namespace), &own_name));
     "what its Dockerfile fetches".clone_into(&mut draft.hint);
     let mappings = at(module, &own("kernelMappings"));
     let mappings: Vec<Node> = mappings.iter().filter_map(Node::items).flatten().collect();
@@ -71,8 +77,14 @@ pub fn draft(drafted: &mut Drafted, module: &Node, context: &Context) {
     };
     let images: Vec<String> = draft.tags.iter().map(|tag| image(tag)).collect();
     let images = if images.is_empty() { image("TAG") } else { images.join(" or ") };
+    let (set, after) = match &draft.rollout {
+        Some(rollout) if rollout.get("resource").is_some() => {
+            (String::new(), "; farrier then sets its images")
+        }
+        _ => (format!("containerImage to {images} and "), ""),
+    };
     drafted.by_hand.push(format!(
-        "once images are published, in {origin}: set containerImage to {images} and modprobe.dirName to /, and remove build and sign"
+        "once images are published, in {origin}: set {set}modprobe.dirName to /, and remove build and sign{after}"
     ));
     drafted.add(draft, context);
 }

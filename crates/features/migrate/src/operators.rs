@@ -40,8 +40,7 @@ pub fn draft(
     let path: String = ["spec"].iter().chain(kind.driver_path()).flat_map(|key| [*key, "."]).collect();
     let mut remarks =
         fields::remarks(&origin, &path, fields::leaves(&section), include_str!("forms/operators.txt"));
-    let rollout =
-        if context.live { json!({"resource": {"kind": kind, "name": name}}) } else { json!({"tag": kind}) };
+    let rollout = context.rollout_to_resource(kind, None, &name);
     if kind.is_of_gpu_operator() {
         let says = |field: &str, wanted: &str| text_at(&section, field).as_deref() == Some(wanted);
         let is_closed = says("kernelModuleType", "proprietary") || says("useOpenKernelModules", "false");

@@ -392,6 +392,28 @@ fn a_kbuild_directory() {
     assert!(text.contains("from: {path: {path: \"/src/Acme Driver\"}}"), "{text}");
 }
 
+/// From a directory of manifests, farrier cannot write to the Module.
+#[test]
+fn a_module_is_the_rollout_of_its_image() {
+    let rollout = |live| {
+        let context = Context { registry: "r.example".to_owned(), live, ..Context::default() };
+        let mut drafted = Drafted::default();
+        drafted.read(MODULE, Path::new("x"), &context).unwrap();
+        drafted.drafts[0].from = Some(source("/src").unwrap());
+        let definitions = load(&drafted).unwrap_or_else(|errors| panic!("{errors}"));
+        let rollout = &definitions.images.values().next().unwrap().spec.rollout;
+        (serde_json::to_value(rollout).unwrap(), drafted.by_hand.concat())
+    };
+    let (live, by_hand) = rollout(true);
+    let expected =
+        json!([{"strategy": "custom-resource", "resource": "Module", "namespace": "kmm", "name": "acme"}]);
+    assert_eq!(live, expected);
+    assert!(by_hand.ends_with("remove build and sign; farrier then sets its images"), "{by_hand}");
+    let (published, by_hand) = rollout(false);
+    assert_eq!(published, json!([{"strategy": "publish-only", "resource": "Module"}]));
+    assert!(by_hand.contains("set containerImage to r.example/acme-kmod:v1-"), "{by_hand}");
+}
+
 /// Each mapping's name stays valid, because every image gets all tags. AMD's operator names its image `amdgpu_kmod`.
 #[test]
 fn a_module_keeps_the_tag_of_each_mapping() {
