@@ -81,6 +81,8 @@ pub fn has_pause_annotation(annotations: &BTreeMap<String, String>) -> bool {
 
 /// The annotation that holds the record of rewrites, as JSON.
 pub const RECORD_ANNOTATION: &str = "farrier.dev/record";
+/// On a copy: record of its image (`CopyRecord`), as JSON.
+pub(super) const COPY_RECORD_ANNOTATION: &str = "farrier.dev/rollout";
 
 /// Label in which Kubernetes names the Job that created a pod.
 pub const JOB_NAME: &str = "batch.kubernetes.io/job-name";

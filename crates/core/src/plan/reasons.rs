@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::{KERNEL_LABEL, NodeFacts, NodeReason, ObservedKind, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION};
+use super::{
+    KERNEL_LABEL, NodeFacts, NodeReason, ObservedKind, Owner, PAUSED_ANNOTATION, RECORD_ANNOTATION,
+    labels::COPY_RECORD_ANNOTATION,
+};
 use crate::{
     image::{ImageName, ImageReference, InputHash},
     kmod::Verdict,
@@ -162,6 +165,11 @@ pub enum HoldReason {
         "{name}, another farrier of this cluster, set it to another value: remove the rollout from the definitions of one of them; to take it over, remove the annotation {RECORD_ANNOTATION}"
     )]
     OtherInstance { name: String },
+    /// Another instance of farrier set the images of the copies, and would do so again.
+    #[error(
+        "{name}, another farrier of this cluster, owns the copies, such as DaemonSet {copy}: remove the rollout from the definitions of one of them; to take the copies over, remove the annotation {COPY_RECORD_ANNOTATION} from each"
+    )]
+    OtherInstanceCopies { name: String, copy: String },
     /// The first pods with this image did not become ready, and the previous value was restored.
     #[error(
         "the pods did not become ready with the image set at {at:.0}, and the previous image was restored: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"

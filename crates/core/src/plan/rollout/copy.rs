@@ -11,8 +11,8 @@ use crate::{
     image::InputHasher,
     kernel::{KernelLabel, KernelTarget},
     plan::{
-        ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, Container, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet,
-        OS_ID_LABEL, OS_VERSION_LABEL,
+        ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, Container, DaemonSetFacts, Instance, KERNEL_LABEL,
+        LiveDaemonSet, OS_ID_LABEL, OS_VERSION_LABEL, labels::COPY_RECORD_ANNOTATION,
     },
 };
 
@@ -22,8 +22,6 @@ const RELEASE: &str = "farrier.dev/kernel-release";
 const APPLIED: &str = "farrier.dev/applied";
 /// On a copy: time since which no node runs the copy's kernel.
 const UNUSED_SINCE: &str = "farrier.dev/unused-since";
-/// On a copy: record of its image ([`CopyRecord`]), as JSON.
-const ROLLOUT: &str = "farrier.dev/rollout";
 
 /// Longest DaemonSet name that its pods can carry in a label.
 const MAX_NAME: usize = 63;
@@ -44,6 +42,9 @@ pub(super) struct CopyRecord {
     pub(super) previous: Option<String>,
     /// Image whose pods did not become ready; it is not set again.
     pub(super) failed: Option<FailedImage>,
+    /// Farrier that set the image; empty in older records.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) by: String,
 }
 
 /// Image whose pods did not become ready in time.
@@ -56,8 +57,8 @@ pub(super) struct FailedImage {
 
 impl CopyRecord {
     /// Creates the record of an image that is set now.
-    pub(super) fn new(image: String, previous: Option<String>, at: Timestamp) -> Self {
-        Self { image, at, good: false, previous, failed: None }
+    pub(super) fn new(image: String, previous: Option<String>, at: Timestamp, by: &Instance) -> Self {
+        Self { image, at, good: false, previous, failed: None, by: by.to_string() }
     }
 
     /// Whether the copy has no working image.
@@ -159,7 +160,8 @@ pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts
         release: live.annotations.get(RELEASE)?.parse().ok()?,
         arch: facts.placement.node_selector.get(ARCH_LABEL)?.parse().ok()?,
     };
-    let record = live.annotations.get(ROLLOUT).and_then(|text| serde_json::from_str(text).ok());
+    let record =
+        live.annotations.get(COPY_RECORD_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
     let unused_since = live.annotations.get(UNUSED_SINCE).and_then(|text| text.parse().ok());
     Some(FoundCopy { facts, live, target, record, unused_since })
 }
@@ -191,7 +193,7 @@ pub(in crate::plan) fn copy_times<'a>(
 
 /// Whether the manifest gives a copy a different image than before.
 pub(super) fn changes_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
-    let record = manifest["metadata"]["annotations"][ROLLOUT].as_str();
+    let record = manifest["metadata"]["annotations"][COPY_RECORD_ANNOTATION].as_str();
     let record: Option<CopyRecord> = record.and_then(|text| serde_json::from_str(text).ok());
     record.is_some_and(|record| {
         let given = |found: &Container| {
@@ -221,7 +223,7 @@ impl FoundCopy<'_> {
     /// Whether the copy has all annotations of `manifest`, and thus its content.
     pub(super) fn is(&self, manifest: &Value) -> bool {
         let wanted = &manifest["metadata"]["annotations"];
-        [RELEASE, APPLIED, UNUSED_SINCE, ROLLOUT].into_iter().all(|key| {
+        [RELEASE, APPLIED, UNUSED_SINCE, COPY_RECORD_ANNOTATION].into_iter().all(|key| {
             wanted.get(key).and_then(Value::as_str) == self.live.annotations.get(key).map(String::as_str)
         })
     }
@@ -297,7 +299,7 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     let mut notes = json!({
         RELEASE: target.release.as_str(),
         APPLIED: hash.finish().to_string(),
-        ROLLOUT: serde_json::to_string(record).ok()?,
+        COPY_RECORD_ANNOTATION: serde_json::to_string(record).ok()?,
     });
     if let Some(since) = unused_since {
         notes[UNUSED_SINCE] = since.to_string().into();

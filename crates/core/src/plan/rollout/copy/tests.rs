@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::{Container, ObjectVersion, Placement, PodCount, UpdateStrategy};
+use crate::plan::{Container, Instance, ObjectVersion, Placement, PodCount, UpdateStrategy};
 
 fn original(name: &str, spec: &Value) -> DaemonSetFacts {
     let manifest = json!({
@@ -50,7 +50,12 @@ fn made(original: &DaemonSetFacts) -> Option<Arc<Value>> {
         handover: "farrier.dev/driver.00000000",
         name: "copy",
         target: &target("6.1.192-acme+"),
-        record: &CopyRecord::new("registry.test/mft:1".to_owned(), None, Timestamp::UNIX_EPOCH),
+        record: &CopyRecord::new(
+            "registry.test/mft:1".to_owned(),
+            None,
+            Timestamp::UNIX_EPOCH,
+            &Instance::default(),
+        ),
         unused_since: None,
     })
 }

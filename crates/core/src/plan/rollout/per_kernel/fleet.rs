@@ -89,6 +89,9 @@ impl<'a> Fleet<'a> {
         }
         let containers: Vec<&str> = parts.iter().map(|(_, container)| *container).collect();
         let original = Original::observe(inputs.snapshot, facts, live);
+        if let Some((name, copy)) = original.other_owner(inputs.instance) {
+            return Err(HoldReason::OtherInstanceCopies { name: name.clone(), copy: copy.clone() });
+        }
         check_supported(&original.base)?;
         let (mut members, mut undetermined) = (Vec::new(), Vec::new());
         let is_believed =

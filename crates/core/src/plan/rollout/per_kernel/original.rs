@@ -9,7 +9,7 @@ use super::super::{
 };
 use crate::{
     kernel::KernelTarget,
-    plan::{ClusterSnapshot, CowArc, LiveDaemonSet, NodeFacts, Placement},
+    plan::{ClusterSnapshot, CowArc, Instance, LiveDaemonSet, NodeFacts, Placement},
 };
 
 /// DaemonSet that the copies are made from.
@@ -42,6 +42,13 @@ impl<'a> Original<'a> {
     /// Whether the DaemonSet keeps off handed-over nodes.
     pub(super) fn is_fenced(&self) -> bool {
         is_fenced(&self.facts.placement.affinity, &self.label)
+    }
+
+    /// Returns another farrier that set the image of a copy, and the name of the copy.
+    pub(super) fn other_owner(&self, own: &Instance) -> Option<(&String, &String)> {
+        let mut owners =
+            self.copies.values().filter_map(|copy| Some((&copy.record.as_ref()?.by, &copy.facts.name)));
+        owners.find(|(name, _)| !name.is_empty() && **name != own.to_string())
     }
 
     /// Returns the nodes with the handover label, whether or not the DaemonSet reaches them.

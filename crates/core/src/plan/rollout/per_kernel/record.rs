@@ -58,14 +58,14 @@ pub(super) fn next_record(
     image: Option<&ReadyImage>,
     (watched, upgrade): (Watch, Option<&PlannedUpgrade>),
 ) -> Option<CopyRecord> {
-    let now = context.inputs.now;
+    let (now, by) = (context.inputs.now, context.inputs.instance);
     let wanted = image.map(|image| image.text.clone());
     let Some(copy) = found else {
-        return wanted.map(|image| CopyRecord::new(image, None, now));
+        return wanted.map(|image| CopyRecord::new(image, None, now, by));
     };
     let mut record = match &copy.record {
         Some(record) => record.clone(),
-        None => CopyRecord::new(copy.image(&fleet.containers)?, None, now),
+        None => CopyRecord::new(copy.image(&fleet.containers)?, None, now, by),
     };
     if !record.good {
         watch(context, fleet, copy, &mut record, (watched, upgrade));
@@ -74,7 +74,7 @@ pub(super) fn next_record(
     match wanted {
         Some(image) if image != record.image && !has_failed(&image) => {
             let previous = if record.good { Some(record.image) } else { record.previous };
-            Some(CopyRecord::new(image, previous, now))
+            Some(CopyRecord::new(image, previous, now, by))
         }
         _ => Some(record),
     }

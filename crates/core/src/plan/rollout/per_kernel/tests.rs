@@ -86,6 +86,27 @@ fn the_steady_state_makes_no_write_and_flapping_none_either() {
     assert_eq!(cluster.writes, writes);
 }
 
+/// Two farriers with a rollout to the same DaemonSet would give its copies their own images by turns.
+#[test]
+fn copies_of_another_instance_are_left_to_it() {
+    let mut cluster = Cluster::new(&[K47, K48], &[]);
+    cluster.publish();
+    settled(&mut cluster);
+    let writes = cluster.writes;
+    let own = std::mem::replace(&mut cluster.world.instance, "gpu".parse().unwrap());
+    for image in cluster.world.resolved.images.values_mut() {
+        image.as_mut().unwrap().version = "2".to_owned();
+    }
+    cluster.publish();
+    cluster.converge();
+    insta::assert_snapshot!(now(&mut cluster), @"");
+    assert_eq!(cluster.writes, writes);
+    // A copy from before the owner was recorded, or whose record a person removed, has none.
+    cluster.world.instance = own;
+    settled(&mut cluster);
+    assert!(cluster.writes > writes);
+}
+
 /// Without its kernel label the node has neither the copy's pod nor, because of the fence, the original's.
 #[test]
 fn a_node_that_lost_its_labels_and_its_pod_is_not_settled() {
