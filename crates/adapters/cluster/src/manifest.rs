@@ -106,7 +106,10 @@ fn add_object(yaml: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest)
             Ok(found) => manifest.targets.daemon_sets.push(found),
             Err(error) => manifest.skipped.push(error),
         }
-    } else if let Some(known) = OperatorResource::ALL.into_iter().find(|known| known.kind() == kind)
+    } else if let Some(known) = OperatorResource::ALL
+        .into_iter()
+        .chain([OperatorResource::GpuCluster])
+        .find(|known| known.kind() == kind)
         && (version == format!("{}/{}", known.group(), known.version()) || untyped)
     {
         match resource(known, yaml, &manifest.file) {

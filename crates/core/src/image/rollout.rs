@@ -223,16 +223,21 @@ pub enum OperatorResource {
     NvidiaDriver,
     /// `kmm.sigs.x-k8s.io/v1beta1`, `spec.moduleLoader.container`, in a namespace.
     Module,
+    /// `nvidia.com/v1alpha1`, without a driver of its own and thus no rollout target. Beside it, the GPU Operator takes its drivers
+    /// from NVIDIADriver resources and ignores a ClusterPolicy.
+    #[serde(rename = "GPUCluster", skip_deserializing)]
+    #[strum(serialize = "GPUCluster")]
+    GpuCluster,
 }
 
 impl OperatorResource {
-    /// All kinds of operator resources.
+    /// All kinds of operator resources that can be rollout targets.
     pub const ALL: [Self; 5] =
         [Self::NicClusterPolicy, Self::NicNodePolicy, Self::ClusterPolicy, Self::NvidiaDriver, Self::Module];
 
     /// Whether the resource belongs to the GPU Operator rather than the Network Operator.
     pub fn is_of_gpu_operator(self) -> bool {
-        matches!(self, Self::ClusterPolicy | Self::NvidiaDriver)
+        matches!(self, Self::ClusterPolicy | Self::NvidiaDriver | Self::GpuCluster)
     }
 
     /// The API's `kind`.
@@ -244,7 +249,7 @@ impl OperatorResource {
     pub fn group(self) -> &'static str {
         match self {
             Self::NicClusterPolicy | Self::NicNodePolicy => "mellanox.com",
-            Self::ClusterPolicy | Self::NvidiaDriver => "nvidia.com",
+            Self::ClusterPolicy | Self::NvidiaDriver | Self::GpuCluster => "nvidia.com",
             Self::Module => "kmm.sigs.x-k8s.io",
         }
     }
@@ -253,7 +258,9 @@ impl OperatorResource {
     pub fn version(self) -> &'static str {
         match self {
             Self::ClusterPolicy => "v1",
-            Self::NicClusterPolicy | Self::NicNodePolicy | Self::NvidiaDriver => "v1alpha1",
+            Self::NicClusterPolicy | Self::NicNodePolicy | Self::NvidiaDriver | Self::GpuCluster => {
+                "v1alpha1"
+            }
             Self::Module => "v1beta1",
         }
     }
@@ -266,17 +273,18 @@ impl OperatorResource {
             Self::ClusterPolicy => "clusterpolicies",
             Self::NvidiaDriver => "nvidiadrivers",
             Self::Module => "modules",
+            Self::GpuCluster => "gpuclusters",
         }
     }
 
-    /// Label of the nodes for the operator's driver, with the value `true`. KMM has none.
+    /// Label of the nodes for the operator's driver, with the value `true`, if there is one.
     pub fn node_label(self) -> Option<&'static str> {
         match self {
             Self::NicClusterPolicy | Self::NicNodePolicy => {
                 Some("feature.node.kubernetes.io/pci-15b3.present")
             }
             Self::ClusterPolicy | Self::NvidiaDriver => Some("nvidia.com/gpu.deploy.driver"),
-            Self::Module => None,
+            Self::Module | Self::GpuCluster => None,
         }
     }
 
@@ -285,7 +293,7 @@ impl OperatorResource {
         match self {
             Self::NicClusterPolicy | Self::NicNodePolicy => &["ofedDriver"],
             Self::ClusterPolicy => &["driver"],
-            Self::NvidiaDriver => &[],
+            Self::NvidiaDriver | Self::GpuCluster => &[],
             Self::Module => &["moduleLoader", "container"],
         }
     }

@@ -37,6 +37,7 @@ mod new_cell;
 mod node;
 mod node_kernel_limiter;
 mod node_write_limiter;
+mod operator_resources;
 mod outcome;
 mod planner;
 mod reach;

@@ -11,7 +11,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ClusterSnapshot, DaemonSetFacts, NodeAffinity, NodeFacts};
+use super::{
+    ClusterSnapshot, DaemonSetFacts, NodeAffinity, NodeFacts, operator_resources::OperatorResources,
+};
 use crate::image::OperatorResource;
 
 const NO_EXECUTE: &str = "NoExecute";
@@ -90,13 +92,13 @@ impl DriverOwnership {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// Assignment among the resources of a cluster.
-    pub(super) fn among(name: &str, snapshot: &ClusterSnapshot) -> Self {
-        let drivers = snapshot.resources.iter().filter(|found| found.kind == OperatorResource::NvidiaDriver);
+    /// Assignment among several resources.
+    pub(super) fn among(name: &str, resources: OperatorResources<'_>) -> Self {
+        let drivers = resources.of(OperatorResource::NvidiaDriver);
         let rivals = drivers.filter(|found| found.name != name && found.spec["default"] != true);
         Self {
             name: name.to_owned(),
-            in_use: snapshot.has_driver_owners(),
+            in_use: resources.assign_nodes(),
             rivals: rivals.map(|found| (found.name.clone(), driver_selector(&found.spec))).collect(),
         }
     }
@@ -408,7 +410,9 @@ pub(super) fn operator_placement(kind: OperatorResource, name: &str, spec: &Valu
                 strings(&spec["nodeSelector"])
             }
             OperatorResource::Module => strings(&spec["selector"]),
-            OperatorResource::NicClusterPolicy | OperatorResource::ClusterPolicy => BTreeMap::new(),
+            OperatorResource::NicClusterPolicy
+            | OperatorResource::ClusterPolicy
+            | OperatorResource::GpuCluster => BTreeMap::new(),
         },
         affinity: if of_network_operator {
             NodeAffinity::required(&spec["nodeAffinity"])

@@ -12,8 +12,7 @@ use serde::Serialize;
 use super::{
     COPY_OF_LABEL, JobState, KERNEL_LABEL, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR,
     ReachingObject, RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces,
-    labels::HANDOVER_LABELS,
-    reach::{DRIVER_OWNER, DriverOwnership, operator_placement},
+    labels::HANDOVER_LABELS, operator_resources::OperatorResources, reach::operator_placement,
 };
 use crate::{
     image::{DaemonSetContainer, DriverImage, OperatorResource, ResourceName, Strategy},
@@ -426,13 +425,6 @@ impl PodFacts {
     }
 }
 
-impl ClusterSnapshot {
-    /// Whether the GPU Operator assigns nodes to NVIDIADriver resources, as it does since version 26.7.
-    pub(super) fn has_driver_owners(&self) -> bool {
-        self.nodes.iter().any(|node| node.labels.contains_key(DRIVER_OWNER))
-    }
-}
-
 impl ResourceFacts {
     /// Whether a rollout names this resource.
     pub fn is_named(&self, wanted: &ResourceName) -> bool {
@@ -451,9 +443,7 @@ impl ResourceFacts {
 
     /// Returns the rules of the DaemonSet that the operator creates in a cluster.
     pub(super) fn placement_in(&self, snapshot: &ClusterSnapshot) -> Placement {
-        let placement = self.placement();
-        let ownership = placement.ownership.is_some().then(|| DriverOwnership::among(&self.name, snapshot));
-        Placement { ownership, ..placement }
+        OperatorResources::live(snapshot).placement_of(self)
     }
 }
 

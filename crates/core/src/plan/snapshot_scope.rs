@@ -69,10 +69,6 @@ impl SnapshotScope {
                 }
                 if let Some(ResourceName { resource, .. }) = rollout.resource() {
                     scope.resources.insert(*resource);
-                    // A ClusterPolicy decides whether the operator uses NVIDIADriver resources, and on which nodes.
-                    if *resource == OperatorResource::NvidiaDriver {
-                        scope.resources.insert(OperatorResource::ClusterPolicy);
-                    }
                     scope.labels.extend(resource.node_label().map(str::to_owned));
                     scope.labels.extend(skip_labels(*resource).map(str::to_owned));
                 }
@@ -80,6 +76,10 @@ impl SnapshotScope {
                     scope.resources.extend(*resource);
                 }
             }
+        }
+        // Together they decide whether the GPU Operator uses a resource, and on which nodes.
+        if scope.resources.iter().any(|kind| kind.is_of_gpu_operator()) {
+            scope.resources.extend([OperatorResource::ClusterPolicy, OperatorResource::GpuCluster]);
         }
         scope
     }

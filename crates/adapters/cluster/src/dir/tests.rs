@@ -388,6 +388,19 @@ async fn an_operators_resource_is_edited_in_place() {
     assert_eq!(after, MODULE.replace("'old.test/acme:6.1.0'", "'reg.test/acme:1-${KERNEL_FULL_VERSION}'"));
 }
 
+/// They decide about the NVIDIADriver resources of the same directory.
+#[test]
+fn a_cluster_policy_and_a_gpu_cluster_are_read() {
+    let policy = "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n\
+        spec: {driver: {useNvidiaDriverCRD: true}}\n";
+    let cluster = "apiVersion: nvidia.com/v1alpha1\nkind: GPUCluster\nmetadata: {name: gpu-cluster}\n\
+        spec: {draDriver: {}}\n";
+    let root = tree(&[("a.yaml", policy), ("b.yaml", cluster)]);
+    let resources = Directory::open(root.path()).unwrap().read().unwrap().resources;
+    assert_eq!(resources[0].spec["driver"]["useNvidiaDriverCRD"], true);
+    assert_eq!((resources[1].kind, &*resources[1].name), (OperatorResource::GpuCluster, "gpu-cluster"));
+}
+
 #[test]
 fn a_resource_that_is_not_what_its_manifest_says_is_named() {
     let text = "namePrefix: a-\nnamespace: other\nresources: [../../base/policy.yaml, module.yaml]\npatches: [{path: p.yaml}]\n";

@@ -15,6 +15,7 @@ use crate::{
     plan::{
         Cell, PlannedCell, PlannedUpgrade,
         guarantee::{RequiredKernels, admissible_image},
+        operator_resources::OperatorResources,
     },
 };
 
@@ -139,6 +140,11 @@ impl<'a> Context<'a> {
     /// Returns the image's cells for announced kernels that no node runs.
     pub(super) fn announced(&self) -> impl Iterator<Item = &'a PlannedCell> {
         self.cells.of(self.image).filter(|cell| cell.nodes == 0 && !cell.announced_by.is_empty())
+    }
+
+    /// Returns the operators' resources that decide about the rollout.
+    pub(super) fn resources(&self) -> OperatorResources<'a> {
+        OperatorResources::beside(self.inputs, self.spec)
     }
 
     /// Applies guarantee 1 to one kernel: returns a cell's published image by digest, if it passes.

@@ -12,7 +12,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 use crate::{
     image::{ImageReference, OperatorResource, Version},
     kernel::{KernelLabel, KernelTarget},
-    plan::{Cell, ClusterSnapshot, UPGRADE_STATE_LABELS},
+    plan::{Cell, UPGRADE_STATE_LABELS, operator_resources::OperatorResources},
 };
 
 /// Returns the end of the tag that the operator looks for on nodes of this target; `None` where the kernel has no
@@ -39,7 +39,11 @@ pub(super) enum TagForm {
 }
 
 impl TagForm {
-    pub(super) fn of(kind: OperatorResource, target: &KernelTarget, snapshot: &ClusterSnapshot) -> Self {
+    pub(super) fn of(
+        kind: OperatorResource,
+        target: &KernelTarget,
+        resources: OperatorResources<'_>,
+    ) -> Self {
         if !kind.is_of_gpu_operator() {
             return Self::WithArchitecture;
         }
@@ -49,7 +53,7 @@ impl TagForm {
             "rhel" => major.is_some_and(|major| major < 10),
             _ => false,
         };
-        if kind == OperatorResource::NvidiaDriver && has_minor && !snapshot.has_driver_owners() {
+        if kind == OperatorResource::NvidiaDriver && has_minor && !resources.assign_nodes() {
             Self::Whole
         } else {
             Self::Abbreviated
@@ -74,12 +78,12 @@ pub(super) type Versions<'a> = Vec<(Cow<'a, str>, &'a ImageReference)>;
 pub(super) fn versions<'a>(
     kind: OperatorResource,
     cell: &'a Cell,
-    snapshot: &ClusterSnapshot,
+    resources: OperatorResources<'_>,
 ) -> Versions<'a> {
     if kind == OperatorResource::Module {
         return with_variable(cell);
     }
-    let form = TagForm::of(kind, &cell.target, snapshot);
+    let form = TagForm::of(kind, &cell.target, resources);
     let Some(end) = tag_end(form, &cell.target) else { return Vec::new() };
     let version = |reference: &'a ImageReference| {
         let Version::Tag(tag) = &reference.version else { return None };
@@ -108,8 +112,8 @@ pub(super) fn precompiled_field(kind: OperatorResource) -> Option<&'static str> 
     match kind {
         OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => Some("forcePrecompiled"),
         OperatorResource::ClusterPolicy => Some("usePrecompiled"),
-        // Immutable (a validation rule of the CRD); KMM has none.
-        OperatorResource::NvidiaDriver | OperatorResource::Module => None,
+        // Immutable (a validation rule of the CRD); the others have none.
+        OperatorResource::NvidiaDriver | OperatorResource::Module | OperatorResource::GpuCluster => None,
     }
 }
 
@@ -140,8 +144,11 @@ pub(in crate::plan) fn skip_labels(kind: OperatorResource) -> impl Iterator<Item
 
 /// Returns the workload of nodes without [`WORKLOAD_LABEL`], if a ClusterPolicy enables virtual machines. Otherwise the GPU
 /// Operator ignores the label (`gpuStateLabels` in `controllers/state_manager.go`).
-pub(super) fn default_workload(kind: OperatorResource, snapshot: &ClusterSnapshot) -> Option<&str> {
-    let policies = snapshot.resources.iter().filter(|found| found.kind == OperatorResource::ClusterPolicy);
+pub(super) fn default_workload<'a>(
+    kind: OperatorResource,
+    resources: OperatorResources<'a>,
+) -> Option<&'a str> {
+    let policies = resources.of(OperatorResource::ClusterPolicy);
     let workloads = policies.map(|found| &found.spec["sandboxWorkloads"]);
     let mut enabled = workloads.filter(|workloads| workloads["enabled"] == true);
     let workloads = enabled.next().filter(|_| kind.is_of_gpu_operator())?;

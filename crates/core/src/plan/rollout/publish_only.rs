@@ -36,9 +36,9 @@ pub(super) fn decide(
     let mut tags = 0;
     for (planned, cell) in all.iter().filter_map(|planned| Some((planned, planned.outcome.cell()?))) {
         if let Some(kind) = operator
-            && operator::versions(kind, cell, inputs.snapshot).is_empty()
+            && operator::versions(kind, cell, context.resources()).is_empty()
         {
-            return Err(tag_form(kind, cell, inputs.snapshot));
+            return Err(tag_form(kind, cell, context.resources()));
         }
         match cells.state(image, &planned.target) {
             CellState::Published(cell, published) => {

@@ -26,8 +26,9 @@ use super::{
 use crate::{
     image::{ImageReference, OperatorResource, ResourceName},
     plan::{
-        Cell, ClusterSnapshot, NodeFacts, ObservedKind, Placement, ReachingObject, ResourceFacts,
+        Cell, NodeFacts, ObservedKind, Placement, ReachingObject, ResourceFacts,
         labels::{end_of_rest, is_in_progress},
+        operator_resources::OperatorResources,
         outcome::CellState,
         reach::Reach,
         reasons::and_more,
@@ -59,11 +60,12 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
             let own = operator::upgrade_label(kind).into_iter().chain(kind.node_label());
             keys.extend(image.spec.nodes.keys().chain(own).map(str::to_owned));
             keys.extend(operator::skip_labels(kind).map(str::to_owned));
+            let resources = OperatorResources::beside(inputs, rollout);
             let manifests = inputs.manifests.values().flatten().flat_map(|found| &found.resources);
             for found in
                 inputs.snapshot.resources.iter().chain(manifests).filter(|found| found.is_named(wanted))
             {
-                keys.extend(found.placement_in(inputs.snapshot).label_keys().map(str::to_owned));
+                keys.extend(resources.placement_of(found).label_keys().map(str::to_owned));
             }
         }
     }
@@ -105,13 +107,14 @@ pub(super) fn decide(
     let found = named(inputs, target, wanted)?;
     let driver = driver_section(found)?;
     allows_precompiled(found)?;
-    if kind == OperatorResource::NvidiaDriver {
-        is_delegated(inputs.snapshot)?;
+    let resources = context.resources();
+    if let Some(detail) = ignored_by_operator(kind, resources) {
+        return Err(HoldReason::DriverOff { detail });
     }
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
-    let placement = found.placement_in(inputs.snapshot);
+    let placement = resources.placement_of(found);
     check_supported(&placement)?;
     let live = inputs.snapshot.resources.iter().find(|live| live.is_named(wanted) && live.version.is_some());
     if let Some(live) = live.filter(|_| found.version.is_none())
@@ -161,6 +164,7 @@ fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReas
             Err(HoldReason::Immutable { field: "spec.usePrecompiled", needed: true })
         }
         OperatorResource::Module => section.ok_or_else(|| off("spec.moduleLoader is absent")),
+        OperatorResource::GpuCluster => Err(off("a GPUCluster has no driver of its own")),
     }
 }
 
@@ -175,19 +179,30 @@ fn allows_precompiled(found: &ResourceFacts) -> Result<(), HoldReason> {
     }
 }
 
-/// Checks that the GPU Operator takes its driver from NVIDIADriver resources. It ignores them as long as a ClusterPolicy
-/// manages the driver (`controllers/nvidiadriver_controller.go`, since 25.10.1).
-fn is_delegated(snapshot: &ClusterSnapshot) -> Result<(), HoldReason> {
-    let mut policies =
-        snapshot.resources.iter().filter(|found| found.kind == OperatorResource::ClusterPolicy);
-    let managing = policies.find(|found| found.spec["driver"]["useNvidiaDriverCRD"] != true);
-    managing.map_or(Ok(()), |found| {
-        let name = &found.name;
-        let detail = format!(
-            "ClusterPolicy {name} manages the driver: set spec.driver.useNvidiaDriverCRD: true there"
-        );
-        Err(HoldReason::DriverOff { detail })
-    })
+/// Returns why the GPU Operator ignores resources of this kind, if it does. A ClusterPolicy that manages the driver disables
+/// NVIDIADriver resources (`controllers/nvidiadriver_controller.go`, since 25.10.1), and a GPUCluster disables a ClusterPolicy
+/// (`controllers/clusterpolicy_controller.go`, since 26.7).
+fn ignored_by_operator(kind: OperatorResource, resources: OperatorResources<'_>) -> Option<String> {
+    let cluster = resources.of(OperatorResource::GpuCluster).next();
+    let manages = |found: &&ResourceFacts| found.spec["driver"]["useNvidiaDriverCRD"] != true;
+    match kind {
+        OperatorResource::ClusterPolicy => Some(format!(
+            "the GPU Operator ignores a ClusterPolicy beside GPUCluster {}: name an NVIDIADriver in the rollout, or delete the GPUCluster",
+            cluster?.name
+        )),
+        OperatorResource::NvidiaDriver => {
+            let policy = &resources.of(OperatorResource::ClusterPolicy).find(manages)?.name;
+            Some(match cluster {
+                None => format!(
+                    "ClusterPolicy {policy} manages the driver: set spec.driver.useNvidiaDriverCRD: true there"
+                ),
+                Some(ResourceFacts { name, .. }) => format!(
+                    "ClusterPolicy {policy} manages the driver, and GPUCluster {name} excludes it: delete the ClusterPolicy"
+                ),
+            })
+        }
+        _ => None,
+    }
 }
 
 /// Returns the fields of the driver's section, if present.
@@ -205,7 +220,7 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
         operator::selects(kind, &node.labels) || image.is_some_and(|image| node.is_selected_by(image))
     };
     let object = ReachingObject::new(placement, context.inputs.snapshot, []);
-    let workload = operator::default_workload(kind, context.inputs.snapshot);
+    let workload = operator::default_workload(kind, context.resources());
     let is_skipped = |group: &&NodeGroup<'_>| operator::skips(kind, &group.sample.labels, workload);
     let groups = context.groups.iter().filter(|group| !is_skipped(group));
     let (wanted, others): (Vec<_>, Vec<_>) = groups.partition(is_wanted);
@@ -268,9 +283,9 @@ fn common_version<'a>(
             CellState::Absent(absence) => absence.cell,
         };
         let versions =
-            cell.map(|cell| operator::versions(kind, cell, context.inputs.snapshot)).unwrap_or_default();
+            cell.map(|cell| operator::versions(kind, cell, context.resources())).unwrap_or_default();
         if let Some(cell) = cell.filter(|_| versions.is_empty()) {
-            return Err(tag_form(kind, cell, context.inputs.snapshot));
+            return Err(tag_form(kind, cell, context.resources()));
         }
         match state {
             CellState::Absent(absence) => return Err(no_image(kernel, absence.why)),
@@ -316,8 +331,8 @@ pub(super) fn is_published(context: &Context<'_>, cell: &Cell, name: &ImageRefer
 }
 
 /// Returns the hold for an image whose tags do not match those that the operator computes.
-pub(super) fn tag_form(kind: OperatorResource, cell: &Cell, snapshot: &ClusterSnapshot) -> HoldReason {
-    let form = TagForm::of(kind, &cell.target, snapshot);
+pub(super) fn tag_form(kind: OperatorResource, cell: &Cell, resources: OperatorResources<'_>) -> HoldReason {
+    let form = TagForm::of(kind, &cell.target, resources);
     HoldReason::TagForm {
         image: cell.reference.clone(),
         looked_for: operator::tag_end(form, &cell.target)

@@ -40,6 +40,7 @@ fn world(kind: OperatorResource) -> World {
             });
             (json!({"moduleLoader": {"container": container}, "selector": {"pci": "yes"}}), MODULE)
         }
+        OperatorResource::GpuCluster => panic!("no rollout target"),
     };
     let namespace = (kind == OperatorResource::Module).then_some("kmm");
     let full_name = namespace.map_or("policy".to_owned(), |namespace| format!("{namespace}/policy"));
@@ -399,7 +400,14 @@ fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
     assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
     // The Network Operator expects the whole OS version.
     let cell = &world.cells()[0];
-    assert!(operator::versions(OperatorResource::NicClusterPolicy, cell, &world.snapshot).is_empty());
+    assert!(
+        operator::versions(
+            OperatorResource::NicClusterPolicy,
+            cell,
+            OperatorResources::live(&world.snapshot)
+        )
+        .is_empty()
+    );
     assert_eq!(
         operator::tag_end(TagForm::WithArchitecture, &cell.target).unwrap(),
         "-6.1.0-47-amd64-rhel9.4-amd64"
@@ -416,6 +424,41 @@ fn an_nvidia_driver_of_an_older_gpu_operator_has_the_minor_version_of_rhel_9_in_
         label(&mut world, node, DRIVER_OWNER, "policy");
     }
     assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
+}
+
+fn gpu_cluster() -> ResourceFacts {
+    resource(OperatorResource::GpuCluster, "gpu-cluster", json!({"draDriver": {}}))
+}
+
+/// The GPU Operator reconciles no ClusterPolicy beside a GPUCluster (26.7, `controllers/clusterpolicy_controller.go`).
+#[test]
+fn a_cluster_policy_beside_a_gpu_cluster_is_held() {
+    let mut world = world(OperatorResource::ClusterPolicy);
+    world.snapshot.resources.push(gpu_cluster());
+    insta::assert_snapshot!(hold(&world), @"");
+    assert!(!world.plan().has_failures());
+}
+
+/// A GPUCluster delegates its driver to NVIDIADriver resources. An operator with that kind assigns nodes by their labels.
+#[test]
+fn an_nvidia_driver_beside_a_gpu_cluster_is_rolled_out_to_the_nodes_with_gpus() {
+    let mut world = rhel(OperatorResource::NvidiaDriver);
+    let scope = crate::plan::SnapshotScope::of(&world.definitions);
+    assert!(scope.resources.contains(&OperatorResource::GpuCluster));
+    world.snapshot.resources.push(gpu_cluster());
+    assert_eq!(hold(&world), HoldReason::NoNodes, "no node is known to have a GPU");
+    label(&mut world, 0, "nvidia.com/gpu.present", "true");
+    let proof = change(&world.plan()).proof;
+    assert!(proof.iter().any(|name| name.to_string().ends_with("-rhel9")), "the tags of 26.7: {proof:?}");
+    // A second resource owns the node that it selects.
+    let rival = json!({"usePrecompiled": true, "nodeSelector": {"pool": "a"}});
+    world.snapshot.resources.push(resource(OperatorResource::NvidiaDriver, "rival", rival));
+    label(&mut world, 0, "pool", "a");
+    assert_eq!(hold(&world), HoldReason::NoNodes);
+    // A ClusterPolicy that manages the driver still disables the resource.
+    let policy = resource(OperatorResource::ClusterPolicy, "policy", json!({"driver": {}}));
+    world.snapshot.resources.push(policy);
+    insta::assert_snapshot!(hold(&world), @"");
 }
 
 #[test]

@@ -1,0 +1,49 @@
+//! The operators' resources that decide together about a driver.
+
+use super::{
+    ClusterSnapshot, Placement, PlanInputs, ResourceFacts,
+    reach::{DRIVER_OWNER, DriverOwnership},
+};
+use crate::image::{OperatorResource, RolloutSpec};
+
+/// Resources in the manifests of a rollout, and those of the cluster that the manifests do not replace.
+#[derive(Clone, Copy)]
+pub(super) struct OperatorResources<'a> {
+    snapshot: &'a ClusterSnapshot,
+    manifests: &'a [ResourceFacts],
+}
+
+impl<'a> OperatorResources<'a> {
+    /// Returns the resources of the cluster.
+    pub(super) fn live(snapshot: &'a ClusterSnapshot) -> Self {
+        Self { snapshot, manifests: &[] }
+    }
+
+    /// Returns the resources that decide about a rollout.
+    pub(super) fn beside(inputs: &PlanInputs<'a>, _rollout: &RolloutSpec) -> Self {
+        Self::live(inputs.snapshot)
+    }
+
+    /// Returns the resources of a kind.
+    pub(super) fn of(self, kind: OperatorResource) -> impl Iterator<Item = &'a ResourceFacts> {
+        let is_replaced = move |found: &&ResourceFacts| {
+            self.manifests.iter().any(|other| (other.kind, &other.name) == (found.kind, &found.name))
+        };
+        let live = self.snapshot.resources.iter().filter(move |found| !is_replaced(found));
+        live.chain(self.manifests).filter(move |found| found.kind == kind)
+    }
+
+    /// Whether the GPU Operator assigns nodes to NVIDIADriver resources, as it does since version 26.7, the first with a
+    /// GPUCluster.
+    pub(super) fn assign_nodes(self) -> bool {
+        self.of(OperatorResource::GpuCluster).next().is_some()
+            || self.snapshot.nodes.iter().any(|node| node.labels.contains_key(DRIVER_OWNER))
+    }
+
+    /// Returns the rules of the DaemonSet that the operator creates from one of the resources.
+    pub(super) fn placement_of(self, found: &ResourceFacts) -> Placement {
+        let placement = found.placement();
+        let ownership = placement.ownership.is_some().then(|| DriverOwnership::among(&found.name, self));
+        Placement { ownership, ..placement }
+    }
+}
