@@ -1,7 +1,7 @@
 //! The operators' resources that decide together about a driver.
 
 use super::{
-    ClusterSnapshot, Placement, PlanInputs, ResourceFacts,
+    ClusterSnapshot, ManifestLocation, Placement, PlanInputs, ResourceFacts,
     reach::{DRIVER_OWNER, DriverOwnership},
 };
 use crate::image::{OperatorResource, RolloutSpec};
@@ -20,8 +20,11 @@ impl<'a> OperatorResources<'a> {
     }
 
     /// Returns the resources that decide about a rollout.
-    pub(super) fn beside(inputs: &PlanInputs<'a>, _rollout: &RolloutSpec) -> Self {
-        Self::live(inputs.snapshot)
+    pub(super) fn beside(inputs: &PlanInputs<'a>, rollout: &RolloutSpec) -> Self {
+        let place = ManifestLocation::of(rollout);
+        let read = place.and_then(|place| inputs.manifests.get(&place)?.as_ref().ok());
+        let manifests = read.map(|found| found.resources.as_slice()).unwrap_or_default();
+        Self { snapshot: inputs.snapshot, manifests }
     }
 
     /// Returns the resources of a kind.

@@ -6,7 +6,7 @@ use crate::{
     image::RolloutSpec,
     kmod::Verdict,
     plan::{
-        KERNEL_LABEL, Plan, Taint,
+        KERNEL_LABEL, ManifestFacts, ManifestLocation, Plan, Taint,
         fixtures::{K47, K48, World, name, node, resource},
         reach::DRIVER_OWNER,
         rollout::RecordState,
@@ -459,6 +459,66 @@ fn an_nvidia_driver_beside_a_gpu_cluster_is_rolled_out_to_the_nodes_with_gpus() 
     let policy = resource(OperatorResource::ClusterPolicy, "policy", json!({"driver": {}}));
     world.snapshot.resources.push(policy);
     insta::assert_snapshot!(hold(&world), @"");
+}
+
+/// Moves the resources of the cluster to a directory, whose NVIDIADriver is then the target.
+fn in_directory() -> World {
+    let mut world = world(OperatorResource::NvidiaDriver);
+    let rollout = json!({"strategy": "file", "path": "gpu", "resource": "NVIDIADriver", "name": "policy"});
+    let rollout: RolloutSpec = serde_json::from_value(rollout).unwrap();
+    let place = ManifestLocation::of(&rollout).unwrap();
+    world.image("mft").spec.rollout = vec![rollout];
+    let mut resources = std::mem::take(&mut world.snapshot.resources);
+    resources.iter_mut().for_each(|found| found.version = None);
+    world.manifests.insert(place, Ok(ManifestFacts { resources, ..ManifestFacts::default() }));
+    world
+}
+
+fn add_to_directory(world: &mut World, kind: OperatorResource, name: &str, spec: Value) {
+    let place = ManifestLocation::of(&world.image("mft").spec.rollout[0]).unwrap();
+    let facts = world.manifests.get_mut(&place).unwrap().as_mut().unwrap();
+    facts.resources.push(ResourceFacts { version: None, ..resource(kind, name, spec) });
+}
+
+/// The directory is what the cluster will get, so its ClusterPolicy counts, and not the one that it replaces.
+#[test]
+fn the_cluster_policy_of_a_directory_decides_about_its_nvidia_drivers() {
+    let policy = |managing: bool| json!({"driver": {"useNvidiaDriverCRD": !managing}});
+    for (here, live, is_held) in [
+        (None, None, false),
+        (Some(true), None, true),
+        (Some(false), None, false),
+        (None, Some(true), true),
+        (Some(false), Some(true), false),
+        (Some(true), Some(false), true),
+    ] {
+        let mut world = in_directory();
+        if let Some(managing) = here {
+            add_to_directory(&mut world, OperatorResource::ClusterPolicy, "policy", policy(managing));
+        }
+        world.snapshot.resources.extend(
+            live.map(|managing| resource(OperatorResource::ClusterPolicy, "policy", policy(managing))),
+        );
+        let decision = decision(&world);
+        let held = matches!(decision, RolloutDecision::Hold(HoldReason::DriverOff { .. }));
+        assert_eq!(held, is_held, "{here:?} {live:?}: {decision:?}");
+    }
+}
+
+/// Another NVIDIADriver of the directory owns the node that it selects.
+#[test]
+fn the_nvidia_drivers_of_a_directory_share_the_nodes() {
+    let mut world = in_directory();
+    world.snapshot.nodes.push(node("other", "6.1.0-99-amd64"));
+    for number in 0..3 {
+        label(&mut world, number, "nvidia.com/gpu.present", "true");
+        label(&mut world, number, DRIVER_OWNER, if number == 2 { "rival" } else { "policy" });
+    }
+    label(&mut world, 2, "pool", "a");
+    assert!(matches!(hold(&world), HoldReason::NoImage { .. }), "{:?}", hold(&world));
+    let rival = json!({"usePrecompiled": true, "nodeSelector": {"pool": "a"}});
+    add_to_directory(&mut world, OperatorResource::NvidiaDriver, "rival", rival);
+    change(&world.plan());
 }
 
 #[test]
