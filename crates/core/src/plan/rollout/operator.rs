@@ -144,10 +144,7 @@ pub(in crate::plan) fn skip_labels(kind: OperatorResource) -> impl Iterator<Item
 
 /// Returns the workload of nodes without [`WORKLOAD_LABEL`], if a ClusterPolicy enables virtual machines. Otherwise the GPU
 /// Operator ignores the label (`gpuStateLabels` in `controllers/state_manager.go`).
-pub(super) fn default_workload<'a>(
-    kind: OperatorResource,
-    resources: OperatorResources<'a>,
-) -> Option<&'a str> {
+pub(super) fn default_workload(kind: OperatorResource, resources: OperatorResources<'_>) -> Option<&str> {
     let policies = resources.of(OperatorResource::ClusterPolicy);
     let workloads = policies.map(|found| &found.spec["sandboxWorkloads"]);
     let mut enabled = workloads.filter(|workloads| workloads["enabled"] == true);

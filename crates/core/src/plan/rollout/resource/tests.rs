@@ -435,7 +435,7 @@ fn gpu_cluster() -> ResourceFacts {
 fn a_cluster_policy_beside_a_gpu_cluster_is_held() {
     let mut world = world(OperatorResource::ClusterPolicy);
     world.snapshot.resources.push(gpu_cluster());
-    insta::assert_snapshot!(hold(&world), @"");
+    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: the GPU Operator ignores a ClusterPolicy beside GPUCluster gpu-cluster: name an NVIDIADriver in the rollout, or delete the GPUCluster");
     assert!(!world.plan().has_failures());
 }
 
@@ -458,7 +458,7 @@ fn an_nvidia_driver_beside_a_gpu_cluster_is_rolled_out_to_the_nodes_with_gpus() 
     // A ClusterPolicy that manages the driver still disables the resource.
     let policy = resource(OperatorResource::ClusterPolicy, "policy", json!({"driver": {}}));
     world.snapshot.resources.push(policy);
-    insta::assert_snapshot!(hold(&world), @"");
+    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: ClusterPolicy policy manages the driver, and GPUCluster gpu-cluster excludes it: delete the ClusterPolicy");
 }
 
 /// Moves the resources of the cluster to a directory, whose NVIDIADriver is then the target.
@@ -469,7 +469,9 @@ fn in_directory() -> World {
     let place = ManifestLocation::of(&rollout).unwrap();
     world.image("mft").spec.rollout = vec![rollout];
     let mut resources = std::mem::take(&mut world.snapshot.resources);
-    resources.iter_mut().for_each(|found| found.version = None);
+    for found in &mut resources {
+        found.version = None;
+    }
     world.manifests.insert(place, Ok(ManifestFacts { resources, ..ManifestFacts::default() }));
     world
 }
@@ -515,7 +517,8 @@ fn the_nvidia_drivers_of_a_directory_share_the_nodes() {
         label(&mut world, number, DRIVER_OWNER, if number == 2 { "rival" } else { "policy" });
     }
     label(&mut world, 2, "pool", "a");
-    assert!(matches!(hold(&world), HoldReason::NoImage { .. }), "{:?}", hold(&world));
+    let waits = decision(&world);
+    assert!(matches!(waits, RolloutDecision::Pending { .. }), "the other node has no image yet: {waits:?}");
     let rival = json!({"usePrecompiled": true, "nodeSelector": {"pool": "a"}});
     add_to_directory(&mut world, OperatorResource::NvidiaDriver, "rival", rival);
     change(&world.plan());
