@@ -12,26 +12,34 @@ use crate::image::{Digest, ImageReference};
 
 /// Everything that farrier will do, everything that it will not do, and the reasons. The JSON form is stable: field and
 /// reason names keep their meaning within one `apiVersion` of the definitions; new ones may be added.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Plan {
     /// Every driver image that is called for on a kernel. Chain by chain: needs before their dependents, all kernels of
     /// an image together.
+    #[serde(flatten, serialize_with = "by_outcome")]
     pub cells: Vec<PlannedCell>,
     /// Published images without the site's signature.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub signatures: Vec<PlannedSignature>,
     /// Nodes without a known kernel target.
     pub skipped_nodes: Vec<SkippedNode>,
     /// Images for which there is no node.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unused_images: Vec<UnusedImage>,
     /// Nodes that an image skips because they bring their own driver.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub own_drivers: Vec<OwnDriver>,
     /// Images with the payloads of several kernels to assemble and publish.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unions: Vec<PlannedUnion>,
     /// Nodes whose announcement of a kernel is not used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unused_announcements: Vec<UnusedAnnouncement>,
     /// Image fields, with the decision for each.
     pub rollouts: Vec<PlannedRollout>,
     /// Nodes that are to boot another kernel, each with whether the node may boot it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<PlannedNode>,
 }
 
@@ -112,71 +120,37 @@ impl Plan {
     }
 }
 
-/// JSON form: one list per outcome.
-impl Serialize for Plan {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let of = |phase| self.cells_in(phase).map(|cell| &cell.outcome).collect();
-        let mut skipped: Vec<&PlannedCell> = self.cells_in(Phase::Skipped).collect();
-        skipped.sort_by_key(|cell| cell.key());
-        let Self {
-            cells,
-            signatures,
-            skipped_nodes,
-            unused_images,
-            own_drivers,
-            unions,
-            unused_announcements,
-            rollouts,
-            nodes,
-        } = self;
-        Document {
-            builds: of(Phase::Missing),
-            waiting: self.cells_in(Phase::Waiting).collect(),
-            tags: cells.iter().filter_map(Tags::of).collect(),
-            signatures,
-            up_to_date: of(Phase::Published),
-            conflicts: of(Phase::Conflict),
-            failed: of(Phase::Failed),
-            unknown: of(Phase::Unknown),
-            skipped,
-            skipped_nodes,
-            unused_images,
-            own_drivers,
-            unions,
-            unused_announcements,
-            rollouts,
-            nodes,
-        }
-        .serialize(serializer)
+/// Serializes the cells as one list per outcome.
+fn by_outcome<S: Serializer>(cells: &[PlannedCell], serializer: S) -> Result<S::Ok, S::Error> {
+    let in_phase = |phase| cells.iter().filter(move |cell| cell.outcome.phase() == phase);
+    let of = |phase| in_phase(phase).map(|cell| &cell.outcome).collect();
+    let mut skipped: Vec<&PlannedCell> = in_phase(Phase::Skipped).collect();
+    skipped.sort_by_key(|cell| cell.key());
+    CellsByOutcome {
+        builds: of(Phase::Missing),
+        waiting: in_phase(Phase::Waiting).collect(),
+        tags: cells.iter().filter_map(Tags::of).collect(),
+        up_to_date: of(Phase::Published),
+        conflicts: of(Phase::Conflict),
+        failed: of(Phase::Failed),
+        unknown: of(Phase::Unknown),
+        skipped,
     }
+    .serialize(serializer)
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Document<'a> {
+struct CellsByOutcome<'a> {
     builds: Vec<&'a Outcome>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<&'a PlannedCell>,
     tags: Vec<Tags<'a>>,
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    signatures: &'a [PlannedSignature],
     up_to_date: Vec<&'a Outcome>,
     conflicts: Vec<&'a Outcome>,
     failed: Vec<&'a Outcome>,
     unknown: Vec<&'a Outcome>,
     skipped: Vec<&'a PlannedCell>,
-    skipped_nodes: &'a [SkippedNode],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    unused_images: &'a [UnusedImage],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    own_drivers: &'a [OwnDriver],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    unions: &'a [PlannedUnion],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    unused_announcements: &'a [UnusedAnnouncement],
-    rollouts: &'a [PlannedRollout],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    nodes: &'a [PlannedNode],
 }
 
 /// Published image that lacks some of its names.

@@ -53,26 +53,15 @@ pub fn summary(plan: &Plan) -> String {
 
 /// Returns the number of items of each kind. Kinds without items are omitted.
 pub fn counts(plan: &Plan) -> String {
-    let Plan {
-        cells,
-        signatures,
-        skipped_nodes,
-        unused_images,
-        own_drivers,
-        unions,
-        unused_announcements,
-        rollouts,
-        nodes,
-    } = plan;
     let misses_tags = |cell: &&PlannedCell| matches!(&cell.outcome, Outcome::UpToDate { missing_tags, .. } if !missing_tags.is_empty());
     let count =
-        |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
+        |wanted: fn(&RolloutDecision) -> bool| plan.rollouts.iter().filter(|r| wanted(&r.decision)).count();
     let parts = [
         (plan.count(Phase::Missing), "to build"),
         (plan.count(Phase::Waiting), "to build afterwards"),
-        (unions.len(), "to assemble"),
-        (cells.iter().filter(misses_tags).count(), "to tag"),
-        (signatures.len(), "to sign"),
+        (plan.unions.len(), "to assemble"),
+        (plan.cells.iter().filter(misses_tags).count(), "to tag"),
+        (plan.signatures.len(), "to sign"),
         (plan.count(Phase::Published), "up to date"),
         (plan.count(Phase::Conflict), "in conflict"),
         (plan.count(Phase::Failed), "failed"),
@@ -86,16 +75,19 @@ pub fn counts(plan: &Plan) -> String {
             "already set",
         ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
-        (skipped_nodes.len(), if skipped_nodes.len() == 1 { "node skipped" } else { "nodes skipped" }),
         (
-            unused_images.len(),
-            if unused_images.len() == 1 { "image without nodes" } else { "images without nodes" },
+            plan.skipped_nodes.len(),
+            if plan.skipped_nodes.len() == 1 { "node skipped" } else { "nodes skipped" },
         ),
-        (own_drivers.iter().map(|own| own.nodes.len()).sum(), "with their own driver"),
-        (nodes.iter().filter(|node| node.change.is_some()).count(), "to mark for their next kernel"),
         (
-            unused_announcements.len(),
-            if unused_announcements.len() == 1 { "unused announcement" } else { "unused announcements" },
+            plan.unused_images.len(),
+            if plan.unused_images.len() == 1 { "image without nodes" } else { "images without nodes" },
+        ),
+        (plan.own_drivers.iter().map(|own| own.nodes.len()).sum(), "with their own driver"),
+        (plan.nodes.iter().filter(|node| node.change.is_some()).count(), "to mark for their next kernel"),
+        (
+            plan.unused_announcements.len(),
+            if plan.unused_announcements.len() == 1 { "unused announcement" } else { "unused announcements" },
         ),
     ];
     let said: Vec<String> =
