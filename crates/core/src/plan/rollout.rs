@@ -12,6 +12,7 @@ mod first_write;
 mod git;
 mod handover;
 mod image;
+mod live_object;
 mod manifest;
 mod merge;
 mod operator;

@@ -6,92 +6,53 @@ use serde_json::{Value, json};
 
 use super::{
     Change, DaemonSetChange, HoldReason, PlanInputs, Record, RecordState, ResourceChange, RolloutObject,
-    RolloutTarget, daemon_set::named, image::naming, per_kernel::OriginalRecord, resource,
+    RolloutTarget, daemon_set::named, image::naming, live_object::LiveObject, per_kernel::OriginalRecord,
+    resource,
 };
 use crate::plan::{
-    ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION,
-    RECORD_ANNOTATION, ResourceFacts, clear_failures, labels::has_pause_annotation,
+    ClusterSnapshot, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, ResourceFacts,
+    clear_failures, labels::has_pause_annotation,
 };
 
-/// Object of a live cluster.
-#[derive(Clone, Copy)]
-enum Found<'a> {
-    DaemonSet(&'a DaemonSetFacts, &'a LiveDaemonSet),
-    Resource(&'a ResourceFacts),
-}
-
-impl<'a> Found<'a> {
-    fn all(snapshot: &'a ClusterSnapshot) -> impl Iterator<Item = Self> {
-        let daemon_sets = snapshot.daemon_sets.iter();
-        let daemon_sets = daemon_sets.filter_map(|found| Some(Self::DaemonSet(found, found.live.as_ref()?)));
-        daemon_sets.chain(snapshot.resources.iter().map(Self::Resource))
+/// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears its record
+/// of rewrites that failed, were rolled back or were given up, so that the rollout can try again.
+fn annotations_for(found: LiveObject<'_>, paused: bool, record: &Record) -> BTreeMap<String, String> {
+    let mut annotations = found.annotations().clone();
+    if paused != found.is_paused() {
+        // Set to `false` instead of removed: an apply that omits an annotation of another writer would leave it in
+        // place.
+        annotations.insert(PAUSED_ANNOTATION.to_owned(), paused.to_string());
+        return annotations;
     }
-
-    fn name(self) -> String {
-        match self {
-            Self::DaemonSet(DaemonSetFacts { namespace, name, .. }, _) => format!("{namespace}/{name}"),
-            Self::Resource(ResourceFacts { kind, name, .. }) => format!("{kind}/{name}"),
-        }
+    let stands = |state| matches!(state, RecordState::Set | RecordState::Good);
+    let is_over =
+        matches!(found, LiveObject::DaemonSet(_, live) if OriginalRecord::read(live).is_rolled_back());
+    if !paused && is_over {
+        annotations.remove(PER_KERNEL_ANNOTATION);
     }
-
-    fn is(self, object: &RolloutObject) -> bool {
-        match (self, object) {
-            (Self::DaemonSet(found, _), RolloutObject::DaemonSet(wanted)) => found.is_named(wanted),
-            (Self::Resource(found), RolloutObject::Resource(wanted)) => found.is_named(wanted),
-            _ => false,
-        }
+    if !paused && record.0.values().any(|field| !stands(field.state)) {
+        let kept = record.0.iter().filter(|(_, field)| stands(field.state));
+        annotations.remove(RECORD_ANNOTATION);
+        return Record(kept.map(|(name, field)| (name.clone(), field.clone())).collect())
+            .annotations(&annotations);
     }
-
-    fn annotations(self) -> &'a BTreeMap<String, String> {
-        match self {
-            Self::DaemonSet(_, live) => &live.annotations,
-            Self::Resource(found) => &found.annotations,
-        }
-    }
-
-    fn is_paused(self) -> bool {
-        has_pause_annotation(self.annotations())
-    }
-
-    /// Returns the annotations that pause or resume the object. Resuming an object that is not paused clears its record
-    /// of rewrites that failed, were rolled back or were given up, so that the rollout can try again.
-    fn annotations_for(self, paused: bool, record: &Record) -> BTreeMap<String, String> {
-        let mut annotations = self.annotations().clone();
-        if paused != self.is_paused() {
-            // Set to `false` instead of removed: an apply that omits an annotation of another writer would leave it in
-            // place.
-            annotations.insert(PAUSED_ANNOTATION.to_owned(), paused.to_string());
-            return annotations;
-        }
-        let stands = |state| matches!(state, RecordState::Set | RecordState::Good);
-        let is_over = matches!(self, Self::DaemonSet(_, live) if OriginalRecord::read(live).is_rolled_back());
-        if !paused && is_over {
-            annotations.remove(PER_KERNEL_ANNOTATION);
-        }
-        if !paused && record.0.values().any(|field| !stands(field.state)) {
-            let kept = record.0.iter().filter(|(_, field)| stands(field.state));
-            annotations.remove(RECORD_ANNOTATION);
-            return Record(kept.map(|(name, field)| (name.clone(), field.clone())).collect())
-                .annotations(&annotations);
-        }
-        annotations
-    }
+    annotations
 }
 
 /// Whether the target's object is paused, in the cluster or in its manifest.
 pub(super) fn is_paused(inputs: &PlanInputs<'_>, target: &RolloutTarget) -> bool {
-    let mut found = Found::all(inputs.snapshot).filter(|found| found.is(&target.object));
+    let mut found = LiveObject::all(inputs.snapshot).filter(|found| found.is(&target.object));
     let in_manifests = || match &target.object {
         RolloutObject::Resource(wanted) => resource::named(inputs, target, wanted)
             .is_ok_and(|found| has_pause_annotation(&found.annotations)),
         _ => named(inputs, target).is_ok_and(|found| found.daemon_set.paused),
     };
-    found.any(Found::is_paused) || in_manifests()
+    found.any(LiveObject::is_paused) || in_manifests()
 }
 
 /// Returns whether each object of a live cluster is paused, by the names that [`super::rollback`] takes.
 pub fn paused(snapshot: &ClusterSnapshot) -> BTreeMap<String, bool> {
-    Found::all(snapshot).map(|found| (found.name(), found.is_paused())).collect()
+    LiveObject::all(snapshot).map(|found| (found.name(), found.is_paused())).collect()
 }
 
 /// Returns the changes that pause or resume the rollouts of an object; none where nothing is to be done. Resuming also
@@ -101,16 +62,16 @@ pub fn paused(snapshot: &ClusterSnapshot) -> BTreeMap<String, bool> {
 /// # Errors
 /// The reason why the object cannot be written.
 pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec<Change>, HoldReason> {
-    let found = Found::all(snapshot).find(|found| found.name() == name).ok_or(HoldReason::NOT_FOUND)?;
+    let found = LiveObject::all(snapshot).find(|found| found.name() == name).ok_or(HoldReason::NOT_FOUND)?;
     let record = Record::of(found.annotations())?;
-    let annotations = found.annotations_for(paused, &record);
+    let annotations = annotations_for(found, paused, &record);
     let mut changes = match found {
         _ if annotations == *found.annotations() => Vec::new(),
-        Found::DaemonSet(_, live) if live.deleting => return Err(HoldReason::Deleting),
-        Found::DaemonSet(found, _) => {
+        LiveObject::DaemonSet(_, live) if live.deleting => return Err(HoldReason::Deleting),
+        LiveObject::DaemonSet(found, _) => {
             vec![Change::DaemonSet(DaemonSetChange { annotations, ..naming(found, &record) })]
         }
-        Found::Resource(found) => {
+        LiveObject::Resource(found) => {
             let (kind, name, version) = (found.kind, found.name.clone(), found.version.clone());
             let spec = written(found, &record)?;
             vec![Change::Resource(ResourceChange {
