@@ -6,7 +6,7 @@ use super::{
     Context, DaemonSetFacts, HoldReason, ManifestLocation, PlanInputs, RolloutObject, RolloutTarget,
 };
 use crate::{
-    image::{DaemonSetContainer, OperatorResource},
+    image::OperatorResource,
     plan::{Container, LiveDaemonSet, ManifestFacts, ObservedKind, Owner},
 };
 
@@ -22,7 +22,19 @@ pub(super) struct Named<'a> {
 /// Returns the target's DaemonSet and container, if farrier may set the image.
 pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Result<Named<'a>, HoldReason> {
     let RolloutObject::DaemonSet(wanted) = &target.object else { return Err(HoldReason::NOT_FOUND) };
-    let daemon_set = find_daemon_set(inputs, target, wanted)?;
+    let daemon_set = single(
+        inputs,
+        target,
+        ObservedKind::DaemonSets,
+        &inputs.snapshot.daemon_sets,
+        |found| &found.daemon_sets,
+        |found| found.is_named(wanted),
+        |all| {
+            let known = all.iter().map(|found| format!("{}/{}", found.namespace, found.name));
+            let wanted = format!("{}/{}", &*wanted.namespace, &*wanted.daemon_set);
+            HoldReason::NotFound { nearest: nearest(&wanted, known.collect()) }
+        },
+    )?;
     let mut containers = daemon_set.containers.iter().filter(|found| found.name == *wanted.container);
     let (Some(container), None) = (containers.next(), containers.next()) else {
         let found = daemon_set.containers.iter().map(|container| container.name.clone()).collect();
@@ -53,26 +65,25 @@ pub(super) fn original<'a>(
     Ok((daemon_set, live, &container.name))
 }
 
-/// Returns the single DaemonSet that a target names.
-fn find_daemon_set<'a>(
+/// Returns the single object that a target names, in the cluster or in its manifests. `live` are the cluster's objects;
+/// `not_found` gets the candidates.
+pub(super) fn single<'a, T>(
     inputs: &PlanInputs<'a>,
     target: &RolloutTarget,
-    wanted: &DaemonSetContainer,
-) -> Result<&'a DaemonSetFacts, HoldReason> {
-    if let (None, Some(detail)) = (&target.place, inputs.snapshot.unseen.get(&ObservedKind::DaemonSets)) {
-        return Err(HoldReason::Unseen { what: ObservedKind::DaemonSets, detail: detail.clone() });
-    }
-    let (candidates, skipped) = match &target.place {
-        None => (&inputs.snapshot.daemon_sets, &inputs.snapshot.skipped),
-        Some(place) => manifests(inputs, place).map(|found| (&found.daemon_sets, &found.skipped))?,
+    what: ObservedKind,
+    live: &'a [T],
+    of_manifests: fn(&'a ManifestFacts) -> &'a [T],
+    is_named: impl Fn(&T) -> bool,
+    not_found: impl FnOnce(&[T]) -> HoldReason,
+) -> Result<&'a T, HoldReason> {
+    let (candidates, skipped) = match (&target.place, inputs.snapshot.unseen.get(&what)) {
+        (None, Some(detail)) => return Err(HoldReason::Unseen { what, detail: detail.clone() }),
+        (None, None) => (live, &inputs.snapshot.skipped),
+        (Some(place), _) => manifests(inputs, place).map(|found| (of_manifests(found), &found.skipped))?,
     };
-    let mut named = candidates.iter().filter(|found| found.is_named(wanted));
+    let mut named = candidates.iter().filter(|found| is_named(found));
     match (named.next(), named.count()) {
-        (None, _) => Err(missing(skipped).unwrap_or_else(|| {
-            let known = candidates.iter().map(|found| format!("{}/{}", found.namespace, found.name));
-            let wanted = format!("{}/{}", &*wanted.namespace, &*wanted.daemon_set);
-            HoldReason::NotFound { nearest: nearest(&wanted, known.collect()) }
-        })),
+        (None, _) => Err(missing(skipped).unwrap_or_else(|| not_found(candidates))),
         (Some(found), 0) => Ok(found),
         (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
     }
@@ -87,7 +98,7 @@ pub(super) fn nearest(wanted: &str, known: Vec<String>) -> Option<String> {
 }
 
 /// Returns the hold for an object that may be among the skipped files.
-pub(super) fn missing(skipped: &[String]) -> Option<HoldReason> {
+fn missing(skipped: &[String]) -> Option<HoldReason> {
     (!skipped.is_empty()).then(|| HoldReason::NotInManifests {
         skipped: skipped.iter().take(SHOWN).cloned().collect(),
         more: skipped.len().saturating_sub(SHOWN),

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
     RolloutTarget,
-    daemon_set::{manifests, missing, nearest},
+    daemon_set::{nearest, single},
     field::{self, Field, Step},
     manifest::reaches_differently,
     no_image,
@@ -78,24 +78,19 @@ pub(super) fn named<'a>(
     target: &RolloutTarget,
     wanted: &ResourceName,
 ) -> Result<&'a ResourceFacts, HoldReason> {
-    let unseen = inputs.snapshot.unseen.get(&ObservedKind::Resources);
-    let (candidates, skipped) = match (&target.place, unseen) {
-        (None, Some(detail)) => {
-            return Err(HoldReason::Unseen { what: ObservedKind::Resources, detail: detail.clone() });
-        }
-        (None, None) => (&inputs.snapshot.resources, &inputs.snapshot.skipped),
-        (Some(place), _) => manifests(inputs, place).map(|found| (&found.resources, &found.skipped))?,
-    };
-    let mut named = candidates.iter().filter(|found| found.is_named(wanted));
-    match (named.next(), named.count()) {
-        (None, _) => Err(missing(skipped).unwrap_or_else(|| {
-            let known = candidates.iter().filter(|found| found.kind == wanted.resource);
+    single(
+        inputs,
+        target,
+        ObservedKind::Resources,
+        &inputs.snapshot.resources,
+        |found| &found.resources,
+        |found| found.is_named(wanted),
+        |all| {
+            let known = all.iter().filter(|found| found.kind == wanted.resource);
             let known = known.map(|found| found.name.clone()).collect();
             HoldReason::NoResource { nearest: nearest(&wanted.full_name(), known) }
-        })),
-        (Some(found), 0) => Ok(found),
-        (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
-    }
+        },
+    )
 }
 
 pub(super) fn decide(
