@@ -7,6 +7,7 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
+    fmt::Display,
     fs::Metadata,
     io::{self, Read, Write},
     os::unix::fs::{MetadataExt, fchown},
@@ -39,6 +40,9 @@ use super::{
 const MAX_FILE_BYTES: u64 = 32 << 20;
 const MAX_TOTAL_BYTES: u64 = 256 << 20;
 const MAX_FILES: usize = 50_000;
+
+/// What a conflict finds in a file that changes before farrier has replaced it.
+const BEING_WRITTEN: &str = "a file that another program is writing";
 
 /// A directory of manifests, or a single file.
 ///
@@ -126,10 +130,9 @@ impl Directory {
     /// Returns the DaemonSet that a chart makes, as far as its image is known.
     fn chart_image(&self, chart: &ChartImage) -> Result<DaemonSet, ClusterError> {
         let ChartImage { value: ChartValue { file, path }, target } = chart;
-        let refused = |reason: String| ClusterError::Refused { object: target.to_string(), reason };
         let named = canonical(&self.root.join(&**file))?;
         if !named.starts_with(&self.root) {
-            return Err(refused(format!("{file} leads outside the directory")));
+            return Err(refused(target, format!("{file} leads outside the directory")));
         }
         let source = Rc::new(SourceFile { text: read_text(&named)?, path: named });
         let documents = documents(&source.text).map_err(|error| manifest_error(&source.path, error))?;
@@ -145,7 +148,7 @@ impl Directory {
         let found = value.as_ref().and_then(|value| whole(value).or_else(|| split(value)));
         let missing =
             || format!("{file} has no image at {path}: neither a text, nor a mapping with `repository`");
-        let (image, fixed, tagged, value) = found.ok_or_else(|| refused(missing()))?;
+        let (image, fixed, tagged, value) = found.ok_or_else(|| refused(target, missing()))?;
         let container = Container { name: target.container.to_string(), image, fixed, tagged };
         let unknown =
             "its chart decides, and farrier renders nothing: the cluster needs to have the DaemonSet";
@@ -175,21 +178,20 @@ impl Directory {
             return Err(refused(change, reason));
         }
         if container.image != change.expected {
-            return Err(conflict(change, &container.image));
+            return Err(conflict(change, change.expected.clone(), container.image.clone()));
         }
         let edited = image.replaced(&change.to).map_err(|reason| refused(change, reason))?;
-        let changed = || conflict(change, "a file that another program is writing");
+        let changed = || conflict(change, change.expected.clone(), BEING_WRITTEN.to_owned());
         replace_file(&image.file.path, &image.file.text, &edited, changed)
     }
 
     /// Sets the fields of an operator's resource. Blocks the thread. The file is replaced atomically.
     fn set_fields(&self, change: &ResourceChange) -> Result<(), ClusterError> {
-        let object = || format!("{} {}", change.kind, change.name);
-        let refused = |reason: &str| ClusterError::Refused { object: object(), reason: reason.to_owned() };
+        let object = format!("{} {}", change.kind, change.name);
         let (_, Targets { mut resources, .. }) = self.tree()?;
         resources.retain(|found| (found.facts.kind, &found.facts.name) == (change.kind, &change.name));
         let [Resource { file, section: Some(section), .. }] = resources.as_slice() else {
-            return Err(refused("the manifests do not have exactly one such resource"));
+            return Err(refused(&object, "the manifests do not have exactly one such resource"));
         };
         let wanted = change.kind.driver_path().iter().fold(&change.spec, |value, key| &value[*key]);
         let found = manifest::json(section, true);
@@ -202,14 +204,11 @@ impl Directory {
             let text =
                 |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             let [expected, found] = [expected, &found[key]].map(|value| format!("{key}: {}", text(value)));
-            return Err(ClusterError::Conflict { object: object(), expected, found });
+            return Err(conflict(&object, expected, found));
         }
-        let edited = edit::set_values(&file.text, section, wanted).map_err(|reason| refused(&reason))?;
-        let changed = || ClusterError::Conflict {
-            object: object(),
-            expected: "the planned fields".to_owned(),
-            found: "a file that another program is writing".to_owned(),
-        };
+        let edited =
+            edit::set_values(&file.text, section, wanted).map_err(|reason| refused(&object, reason))?;
+        let changed = || conflict(&object, "the planned fields".to_owned(), BEING_WRITTEN.to_owned());
         replace_file(&file.path, &file.text, &edited, changed)
     }
 
@@ -273,16 +272,12 @@ fn sole_container<'d>(daemon_set: &'d DaemonSet, name: &str) -> Option<(&'d Cont
     matching.next().filter(|_| matching.next().is_none())
 }
 
-fn refused(change: &ImageChange, reason: impl Into<String>) -> ClusterError {
-    ClusterError::Refused { object: object_name(change), reason: reason.into() }
+fn refused(object: &impl Display, reason: impl Into<String>) -> ClusterError {
+    ClusterError::Refused { object: object.to_string(), reason: reason.into() }
 }
 
-fn conflict(change: &ImageChange, found: &str) -> ClusterError {
-    ClusterError::Conflict {
-        object: object_name(change),
-        expected: change.expected.clone(),
-        found: found.to_owned(),
-    }
+fn conflict(object: &impl Display, expected: String, found: String) -> ClusterError {
+    ClusterError::Conflict { object: object.to_string(), expected, found }
 }
 
 #[async_trait::async_trait]
@@ -322,10 +317,10 @@ impl Cluster for Directory {
                 return blocking(move || directory.set_fields(&change)).await;
             }
             _ => {
-                return Err(ClusterError::Refused {
-                    object: change.object(),
-                    reason: "only image fields can be set in a directory of manifests".to_owned(),
-                });
+                return Err(refused(
+                    &change.object(),
+                    "only image fields can be set in a directory of manifests",
+                ));
             }
         };
         for change in change.image_changes() {
@@ -346,11 +341,6 @@ fn canonical(path: &Path) -> Result<PathBuf, ClusterError> {
         let message = format!("read the manifests in {}: {source}", path.display());
         io::Error::new(source.kind(), message).into()
     })
-}
-
-fn object_name(change: &ImageChange) -> String {
-    let ImageChange { namespace, daemon_set, container, expected: _, to: _ } = change;
-    format!("DaemonSet {namespace}/{daemon_set}, container {container}")
 }
 
 fn manifest_error(path: &Path, error: YamlError) -> ClusterError {

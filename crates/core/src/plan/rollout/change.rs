@@ -210,7 +210,8 @@ pub struct ResourceChange {
 }
 
 /// Image change of one container in a directory of manifests.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("DaemonSet {namespace}/{daemon_set}, container {container}")]
 pub struct ImageChange {
     /// Namespace of the DaemonSet.
     pub namespace: String,
