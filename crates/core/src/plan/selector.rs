@@ -19,22 +19,13 @@ pub enum NodeAffinity {
 
 /// One term: a node must satisfy all of its requirements. An empty term admits no node. Serialized in the API's format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct SelectorTerm {
     /// `matchExpressions`, over labels.
-    #[serde(
-        rename = "matchExpressions",
-        default,
-        deserialize_with = "list",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(rename = "matchExpressions", deserialize_with = "list", skip_serializing_if = "Vec::is_empty")]
     pub expressions: Vec<Requirement>,
     /// `matchFields`; only `metadata.name` exists.
-    #[serde(
-        rename = "matchFields",
-        default,
-        deserialize_with = "list",
-        skip_serializing_if = "Vec::is_empty"
-    )]
+    #[serde(rename = "matchFields", deserialize_with = "list", skip_serializing_if = "Vec::is_empty")]
     pub fields: Vec<Requirement>,
 }
 
