@@ -321,10 +321,11 @@ fn a_live_cluster_says_which_drivers_it_has() {
         mofed.contains("{strategy: custom-resource, resource: NicClusterPolicy, name: nic-cluster-policy}"),
         "{mofed}"
     );
+    let driver = text("driver.yaml");
+    assert!(driver.contains("release: \"6\\\\.1\\\\.0\\\\-901\\\\-amd64\""), "{driver}");
     assert!(
-        text("driver.yaml").contains("release: \"6\\\\.1\\\\.0\\\\-901\\\\-amd64\""),
-        "{}",
-        text("driver.yaml")
+        driver.contains("{strategy: custom-resource, resource: Module, namespace: kmm, name: driver}"),
+        "{driver}"
     );
     let next = report["next"].to_string();
     assert!(next.contains(" --write-namespaces drivers"), "{next}");
