@@ -231,7 +231,7 @@ impl<'a> RequestedRollouts<'a> {
             let is_bound = !matches!(spec, RolloutSpec::PublishOnly { .. });
             if is_bound
                 && !chain_states.incomplete.is_empty()
-                && decided.as_ref().is_ok_and(Decided::advances)
+                && decided.as_ref().is_ok_and(|decided| decided.decision.advances())
             {
                 context.cells = in_complete_chains;
                 (decided, united) = decide(&context, target);
@@ -294,8 +294,7 @@ fn chain_holds(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usi
         })
         .collect();
     let held = |(index, rollout): (usize, &PlannedRollout)| {
-        let changes =
-            matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. });
+        let changes = rollout.decision.is_change();
         let (other, why) =
             broken.iter().find(|(other, _)| changes && chains.are_linked(&other.image, &rollout.image))?;
         Some((index, HoldReason::Chain { image: other.image.clone(), why: why.to_string() }))
@@ -359,7 +358,7 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
     {
         *decision = RolloutDecision::Settled { how };
     }
-    let writes = |decided: &Decided| decided.advances() || !decided.changes.is_empty();
+    let writes = |decided: &Decided| decided.decision.advances() || !decided.changes.is_empty();
     if decided.as_ref().is_ok_and(writes) && pause::is_paused(context.inputs, target) {
         return (Err(HoldReason::Paused), unions);
     }

@@ -36,19 +36,8 @@ pub struct UnfinishedRollout {
 
 /// Returns the kernels that nodes run and that lack an image or a rewrite. Announced kernels do not count.
 pub fn unfinished_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
-    let rewritten: BTreeSet<&ImageName> = plan
-        .rollouts
-        .iter()
-        .filter(|rollout| {
-            matches!(
-                rollout.decision,
-                RolloutDecision::Rewrite { .. }
-                    | RolloutDecision::Steps { .. }
-                    | RolloutDecision::Pending { .. }
-            )
-        })
-        .map(|rollout| &rollout.image)
-        .collect();
+    let rewritten = plan.rollouts.iter().filter(|rollout| rollout.decision.advances());
+    let rewritten: BTreeSet<&ImageName> = rewritten.map(|rollout| &rollout.image).collect();
     let is_unresolved = |planned: &&PlannedCell| match &planned.outcome {
         Outcome::Build { .. }
         | Outcome::Failed { .. }

@@ -39,6 +39,18 @@ pub enum RolloutDecision {
     Hold(HoldReason),
 }
 
+impl RolloutDecision {
+    /// Whether the target is changed now.
+    pub(in crate::plan) fn is_change(&self) -> bool {
+        matches!(self, Self::Rewrite { .. } | Self::Steps { .. })
+    }
+
+    /// Whether the decision brings an image to a place that does not have it yet.
+    pub(in crate::plan) fn advances(&self) -> bool {
+        self.is_change() || matches!(self, Self::Pending { .. })
+    }
+}
+
 /// One rollout target of the definitions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -75,20 +87,6 @@ impl PlannedRollout {
 pub(super) struct Decided {
     pub(super) decision: RolloutDecision,
     pub(super) changes: Vec<Change>,
-}
-
-impl Decided {
-    /// Whether the decision brings an image to a place that does not have it yet.
-    pub(super) fn advances(&self) -> bool {
-        match self.decision {
-            RolloutDecision::Rewrite { .. }
-            | RolloutDecision::Steps { .. }
-            | RolloutDecision::Pending { .. } => true,
-            RolloutDecision::AlreadySet { .. }
-            | RolloutDecision::Settled { .. }
-            | RolloutDecision::Hold(_) => false,
-        }
-    }
 }
 
 impl From<RolloutDecision> for Decided {

@@ -21,9 +21,7 @@ pub struct GitCommit {
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let decided = manifest::decide(context, target)?;
     match &decided.decision {
-        RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. } => {
-            proposed(context, target, &decided)
-        }
+        decision if decision.is_change() => proposed(context, target, &decided),
         // A directory of manifests has no live objects to compare with.
         _ if context.inputs.snapshot.read_only_nodes => None,
         RolloutDecision::AlreadySet { image } => not_synced(context, image),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Change, DaemonSetChange, PlannedRollout, Record, RolloutDecision};
+use super::{Change, DaemonSetChange, PlannedRollout, Record};
 use crate::plan::{ClusterSnapshot, LiveDaemonSet, PER_KERNEL_ANNOTATION, RECORD_ANNOTATION};
 
 /// Moves the changes of all rollouts to a DaemonSet to one of them: the first that sets an image or takes steps, or else the first
@@ -31,11 +31,7 @@ pub(super) fn one_write_for_each_object(snapshot: &ClusterSnapshot, planned: &mu
         if merged.iter().any(|change| matches!(change, Change::DaemonSet(_))) {
             merged.retain(|change| !matches!(change, Change::Restart(_)));
         }
-        let writes = |place: &&usize| {
-            let decision = &planned[**place].decision;
-            matches!(decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. })
-        };
-        let first = places.iter().find(writes).unwrap_or(&places[0]);
+        let first = places.iter().find(|place| planned[**place].decision.is_change()).unwrap_or(&places[0]);
         planned[*first].changes = merged;
     }
 }
