@@ -7,7 +7,6 @@ use farrier_core::image::OperatorResource;
 use farrier_definitions::shipped_image;
 use farrier_yaml::Node;
 use regex::Regex;
-use serde_json::json;
 
 use super::{
     Context, Drafted,
