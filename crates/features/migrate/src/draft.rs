@@ -174,9 +174,10 @@ impl Context {
 
     /// Returns a rollout to an operator's resource, which in a directory of manifests cannot be written.
     pub fn rollout_to_resource(&self, kind: OperatorResource, namespace: Option<&str>, name: &str) -> Value {
-        match self.live {
-            true => json!({"resource": {"kind": kind, "namespace": namespace, "name": name}}),
-            false => json!({"tag": kind}),
+        if self.live {
+            json!({"resource": {"kind": kind, "namespace": namespace, "name": name}})
+        } else {
+            json!({"tag": kind})
         }
     }
 
