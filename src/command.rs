@@ -145,7 +145,7 @@ pub enum Command {
     /// Run the control loop: observe, plan, build, check, publish, roll out
     #[command(after_help = RUN_EXAMPLES)]
     Run(RunArgs),
-    /// Show the matrix of images and kernels
+    /// Show the state of each image for each kernel, and the rollouts on hold
     Status(StatusArgs),
     /// Open the page of the fleet in a browser: problems, nodes at risk, images by kernel
     #[cfg(feature = "dashboard")]

@@ -154,10 +154,12 @@ async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -
             Ok(Planned { plan, .. }) => {
                 let activity = builds_elsewhere(parts, &plan).await;
                 let rows = plan::status_at(&plan, &activity, Timestamp::now());
-                if shown.as_ref() != Some(&rows) {
+                let text = output::status(&rows, &plan);
+                let latest = Some((rows, text));
+                if let Some((rows, text)) = latest.as_ref().filter(|_| shown != latest) {
                     output::clear()?;
-                    session.show(&rows, |rows| output::status(rows, &plan))?;
-                    shown = Some(rows);
+                    session.show(rows, |_| text.clone())?;
+                    shown = latest;
                 }
             }
             Err(error) if shown.is_none() => return Err(error.into()),

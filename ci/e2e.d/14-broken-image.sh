@@ -1,20 +1,31 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables that lib.sh sets
-# The pods of a new image do not become ready: farrier restores the previous image and does not retry the new one.
+# The pods of a new image do not become ready: farrier restores the previous image, unless it has no modules for the node's
+# kernel, and does not retry the new one.
 
-definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s, deadline: 15s}"
+for name in solo duo; do
+    rollouts+=("{strategy: image, namespace: $drivers, daemonSet: $name, container: driver, stableFor: 2s, deadline: 15s}")
+done
+definition "${rollouts[@]}"
 add_node n1 "$kernel_a"
-add_daemonset solo "$registry/$driver:vendor" RollingUpdate
-start_farrier one
-expect 30 "kernel A's image works" pod_on solo n1 "$image_a"
-expect 20 "the rollout is no longer watched" watch_is_over solo
+add_node n2 "$kernel_b"
+vendor="$registry/$driver:vendor"
+add_daemonset solo "$vendor" RollingUpdate "kubernetes.io/hostname: $run-$scenario-n1"
+add_daemonset duo "$vendor" RollingUpdate "kubernetes.io/hostname: $run-$scenario-n2"
 break_image "$image_b"
-reboot n1 "$kernel_b"
-expect 20 "kernel B's image is set" has_image solo "$image_b"
-expect 60 "the image misses its deadline, and the previous image is restored" has_image solo "$image_a"
-tells_why() {
-    k get daemonset solo -n "$drivers" -o json |
+start_farrier one
+# The record of a DaemonSet says that the image failed, with the pod's message.
+failed() {
+    k get daemonset "$1" -n "$drivers" -o json |
         jq -e '.metadata.annotations["farrier.dev/record"] | fromjson | .driver | .state == "failed" and (.why | contains("invalid module format"))'
 }
-expect 10 "the record contains the pod's message" tells_why
-steady 6 "the failed image is not retried" ds_spec solo
+expect 60 "kernel B's image misses its deadline" failed duo
+expect 5 "the vendor's image is restored" has_image duo "$vendor"
+expect 30 "kernel A's image works" pod_on solo n1 "$image_a"
+expect 20 "the rollout is no longer watched" watch_is_over solo
+reboot n1 "$kernel_b"
+expect 20 "kernel B's image is set" has_image solo "$image_b"
+expect 60 "the image misses its deadline" failed solo
+both() { ds_spec solo && ds_spec duo; }
+steady 6 "the failed image is not retried" both
+expect 0 "kernel A's image is not restored for kernel B" has_image solo "$image_b"

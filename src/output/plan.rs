@@ -1,8 +1,8 @@
 //! Output of plans and of the status matrix as text.
 
 use farrier_core::plan::{
-    PastUpgrade, Plan, PlannedUpgrade, StatusRow, Table, past_table, skipped_nodes, status_table, summary,
-    tables, upgrade_table,
+    PastUpgrade, Plan, PlannedUpgrade, StatusRow, Table, held_rollouts, past_table, skipped_nodes,
+    status_table, summary, tables, upgrade_table,
 };
 
 use super::{lines, printable};
@@ -17,15 +17,16 @@ pub fn sections(plan: &Plan) -> String {
     tables(plan).iter().map(|table| laid_out(table) + "\n").collect()
 }
 
-/// Formats the matrix of images and kernels, and the skipped nodes.
+/// Formats the matrix of images and kernels, the rollouts on hold, and the skipped nodes.
 pub fn status(rows: &[StatusRow], plan: &Plan) -> String {
     let matrix = if rows.is_empty() {
         "no node calls for a driver image\n".to_owned()
     } else {
         laid_out(&status_table(rows))
     };
-    let skipped_nodes = skipped_nodes(plan);
-    if skipped_nodes.rows.is_empty() { matrix } else { format!("{matrix}\n{}", laid_out(&skipped_nodes)) }
+    let others = [held_rollouts(plan), skipped_nodes(plan)];
+    let others = others.iter().filter(|table| !table.rows.is_empty());
+    others.fold(matrix, |text, table| format!("{text}\n{}", laid_out(table)))
 }
 
 /// Formats the state of upgrades and their nodes.

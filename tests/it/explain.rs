@@ -113,7 +113,7 @@ fn a_registry_that_wants_a_password_is_no_registry_yet() {
 
 /// The command prints the matrix again after a change, and ends on a signal.
 #[test]
-fn the_matrix_is_printed_again_when_it_is_another_one() {
+fn the_matrix_is_printed_again_when_it_or_a_hold_changes() {
     let site = Site::new();
     site.stand_in_kernels();
     site.canary(KERNEL);
@@ -125,6 +125,10 @@ fn the_matrix_is_printed_again_when_it_is_another_one() {
     site.canary("6.1.0-902-amd64");
     wait_until("the second matrix", || printed().contains("6.1.0-902-amd64 (debian 12"));
     assert_eq!(printed().matches("PHASE").count(), 2, "{}", printed());
+    assert!(!printed().contains("hold"), "{}", printed());
+    std::fs::remove_file(site.cluster().join("daemonset.yaml")).unwrap();
+    wait_until("the rollout on hold", || printed().contains("hold"));
+    assert_eq!(printed().matches("PHASE").count(), 3, "{}", printed());
     let sent =
         std::process::Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());

@@ -30,7 +30,7 @@ pub struct Table {
 pub fn tables(plan: &Plan) -> Vec<Table> {
     let mut tables = vec![
         images(plan),
-        rollouts(plan),
+        rollouts(&plan.rollouts),
         nodes(plan),
         skipped_nodes(plan),
         unused_images(plan),
@@ -154,7 +154,12 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
     vec![action]
 }
 
-fn rollouts(plan: &Plan) -> Table {
+/// Returns the table of rollouts on hold.
+pub fn held_rollouts(plan: &Plan) -> Table {
+    rollouts(plan.rollouts.iter().filter(|rollout| matches!(rollout.decision, RolloutDecision::Hold(_))))
+}
+
+fn rollouts<'a>(rollouts: impl IntoIterator<Item = &'a PlannedRollout>) -> Table {
     let row = |rollout: &PlannedRollout| {
         let (action, mut why) = decided(&rollout.decision);
         if let Some(upgrade) = &rollout.upgrade {
@@ -165,7 +170,7 @@ fn rollouts(plan: &Plan) -> Table {
         }
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
-    table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
+    table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], rollouts.into_iter().map(row))
 }
 
 /// Returns the action for a rollout target, and its reason.

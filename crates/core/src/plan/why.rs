@@ -70,8 +70,8 @@ impl Explain<'_> {
                 (Err(why), _) => chain.push(ExplanationStep { about, ..why }),
                 (Ok(why), Ok(target)) => {
                     chain.push(link(about, why));
-                    chain.extend(self.outcome(&image.metadata.name, target));
-                    chain.extend(self.not_reached(node, &image.metadata.name));
+                    let not_reached = self.not_reached(node, &image.metadata.name);
+                    chain.extend(self.outcome(&image.metadata.name, target, not_reached));
                 }
                 (Ok(why), Err(_)) => chain.push(link(about, format!("{why}; for an unknown kernel"))),
             }
@@ -98,7 +98,7 @@ impl Explain<'_> {
             let family = families.iter().find(is_chosen).or_else(|| match_family(families, &cell.target));
             chain.extend(family.map(|family| link("family", sources_of(family, &cell.target))));
             chain.extend(cell.outcome.cell().map(|cell| inputs(cell)));
-            chain.extend(self.outcome(name, &cell.target));
+            chain.extend(self.outcome(name, &cell.target, Vec::new()));
             Explanation { subject: format!("{name} for {}", cell.target), chain }
         };
         cells.into_iter().map(explain).collect()
@@ -151,25 +151,32 @@ impl Explain<'_> {
         self.snapshot.nodes.iter().map(|node| &**node).filter(runs).collect()
     }
 
-    /// Returns the state of the image for a kernel, and its rollouts.
-    fn outcome(&self, image: &ImageName, target: &KernelTarget) -> Vec<ExplanationStep> {
+    /// Returns the state of the image for a kernel, and its rollouts; for those that do not reach the node, only the
+    /// reasons in `not_reached`.
+    fn outcome(
+        &self,
+        image: &ImageName,
+        target: &KernelTarget,
+        not_reached: Vec<ExplanationStep>,
+    ) -> Vec<ExplanationStep> {
         let nothing = Activity::new();
         let entries = status_entries(self.plan, &nothing);
         let Some(entry) = entries.iter().find(|entry| entry.image == image && entry.target == target) else {
             return Vec::new();
         };
         let mut links = vec![state(entry)];
-        let rollouts = self.plan.rollouts.iter().filter(|rollout| rollout.image == *image);
-        for rollout in rollouts {
+        for rollout in self.plan.rollouts.iter().filter(|rollout| rollout.image == *image) {
+            let about = rollout.target.to_string();
+            if not_reached.iter().any(|step| step.about == about) {
+                continue;
+            }
             let (action, why) = decided(&rollout.decision);
-            links.push(link(rollout.target.to_string(), format!("{action}: {why}")));
+            links.push(link(&about, format!("{action}: {why}")));
             links.extend(rollout.warnings.iter().map(|RolloutWarning { code, message, hint }| {
-                ExplanationStep {
-                    hint: hint.clone(),
-                    ..link(rollout.target.to_string(), format!("warning[{code}]: {message}"))
-                }
+                ExplanationStep { hint: hint.clone(), ..link(&about, format!("warning[{code}]: {message}")) }
             }));
         }
+        links.extend(not_reached);
         if links.len() == 1 {
             links.push(link(
                 "rollout",

@@ -3,7 +3,7 @@ use crate::{
     image::checked::LabelKey,
     kmod::Verdict,
     plan::{
-        NEXT_KERNEL_ANNOTATION,
+        NEXT_KERNEL_ANNOTATION, Taint,
         fixtures::{K47, K48, World, name},
     },
 };
@@ -88,6 +88,20 @@ fn what_a_node_does_not_call_for_names_the_label() {
     kernel: the node is skipped: label feature.node.kubernetes.io/kernel-version.full is missing -> Node Feature Discovery sets this within a minute; without it: `kubectl label --overwrite node n1 feature.node.kubernetes.io/kernel-version.full="$(kubectl get node n1 -o jsonpath={.status.nodeInfo.kernelVersion} | sed 's/[^-A-Za-z0-9_.]/_/g; s/[-_.]*$//')"`
     image mft: not called for: the label pci=yes marks a node with its own driver
     "#);
+}
+
+#[test]
+fn a_rollout_that_does_not_reach_the_node_has_one_line() {
+    let mut world = World::new(&[K47, K48]);
+    world.snapshot.nodes[1].taints.push(Taint {
+        key: "storage".to_owned(),
+        value: "only".to_owned(),
+        effect: "NoSchedule".to_owned(),
+    });
+    let text = of_node(&world, "n1");
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains("DaemonSet")).collect();
+    let excluded = "DaemonSet kube-system/mft, container driver: does not reach the node: its taint storage=only:NoSchedule is not tolerated";
+    assert_eq!(lines, [excluded]);
 }
 
 #[test]
