@@ -40,6 +40,14 @@ need_packages() {
     fi
 }
 
+# need_emulation ARCH: lets this machine run programs of another architecture, with QEMU.
+need_emulation() {
+    need_packages arch-test binfmt-support qemu-user-static
+    # Without an init system, the package does not register QEMU with the kernel.
+    arch-test "$1" > /dev/null || as_root update-binfmts --enable > /dev/null
+    arch-test "$1" > /dev/null || die "this machine cannot run programs for $1: its kernel may lack binfmt_misc"
+}
+
 # rust-toolchain.toml names the version, and rustup fetches it automatically.
 need_rust() {
     [ -z "${FARRIER_RELEASE:-}" ] || return 0

@@ -34,6 +34,7 @@ pub fn not_across(
     let in_packages = matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
     let why = match &family.spec.toolchain {
         _ if target.arch == machine => return None,
+        Toolchain::Bootstrap(own) if compiles_nothing(own) => return None,
         Toolchain::Rpm(_) | Toolchain::Image(_) => NO_CROSS_COMPILERS,
         Toolchain::Bootstrap(_) if has_own_headers || !in_packages => FOREIGN_TOOLS,
         Toolchain::Bootstrap(_) => return None,
@@ -46,7 +47,7 @@ pub fn not_across(
 ///
 /// The tools' packages come from `headers`, the packages of the kernel's headers (`name=version ...`), and `suites`, which
 /// contain these packages. `None` if there is no package of the tools: the headers' tools then run on their own architecture
-/// only.
+/// only, and `own` compiles something.
 pub fn cross_toolchain(
     own: &BootstrapSpec,
     target: Architecture,
@@ -62,7 +63,13 @@ pub fn cross_toolchain(
     extra_suites.extend(suites.iter().filter(|suite| **suite != own.suite).cloned());
     extra_suites.sort();
     extra_suites.dedup();
-    (!tools.is_empty()).then(|| BootstrapSpec { extra_suites, include, ..own.clone() })
+    let is_usable = !tools.is_empty() || compiles_nothing(own);
+    is_usable.then(|| BootstrapSpec { extra_suites, include, ..own.clone() })
+}
+
+/// Whether a toolchain has no packages, and so no compiler: steps that run in it only copy files.
+fn compiles_nothing(toolchain: &BootstrapSpec) -> bool {
+    toolchain.include.is_empty()
 }
 
 /// Replaces a compiler package with its cross compiler for `target` (`gcc-12-aarch64-linux-gnu`). Other packages work on any
@@ -125,5 +132,7 @@ mod tests {
     fn headers_without_tools_for_this_machine_give_none() {
         let imported = ["headers.tar.xz sha256:00".to_owned()];
         assert_eq!(cross_toolchain(&spec(&["gcc-12"]), Architecture::Arm64, &imported, &[]), None);
+        // A toolchain without a compiler needs no tools.
+        assert_eq!(cross_toolchain(&spec(&[]), Architecture::Arm64, &imported, &[]), Some(spec(&[])));
     }
 }
