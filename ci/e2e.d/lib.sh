@@ -17,8 +17,13 @@ run_label=e2e.farrier.dev/run
 driver=mstflint
 nfd=feature.node.kubernetes.io
 
-# Runs kubectl as the administrator, without its warnings about versions.
-k() { kubectl --kubeconfig "$kubeconfig" "$@" 2> >(grep -v 'version difference' >&2); }
+# Runs kubectl as the administrator, without its warnings about versions. All messages are written when it ends.
+k() {
+    local code=0
+    kubectl --kubeconfig "$kubeconfig" "$@" 2> >(grep -v 'version difference' >&2) || code=$?
+    wait $! || true
+    return "$code"
+}
 
 label_of() { tr -c 'A-Za-z0-9_.\n-' _ <<< "$1"; }
 
