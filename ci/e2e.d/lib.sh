@@ -20,7 +20,8 @@ nfd=feature.node.kubernetes.io
 # Runs kubectl as the administrator, without its warnings about versions. All messages are written when it ends.
 k() {
     local code=0
-    kubectl --kubeconfig "$kubeconfig" "$@" 2> >(grep -v 'version difference' >&2) || code=$?
+    # In braces, because the redirection of a single command would belong to a child, which `wait` does not know.
+    { kubectl --kubeconfig "$kubeconfig" "$@" || code=$?; } 2> >(grep -v 'version difference' >&2)
     wait $! || true
     return "$code"
 }
