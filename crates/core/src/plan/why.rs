@@ -162,7 +162,7 @@ impl Explain<'_> {
         let nothing = Activity::new();
         let entries = status_entries(self.plan, &nothing);
         let Some(entry) = entries.iter().find(|entry| entry.image == image && entry.target == target) else {
-            return Vec::new();
+            return not_reached;
         };
         let mut links = vec![state(entry)];
         for rollout in self.plan.rollouts.iter().filter(|rollout| rollout.image == *image) {
