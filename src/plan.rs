@@ -155,11 +155,11 @@ async fn watch_status(session: &Session, parts: &Parts, cluster: &dyn Cluster) -
                 let activity = builds_elsewhere(parts, &plan).await;
                 let rows = plan::status_at(&plan, &activity, Timestamp::now());
                 let text = output::status(&rows, &plan);
-                let latest = Some((rows, text));
-                if let Some((rows, text)) = latest.as_ref().filter(|_| shown != latest) {
+                let latest = (rows, text);
+                if shown.as_ref() != Some(&latest) {
                     output::clear()?;
-                    session.show(rows, |_| text.clone())?;
-                    shown = latest;
+                    session.show(&latest.0, |_| latest.1.clone())?;
+                    shown = Some(latest);
                 }
             }
             Err(error) if shown.is_none() => return Err(error.into()),
