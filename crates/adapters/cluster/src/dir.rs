@@ -41,7 +41,7 @@ const MAX_FILE_BYTES: u64 = 32 << 20;
 const MAX_TOTAL_BYTES: u64 = 256 << 20;
 const MAX_FILES: usize = 50_000;
 
-/// What a conflict finds in a file that changes before farrier has replaced it.
+/// `found` of a conflict if another program changed the file after farrier read it.
 const BEING_WRITTEN: &str = "a file that another program is writing";
 
 /// A directory of manifests, or a single file.
