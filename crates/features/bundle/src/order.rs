@@ -11,7 +11,7 @@ use farrier_core::{
     image::{Digest, Tag, Version},
     text::is_deceptive,
 };
-use farrier_store::registry::{RegistryError, read_note, write_notes};
+use farrier_store::registry::{RegistryError, read_annotation, write_annotations};
 use jiff::Timestamp;
 use oci::ImageManifest;
 use serde::{Deserialize, Serialize};
@@ -186,7 +186,7 @@ impl Target {
         };
         let place = (&repository, &Version::Tag(tag));
         let parse = |text: &str| serde_json::from_str(text);
-        Ok(read_note(self.registry.as_ref(), place, NOTE, parse).await?)
+        Ok(read_annotation(self.registry.as_ref(), place, NOTE, parse).await?)
     }
 
     async fn record(&self, role: Role, recorded: &Recorded) -> Result<()> {
@@ -198,7 +198,7 @@ impl Target {
         let tag = tag.map_err(|error| unusable(error.to_string()))?;
         let text = serde_json::to_string(recorded).map_err(|error| unusable(error.to_string()))?;
         let place = (&repository, &Version::Tag(tag));
-        Ok(write_notes(self.registry.as_ref(), place, KIND, [(NOTE, text)]).await?)
+        Ok(write_annotations(self.registry.as_ref(), place, KIND, [(NOTE, text)]).await?)
     }
 }
 

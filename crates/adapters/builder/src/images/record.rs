@@ -14,7 +14,7 @@ use farrier_core::{
     image::{Repository, Version},
     plan::{BuildTimes, Cell, KernelKey, KernelRecord},
 };
-use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before, read_note, write_notes};
+use farrier_store::registry::{MAX_TRIES, RegistryError, pause_before, read_annotation, write_annotations};
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 use oci::error_chain;
 
@@ -79,7 +79,7 @@ pub async fn build_times(parts: &Parts) -> BuildTimes {
 /// Reads a record; empty if the registry has none.
 pub async fn read_record<R: Record>(parts: &Parts) -> Result<R> {
     let (repository, version) = place_of::<R>(parts)?;
-    let found = read_note(parts.registry.as_ref(), (&repository, &version), R::NOTE, R::parse).await?;
+    let found = read_annotation(parts.registry.as_ref(), (&repository, &version), R::NOTE, R::parse).await?;
     Ok(found.unwrap_or_default())
 }
 
@@ -107,7 +107,7 @@ async fn write_to_record<R: Record>(parts: &Parts, news: &R) -> Result<bool> {
     parts.may_write()?;
     let (repository, version) = place_of::<R>(parts)?;
     let notes = [(annotations::TITLE, R::TITLE.to_owned()), (R::NOTE, all.to_text())];
-    write_notes(parts.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
+    write_annotations(parts.registry.as_ref(), (&repository, &version), R::KIND, notes).await?;
     Ok(true)
 }
 

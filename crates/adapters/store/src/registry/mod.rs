@@ -1,8 +1,8 @@
 //! Access to registries: address, network and credentials. The client is [`oci::client`].
 
 mod access;
+mod annotated;
 mod keyring;
-mod notes;
 mod signatures;
 
 pub use ::oci::client::{
@@ -15,6 +15,6 @@ pub use ::oci::client::{
 pub use self::signatures::{Joined, is_joined, join};
 pub use self::{
     access::{RegistryOptions, connect, hint, is_forbidden, not_sent},
+    annotated::{read_annotation, write_annotations},
     keyring::{CredentialFile, Keyring},
-    notes::{read_note, write_notes},
 };
