@@ -1,3 +1,5 @@
+mod gpu_operator;
+
 use jiff::SignedDuration;
 use serde_json::json;
 
@@ -6,7 +8,7 @@ use crate::{
     image::RolloutSpec,
     kmod::Verdict,
     plan::{
-        KERNEL_LABEL, ManifestFacts, ManifestLocation, Plan, Taint,
+        KERNEL_LABEL, ManifestFacts, ManifestLocation, ObservedKind, Plan, Taint,
         fixtures::{K47, K48, World, name, node, resource},
         reach::DRIVER_OWNER,
         rollout::RecordState,
@@ -377,151 +379,6 @@ fn kernels_with_different_versions_cannot_share_a_resource() {
     world.image("mft").spec.tags = vec![format!("{{{{kernel_release}}}}-{NETWORK}")];
     world.publish(Verdict::Loads);
     insta::assert_snapshot!(hold(&world), @"the resource has one version, and its kernels need several: 6.1.0-47-amd64-4.33.0 for 6.1.0-47-amd64 (debian 12, amd64), 6.1.0-48-amd64-4.33.0 for 6.1.0-48-amd64 (debian 12, amd64)");
-}
-
-/// Returns a world whose nodes run RHEL 9.4.
-fn rhel(kind: OperatorResource) -> World {
-    let mut world = world(kind);
-    for facts in &mut world.snapshot.nodes {
-        facts.labels.insert(crate::plan::OS_ID_LABEL.to_owned(), "rhel".to_owned());
-        facts.labels.insert(crate::plan::OS_VERSION_LABEL.to_owned(), "9.4".to_owned());
-    }
-    let family: Value = serde_json::to_value(&world.definitions.families[0]).unwrap();
-    let mut family = family;
-    family["spec"]["match"]["os"] = json!(["rhel"]);
-    world.definitions.families = vec![serde_json::from_value(family).unwrap()];
-    world.publish(Verdict::Loads);
-    world
-}
-
-#[test]
-fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
-    let world = rhel(OperatorResource::ClusterPolicy);
-    assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
-    // The Network Operator expects the whole OS version.
-    let cell = &world.cells()[0];
-    assert!(
-        operator::versions(
-            OperatorResource::NicClusterPolicy,
-            cell,
-            OperatorResources::live(&world.snapshot)
-        )
-        .is_empty()
-    );
-    assert_eq!(
-        operator::tag_end(TagForm::WithArchitecture, &cell.target).unwrap(),
-        "-6.1.0-47-amd64-rhel9.4-amd64"
-    );
-}
-
-#[test]
-fn an_nvidia_driver_of_an_older_gpu_operator_has_the_minor_version_of_rhel_9_in_its_tags() {
-    let mut world = rhel(OperatorResource::NvidiaDriver);
-    let HoldReason::TagForm { looked_for, pattern, .. } = hold(&world) else { panic!("{:?}", hold(&world)) };
-    assert_eq!((&*looked_for, pattern), ("-6.1.0-47-amd64-rhel9.4", TagForm::Whole.pattern()));
-    for node in 0..world.snapshot.nodes.len() {
-        label(&mut world, node, "nvidia.com/gpu.present", "true");
-        label(&mut world, node, DRIVER_OWNER, "policy");
-    }
-    assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
-}
-
-fn gpu_cluster() -> ResourceFacts {
-    resource(OperatorResource::GpuCluster, "gpu-cluster", json!({"draDriver": {}}))
-}
-
-/// The GPU Operator reconciles no ClusterPolicy beside a GPUCluster (26.7, `controllers/clusterpolicy_controller.go`).
-#[test]
-fn a_cluster_policy_beside_a_gpu_cluster_is_held() {
-    let mut world = world(OperatorResource::ClusterPolicy);
-    world.snapshot.resources.push(gpu_cluster());
-    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: the GPU Operator ignores a ClusterPolicy beside GPUCluster gpu-cluster: name an NVIDIADriver in the rollout, or delete the GPUCluster");
-    assert!(!world.plan().has_failures());
-}
-
-/// A GPUCluster delegates its driver to NVIDIADriver resources. An operator with that kind assigns nodes by their labels.
-#[test]
-fn an_nvidia_driver_beside_a_gpu_cluster_is_rolled_out_to_the_nodes_with_gpus() {
-    let mut world = rhel(OperatorResource::NvidiaDriver);
-    let scope = crate::plan::SnapshotScope::of(&world.definitions);
-    assert!(scope.resources.contains(&OperatorResource::GpuCluster));
-    world.snapshot.resources.push(gpu_cluster());
-    assert_eq!(hold(&world), HoldReason::NoNodes, "no node is known to have a GPU");
-    label(&mut world, 0, "nvidia.com/gpu.present", "true");
-    let proof = change(&world.plan()).proof;
-    assert!(proof.iter().any(|name| name.to_string().ends_with("-rhel9")), "the tags of 26.7: {proof:?}");
-    // A second resource owns the node that it selects.
-    let rival = json!({"usePrecompiled": true, "nodeSelector": {"pool": "a"}});
-    world.snapshot.resources.push(resource(OperatorResource::NvidiaDriver, "rival", rival));
-    label(&mut world, 0, "pool", "a");
-    assert_eq!(hold(&world), HoldReason::NoNodes);
-    // A ClusterPolicy that manages the driver still disables the resource.
-    let policy = resource(OperatorResource::ClusterPolicy, "policy", json!({"driver": {}}));
-    world.snapshot.resources.push(policy);
-    insta::assert_snapshot!(hold(&world), @"the operator's driver is disabled: ClusterPolicy policy manages the driver, and GPUCluster gpu-cluster excludes it: delete the ClusterPolicy");
-}
-
-/// Moves the resources of the cluster to a directory, whose NVIDIADriver is then the target.
-fn in_directory() -> World {
-    let mut world = world(OperatorResource::NvidiaDriver);
-    let rollout = json!({"strategy": "file", "path": "gpu", "resource": "NVIDIADriver", "name": "policy"});
-    let rollout: RolloutSpec = serde_json::from_value(rollout).unwrap();
-    let place = ManifestLocation::of(&rollout).unwrap();
-    world.image("mft").spec.rollout = vec![rollout];
-    let mut resources = std::mem::take(&mut world.snapshot.resources);
-    for found in &mut resources {
-        found.version = None;
-    }
-    world.manifests.insert(place, Ok(ManifestFacts { resources, ..ManifestFacts::default() }));
-    world
-}
-
-fn add_to_directory(world: &mut World, kind: OperatorResource, name: &str, spec: Value) {
-    let place = ManifestLocation::of(&world.image("mft").spec.rollout[0]).unwrap();
-    let facts = world.manifests.get_mut(&place).unwrap().as_mut().unwrap();
-    facts.resources.push(ResourceFacts { version: None, ..resource(kind, name, spec) });
-}
-
-/// The directory is what the cluster will get, so its ClusterPolicy counts, and not the one that it replaces.
-#[test]
-fn the_cluster_policy_of_a_directory_decides_about_its_nvidia_drivers() {
-    let policy = |managing: bool| json!({"driver": {"useNvidiaDriverCRD": !managing}});
-    for (here, live, is_held) in [
-        (None, None, false),
-        (Some(true), None, true),
-        (Some(false), None, false),
-        (None, Some(true), true),
-        (Some(false), Some(true), false),
-        (Some(true), Some(false), true),
-    ] {
-        let mut world = in_directory();
-        if let Some(managing) = here {
-            add_to_directory(&mut world, OperatorResource::ClusterPolicy, "policy", policy(managing));
-        }
-        world.snapshot.resources.extend(
-            live.map(|managing| resource(OperatorResource::ClusterPolicy, "policy", policy(managing))),
-        );
-        let decision = decision(&world);
-        let held = matches!(decision, RolloutDecision::Hold(HoldReason::DriverOff { .. }));
-        assert_eq!(held, is_held, "{here:?} {live:?}: {decision:?}");
-    }
-}
-
-/// Another NVIDIADriver of the directory owns the node that it selects.
-#[test]
-fn the_nvidia_drivers_of_a_directory_share_the_nodes() {
-    let mut world = in_directory();
-    world.snapshot.nodes.push(node("other", "6.1.0-99-amd64"));
-    for number in 0..3 {
-        label(&mut world, number, "nvidia.com/gpu.present", "true");
-        label(&mut world, number, DRIVER_OWNER, if number == 2 { "rival" } else { "policy" });
-    }
-    label(&mut world, 2, "pool", "a");
-    let waits = decision(&world);
-    assert!(matches!(waits, RolloutDecision::Pending { .. }), "the other node has no image yet: {waits:?}");
-    let rival = json!({"usePrecompiled": true, "nodeSelector": {"pool": "a"}});
-    add_to_directory(&mut world, OperatorResource::NvidiaDriver, "rival", rival);
-    change(&world.plan());
 }
 
 #[test]
