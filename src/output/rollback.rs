@@ -57,7 +57,7 @@ pub fn text(rolled: &[RollbackResult], dry_run: bool, looked: &Looked<'_>) -> St
 fn nothing(looked: &Looked<'_>) -> String {
     let Looked { place, objects, unseen } = looked;
     let who = if objects.is_empty() {
-        let kinds: Vec<&str> = OperatorResource::ALL.iter().map(|resource| resource.kind()).collect();
+        let kinds: Vec<&str> = OperatorResource::TARGETS.iter().map(|resource| resource.kind()).collect();
         format!("no DaemonSet in any namespace and no {}", kinds.join(", "))
     } else {
         format!("none of {}", objects.join(", "))

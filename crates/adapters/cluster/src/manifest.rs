@@ -106,7 +106,7 @@ fn add_object(yaml: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest)
             Ok(found) => manifest.targets.daemon_sets.push(found),
             Err(error) => manifest.skipped.push(error),
         }
-    } else if let Some(known) = OperatorResource::ALL
+    } else if let Some(known) = OperatorResource::TARGETS
         .into_iter()
         .chain([OperatorResource::GpuCluster])
         .find(|known| known.kind() == kind)

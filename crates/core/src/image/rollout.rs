@@ -223,16 +223,16 @@ pub enum OperatorResource {
     NvidiaDriver,
     /// `kmm.sigs.x-k8s.io/v1beta1`, `spec.moduleLoader.container`, in a namespace.
     Module,
-    /// `nvidia.com/v1alpha1`, without a driver of its own and thus no rollout target. Beside it, the GPU Operator takes its drivers
-    /// from NVIDIADriver resources and ignores a ClusterPolicy.
+    /// `nvidia.com/v1alpha1`. It describes no driver, so it cannot be a rollout target. If one exists, the GPU Operator takes the
+    /// driver from NVIDIADriver resources and ignores a ClusterPolicy.
     #[serde(rename = "GPUCluster", skip_deserializing)]
     #[strum(serialize = "GPUCluster")]
     GpuCluster,
 }
 
 impl OperatorResource {
-    /// All kinds of operator resources that can be rollout targets.
-    pub const ALL: [Self; 5] =
+    /// Kinds that can be rollout targets.
+    pub const TARGETS: [Self; 5] =
         [Self::NicClusterPolicy, Self::NicNodePolicy, Self::ClusterPolicy, Self::NvidiaDriver, Self::Module];
 
     /// Whether the resource belongs to the GPU Operator rather than the Network Operator.

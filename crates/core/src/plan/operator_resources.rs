@@ -6,7 +6,8 @@ use super::{
 };
 use crate::image::{OperatorResource, RolloutSpec};
 
-/// Resources in the manifests of a rollout, and those of the cluster that the manifests do not replace.
+/// Resources in a rollout's manifests, and resources of the cluster. A manifest takes precedence over the resource of the same kind
+/// and name.
 #[derive(Clone, Copy)]
 pub(super) struct OperatorResources<'a> {
     snapshot: &'a ClusterSnapshot,
@@ -29,16 +30,16 @@ impl<'a> OperatorResources<'a> {
 
     /// Returns the resources of a kind.
     pub(super) fn of(self, kind: OperatorResource) -> impl Iterator<Item = &'a ResourceFacts> {
-        let is_replaced = move |found: &&ResourceFacts| {
+        let is_in_manifests = move |found: &&ResourceFacts| {
             self.manifests.iter().any(|other| (other.kind, &other.name) == (found.kind, &found.name))
         };
-        let live = self.snapshot.resources.iter().filter(move |found| !is_replaced(found));
+        let live = self.snapshot.resources.iter().filter(move |found| !is_in_manifests(found));
         live.chain(self.manifests).filter(move |found| found.kind == kind)
     }
 
     /// Whether the GPU Operator assigns nodes to NVIDIADriver resources, as it does since version 26.7, the first with a
     /// GPUCluster.
-    pub(super) fn assign_nodes(self) -> bool {
+    pub(super) fn has_driver_owners(self) -> bool {
         self.of(OperatorResource::GpuCluster).next().is_some()
             || self.snapshot.nodes.iter().any(|node| node.labels.contains_key(DRIVER_OWNER))
     }

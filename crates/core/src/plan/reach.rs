@@ -98,7 +98,7 @@ impl DriverOwnership {
         let rivals = drivers.filter(|found| found.name != name && found.spec["default"] != true);
         Self {
             name: name.to_owned(),
-            in_use: resources.assign_nodes(),
+            in_use: resources.has_driver_owners(),
             rivals: rivals.map(|found| (found.name.clone(), driver_selector(&found.spec))).collect(),
         }
     }

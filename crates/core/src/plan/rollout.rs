@@ -25,6 +25,7 @@ mod record;
 mod resource;
 mod restart;
 mod rollback;
+mod single;
 mod union;
 mod upgrade;
 mod watch;

@@ -35,7 +35,7 @@ impl SnapshotScope {
     pub fn for_rollback(daemon_sets: impl IntoIterator<Item = (String, String)>) -> Self {
         Self {
             daemon_sets: daemon_sets.into_iter().collect(),
-            resources: OperatorResource::ALL.into(),
+            resources: OperatorResource::TARGETS.into(),
             rollback: true,
             ..Self::default()
         }

@@ -184,7 +184,7 @@ impl Actions {
     /// where Kubernetes has no permissions. They need the permission to patch DriverBuilds instead.
     fn patch_for(&self, facts: &Facts, subject: &str) -> RequestedPatch {
         let (place, name) = subject.split_once('/').unwrap_or_default();
-        let kind = OperatorResource::ALL.into_iter().find(|kind| kind.kind() == place);
+        let kind = OperatorResource::TARGETS.into_iter().find(|kind| kind.kind() == place);
         let (group, resource, namespace, name) = match kind {
             _ if cell_at(facts, subject).is_some() => {
                 ("farrier.dev", "driverbuilds", self.kube.as_ref().map(|kube| kube.namespace()), None)

@@ -87,7 +87,7 @@ impl Drafted {
         let group = version.split('/').next().unwrap_or_default();
         let kind = text_at(object, "kind").unwrap_or_default();
         let is = |known: &OperatorResource| (known.group(), known.kind()) == (group, kind.as_str());
-        let resource = OperatorResource::ALL.into_iter().find(is);
+        let resource = OperatorResource::TARGETS.into_iter().find(is);
         if resource.is_none() && !driverkit::is_configuration(object) {
             return Ok(false);
         }

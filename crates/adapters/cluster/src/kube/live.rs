@@ -182,7 +182,7 @@ impl Cluster for KubeCluster {
     }
 
     async fn manifests(&self) -> Result<Vec<String>, ClusterError> {
-        let operators = OperatorResource::ALL.map(|kind| WatchTarget::Resources(kind).resource());
+        let operators = OperatorResource::TARGETS.map(|kind| WatchTarget::Resources(kind).resource());
         let kinds = [WatchTarget::Nodes.resource(), WatchTarget::DaemonSets.resource()];
         let mut texts = Vec::new();
         for resource in kinds.into_iter().chain(operators) {

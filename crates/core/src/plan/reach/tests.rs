@@ -145,13 +145,13 @@ fn an_operators_daemon_set_has_its_resources_rules() {
         operator_placement(kind, "driver", spec).reach(node, false) == NodeReach::Reached
     };
     let gpu = node(&[("nvidia.com/gpu", "present", "NoSchedule")]);
-    for kind in OperatorResource::ALL {
+    for kind in OperatorResource::TARGETS {
         let is_tolerated = kind != OperatorResource::Module;
         assert_eq!(reach(kind, &json!({}), &gpu), is_tolerated, "{kind}: tolerated by default");
     }
     let tainted = node(&[("dedicated", "gpu", "NoSchedule")]);
     let own = json!([{"key": "dedicated", "operator": "Exists"}]);
-    for kind in OperatorResource::ALL {
+    for kind in OperatorResource::TARGETS {
         let spec = match kind {
             OperatorResource::ClusterPolicy => json!({"daemonsets": {"tolerations": own}}),
             _ => json!({"tolerations": own}),

@@ -2,11 +2,11 @@
 
 use super::{
     Change, Context, Decided, HoldReason, ManifestLocation, PlannedRollout, RolloutDecision, RolloutTarget,
-    daemon_set::manifests, handover::short_hash, manifest, resource, watch::is_same_image,
+    daemon_set::manifests, handover::short_hash, manifest, resource, single::single, watch::is_same_image,
 };
 use crate::{
     image::{ImageReference, RolloutSpec, Version},
-    plan::ObservedKind,
+    plan::{ObservedKind, ResourceFacts},
 };
 
 /// Commit to make.
@@ -64,7 +64,7 @@ fn resource_not_synced(context: &Context<'_>, target: &RolloutTarget) -> Option<
     if let Some(why) = unseen(context, ObservedKind::Resources) {
         return Some(why);
     }
-    let set = resource::current(resource::named(context.inputs, target, wanted).ok()?);
+    let set = resource::current(single::<ResourceFacts>(context.inputs, target, wanted).ok()?);
     let found = match context.inputs.snapshot.resources.iter().find(|found| found.is_named(wanted)) {
         None => "it has no such resource".to_owned(),
         Some(live) if resource::current(live) == set => return None,

@@ -53,7 +53,7 @@ impl TagForm {
             "rhel" => major.is_some_and(|major| major < 10),
             _ => false,
         };
-        if kind == OperatorResource::NvidiaDriver && has_minor && !resources.assign_nodes() {
+        if kind == OperatorResource::NvidiaDriver && has_minor && !resources.has_driver_owners() {
             Self::Whole
         } else {
             Self::Abbreviated

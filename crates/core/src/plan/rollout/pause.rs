@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     Change, DaemonSetChange, HoldReason, PlanInputs, Record, RecordState, ResourceChange, RolloutObject,
     RolloutTarget, daemon_set::named, image::naming, live_object::LiveObject, per_kernel::OriginalRecord,
-    resource,
+    resource, single::single,
 };
 use crate::plan::{
     ClusterSnapshot, PAUSED_ANNOTATION, PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, ResourceFacts,
@@ -43,7 +43,7 @@ fn annotations_for(found: LiveObject<'_>, paused: bool, record: &Record) -> BTre
 pub(super) fn is_paused(inputs: &PlanInputs<'_>, target: &RolloutTarget) -> bool {
     let mut found = LiveObject::all(inputs.snapshot).filter(|found| found.is(&target.object));
     let in_manifests = || match &target.object {
-        RolloutObject::Resource(wanted) => resource::named(inputs, target, wanted)
+        RolloutObject::Resource(wanted) => single::<ResourceFacts>(inputs, target, wanted)
             .is_ok_and(|found| has_pause_annotation(&found.annotations)),
         _ => named(inputs, target).is_ok_and(|found| found.daemon_set.paused),
     };

@@ -14,19 +14,19 @@ use serde_json::{Map, Value};
 use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
     RolloutTarget,
-    daemon_set::{nearest, single},
     field::{self, Field, Step},
     manifest::reaches_differently,
     no_image,
     operator::{self, TagForm, Versions},
     reached::{NodesByKernel, Reached, check_supported},
     record::FieldRecord,
+    single::single,
     watch::Progress,
 };
 use crate::{
     image::{ImageReference, OperatorResource, ResourceName},
     plan::{
-        Cell, NodeFacts, ObservedKind, Placement, ReachingObject, ResourceFacts,
+        Cell, NodeFacts, Placement, ReachingObject, ResourceFacts,
         labels::{end_of_rest, is_in_progress},
         operator_resources::OperatorResources,
         outcome::CellState,
@@ -72,34 +72,13 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
     keys
 }
 
-/// Returns the single resource that a target names, in the cluster or in its manifests.
-pub(super) fn named<'a>(
-    inputs: &PlanInputs<'a>,
-    target: &RolloutTarget,
-    wanted: &ResourceName,
-) -> Result<&'a ResourceFacts, HoldReason> {
-    single(
-        inputs,
-        target,
-        ObservedKind::Resources,
-        &inputs.snapshot.resources,
-        |found| &found.resources,
-        |found| found.is_named(wanted),
-        |all| {
-            let known = all.iter().filter(|found| found.kind == wanted.resource);
-            let known = known.map(|found| found.name.clone()).collect();
-            HoldReason::NoResource { nearest: nearest(&wanted.full_name(), known) }
-        },
-    )
-}
-
 pub(super) fn decide(
     context: &Context<'_>,
     target: &RolloutTarget,
     wanted: &ResourceName,
 ) -> Result<Decided, HoldReason> {
     let (inputs, kind) = (context.inputs, wanted.resource);
-    let found = named(inputs, target, wanted)?;
+    let found = single(inputs, target, wanted)?;
     let driver = driver_section(found)?;
     allows_precompiled(found)?;
     let resources = context.resources();
@@ -159,7 +138,7 @@ fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReas
             Err(HoldReason::Immutable { field: "spec.usePrecompiled", needed: true })
         }
         OperatorResource::Module => section.ok_or_else(|| off("spec.moduleLoader is absent")),
-        OperatorResource::GpuCluster => Err(off("a GPUCluster has no driver of its own")),
+        OperatorResource::GpuCluster => Err(off("a GPUCluster describes no driver")),
     }
 }
 
