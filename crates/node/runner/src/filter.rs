@@ -179,7 +179,7 @@ fn refused() -> Result<Rules, Error> {
     // Requests that inject input into a terminal as if its user had typed it.
     let request_is =
         |request: u64| SeccompRule::new(vec![Condition::new(1, Width::Dword, Compare::Eq, request)?]);
-    rules.insert(libc::SYS_ioctl, vec![request_is(libc::TIOCSTI)?, request_is(TIOCLINUX)?]);
+    rules.insert(libc::SYS_ioctl, vec![request_is(TIOCSTI)?, request_is(TIOCLINUX)?]);
     // Memory that no per-process counter includes: anonymous shared memory and huge pages.
     let mappings =
         [libc::MAP_SHARED | libc::MAP_ANONYMOUS, libc::MAP_HUGETLB].map(|flags| has_bits(3, flags));
@@ -200,8 +200,10 @@ fn rule(arguments: &[(u8, u32, libc::c_int)]) -> Result<SeccompRule, Error> {
     Ok(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?)
 }
 
+/// `ioctl` request that adds a byte to a terminal's input. musl and glibc declare requests with different types.
+const TIOCSTI: u64 = 0x5412;
 /// `ioctl` request to a Linux virtual console. Its subcommands include pasting the selection as input.
-const TIOCLINUX: libc::Ioctl = 0x541c;
+const TIOCLINUX: u64 = 0x541c;
 
 #[cfg(test)]
 mod tests {
