@@ -88,6 +88,9 @@ const ALLOWED_LEGACY: &[i64] = &[];
 /// `fchmodat2`, which some versions of libc do not define for every architecture.
 const FCHMODAT2: i64 = 452;
 
+/// `kexec_file_load`, which musl's libc does not define for arm64.
+const KEXEC_FILE_LOAD: i64 = if cfg!(target_arch = "x86_64") { 320 } else { 294 };
+
 /// Refused system calls that exist only on x86-64.
 #[cfg(target_arch = "x86_64")]
 const REFUSED_X86_64: &[i64] = calls![SYS_iopl SYS_ioperm SYS_modify_ldt];
@@ -109,8 +112,8 @@ const REFUSED: &[i64] = calls![
     SYS_fsmount SYS_fspick SYS_mount_setattr SYS_setns SYS_unshare SYS_open_by_handle_at
     SYS_name_to_handle_at
     // Machine-wide state: modules, kexec, swap and clocks.
-    SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load SYS_reboot
-    SYS_swapon SYS_swapoff SYS_acct SYS_quotactl SYS_syslog SYS_settimeofday SYS_clock_settime
+    SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_reboot SYS_swapon
+    SYS_swapoff SYS_acct SYS_quotactl SYS_syslog SYS_settimeofday SYS_clock_settime
     SYS_clock_adjtime SYS_adjtimex SYS_vhangup
 ];
 
@@ -157,8 +160,9 @@ fn compile(rules: Rules, default: SeccompAction, matched: SeccompAction) -> Resu
 }
 
 fn allowed(allow_truncate: bool) -> Result<Rules, Error> {
-    let mut rules =
-        unconditional(&[ALLOWED, ALLOWED_LEGACY, &[FCHMODAT2], REFUSED, REFUSED_X86_64, FEIGNED].concat());
+    let mut rules = unconditional(
+        &[ALLOWED, ALLOWED_LEGACY, &[FCHMODAT2, KEXEC_FILE_LOAD], REFUSED, REFUSED_X86_64, FEIGNED].concat(),
+    );
     if allow_truncate {
         rules.insert(libc::SYS_truncate, Vec::new());
     }
@@ -172,7 +176,7 @@ fn allowed(allow_truncate: bool) -> Result<Rules, Error> {
 }
 
 fn refused() -> Result<Rules, Error> {
-    let mut rules = unconditional(&[REFUSED, REFUSED_X86_64].concat());
+    let mut rules = unconditional(&[REFUSED, REFUSED_X86_64, &[KEXEC_FILE_LOAD]].concat());
     let has_bits = |argument, bits: libc::c_int| rule(&[(argument, bits.unsigned_abs(), bits)]);
     let namespaces = NAMESPACES.iter().map(|flag| has_bits(0, *flag));
     rules.insert(libc::SYS_clone, namespaces.collect::<Result<_, _>>()?);
