@@ -7,6 +7,8 @@
 
 #[path = "../../crates/node/driver-entrypoint/src/blacklist.rs"]
 mod blacklist;
+#[path = "../../crates/node/driver-entrypoint/src/connectivity.rs"]
+mod connectivity;
 #[path = "../../crates/node/driver-entrypoint/src/devices.rs"]
 mod devices;
 #[path = "../../crates/node/driver-entrypoint/src/disruption.rs"]
@@ -168,6 +170,10 @@ impl kernel::Kernel for Refuses {
 
     fn make_device(&self, _: &Path, _: u32) -> io::Result<()> {
         Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn connects(&self, _: std::net::SocketAddr, _: std::time::Duration) -> bool {
+        false
     }
 
     fn pause(&self, _: std::time::Duration) {}

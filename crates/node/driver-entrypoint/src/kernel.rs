@@ -5,6 +5,7 @@ use std::{
     ffi::CString,
     fs::{self, File},
     io,
+    net::{SocketAddr, TcpStream},
     panic::resume_unwind,
     path::Path,
     sync::mpsc::{self, RecvTimeoutError},
@@ -37,7 +38,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Callback with the elapsed time, called repeatedly while a kernel call blocks.
 pub(crate) type Progress<'a> = &'a mut dyn FnMut(Duration);
 
-/// The kernel calls of this program that change state. Each call can be undone or repeated.
+/// The kernel calls of this program that change state, and those that wait. Each change can be undone or repeated.
 pub(crate) trait Kernel {
     /// Returns the kernel release (`uname -r`).
     fn release(&self) -> String;
@@ -58,6 +59,8 @@ pub(crate) trait Kernel {
     fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()>;
     /// Creates a character device node with this major number and minor 0, readable and writable by everyone.
     fn make_device(&self, path: &Path, major: u32) -> io::Result<()>;
+    /// Whether a host answers at a TCP port. A refused connection is an answer, too.
+    fn connects(&self, to: SocketAddr, timeout: Duration) -> bool;
     /// Sleeps, for example until devices come up or a reference is dropped.
     fn pause(&self, time: Duration);
 }
@@ -109,6 +112,13 @@ impl Kernel for Linux {
         mknodat(CWD, path, FileType::CharacterDevice, everybody, makedev(major, 0))?;
         // The umask has cleared some mode bits.
         Ok(chmod(path, everybody)?)
+    }
+
+    fn connects(&self, to: SocketAddr, timeout: Duration) -> bool {
+        match TcpStream::connect_timeout(&to, timeout) {
+            Ok(_) => true,
+            Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        }
     }
 
     fn pause(&self, time: Duration) {

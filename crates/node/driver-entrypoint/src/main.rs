@@ -1,10 +1,12 @@
 //! `driver-entrypoint`: the program in farrier's driver containers. The first argument selects a driver's personality,
 //! a helper command such as `forecast`, or `boot-check`. `boot-check` is the init process of the virtual machine in
-//! which farrier loads modules. The program uses no shell and no network.
+//! which farrier loads modules. The program uses no shell. Its only use of the network is to see whether API
+//! servers answer.
 #![forbid(unsafe_code)]
 
 mod blacklist;
 mod boot_check;
+mod connectivity;
 mod devices;
 mod disruption;
 mod error;

@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     fs,
     io::{self, Write},
+    net::SocketAddr,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     rc::Rc,
@@ -59,6 +60,8 @@ pub(crate) struct FakeKernel {
     /// Number of calls before the call that kills the container, and whether that call takes effect.
     pub(crate) killed_at: Cell<Option<(usize, bool)>>,
     pub(crate) pauses: Cell<u32>,
+    /// `srcversion` of drivers with which no host answers.
+    pub(crate) without_link: RefCell<Vec<String>>,
     /// Whether new mounts are private instead of shared.
     pub(crate) private_mounts: Cell<bool>,
 }
@@ -112,6 +115,7 @@ impl Bench {
             at_pause: RefCell::default(),
             killed_at: Cell::default(),
             pauses: Cell::default(),
+            without_link: RefCell::default(),
             private_mounts: Cell::default(),
         };
         let bench = Self { directory, kernel, log: Rc::default() };
@@ -419,6 +423,15 @@ impl Kernel for FakeKernel {
             fs::write(path, "").unwrap();
         });
         Ok(())
+    }
+
+    fn connects(&self, _: SocketAddr, _: Duration) -> bool {
+        let is_without_link = |name: &String| {
+            let version = fs::read_to_string(self.paths.at(&format!("/sys/module/{name}/srcversion")));
+            version
+                .is_ok_and(|version| self.without_link.borrow().iter().any(|other| other == version.trim()))
+        };
+        !self.modules().keys().any(is_without_link)
     }
 
     fn pause(&self, _: Duration) {

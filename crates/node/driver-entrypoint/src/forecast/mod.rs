@@ -309,7 +309,7 @@ impl fmt::Display for InterfaceUse {
 }
 
 /// Lists network interfaces, each with the module of its driver.
-fn interfaces(node: &Node<'_>) -> Vec<(String, PathBuf)> {
+pub(crate) fn interfaces(node: &Node<'_>) -> Vec<(String, PathBuf)> {
     let devices = files::entries(node.paths.at("/sys/class/net")).into_iter();
     devices.filter_map(|device| Some((module_of(&device.join("device"))?, device))).collect()
 }

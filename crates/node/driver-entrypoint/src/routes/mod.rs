@@ -5,7 +5,7 @@ mod api_server;
 use std::{
     collections::BTreeSet,
     fs,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -80,13 +80,18 @@ impl Network {
         } else if let Some(route) = own.clone().next() {
             uses.push(TrafficUse { what: format!("routes{}", by(&route.interface)), is_uplink: false });
         }
-        let carried = |(address, _): &&(IpAddr, u16)| self.is_routed_by(&names, *address);
-        if let Some((address, port)) = self.servers.iter().find(carried) {
-            let server = std::net::SocketAddr::new(*address, *port);
+        if let Some(server) = self.servers_through(interface).next() {
             let what = format!("the connection to the API server at {server}");
             uses.push(TrafficUse { what, is_uplink: true });
         }
         uses
+    }
+
+    /// Lists the API servers whose route is an interface, or one on top of it.
+    pub(crate) fn servers_through(&self, interface: &Path) -> impl Iterator<Item = SocketAddr> {
+        let names = self.with_stacked(interface);
+        let servers = self.servers.iter().filter(move |(address, _)| self.is_routed_by(&names, *address));
+        servers.map(|(address, port)| SocketAddr::new(*address, *port))
     }
 
     /// Whether an interface, or one on top of it, has the route to an address.

@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::{
     blacklist::Blacklist,
+    connectivity::ApiServers,
     devices,
     error::Error,
     failure::{self, FailureRecord},
@@ -71,6 +72,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, signals: &mut dyn Signals)
         }
         Err(error) => {
             node.log.warn_of(container.stop(&[], &loaded));
+            node.log.warn_of(container.api_servers().forget());
             Err(error)
         }
     }
@@ -99,12 +101,14 @@ impl Container<'_> {
         let (to_unload, host_names) = self.plan_unload()?;
         if to_unload.is_empty() {
             self.load(signals, loaded)?;
-            return self.set_up(signals);
+            self.set_up(signals)?;
+            return self.confirm(signals, loaded);
         }
         let failure = self.failure()?;
         failure.check()?;
         forecast::check(node, &to_unload, &options.allowed)?;
         self.host_modules.save(&host_names)?;
+        self.api_servers().record(&to_unload)?;
         self.blacklist().write();
         let bound: Vec<String> =
             to_unload.iter().flat_map(|name| devices::bound_to_module(&node.paths, name)).collect();
@@ -112,8 +116,26 @@ impl Container<'_> {
         let replaced = replaced.and_then(|()| devices::check_bound(node, &bound));
         self.blacklist().remove();
         let replaced = replaced.and_then(|()| self.set_up(signals));
+        let replaced = replaced.and_then(|()| self.api_servers().await_answers(signals));
         failure.update(&replaced);
         replaced
+    }
+
+    /// Waits for the API servers if a container was killed before they answered. Adds the image's modules to `loaded` if they do
+    /// not answer, so that these are unloaded.
+    fn confirm(&self, signals: &mut dyn Signals, loaded: &mut Vec<String>) -> Result<(), Error> {
+        let confirmed = self.api_servers().await_answers(signals);
+        if confirmed.is_err() {
+            self.failure()?.update(&confirmed);
+            let state = Loaded::read(&self.node.paths)?;
+            loaded.extend(self.image_modules_where(|name| self.loader.is_image_build(&state, name)));
+        }
+        confirmed
+    }
+
+    fn api_servers(&self) -> ApiServers<'_> {
+        let Self { node, options, .. } = self;
+        ApiServers { node, file: options.file("api-servers"), limit: options.api_server_limit }
     }
 
     /// Runs the program of `--then`, and waits until the driver is ready.

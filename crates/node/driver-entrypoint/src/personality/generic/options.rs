@@ -1,8 +1,9 @@
 //! Command line of `generic`.
 
-use std::{fmt, path::Path};
+use std::{fmt, path::Path, time::Duration};
 
 use crate::{
+    connectivity::read_limit,
     disruption::Allowed,
     error::Error,
     files,
@@ -44,6 +45,8 @@ pub(crate) struct Options {
     pub(super) keep: bool,
     /// What the replacement of the host's modules, and the unload at the end, may take from the node.
     pub(super) allowed: Allowed,
+    /// Maximum time until the API servers answer after the host's modules were replaced.
+    pub(super) api_server_limit: Duration,
 }
 
 /// Condition that a path exists, or that the file's text equals `text`.
@@ -59,7 +62,8 @@ impl Options {
         arguments: &[&str],
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, String> {
-        Ok(Self { allowed: Allowed::read(variable)?, ..Self::parse(arguments)? })
+        let api_server_limit = read_limit(&variable)?;
+        Ok(Self { allowed: Allowed::read(variable)?, api_server_limit, ..Self::parse(arguments)? })
     }
 
     /// Parses the arguments. The error names the invalid argument.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::*;
 use crate::{
     kernel::Kernel as _,
-    testing::{Bench, EndsWhenReady},
+    testing::{Bench, EndsWhenReady, Killed},
 };
 
 fn bench() -> Bench {
@@ -338,10 +338,8 @@ fn firmware_is_there_while_the_container_runs() {
 #[test]
 fn the_uplink_is_not_taken_from_the_node() {
     let bench = in_tree();
-    let driver = bench.at("/sys/class/net/acme0/device/driver");
-    fs::create_dir_all(&driver).unwrap();
-    std::os::unix::fs::symlink("/sys/module/acme", driver.join("module")).unwrap();
-    let route = "acme0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
+    interface(&bench);
+    let route = DEFAULT_ROUTE;
     let refused =
         "refused, because the unload of the driver would disrupt interface acme0 (the node's default route)";
     bench.write("/proc/1/net/route", route);
@@ -360,9 +358,47 @@ fn the_uplink_is_not_taken_from_the_node() {
     );
     assert_eq!(bench.read("/run/farrier/acme.ready"), None);
 
-    let allowed = Options::read(&REPLACE, |_| Some("uplink".to_owned())).unwrap();
-    run(&bench.node(), &allowed, &mut EndsWhenReady(&mut || {})).unwrap();
+    run(&bench.node(), &with_uplink_allowed(), &mut EndsWhenReady(&mut || {})).unwrap();
     is_as_before(&bench);
+}
+
+/// Gives the module `acme` an interface.
+fn interface(bench: &Bench) {
+    let driver = bench.at("/sys/class/net/acme0/device/driver");
+    fs::create_dir_all(&driver).unwrap();
+    std::os::unix::fs::symlink("/sys/module/acme", driver.join("module")).unwrap();
+}
+
+const DEFAULT_ROUTE: &str = "acme0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n";
+
+fn with_uplink_allowed() -> Options {
+    let variable = |name: &str| (name == "ALLOW_DISRUPTION").then(|| "uplink".to_owned());
+    Options::read(&REPLACE, variable).unwrap()
+}
+
+/// Also by the next container, if this one is killed while it waits for the API server.
+#[test]
+fn a_replacement_with_which_the_api_server_does_not_answer_is_undone() {
+    for is_killed in [false, true] {
+        let bench = in_tree();
+        interface(&bench);
+        bench.write("/proc/1/net/route", DEFAULT_ROUTE);
+        bench.write("/proc/1/net/tcp", "head\n0: 0200000A:A000 0900000A:192B 01 0:0 0:0 0 0 0 5 1\n");
+        bench.kernel.without_link.borrow_mut().push("image-acme".to_owned());
+        let start = || run(&bench.node(), &with_uplink_allowed(), &mut EndsWhenReady(&mut || {}));
+        if is_killed {
+            bench.kernel.at_pause.replace(Some(Box::new(|| std::panic::panic_any(Killed))));
+            assert!(catch_unwind(AssertUnwindSafe(start)).is_err());
+            bench.kernel.at_pause.replace(None);
+            assert_eq!(bench.loaded_versions(), ["image-acme"]);
+        }
+        let error = start().unwrap_err().to_string();
+        assert!(error.starts_with("the API server at 10.0.0.9:6443 did not answer within 120 s"), "{error}");
+        is_as_before(&bench);
+        assert_eq!(bench.read("/run/farrier/acme.api-servers"), None);
+        let again = start().unwrap_err().to_string();
+        assert!(again.starts_with("this image's drivers failed on this node"), "{again}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ use stack::{Comparison, PEER_MEMORY, Stack};
 
 use crate::{
     blacklist::Blacklist,
+    connectivity::ApiServers,
     devices,
     error::Error,
     failure::{self, FailureRecord},
@@ -46,6 +47,11 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, signals: &mut dyn Signal
             has_options,
             file: settings.state_file("replaced"),
         },
+        api_servers: ApiServers {
+            node,
+            file: settings.state_file("api-servers"),
+            limit: settings.api_server_limit,
+        },
     };
     if let Err(error) = container.start(signals) {
         // Exposed headers would belong to drivers that are not loaded.
@@ -63,6 +69,7 @@ struct Container<'a> {
     settings: &'a Settings,
     stack: Stack<'a>,
     host_modules: HostModules<'a>,
+    api_servers: ApiServers<'a>,
 }
 
 impl Container<'_> {
@@ -74,9 +81,9 @@ impl Container<'_> {
         stack.check_image()?;
         let loaded = Loaded::read(&node.paths)?;
         let comparison = stack.compare(&loaded)?;
-        let is_replaced = comparison != Comparison::Same;
+        // Each branch ends before the root is exposed, whose mount hides the saved state.
         match comparison {
-            Comparison::Same => self.keep_loaded_drivers()?,
+            Comparison::Same => self.keep_loaded_drivers(signals)?,
             Comparison::Differs { module, loaded: loaded_version, image } => {
                 let state = match loaded_version {
                     None => "not loaded".to_owned(),
@@ -87,17 +94,15 @@ impl Container<'_> {
                 node.log
                     .step(format!("{module} is {state}, but {image} in this image: replacing the drivers"));
                 signals.check()?;
-                self.replace(&loaded)?;
+                self.replace(&loaded, signals)?;
             }
         }
-        // Before exposing the root, whose mount hides the saved state.
-        self.restore_network(is_replaced)?;
         self.expose()?;
         files::set_ready(node, &settings.ready)
     }
 
     /// Keeps drivers that match the image, and finishes the work of an earlier container.
-    fn keep_loaded_drivers(&self) -> Result<(), Error> {
+    fn keep_loaded_drivers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         node.log.step("the loaded drivers match this image: not reloaded");
         // Left by an attempt that failed before it unloaded the driver.
@@ -108,7 +113,14 @@ impl Container<'_> {
         let unfinished = node.paths.at(&self.state_file("replacing")).exists();
         stack.load(&if unfinished { self.host_modules.names() } else { Vec::new() })?;
         files::remove(node, &self.state_file("replacing"))?;
-        Ok(())
+        self.set_network(false)?;
+        let confirmed = self.api_servers.await_answers(signals);
+        if confirmed.is_err() {
+            self.undo_replacement(&self.host_modules.names());
+            self.failure()?.update(&confirmed);
+            return confirmed;
+        }
+        self.restore_network(false)
     }
 
     /// Exposes the image's kernel headers, or its root.
@@ -145,7 +157,7 @@ impl Container<'_> {
 
     /// Replaces the loaded drivers with the image's. Checks as much as possible before any change, and undoes the
     /// change if it fails.
-    fn replace(&self, loaded: &Loaded) -> Result<(), Error> {
+    fn replace(&self, loaded: &Loaded, signals: &mut dyn Signals) -> Result<(), Error> {
         let Self { node, settings, stack, .. } = self;
         let failure = self.failure()?;
         // If the driver is not loaded, another attempt cannot interrupt the network.
@@ -161,18 +173,25 @@ impl Container<'_> {
         forecast::check(node, &to_unload, &settings.allowed)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
+        self.api_servers.record(&to_unload)?;
         node.log.warn_of(self.write_udev_rules());
         let unloaded = self.host_modules.save(&to_unload)?;
         files::write(node, &self.state_file("replacing"), "")?;
         self.blacklist().write();
-        let replaced = self.exchange(loaded, &to_unload, &unloaded);
+        let replaced = self.exchange(loaded, &to_unload, &unloaded, signals);
         failure.update(&replaced);
         files::remove(node, &self.state_file("replacing"))?;
         self.blacklist().remove();
         replaced
     }
 
-    fn exchange(&self, loaded: &Loaded, to_unload: &[String], unloaded: &[String]) -> Result<(), Error> {
+    fn exchange(
+        &self,
+        loaded: &Loaded,
+        to_unload: &[String],
+        unloaded: &[String],
+        signals: &mut dyn Signals,
+    ) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         stack.load_host_deps(loaded, to_unload)?;
         let bound: Vec<String> =
@@ -180,12 +199,15 @@ impl Container<'_> {
         let exchanged = unload::unload_all(node, to_unload).and_then(|_| stack.load(unloaded));
         let exchanged = exchanged.and_then(|()| stack.check_loaded());
         let exchanged = exchanged.and_then(|()| devices::check_bound(node, &bound));
-        if exchanged.is_err() {
-            node.log.warn("the drivers could not be replaced: restoring the host's");
-            node.log.warn_of(self.undo_replacement(unloaded));
-            node.log.warn_of(self.restore_network(false));
+        let exchanged = exchanged.and_then(|()| self.set_network(true));
+        let exchanged = exchanged.and_then(|()| self.api_servers.await_answers(signals));
+        match exchanged {
+            Ok(()) => self.forget_network(),
+            Err(error) => {
+                self.undo_replacement(unloaded);
+                Err(error)
+            }
         }
-        exchanged
     }
 
     /// Replaces the image's drivers with the host's.
@@ -245,11 +267,20 @@ impl Container<'_> {
         self.restore_network(true)?;
         restored?;
         files::remove(self.node, &self.state_file("replacing"))?;
+        self.api_servers.forget()?;
         self.host_modules.clear()
     }
 
-    /// Undoes a failed replacement: unloads the image's modules and loads the host's modules in `names`.
-    fn undo_replacement(&self, names: &[String]) -> Result<(), Error> {
+    /// Undoes a failed replacement: puts the host's modules in `names` in the place of the image's, and restores the network.
+    fn undo_replacement(&self, names: &[String]) {
+        let log = &self.node.log;
+        log.warn("the drivers could not be replaced: restoring the host's");
+        log.warn_of(self.load_host_modules(names));
+        log.warn_of(self.restore_network(false));
+        log.warn_of(self.api_servers.forget());
+    }
+
+    fn load_host_modules(&self, names: &[String]) -> Result<(), Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         let is_image_build = |name: &&str| self.stack.loader.is_image_build(&loaded, name);
         unload::unload_all(self.node, &loaded.with_holders(loaded.names().filter(is_image_build)))?;
@@ -295,20 +326,32 @@ impl Container<'_> {
         state.save(self.node, &file)
     }
 
-    /// Restores the network state saved from the previous driver. `fresh`: whether the driver was just loaded. Without
-    /// a loaded driver, leaves the state to the next container.
+    /// Restores the network state saved from the previous driver, and removes it. `fresh`: whether the driver was just loaded.
+    /// Without a loaded driver, leaves the state to the next container.
     fn restore_network(&self, fresh: bool) -> Result<(), Error> {
-        if !Loaded::read(&self.node.paths)?.contains("mlx5_core") {
-            return Ok(());
-        }
-        let file = self.state_file("sriov");
-        let state = State::load(self.node, &file);
-        if fresh || state.is_some() {
+        self.set_network(fresh)?;
+        self.forget_network()
+    }
+
+    /// Restores the saved network state, and keeps it for the case that the replacement is undone.
+    fn set_network(&self, fresh: bool) -> Result<(), Error> {
+        let state = State::load(self.node, &self.state_file("sriov"));
+        if self.has_driver()? && (fresh || state.is_some()) {
             let state = state.unwrap_or_default();
             state.restore(self.node, self.settings.bind_delay, &self.state_file("devlink"));
         }
-        files::remove(self.node, &file)?;
         Ok(())
+    }
+
+    fn forget_network(&self) -> Result<(), Error> {
+        if self.has_driver()? {
+            files::remove(self.node, &self.state_file("sriov"))?;
+        }
+        Ok(())
+    }
+
+    fn has_driver(&self) -> Result<bool, Error> {
+        Ok(Loaded::read(&self.node.paths)?.contains("mlx5_core"))
     }
 
     fn failure(&self) -> Result<FailureRecord<'_>, Error> {

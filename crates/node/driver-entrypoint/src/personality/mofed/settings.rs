@@ -1,7 +1,10 @@
 //! Settings of a MOFED container, from its arguments and the environment variables that users of the Network Operator know.
 
+use std::time::Duration;
+
 use crate::{
     blacklist::Blacklist,
+    connectivity::read_limit,
     disruption::Allowed,
     modules::is_module_name,
     node::{Node, is_plain_path},
@@ -34,6 +37,8 @@ pub(crate) struct Settings {
     pub(crate) unload_third_party: bool,
     /// `ALLOW_DISRUPTION`: what the replacement of the drivers may take from the node.
     pub(crate) allowed: Allowed,
+    /// `API_SERVER_TIMEOUT_SEC`: maximum time until the API servers answer after the drivers were replaced.
+    pub(crate) api_server_limit: Duration,
     /// `ENABLE_NFSRDMA`: also load `rpcrdma`.
     pub(crate) nfs_rdma: bool,
     /// `RESTORE_DRIVER_ON_POD_TERMINATION`: load the host's own drivers again when the container stops.
@@ -116,6 +121,7 @@ impl Settings {
         Ok(Self {
             expose_root,
             allowed,
+            api_server_limit: read_limit(&environment)?,
             unload_storage: flag("UNLOAD_STORAGE_MODULES")?,
             unload_third_party: flag("UNLOAD_THIRD_PARTY_RDMA_MODULES")?,
             nfs_rdma: flag("ENABLE_NFSRDMA")?,

@@ -1,5 +1,6 @@
 //! Tests of the `mofed` personality on a test bench, from start to stop.
 
+mod connectivity;
 mod network;
 mod safety;
 

@@ -6,7 +6,7 @@ use super::*;
 use crate::logind;
 
 /// Gives `mlx5_core` the interface that carries the default route.
-fn uplink(bench: &Bench) {
+pub(super) fn uplink(bench: &Bench) {
     let driver = bench.at("/sys/class/net/ens1/device/driver");
     fs::create_dir_all(&driver).unwrap();
     symlink("/sys/module/mlx5_core", driver.join("module")).unwrap();

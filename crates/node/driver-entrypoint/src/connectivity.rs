@@ -1,0 +1,148 @@
+//! The connection to API servers while drivers are replaced. A replacement is kept once those API servers answer again that
+//! answered before it. Otherwise the host's drivers come back, so that a driver without a working link does not cut the node off.
+
+use std::{
+    fs,
+    net::SocketAddr,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use crate::{error::Error, files, forecast, node::Node, routes::Network, signals::Signals};
+
+/// Environment variable with the time limit in seconds. With 0, a replacement is kept without an answer.
+const VARIABLE: &str = "API_SERVER_TIMEOUT_SEC";
+/// Default of [`VARIABLE`].
+const DEFAULT_LIMIT: Duration = Duration::from_mins(2);
+/// Time limit for one connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause between connections.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Number of successive connections after which a server counts as reached: a link that has just come up may go down again.
+const CONNECTIONS: u32 = 3;
+
+/// The API servers that have to answer before a replacement of drivers is kept.
+pub(crate) struct ApiServers<'a> {
+    pub(crate) node: &'a Node<'a>,
+    /// File with their addresses, one per line. It outlives a container that is killed before they answer.
+    pub(crate) file: String,
+    /// Time limit for all of them together. Zero disables the check.
+    pub(crate) limit: Duration,
+}
+
+/// Reads the time limit from the environment. The error names the variable.
+pub(crate) fn read_limit(variable: impl Fn(&str) -> Option<String>) -> Result<Duration, String> {
+    let Some(text) = variable(VARIABLE).filter(|text| !text.trim().is_empty()) else {
+        return Ok(DEFAULT_LIMIT);
+    };
+    let seconds =
+        text.trim().parse().map_err(|_| format!("{VARIABLE} is a number of seconds, not {text}"))?;
+    Ok(Duration::from_secs(seconds))
+}
+
+impl ApiServers<'_> {
+    /// Records the API servers that answer, and that the node reaches through interfaces of these modules. Called before the
+    /// modules are unloaded. Without an interface, a container that was killed has unloaded them, and its record is kept.
+    pub(crate) fn record(&self, modules: &[String]) -> Result<(), Error> {
+        let Self { node, file, limit } = self;
+        let is_driven = |(module, path): (String, PathBuf)| modules.contains(&module).then_some(path);
+        let interfaces: Vec<PathBuf> = forecast::interfaces(node).into_iter().filter_map(is_driven).collect();
+        if limit.is_zero() || interfaces.is_empty() {
+            return Ok(());
+        }
+        let network = Network::read(&node.paths);
+        let mut servers: Vec<SocketAddr> =
+            interfaces.iter().flat_map(|interface| network.servers_through(interface)).collect();
+        servers.sort();
+        servers.dedup();
+        if !servers.is_empty() && !self.is_in_host_network() {
+            node.log.warn(
+                "this container is not in the host's network: it cannot check that the API server answers. Set hostNetwork: true",
+            );
+            servers.clear();
+        }
+        servers.retain(|server| {
+            let answers = node.kernel.connects(*server, CONNECT_TIMEOUT);
+            if !answers {
+                node.log.step(format!(
+                    "the API server at {server} does not answer now, and is not waited for later"
+                ));
+            }
+            answers
+        });
+        if servers.is_empty() {
+            return self.forget();
+        }
+        let lines: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
+        files::write(node, file, &lines.join("\n"))
+    }
+
+    /// Waits until each recorded server answers. Fails at the time limit.
+    pub(crate) fn await_answers(&self, signals: &mut dyn Signals) -> Result<(), Error> {
+        let Self { node, limit, .. } = self;
+        let start = Instant::now();
+        for server in self.recorded() {
+            node.log.step(format!(
+                "waiting for the API server at {server}: without an answer within {} s the host's drivers come back",
+                limit.as_secs()
+            ));
+            let (mut successive, mut attempts) = (0, 0);
+            while successive < CONNECTIONS {
+                signals.check()?;
+                if attempts >= limit.as_secs() || start.elapsed() >= *limit {
+                    return Err(no_answer(server, *limit));
+                }
+                attempts += 1;
+                successive = if node.kernel.connects(server, CONNECT_TIMEOUT) { successive + 1 } else { 0 };
+                node.kernel.pause(PAUSE);
+            }
+        }
+        self.forget()
+    }
+
+    /// Removes the record.
+    pub(crate) fn forget(&self) -> Result<(), Error> {
+        files::remove(self.node, &self.file)?;
+        Ok(())
+    }
+
+    fn recorded(&self) -> Vec<SocketAddr> {
+        let text = files::text(self.node.paths.at(&self.file)).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Whether the routes and connections of process 1, which are the node's with `hostPID`, are also those of this process.
+    fn is_in_host_network(&self) -> bool {
+        let namespace =
+            |process: &str| fs::read_link(self.node.paths.at(&format!("/proc/{process}/ns/net"))).ok();
+        namespace("self") == namespace("1")
+    }
+}
+
+fn no_answer(server: SocketAddr, limit: Duration) -> Error {
+    Error::new(
+        format!(
+            "the API server at {server} did not answer within {} s after the drivers were replaced",
+            limit.as_secs()
+        ),
+        format!(
+            "look for the link and the address of the node's interface in the logs of the kernel and of the network manager; \
+             {VARIABLE} sets the time limit"
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_limit_is_a_number_of_seconds() {
+        let limit = |text: &'static str| read_limit(move |_| Some(text.to_owned()));
+        assert_eq!(read_limit(|_| None), Ok(Duration::from_mins(2)));
+        assert_eq!(limit(" "), Ok(Duration::from_mins(2)));
+        assert_eq!(limit(" 30 "), Ok(Duration::from_secs(30)));
+        assert_eq!(limit("0"), Ok(Duration::ZERO));
+        assert_eq!(limit("2m"), Err("API_SERVER_TIMEOUT_SEC is a number of seconds, not 2m".to_owned()));
+    }
+}
