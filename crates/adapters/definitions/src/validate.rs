@@ -158,7 +158,7 @@ const NO_VERSION: &str = "a toolchain has no driver version to substitute for {{
 /// Reports mistakes in a family.
 pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
     if let Toolchain::Bootstrap(spec) = &family.spec.toolchain
-        && let Some(index) = spec.package_of_a_driver()
+        && let Some(index) = spec.versioned_package_index()
     {
         let path = ["spec", "toolchain", "bootstrap", "include", &index.to_string()];
         report.wrong(&path, NO_VERSION);

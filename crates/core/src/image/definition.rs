@@ -18,7 +18,7 @@ use crate::{
         ApiVersion, BootstrapSpec, Metadata, NonEmpty, ParseError,
         checked::{
             Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, LicenseExpression, ModuleName,
-            OneLine, PackageToInstall, Reference, RpmName, TemplateName, VariableName, texts,
+            OneLine, PackageToInstall, Reference, RpmName, TemplateName, VariableName, to_strings,
         },
         is_default,
     },
@@ -46,7 +46,7 @@ impl DriverImage {
     pub fn template_context(&self, toolchain: &str, version: &str, target: &KernelTarget) -> TemplateContext {
         let Self { metadata, spec, .. } = self;
         let mut context = TemplateContext::new(toolchain, (metadata.name.as_str(), version), target);
-        context.modules = texts(&spec.modules);
+        context.modules = to_strings(&spec.modules);
         let is_firmware = |name: &ImageName| {
             spec.firmware.iter().any(|entry| entry.source == *name && entry.path.is_none())
         };
@@ -253,7 +253,7 @@ impl DriverImageSpec {
             image @ Toolchain::Image(_) if self.build_packages.is_empty() => Ok(image.clone()),
             Toolchain::Image(image) => Err(format!(
                 "it is the image {image}, to which buildPackages ({}) cannot be added: name an image that has them",
-                texts(&self.build_packages).join(", ")
+                to_strings(&self.build_packages).join(", ")
             )),
         }
     }
@@ -532,7 +532,7 @@ mod tests {
         let named =
             DriverImageSpec { build_packages: vec!["iptables-devel".parse().unwrap()], ..spec.clone() };
         let Ok(Toolchain::Rpm(made)) = named.toolchain(&rpm) else { panic!("no packages") };
-        assert_eq!(texts(&made.packages), ["gcc", "make", "iptables-devel"]);
+        assert_eq!(to_strings(&made.packages), ["gcc", "make", "iptables-devel"]);
         assert_eq!(made.from.as_ref(), rpm.spec.headers.rpm_archive(), "same repositories as the headers");
         let fixed = DriverImageSpec { build_packages: vec!["make=4.3-4".parse().unwrap()], ..spec.clone() };
         insta::assert_snapshot!(fixed.toolchain(&rpm).unwrap_err(), @r#"buildPackages: "make=4.3-4" is not an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`"#);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use super::definition::has_labels;
 use crate::definition::{
     Period,
-    checked::{CronSchedule, DnsName, LabelKey, LabelValue, ResourcePattern, Share, fits},
+    checked::{CronSchedule, DnsName, LabelKey, LabelValue, ResourcePattern, Share, matches_glob},
 };
 
 /// Settings to replace the driver on the nodes of a DaemonSet, one after the other. The DaemonSet's update strategy must be
@@ -191,7 +191,9 @@ impl UpgradeSpec {
 
     /// Whether a pod with these resource requests uses the device.
     pub fn is_user<'a>(&self, requests: impl IntoIterator<Item = &'a String>) -> bool {
-        requests.into_iter().any(|name| self.device_resources.iter().any(|pattern| fits(pattern, name)))
+        requests
+            .into_iter()
+            .any(|name| self.device_resources.iter().any(|pattern| matches_glob(pattern, name)))
     }
 }
 

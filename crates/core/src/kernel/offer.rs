@@ -8,7 +8,7 @@ use super::{
 };
 use crate::definition::{
     BootstrapSpec, RpmPackages, RpmRepository,
-    checked::{RpmName, texts},
+    checked::{RpmName, to_strings},
 };
 
 /// Returns the family of a kernel with existing headers, which name the compiler that built it. Usually that is the matching
@@ -68,7 +68,7 @@ pub fn sources_of(family: &KernelFamily, target: &KernelTarget) -> String {
     let spec = &family.spec;
     let headers = match &spec.headers {
         HeaderSource::Apt(AptHeaders { packages, suites, .. }) => {
-            format!("{} in {}", target.fill(&texts(packages).join(", ")), texts(suites).join(", "))
+            format!("{} in {}", target.fill(&to_strings(packages).join(", ")), to_strings(suites).join(", "))
         }
         HeaderSource::Rpm(RpmPackages { packages, from }) => {
             let address = |repository: &RpmRepository| {
@@ -88,7 +88,7 @@ pub fn sources_of(family: &KernelFamily, target: &KernelTarget) -> String {
         Toolchain::Rpm(toolchain) => format!("RPM packages ({})", toolchain.packages.join(" ")),
         Toolchain::Image(image) => target.fill(image),
     };
-    let built_with = texts(&spec.built_with).join(" or ");
+    let built_with = to_strings(&spec.built_with).join(" or ");
     let compilers = if built_with.is_empty() { built_with } else { format!(", for {built_with}") };
     format!("{}: headers from {headers}; toolchain from {toolchain}{compilers}", family.metadata.name)
 }

@@ -8,7 +8,7 @@ use std::{
 use farrier_core::{
     image::{
         RunfileSpec, RuntimeBase, SourceSpec,
-        checked::{Component, PackageToInstall, RpmName, StreamName, Suite, texts},
+        checked::{Component, PackageToInstall, RpmName, StreamName, Suite, to_strings},
     },
     kernel::{AptSuites, Architecture, BootstrapSpec, KernelTarget, RpmArchive, RpmToolchain, Toolchain},
 };
@@ -113,8 +113,8 @@ impl PackageRoot {
     /// Returns the requested packages.
     pub fn packages(&self) -> Vec<String> {
         match self.spec() {
-            Ok(spec) => texts(&spec.include),
-            Err(root) => texts(&root.packages),
+            Ok(spec) => to_strings(&spec.include),
+            Err(root) => to_strings(&root.packages),
         }
     }
 
