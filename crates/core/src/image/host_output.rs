@@ -1,4 +1,4 @@
-//! What is published beside an image for hosts that load modules themselves.
+//! Outputs that are published beside an image, for hosts that load modules themselves.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -77,7 +77,7 @@ struct RenderedCell<'a> {
 impl<'a> CellRequest<'a, '_> {
     /// Returns the kernel's family, if the image is meant for the kernel.
     pub(super) fn family(&self) -> Result<&'a KernelFamily, SkipReason> {
-        if let Some(range) = self.image.spec.range_without(self.target) {
+        if let Some(range) = self.image.spec.range_excluding(self.target) {
             return Err(SkipReason::KernelOutOfRange { range });
         }
         let CellInputs { definitions, resolved, .. } = self.inputs;
@@ -169,7 +169,7 @@ impl<'a> CellRequest<'a, '_> {
             .sources
             .iter()
             .filter(|_| signs)
-            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_unvouched()))?;
+            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_untrusted()))?;
         let detail = format!(
             "source {}: this site signs modules, but those of a third party's image are untrusted: name its \
              signer's key (`signedBy`), or let the site sign them anyway (`adoptUnsigned: true`)",

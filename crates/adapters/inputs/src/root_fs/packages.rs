@@ -206,7 +206,7 @@ impl RootFileSystems<'_> {
             let source = sources.iter().find(|source| source.name == *name).ok_or_else(|| {
                 FetchError::value("a source of the runtime base", name, "the image has none of this name")
             })?;
-            let whole = if *name == installer { source.without_part() } else { source.clone() };
+            let whole = if *name == installer { source.without_subdir() } else { source.clone() };
             let identity = Box::pin(self.0.sources().identity(source)).await?.of_another_part(source, &whole);
             found.push((whole, identity));
         }
