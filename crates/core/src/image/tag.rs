@@ -254,7 +254,7 @@ mod tests {
             };
             let mut system = NodeSystem::default();
             for image in images {
-                system.note(Some(image), Some("9.4"));
+                system.add_labels(Some(image), Some("9.4"));
             }
             let patterns = [
                 "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}",

@@ -11,7 +11,7 @@ use crate::definition::{
 const BUILD_TOOLS: &str = "linux-kbuild-";
 
 /// Hint: where to compile modules that this machine cannot compile.
-pub const ELSEWHERE: &str = "build on a machine of that architecture, or in a cluster that has one (--engine \
+pub const BUILD_ELSEWHERE_HINT: &str = "build on a machine of that architecture, or in a cluster that has one (--engine \
      kubernetes); Debian's kernels, with a toolchain of packages, can be cross-compiled";
 /// Reason: a toolchain has no cross compilers.
 pub const NO_CROSS_COMPILERS: &str = "its toolchain does not come from Debian's or Ubuntu's packages";
@@ -23,31 +23,32 @@ pub fn not_compiled_here(target: Architecture, machine: Architecture, why: &str)
     format!("modules for {target} cannot be compiled on this machine, which is {machine}: {why}")
 }
 
-/// Returns why a machine cannot compile for a family's kernel, with a hint, as far as the definitions show. Imported or published
+/// Returns why a machine cannot compile for a family's kernel, with a hint. Only the definitions are inspected. Imported or published
 /// headers contain tools for their own architecture, and Ubuntu has no package of these tools.
-pub fn not_across(
+pub fn cross_compile_blocker(
     family: &KernelFamily,
     target: &KernelTarget,
     machine: Architecture,
     has_own_headers: bool,
 ) -> Option<String> {
-    let in_packages = matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
+    let has_tools_package =
+        matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
     let why = match &family.spec.toolchain {
         _ if target.arch == machine => return None,
-        Toolchain::Bootstrap(own) if compiles_nothing(own) => return None,
+        Toolchain::Bootstrap(toolchain) if compiles_nothing(toolchain) => return None,
         Toolchain::Rpm(_) | Toolchain::Image(_) => NO_CROSS_COMPILERS,
-        Toolchain::Bootstrap(_) if has_own_headers || !in_packages => FOREIGN_TOOLS,
+        Toolchain::Bootstrap(_) if has_own_headers || !has_tools_package => FOREIGN_TOOLS,
         Toolchain::Bootstrap(_) => return None,
     };
-    Some(format!("{} ({ELSEWHERE})", not_compiled_here(target.arch, machine, why)))
+    Some(format!("{} ({BUILD_ELSEWHERE_HINT})", not_compiled_here(target.arch, machine, why)))
 }
 
 /// Returns the toolchain that compiles kernels of `target` on a machine of another architecture. It replaces the compiler
 /// packages of `own` with cross compilers and adds kbuild's tools for this machine.
 ///
 /// The tools' packages come from `headers`, the packages of the kernel's headers (`name=version ...`), and `suites`, which
-/// contain these packages. `None` if there is no package of the tools: the headers' tools then run on their own architecture
-/// only, and `own` compiles something.
+/// contain these packages. Returns `None` if no package has the tools, unless `own` has no compiler: the tools in the headers
+/// run only on the architecture of the kernel.
 pub fn cross_toolchain(
     own: &BootstrapSpec,
     target: Architecture,
@@ -78,14 +79,14 @@ fn cross_package(package: &PackageToInstall, target: Architecture) -> Option<Pac
     let name = package.split(['=', ':', '/']).next().unwrap_or_default();
     let (program, major) = name.split_once('-').unwrap_or((name, ""));
     let is_compiler = matches!(program, "gcc" | "g++" | "cpp") && major.bytes().all(|b| b.is_ascii_digit());
-    let other = match name {
+    let cross_name = match name {
         "libc6-dev" => format!("libc6-dev-{target}-cross"),
         _ if is_compiler || name == "binutils" => {
             format!("{name}-{}-linux-gnu", target.gnu_name().replace('_', "-"))
         }
         _ => return Some(package.clone()),
     };
-    other.parse().ok()
+    cross_name.parse().ok()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::{
         Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, SourceOrigin, SourceSpec,
         TagInputs, Version, commit_in, render_tags,
     },
-    kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, uname_script, without_headers},
+    kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, missing_headers_message, uname_script},
     template::{TemplateContext, Templates, fetching_add},
 };
 
@@ -95,10 +95,11 @@ impl<'a> CellRequest<'a, '_> {
             Toolchain::Image(image) if is_of_system(image) => Some(image.as_str()),
             _ => None,
         };
-        let lacking = family.spec.lacks([of_toolchain.unwrap_or_default(), of_headers], target, system);
+        let lacking =
+            family.spec.missing_value([of_toolchain.unwrap_or_default(), of_headers], target, system);
         let looked_for = resolved.without_headers.get(target).filter(|_| lacking.is_none());
         if let Some(looked_for) = looked_for {
-            let detail = without_headers(&definitions.families, target, looked_for);
+            let detail = missing_headers_message(&definitions.families, target, looked_for);
             return Err(SkipReason::NoHeaders { detail });
         }
         let found_image = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
