@@ -204,7 +204,7 @@ impl<'a> CellRequest<'a, '_> {
         context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
         context.vars.extend(image.spec.vars_for(target, says)?);
         if family.spec.btf {
-            context.with_btf();
+            context.enable_btf();
         }
         templates.render_vars(&mut context).map_err(|detail| SkipReason::Template { detail })?;
         let dockerfile = self.dockerfile(templates, &context)?;

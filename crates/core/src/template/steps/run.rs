@@ -30,11 +30,8 @@ impl Reader {
             Some(Err(())) => return mistake("RUN: the list may contain only strings"),
             None => {
                 let documents = &line.instruction.documents;
-                let whole = documents
-                    .first()
-                    .filter(|_| Document::opened_by(rest).is_some())
-                    .map(Document::plain_content);
-                match whole {
+                let is_document = Document::opened_by(rest).is_some();
+                match documents.first().filter(|_| is_document).map(Document::plain_content) {
                     Some(script) if script.starts_with("#!") => run.script = Some(script),
                     command => {
                         let command = command.unwrap_or_else(|| with_documents(rest, documents));
