@@ -16,9 +16,9 @@ use spki::{
 
 use crate::image::Digest;
 
-/// RFC 8017.
+/// Object identifier of RSA keys (RFC 8017).
 const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
-/// RFC 5480, with its curves.
+/// Object identifiers of ECDSA keys and of their curves (RFC 5480).
 const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
 const P384: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.34");
@@ -125,6 +125,7 @@ impl PublicKey {
         Self::any_from_info(&info.map_err(|_| KeyError::Damaged)?)
     }
 
+    /// Returns the key if it is supported for image signatures.
     fn for_images(self) -> Result<Self, KeyError> {
         match self.algorithm {
             KeyAlgorithm::Rsa(_) | KeyAlgorithm::P256 => Ok(self),
@@ -189,7 +190,7 @@ impl PublicKey {
     }
 
     /// Converts a signature of two concatenated numbers, as PKCS#11 creates it, to the form that [`Self::verify`] accepts.
-    pub fn verifiable(&self, signature: &[u8]) -> Option<Vec<u8>> {
+    pub fn to_der_signature(&self, signature: &[u8]) -> Option<Vec<u8>> {
         Some(match self.algorithm {
             KeyAlgorithm::Rsa(_) => return None,
             KeyAlgorithm::P256 => {

@@ -36,8 +36,8 @@ pub fn slsa(provenance: &Provenance) -> Value {
     let dependencies: Vec<Value> = materials.iter().map(dependency).collect();
     let Confinement { refused, landlock, limits } = confinement;
     let byproducts = (!refused.is_empty()).then(|| {
-        let found = json!({"refused": refused, "landlock": landlock, "limits": limits});
-        json!([{"name": "canary", "uri": CANARY, "annotations": found}])
+        let measured = json!({"refused": refused, "landlock": landlock, "limits": limits});
+        json!([{"name": "canary", "uri": CANARY, "annotations": measured}])
     });
     json!({
         "buildDefinition": {

@@ -148,24 +148,7 @@ pub struct SiteSpec {
 impl SiteSpec {
     /// Returns the settings for network access to hosts.
     pub fn network(&self) -> (&[MirrorRule], Option<&Proxy>, &[Host], &[Credentials]) {
-        let Self {
-            mirrors,
-            proxy,
-            hosts,
-            credentials,
-            module_signing: _,
-            image_signing: _,
-            revoked: _,
-            policy: _,
-            check: _,
-            kernel_limits: _,
-            ignore_nodes: _,
-            startup_taint: _,
-            storage: _,
-            builds: _,
-            git: _,
-        } = self;
-        (mirrors, proxy.as_ref(), hosts, credentials)
+        (&self.mirrors, self.proxy.as_ref(), &self.hosts, &self.credentials)
     }
 }
 
