@@ -197,7 +197,7 @@ fn in_template(file: &File, line: usize, message: String) -> DefinitionError {
     if line == 0 {
         return DefinitionError::of_file(&file.name, message);
     }
-    DefinitionError::at(file, YamlError { at: Position { line, column: 1 }, message })
+    DefinitionError::at(file, YamlError { position: Position { line, column: 1 }, message })
 }
 
 /// Reports variables of a template that the image does not define, by rendering the template for an ordinary kernel.
