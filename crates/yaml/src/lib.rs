@@ -66,7 +66,7 @@ pub struct Node {
     content: Rc<Content>,
     /// Position of the value; for an alias, the position of the alias.
     pub position: Position,
-    /// Whether other nodes may share the value: the value is an alias, is anchored, or was merged in.
+    /// Whether other nodes may share the value: the value is an alias, is node, or was merged in.
     pub shared: bool,
 }
 
@@ -251,7 +251,7 @@ fn to_position(marker: &Marker) -> Position {
 }
 
 /// A collection whose end has not been read yet.
-struct OpenCollection {
+struct OpenNode {
     position: Position,
     /// Number of the anchor; 0 without an anchor.
     anchor: usize,
@@ -262,7 +262,7 @@ struct OpenCollection {
 /// Parses every document of a text, except null documents.
 pub fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
     let mut documents = Vec::new();
-    let mut open: Vec<OpenCollection> = Vec::new();
+    let mut open: Vec<OpenNode> = Vec::new();
     let mut anchors: HashMap<usize, Node> = HashMap::new();
     let mut mergeable = MAX_MERGED_KEYS;
     for next in events(text) {
@@ -280,11 +280,11 @@ pub fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
             }
             Event::SequenceStart(_, anchor, _) | Event::MappingStart(_, anchor, _) => {
                 let is_mapping = matches!(event, Event::MappingStart(..));
-                open.push(OpenCollection { position, anchor, is_mapping, children: Vec::new() });
+                open.push(OpenNode { position, anchor, is_mapping, children: Vec::new() });
                 continue;
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                let Some(OpenCollection { position, anchor, is_mapping, children }) = open.pop() else {
+                let Some(OpenNode { position, anchor, is_mapping, children }) = open.pop() else {
                     continue;
                 };
                 let value = if is_mapping {
@@ -298,9 +298,8 @@ pub fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
                 // An anchor becomes known when its node is complete, so a node that contains itself is
                 // refused.
                 let message = || "an alias refers to the anchor that contains it".to_owned();
-                let anchored =
-                    anchors.get(&anchor).ok_or_else(|| YamlError { position, message: message() })?;
-                attach(&mut open, &mut documents, Node { position, ..anchored.clone() });
+                let node = anchors.get(&anchor).ok_or_else(|| YamlError { position, message: message() })?;
+                attach(&mut open, &mut documents, Node { position, ..node.clone() });
                 continue;
             }
             _ => continue,
@@ -322,7 +321,7 @@ fn scalar_value(scalar: Scalar) -> Value {
 }
 
 /// Adds a complete node to the collection that contains it, or to the documents.
-fn attach(open: &mut [OpenCollection], documents: &mut Vec<Node>, node: Node) {
+fn attach(open: &mut [OpenNode], documents: &mut Vec<Node>, node: Node) {
     match open.last_mut() {
         Some(parent) => parent.children.push(node),
         None => documents.push(node),

@@ -36,9 +36,7 @@ pub fn without_logins(text: &str) -> String {
     for word in text.split_inclusive(|c: char| c.is_whitespace() || "\"'".contains(c)) {
         let (scheme, address) = word.split_at(word.find("://").map_or(0, |index| index + 3));
         let is_login = |text: &str| match text.find([':', '/']) {
-            Some(index) => {
-                text[index..].starts_with(':') && !(scheme.is_empty() && text.contains(['@', '/']))
-            }
+            Some(end) => text[end..].starts_with(':') && !(scheme.is_empty() && text.contains(['@', '/'])),
             None => !scheme.is_empty(),
         };
         match address.rsplit_once('@') {

@@ -53,7 +53,7 @@ pub const SOURCES: &str = "farrier.dev/sources";
 pub const ARCHITECTURE: &str = "farrier.dev/architecture";
 /// On a header set: the compiler that the kernel was built with, as in `gcc 12`.
 pub const COMPILER: &str = "farrier.dev/compiler";
-/// On a header set: number of symbols in `Module.symvers`. `none` without that file: the symbols that modules need are then unknown.
+/// On a header set: number of symbols in `Module.symvers`. `none` without that file: the needs of modules are then unknown.
 pub const EXPORTED_SYMBOLS: &str = "farrier.dev/exported-symbols";
 /// On a header set: digest of its uncompressed layer, which identifies the content.
 pub const HEADERS_CONTENT: &str = "farrier.dev/headers-content";

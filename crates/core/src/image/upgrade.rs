@@ -162,8 +162,7 @@ impl UpgradeSpec {
     pub(super) fn checked(self) -> Result<Self, String> {
         let drain_fields =
             [("podSelector", self.pod_selector.is_some()), ("graceSeconds", self.grace_seconds.is_some())];
-        if let (Drain::None, Some((field, _))) = (self.drain, drain_fields.iter().find(|(_, is_set)| *is_set))
-        {
+        if let (Drain::None, Some((field, _))) = (self.drain, drain_fields.iter().find(|(_, set)| *set)) {
             return Err(format!("upgrade: `{field}` has no effect with `drain: none`"));
         }
         match (self.drain, self.device_resources.is_empty()) {
@@ -191,9 +190,9 @@ impl UpgradeSpec {
 
     /// Whether a pod with these resource requests uses the device.
     pub fn uses_device<'a>(&self, requests: impl IntoIterator<Item = &'a String>) -> bool {
-        requests
-            .into_iter()
-            .any(|name| self.device_resources.iter().any(|pattern| matches_glob(pattern, name)))
+        let is_device =
+            |name: &String| self.device_resources.iter().any(|pattern| matches_glob(pattern, name));
+        requests.into_iter().any(is_device)
     }
 }
 

@@ -23,7 +23,7 @@ pub fn not_compiled_here(target: Architecture, machine: Architecture, why: &str)
     format!("modules for {target} cannot be compiled on this machine, which is {machine}: {why}")
 }
 
-/// Returns why a machine cannot compile for a family's kernel, with a hint. Only the definitions are inspected. Imported or published
+/// Returns why a machine cannot compile for a family's kernel, with a hint. Inspects only the definitions. Imported or published
 /// headers contain tools for their own architecture, and Ubuntu has no package of these tools.
 pub fn cross_compile_blocker(
     family: &KernelFamily,
@@ -31,13 +31,12 @@ pub fn cross_compile_blocker(
     machine: Architecture,
     has_own_headers: bool,
 ) -> Option<String> {
-    let has_tools_package =
-        matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
+    let has_package = matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
     let why = match &family.spec.toolchain {
         _ if target.arch == machine => return None,
         Toolchain::Bootstrap(toolchain) if compiles_nothing(toolchain) => return None,
         Toolchain::Rpm(_) | Toolchain::Image(_) => NO_CROSS_COMPILERS,
-        Toolchain::Bootstrap(_) if has_own_headers || !has_tools_package => FOREIGN_TOOLS,
+        Toolchain::Bootstrap(_) if has_own_headers || !has_package => FOREIGN_TOOLS,
         Toolchain::Bootstrap(_) => return None,
     };
     Some(format!("{} ({BUILD_ELSEWHERE_HINT})", not_compiled_here(target.arch, machine, why)))

@@ -188,13 +188,8 @@ impl KernelFamilySpec {
         self.digests.get(&target.release).or_else(|| system.digest.as_ref()?.as_ref().ok())
     }
 
-    /// Describes the first unknown value of a placeholder in `texts`; `None` if all values are known.
-    pub fn missing_value(
-        &self,
-        texts: [&str; 2],
-        target: &KernelTarget,
-        system: &NodeSystem,
-    ) -> Option<String> {
+    /// Describes the first placeholder in `texts` whose value is unknown; `None` if all values are known.
+    pub fn unresolved(&self, texts: [&str; 2], target: &KernelTarget, system: &NodeSystem) -> Option<String> {
         let release = &target.release;
         let no_label = |label| format!("no node that runs {release} has the label {label}");
         if let Some(label) = texts.iter().find_map(|text| system.missing_label(text)) {
@@ -352,7 +347,7 @@ mod tests {
             let Toolchain::Image(toolchain) = &spec.toolchain else { panic!("no image") };
             let found = spec.image_for(toolchain, &target, system);
             assert_eq!(image_for(&headers.image, &target), found);
-            let lacks = spec.missing_value([toolchain.as_str(), ""], &target, system);
+            let lacks = spec.unresolved([toolchain.as_str(), ""], &target, system);
             assert_eq!(found.is_err(), lacks.is_some());
             found.map(|image| image.to_string()).map_err(|_| lacks.unwrap())
         };
@@ -387,7 +382,7 @@ mod tests {
         let target = target("rhcos", "5.14.0-427.el9_4.x86_64", Architecture::Amd64);
         let mut system = NodeSystem::default();
         let headers = serde_json::to_string(&spec.headers).unwrap();
-        let lacks = |system: &NodeSystem| spec.missing_value(["", &headers], &target, system);
+        let lacks = |system: &NodeSystem| spec.unresolved(["", &headers], &target, system);
         insta::assert_snapshot!(lacks(&system).unwrap(), @"no node that runs 5.14.0-427.el9_4.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
         system.add_labels(Some("416.94.1-0"), Some("9.4"));
         assert_eq!(lacks(&system), None);

@@ -95,8 +95,7 @@ impl<'a> CellRequest<'a, '_> {
             Toolchain::Image(image) if is_of_system(image) => Some(image.as_str()),
             _ => None,
         };
-        let lacking =
-            family.spec.missing_value([of_toolchain.unwrap_or_default(), of_headers], target, system);
+        let lacking = family.spec.unresolved([of_toolchain.unwrap_or_default(), of_headers], target, system);
         let looked_for = resolved.without_headers.get(target).filter(|_| lacking.is_none());
         if let Some(looked_for) = looked_for {
             let detail = missing_headers_message(&definitions.families, target, looked_for);

@@ -79,10 +79,7 @@ pub struct CosignManifest {
 }
 
 /// Adds layers to the manifest of a tag. Existing layers of other signers are kept.
-pub fn append_layers(
-    before: Option<&ImageManifest>,
-    new: &[Descriptor],
-) -> Result<CosignManifest, ImageError> {
+pub fn add_layers(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<CosignManifest, ImageError> {
     let mut layers = before.map(|manifest| manifest.layers.clone()).unwrap_or_default();
     for layer in new {
         if !layers.contains(layer) {
@@ -139,13 +136,13 @@ mod tests {
     #[test]
     fn signatures_are_added_and_none_is_lost_or_doubled() {
         let (one, two) = (signature_layer(b"a", b"1"), signature_layer(b"a", b"2"));
-        let first = append_layers(None, std::slice::from_ref(&one)).unwrap();
+        let first = add_layers(None, std::slice::from_ref(&one)).unwrap();
         let read = ImageManifest::parse(&first.manifest).unwrap();
         assert_eq!(layer_signature(&read.layers[0]).unwrap(), b"1");
-        let both = append_layers(Some(&read), std::slice::from_ref(&two)).unwrap();
+        let both = add_layers(Some(&read), std::slice::from_ref(&two)).unwrap();
         let both_read = ImageManifest::parse(&both.manifest).unwrap();
         assert_eq!(both_read.layers, [one.clone(), two]);
-        assert_eq!(append_layers(Some(&both_read), &[one]).unwrap(), both);
+        assert_eq!(add_layers(Some(&both_read), &[one]).unwrap(), both);
         assert_eq!(read.config.digest, Digest::of(&first.config));
     }
 

@@ -95,11 +95,8 @@ pub(super) fn of_software(name: &str, version: Option<&str>, url: Option<&str>) 
     let qualifier = if is_git { "vcs_url" } else { "download_url" };
     match project {
         Some((owner, repository)) => {
-            format!(
-                "pkg:github/{}/{}{version}",
-                escape(&owner.to_lowercase()),
-                escape(&repository.to_lowercase())
-            )
+            let [owner, repository] = [owner, repository].map(|name| escape(&name.to_lowercase()));
+            format!("pkg:github/{owner}/{repository}{version}")
         }
         None => qualified(format!("pkg:generic/{}{version}", escape(name)), &[(qualifier, url)]),
     }

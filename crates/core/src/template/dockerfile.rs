@@ -174,10 +174,8 @@ impl Document {
             (word, rest) = first_word(lexer::options(rest, escape).1);
         }
         let may_open = ["run", "copy", "add"].iter().any(|known| word.eq_ignore_ascii_case(known));
-        if !may_open
-            || !instruction.contains("<<")
-            || lexer::json_list(lexer::options(rest, escape).1).is_some()
-        {
+        let is_list = lexer::json_list(lexer::options(rest, escape).1).is_some();
+        if !may_open || is_list || !instruction.contains("<<") {
             return Vec::new();
         }
         let lexer = Lexer { escape: '\\', quotes: Quotes::Kept, raw_escapes: true, variables: None };

@@ -41,7 +41,7 @@ impl Joined {
         } else if has(&after, &before) {
             Self::New
         } else {
-            provenance::append_layers(Some(&before), &after.layers).map_or(Self::Foreign, Self::Both)
+            provenance::add_layers(Some(&before), &after.layers).map_or(Self::Foreign, Self::Both)
         }
     }
 }
