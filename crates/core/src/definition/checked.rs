@@ -110,7 +110,7 @@ texts! {
     /// Name of an environment variable.
     EnvName(no_pattern): "^[A-Za-z_][A-Za-z0-9_]*$", "an environment variable's name: letters, digits and `_`";
     /// Value of an environment variable, or a command-line argument.
-    Argument: r"^[^\x00]*$", "an argument: it holds a NUL character";
+    Argument: r"^[^\x00]*$", "an argument: it contains a NUL character";
     /// Name of a Kubernetes namespace or container.
     DnsLabel: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
         "a DNS label: up to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends";

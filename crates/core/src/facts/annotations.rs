@@ -157,7 +157,7 @@ pub enum FactsError {
     #[error("read image facts")]
     Manifest(#[from] ImageError),
     /// A farrier annotation has a value that farrier never writes. The value is truncated to 80 characters.
-    #[error("annotation {key} holds {value:?}")]
+    #[error("annotation {key} has the invalid value {value:?}")]
     Value { key: &'static str, value: String },
 }
 

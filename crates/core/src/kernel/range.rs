@@ -174,7 +174,7 @@ impl Bound {
         }
         if let Some(index) = flavor_index(version) {
             return Err(format!(
-                "{version:?} holds a flavor, {:?}, which is not part of the order of versions: remove it, \
+                "{version:?} contains a flavor, {:?}, which is not part of a version: remove it, \
                  and select flavors with `release`, a regular expression",
                 &version[index..]
             ));

@@ -18,7 +18,7 @@ pub enum EnvelopeError {
     #[error("its payload is not base64")]
     Payload,
     /// The payload is not an in-toto statement.
-    #[error("it holds {0:?}, not an in-toto statement")]
+    #[error("it contains {0:?}, not an in-toto statement")]
     Type(String),
 }
 

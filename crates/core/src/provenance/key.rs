@@ -48,10 +48,10 @@ impl KeyError {
     pub fn hint(self) -> &'static str {
         match self {
             Self::NoBlock | Self::Private | Self::Damaged => {
-                "give the public key in PEM form: `openssl pkey -in KEY -pubout` or `cosign public-key` print it"
+                "give the public key in PEM form, as `openssl pkey -in KEY -pubout` or `cosign public-key` prints it"
             }
             Self::Kind | Self::Unknown => {
-                "make another: `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
+                "create another key: `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
             }
         }
     }

@@ -121,7 +121,7 @@ impl<'de> Deserialize<'de> for RequireSigned {
             OneOf::Second(Signatures { at_least, keys }) if !(1..=keys.len()).contains(&at_least) => {
                 let listed = keys.len();
                 Err(D::Error::custom(format!(
-                    "{at_least} keys must have signed, but {listed} are named: no image could comply, or every image would"
+                    "{at_least} keys must have signed, but {listed} are named: `atLeast` must be from 1 to the number of keys"
                 )))
             }
             OneOf::Second(signatures) => Ok(Self::AtLeast(signatures)),

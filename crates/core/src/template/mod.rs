@@ -137,7 +137,7 @@ impl Templates {
             missing_var: None,
         };
         if let Some(value) = context.value_with_line_break() {
-            return Err(failed(None, format!("the value {value:?} holds a line break")));
+            return Err(failed(None, format!("the value {value:?} contains a line break")));
         }
         if !self.0.has_template(name) {
             register(&mut self.0, name, text)?;

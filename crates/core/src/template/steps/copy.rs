@@ -58,7 +58,7 @@ impl Reader {
             seen.push(name.to_owned());
             match (name, value) {
                 ("--chown", Some(_)) => {
-                    self.note(line, "--chown is ignored: everything in a build belongs to one user");
+                    self.note(line, "--chown is ignored: all files of a build belong to one user");
                 }
                 ("--chmod", Some(value)) => mode = Some(permissions(&self.expand(value)?)?),
                 ("--link", None) => {}

@@ -116,10 +116,7 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
         recipe: Recipe::default(),
     };
     if !["", "root", "0", "root:root", "0:0"].contains(&base.user.as_str()) {
-        reader.note(
-            from_line,
-            "the base's user is ignored: everything in a build belongs to the user who builds",
-        );
+        reader.note(from_line, "the base's user is ignored: all steps run as root of the build");
     }
     for instruction in body {
         let line = Line { number: line_number(instruction.first), instruction };
@@ -201,16 +198,15 @@ impl Reader {
                 Some(Ok(shell)) if !shell.is_empty() => self.shell = shell,
                 _ => return mistake("SHELL needs a list of strings, as in [\"/bin/bash\", \"-c\"]"),
             },
-            "USER" => self.note(
-                line.number,
-                "USER is ignored: everything in a build belongs to the user who builds, who is root where the build runs",
-            ),
-            "VOLUME" => self.note(line.number, "VOLUME is ignored: what is written there stays"),
+            "USER" => self.note(line.number, "USER is ignored: all steps run as root of the build"),
+            "VOLUME" => self.note(line.number, "VOLUME is ignored: files that are written there stay"),
             "LABEL" | "EXPOSE" | "CMD" | "ENTRYPOINT" | "STOPSIGNAL" | "HEALTHCHECK" | "MAINTAINER" => {}
             "ADD" => {
-                return unsupported("ADD unpacks archives and downloads files; add them to the image's `sources`, and COPY them");
+                return unsupported(
+                    "ADD unpacks archives and downloads files; add them to the image's `sources`, and COPY them",
+                );
             }
-            "ONBUILD" => return unsupported("ONBUILD is for images that others build upon, and this stage is none"),
+            "ONBUILD" => return unsupported("ONBUILD is not supported: no image is based on this stage"),
             _ => return mistake(format!("unknown instruction {word}")),
         }
         Ok(())

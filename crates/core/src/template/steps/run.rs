@@ -17,7 +17,7 @@ impl Reader {
                 ("--network", _) => return unsupported(format!("RUN {option}: a build has no network")),
                 ("--mount", _) => {
                     return unsupported(format!(
-                        "RUN {option}: a build sees nothing but its toolchain and what is copied; COPY what it needs"
+                        "RUN {option}: a build sees only its toolchain and copied files; COPY the files that it needs"
                     ));
                 }
                 _ => return unsupported(format!("RUN has the option {option}")),

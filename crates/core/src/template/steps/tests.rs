@@ -239,7 +239,7 @@ fn a_stage_starts_with_what_its_base_says() {
     insta::assert_snapshot!(shown(recipe), @r#"
     2: directory "/work/b=c"
     3: run ["/bin/bash", "-c", "x"] in /work/b=c with ["PATH=/own", "A=b=c"]
-    note: line 1: the base's user is ignored: everything in a build belongs to the user who builds
+    note: line 1: the base's user is ignored: all steps run as root of the build
     "#);
     assert_eq!(Base::of("base", &Map::new()), super::tests::base());
 }
