@@ -139,9 +139,10 @@ fn render_one(templates: &mut Templates, pattern: &str, values: &Values<'_>) -> 
     let text = templates
         .render_line(pattern, values)
         .map_err(|reason| TagError(format!("tag pattern {pattern:?}: {reason}")))?;
-    let form = "1 to 128 of `A-Za-z0-9_.-`, not starting with `.` or `-`";
-    text.parse()
-        .map_err(|_| TagError(format!("tag pattern {pattern:?} gives {text:?}, which is not a tag ({form})")))
+    let syntax = "1 to 128 of `A-Za-z0-9_.-`, not starting with `.` or `-`";
+    text.parse().map_err(|_| {
+        TagError(format!("tag pattern {pattern:?} gives {text:?}, which is not a tag ({syntax})"))
+    })
 }
 
 /// Replaces each character that is not allowed in a tag with `_`.

@@ -43,13 +43,13 @@ pub fn cross_compile_blocker(
 }
 
 /// Returns the toolchain that compiles kernels of `target` on a machine of another architecture. It replaces the compiler
-/// packages of `own` with cross compilers and adds kbuild's tools for this machine.
+/// packages of `toolchain` with cross compilers and adds kbuild's tools for this machine.
 ///
 /// The tools' packages come from `headers`, the packages of the kernel's headers (`name=version ...`), and `suites`, which
-/// contain these packages. Returns `None` if no package has the tools, unless `own` has no compiler: the tools in the headers
-/// run only on the architecture of the kernel.
+/// contain these packages. Without such a package, the tools in the headers run only on the architecture of the kernel: the result
+/// is then `None`, unless `toolchain` has no compiler.
 pub fn cross_toolchain(
-    own: &BootstrapSpec,
+    toolchain: &BootstrapSpec,
     target: Architecture,
     headers: &[String],
     suites: &[Suite],
@@ -57,14 +57,14 @@ pub fn cross_toolchain(
     let names = headers.iter().filter_map(|package| package.split(['=', ' ']).next());
     let tools = names.filter(|name| name.starts_with(BUILD_TOOLS)).map(str::parse);
     let tools: Vec<PackageToInstall> = tools.collect::<Result<_, _>>().ok()?;
-    let compilers = own.include.iter().map(|package| cross_package(package, target));
+    let compilers = toolchain.include.iter().map(|package| cross_package(package, target));
     let include = compilers.collect::<Option<Vec<_>>>()?.into_iter().chain(tools.iter().cloned()).collect();
-    let mut extra_suites = own.extra_suites.clone();
-    extra_suites.extend(suites.iter().filter(|suite| **suite != own.suite).cloned());
+    let mut extra_suites = toolchain.extra_suites.clone();
+    extra_suites.extend(suites.iter().filter(|suite| **suite != toolchain.suite).cloned());
     extra_suites.sort();
     extra_suites.dedup();
-    let is_usable = !tools.is_empty() || compiles_nothing(own);
-    is_usable.then(|| BootstrapSpec { extra_suites, include, ..own.clone() })
+    let is_usable = !tools.is_empty() || compiles_nothing(toolchain);
+    is_usable.then(|| BootstrapSpec { extra_suites, include, ..toolchain.clone() })
 }
 
 /// Whether a toolchain has no packages, and so no compiler: steps that run in it only copy files.

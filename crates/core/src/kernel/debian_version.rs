@@ -20,8 +20,8 @@ pub fn upstream(version: &str) -> &str {
 }
 
 fn split(version: &str) -> (&str, &str, &str) {
-    let (epoch, rest) = version.split_once(':').unwrap_or(("0", version));
-    let (upstream, revision) = rest.rsplit_once('-').unwrap_or((rest, "0"));
+    let (epoch, version) = version.split_once(':').unwrap_or(("0", version));
+    let (upstream, revision) = version.rsplit_once('-').unwrap_or((version, "0"));
     (epoch, upstream, revision)
 }
 

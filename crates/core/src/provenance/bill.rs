@@ -22,7 +22,7 @@ pub const CYCLONEDX_PREDICATE: &str = "https://cyclonedx.org/bom";
 pub fn bill(provenance: &Provenance) -> Value {
     let image = Component::image(&provenance.subject);
     let Components { shipped, build, .. } = Components::of(provenance);
-    let refs: Vec<&str> = shipped.iter().map(|one| one.reference.as_str()).collect();
+    let refs: Vec<&str> = shipped.iter().map(|component| component.reference.as_str()).collect();
     let formulation = (!build.is_empty()).then(
         || json!([{"bom-ref": "build", "components": build.iter().map(component_json).collect::<Value>()}]),
     );
@@ -58,8 +58,9 @@ pub fn restricted(bill: &Value) -> Vec<(String, Redistribute)> {
         let redistribute: Redistribute = serde_json::from_value(property["value"].clone()).ok()?;
         Some((component["name"].as_str()?.to_owned(), redistribute))
     };
-    let all = std::iter::once(&bill["metadata"]["component"]).chain(components).filter_map(restriction);
-    all.filter(|(_, redistribute)| *redistribute != Redistribute::Allowed).collect()
+    let restrictions =
+        std::iter::once(&bill["metadata"]["component"]).chain(components).filter_map(restriction);
+    restrictions.filter(|(_, redistribute)| *redistribute != Redistribute::Allowed).collect()
 }
 
 /// Returns a UUID (RFC 9562, version 8) derived from a document's content.

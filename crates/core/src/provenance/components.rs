@@ -82,20 +82,20 @@ pub(super) struct Components<'a> {
 
 impl<'a> Components<'a> {
     pub(super) fn of(provenance: &'a Provenance) -> Self {
-        let mut all = Self::default();
+        let mut components = Self::default();
         // The base comes first: syft takes the distribution of an SPDX document from the first package URL.
         let (base, others): (Vec<_>, Vec<_>) =
             provenance.materials.iter().partition(|material| material.role == Role::Base);
         if let Some(distribution) = base.iter().find_map(|material| material.distribution.as_ref()) {
-            all.add_distribution(distribution);
+            components.add_distribution(distribution);
         }
         for material in base.into_iter().chain(others) {
-            all.add_material(material);
+            components.add_material(material);
         }
         for module in &provenance.modules {
-            all.add_module(module);
+            components.add_module(module);
         }
-        all
+        components
     }
 
     fn add_distribution(&mut self, Distribution { id, version }: &'a Distribution) {

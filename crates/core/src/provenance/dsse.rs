@@ -72,7 +72,7 @@ impl Envelope {
             return Err(EnvelopeError::Type(json.payload_type.chars().take(80).collect()));
         }
         let payload = STANDARD.decode(&json.payload).map_err(|_| EnvelopeError::Payload)?;
-        let signatures = json.signatures.iter().filter_map(|one| STANDARD.decode(&one.sig).ok()).collect();
+        let signatures = json.signatures.iter().filter_map(|json| STANDARD.decode(&json.sig).ok()).collect();
         Ok(Self { payload, signatures })
     }
 

@@ -94,11 +94,11 @@ impl PublicKey {
 
     /// Reads the first public key of a PEM file, of any supported kind.
     pub fn any_from_pem(text: &str) -> Result<Self, KeyError> {
-        let Some((_, rest)) = text.split_once("-----BEGIN PUBLIC KEY-----") else {
+        let Some((_, block)) = text.split_once("-----BEGIN PUBLIC KEY-----") else {
             let private = text.contains("PRIVATE KEY-----");
             return Err(if private { KeyError::Private } else { KeyError::NoBlock });
         };
-        let (block, _) = rest.split_once("-----END PUBLIC KEY-----").ok_or(KeyError::Damaged)?;
+        let (block, _) = block.split_once("-----END PUBLIC KEY-----").ok_or(KeyError::Damaged)?;
         let digits: String = block.split_whitespace().collect();
         Self::any_from_info(&STANDARD.decode(digits).map_err(|_| KeyError::Damaged)?)
     }

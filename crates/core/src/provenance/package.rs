@@ -83,14 +83,14 @@ impl PackageReader {
     /// Returns the packages and the distribution.
     pub fn finish(self) -> PackageList {
         let Self { distributions, status, licenses } = self;
-        let mut all: Vec<Package> = status.into_values().flatten().collect();
-        for package in &mut all {
+        let mut packages: Vec<Package> = status.into_values().flatten().collect();
+        for package in &mut packages {
             let names = licenses.get(&package.name).into_iter().flatten();
             package.licenses = names.take(MAX_LICENSES).cloned().collect();
         }
-        all.sort();
-        all.dedup();
-        PackageList { packages: all, distribution: distributions.into_values().flatten().next() }
+        packages.sort();
+        packages.dedup();
+        PackageList { packages, distribution: distributions.into_values().flatten().next() }
     }
 }
 

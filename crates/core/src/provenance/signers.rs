@@ -131,11 +131,11 @@ pub struct RequiredSigners {
 impl RequiredSigners {
     /// Requires signatures by `at_least` of these named keys. A key that is listed twice counts once, whatever its names.
     pub fn new(
-        named: impl IntoIterator<Item = (String, PublicKey)>,
+        named_keys: impl IntoIterator<Item = (String, PublicKey)>,
         at_least: usize,
     ) -> Result<Self, TooFewKeys> {
         let mut keys: Vec<NamedKey> = Vec::new();
-        for (name, key) in named {
+        for (name, key) in named_keys {
             match keys.iter_mut().find(|known| known.key.is_same_key(&key)) {
                 Some(known) => known.names.push(name),
                 None => keys.push(NamedKey { names: vec![name], key }),
@@ -157,13 +157,13 @@ impl RequiredSigners {
 
     /// Returns the different keys.
     pub fn keys(&self) -> impl Iterator<Item = &PublicKey> {
-        self.keys.iter().map(|named| &named.key)
+        self.keys.iter().map(|key| &key.key)
     }
 
     /// Compares the signatures found with the requirement.
-    pub fn check<'a>(&'a self, found: &'a FoundSignatures) -> SignerCheck<'a> {
-        let (signed, missing) = self.keys.iter().partition(|named| found.is_by(&named.key));
-        SignerCheck { signed, missing, at_least: self.at_least, found }
+    pub fn check<'a>(&'a self, signatures: &'a FoundSignatures) -> SignerCheck<'a> {
+        let (signed, missing) = self.keys.iter().partition(|key| signatures.is_by(&key.key));
+        SignerCheck { signed, missing, at_least: self.at_least, signatures }
     }
 }
 
@@ -175,7 +175,7 @@ pub struct SignerCheck<'a> {
     /// Accepted keys that did not sign the image.
     pub missing: Vec<&'a NamedKey>,
     at_least: usize,
-    found: &'a FoundSignatures,
+    signatures: &'a FoundSignatures,
 }
 
 impl SignerCheck<'_> {
@@ -192,16 +192,16 @@ impl SignerCheck<'_> {
 
 impl fmt::Display for SignerCheck<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { signed, missing, at_least, found } = self;
+        let Self { signed, missing, at_least, signatures } = self;
         let list = |keys: &[&NamedKey]| keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if !self.is_enough() && *at_least == 1 {
-            return f.write_str(&found.why_no_signer());
+            return f.write_str(&signatures.why_no_signer());
         }
         if self.is_enough() {
             write!(f, "by {}", list(signed))?;
         } else {
             write!(f, "{} of {at_least} required keys have signed", signed.len())?;
-            let detail = if signed.is_empty() { found.why_no_signer() } else { list(signed) };
+            let detail = if signed.is_empty() { signatures.why_no_signer() } else { list(signed) };
             write!(f, ": {detail}")?;
         }
         if missing.is_empty() { Ok(()) } else { write!(f, "; missing: {}", list(missing)) }
@@ -228,14 +228,14 @@ impl Trust<'_> {
 
     /// Whether an image with these signatures may be used as an input. Anyone who may write to the registry can store any content
     /// and any annotations under its tag. The policy's requirement for a rollout applies here, too.
-    pub fn check(&self, found: &FoundSignatures) -> Result<(), String> {
+    pub fn check(&self, signatures: &FoundSignatures) -> Result<(), String> {
         let Self { own, required, signs_modules } = self;
         match (own, required) {
             (None, None) if *signs_modules => Err("the site has no keys for images".to_owned()),
             (None, None) => Ok(()),
-            (Some(own), _) if own.check(found).is_enough() => Ok(()),
-            (_, Some(required)) => required.check(found).accept(),
-            (Some(own), None) => own.check(found).accept(),
+            (Some(own), _) if own.check(signatures).is_enough() => Ok(()),
+            (_, Some(required)) => required.check(signatures).accept(),
+            (Some(own), None) => own.check(signatures).accept(),
         }
     }
 }

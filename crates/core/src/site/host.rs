@@ -62,9 +62,9 @@ impl FromStr for HostPort {
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
         let invalid = || ParseError::new(text, A_HOST);
-        let (name, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        let (name, port) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
             Some((address, "")) => (address, None),
-            Some((address, rest)) => (address, Some(rest.strip_prefix(':').ok_or_else(invalid)?)),
+            Some((address, suffix)) => (address, Some(suffix.strip_prefix(':').ok_or_else(invalid)?)),
             None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
         };
         let bracketed = text.starts_with('[');

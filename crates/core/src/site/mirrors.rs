@@ -77,8 +77,8 @@ impl ImagePrefix {
 fn strip_path<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
     match path.strip_prefix(prefix)? {
         "" => Some(""),
-        rest if prefix.is_empty() => Some(rest),
-        rest => rest.strip_prefix('/'),
+        path if prefix.is_empty() => Some(path),
+        path => path.strip_prefix('/'),
     }
 }
 

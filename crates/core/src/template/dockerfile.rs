@@ -37,7 +37,7 @@ impl Instruction {
         self.split().0.eq_ignore_ascii_case(word)
     }
 
-    /// Returns the first word and the remaining text.
+    /// Returns the keyword and the remaining text.
     pub(super) fn split(&self) -> (&str, &str) {
         first_word(&self.text)
     }
@@ -169,12 +169,12 @@ impl Document {
     /// Returns the here-documents that an instruction opens: `RUN <<EOF`, `COPY <<-"A" << B /x/`. Only whole, unquoted words open
     /// one.
     fn all_of(instruction: &str, escape: char) -> Vec<Self> {
-        let (mut word, mut rest) = first_word(instruction);
-        if word.eq_ignore_ascii_case("onbuild") {
-            (word, rest) = first_word(lexer::options(rest, escape).1);
+        let (mut keyword, mut arguments) = first_word(instruction);
+        if keyword.eq_ignore_ascii_case("onbuild") {
+            (keyword, arguments) = first_word(lexer::options(arguments, escape).1);
         }
-        let may_open = ["run", "copy", "add"].iter().any(|known| word.eq_ignore_ascii_case(known));
-        let is_list = lexer::json_list(lexer::options(rest, escape).1).is_some();
+        let may_open = ["run", "copy", "add"].iter().any(|known| keyword.eq_ignore_ascii_case(known));
+        let is_list = lexer::json_list(lexer::options(arguments, escape).1).is_some();
         if !may_open || is_list || !instruction.contains("<<") {
             return Vec::new();
         }
@@ -185,20 +185,20 @@ impl Document {
 
     /// Returns the here-document that a word opens, without content.
     pub(super) fn opened_by(word: &str) -> Option<Self> {
-        let rest = word.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("<<")?;
-        let (rest, strip_tabs) = rest.strip_prefix('-').map_or((rest, false), |rest| (rest, true));
+        let text = word.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("<<")?;
+        let (delimiter, strip_tabs) = text.strip_prefix('-').map_or((text, false), |text| (text, true));
         // A shell's shift operator (`$((1 << 2))`) does not open a here-document.
         let is_shift =
             |name: &str| name.starts_with(|c: char| c.is_ascii_digit()) || name.contains(['(', ')', '$']);
-        if rest.starts_with(BLANKS) && is_shift(rest.trim_start()) {
+        if delimiter.starts_with(BLANKS) && is_shift(delimiter.trim_start()) {
             return None;
         }
-        let rest = rest.trim_start();
+        let delimiter = delimiter.trim_start();
         let single_word = |quotes| {
             let lexer = Lexer { escape: '\\', quotes, raw_escapes: false, variables: None };
-            <[String; 1]>::try_from(lexer.words(rest).ok()?).ok().map(|[word]| word)
+            <[String; 1]>::try_from(lexer.words(delimiter).ok()?).ok().map(|[word]| word)
         };
-        if rest.contains('<') {
+        if delimiter.contains('<') {
             return None;
         }
         let (name, quoted) = (single_word(Quotes::Removed)?, single_word(Quotes::Kept)?);

@@ -59,7 +59,7 @@ pub(super) fn with_alternatives(schema: &mut Schema) {
         let no_longer_required =
             if in_manifests { &["namespace", "daemonSet", "container"][..] } else { &["container"] };
         if let Some(required) = variant["required"].as_array_mut() {
-            required.retain(|field| !no_longer_required.iter().any(|other| field == other));
+            required.retain(|field| !no_longer_required.iter().any(|optional| field == optional));
         }
         if in_manifests {
             (variant["properties"]["resource"], variant["properties"]["name"]) =

@@ -12,12 +12,12 @@ use super::{
 
 impl Reader {
     /// Reads a `COPY` instruction: its options and words.
-    pub(super) fn copy(&mut self, line: Line<'_>, options: Vec<String>, rest: &str) -> Result<(), Refusal> {
+    pub(super) fn copy(&mut self, line: Line<'_>, options: Vec<String>, words: &str) -> Result<(), Refusal> {
         let mode = self.copy_options(line.number, options)?;
-        let list = match lexer::json_list(rest) {
+        let list = match lexer::json_list(words) {
             Some(Ok(list)) => list,
             Some(Err(())) => return mistake("COPY: the list may contain only strings"),
-            None => rest.split(BLANKS).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
+            None => words.split(BLANKS).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
         };
         let Some((dest, sources)) = list.split_last().filter(|(_, sources)| !sources.is_empty()) else {
             return mistake("COPY needs a source and a destination");

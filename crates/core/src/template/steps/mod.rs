@@ -170,22 +170,22 @@ struct Reader {
 
 impl Reader {
     fn read(&mut self, line: Line<'_>) -> Result<(), Refusal> {
-        let (word, rest) = line.instruction.split();
-        let (options, rest) = lexer::options(rest, self.escape);
-        let word = word.to_ascii_uppercase();
+        let (keyword, arguments) = line.instruction.split();
+        let (options, arguments) = lexer::options(arguments, self.escape);
+        let keyword = keyword.to_ascii_uppercase();
         if let Some(option) = options
             .first()
-            .filter(|_| !["RUN", "COPY", "ADD", "HEALTHCHECK", "ONBUILD"].contains(&word.as_str()))
+            .filter(|_| !["RUN", "COPY", "ADD", "HEALTHCHECK", "ONBUILD"].contains(&keyword.as_str()))
         {
-            return mistake(format!("{word} has no option {option}"));
+            return mistake(format!("{keyword} has no option {option}"));
         }
-        match word.as_str() {
-            "RUN" => self.run(line, &options, rest)?,
-            "COPY" => self.copy(line, options, rest)?,
-            "ARG" => self.variables.arg(rest, self.escape)?,
-            "ENV" => self.variables.env(rest, self.escape)?,
+        match keyword.as_str() {
+            "RUN" => self.run(line, &options, arguments)?,
+            "COPY" => self.copy(line, options, arguments)?,
+            "ARG" => self.variables.arg(arguments, self.escape)?,
+            "ENV" => self.variables.env(arguments, self.escape)?,
             "WORKDIR" => {
-                let path = self.expand(rest)?;
+                let path = self.expand(arguments)?;
                 if path.is_empty() {
                     return mistake("WORKDIR names no directory");
                 }
@@ -194,7 +194,7 @@ impl Reader {
                     self.step(line, Action::Directory(self.workdir.clone()))?;
                 }
             }
-            "SHELL" => match lexer::json_list(rest) {
+            "SHELL" => match lexer::json_list(arguments) {
                 Some(Ok(shell)) if !shell.is_empty() => self.shell = shell,
                 _ => return mistake("SHELL needs a list of strings, as in [\"/bin/bash\", \"-c\"]"),
             },
@@ -207,7 +207,7 @@ impl Reader {
                 );
             }
             "ONBUILD" => return unsupported("ONBUILD is not supported: no image is based on this stage"),
-            _ => return mistake(format!("unknown instruction {word}")),
+            _ => return mistake(format!("unknown instruction {keyword}")),
         }
         Ok(())
     }

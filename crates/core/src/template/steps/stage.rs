@@ -18,11 +18,11 @@ pub(super) fn stage<'a>(
     let line = |index: usize| line_number(instructions[index].first);
     let mut global = Variables::default();
     for (index, instruction) in instructions[..first].iter().enumerate() {
-        let (word, rest) = instruction.split();
-        let outcome = if word.eq_ignore_ascii_case("arg") {
-            global.arg(rest, escape)
+        let (keyword, arguments) = instruction.split();
+        let outcome = if keyword.eq_ignore_ascii_case("arg") {
+            global.arg(arguments, escape)
         } else {
-            mistake(format!("{word} precedes the first FROM"))
+            mistake(format!("{keyword} precedes the first FROM"))
         };
         outcome.map_err(|refusal| refusal.at(line(index)))?;
     }
@@ -51,8 +51,8 @@ pub(super) fn stage<'a>(
 
 /// Returns the options and the words of a `FROM`.
 fn from_words(from: &Instruction, escape: char) -> (Vec<String>, Vec<&str>) {
-    let (options, rest) = lexer::options(from.split().1, escape);
-    (options, rest.split(lexer::BLANKS).filter(|word| !word.is_empty()).collect())
+    let (options, arguments) = lexer::options(from.split().1, escape);
+    (options, arguments.split(lexer::BLANKS).filter(|word| !word.is_empty()).collect())
 }
 
 /// Returns the name that a `FROM` gives to its stage.

@@ -55,8 +55,8 @@ impl Variables {
     }
 
     /// Reads the words of an `ARG`.
-    pub(super) fn arg(&mut self, rest: &str, escape: char) -> Result<(), Refusal> {
-        let words = quoted_words(rest, escape);
+    pub(super) fn arg(&mut self, arguments: &str, escape: char) -> Result<(), Refusal> {
+        let words = quoted_words(arguments, escape);
         if words.is_empty() {
             return mistake("ARG has no name");
         }
@@ -99,14 +99,14 @@ impl Variables {
     }
 
     /// Reads the words of an `ENV`.
-    pub(super) fn env(&mut self, rest: &str, escape: char) -> Result<(), Refusal> {
-        let words = quoted_words(rest, escape);
+    pub(super) fn env(&mut self, arguments: &str, escape: char) -> Result<(), Refusal> {
+        let words = quoted_words(arguments, escape);
         let pairs = match words.first() {
             None => return mistake("ENV has no name"),
             // The older form, without quotes: `ENV name value with blanks`.
-            Some(first) if !first.contains('=') => match rest.split_once(BLANKS) {
+            Some(first) if !first.contains('=') => match arguments.split_once(BLANKS) {
                 Some((name, value)) => vec![(name, value.trim_start_matches(BLANKS))],
-                None => return mistake(format!("ENV {rest} has no value")),
+                None => return mistake(format!("ENV {arguments} has no value")),
             },
             Some(_) => match words.iter().map(|word| word.split_once('=').ok_or(word)).collect() {
                 Ok(pairs) => pairs,
