@@ -16,8 +16,8 @@ use super::{
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmPackages {
     /// Package names. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavor}}` is replaced
-    /// with the text after the last `-` of the release, `{{release}}` with the release in any form that package names use. What a
-    /// package provides, or its files, determine the kernel that it belongs to.
+    /// with the text after the last `-` of the release, `{{release}}` with the release in any form that package names use. A
+    /// package belongs to the kernel that its provides or its files name.
     pub packages: NonEmpty<RpmAlternatives>,
     /// Repositories that contain the packages.
     pub from: RpmArchive,

@@ -112,7 +112,7 @@ pub struct DriverImageSpec {
     pub supplier: Option<OneLine>,
     /// License of the image's content, as an SPDX expression. Changes only the bill of materials.
     pub license: Option<LicenseExpression>,
-    /// Whether the licenses allow to pass on the image. Changes only the bill of materials and what `farrier bundle export`
+    /// Whether the licenses allow redistribution of the image. Changes only the bill of materials and what `farrier bundle export`
     /// permits.
     pub redistribute: Option<Redistribute>,
     /// Names of modules that the payload must contain and that must pass the check.
@@ -129,7 +129,7 @@ pub struct DriverImageSpec {
     /// Whether farrier or the engine assembles the final image.
     #[serde(default)]
     pub output: Output,
-    /// What is published in addition to the image, for hosts that load the modules themselves. Each output is made from the
+    /// Outputs that are published in addition to the image, for hosts that load the modules themselves. Each output is made from the
     /// image, so its modules are the image's, byte for byte.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outputs: BTreeSet<HostOutput>,
@@ -161,7 +161,7 @@ pub struct DriverImageSpec {
 /// [`RuntimeSpec::entrypoint`].
 pub const DRIVER_ENTRYPOINTS: [&str; 6] = [
     "driver-entrypoint",
-    // The other names, sorted by name as layers require.
+    // The other names of the program, sorted as the entries of a layer must be.
     "ibdev2netdev",
     "nvidia-driver",
     "nvidia-gdrcopy-driver",
@@ -311,7 +311,7 @@ impl DriverImageSpec {
     pub fn header_conditions(&self, target: &KernelTarget) -> Vec<HeaderText> {
         let mut conditions = Vec::new();
         if self.range_excluding(target).is_none() {
-            // A condition that does not match hides no other condition.
+            // The callback never matches, so that each condition is evaluated.
             let mut record = |text: &HeaderText| {
                 conditions.push(text.clone());
                 Ok::<_, std::convert::Infallible>(false)

@@ -67,7 +67,7 @@ pub enum RolloutSpec {
         watch: Watch,
         /// Replaces the driver on one node after the other. Default: the DaemonSet's update strategy decides.
         upgrade: Option<Box<UpgradeSpec>>,
-        /// How long a kernel stays in the image after no node runs it anymore.
+        /// How long a kernel stays in the image after its last node has left.
         #[serde(default = "default_grace")]
         drop_after: Period,
     },

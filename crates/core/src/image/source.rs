@@ -32,7 +32,7 @@ pub struct SourceSpec {
     pub subdir: Option<InnerPattern>,
     /// License of the source, as an SPDX expression. Changes only the bill of materials.
     pub license: Option<LicenseExpression>,
-    /// Whether the source's license allows to pass on what is built from it. Changes only the bill of materials and what
+    /// Whether the source's license allows redistribution of modules built from it. Changes only the bill of materials and what
     /// `farrier bundle export` permits.
     pub redistribute: Option<Redistribute>,
 }
@@ -43,11 +43,11 @@ pub struct SourceSpec {
 #[strum(serialize_all = "camelCase")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Redistribute {
-    /// Anyone may pass it on.
+    /// Anyone may redistribute the content.
     Allowed,
-    /// It must not leave the site.
+    /// The content must not leave the site.
     Forbidden,
-    /// It may be passed on under conditions, as with proprietary parts of NVIDIA's driver.
+    /// The content may be redistributed under conditions, as with proprietary parts of NVIDIA's driver.
     Terms,
 }
 
@@ -187,7 +187,7 @@ pub struct AptSource {
 pub struct RpmSource {
     /// The package's name. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavor}}` is
     /// replaced with the text after the last `-` of the release, `{{release}}` with the release in any form that package names
-    /// use. What a package provides, or its files, determine the kernel that it belongs to.
+    /// use. A package belongs to the kernel that its provides or its files name.
     pub package: RpmAlternatives,
     /// Repositories that contain the package.
     pub from: RpmArchive,

@@ -120,7 +120,7 @@ fn qualified(mut url: String, qualifiers: &[(&str, Option<&str>)]) -> String {
     url
 }
 
-/// Percent-encodes a component. The specification forbids to encode a colon.
+/// Percent-encodes a component. The specification forbids encoding a colon.
 fn escape(text: &str) -> String {
     const ESCAPED: &AsciiSet =
         &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':');

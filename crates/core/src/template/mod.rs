@@ -112,7 +112,7 @@ impl TemplateContext {
     }
 }
 
-/// Cache of parsed templates and tag patterns, so that each is parsed once for all cells. A name must always have the same text.
+/// Cache of parsed templates and tag patterns, so that each is parsed once for all cells. Each name must always be used with the same text.
 #[derive(Debug)]
 pub struct Templates(Handlebars<'static>);
 
