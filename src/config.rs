@@ -87,7 +87,7 @@ impl Defaults {
         let mut text = String::new();
         opened.read_to_string(&mut text)?;
         let placed = |error: &yaml::YamlError| {
-            wrong(format!(":{}:{}: {}", error.at.line, error.at.column, error.message))
+            wrong(format!(":{}:{}: {}", error.position.line, error.position.column, error.message))
         };
         let documents = yaml::documents(&text).map_err(|error| placed(&error))?;
         let Some(document) = documents.first() else { return Ok(Some(Self::default())) };

@@ -84,7 +84,7 @@ pub async fn radar(session: &Session, args: RadarArgs) -> Result<Exit> {
         }
         for release in &kernels {
             let target = KernelTarget { release: release.clone(), ..from.clone() };
-            if image.spec.range_without(&target).is_some() {
+            if image.spec.range_excluding(&target).is_some() {
                 continue;
             }
             let outcome = Box::pin(build_one(&parts, name, &target, false, true)).await;

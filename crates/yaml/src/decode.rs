@@ -19,23 +19,24 @@ const MAX_MISTAKES: usize = 50;
 /// Reads a document. After a mistake, the faulty value is removed and the rest is read again, until no mistake is left. Serde
 /// reads a whole mapping before it reports missing fields, so no mistake stays hidden.
 pub fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T, Vec<YamlError>> {
-    let mut rest = document.clone();
+    let mut remaining = document.clone();
     let mut mistakes = Vec::new();
     loop {
-        let error = match T::deserialize(&rest) {
+        let error = match T::deserialize(&remaining) {
             Ok(value) if mistakes.is_empty() => return Ok(value),
             Ok(_) => return Err(mistakes),
             Err(error) => error,
         };
         let path: Vec<usize> = error.path.iter().rev().copied().collect();
-        let at = path.iter().try_fold(&rest, |node, index| node.child(*index)).unwrap_or(&rest);
-        if !error.follows_from_removal(at) {
-            mistakes.push(YamlError { at: error.key_place.unwrap_or(at.at), message: error.message });
+        let faulty = path.iter().try_fold(&remaining, |node, index| node.child(*index)).unwrap_or(&remaining);
+        if !error.follows_from_removal(faulty) {
+            let position = error.key_position.unwrap_or(faulty.position);
+            mistakes.push(YamlError { position, message: error.message });
         }
         if path.is_empty() || mistakes.len() >= MAX_MISTAKES {
             return Err(mistakes);
         }
-        rest.remove(&path);
+        remaining.remove(&path);
     }
 }
 
@@ -45,15 +46,15 @@ pub fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T, Vec<Ya
 pub struct DecodeError {
     message: String,
     missing_field: Option<&'static str>,
-    /// The faulty key, if the key and not the value is at fault.
     unknown_field: Option<String>,
-    key_place: Option<Position>,
+    /// Position of the key, if the key and not its value is at fault.
+    key_position: Option<Position>,
     path: Vec<usize>,
 }
 
 impl DecodeError {
     fn new(message: String) -> Self {
-        Self { message, missing_field: None, unknown_field: None, key_place: None, path: Vec::new() }
+        Self { message, missing_field: None, unknown_field: None, key_position: None, path: Vec::new() }
     }
 
     fn within(mut self, index: usize) -> Self {
@@ -61,18 +62,18 @@ impl DecodeError {
         self
     }
 
-    fn at_key(self, index: usize, key: Position) -> Self {
-        Self { key_place: Some(key), ..self.within(index) }
+    fn at_key(self, index: usize, position: Position) -> Self {
+        Self { key_position: Some(position), ..self.within(index) }
     }
 
     /// Whether the error only results from the removal of a faulty part, so that it is not a separate mistake.
-    fn follows_from_removal(&self, at: &Node) -> bool {
-        match (self.missing_field, at.value()) {
-            (Some(field), _) => at.get(field).is_some_and(|value| value.is_removed()),
+    fn follows_from_removal(&self, node: &Node) -> bool {
+        match (self.missing_field, node.value()) {
+            (Some(field), _) => node.get(field).is_some_and(|value| value.is_removed()),
             (None, Value::Map(entries)) => {
-                self.key_place.is_none() && entries.iter().any(|(_, value)| value.is_removed())
+                self.key_position.is_none() && entries.iter().any(|(_, value)| value.is_removed())
             }
-            (None, Value::List(items)) => self.key_place.is_none() && items.iter().any(Node::is_removed),
+            (None, Value::List(items)) => self.key_position.is_none() && items.iter().any(Node::is_removed),
             (None, _) => false,
         }
     }
@@ -85,7 +86,7 @@ impl de::Error for DecodeError {
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
         let found = match found {
-            Unexpected::Str(text) => shown(text),
+            Unexpected::Str(text) => quoted(text),
             Unexpected::Unit => "nothing".to_owned(),
             Unexpected::Seq => "a list".to_owned(),
             Unexpected::Map => "a mapping".to_owned(),
@@ -95,11 +96,11 @@ impl de::Error for DecodeError {
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
-        Self::new(format!("unknown value {}; {}", shown(variant), suggestion(variant, expected)))
+        Self::new(format!("unknown value {}; {}", quoted(variant), suggestion(variant, expected)))
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
-        let message = format!("unknown field {}; {}", shown(field), suggestion(field, expected));
+        let message = format!("unknown field {}; {}", quoted(field), suggestion(field, expected));
         Self { unknown_field: Some(field.to_owned()), ..Self::new(message) }
     }
 
@@ -116,10 +117,10 @@ fn suggestion(name: &str, known: &[&str]) -> String {
 }
 
 /// Returns the known name that was probably mistyped: at most two edits away, in at most a third of its characters.
-/// `pci-10de` and `pci-15b3` differ in three characters and are both right.
+/// `pci-10de` and `pci-15b3` are both valid and differ in three characters.
 pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let length = name.chars().count();
-    // A hostile name must not cost time.
+    // The comparison of a long hostile name would take too much time.
     if length > 128 {
         return None;
     }
@@ -129,41 +130,43 @@ pub fn similar<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
     (distance <= 2 && distance * 3 <= length).then_some(nearest)
 }
 
-fn shown(text: &str) -> String {
-    let cut: String = text.chars().take(80).collect();
-    format!("{cut:?}")
+/// Quotes the first 80 characters of a text.
+fn quoted(text: &str) -> String {
+    let start: String = text.chars().take(80).collect();
+    format!("{start:?}")
 }
 
-fn found(node: &Node) -> String {
+fn describe(node: &Node) -> String {
     match node.value() {
         Value::Null | Value::Removed => "nothing".to_owned(),
-        Value::Scalar(scalar) => shown(&scalar.text),
+        Value::Scalar(scalar) => quoted(&scalar.text),
         Value::List(_) => "a list".to_owned(),
         Value::Map(_) => "a mapping".to_owned(),
     }
 }
 
-fn expected(what: &str, node: &Node) -> DecodeError {
-    DecodeError::new(format!("expected {what}, found {}", found(node)))
+fn type_error(expected: &str, node: &Node) -> DecodeError {
+    DecodeError::new(format!("expected {expected}, found {}", describe(node)))
 }
 
-/// Moves an error about an unknown field to the key's position. Serde reports it on the mapping if it has buffered the key.
-fn blame_key(map: &Node, error: DecodeError) -> DecodeError {
+/// Moves an error about an unknown field to the key's position. If serde has buffered the key, it reports the error for the
+/// mapping.
+fn move_to_key(map: &Node, error: DecodeError) -> DecodeError {
     let (Some(entries), Some(field), true) = (map.entries(), &error.unknown_field, error.path.is_empty())
     else {
         return error;
     };
-    match entries.iter().position(|(key, _)| name_of(key).is_ok_and(|name| name == field)) {
-        Some(index) => error.at_key(index, entries[index].0.at),
+    match entries.iter().position(|(key, _)| key_text(key).is_ok_and(|name| name == field)) {
+        Some(index) => error.at_key(index, entries[index].0.position),
         None => error,
     }
 }
 
-fn name_of(key: &Node) -> Result<&str, DecodeError> {
+fn key_text(key: &Node) -> Result<&str, DecodeError> {
     match key.value() {
         Value::Scalar(scalar) => Ok(&scalar.text),
         Value::Null => Ok(""),
-        Value::List(_) | Value::Map(_) | Value::Removed => Err(expected("a text", key)),
+        Value::List(_) | Value::Map(_) | Value::Removed => Err(type_error("a text", key)),
     }
 }
 
@@ -180,7 +183,7 @@ impl<'de> Deserializer<'de> for &'de Node {
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        let scalar = self.scalar().ok_or_else(|| expected("a text", self))?;
+        let scalar = self.scalar().ok_or_else(|| type_error("a text", self))?;
         visitor.visit_borrowed_str(&scalar.text)
     }
 
@@ -203,14 +206,14 @@ impl<'de> Deserializer<'de> for &'de Node {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         match self.value() {
             Value::List(items) => visitor.visit_seq(Items(items.iter().enumerate())),
-            _ => Err(expected("a list", self)),
+            _ => Err(type_error("a list", self)),
         }
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        let entries = self.entries().ok_or_else(|| expected("a mapping", self))?;
+        let entries = self.entries().ok_or_else(|| type_error("a mapping", self))?;
         let entries = Entries { entries: entries.iter().enumerate(), value: None };
-        visitor.visit_map(entries).map_err(|error| blame_key(self, error))
+        visitor.visit_map(entries).map_err(|error| move_to_key(self, error))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -221,7 +224,7 @@ impl<'de> Deserializer<'de> for &'de Node {
     ) -> Result<V::Value, DecodeError> {
         match self.value() {
             Value::Map(_) => self.deserialize_map(visitor),
-            _ => Err(expected(&format!("a mapping of {}", fields.join(", ")), self)),
+            _ => Err(type_error(&format!("a mapping of {}", fields.join(", ")), self)),
         }
     }
 
@@ -234,13 +237,13 @@ impl<'de> Deserializer<'de> for &'de Node {
         let (name, value) = match self.value() {
             Value::Scalar(scalar) => (scalar.text.as_str(), None),
             Value::Map(entries) => match entries.as_slice() {
-                [(key, value)] if !value.is_removed() => (name_of(key)?, Some((key.at, value))),
+                [(key, value)] if !value.is_removed() => (key_text(key)?, Some((key.position, value))),
                 _ => {
                     let message = format!("exactly one of {} is required", variants.join(", "));
                     return Err(DecodeError::new(message));
                 }
             },
-            _ => return Err(expected(&format!("one of {}", variants.join(", ")), self)),
+            _ => return Err(type_error(&format!("one of {}", variants.join(", ")), self)),
         };
         visitor.visit_enum(Choice { node: self, name, value, variants })
     }
@@ -251,12 +254,12 @@ impl<'de> Deserializer<'de> for &'de Node {
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         let value = self.scalar().and_then(|scalar| scalar.text.parse().ok());
-        visitor.visit_bool(value.ok_or_else(|| expected("true or false", self))?)
+        visitor.visit_bool(value.ok_or_else(|| type_error("true or false", self))?)
     }
 
     fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
         let value = self.scalar().and_then(|scalar| scalar.text.parse().ok());
-        visitor.visit_u64(value.ok_or_else(|| expected("a number", self))?)
+        visitor.visit_u64(value.ok_or_else(|| type_error("a number", self))?)
     }
 
     fn deserialize_u32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -297,11 +300,11 @@ impl<'de> MapAccess<'de> for Entries<'de> {
         let next = self.entries.find(|(_, (_, value))| !value.is_removed());
         let Some((index, (key, value))) = next else { return Ok(None) };
         self.value = Some((index, value));
-        let name = name_of(key).and_then(|name| {
+        let name = key_text(key).and_then(|name| {
             let name: StrDeserializer<'_, DecodeError> = name.into_deserializer();
             seed.deserialize(name)
         });
-        name.map(Some).map_err(|error| error.at_key(index, key.at))
+        name.map(Some).map_err(|error| error.at_key(index, key.position))
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
@@ -311,7 +314,7 @@ impl<'de> MapAccess<'de> for Entries<'de> {
     }
 }
 
-/// One of several forms: a text, or a mapping with a single entry.
+/// The variant of an enum: a text, or a mapping with a single entry.
 struct Choice<'de> {
     node: &'de Node,
     name: &'de str,
@@ -328,7 +331,7 @@ impl<'de> EnumAccess<'de> for Choice<'de> {
         let name: StrDeserializer<'de, DecodeError> = self.name.into_deserializer();
         match (seed.deserialize(name), self.value) {
             (Ok(name), _) => Ok((name, self)),
-            (Err(error), Some((at, _))) => Err(error.at_key(0, at)),
+            (Err(error), Some((position, _))) => Err(error.at_key(0, position)),
             (Err(error), None) => Err(error),
         }
     }
@@ -336,8 +339,8 @@ impl<'de> EnumAccess<'de> for Choice<'de> {
 
 impl<'de> Choice<'de> {
     fn content(&self) -> Result<&'de Node, DecodeError> {
-        let wanted = || format!("a mapping with one of {}", self.variants.join(", "));
-        self.value.map(|(_, value)| value).ok_or_else(|| expected(&wanted(), self.node))
+        let expected = || format!("a mapping with one of {}", self.variants.join(", "));
+        self.value.map(|(_, value)| value).ok_or_else(|| type_error(&expected(), self.node))
     }
 }
 
@@ -347,7 +350,7 @@ impl<'de> VariantAccess<'de> for Choice<'de> {
     fn unit_variant(self) -> Result<(), DecodeError> {
         match self.value {
             None => Ok(()),
-            Some(_) => Err(expected(&format!("one of {}", self.variants.join(", ")), self.node)),
+            Some(_) => Err(type_error(&format!("one of {}", self.variants.join(", ")), self.node)),
         }
     }
 

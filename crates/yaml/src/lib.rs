@@ -14,11 +14,11 @@ use std::{
 pub use decode::{decode, similar};
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span, options};
 
-/// Maximum nesting depth, aliases followed. It bounds the recursion over a tree and its drop. Valid documents
+/// Maximum nesting depth, aliases followed. It bounds the recursion when a tree is read or dropped. Valid documents
 /// stay far below it.
-const DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// Maximum number of keys that `<<` may merge into one text; each merged key takes memory.
-const MERGED: usize = 1_000_000;
+const MAX_MERGED_KEYS: usize = 1_000_000;
 
 /// Position in a text, as shown to users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct Position {
 /// A mistake in a text, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct YamlError {
-    pub at: Position,
+    pub position: Position,
     pub message: String,
 }
 
@@ -65,8 +65,8 @@ pub enum Value {
 pub struct Node {
     content: Rc<Content>,
     /// Position of the value; for an alias, the position of the alias.
-    pub at: Position,
-    /// Whether other places may share the value: the value is an alias, is anchored, or was merged in.
+    pub position: Position,
+    /// Whether other nodes may share the value: the value is an alias, is node, or was merged in.
     pub shared: bool,
 }
 
@@ -78,7 +78,7 @@ struct Content {
 }
 
 impl Node {
-    fn new(value: Value, at: Position, shared: bool) -> Result<Self, YamlError> {
+    fn new(value: Value, position: Position, shared: bool) -> Result<Self, YamlError> {
         let (mut size, mut depth) = (1_usize, 0);
         let mut count = |child: &Self| {
             size = size.saturating_add(child.size());
@@ -89,10 +89,10 @@ impl Node {
             Value::Map(entries) => entries.iter().flat_map(|(key, value)| [key, value]).for_each(&mut count),
             Value::Null | Value::Scalar(_) | Value::Removed => {}
         }
-        if depth >= DEPTH {
-            return Err(YamlError { at, message: format!("nested more than {DEPTH} deep") });
+        if depth >= MAX_DEPTH {
+            return Err(YamlError { position, message: format!("nested more than {MAX_DEPTH} deep") });
         }
-        Ok(Self { content: Rc::new(Content { value, size, depth }), at, shared })
+        Ok(Self { content: Rc::new(Content { value, size, depth }), position, shared })
     }
 
     pub fn value(&self) -> &Value {
@@ -165,19 +165,19 @@ impl Node {
 
     /// Makes an error at this node's position.
     pub fn error(&self, message: impl Into<String>) -> YamlError {
-        YamlError { at: self.at, message: message.into() }
+        YamlError { position: self.position, message: message.into() }
     }
 
     /// Returns the position of the value at a path of names and numbers, or of its nearest existing ancestor.
-    pub fn place_of(&self, path: &[&str]) -> Position {
+    pub fn position_of(&self, path: &[&str]) -> Position {
         let mut node = self;
         for step in path {
-            let at_number = || node.child(step.parse().ok()?);
-            let child = if node.entries().is_some() { node.lookup(step) } else { at_number() };
+            let item = || node.child(step.parse().ok()?);
+            let child = if node.entries().is_some() { node.lookup(step) } else { item() };
             let Some(child) = child else { break };
             node = child;
         }
-        node.at
+        node.position
     }
 
     /// Returns the child with this number, in file order.
@@ -198,8 +198,8 @@ impl Node {
             ([index, ..], Value::List(items)) => items.get_mut(*index),
             _ => None,
         };
-        if let (Some(child), [_, rest @ ..]) = (child, path) {
-            child.remove(rest);
+        if let (Some(child), [_, inner_path @ ..]) = (child, path) {
+            child.remove(inner_path);
         }
     }
 
@@ -211,63 +211,64 @@ impl Node {
         Self { shared: self.shared || parent.shared, ..self.clone() }
     }
 
-    fn is_text(&self, wanted: &str) -> bool {
-        self.scalar().is_some_and(|scalar| scalar.text == wanted)
+    fn is_text(&self, text: &str) -> bool {
+        self.scalar().is_some_and(|scalar| scalar.text == text)
     }
 }
 
 /// Whether a YAML reader would parse the plain scalar as null, a boolean or a number. YAML 1.1 booleans
 /// count, because Kubernetes' tools read them as booleans.
 pub fn is_other_type(text: &str) -> bool {
-    let word = text.to_ascii_lowercase();
-    if matches!(word.as_str(), "" | "~" | "null" | "true" | "false" | "yes" | "no" | "on" | "off" | "y" | "n")
+    let text = text.to_ascii_lowercase();
+    if matches!(text.as_str(), "" | "~" | "null" | "true" | "false" | "yes" | "no" | "on" | "off" | "y" | "n")
     {
         return true;
     }
-    let digits = word.trim_start_matches(['+', '-']).replace('_', "");
+    let digits = text.trim_start_matches(['+', '-']).replace('_', "");
     if matches!(digits.as_str(), ".inf" | ".nan") {
         return true;
     }
-    let radix = |prefix: &str, radix: u32| {
-        digits
-            .strip_prefix(prefix)
-            .is_some_and(|rest| !rest.is_empty() && rest.chars().all(|c| c.is_digit(radix)))
+    let is_integer = |prefix: &str, radix: u32| {
+        let digits = digits.strip_prefix(prefix);
+        digits.is_some_and(|digits| !digits.is_empty() && digits.chars().all(|c| c.is_digit(radix)))
     };
-    let decimal =
+    let is_decimal =
         digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && digits.parse::<f64>().is_ok();
-    decimal || radix("0x", 16) || radix("0o", 8) || radix("0b", 2)
+    is_decimal || is_integer("0x", 16) || is_integer("0o", 8) || is_integer("0b", 2)
 }
 
 /// Returns the parser events of a text with their spans, without comments.
 pub fn events(text: &str) -> impl Iterator<Item = Result<(Event<'_>, Span), YamlError>> {
-    let mut wanted = options! { block_nesting_limit: DEPTH, flow_nesting_limit: DEPTH };
-    wanted.set_emit_comments(false);
-    Parser::new_from_str_with_options(text, wanted)
-        .map(|next| next.map_err(|error| YamlError { at: position(error.marker()), message: error.info() }))
+    let mut options = options! { block_nesting_limit: MAX_DEPTH, flow_nesting_limit: MAX_DEPTH };
+    options.set_emit_comments(false);
+    Parser::new_from_str_with_options(text, options).map(|next| {
+        next.map_err(|error| YamlError { position: to_position(error.marker()), message: error.info() })
+    })
 }
 
-fn position(marker: &Marker) -> Position {
+fn to_position(marker: &Marker) -> Position {
     Position { line: marker.line(), column: marker.col() + 1 }
 }
 
 /// A collection whose end has not been read yet.
-struct Open {
-    at: Position,
+struct OpenNode {
+    position: Position,
+    /// Number of the anchor; 0 without an anchor.
     anchor: usize,
-    mapping: bool,
+    is_mapping: bool,
     children: Vec<Node>,
 }
 
 /// Parses every document of a text, except null documents.
 pub fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
     let mut documents = Vec::new();
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<OpenNode> = Vec::new();
     let mut anchors: HashMap<usize, Node> = HashMap::new();
-    let mut mergeable = MERGED;
+    let mut mergeable = MAX_MERGED_KEYS;
     for next in events(text) {
         let (event, span) = next?;
-        let at = position(&span.start);
-        let (value, at, anchor) = match event {
+        let position = to_position(&span.start);
+        let (value, position, anchor) = match event {
             Event::DocumentStart(..) => {
                 anchors.clear();
                 continue;
@@ -275,58 +276,61 @@ pub fn documents(text: &str) -> Result<Vec<Node>, YamlError> {
             Event::Scalar(value, style, anchor, tag) => {
                 let bytes = span.byte_range().unwrap_or_default();
                 let tag = tag.map(|tag| format!("{}{}", tag.handle(), tag.suffix())).unwrap_or_default();
-                (scalar(Scalar { text: value.into_owned(), style, bytes, tag }), at, anchor)
+                (scalar_value(Scalar { text: value.into_owned(), style, bytes, tag }), position, anchor)
             }
             Event::SequenceStart(_, anchor, _) | Event::MappingStart(_, anchor, _) => {
-                let mapping = matches!(event, Event::MappingStart(..));
-                open.push(Open { at, anchor, mapping, children: Vec::new() });
+                let is_mapping = matches!(event, Event::MappingStart(..));
+                open.push(OpenNode { position, anchor, is_mapping, children: Vec::new() });
                 continue;
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                let Some(Open { at, anchor, mapping, children }) = open.pop() else { continue };
-                let value = if mapping {
-                    Value::Map(paired(children, &mut mergeable)?)
+                let Some(OpenNode { position, anchor, is_mapping, children }) = open.pop() else {
+                    continue;
+                };
+                let value = if is_mapping {
+                    Value::Map(paired_entries(children, &mut mergeable)?)
                 } else {
                     Value::List(children)
                 };
-                (value, at, anchor)
+                (value, position, anchor)
             }
             Event::Alias(anchor) => {
                 // An anchor becomes known when its node is complete, so a node that contains itself is
                 // refused.
                 let message = || "an alias refers to the anchor that contains it".to_owned();
-                let known = anchors.get(&anchor).ok_or_else(|| YamlError { at, message: message() })?;
-                place(&mut open, &mut documents, Node { at, ..known.clone() });
+                let node = anchors.get(&anchor).ok_or_else(|| YamlError { position, message: message() })?;
+                attach(&mut open, &mut documents, Node { position, ..node.clone() });
                 continue;
             }
             _ => continue,
         };
-        let node = Node::new(value, at, anchor != 0)?;
+        let node = Node::new(value, position, anchor != 0)?;
         if anchor != 0 {
             anchors.insert(anchor, node.clone());
         }
-        place(&mut open, &mut documents, node);
+        attach(&mut open, &mut documents, node);
     }
     documents.retain(|document| !document.is_null());
     Ok(documents)
 }
 
-fn scalar(scalar: Scalar) -> Value {
-    let is_bare = scalar.style == ScalarStyle::Plain && scalar.tag.is_empty();
-    let is_null = is_bare && matches!(scalar.text.as_str(), "" | "~" | "null" | "Null" | "NULL");
+fn scalar_value(scalar: Scalar) -> Value {
+    let is_plain = scalar.style == ScalarStyle::Plain && scalar.tag.is_empty();
+    let is_null = is_plain && matches!(scalar.text.as_str(), "" | "~" | "null" | "Null" | "NULL");
     if is_null { Value::Null } else { Value::Scalar(scalar) }
 }
 
-fn place(open: &mut [Open], documents: &mut Vec<Node>, node: Node) {
+/// Adds a complete node to the collection that contains it, or to the documents.
+fn attach(open: &mut [OpenNode], documents: &mut Vec<Node>, node: Node) {
     match open.last_mut() {
         Some(parent) => parent.children.push(node),
         None => documents.push(node),
     }
 }
 
-/// Pairs keys with values and merges `<<`: a mapping's own keys win, then the keys of the first merged mapping.
+/// Pairs keys with values and merges `<<`. A mapping's own keys take precedence, then the keys of the first merged mapping.
 /// A duplicate key is an error, because YAML readers disagree about its value.
-fn paired(children: Vec<Node>, mergeable: &mut usize) -> Result<Vec<(Node, Node)>, YamlError> {
+fn paired_entries(children: Vec<Node>, mergeable: &mut usize) -> Result<Vec<(Node, Node)>, YamlError> {
     let (mut entries, mut merged) = (Vec::with_capacity(children.len() / 2), Vec::new());
     let mut seen = HashSet::with_capacity(children.len() / 2);
     let mut children = children.into_iter();

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use farrier_core::{
     facts::{CheckReportDocument, ImageFacts, annotations, media_type},
-    image::{RuntimeBase, checked::texts},
+    image::{RuntimeBase, checked::to_strings},
     plan::Cell,
 };
 use farrier_local::blocking::blocking;
@@ -100,7 +100,7 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         base: base.as_ref().map(|base| &base.image),
         entrypoint_layer: entrypoint.as_ref().map(|(_, layer)| layer),
         layers: &new_layers,
-        entrypoint: &texts(&runtime.entrypoint),
+        entrypoint: &to_strings(&runtime.entrypoint),
         env: &runtime.env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
         labels: &BTreeMap::new(),
         annotations: &image_annotations,

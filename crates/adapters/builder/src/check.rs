@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use farrier_core::{
     facts::ModuleSignerFact,
-    image::{DriverImage, UnknownPolicy, checked::texts},
+    image::{DriverImage, UnknownPolicy, checked::to_strings},
     site::UnprovenPolicy,
 };
 use farrier_inputs::KernelImageLookup;
@@ -91,7 +91,7 @@ pub(super) async fn static_check(
     let check = |mut facts: KernelFacts| {
         facts.beyond_headers.trusted_keys.extend(signing_key_id.clone());
         let modules = Arc::clone(&modules);
-        let (required, needs) = (texts(&job.image.spec.modules), compile_inputs.needed.tables.clone());
+        let (required, needs) = (to_strings(&job.image.spec.modules), compile_inputs.needed.tables.clone());
         let (is_denied, files) = (denies_unproven(job), files.clone());
         blocking(move || {
             let report = kmod::check(&CheckRequest {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use farrier_core::{
     kernel::{
-        Architecture, ELSEWHERE, FOREIGN_TOOLS, HeaderSource, NO_CROSS_COMPILERS, Toolchain, cross_toolchain,
-        not_compiled_here,
+        Architecture, BUILD_ELSEWHERE_HINT, FOREIGN_TOOLS, HeaderSource, NO_CROSS_COMPILERS, Toolchain,
+        cross_toolchain, not_compiled_here,
     },
     template::steps::Base,
 };
@@ -60,5 +60,5 @@ fn kbuild_name(arch: Architecture) -> &'static str {
 
 fn not_here(job: &Job<'_>, why: &str) -> TargetError {
     let message = not_compiled_here(job.cell.target.arch, native(), why);
-    TargetError::finding(FindingKind::Compile, message, Some(ELSEWHERE.to_owned()))
+    TargetError::finding(FindingKind::Compile, message, Some(BUILD_ELSEWHERE_HINT.to_owned()))
 }

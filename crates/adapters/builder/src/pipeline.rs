@@ -1,6 +1,6 @@
 //! Runs the stages of a build, from a cell to a published image.
 
-use farrier_core::{facts::ReusedFrom, image::Digest, kernel::lacks_compiler, plan::Cell};
+use farrier_core::{facts::ReusedFrom, image::Digest, kernel::missing_compiler, plan::Cell};
 use kmod::CheckReport;
 
 use super::{
@@ -51,7 +51,7 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
     let checked = if let Some(checked) = reused {
         checked
     } else {
-        if let Some(detail) = lacks_compiler(job.family, compile_inputs.headers.compiler) {
+        if let Some(detail) = missing_compiler(job.family, compile_inputs.headers.compiler) {
             return Err(TargetError::finding(FindingKind::Compile, detail, None));
         }
         let base = base::prepare(&job, &compile_inputs.headers).await?;

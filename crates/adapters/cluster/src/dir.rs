@@ -103,7 +103,7 @@ impl Directory {
         let mut files = BTreeMap::new();
         for path in self.files()? {
             let name = path.strip_prefix(&self.root).unwrap_or(&path).display();
-            let skip = |error: YamlError| format!("{name}:{}: {}", error.at.line, error.message);
+            let skip = |error: YamlError| format!("{name}:{}: {}", error.position.line, error.message);
             match read_manifest(&path)? {
                 Err(error) => snapshot.skipped.push(skip(error)),
                 Ok(mut manifest) => {
@@ -344,7 +344,7 @@ fn canonical(path: &Path) -> Result<PathBuf, ClusterError> {
 }
 
 fn manifest_error(path: &Path, error: YamlError) -> ClusterError {
-    let Position { line, column } = error.at;
+    let Position { line, column } = error.position;
     ClusterError::Manifest { path: path.to_path_buf(), line, column, reason: error.message }
 }
 
@@ -382,8 +382,9 @@ fn to_text(bytes: Vec<u8>) -> Result<String, YamlError> {
     String::from_utf8(bytes).map_err(|error| {
         let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
         let last_line = valid.rsplit('\n').next().unwrap_or_default();
-        let at = Position { line: 1 + valid.matches('\n').count(), column: 1 + last_line.chars().count() };
-        YamlError { at, message: "the text is not UTF-8".to_owned() }
+        let position =
+            Position { line: 1 + valid.matches('\n').count(), column: 1 + last_line.chars().count() };
+        YamlError { position, message: "the text is not UTF-8".to_owned() }
     })
 }
 

@@ -51,7 +51,7 @@ impl Edits {
                     self.replaced.push((scalar.clone(), text));
                 }
             }
-            _ => return Err(format!("line {} holds a value of another type", node.at.line)),
+            _ => return Err(format!("line {} holds a value of another type", node.position.line)),
         }
         Ok(())
     }

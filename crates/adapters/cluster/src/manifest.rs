@@ -220,7 +220,7 @@ pub(super) fn why_not_editable(image: Option<&Node>) -> Option<String> {
     let filled = image.scalar().filter(|scalar| is_template(&scalar.text)).map(|_| {
         let what =
             "the value is filled in by another tool; name the file and the path of its value in `values`";
-        format!("{what} (line {})", image.at.line)
+        format!("{what} (line {})", image.position.line)
     });
     why_not_in_place(image).or(filled)
 }
@@ -237,7 +237,7 @@ fn why_not_in_place(image: &Node) -> Option<String> {
     } else {
         return None;
     };
-    Some(format!("{reason} (line {})", image.at.line))
+    Some(format!("{reason} (line {})", image.position.line))
 }
 
 fn owner(metadata: &Node) -> Result<Option<Owner>, YamlError> {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use farrier_core::{
-    image::{Definitions, ImageName, connected, edges},
+    image::{Definitions, ImageName, connected_components, need_edges},
     plan::{HoldReason, PlannedRollout, RolloutDecision},
 };
 
@@ -36,7 +36,7 @@ impl BrokenChains {
     /// Finds the chains of the definitions. None of them is broken yet.
     pub(super) fn of(definitions: &Definitions) -> Self {
         let images = &definitions.images;
-        let chains = connected(images.keys(), edges(images));
+        let chains = connected_components(images.keys(), need_edges(images));
         // An image without needs and without dependents forms no chain.
         let shared: BTreeSet<_> =
             chains.iter().filter(|(image, chain)| image != chain).map(|(_, chain)| *chain).collect();

@@ -40,7 +40,7 @@ impl DefinitionError {
 
     /// Creates a mistake at its position.
     pub(super) fn at(file: &File, mistake: YamlError) -> Self {
-        let YamlError { at: Position { line, column }, message } = mistake;
+        let YamlError { position: Position { line, column }, message } = mistake;
         Self { file: file.name.clone(), line, column, message, text: line_of(&file.text, line) }
     }
 }
@@ -55,13 +55,13 @@ pub(super) struct Report<'a> {
 impl Report<'_> {
     /// Adds a mistake in the value at this path of names and indexes.
     pub fn wrong(&mut self, path: &[&str], message: impl Into<String>) {
-        let mistake = YamlError { at: self.document.place_of(path), message: message.into() };
+        let mistake = YamlError { position: self.document.position_of(path), message: message.into() };
         self.errors.push(DefinitionError::at(self.file, mistake));
     }
 
     /// Returns the place of a value as `file:line:column`.
     pub fn place(&self, path: &[&str]) -> String {
-        let Position { line, column } = self.document.place_of(path);
+        let Position { line, column } = self.document.position_of(path);
         format!("{}:{line}:{column}", self.file.name)
     }
 }

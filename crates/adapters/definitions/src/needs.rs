@@ -1,7 +1,7 @@
 //! Validates the needs of images across all images.
 
 use farrier_core::image::{
-    Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, cycle, needs_in,
+    Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, find_cycle, needs_in,
 };
 use farrier_yaml::Node;
 
@@ -89,7 +89,7 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
             hidden.unwrap_or_default()
         ));
     };
-    if let Some(circle) = cycle(&definitions.images, &image.metadata.name)
+    if let Some(circle) = find_cycle(&definitions.images, &image.metadata.name)
         && circle.get(1) == Some(name)
         // Report the cycle for only one of its images.
         && circle.iter().min() == Some(&image.metadata.name)

@@ -164,11 +164,11 @@ fn families_of_the_documentation_are_read() {
         };
         let Toolchain::Image(toolchain) = &family.toolchain else { panic!("packages") };
         let mut system = NodeSystem::default();
-        system.note(Some("416.94.202412170927-0"), None);
+        system.add_labels(Some("416.94.202412170927-0"), None);
         if let Some(stream) = &family.image_stream {
             let digest = format!("sha256:{:064}", 2).parse().unwrap();
             let tags = BTreeMap::from([("416.94.202412170927-0".to_owned(), digest)]);
-            system.look_up(stream, &BTreeMap::from([(stream.clone(), Ok(tags))]));
+            system.look_up_digest(stream, &BTreeMap::from([(stream.clone(), Ok(tags))]));
         }
         family.image_for(toolchain, &target, &system).unwrap();
     }

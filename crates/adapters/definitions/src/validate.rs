@@ -53,7 +53,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             report.wrong(&["spec", "sources", &index.to_string()], message);
         }
     }
-    if let Some(message) = spec.runtime.wrong_operand() {
+    if let Some(message) = spec.runtime.invalid_operand() {
         report.wrong(&["spec", "runtime", "entrypoint"], message);
     }
     if let Some((index, message)) = spec.runtime.mistyped_module(&spec.modules) {
@@ -158,7 +158,7 @@ const NO_VERSION: &str = "a toolchain has no driver version to substitute for {{
 /// Reports mistakes in a family.
 pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
     if let Toolchain::Bootstrap(spec) = &family.spec.toolchain
-        && let Some(index) = spec.package_of_a_driver()
+        && let Some(index) = spec.versioned_package_index()
     {
         let path = ["spec", "toolchain", "bootstrap", "include", &index.to_string()];
         report.wrong(&path, NO_VERSION);
@@ -197,7 +197,7 @@ fn in_template(file: &File, line: usize, message: String) -> DefinitionError {
     if line == 0 {
         return DefinitionError::of_file(&file.name, message);
     }
-    DefinitionError::at(file, YamlError { at: Position { line, column: 1 }, message })
+    DefinitionError::at(file, YamlError { position: Position { line, column: 1 }, message })
 }
 
 /// Reports variables of a template that the image does not define, by rendering the template for an ordinary kernel.

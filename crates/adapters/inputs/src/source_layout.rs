@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier_core::image::{
-    checked::{InnerPattern, fits},
+    checked::{InnerPattern, matches_glob},
     is_version_control,
 };
 use farrier_local::{archive::Format, tree_removal::remove_tree};
@@ -79,7 +79,7 @@ fn only_match(base: &Path, path: &InnerPattern, kind: &str, is_kind: fn(&Path) -
         return Err(absent(path, base)?);
     }
     let names = names_in(&parent)?;
-    let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| fits(last, name)));
+    let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| matches_glob(last, name)));
     let mut found =
         matching.map(|name| parent.join(name)).filter(|path| contains(base, path) && is_kind(path));
     match (found.next(), found.next()) {

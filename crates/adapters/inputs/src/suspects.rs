@@ -112,8 +112,8 @@ pub(super) fn of_tree(root: &Path, stop: &AtomicBool) -> Result<Vec<String>> {
 pub(super) fn credentials_in(below: &Path, place: &Path) -> Result<Option<String>> {
     let mut content = Vec::new();
     let file = File::open(place)?;
-    if file.metadata()?.len() <= SourceEntry::LARGEST {
-        file.take(SourceEntry::LARGEST).read_to_end(&mut content)?;
+    if file.metadata()?.len() <= SourceEntry::MAX_INSPECTED_SIZE {
+        file.take(SourceEntry::MAX_INSPECTED_SIZE).read_to_end(&mut content)?;
     }
     Ok(match SourceEntry::of(below, &content) {
         SourceEntry::Credentials(what) => Some(format!("{} ({what})", below.display())),

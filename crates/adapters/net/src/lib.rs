@@ -102,14 +102,14 @@ impl Net {
     pub fn new(options: NetOptions) -> Result<Self, NetError> {
         let NetOptions { site, root, ca_file, insecure, environment, offline, cluster } = options;
         let SiteSpec { mirrors, proxy, hosts, .. } = site;
-        let mut policy = if offline { HostPolicy::only_named() } else { HostPolicy::default() };
+        let mut policy = if offline { HostPolicy::offline() } else { HostPolicy::default() };
         let places = mirrors.iter().flat_map(|rule| &rule.to).filter_map(host_of_prefix);
         let of_hosts = hosts.iter().flat_map(|host| std::iter::once(&host.host).chain(&host.token_servers));
         for named in of_hosts.cloned().chain(places) {
             policy.name(named);
         }
         for address in proxy.iter().flat_map(|proxy| [&proxy.http, &proxy.https]).flatten() {
-            address.host().into_iter().for_each(|host| policy.name(host));
+            address.host().into_iter().for_each(|host| policy.allow(host));
         }
         let mut plain = Vec::new();
         for text in &insecure {
@@ -147,7 +147,7 @@ impl Net {
 
     /// Adds a host from the command line (`--registry`) to the named hosts, which `--offline` permits.
     pub fn name_host(&self, host: HostPort) {
-        self.0.policy.write().name(host);
+        self.0.policy.write().allow(host);
     }
 
     /// Checks that a host may be accessed. `asker` describes the access, for the error.

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use farrier_core::image::{Digest, checked::fits};
+use farrier_core::image::{Digest, checked::matches_glob};
 use farrier_local::archive::{self, UnpackError, links};
 use fs_err::{self as fs, os::unix::fs::symlink};
 use oci::plain_path;
@@ -105,7 +105,7 @@ fn is_at_or_below(path: &Path, exposed: &str) -> bool {
     let mut parts = exposed.trim_start_matches('/').split('/').peekable();
     while let Some(part) = parts.next() {
         let Some(name) = names.next().and_then(|name| name.to_str()) else { return false };
-        let fits = if parts.peek().is_some() { part == name } else { fits(part, name) };
+        let fits = if parts.peek().is_some() { part == name } else { matches_glob(part, name) };
         if !fits {
             return false;
         }
@@ -126,7 +126,8 @@ fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>> {
         let before = found.len();
         if deepest_directory(payload, parent) == parent {
             let names = names_in(payload, parent)?;
-            found.extend(names.iter().filter(|found| fits(name, found)).map(|name| parent.join(name)));
+            found
+                .extend(names.iter().filter(|found| matches_glob(name, found)).map(|name| parent.join(name)));
         }
         if found.len() == before {
             missing.push(exposed.to_owned());

@@ -80,8 +80,8 @@ impl BootstrapSpec {
         Self { include, ..self.clone() }
     }
 
-    /// Index in `include` of the first package whose version depends on the driver's version.
-    pub fn package_of_a_driver(&self) -> Option<usize> {
+    /// Index in `include` of the first package whose version contains `{{version}}`, the driver's version.
+    pub fn versioned_package_index(&self) -> Option<usize> {
         self.include.iter().position(|package| package.contains("{{"))
     }
 }
@@ -96,9 +96,9 @@ mod tests {
             "suite": "bookworm", "include": ["kmod", "nvidia-smi={{version}}-*", "libx={{ version }}"],
         }))
         .unwrap();
-        assert_eq!(spec.package_of_a_driver(), Some(1));
+        assert_eq!(spec.versioned_package_index(), Some(1));
         let filled = spec.for_version("535.261.03");
         assert_eq!(filled.include, ["kmod", "nvidia-smi=535.261.03-*", "libx=535.261.03"]);
-        assert_eq!((filled.package_of_a_driver(), filled.suite), (None, spec.suite));
+        assert_eq!((filled.versioned_package_index(), filled.suite), (None, spec.suite));
     }
 }

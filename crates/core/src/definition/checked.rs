@@ -20,9 +20,9 @@ use serde_with::DeserializeFromStr;
 use super::form::{ParseError, text_schema};
 
 /// Defines string types, each validated by a pattern. `(named)` gives the type its own definition in the JSON Schema;
-/// `(unshown)` omits the pattern there and shows a plain string.
+/// `(no_pattern)` omits the pattern from the schema.
 macro_rules! texts {
-    ($($(#[doc = $doc:literal])* $name:ident $(($shown:ident))?: $pattern:literal, $what:literal $(, $also:expr)?;)*) => {
+    ($($(#[doc = $doc:literal])* $name:ident $(($schema:ident))?: $pattern:literal, $expected:literal $(, $validate:expr)?;)*) => {
         $(
             $(#[doc = $doc])*
             #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, DeserializeFromStr, AsRef, Debug, Deref, Display, Into)]
@@ -45,15 +45,15 @@ macro_rules! texts {
 
                 fn from_str(text: &str) -> Result<Self, ParseError> {
                     static REGEX: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new($pattern).ok());
-                    if REGEX.as_ref().is_some_and(|r| r.is_match(text)) $(&& $also(text))? {
+                    if REGEX.as_ref().is_some_and(|r| r.is_match(text)) $(&& $validate(text))? {
                         Ok(Self(text.to_owned()))
                     } else {
-                        Err(ParseError::new(text, $what))
+                        Err(ParseError::new(text, $expected))
                     }
                 }
             }
 
-            text_schema!($name, texts!(@inline $($shown)?), texts!(@schema $pattern, concat!($($doc),*).trim(), $($shown)?));
+            text_schema!($name, texts!(@inline $($schema)?), texts!(@schema $pattern, concat!($($doc),*).trim(), $($schema)?));
 
             impl Borrow<str> for $name {
                 fn borrow(&self) -> &str {
@@ -72,9 +72,9 @@ macro_rules! texts {
         const PATTERNS: &[&str] = &[$($pattern),*];
     };
     (@inline named) => { false };
-    (@inline $($unshown:ident)?) => { true };
+    (@inline $($no_pattern:ident)?) => { true };
     (@schema $pattern:literal, $doc:expr, ) => { json_schema!({"type": "string", "pattern": $pattern}) };
-    (@schema $pattern:literal, $doc:expr, unshown) => { json_schema!({"type": "string"}) };
+    (@schema $pattern:literal, $doc:expr, no_pattern) => { json_schema!({"type": "string"}) };
     (@schema $pattern:literal, $doc:expr, named) => {
         json_schema!({"type": "string", "pattern": $pattern, "description": $doc})
     };
@@ -101,16 +101,16 @@ texts! {
     TemplateName: "^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$",
         "a template name: up to 63 letters, digits, `_` and `-`, starting with a letter or digit";
     /// Name of a template variable.
-    VariableName(unshown): "^[A-Za-z_][A-Za-z0-9_]*$", "a variable name: letters, digits and `_`";
+    VariableName(no_pattern): "^[A-Za-z_][A-Za-z0-9_]*$", "a variable name: letters, digits and `_`";
     /// A single line, which cannot start another Dockerfile instruction.
-    OneLine(unshown): r"^[^\x00-\x1f\x7f]*$", "one line of text without control characters";
+    OneLine(no_pattern): r"^[^\x00-\x1f\x7f]*$", "one line of text without control characters";
     /// A kernel module's name, without `.ko`.
     ModuleName: "^[A-Za-z0-9_-]{1,55}$",
         "a module name: up to 55 letters, digits, `_` and `-`, without `.ko`";
     /// Name of an environment variable.
-    EnvName(unshown): "^[A-Za-z_][A-Za-z0-9_]*$", "an environment variable's name: letters, digits and `_`";
+    EnvName(no_pattern): "^[A-Za-z_][A-Za-z0-9_]*$", "an environment variable's name: letters, digits and `_`";
     /// Value of an environment variable, or a command-line argument.
-    Argument: r"^[^\x00]*$", "an argument: it holds a NUL character";
+    Argument: r"^[^\x00]*$", "an argument: it contains a NUL character";
     /// Name of a Kubernetes namespace or container.
     DnsLabel: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
         "a DNS label: up to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends";
@@ -119,10 +119,10 @@ texts! {
         "a DNS name: up to 253 of `a-z`, `0-9`, `-` and `.`, a letter or digit at both ends of each part",
         |text: &str| text.len() <= 253;
     /// Key of a Kubernetes label.
-    LabelKey(unshown): r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+    LabelKey(no_pattern): r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
         "a label key: an optional DNS name and `/`, then up to 63 letters, digits and `_.-`";
     /// Value of a Kubernetes label.
-    LabelValue(unshown): "^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$",
+    LabelValue(no_pattern): "^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$",
         "a label value: up to 63 letters, digits and `_.-`, a letter or digit at both ends";
     /// A percentage of nodes.
     Share: "^([1-9][0-9]?|100)%$", "a share of the nodes from `1%` to `100%`";
@@ -201,7 +201,7 @@ texts! {
     /// A path inside a tree that farrier unpacked. The last component may contain one `*`.
     InnerPattern: r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "a relative path that stays inside (no `/` at its start, no `.`, `..` or empty component), with at most one `*`, in its last component",
-        |text: &str| stays_inside(text) && one_star_at_the_end(text);
+        |text: &str| stays_inside(text) && star_only_in_last_component(text);
     /// Path of firmware in a source, or below `/lib/firmware`. It is a word of a Dockerfile's `COPY`.
     FirmwarePath: r"^[A-Za-z0-9_][A-Za-z0-9._+,@/-]*$",
         "a relative path of letters, digits and `._+,@/-` (no `.`, `..` or empty component)",
@@ -216,22 +216,22 @@ texts! {
     ExposedPath: r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "an absolute path with no `.`, `..` or empty component, with at most one `*`, in its last component",
         |text: &str| {
-            text.strip_prefix('/').is_some_and(|inner| stays_inside(inner) && one_star_at_the_end(inner))
+            text.strip_prefix('/').is_some_and(|inner| stays_inside(inner) && star_only_in_last_component(inner))
         };
     /// Reference of an existing image.
     Reference: r"^[^\s\x00-\x1f]+$",
         "an image reference with a tag or a digest, as in `registry.example/base:1.0`",
         |text: &str| text.parse::<ImageReference>().is_ok();
     /// An image reference with placeholders for the kernel.
-    ImagePattern(unshown): r"^[^\s\x00-\x1f]+$",
+    ImagePattern(no_pattern): r"^[^\s\x00-\x1f]+$",
         "an image reference with a tag or a digest, as in `registry.example/base:1.0`; docs/definitions.md lists the placeholders for the kernel's values (`{{release}}`, after an `@` `{{digest}}`, ...)",
         |text: &str| with_samples(&text.replace("@{{digest}}", ":1")).parse::<ImageReference>().is_ok();
     /// URL of a file that belongs to a kernel, with placeholders for the kernel.
-    FileAddress(unshown): r"^https?://[^\s\x00-\x1f/?#@{}]+/[^\s\x00-\x1f#]+$",
+    FileAddress(no_pattern): r"^https?://[^\s\x00-\x1f/?#@{}]+/[^\s\x00-\x1f#]+$",
         "an address: `http://` or `https://`, without a password (reference it in site.yaml: `login` under `hosts`); docs/definitions.md lists the placeholders for the kernel's values in its path (`{{release}}`, ...)",
         |text: &str| !with_samples(text).contains(['{', '}']);
     /// Path of a file or directory inside an image or archive, with placeholders for the kernel.
-    PathInside(unshown): r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
+    PathInside(no_pattern): r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "an absolute path with no `.`, `..` or empty component; docs/definitions.md lists the placeholders for the kernel's values (`{{release}}`, ...)",
         |text: &str| {
             let filled = with_samples(text);
@@ -243,7 +243,7 @@ texts! {
     ImageStream: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?/[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
         "an ImageStream: its namespace, `/` and its name";
     /// Path of a file or directory with headers.
-    HeadersPath(unshown): r"^[^\x00-\x1f\x7f]+$",
+    HeadersPath(no_pattern): r"^[^\x00-\x1f\x7f]+$",
         "a path in which `{{release}}` is the only placeholder",
         |text: &str| !text.replace("{{release}}", "").contains(['{', '}']);
 }
@@ -259,20 +259,21 @@ pub(crate) const KERNEL_PLACEHOLDERS: [&str; 7] = [
     "{{basearch}}",
 ];
 
-/// Placeholders in the same types for the system that the kernel's nodes run, and for the image digest that belongs to it.
+/// Placeholders in the same types whose values come from the system of the kernel's nodes.
 pub(crate) const SYSTEM_PLACEHOLDERS: [&str; 3] = ["{{ostree_version}}", "{{rhel_version}}", "{{digest}}"];
 
+/// Replaces each placeholder except `{{digest}}` with `1`, to validate the syntax of the result.
 fn with_samples(text: &str) -> String {
     let [ostree_version, rhel_version, _] = SYSTEM_PLACEHOLDERS;
     let placeholders = KERNEL_PLACEHOLDERS.into_iter().chain([ostree_version, rhel_version]);
     placeholders.fold(text.to_owned(), |text, placeholder| text.replace(placeholder, "1"))
 }
 
-/// Implements placeholder replacement for types. The replacements are validated texts without separators.
+/// Implements placeholder replacement for types. The values come from validated types, so they contain no separators.
 macro_rules! filled {
     ($($name:ident)*) => {
         $(impl $name {
-            /// Replaces placeholders with `fill`. Some may remain.
+            /// Returns the text that `fill` returns for this text. Unknown placeholders may remain.
             #[must_use]
             pub(crate) fn filled(&self, fill: impl Fn(&str) -> String) -> Self {
                 Self(fill(&self.0))
@@ -316,7 +317,7 @@ impl PackageToInstall {
         let mut filled = parts.next().unwrap_or_default().to_owned();
         for part in parts {
             filled.push_str(version);
-            filled.push_str(part.split_once("}}").map_or("", |(_, after)| after));
+            filled.push_str(part.split_once("}}").map_or("", |(_, suffix)| suffix));
         }
         Self(filled)
     }
@@ -326,14 +327,13 @@ fn stays_inside(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-fn one_star_at_the_end(path: &str) -> bool {
-    let (directory, last) = path.rsplit_once('/').unwrap_or(("", path));
-    !directory.contains('*') && last.matches('*').count() <= 1
+fn star_only_in_last_component(path: &str) -> bool {
+    let (directory, component) = path.rsplit_once('/').unwrap_or(("", path));
+    !directory.contains('*') && component.matches('*').count() <= 1
 }
 
-/// Whether a name matches the last component of an [`InnerPattern`] or [`ExposedPath`]. At most one `*` in the pattern
-/// matches any text.
-pub fn fits(pattern: &str, name: &str) -> bool {
+/// Whether a name matches the last component of an [`InnerPattern`] or [`ExposedPath`], in which one `*` matches any text.
+pub fn matches_glob(pattern: &str, name: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == name,
         Some((start, end)) => {
@@ -362,7 +362,7 @@ impl FromStr for LocalPath {
 }
 
 /// Converts a list of text types to strings.
-pub fn texts<T: AsRef<str>>(list: &[T]) -> Vec<String> {
+pub fn to_strings<T: AsRef<str>>(list: &[T]) -> Vec<String> {
     list.iter().map(|text| text.as_ref().to_owned()).collect()
 }
 
@@ -491,7 +491,7 @@ mod tests {
             ("a*b", "a-b", true),
             ("x", "xx", false),
         ] {
-            assert_eq!(fits(pattern, name), wanted, "{pattern} {name}");
+            assert_eq!(matches_glob(pattern, name), wanted, "{pattern} {name}");
         }
     }
 }

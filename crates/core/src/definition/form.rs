@@ -14,41 +14,41 @@ use serde::{
 
 /// Parse error: a text does not have the expected form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not {what}")]
+#[error("{text:?} is not {expected}")]
 pub struct ParseError {
     /// The text after [`without_logins`], truncated to 80 characters.
     pub text: String,
     /// Description of the expected form.
-    pub what: &'static str,
+    pub expected: &'static str,
 }
 
 impl ParseError {
-    /// Reports that `text` is not `what`.
-    pub fn new(text: &str, what: &'static str) -> Self {
-        Self { text: without_logins(text).chars().take(80).collect(), what }
+    /// Reports that `text` is not `expected`.
+    pub fn new(text: &str, expected: &'static str) -> Self {
+        Self { text: without_logins(text).chars().take(80).collect(), expected }
     }
 }
 
 /// Masks user names and passwords in URLs: each character between `://` and the last `@` becomes `*`. A password may contain a
-/// slash, a user name may not: an `@` in a URL's path remains. Without a scheme only `user:password@` is masked.
+/// slash, but a user name may not, so an `@` in the path of a URL is kept. Without a scheme, only `user:password@` is masked.
 pub fn without_logins(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
+    let mut masked = String::with_capacity(text.len());
     for word in text.split_inclusive(|c: char| c.is_whitespace() || "\"'".contains(c)) {
-        let (scheme, address) = word.split_at(word.find("://").map_or(0, |at| at + 3));
+        let (scheme, address) = word.split_at(word.find("://").map_or(0, |index| index + 3));
         let is_login = |text: &str| match text.find([':', '/']) {
-            Some(at) => text[at..].starts_with(':') && !(scheme.is_empty() && text.contains(['@', '/'])),
+            Some(end) => text[end..].starts_with(':') && !(scheme.is_empty() && text.contains(['@', '/'])),
             None => !scheme.is_empty(),
         };
         match address.rsplit_once('@') {
-            Some((login, rest)) if !rest.starts_with("sha256:") && is_login(login) => {
-                shown.push_str(scheme);
-                shown.extend(login.chars().map(|_| '*').chain(['@']));
-                shown.push_str(rest);
+            Some((login, host_and_path)) if !host_and_path.starts_with("sha256:") && is_login(login) => {
+                masked.push_str(scheme);
+                masked.extend(login.chars().map(|_| '*').chain(['@']));
+                masked.push_str(host_and_path);
             }
-            _ => shown.push_str(word),
+            _ => masked.push_str(word),
         }
     }
-    shown
+    masked
 }
 
 /// Implements `JsonSchema` for a type that is serialized as a text (`DeserializeFromStr`, `SerializeDisplay`). The schema is
@@ -127,19 +127,19 @@ pub enum OneOf<T, O> {
 pub const TEXT: Unexpected<'static> = Unexpected::Str("");
 
 /// Reads a value whose kind selects its form: a text, a mapping (`Map`) or a list (`Seq`). Serde's untagged enums are not used
-/// here because they lose both the position and the reason of an error.
+/// here because they lose the position and the reason of an error.
 pub fn one_of<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     kinds: [Unexpected<'static>; 2],
     expected: &'static str,
 ) -> Result<OneOf<T, O>, D::Error> {
-    struct Form<T, O> {
+    struct OneOfVisitor<T, O> {
         kinds: [Unexpected<'static>; 2],
         expected: &'static str,
         types: PhantomData<(T, O)>,
     }
 
-    impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> Form<T, O> {
+    impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> OneOfVisitor<T, O> {
         fn read<D: Deserializer<'de>>(self, kind: Unexpected<'_>, value: D) -> Result<OneOf<T, O>, D::Error> {
             match self.kinds.iter().position(|known| discriminant(known) == discriminant(&kind)) {
                 Some(0) => T::deserialize(value).map(OneOf::First),
@@ -149,7 +149,7 @@ pub fn one_of<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de
         }
     }
 
-    impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> Visitor<'de> for Form<T, O> {
+    impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> Visitor<'de> for OneOfVisitor<T, O> {
         type Value = OneOf<T, O>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -169,7 +169,7 @@ pub fn one_of<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de
         }
     }
 
-    deserializer.deserialize_any(Form { kinds, expected, types: PhantomData })
+    deserializer.deserialize_any(OneOfVisitor { kinds, expected, types: PhantomData })
 }
 
 #[cfg(test)]

@@ -54,8 +54,8 @@ impl FromStr for Period {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let what = "a duration such as `90s`, `10m`, `1h 30m` or `2d`";
-        Self::parse(text).ok_or_else(|| ParseError::new(text, what))
+        let expected = "a duration such as `90s`, `10m`, `1h 30m` or `2d`";
+        Self::parse(text).ok_or_else(|| ParseError::new(text, expected))
     }
 }
 
@@ -64,8 +64,8 @@ impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.0.as_secs();
         let units = [(86400, 'd'), (3600, 'h'), (60, 'm')];
-        let whole = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
-        let (unit, name) = whole.unwrap_or((1, 's'));
+        let largest = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
+        let (unit, name) = largest.unwrap_or((1, 's'));
         write!(f, "{}{name}", seconds / unit)
     }
 }

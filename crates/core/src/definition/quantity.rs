@@ -55,11 +55,11 @@ impl FromStr for Cpus {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let what = "a number of processors above zero, as in `2`, `0.5` or `500m`";
-        thousandths(text)
+        let expected = "a number of processors above zero, as in `2`, `0.5` or `500m`";
+        parse_thousandths(text)
             .and_then(|value| u64::try_from(value).ok())
             .map(Self)
-            .ok_or_else(|| ParseError::new(text, what))
+            .ok_or_else(|| ParseError::new(text, expected))
     }
 }
 
@@ -67,17 +67,17 @@ impl FromStr for Memory {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let what = "an amount of memory above zero, as in `2Gi`, `1500M` or `1073741824`";
-        thousandths(text)
+        let expected = "an amount of memory above zero, as in `2Gi`, `1500M` or `1073741824`";
+        parse_thousandths(text)
             .and_then(|value| u64::try_from(value.div_ceil(1000)).ok())
             .map(Self)
-            .ok_or_else(|| ParseError::new(text, what))
+            .ok_or_else(|| ParseError::new(text, expected))
     }
 }
 
 /// Parses a quantity above zero, in thousandths, rounded up. The syntax follows
 /// `k8s.io/apimachinery/pkg/api/resource`: a decimal number, then a suffix or an exponent of ten.
-fn thousandths(text: &str) -> Option<u128> {
+fn parse_thousandths(text: &str) -> Option<u128> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -94,9 +94,10 @@ fn thousandths(text: &str) -> Option<u128> {
 
 /// Returns the multiplier and the divisor of a suffix.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
+    // The first unit is `base`, the second is its square, and so on.
     let power = |base: u128, units: &[u8], unit: u8| {
-        let place = units.iter().position(|known| *known == unit)?;
-        base.checked_pow(u32::try_from(place).ok()? + 1)
+        let index = units.iter().position(|known| *known == unit)?;
+        base.checked_pow(u32::try_from(index).ok()? + 1)
     };
     match suffix.as_bytes() {
         [] => Some((1, 1)),
@@ -105,8 +106,8 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
         [unit, b'i'] => Some((power(1024, b"KMGTPE", *unit)?, 1)),
         _ => {
             let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
-            let power = 10_u128.pow(exponent.unsigned_abs().min(18));
-            Some(if exponent < 0 { (1, power) } else { (power, 1) })
+            let factor = 10_u128.pow(exponent.unsigned_abs().min(18));
+            Some(if exponent < 0 { (1, factor) } else { (factor, 1) })
         }
     }
 }

@@ -16,8 +16,8 @@ use super::{
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RpmPackages {
     /// Package names. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavor}}` is replaced
-    /// with the text after the last `-` of the release, `{{release}}` with the release in any form that package names use. What a
-    /// package provides, or its files, determine the kernel that it belongs to.
+    /// with the text after the last `-` of the release, `{{release}}` with the release in any form that package names use. A
+    /// package belongs to the kernel that its provides or its files name.
     pub packages: NonEmpty<RpmAlternatives>,
     /// Repositories that contain the packages.
     pub from: RpmArchive,
@@ -89,12 +89,12 @@ pub enum RpmSigned {
 
 impl RpmSigned {
     /// Whether `repomd.xml` must have a signature.
-    pub fn metadata(self) -> bool {
+    pub fn covers_metadata(self) -> bool {
         matches!(self, Self::Metadata | Self::Both)
     }
 
     /// Whether each package must have a signature.
-    pub fn packages(self) -> bool {
+    pub fn covers_packages(self) -> bool {
         matches!(self, Self::Packages | Self::Both)
     }
 }
@@ -108,14 +108,14 @@ impl RpmRepository {
 }
 
 impl FurtherRpmPackages {
-    /// Repositories of the packages; `headers` is the default.
+    /// Returns the repositories of the packages. `headers` is the default.
     pub fn archive<'a>(&'a self, headers: Option<&'a RpmArchive>) -> Option<&'a RpmArchive> {
         self.from.as_ref().or(headers)
     }
 }
 
 impl RpmToolchain {
-    /// Repositories of the packages; `headers` is the default.
+    /// Returns the repositories of the packages. `headers` is the default.
     pub fn archive<'a>(&'a self, headers: Option<&'a RpmArchive>) -> Option<&'a RpmArchive> {
         self.from.as_ref().or(headers)
     }
@@ -188,9 +188,9 @@ mod tests {
             serde_json::from_value::<RpmArchive>(archive).map(|archive| archive.signed)
         };
         let default = read(None).unwrap();
-        assert!(default.packages() && !default.metadata());
+        assert!(default.covers_packages() && !default.covers_metadata());
         let both = read(Some("both")).unwrap();
-        assert!(both.packages() && both.metadata());
+        assert!(both.covers_packages() && both.covers_metadata());
         assert!(read(Some("none")).is_err());
     }
 }

@@ -53,7 +53,7 @@ pub const SOURCES: &str = "farrier.dev/sources";
 pub const ARCHITECTURE: &str = "farrier.dev/architecture";
 /// On a header set: the compiler that the kernel was built with, as in `gcc 12`.
 pub const COMPILER: &str = "farrier.dev/compiler";
-/// On a header set: number of symbols in `Module.symvers`. `none` without that file; what modules need is then unknown.
+/// On a header set: number of symbols in `Module.symvers`. `none` without that file: the needs of modules are then unknown.
 pub const EXPORTED_SYMBOLS: &str = "farrier.dev/exported-symbols";
 /// On a header set: digest of its uncompressed layer, which identifies the content.
 pub const HEADERS_CONTENT: &str = "farrier.dev/headers-content";
@@ -79,7 +79,7 @@ pub const PACKAGES: &str = "farrier.dev/packages";
 
 /// Longest value that farrier accepts when it reads annotations.
 const MAX_VALUE: usize = 4096;
-/// Longest member list that farrier accepts. It exceeds [`MAX_VALUE`] because 40 kernels fill that.
+/// Longest member list that farrier accepts. 40 kernels already fill [`MAX_VALUE`].
 const MAX_MEMBERS: usize = 16384;
 
 /// Lists each fact that is a single annotation, with its reader: `typed`, or `text` for values shown to people.
@@ -102,8 +102,8 @@ macro_rules! image_facts {
 
             /// Returns the facts as annotations.
             pub fn to_annotations(&self) -> BTreeMap<String, String> {
-                let list = |item: fn((&KernelRelease, &Digest)) -> String| {
-                    let items: Vec<String> = self.members.iter().map(item).collect();
+                let list = |to_text: fn((&KernelRelease, &Digest)) -> String| {
+                    let items: Vec<String> = self.members.iter().map(to_text).collect();
                     (!items.is_empty()).then(|| items.join(" "))
                 };
                 [
@@ -157,7 +157,7 @@ pub enum FactsError {
     #[error("read image facts")]
     Manifest(#[from] ImageError),
     /// A farrier annotation has a value that farrier never writes. The value is truncated to 80 characters.
-    #[error("annotation {key} holds {value:?}")]
+    #[error("annotation {key} has the invalid value {value:?}")]
     Value { key: &'static str, value: String },
 }
 
@@ -172,7 +172,7 @@ fn typed<T: FromStr>(
     annotations: &BTreeMap<String, String>,
     key: &'static str,
 ) -> Result<Option<T>, FactsError> {
-    let parse = |value: &String| value.parse().map_err(|_| refused(key, value));
+    let parse = |value: &String| value.parse().map_err(|_| invalid_value(key, value));
     annotations.get(key).map(parse).transpose()
 }
 
@@ -180,7 +180,7 @@ fn typed<T: FromStr>(
 fn text(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Option<String>, FactsError> {
     match annotations.get(key) {
         Some(value) if value.len() > MAX_VALUE || value.chars().any(char::is_control) => {
-            Err(refused(key, value))
+            Err(invalid_value(key, value))
         }
         value => Ok(value.cloned()),
     }
@@ -192,11 +192,11 @@ fn members(annotations: &BTreeMap<String, String>) -> Result<BTreeMap<KernelRele
         let (kernel, digest) = item.split_once('@')?;
         Some((kernel.parse().ok()?, digest.parse().ok()?))
     };
-    let read: Option<BTreeMap<_, _>> = text.split(' ').map(member).collect();
-    read.filter(|_| text.len() <= MAX_MEMBERS).ok_or_else(|| refused(MEMBERS, text))
+    let members: Option<BTreeMap<_, _>> = text.split(' ').map(member).collect();
+    members.filter(|_| text.len() <= MAX_MEMBERS).ok_or_else(|| invalid_value(MEMBERS, text))
 }
 
-fn refused(key: &'static str, value: &str) -> FactsError {
+fn invalid_value(key: &'static str, value: &str) -> FactsError {
     FactsError::Value { key, value: value.chars().take(80).collect() }
 }
 

@@ -11,4 +11,4 @@ pub use annotations::{FactsError, ImageFacts};
 pub use check_report::{CheckReportDocument, ReusedFrom};
 pub use module_signer::ModuleSignerFact;
 pub use record::Record;
-pub use union::{UnionNotes, UnionPart, assemble_union};
+pub use union::{UnionMetadata, UnionPart, assemble_union};

@@ -18,5 +18,5 @@ pub trait Record: Default + PartialEq + Send + Sync {
     fn to_text(&self) -> String;
     /// Merges two records. The result does not depend on the order in which records are merged.
     #[must_use]
-    fn joined(&self, other: &Self) -> Self;
+    fn merged(&self, other: &Self) -> Self;
 }

@@ -4,7 +4,10 @@ use serde_json::{Value, json};
 
 use oci::{Assembled, Assembly, Base, CREATED, ImageError, ImageManifest, PAYLOAD_HISTORY, assemble};
 
-use super::{ImageFacts, annotations};
+use super::{
+    ImageFacts,
+    annotations::{self, BASE_DIGEST, TITLE, VERSION},
+};
 use crate::{
     image::{Digest, InputHash},
     kernel::{Architecture, KernelRelease},
@@ -30,7 +33,7 @@ pub struct UnionPart {
 
 /// Metadata of a union image.
 #[derive(Clone, Debug)]
-pub struct UnionNotes<'a> {
+pub struct UnionMetadata<'a> {
     /// The driver image's name.
     pub title: &'a str,
     /// The driver's version.
@@ -46,99 +49,98 @@ pub struct UnionNotes<'a> {
 ///
 /// Each kernel's modules are in a separate directory. Of any other file that several parts contain, the last part's copy is
 /// visible. Layers are not read: their descriptors suffice.
-pub fn assemble_union(parts: &[UnionPart], notes: &UnionNotes<'_>) -> Result<Assembled, ImageError> {
+pub fn assemble_union(parts: &[UnionPart], metadata: &UnionMetadata<'_>) -> Result<Assembled, ImageError> {
     let Some((last, _)) = parts.split_last() else {
         return Err(ImageError::unusable(WHAT, "it has no members"));
     };
-    let mut whole = own_layers(last, notes.architecture)?.below();
-    let below = whole.layers.len();
+    let mut union = SplitImage::of(last, metadata.architecture)?.into_base();
+    let base_layers = union.layers.len();
     let mut verdict = Verdict::Loads;
     for part in parts {
-        let image = own_layers(part, notes.architecture)?;
-        if image.base.layers[..image.below] != whole.layers[..below] {
+        let split = SplitImage::of(part, metadata.architecture)?;
+        if split.image.layers[..split.base_layers] != union.layers[..base_layers] {
             let reason = format!("the images for {} and {} have different bases", part.kernel, last.kernel);
             return Err(ImageError::unusable(WHAT, reason));
         }
-        verdict = verdict.max(image.verdict);
-        whole.layers.extend_from_slice(&image.base.layers[image.below..]);
-        whole.diff_ids.extend_from_slice(&image.base.diff_ids[image.below..]);
+        verdict = verdict.max(split.verdict);
+        union.layers.extend_from_slice(&split.image.layers[split.base_layers..]);
+        union.diff_ids.extend_from_slice(&split.image.diff_ids[split.base_layers..]);
     }
-    if whole.layers.len() > MAX_LAYERS {
-        let reason = format!("{} layers, at most {MAX_LAYERS} can be stacked", whole.layers.len());
+    if union.layers.len() > MAX_LAYERS {
+        let reason = format!("{} layers, at most {MAX_LAYERS} can be stacked", union.layers.len());
         return Err(ImageError::unusable(WHAT, reason));
     }
-    let payloads = whole.layers.len() - below;
-    if let Some(Value::Array(history)) = whole.config.get_mut("history") {
-        history.extend(vec![json!({"created": CREATED, "created_by": PAYLOAD_HISTORY}); payloads]);
+    let payload_layers = union.layers.len() - base_layers;
+    if let Some(Value::Array(history)) = union.config.get_mut("history") {
+        history.extend(vec![json!({"created": CREATED, "created_by": PAYLOAD_HISTORY}); payload_layers]);
     }
     let facts = ImageFacts {
-        input_hash: Some(notes.input_hash),
-        driver_version: Some(notes.version.to_owned()),
+        input_hash: Some(metadata.input_hash),
+        driver_version: Some(metadata.version.to_owned()),
         verdict: Some(verdict),
         check_summary: Some(format!("{} kernels: {verdict}", parts.len())),
         members: parts.iter().map(|part| (part.kernel.clone(), part.digest.clone())).collect(),
         ..ImageFacts::default()
     };
-    let mut all = facts.to_annotations();
-    let own = [
-        (annotations::TITLE, notes.title),
-        (annotations::VERSION, notes.version),
-        (annotations::CREATED, CREATED),
-    ];
-    all.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    let mut annotations = facts.to_annotations();
+    for (key, value) in
+        [(TITLE, metadata.title), (VERSION, metadata.version), (annotations::CREATED, CREATED)]
+    {
+        annotations.insert(key.to_owned(), value.to_owned());
+    }
     assemble(&Assembly {
-        base: Some(&whole),
+        base: Some(&union),
         entrypoint_layer: None,
         layers: &[],
         entrypoint: &[],
         env: &std::collections::BTreeMap::new(),
         labels: &std::collections::BTreeMap::new(),
-        annotations: &all,
-        architecture: notes.architecture.as_str(),
+        annotations: &annotations,
+        architecture: metadata.architecture.as_str(),
     })
 }
 
-/// A part, with its own layers separated from the layers of its base.
-struct Part {
-    base: Base,
+/// The image of a part, whose layers are the layers of its base and then its payload layers.
+struct SplitImage {
+    image: Base,
     /// Number of layers that belong to the base.
-    below: usize,
+    base_layers: usize,
     /// Digest of the base's manifest, if known.
     base_digest: Option<Digest>,
     verdict: Verdict,
 }
 
-/// Finds the part's own layers in the image history, where farrier records the layers that it adds to a base.
-fn own_layers(part: &UnionPart, arch: Architecture) -> Result<Part, ImageError> {
-    let refused = |why: &str| ImageError::unusable(WHAT, format!("the image for {} {why}", part.kernel));
-    if Digest::of(&part.manifest) != part.digest {
-        return Err(refused("does not match its digest"));
+impl SplitImage {
+    /// Counts the payload layers in the image history, where farrier records the layers that it adds to a base.
+    fn of(part: &UnionPart, arch: Architecture) -> Result<Self, ImageError> {
+        let unusable = |why: &str| ImageError::unusable(WHAT, format!("the image for {} {why}", part.kernel));
+        if Digest::of(&part.manifest) != part.digest {
+            return Err(unusable("does not match its digest"));
+        }
+        let image = Base::parse(&part.manifest, &part.config, arch.as_str())?;
+        let annotations = ImageManifest::parse(&part.manifest)?.annotations;
+        let facts = ImageFacts::from_annotations(&annotations)
+            .map_err(|_| unusable("has annotations that farrier did not write"))?;
+        if facts.kernel_release.as_ref() != Some(&part.kernel) {
+            return Err(unusable("is declared for another kernel"));
+        }
+        let Some(verdict @ (Verdict::Loads | Verdict::Unknown)) = facts.verdict else {
+            return Err(unusable("has no passing check report"));
+        };
+        let history = image.config.get("history").and_then(Value::as_array).into_iter().flatten();
+        let payload_layers = history.filter(|entry| entry["created_by"] == PAYLOAD_HISTORY).count();
+        if payload_layers == 0 || payload_layers > image.layers.len() {
+            return Err(unusable("has no separate payload layer (an engine built the whole image)"));
+        }
+        let base_digest = annotations.get(BASE_DIGEST).and_then(|text| text.parse().ok());
+        Ok(Self { base_layers: image.layers.len() - payload_layers, image, base_digest, verdict })
     }
-    let base = Base::parse(&part.manifest, &part.config, arch.as_str())?;
-    let notes = ImageManifest::parse(&part.manifest)?.annotations;
-    let facts = ImageFacts::from_annotations(&notes)
-        .map_err(|_| refused("has annotations that farrier did not write"))?;
-    if facts.kernel_release.as_ref() != Some(&part.kernel) {
-        return Err(refused("is declared for another kernel"));
-    }
-    let Some(verdict @ (Verdict::Loads | Verdict::Unknown)) = facts.verdict else {
-        return Err(refused("has no passing check report"));
-    };
-    let history = base.config.get("history").and_then(Value::as_array);
-    let own = history.into_iter().flatten().filter(|entry| entry["created_by"] == PAYLOAD_HISTORY).count();
-    if own == 0 || own > base.layers.len() {
-        return Err(refused("has no separate payload layer (an engine built the whole image)"));
-    }
-    let base_digest = notes.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
-    Ok(Part { below: base.layers.len() - own, base, base_digest, verdict })
-}
 
-impl Part {
     /// Returns the base alone, with this image's configuration.
-    fn below(self) -> Base {
-        let Base { digest, mut layers, mut config, mut diff_ids } = self.base;
-        layers.truncate(self.below);
-        diff_ids.truncate(self.below);
+    fn into_base(self) -> Base {
+        let Base { digest, mut layers, mut config, mut diff_ids } = self.image;
+        layers.truncate(self.base_layers);
+        diff_ids.truncate(self.base_layers);
         if let Some(Value::Array(history)) = config.get_mut("history") {
             history.retain(|entry| entry["created_by"] != PAYLOAD_HISTORY);
         }
@@ -241,7 +243,7 @@ mod tests {
     }
 
     fn union(parts: &[UnionPart]) -> Result<Assembled, ImageError> {
-        let notes = UnionNotes {
+        let notes = UnionMetadata {
             title: "mft",
             version: "4.33",
             input_hash: "ab".repeat(32).parse().unwrap(),

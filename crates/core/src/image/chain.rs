@@ -15,15 +15,13 @@ impl Chains {
     /// Computes the chains of these images. Needs that no image satisfies connect nothing.
     pub fn of(images: &BTreeMap<ImageName, DriverImage>) -> Self {
         let mut dependents: BTreeMap<ImageName, BTreeSet<ImageName>> = BTreeMap::new();
-        for (name, need) in edges(images) {
+        for (name, need) in need_edges(images) {
             dependents.entry(need.clone()).or_default().insert(name.clone());
         }
-        let chains = connected(images.keys(), edges(images));
-        let mut places: Vec<_> =
-            depths(images).into_iter().map(|(name, depth)| (chains.get(name), depth, name)).collect();
-        places.sort();
-        let order = places.into_iter().map(|(_, _, name)| name.clone()).collect();
-        Self { order, dependents }
+        let (chains, depths) = (connected_components(images.keys(), need_edges(images)), depths(images));
+        let mut order: Vec<&ImageName> = images.keys().collect();
+        order.sort_by_key(|name| (chains.get(name), depths.get(name), *name));
+        Self { order: order.into_iter().cloned().collect(), dependents }
     }
 
     /// All images, chain by chain, needs before their dependents. The order within a cycle is unspecified; definitions with a
@@ -39,7 +37,9 @@ impl Chains {
 }
 
 /// Pairs of an image and a dependency that the image is compiled against. The dependency may be undefined.
-pub fn edges(images: &BTreeMap<ImageName, DriverImage>) -> impl Iterator<Item = (&ImageName, &ImageName)> {
+pub fn need_edges(
+    images: &BTreeMap<ImageName, DriverImage>,
+) -> impl Iterator<Item = (&ImageName, &ImageName)> {
     images
         .iter()
         .flat_map(|(name, image)| image.spec.needs.iter().filter_map(move |need| Some((name, need.image()?))))
@@ -51,42 +51,43 @@ fn depths(images: &BTreeMap<ImageName, DriverImage>) -> BTreeMap<&ImageName, usi
     for _ in images {
         for (name, image) in images {
             let needs = image.spec.needs.iter().filter_map(Need::image);
-            let below = needs.filter_map(|need| depths.get(need)).max().map_or(0, |depth| depth + 1);
-            depths.insert(name, below.min(images.len()));
+            let depth = needs.filter_map(|need| depths.get(need)).max().map_or(0, |depth| depth + 1);
+            depths.insert(name, depth.min(images.len()));
         }
     }
     depths
 }
 
 /// Maps each name to the smallest name in its connected component.
-pub fn connected<'a>(
+pub fn connected_components<'a>(
     names: impl IntoIterator<Item = &'a ImageName>,
     edges: impl IntoIterator<Item = (&'a ImageName, &'a ImageName)>,
 ) -> BTreeMap<&'a ImageName, &'a ImageName> {
-    let mut sets: BTreeMap<&ImageName, &ImageName> = names.into_iter().map(|name| (name, name)).collect();
+    let mut components: BTreeMap<&ImageName, &ImageName> =
+        names.into_iter().map(|name| (name, name)).collect();
     for (a, b) in edges {
-        let (Some(&a), Some(&b)) = (sets.get(a), sets.get(b)) else { continue };
+        let (Some(&a), Some(&b)) = (components.get(a), components.get(b)) else { continue };
         let (first, second) = (a.min(b), a.max(b));
-        for set in sets.values_mut().filter(|set| **set == second) {
-            *set = first;
+        for component in components.values_mut().filter(|component| **component == second) {
+            *component = first;
         }
     }
-    sets
+    components
 }
 
-/// Path from an image along its needs back to itself, if one exists: `mofed -> nvidia-gpu -> mofed`.
-pub fn cycle(images: &BTreeMap<ImageName, DriverImage>, image: &ImageName) -> Option<Vec<ImageName>> {
+/// Returns the path from an image along its needs back to itself, if one exists: `mofed -> nvidia-gpu -> mofed`.
+pub fn find_cycle(images: &BTreeMap<ImageName, DriverImage>, image: &ImageName) -> Option<Vec<ImageName>> {
     let mut paths = vec![vec![image]];
     let mut seen = BTreeSet::new();
     while let Some(path) = paths.pop() {
-        let Some(found) = path.last().and_then(|last| images.get(*last)) else { continue };
-        for need in found.spec.needs.iter().filter_map(Need::image) {
-            let further: Vec<&ImageName> = path.iter().copied().chain([need]).collect();
+        let Some(definition) = path.last().and_then(|last| images.get(*last)) else { continue };
+        for need in definition.spec.needs.iter().filter_map(Need::image) {
+            let extended: Vec<&ImageName> = path.iter().copied().chain([need]).collect();
             if need == image {
-                return Some(further.into_iter().cloned().collect());
+                return Some(extended.into_iter().cloned().collect());
             }
             if seen.insert(need) {
-                paths.push(further);
+                paths.push(extended);
             }
         }
     }
@@ -135,8 +136,9 @@ mod tests {
     #[test]
     fn a_cycle_is_found_from_each_of_its_images_and_from_no_other() {
         let images = images(&[("a", &["b"]), ("b", &["d", "c"]), ("c", &["a"]), ("d", &[]), ("e", &["a"])]);
-        let path =
-            |from| cycle(&images, &name(from)).map(|path| path.iter().map(ToString::to_string).collect());
+        let path = |from| {
+            find_cycle(&images, &name(from)).map(|path| path.iter().map(ToString::to_string).collect())
+        };
         let expected = |path: [&str; 4]| Some(path.map(str::to_owned).to_vec());
         assert_eq!(path("a"), expected(["a", "b", "c", "a"]));
         assert_eq!(path("c"), expected(["c", "a", "b", "c"]));

@@ -18,7 +18,7 @@ use crate::{
         ApiVersion, BootstrapSpec, Metadata, NonEmpty, ParseError,
         checked::{
             Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, LicenseExpression, ModuleName,
-            OneLine, PackageToInstall, Reference, RpmName, TemplateName, VariableName, texts,
+            OneLine, PackageToInstall, Reference, RpmName, TemplateName, VariableName, to_strings,
         },
         is_default,
     },
@@ -46,7 +46,7 @@ impl DriverImage {
     pub fn template_context(&self, toolchain: &str, version: &str, target: &KernelTarget) -> TemplateContext {
         let Self { metadata, spec, .. } = self;
         let mut context = TemplateContext::new(toolchain, (metadata.name.as_str(), version), target);
-        context.modules = texts(&spec.modules);
+        context.modules = to_strings(&spec.modules);
         let is_firmware = |name: &ImageName| {
             spec.firmware.iter().any(|entry| entry.source == *name && entry.path.is_none())
         };
@@ -112,7 +112,7 @@ pub struct DriverImageSpec {
     pub supplier: Option<OneLine>,
     /// License of the image's content, as an SPDX expression. Changes only the bill of materials.
     pub license: Option<LicenseExpression>,
-    /// Whether the licenses allow to pass on the image. Changes only the bill of materials and what `farrier bundle export`
+    /// Whether the licenses allow redistribution of the image. Changes only the bill of materials and what `farrier bundle export`
     /// permits.
     pub redistribute: Option<Redistribute>,
     /// Names of modules that the payload must contain and that must pass the check.
@@ -129,7 +129,7 @@ pub struct DriverImageSpec {
     /// Whether farrier or the engine assembles the final image.
     #[serde(default)]
     pub output: Output,
-    /// What is published in addition to the image, for hosts that load the modules themselves. Each output is made from the
+    /// Outputs that are published in addition to the image, for hosts that load the modules themselves. Each output is made from the
     /// image, so its modules are the image's, byte for byte.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub outputs: BTreeSet<HostOutput>,
@@ -161,7 +161,7 @@ pub struct DriverImageSpec {
 /// [`RuntimeSpec::entrypoint`].
 pub const DRIVER_ENTRYPOINTS: [&str; 6] = [
     "driver-entrypoint",
-    // The other names, sorted by name as layers require.
+    // The other names of the program, sorted as the entries of a layer must be.
     "ibdev2netdev",
     "nvidia-driver",
     "nvidia-gdrcopy-driver",
@@ -182,10 +182,10 @@ const DRIVER_OPERANDS: [&str; 8] = [
 ];
 
 impl RuntimeSpec {
-    /// Returns what is wrong with the arguments of `driver-entrypoint`, if it is the entrypoint.
-    pub fn wrong_operand(&self) -> Option<String> {
-        let (program, rest) = self.entrypoint.split_first()?;
-        let operand = rest.first().map_or("", |operand| &**operand);
+    /// Describes an invalid argument of `driver-entrypoint`; `None` if it is not the entrypoint or its argument is valid.
+    pub fn invalid_operand(&self) -> Option<String> {
+        let (program, arguments) = self.entrypoint.split_first()?;
+        let operand = arguments.first().map_or("", |operand| &**operand);
         if program.trim_start_matches("/usr/bin/") != DRIVER_ENTRYPOINTS[0]
             || DRIVER_OPERANDS.contains(&operand)
         {
@@ -236,7 +236,7 @@ impl DriverImageSpec {
                 Ok(Toolchain::Bootstrap(spec))
             }
             Toolchain::Rpm(packages) => {
-                let mut made = packages.clone();
+                let mut toolchain = packages.clone();
                 if let Some(name) = self.build_packages.iter().find(|name| name.ends_with("-dev")) {
                     return Err(format!(
                         "buildPackages: {name} is a Debian package name, but the toolchain consists of RPM \
@@ -244,16 +244,16 @@ impl DriverImageSpec {
                          `release`"
                     ));
                 }
-                let named: Result<Vec<RpmName>, ParseError> =
+                let names: Result<Vec<RpmName>, ParseError> =
                     self.build_packages.iter().map(|package| package.parse()).collect();
-                made.packages.add(named.map_err(|error| format!("buildPackages: {error}"))?);
-                made.from = packages.archive(family.spec.headers.rpm_archive()).cloned();
-                Ok(Toolchain::Rpm(made))
+                toolchain.packages.add(names.map_err(|error| format!("buildPackages: {error}"))?);
+                toolchain.from = packages.archive(family.spec.headers.rpm_archive()).cloned();
+                Ok(Toolchain::Rpm(toolchain))
             }
             image @ Toolchain::Image(_) if self.build_packages.is_empty() => Ok(image.clone()),
             Toolchain::Image(image) => Err(format!(
                 "it is the image {image}, to which buildPackages ({}) cannot be added: name an image that has them",
-                texts(&self.build_packages).join(", ")
+                to_strings(&self.build_packages).join(", ")
             )),
         }
     }
@@ -266,7 +266,7 @@ impl DriverImageSpec {
     }
 
     /// Returns a description of the kernels that the image supports, unless `target` is one of them.
-    pub fn range_without(&self, target: &KernelTarget) -> Option<String> {
+    pub fn range_excluding(&self, target: &KernelTarget) -> Option<String> {
         let range = self.kernels.as_ref().filter(|range| !range.contains(target));
         let release = self.release.as_ref().filter(|pattern| !pattern.is_match(target.release.as_str()));
         range
@@ -274,8 +274,8 @@ impl DriverImageSpec {
             .or_else(|| release.map(|pattern| format!("whose release matches {pattern}")))
     }
 
-    /// Indexes in `patches` of the patches that apply to a kernel. Entries with the same path are one patch, which applies if any
-    /// of them matches.
+    /// Returns the indexes of the entries in `patches` that apply to a kernel. Entries with the same path are one patch, which
+    /// applies if any of them matches.
     pub fn patches_for<E>(
         &self,
         target: &KernelTarget,
@@ -283,8 +283,7 @@ impl DriverImageSpec {
     ) -> Result<Vec<usize>, E> {
         let mut chosen: Vec<usize> = Vec::new();
         for (index, PatchSpec { path, kernels, release, when }) in self.patches.iter().enumerate() {
-            let is_there = |index: &usize| self.patches.get(*index).is_some_and(|patch| patch.path == *path);
-            if !chosen.iter().any(is_there)
+            if !chosen.iter().any(|chosen| self.patches[*chosen].path == *path)
                 && (KernelCondition { kernels, release, when }).matches(target, &mut check_headers)?
             {
                 chosen.push(index);
@@ -293,7 +292,7 @@ impl DriverImageSpec {
         Ok(chosen)
     }
 
-    /// Variables that are set for a kernel, in addition to `vars` or overriding them.
+    /// Returns the variables that are set for a kernel, in addition to `vars` or overriding them.
     pub fn vars_for<E>(
         &self,
         target: &KernelTarget,
@@ -310,19 +309,20 @@ impl DriverImageSpec {
 
     /// Header conditions that must be evaluated to choose a kernel's patches and variables.
     pub fn header_conditions(&self, target: &KernelTarget) -> Vec<HeaderText> {
-        let mut asked = Vec::new();
-        if self.range_without(target).is_none() {
-            let mut note = |text: &HeaderText| {
-                asked.push(text.clone());
+        let mut conditions = Vec::new();
+        if self.range_excluding(target).is_none() {
+            // The callback never matches, so that each condition is evaluated.
+            let mut record = |text: &HeaderText| {
+                conditions.push(text.clone());
                 Ok::<_, std::convert::Infallible>(false)
             };
-            let (Ok(_), Ok(_)) = (self.patches_for(target, &mut note), self.vars_for(target, &mut note));
+            let (Ok(_), Ok(_)) = (self.patches_for(target, &mut record), self.vars_for(target, &mut record));
         }
-        asked
+        conditions
     }
 }
 
-/// The tag of the Network Operator's precompiled drivers, see `contracts.md` section 3.
+/// The tag form of the Network Operator's precompiled drivers, see `contracts.md` section 3.
 fn default_tags() -> Vec<String> {
     vec!["{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}".to_owned()]
 }
@@ -333,7 +333,7 @@ struct TagPattern(String);
 impl<'de> Deserialize<'de> for TagPattern {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let pattern = String::deserialize(deserializer)?;
-        tag::try_pattern(&pattern).map_err(D::Error::custom)?;
+        tag::validate_pattern(&pattern).map_err(D::Error::custom)?;
         Ok(Self(pattern))
     }
 }
@@ -403,10 +403,8 @@ impl NodeSelector {
     /// Returns the first label, with its value, that marks the node as having its own driver.
     pub fn own_driver<'a>(&'a self, labels: &'a BTreeMap<String, String>) -> Option<(&'a str, &'a str)> {
         self.unless_labels.iter().find_map(|(key, values)| {
-            let found = labels
-                .get(key.as_str())
-                .filter(|found| values.iter().any(|value| *value == found.as_str()))?;
-            Some((key.as_str(), found.as_str()))
+            let value = labels.get(key.as_str())?.as_str();
+            values.iter().any(|marked| *marked == value).then_some((key.as_str(), value))
         })
     }
 
@@ -416,9 +414,12 @@ impl NodeSelector {
     }
 }
 
-/// Whether `labels` include all wanted labels.
-pub(crate) fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<LabelKey, LabelValue>) -> bool {
-    wanted.iter().all(|(key, value)| labels.get(key.as_str()).is_some_and(|found| *value == found.as_str()))
+/// Whether `labels` include all required labels.
+pub(crate) fn has_labels(
+    labels: &BTreeMap<String, String>,
+    required: &BTreeMap<LabelKey, LabelValue>,
+) -> bool {
+    required.iter().all(|(key, value)| labels.get(key.as_str()).is_some_and(|label| *value == label.as_str()))
 }
 
 /// Base image, entrypoint and environment of the image.
@@ -496,7 +497,7 @@ pub struct Definitions {
     pub patches: BTreeMap<PathBuf, String>,
     /// Base directory of relative paths in definitions.
     pub root: PathBuf,
-    /// Places of the paths of sources, as `file:line:column`, by image and path.
+    /// Locations in the definitions of the paths of sources, as `file:line:column`, by image and path.
     pub places: BTreeMap<(ImageName, PathBuf), String>,
 }
 
@@ -532,7 +533,7 @@ mod tests {
         let named =
             DriverImageSpec { build_packages: vec!["iptables-devel".parse().unwrap()], ..spec.clone() };
         let Ok(Toolchain::Rpm(made)) = named.toolchain(&rpm) else { panic!("no packages") };
-        assert_eq!(texts(&made.packages), ["gcc", "make", "iptables-devel"]);
+        assert_eq!(to_strings(&made.packages), ["gcc", "make", "iptables-devel"]);
         assert_eq!(made.from.as_ref(), rpm.spec.headers.rpm_archive(), "same repositories as the headers");
         let fixed = DriverImageSpec { build_packages: vec!["make=4.3-4".parse().unwrap()], ..spec.clone() };
         insta::assert_snapshot!(fixed.toolchain(&rpm).unwrap_err(), @r#"buildPackages: "make=4.3-4" is not an RPM package's name: letters, digits and `+._-`, starting with a letter, a digit or `_`"#);

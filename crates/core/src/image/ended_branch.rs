@@ -1,23 +1,22 @@
 //! Branches of drivers that their suppliers ended, so that the plan can warn about them.
 
-/// Table of ended branches, one on each line.
+/// Table of ended branches, one on each line: template, start of the version, end, successor and source.
 const TABLE: &str = include_str!("ended_branches.txt");
 
-/// Returns a warning if the supplier of a driver ended the branch of this version. The image's template tells drivers apart.
+/// Returns a warning if the supplier of a driver ended the branch of this version. The image's template identifies the driver.
 pub fn ended_branch(template: &str, version: &str) -> Option<String> {
-    let rows = TABLE.lines().filter(|line| !line.starts_with('#'));
-    let mut fields = rows.map(|line| line.split(" | ").collect::<Vec<_>>());
-    let found = fields.find_map(|row| match row[..] {
-        [of, start, when, instead, source] if of == template && version.starts_with(start) => {
-            Some((start, when, instead, source))
+    for row in TABLE.lines().filter(|line| !line.starts_with('#')) {
+        if let [driver, start, ended, successor, source] = row.split(" | ").collect::<Vec<_>>()[..]
+            && driver == template
+            && version.starts_with(start)
+        {
+            let branch = start.trim_end_matches('.');
+            return Some(format!(
+                "version {version}: the supplier ended branch {branch} in {ended}; use {successor}, see {source}"
+            ));
         }
-        _ => None,
-    });
-    let (start, when, instead, source) = found?;
-    let branch = start.trim_end_matches('.');
-    Some(format!(
-        "version {version}: the supplier ended branch {branch} in {when}; use {instead}, see {source}"
-    ))
+    }
+    None
 }
 
 #[cfg(test)]

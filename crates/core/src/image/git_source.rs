@@ -29,13 +29,13 @@ pub struct GitSource {
 }
 
 impl GitSource {
-    /// Whether other commits are expected under the same definition.
+    /// Whether the source is the tip of a branch, so that its commit changes without a change of the definition.
     pub fn follows_branch(&self) -> bool {
         let is_branch = |name: &GitRef| name.starts_with("refs/heads/");
         self.commit.is_none() && self.reference.as_ref().is_some_and(is_branch)
     }
 
-    /// Returns the identity of the tree of a commit. Submodules are fixed by the commit, too.
+    /// Returns the identity of the tree of a commit. The commit also determines the commits of submodules.
     pub fn identity(&self, commit: &str) -> String {
         format!("{PREFIX}{commit}{}", if self.submodules { " submodules" } else { "" })
     }

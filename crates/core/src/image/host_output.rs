@@ -1,4 +1,4 @@
-//! What is published beside an image for hosts that load modules themselves.
+//! Outputs that are published beside an image, for hosts that load modules themselves.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,22 +7,10 @@ use strum::VariantArray;
 use crate::kernel::KernelFamily;
 
 /// An output that is made from a published image, and published as its referrer.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    strum::Display,
-    VariantArray,
-)]
+#[derive(Serialize, Deserialize, JsonSchema, strum::Display, VariantArray)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HostOutput {
     /// A Debian package, for the kernels whose headers are not RPM packages.
     Deb,

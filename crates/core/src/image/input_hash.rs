@@ -24,44 +24,45 @@ pub struct InputHasher {
     hash: sha2::Sha256,
     recorded: BTreeMap<String, String>,
     /// Source, patch or need that the next inputs belong to.
-    part: String,
+    subject: String,
 }
 
 impl InputHasher {
     /// Starts with farrier's build format, which changes whenever the same inputs give different bytes.
     pub fn new(format: &str) -> Self {
-        let (recorded, part) = (BTreeMap::new(), String::new());
-        let mut hasher = Self { hash: sha2::Sha256::new(), recorded, part };
+        let (recorded, subject) = (BTreeMap::new(), String::new());
+        let mut hasher = Self { hash: sha2::Sha256::new(), recorded, subject };
         hasher.add("format", format);
         hasher
     }
 
     /// Adds one named input.
     pub fn add(&mut self, name: &str, value: impl AsRef<[u8]>) -> &mut Self {
-        for part in [name.as_bytes(), value.as_ref()] {
-            self.hash.update((part.len() as u64).to_be_bytes());
-            self.hash.update(part);
+        for bytes in [name.as_bytes(), value.as_ref()] {
+            self.hash.update((bytes.len() as u64).to_be_bytes());
+            self.hash.update(bytes);
         }
         self.record(name, &String::from_utf8_lossy(value.as_ref()));
         self
     }
 
+    /// Records an input by name. Inputs of a source, patch or need get its name, so that they do not replace each other.
     fn record(&mut self, name: &str, value: &str) {
         let (name, value) = match name {
             "source" | "patch" | "need" => {
-                self.part = format!("{name} {value}");
+                self.subject = format!("{name} {value}");
                 return;
             }
-            "identity" | "exposed" => (self.part.clone(), value.to_owned()),
-            "sha256" => (self.part.clone(), format!("sha256:{value}")),
-            "unpack" | "subdir" => (format!("{name} of {}", self.part), value.to_owned()),
+            "identity" | "exposed" => (self.subject.clone(), value.to_owned()),
+            "sha256" => (self.subject.clone(), format!("sha256:{value}")),
+            "unpack" | "subdir" => (format!("{name} of {}", self.subject), value.to_owned()),
             name if value.len() > MAX_RECORDED => (name.to_owned(), Digest::of(value.as_bytes()).to_string()),
             name => (name.to_owned(), value.to_owned()),
         };
         self.recorded.insert(name, value);
     }
 
-    /// Returns the inputs by name, to tell later which of them changed.
+    /// Returns the inputs by name, so that a later build can report which of them changed.
     pub fn recorded(&self) -> BTreeMap<String, String> {
         self.recorded.clone()
     }

@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn an_image_supports_kernels_that_match_its_range_and_its_release() {
-        let left_out = |release: &str| spec().range_without(&target(release));
+        let left_out = |release: &str| spec().range_excluding(&target(release));
         assert_eq!(left_out("6.1.0-47-amd64"), None);
         assert_eq!(left_out("4.9.0-1-amd64").as_deref(), Some(">=4.18"));
         assert_eq!(left_out("6.1.0-47-arm64").as_deref(), Some("whose release matches .*-amd64"));

@@ -19,7 +19,7 @@ mod upgrade;
 mod version;
 
 pub use build::BuildSpec;
-pub use chain::{Chains, connected, cycle, edges};
+pub use chain::{Chains, connected_components, find_cycle, need_edges};
 pub(crate) use definition::has_labels;
 pub use definition::{
     CheckSpec, DRIVER_ENTRYPOINTS, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict,

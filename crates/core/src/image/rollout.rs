@@ -67,7 +67,7 @@ pub enum RolloutSpec {
         watch: Watch,
         /// Replaces the driver on one node after the other. Default: the DaemonSet's update strategy decides.
         upgrade: Option<Box<UpgradeSpec>>,
-        /// How long a kernel stays in the image after no node runs it anymore.
+        /// How long a kernel stays in the image after its last node has left.
         #[serde(default = "default_grace")]
         drop_after: Period,
     },
@@ -178,12 +178,14 @@ pub struct ResourceName {
 impl ResourceName {
     /// The name, after the namespace if there is one.
     pub fn full_name(&self) -> String {
-        let namespace = self.namespace.iter().map(|namespace| format!("{namespace}/"));
-        namespace.chain([self.name.to_string()]).collect()
+        match &self.namespace {
+            Some(namespace) => format!("{namespace}/{}", self.name),
+            None => self.name.to_string(),
+        }
     }
 }
 
-/// An object in manifests.
+/// A rollout target in manifests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(untagged)]
 pub enum ManifestObject {
@@ -413,7 +415,7 @@ impl Strategy {
     }
 
     /// Whether the strategy accepts a field.
-    fn has(self, field: &str) -> bool {
+    fn accepts(self, field: &str) -> bool {
         let fields = match self {
             Self::Image => "namespace daemonSet container deadline stableFor upgrade",
             Self::PerKernel => "namespace daemonSet container deadline stableFor retireAfter upgrade",
@@ -434,15 +436,15 @@ impl TryFrom<RolloutForm> for RolloutSpec {
 
     fn try_from(form: RolloutForm) -> Result<Self, Self::Error> {
         let strategy = form.strategy;
-        let given = serde_json::to_value(&form).map_err(|error| error.to_string())?;
-        let mut given = given.as_object().into_iter().flat_map(|given| given.keys());
-        if let Some(field) = given.find(|field| !strategy.has(field)) {
+        let fields = serde_json::to_value(&form).map_err(|error| error.to_string())?;
+        let mut fields = fields.as_object().into_iter().flat_map(|fields| fields.keys());
+        if let Some(field) = fields.find(|field| !strategy.accepts(field)) {
             return Err(format!("strategy `{}` has no `{field}`", strategy.as_str()));
         }
-        let needed = |field: &str| format!("strategy `{}` needs a `{field}`", strategy.as_str());
-        let resource = |resource: OperatorResource| {
+        let missing = |field: &str| format!("strategy `{}` needs a `{field}`", strategy.as_str());
+        let resource_name = |resource: OperatorResource| {
             let (namespace, name) =
-                (form.namespace.clone(), form.name.clone().ok_or_else(|| needed("name"))?);
+                (form.namespace.clone(), form.name.clone().ok_or_else(|| missing("name"))?);
             let is_namespaced = resource == OperatorResource::Module;
             if is_namespaced != namespace.is_some() {
                 return Err(format!(
@@ -452,20 +454,20 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             }
             Ok(ResourceName { resource, namespace, name })
         };
-        let target = || {
+        let container = || {
             Ok::<_, String>(DaemonSetContainer {
-                namespace: form.namespace.clone().ok_or_else(|| needed("namespace"))?,
-                daemon_set: form.daemon_set.clone().ok_or_else(|| needed("daemonSet"))?,
-                container: form.container.clone().ok_or_else(|| needed("container"))?,
+                namespace: form.namespace.clone().ok_or_else(|| missing("namespace"))?,
+                daemon_set: form.daemon_set.clone().ok_or_else(|| missing("daemonSet"))?,
+                container: form.container.clone().ok_or_else(|| missing("container"))?,
             })
         };
-        let in_manifest = || match form.resource {
+        let manifest_object = || match form.resource {
             None if form.name.is_some() => Err("`name` needs a `resource`".to_owned()),
-            None => target().map(ManifestObject::DaemonSet),
+            None => container().map(ManifestObject::DaemonSet),
             Some(_) if form.daemon_set.is_some() || form.container.is_some() || form.values.is_some() => {
                 Err("`resource` excludes `daemonSet`, `container` and `values`".to_owned())
             }
-            Some(kind) => resource(kind).map(ManifestObject::Resource),
+            Some(kind) => resource_name(kind).map(ManifestObject::Resource),
         };
         let watch = Watch {
             deadline: form.deadline.unwrap_or_else(default_deadline),
@@ -473,32 +475,32 @@ impl TryFrom<RolloutForm> for RolloutSpec {
         };
         let upgrade = form.upgrade.map(UpgradeSpec::checked).transpose()?.map(Box::new);
         Ok(match strategy {
-            Strategy::Image => Self::Image { target: target()?, watch, upgrade },
+            Strategy::Image => Self::Image { target: container()?, watch, upgrade },
             Strategy::PerKernel => {
                 let retire_after = form.retire_after.unwrap_or_else(default_grace);
-                Self::PerKernel { target: target()?, watch, upgrade, retire_after }
+                Self::PerKernel { target: container()?, watch, upgrade, retire_after }
             }
             Strategy::Union => {
                 let drop_after = form.drop_after.unwrap_or_else(default_grace);
-                Self::Union { target: target()?, watch, upgrade, drop_after }
+                Self::Union { target: container()?, watch, upgrade, drop_after }
             }
             Strategy::PublishOnly => Self::PublishOnly { resource: form.resource },
             Strategy::CustomResource => {
-                let kind = form.resource.ok_or_else(|| needed("resource"))?;
-                Self::CustomResource { target: resource(kind)? }
+                let kind = form.resource.ok_or_else(|| missing("resource"))?;
+                Self::CustomResource { target: resource_name(kind)? }
             }
             Strategy::File => {
-                let target = in_manifest()?;
-                let path = form.path.ok_or_else(|| needed("path"))?;
-                Self::File { path, values: chart(form.values, &target), target }
+                let target = manifest_object()?;
+                let path = form.path.ok_or_else(|| missing("path"))?;
+                Self::File { path, values: chart_image(form.values, &target), target }
             }
             Strategy::Git => {
-                let target = in_manifest()?;
+                let target = manifest_object()?;
                 let place = GitPlace {
-                    repository: form.repository.ok_or_else(|| needed("repository"))?,
-                    branch: form.branch.ok_or_else(|| needed("branch"))?,
-                    path: form.path.map(|path| in_repository(&path)).transpose()?,
-                    values: chart(form.values, &target),
+                    repository: form.repository.ok_or_else(|| missing("repository"))?,
+                    branch: form.branch.ok_or_else(|| missing("branch"))?,
+                    path: form.path.map(|path| repository_path(&path)).transpose()?,
+                    values: chart_image(form.values, &target),
                 };
                 Self::Git { place, target, message: form.message, proposals: form.proposals }
             }
@@ -506,12 +508,12 @@ impl TryFrom<RolloutForm> for RolloutSpec {
     }
 }
 
-fn chart(value: Option<ChartValue>, target: &ManifestObject) -> Option<ChartImage> {
+fn chart_image(value: Option<ChartValue>, target: &ManifestObject) -> Option<ChartImage> {
     let ManifestObject::DaemonSet(target) = target else { return None };
     Some(ChartImage { value: value?, target: target.clone() })
 }
 
-fn in_repository(path: &LocalPath) -> Result<RepositoryPath, String> {
+fn repository_path(path: &LocalPath) -> Result<RepositoryPath, String> {
     path.to_string_lossy().parse().map_err(|error: ParseError| error.to_string())
 }
 

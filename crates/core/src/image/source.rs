@@ -32,41 +32,29 @@ pub struct SourceSpec {
     pub subdir: Option<InnerPattern>,
     /// License of the source, as an SPDX expression. Changes only the bill of materials.
     pub license: Option<LicenseExpression>,
-    /// Whether the source's license allows to pass on what is built from it. Changes only the bill of materials and what
+    /// Whether the source's license allows redistribution of modules built from it. Changes only the bill of materials and what
     /// `farrier bundle export` permits.
     pub redistribute: Option<Redistribute>,
 }
 
 /// Whether a license allows redistribution.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    strum::IntoStaticStr,
-)]
+#[derive(Serialize, Deserialize, JsonSchema, strum::IntoStaticStr)]
 #[serde(rename_all = "camelCase")]
 #[strum(serialize_all = "camelCase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Redistribute {
-    /// Anyone may pass it on.
+    /// Anyone may redistribute the content.
     Allowed,
-    /// It must not leave the site.
+    /// The content must not leave the site.
     Forbidden,
-    /// It may be passed on under conditions, as with proprietary parts of NVIDIA's driver.
+    /// The content may be redistributed under conditions, as with proprietary parts of NVIDIA's driver.
     Terms,
 }
 
 impl SourceSpec {
     /// Returns the whole source, ignoring `subdir`.
     #[must_use]
-    pub fn without_part(&self) -> Self {
+    pub fn without_subdir(&self) -> Self {
         Self { subdir: None, ..self.clone() }
     }
 
@@ -81,26 +69,26 @@ impl SourceSpec {
 
     /// Returns the source for a kernel: packages get the kernel's architecture, and the release in their names.
     pub fn for_kernel(&self, target: &KernelTarget) -> Result<Self, String> {
-        let mut found = self.for_architecture(target.arch);
-        match &mut found.from {
+        let mut spec = self.for_architecture(target.arch);
+        match &mut spec.from {
             SourceOrigin::Apt(source) => {
-                let named = target.fill(source.package.as_str());
-                source.package = named.parse().map_err(|_| format!("no package can be named {named}"))?;
+                let name = target.fill(source.package.as_str());
+                source.package = name.parse().map_err(|_| format!("no package can be named {name}"))?;
             }
             SourceOrigin::Rpm(source) => source.kernel = Some(target.clone()),
             _ => {}
         }
-        Ok(found)
+        Ok(spec)
     }
 
     /// Returns the source for an architecture, because packages may contain compiled parts.
     #[must_use]
     pub fn for_architecture(&self, arch: Architecture) -> Self {
-        let mut found = self.clone();
-        if let SourceOrigin::Apt(source) = &mut found.from {
+        let mut spec = self.clone();
+        if let SourceOrigin::Apt(source) = &mut spec.from {
             source.arch = Some(arch);
         }
-        found
+        spec
     }
 }
 
@@ -164,7 +152,7 @@ impl SourceImage {
     }
 
     /// Whether the image is untrusted: neither `signedBy` nor `adoptUnsigned` is set.
-    pub fn is_unvouched(&self) -> bool {
+    pub fn is_untrusted(&self) -> bool {
         self.signed_by.is_empty() && !self.adopt_unsigned
     }
 }
@@ -199,7 +187,7 @@ pub struct AptSource {
 pub struct RpmSource {
     /// The package's name. ` | ` separates alternatives: the first package for the kernel's release is used. `{{flavor}}` is
     /// replaced with the text after the last `-` of the release, `{{release}}` with the release in any form that package names
-    /// use. What a package provides, or its files, determine the kernel that it belongs to.
+    /// use. A package belongs to the kernel that its provides or its files name.
     pub package: RpmAlternatives,
     /// Repositories that contain the package.
     pub from: RpmArchive,
@@ -332,11 +320,11 @@ mod tests {
 
     #[test]
     fn who_answers_for_an_image() {
-        for (more, is_unvouched) in
+        for (more, is_untrusted) in
             [("", true), (r#", "signedBy": ["keys/acme.pub"]"#, false), (r#", "adoptUnsigned": true"#, false)]
         {
             let read = read(&format!(r#"{{"image": {{"reference": "r.test/acme:1"{more}}}}}"#)).unwrap();
-            assert!(matches!(read.from, SourceOrigin::Image(image) if image.is_unvouched() == is_unvouched));
+            assert!(matches!(read.from, SourceOrigin::Image(image) if image.is_untrusted() == is_untrusted));
         }
     }
 }

@@ -7,8 +7,8 @@ use regex::bytes::Regex;
 /// Names of version-control data. `.git` is a file in a worktree and in a submodule.
 const VERSION_CONTROL: [&str; 6] = [".git", ".hg", ".svn", ".jj", ".bzr", "CVS"];
 
-/// Path suffixes of files that are treated as credentials regardless of their content.
-const BY_PATH: [(&str, &str); 13] = [
+/// Path suffixes of files that are treated as credentials regardless of their content, with the kind of credentials.
+const CREDENTIAL_PATHS: [(&str, &str); 13] = [
     ("signing_key.pem", SIGNING_KEY),
     ("MOK.priv", SIGNING_KEY),
     ("mok.key", SIGNING_KEY),
@@ -41,15 +41,15 @@ pub enum SourceEntry {
 
 impl SourceEntry {
     /// Size limit in bytes for content inspection. Keys and configuration files are smaller.
-    pub const LARGEST: u64 = 1 << 20;
+    pub const MAX_INSPECTED_SIZE: u64 = 1 << 20;
 
     /// Classifies an entry by its path in the tree and its content. Pass empty content for a directory, a link or a file larger
-    /// than [`Self::LARGEST`].
+    /// than [`Self::MAX_INSPECTED_SIZE`].
     pub fn of(path: &Path, content: &[u8]) -> Self {
         if path.iter().any(is_version_control) {
             return Self::VersionControl;
         }
-        let by_path = BY_PATH.iter().find(|(end, _)| path.ends_with(end)).map(|(_, what)| *what);
+        let by_path = CREDENTIAL_PATHS.iter().find(|(end, _)| path.ends_with(end)).map(|(_, kind)| *kind);
         by_path.or_else(|| by_content(path, content)).map_or(Self::Source, Self::Credentials)
     }
 }
@@ -69,16 +69,16 @@ pub fn is_editor_file(name: &OsStr) -> bool {
 
 fn by_content(path: &Path, content: &[u8]) -> Option<&'static str> {
     // A single search rules out almost all files.
-    if !has(&MARKS, content) {
+    if !is_match(&CREDENTIAL_MARKS, content) {
         return None;
     }
-    if has(&PRIVATE_KEYS, content) {
+    if is_match(&PRIVATE_KEYS, content) {
         Some(PRIVATE_KEY)
     } else if is_docker_config(content) {
         Some(REGISTRY)
-    } else if has(&KUBE_KIND, content) && has(&KUBE_SECRET, content) {
+    } else if is_match(&KUBE_KIND, content) && is_match(&KUBE_SECRET, content) {
         Some(KUBECONFIG)
-    } else if path.ends_with(".npmrc") && has(&NPM_SECRET, content) {
+    } else if path.ends_with(".npmrc") && is_match(&NPM_SECRET, content) {
         Some("credentials of a package registry")
     } else {
         None
@@ -91,28 +91,28 @@ fn is_docker_config(content: &[u8]) -> bool {
     value.is_ok_and(|value| value.get("auths").is_some())
 }
 
-fn has(expression: &LazyLock<Option<Regex>>, content: &[u8]) -> bool {
+fn is_match(expression: &LazyLock<Option<Regex>>, content: &[u8]) -> bool {
     expression.as_ref().is_some_and(|expression| expression.is_match(content))
 }
 
-fn expression(text: &str) -> Option<Regex> {
+fn byte_regex(text: &str) -> Option<Regex> {
     // The content may be invalid UTF-8.
     Regex::new(&format!("(?-u){text}")).ok()
 }
 
 /// Prefilter: a file without any of these marks cannot match the expressions below.
-static MARKS: LazyLock<Option<Regex>> =
-    LazyLock::new(|| expression(r#"PRIVATE KEY|PuTTY-User-Key-File-|"auths"|kind"?:|_auth|_password"#));
+static CREDENTIAL_MARKS: LazyLock<Option<Regex>> =
+    LazyLock::new(|| byte_regex(r#"PRIVATE KEY|PuTTY-User-Key-File-|"auths"|kind"?:|_auth|_password"#));
 /// PEM in all its forms (PKCS #1, PKCS #8, SEC 1, OpenSSH), OpenPGP's armor, SSH2's and PuTTY's files. A key may be quoted in
 /// JSON or indented in YAML.
 static PRIVATE_KEYS: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    expression("----[- ]BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?[- ]----|PuTTY-User-Key-File-[0-9]")
+    byte_regex("----[- ]BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?[- ]----|PuTTY-User-Key-File-[0-9]")
 });
-static KUBE_KIND: LazyLock<Option<Regex>> = LazyLock::new(|| expression(r#"(?m)^\s*"?kind"?:\s*"?Config\b"#));
+static KUBE_KIND: LazyLock<Option<Regex>> = LazyLock::new(|| byte_regex(r#"(?m)^\s*"?kind"?:\s*"?Config\b"#));
 static KUBE_SECRET: LazyLock<Option<Regex>> =
-    LazyLock::new(|| expression(r#""?\b(?:client-key-data|token|password)"?:\s*\S"#));
+    LazyLock::new(|| byte_regex(r#""?\b(?:client-key-data|token|password)"?:\s*\S"#));
 static NPM_SECRET: LazyLock<Option<Regex>> =
-    LazyLock::new(|| expression(r"(?m)^[^#;\n]*(?:_auth|_password)[^\n=]*="));
+    LazyLock::new(|| byte_regex(r"(?m)^[^#;\n]*(?:_auth|_password)[^\n=]*="));
 
 #[cfg(test)]
 mod tests {
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn every_expression_compiles() {
-        for expression in [&MARKS, &PRIVATE_KEYS, &KUBE_KIND, &KUBE_SECRET, &NPM_SECRET] {
+        for expression in [&CREDENTIAL_MARKS, &PRIVATE_KEYS, &KUBE_KIND, &KUBE_SECRET, &NPM_SECRET] {
             assert!(expression.is_some());
         }
     }

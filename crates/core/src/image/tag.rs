@@ -80,15 +80,16 @@ pub fn render_tags(
     let mut tags = Vec::new();
     for pattern in patterns {
         if label.is_none() && pattern.contains("kernel_label") {
-            let why =
-                format!("kernel release {:?} has no label form (more than 63 characters)", release.as_str());
-            return Err(TagError(why));
+            let release = release.as_str();
+            let reason = format!("kernel release {release:?} has no label form (more than 63 characters)");
+            return Err(TagError(reason));
         }
         if let Some(label) = system.missing_label(pattern) {
             return Err(TagError(format!(
                 "tag pattern {pattern:?}: no node that runs {release} has the label {label}"
             )));
         }
+        // Without a known version, the pattern is rendered once, without the variable.
         let versions = system.ostree_versions.iter().map(Some);
         let versions = versions.chain(system.ostree_versions.is_empty().then_some(None));
         for version in versions {
@@ -102,9 +103,9 @@ pub fn render_tags(
     Ok(tags)
 }
 
-/// Renders a pattern with sample values, to verify that it can give a valid tag. A pattern that cannot is a mistake in the
-/// definition, so it is reported when the definition is loaded, not for some later kernel.
-pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
+/// Renders a pattern with sample values, to verify that it can give a valid tag. An invalid pattern is a mistake in the
+/// definition, so it is reported when the definition is loaded, not when a kernel first needs the tag.
+pub(super) fn validate_pattern(pattern: &str) -> Result<(), TagError> {
     let samples =
         "version kernel_label kernel_release os_id os_version os_tag ostree_version rhel_version arch signer";
     let plain = samples.split(' ').map(|name| (name, "1".to_owned())).collect();
@@ -130,19 +131,18 @@ pub fn sources_in(pattern: &str) -> Vec<&str> {
 }
 
 fn names_after<'a>(pattern: &'a str, field: &str) -> Vec<&'a str> {
-    let names = pattern.split(field).skip(1);
-    let end =
-        |rest: &str| rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).unwrap_or(rest.len());
-    names.map(|rest| rest.split_at(end(rest)).0).collect()
+    let after_name = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
+    pattern.split(field).skip(1).filter_map(|text| text.split(after_name).next()).collect()
 }
 
 fn render_one(templates: &mut Templates, pattern: &str, values: &Values<'_>) -> Result<Tag, TagError> {
     let text = templates
         .render_line(pattern, values)
         .map_err(|reason| TagError(format!("tag pattern {pattern:?}: {reason}")))?;
-    let form = "1 to 128 of `A-Za-z0-9_.-`, not starting with `.` or `-`";
-    text.parse()
-        .map_err(|_| TagError(format!("tag pattern {pattern:?} gives {text:?}, which is not a tag ({form})")))
+    let syntax = "1 to 128 of `A-Za-z0-9_.-`, not starting with `.` or `-`";
+    text.parse().map_err(|_| {
+        TagError(format!("tag pattern {pattern:?} gives {text:?}, which is not a tag ({syntax})"))
+    })
 }
 
 /// Replaces each character that is not allowed in a tag with `_`.
@@ -181,7 +181,7 @@ mod tests {
         let pattern = "{{version}}-{{ sources.driver.commit }}";
         assert_eq!(tags(&[pattern], "1", "6.1.0").unwrap(), ["1-0a1b"]);
         assert_eq!(sources_in(pattern), ["driver"]);
-        assert!(try_pattern(pattern).is_ok() && try_pattern("{{sources.driver.ref}}").is_err());
+        assert!(validate_pattern(pattern).is_ok() && validate_pattern("{{sources.driver.ref}}").is_err());
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
         let pattern = "{{version}}-{{needs.mofed}}-{{needs.nvidia-gpu}}";
         assert_eq!(tags(&[pattern], "1.3", "6.1.0").unwrap(), ["1.3-25.10_1-535.1"]);
         assert_eq!(needs_in(pattern), ["mofed", "nvidia-gpu"]);
-        assert!(try_pattern(pattern).is_ok() && try_pattern("{{needs}}").is_err());
+        assert!(validate_pattern(pattern).is_ok() && validate_pattern("{{needs}}").is_err());
         let unknown = tags(&["{{needs.other}}"], "1", "6.1.0").unwrap_err().to_string();
         assert!(unknown.contains("needs.other"), "{unknown}");
     }
@@ -238,7 +238,7 @@ mod tests {
             (tag(Some("0123456789ab")), tag(None)),
             ("1-0123456789ab".to_owned(), "1-unsigned".to_owned())
         );
-        assert!(try_pattern("{{version}}-{{signer}}").is_ok());
+        assert!(validate_pattern("{{version}}-{{signer}}").is_ok());
     }
 
     /// Network Operator `pkg/state/state_ofed.go` and GPU Operator `internal/state/nodepool.go` (`getOSTag`) compute the first
@@ -255,7 +255,7 @@ mod tests {
             };
             let mut system = NodeSystem::default();
             for image in images {
-                system.note(Some(image), Some("9.4"));
+                system.add_labels(Some(image), Some("9.4"));
             }
             let patterns = [
                 "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}",

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use super::definition::has_labels;
 use crate::definition::{
     Period,
-    checked::{CronSchedule, DnsName, LabelKey, LabelValue, ResourcePattern, Share, fits},
+    checked::{CronSchedule, DnsName, LabelKey, LabelValue, ResourcePattern, Share, matches_glob},
 };
 
 /// Settings to replace the driver on the nodes of a DaemonSet, one after the other. The DaemonSet's update strategy must be
@@ -135,7 +135,7 @@ pub enum OnFailure {
     Stop,
 }
 
-/// Deserializes a number. As one of several forms, a YAML number arrives as text.
+/// Deserializes a number. In an untagged enum, a YAML number arrives as text.
 fn count<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NonZeroU32, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -158,12 +158,11 @@ fn default_timeout() -> Period {
 }
 
 impl UpgradeSpec {
-    /// Validates that the fields fit together.
+    /// Validates the combination of fields.
     pub(super) fn checked(self) -> Result<Self, String> {
-        let is_empty = |labels: &LabelSelector| labels.match_labels.is_empty();
-        let for_drain =
+        let drain_fields =
             [("podSelector", self.pod_selector.is_some()), ("graceSeconds", self.grace_seconds.is_some())];
-        if let (Drain::None, Some((field, _))) = (self.drain, for_drain.iter().find(|(_, given)| *given)) {
+        if let (Drain::None, Some((field, _))) = (self.drain, drain_fields.iter().find(|(_, set)| *set)) {
             return Err(format!("upgrade: `{field}` has no effect with `drain: none`"));
         }
         match (self.drain, self.device_resources.is_empty()) {
@@ -175,7 +174,7 @@ impl UpgradeSpec {
             }
             _ => {}
         }
-        if matches!(&self.canary, Some(Canary::Labels(labels)) if is_empty(labels)) {
+        if matches!(&self.canary, Some(Canary::Labels(labels)) if labels.match_labels.is_empty()) {
             return Err("upgrade: `canary` has no labels, so every node would be a canary".to_owned());
         }
         if self.window.as_ref().is_some_and(|window| window.duration.duration().is_zero()) {
@@ -185,13 +184,15 @@ impl UpgradeSpec {
     }
 
     /// Whether the upgrade creates Jobs in the DaemonSet's namespace.
-    pub fn makes_jobs(&self) -> bool {
+    pub fn creates_jobs(&self) -> bool {
         self.forecast.is_some() || matches!(self.wait_for, WaitFor::Job(_))
     }
 
     /// Whether a pod with these resource requests uses the device.
-    pub fn is_user<'a>(&self, requests: impl IntoIterator<Item = &'a String>) -> bool {
-        requests.into_iter().any(|name| self.device_resources.iter().any(|pattern| fits(pattern, name)))
+    pub fn uses_device<'a>(&self, requests: impl IntoIterator<Item = &'a String>) -> bool {
+        let is_device =
+            |name: &String| self.device_resources.iter().any(|pattern| matches_glob(pattern, name));
+        requests.into_iter().any(is_device)
     }
 }
 
@@ -203,7 +204,7 @@ impl Default for MaxParallel {
 
 impl MaxParallel {
     /// Returns the limit for `nodes` nodes. A share is rounded down, but the limit is at least one, or no node could ever change.
-    pub fn of(&self, nodes: usize) -> usize {
+    pub fn limit(&self, nodes: usize) -> usize {
         match self {
             Self::Nodes(number) => usize::try_from(number.get()).unwrap_or(usize::MAX),
             Self::Share(share) => {
@@ -222,12 +223,12 @@ impl LabelSelector {
 }
 
 impl Window {
-    /// Opening and closing time of the window that is open at `at`, or else of the next one. `None` if no window opens within
+    /// Opening and closing time of the window that is open at `now`, or else of the next one. `None` if no window opens within
     /// four years.
-    pub fn next(&self, at: Timestamp) -> Option<(Timestamp, Timestamp)> {
+    pub fn next(&self, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
         let duration = SignedDuration::try_from(self.duration.duration()).ok()?;
         let schedule = cronexpr::parse_crontab(&self.opens).ok()?;
-        let opens = schedule.find_next(at.checked_sub(duration).ok()?).ok()?.timestamp();
+        let opens = schedule.find_next(now.checked_sub(duration).ok()?).ok()?.timestamp();
         Some((opens, opens.checked_add(duration).ok()?))
     }
 }
@@ -259,7 +260,7 @@ mod tests {
         assert_eq!(serde_json::to_value(read(full.clone()).unwrap()).unwrap(), full);
         let least = read(json!({})).unwrap();
         assert_eq!(
-            (least.max_parallel.of(9), least.drain, least.on_failure),
+            (least.max_parallel.limit(9), least.drain, least.on_failure),
             (1, Drain::None, OnFailure::Restore)
         );
     }
@@ -287,7 +288,7 @@ mod tests {
     #[test]
     fn shares_are_rounded_down_and_never_to_none() {
         let share = MaxParallel::Share("10%".parse().unwrap());
-        assert_eq!([share.of(0), share.of(9), share.of(19), share.of(20)], [1, 1, 1, 2]);
+        assert_eq!([share.limit(0), share.limit(9), share.limit(19), share.limit(20)], [1, 1, 1, 2]);
     }
 
     #[test]
@@ -312,7 +313,7 @@ mod tests {
             [("cpu nvidia.com/mig-1g.5gb", true), ("rdma/hca", true), ("rdma/hca2", false), ("", false)]
         {
             let requests: Vec<String> = requests.split(' ').map(str::to_owned).collect();
-            assert_eq!(spec.is_user(&requests), is_user, "{requests:?}");
+            assert_eq!(spec.uses_device(&requests), is_user, "{requests:?}");
         }
     }
 }

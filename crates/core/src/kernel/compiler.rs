@@ -29,7 +29,7 @@ pub struct CompilerTextError(pub String);
 
 impl Compiler {
     /// Parses a name with a major version: `gcc-12`, or the displayed form `gcc 12`.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         let (kind, major) = name.split_once(['-', ' '])?;
         Some(Self { kind: kind.parse().ok()?, major: major.parse().ok()? })
     }
@@ -41,53 +41,55 @@ impl FromStr for Compiler {
     /// Parses the first line of `cc --version`, e.g. `gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0`, `gcc (GCC) 11.4.1 20231218 (Red
     /// Hat 11.4.1-3)`, `x86_64-linux-gnu-gcc-13 (Ubuntu 13.2.0-23ubuntu4) 13.2.0`, `Ubuntu clang version 18.1.3 (1ubuntu1)`.
     fn from_str(text: &str) -> Result<Self, CompilerTextError> {
-        clang(text).or_else(|| gcc(text)).ok_or_else(|| CompilerTextError(text.chars().take(200).collect()))
+        parse_clang(text)
+            .or_else(|| parse_gcc(text))
+            .ok_or_else(|| CompilerTextError(text.chars().take(200).collect()))
     }
 }
 
 /// clang prints its vendor first: `<vendor> clang version <version>`.
-fn clang(text: &str) -> Option<Compiler> {
+fn parse_clang(text: &str) -> Option<Compiler> {
     let (before, after) = text.split_once("clang version ")?;
     (before.is_empty() || before.ends_with(' '))
-        .then(|| major(after))?
+        .then(|| parse_major(after))?
         .map(|major| Compiler { kind: CompilerKind::Clang, major })
 }
 
 /// gcc prints `<program> (<vendor's text>) <version> [<date> ...]`. The vendor's text may contain another version and nested
 /// parentheses.
-fn gcc(text: &str) -> Option<Compiler> {
+fn parse_gcc(text: &str) -> Option<Compiler> {
     let text = text.trim();
     let text = text.strip_prefix("ccache ").unwrap_or(text).trim_start();
-    let (program, rest) = text.split_once(char::is_whitespace)?;
+    let (program, version) = text.split_once(char::is_whitespace)?;
     let program = program.rsplit('/').next().unwrap_or(program);
-    // Buildroot and Yocto keep the compiler under such a name beside a wrapper.
+    // Buildroot and Yocto rename the compiler to make room for a wrapper.
     let program = [".br_real", ".real"].iter().find_map(|end| program.strip_suffix(end)).unwrap_or(program);
     let name = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.').trim_end_matches('-');
     if name != "cc" && name != "gcc" && !name.ends_with("-gcc") {
         return None;
     }
-    let rest = after_parentheses(rest.trim_start()).trim_start();
-    let rest = rest.strip_prefix("version ").unwrap_or(rest);
-    major(rest).map(|major| Compiler { kind: CompilerKind::Gcc, major })
+    let version = after_parentheses(version.trim_start()).trim_start();
+    let version = version.strip_prefix("version ").unwrap_or(version);
+    parse_major(version).map(|major| Compiler { kind: CompilerKind::Gcc, major })
 }
 
 /// Returns the text after a leading balanced group of parentheses, or the whole text if it does not start with a group.
 fn after_parentheses(text: &str) -> &str {
     let mut depth = 0_usize;
-    for (at, c) in text.char_indices() {
+    for (index, c) in text.char_indices() {
         match c {
             '(' => depth += 1,
             ')' => depth = depth.saturating_sub(1),
             _ => {}
         }
         if depth == 0 {
-            return if c == ')' { &text[at + 1..] } else { text };
+            return if c == ')' { &text[index + 1..] } else { text };
         }
     }
     ""
 }
 
-fn major(version: &str) -> Option<u32> {
+fn parse_major(version: &str) -> Option<u32> {
     let end = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
     version[..end].parse().ok()
 }
@@ -121,8 +123,8 @@ mod tests {
         ] {
             let compiler = text.parse::<Compiler>().unwrap();
             assert_eq!(compiler.to_string(), expected, "{text}");
-            assert_eq!(Compiler::named(expected), Some(compiler));
-            assert_eq!(Compiler::named(&expected.replace(' ', "-")), Some(compiler));
+            assert_eq!(Compiler::from_name(expected), Some(compiler));
+            assert_eq!(Compiler::from_name(&expected.replace(' ', "-")), Some(compiler));
         }
     }
 

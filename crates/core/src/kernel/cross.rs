@@ -11,7 +11,7 @@ use crate::definition::{
 const BUILD_TOOLS: &str = "linux-kbuild-";
 
 /// Hint: where to compile modules that this machine cannot compile.
-pub const ELSEWHERE: &str = "build on a machine of that architecture, or in a cluster that has one (--engine \
+pub const BUILD_ELSEWHERE_HINT: &str = "build on a machine of that architecture, or in a cluster that has one (--engine \
      kubernetes); Debian's kernels, with a toolchain of packages, can be cross-compiled";
 /// Reason: a toolchain has no cross compilers.
 pub const NO_CROSS_COMPILERS: &str = "its toolchain does not come from Debian's or Ubuntu's packages";
@@ -23,33 +23,33 @@ pub fn not_compiled_here(target: Architecture, machine: Architecture, why: &str)
     format!("modules for {target} cannot be compiled on this machine, which is {machine}: {why}")
 }
 
-/// Returns why a machine cannot compile for a family's kernel, with a hint, as far as the definitions show. Imported or published
+/// Returns why a machine cannot compile for a family's kernel, with a hint. Inspects only the definitions. Imported or published
 /// headers contain tools for their own architecture, and Ubuntu has no package of these tools.
-pub fn not_across(
+pub fn cross_compile_blocker(
     family: &KernelFamily,
     target: &KernelTarget,
     machine: Architecture,
     has_own_headers: bool,
 ) -> Option<String> {
-    let in_packages = matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
+    let has_package = matches!(family.spec.headers, HeaderSource::Apt(_)) && target.os.as_str() != "ubuntu";
     let why = match &family.spec.toolchain {
         _ if target.arch == machine => return None,
-        Toolchain::Bootstrap(own) if compiles_nothing(own) => return None,
+        Toolchain::Bootstrap(toolchain) if compiles_nothing(toolchain) => return None,
         Toolchain::Rpm(_) | Toolchain::Image(_) => NO_CROSS_COMPILERS,
-        Toolchain::Bootstrap(_) if has_own_headers || !in_packages => FOREIGN_TOOLS,
+        Toolchain::Bootstrap(_) if has_own_headers || !has_package => FOREIGN_TOOLS,
         Toolchain::Bootstrap(_) => return None,
     };
-    Some(format!("{} ({ELSEWHERE})", not_compiled_here(target.arch, machine, why)))
+    Some(format!("{} ({BUILD_ELSEWHERE_HINT})", not_compiled_here(target.arch, machine, why)))
 }
 
 /// Returns the toolchain that compiles kernels of `target` on a machine of another architecture. It replaces the compiler
-/// packages of `own` with cross compilers and adds kbuild's tools for this machine.
+/// packages of `toolchain` with cross compilers and adds kbuild's tools for this machine.
 ///
 /// The tools' packages come from `headers`, the packages of the kernel's headers (`name=version ...`), and `suites`, which
-/// contain these packages. `None` if there is no package of the tools: the headers' tools then run on their own architecture
-/// only, and `own` compiles something.
+/// contain these packages. Without such a package, the tools in the headers run only on the architecture of the kernel: the result
+/// is then `None`, unless `toolchain` has no compiler.
 pub fn cross_toolchain(
-    own: &BootstrapSpec,
+    toolchain: &BootstrapSpec,
     target: Architecture,
     headers: &[String],
     suites: &[Suite],
@@ -57,14 +57,14 @@ pub fn cross_toolchain(
     let names = headers.iter().filter_map(|package| package.split(['=', ' ']).next());
     let tools = names.filter(|name| name.starts_with(BUILD_TOOLS)).map(str::parse);
     let tools: Vec<PackageToInstall> = tools.collect::<Result<_, _>>().ok()?;
-    let compilers = own.include.iter().map(|package| cross_package(package, target));
+    let compilers = toolchain.include.iter().map(|package| cross_package(package, target));
     let include = compilers.collect::<Option<Vec<_>>>()?.into_iter().chain(tools.iter().cloned()).collect();
-    let mut extra_suites = own.extra_suites.clone();
-    extra_suites.extend(suites.iter().filter(|suite| **suite != own.suite).cloned());
+    let mut extra_suites = toolchain.extra_suites.clone();
+    extra_suites.extend(suites.iter().filter(|suite| **suite != toolchain.suite).cloned());
     extra_suites.sort();
     extra_suites.dedup();
-    let is_usable = !tools.is_empty() || compiles_nothing(own);
-    is_usable.then(|| BootstrapSpec { extra_suites, include, ..own.clone() })
+    let is_usable = !tools.is_empty() || compiles_nothing(toolchain);
+    is_usable.then(|| BootstrapSpec { extra_suites, include, ..toolchain.clone() })
 }
 
 /// Whether a toolchain has no packages, and so no compiler: steps that run in it only copy files.
@@ -78,14 +78,14 @@ fn cross_package(package: &PackageToInstall, target: Architecture) -> Option<Pac
     let name = package.split(['=', ':', '/']).next().unwrap_or_default();
     let (program, major) = name.split_once('-').unwrap_or((name, ""));
     let is_compiler = matches!(program, "gcc" | "g++" | "cpp") && major.bytes().all(|b| b.is_ascii_digit());
-    let other = match name {
+    let cross_name = match name {
         "libc6-dev" => format!("libc6-dev-{target}-cross"),
         _ if is_compiler || name == "binutils" => {
             format!("{name}-{}-linux-gnu", target.gnu_name().replace('_', "-"))
         }
         _ => return Some(package.clone()),
     };
-    other.parse().ok()
+    cross_name.parse().ok()
 }
 
 #[cfg(test)]

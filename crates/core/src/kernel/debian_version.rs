@@ -8,8 +8,8 @@ use std::cmp::Ordering;
 /// Compares two versions as dpkg does.
 pub fn compare(a: &str, b: &str) -> Ordering {
     let ((epoch_a, upstream_a, revision_a), (epoch_b, upstream_b, revision_b)) = (split(a), split(b));
-    number(epoch_a)
-        .cmp(&number(epoch_b))
+    number_key(epoch_a)
+        .cmp(&number_key(epoch_b))
         .then_with(|| compare_part(upstream_a, upstream_b))
         .then_with(|| compare_part(revision_a, revision_b))
 }
@@ -20,24 +20,25 @@ pub fn upstream(version: &str) -> &str {
 }
 
 fn split(version: &str) -> (&str, &str, &str) {
-    let (epoch, rest) = version.split_once(':').unwrap_or(("0", version));
-    let (upstream, revision) = rest.rsplit_once('-').unwrap_or((rest, "0"));
+    let (epoch, version) = version.split_once(':').unwrap_or(("0", version));
+    let (upstream, revision) = version.rsplit_once('-').unwrap_or((version, "0"));
     (epoch, upstream, revision)
 }
 
 /// Comparison key for a number of any length. Leading zeros are ignored.
-pub(crate) fn number(text: &str) -> (usize, &str) {
+pub(crate) fn number_key(text: &str) -> (usize, &str) {
     let text = text.trim_start_matches('0');
     (text.len(), text)
 }
 
-/// Compares non-digits and numbers in turn. Non-digits have their own order.
+/// Compares runs of non-digits and numbers in turn. Non-digits are compared by [`compare_text`].
 fn compare_part(mut a: &str, mut b: &str) -> Ordering {
     while !(a.is_empty() && b.is_empty()) {
-        let (text_a, rest_a) = take(a, |c| !c.is_ascii_digit());
-        let (text_b, rest_b) = take(b, |c| !c.is_ascii_digit());
+        let (text_a, rest_a) = split_prefix(a, |c| !c.is_ascii_digit());
+        let (text_b, rest_b) = split_prefix(b, |c| !c.is_ascii_digit());
         let ((number_a, rest_a), (number_b, rest_b)) = (leading_digits(rest_a), leading_digits(rest_b));
-        let order = compare_text(text_a, text_b).then_with(|| number(number_a).cmp(&number(number_b)));
+        let order =
+            compare_text(text_a, text_b).then_with(|| number_key(number_a).cmp(&number_key(number_b)));
         if order.is_ne() {
             return order;
         }
@@ -48,11 +49,11 @@ fn compare_part(mut a: &str, mut b: &str) -> Ordering {
 
 /// Splits a text after its leading digits.
 pub(crate) fn leading_digits(text: &str) -> (&str, &str) {
-    take(text, |c| c.is_ascii_digit())
+    split_prefix(text, |c| c.is_ascii_digit())
 }
 
-fn take(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
-    text.split_at(text.find(|c| !belongs(c)).unwrap_or(text.len()))
+fn split_prefix(text: &str, is_in_prefix: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(|c| !is_in_prefix(c)).unwrap_or(text.len()))
 }
 
 /// A tilde sorts before the end of the text, the end before letters, and letters before other characters.

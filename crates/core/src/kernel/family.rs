@@ -185,12 +185,11 @@ impl KernelFamilySpec {
     }
 
     fn digest<'a>(&'a self, target: &KernelTarget, system: &'a NodeSystem) -> Option<&'a ImageDigest> {
-        let of_nodes = || system.digest.as_ref()?.as_ref().ok();
-        self.digests.get(&target.release).or_else(of_nodes)
+        self.digests.get(&target.release).or_else(|| system.digest.as_ref()?.as_ref().ok())
     }
 
-    /// Describes the first value that placeholders in `texts` need and that is unknown; `None` if all values are known.
-    pub fn lacks(&self, texts: [&str; 2], target: &KernelTarget, system: &NodeSystem) -> Option<String> {
+    /// Describes the first placeholder in `texts` whose value is unknown; `None` if all values are known.
+    pub fn unresolved(&self, texts: [&str; 2], target: &KernelTarget, system: &NodeSystem) -> Option<String> {
         let release = &target.release;
         let no_label = |label| format!("no node that runs {release} has the label {label}");
         if let Some(label) = texts.iter().find_map(|text| system.missing_label(text)) {
@@ -199,13 +198,13 @@ impl KernelFamilySpec {
         if !texts.iter().any(|text| text.contains("{{digest}}")) || self.digest(target, system).is_some() {
             return None;
         }
-        let of_family = format!("its kernel family has no image digest for {release} in `digests`");
+        let not_in_digests = format!("its kernel family has no image digest for {release} in `digests`");
         Some(match (&self.image_stream, &system.digest) {
-            (None, _) => of_family,
+            (None, _) => not_in_digests,
             (Some(_), Some(Err(why))) if !system.ostree_versions.is_empty() => {
-                format!("{of_family}, and {why}")
+                format!("{not_in_digests}, and {why}")
             }
-            (Some(_), _) => format!("{of_family}, and {}", no_label(OSTREE_VERSION_LABEL)),
+            (Some(_), _) => format!("{not_in_digests}, and {}", no_label(OSTREE_VERSION_LABEL)),
         })
     }
 }
@@ -245,10 +244,10 @@ pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> 
 impl FamilyMatch {
     /// Whether all given fields match, ignoring the release.
     pub fn may_match(&self, os: &OsId, os_version: &OsVersion, arch: Architecture) -> bool {
-        let Self { os: ids, os_version: versions, release: _, arch: only, built_with: _ } = self;
+        let Self { os: ids, os_version: versions, release: _, arch: required_arch, built_with: _ } = self;
         (ids.is_empty() || ids.contains(os))
             && versions.as_ref().is_none_or(|pattern| pattern.is_match(os_version.as_str()))
-            && only.is_none_or(|only| only == arch)
+            && required_arch.is_none_or(|required| required == arch)
     }
 
     /// Whether all given fields match.
@@ -348,7 +347,7 @@ mod tests {
             let Toolchain::Image(toolchain) = &spec.toolchain else { panic!("no image") };
             let found = spec.image_for(toolchain, &target, system);
             assert_eq!(image_for(&headers.image, &target), found);
-            let lacks = spec.lacks([toolchain.as_str(), ""], &target, system);
+            let lacks = spec.unresolved([toolchain.as_str(), ""], &target, system);
             assert_eq!(found.is_err(), lacks.is_some());
             found.map(|image| image.to_string()).map_err(|_| lacks.unwrap())
         };
@@ -360,7 +359,7 @@ mod tests {
         let stream: ImageStream = "openshift/driver-toolkit".parse().unwrap();
         spec.image_stream = Some(stream.clone());
         insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"its kernel family has no image digest for 5.14.0-503.el9_5.x86_64 in `digests`, and no node that runs 5.14.0-503.el9_5.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
-        system.note(Some("418.94.1-0"), None);
+        system.add_labels(Some("418.94.1-0"), None);
         system.digest = Some(Err("ImageStream openshift/driver-toolkit has no tag 418.94.1-0".to_owned()));
         insta::assert_snapshot!(image(&spec, other, &system).unwrap_err(), @"its kernel family has no image digest for 5.14.0-503.el9_5.x86_64 in `digests`, and ImageStream openshift/driver-toolkit has no tag 418.94.1-0");
         let digest: ImageDigest = format!("sha256:{:064}", 2).parse().unwrap();
@@ -383,9 +382,9 @@ mod tests {
         let target = target("rhcos", "5.14.0-427.el9_4.x86_64", Architecture::Amd64);
         let mut system = NodeSystem::default();
         let headers = serde_json::to_string(&spec.headers).unwrap();
-        let lacks = |system: &NodeSystem| spec.lacks(["", &headers], &target, system);
+        let lacks = |system: &NodeSystem| spec.unresolved(["", &headers], &target, system);
         insta::assert_snapshot!(lacks(&system).unwrap(), @"no node that runs 5.14.0-427.el9_4.x86_64 has the label feature.node.kubernetes.io/system-os_release.OSTREE_VERSION");
-        system.note(Some("416.94.1-0"), Some("9.4"));
+        system.add_labels(Some("416.94.1-0"), Some("9.4"));
         assert_eq!(lacks(&system), None);
         let filled = serde_json::to_value(&*spec.headers_for(&target, &system)).unwrap();
         assert_eq!(

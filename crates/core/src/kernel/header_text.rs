@@ -20,30 +20,30 @@ pub struct HeaderText {
 
 impl HeaderText {
     /// Whether the header's text matches.
-    pub fn is_in(&self, text: &str) -> bool {
-        self.matches.is_found_in(&with_declarations_joined(text))
+    pub fn is_match(&self, text: &str) -> bool {
+        self.matches.is_found_in(&join_declarations(text))
     }
 }
 
 /// Joins declarations that span several lines. Unclosed parentheses, as in comments, end with the statement or at an empty line.
-fn with_declarations_joined(text: &str) -> String {
+fn join_declarations(text: &str) -> String {
     let mut joined = String::with_capacity(text.len());
-    let mut open = 0_usize;
+    let mut open_parentheses = 0_usize;
     for line in text.lines() {
-        let line = if open > 0 { line.trim_start() } else { line };
+        let line = if open_parentheses > 0 { line.trim_start() } else { line };
         if line.is_empty() {
-            open = 0;
+            open_parentheses = 0;
         }
         joined.push_str(line.trim_end());
         for c in line.chars() {
             match c {
-                '(' => open += 1,
-                ')' => open = open.saturating_sub(1),
-                ';' | '{' | '}' => open = 0,
+                '(' => open_parentheses += 1,
+                ')' => open_parentheses = open_parentheses.saturating_sub(1),
+                ';' | '{' | '}' => open_parentheses = 0,
                 _ => {}
             }
         }
-        joined.push(if open > 0 { ' ' } else { '\n' });
+        joined.push(if open_parentheses > 0 { ' ' } else { '\n' });
     }
     joined
 }
@@ -59,7 +59,7 @@ mod tests {
         let when: HeaderText =
             serde_json::from_value(serde_json::json!({"header": "include/linux/pci.h", "matches": pattern}))
                 .unwrap();
-        when.is_in(text)
+        when.is_match(text)
     }
 
     #[test]

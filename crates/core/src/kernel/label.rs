@@ -1,4 +1,4 @@
-//! Node Feature Discovery's lossy form of a kernel release.
+//! The kernel label: Node Feature Discovery's lossy form of a kernel release.
 
 use super::KernelRelease;
 use crate::definition::checked::KernelLabel;

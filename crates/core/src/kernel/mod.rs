@@ -20,7 +20,8 @@ mod uname;
 pub use announced::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
 pub use cross::{
-    ELSEWHERE, FOREIGN_TOOLS, NO_CROSS_COMPILERS, cross_toolchain, not_across, not_compiled_here,
+    BUILD_ELSEWHERE_HINT, FOREIGN_TOOLS, NO_CROSS_COMPILERS, cross_compile_blocker, cross_toolchain,
+    not_compiled_here,
 };
 pub use family::{
     AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, TarballHeaders,
@@ -29,10 +30,10 @@ pub use family::{
 pub use header_text::HeaderText;
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use kmod::{Architecture, ArchitectureError, KernelRelease, ReleaseError};
-pub use offer::{family_for, lacks_compiler, sources_of, without_headers};
+pub use offer::{describe_sources, family_for, missing_compiler, missing_headers_message};
 pub use pattern::Pattern;
 pub use published::{DetachedSignature, DownloadedHeaders, FileProof, ImageHeaders, image_for, text_for};
-pub use range::{KernelRange, order_of};
+pub use range::{KernelRange, version_order};
 pub use system::{ImageStreams, NodeSystem, OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL, UNKNOWN_SYSTEM};
 pub use target::KernelTarget;
 pub use uname::{install_uname, uname_script};

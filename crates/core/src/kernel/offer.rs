@@ -8,21 +8,21 @@ use super::{
 };
 use crate::definition::{
     BootstrapSpec, RpmPackages, RpmRepository,
-    checked::{RpmName, texts},
+    checked::{RpmName, to_strings},
 };
 
 /// Returns the family of a kernel with existing headers, which name the compiler that built it. Usually that is the matching
 /// family.
 ///
-/// If the matching family's toolchain lacks that compiler, the first family for the compiler is used instead. That family must
-/// agree with the matching family in everything except the toolchain.
+/// If the matching family's toolchain lacks that compiler, the first family for the compiler is used instead. The two families
+/// must differ only in the toolchain.
 pub fn family_for<'a>(
     families: &'a [KernelFamily],
     target: &KernelTarget,
     built_with: Option<Compiler>,
 ) -> Option<&'a KernelFamily> {
     let family = match_family(families, target)?;
-    let Some(compiler) = built_with.filter(|_| lacks_compiler(family, built_with).is_some()) else {
+    let Some(compiler) = built_with.filter(|_| missing_compiler(family, built_with).is_some()) else {
         return Some(family);
     };
     let without_toolchain = |family: &KernelFamily| {
@@ -32,52 +32,54 @@ pub fn family_for<'a>(
     let has_compiler = |other: &&KernelFamily| {
         let matches = &other.spec.matches;
         without_toolchain(other) == without_toolchain(family)
-            && matches.built_with.iter().any(|name| Compiler::named(name) == Some(compiler))
+            && matches.built_with.iter().any(|name| Compiler::from_name(name) == Some(compiler))
             && matches.is_match(target)
     };
     families.iter().find(has_compiler).or(Some(family))
 }
 
-/// Returns why the family's toolchain cannot compile for a kernel: it lacks the compiler that the kernel's headers name. If the
-/// headers are not available yet, it lacks all compilers that the family names. `None` also if only an inspection of the
-/// toolchain can tell.
-pub fn lacks_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Option<String> {
-    let named = || family.spec.built_with.iter().filter_map(|name| Compiler::named(name)).collect();
-    let wanted: BTreeSet<Compiler> = built_with.map_or_else(named, |compiler| [compiler].into());
+/// Returns why the family's toolchain cannot compile for a kernel: the toolchain lacks the compiler that the kernel's headers name
+/// (`built_with`), or, without headers, all compilers that the family names. Also returns `None` if the definition does not show
+/// which compilers the toolchain has.
+pub fn missing_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Option<String> {
+    let required: BTreeSet<Compiler> = match built_with {
+        Some(compiler) => [compiler].into(),
+        None => family.spec.built_with.iter().filter_map(|name| Compiler::from_name(name)).collect(),
+    };
     let offered = match &family.spec.toolchain {
-        Toolchain::Bootstrap(toolchain) => offered(toolchain)?,
-        Toolchain::Rpm(toolchain) => offered_by_rpms(&toolchain.packages)?,
+        Toolchain::Bootstrap(toolchain) => compilers_of(toolchain)?,
+        Toolchain::Rpm(toolchain) => compilers_of_rpms(&toolchain.packages)?,
         Toolchain::Image(_) => return None,
     };
-    if wanted.is_empty() || !wanted.is_disjoint(&offered) {
+    if required.is_empty() || !required.is_disjoint(&offered) {
         return None;
     }
-    let joined = |compilers: &BTreeSet<Compiler>, with: &str| {
-        compilers.iter().map(ToString::to_string).collect::<Vec<_>>().join(with)
+    let join = |compilers: &BTreeSet<Compiler>, separator: &str| {
+        compilers.iter().map(ToString::to_string).collect::<Vec<_>>().join(separator)
     };
-    let (wanted, name) = (joined(&wanted, " or "), &family.metadata.name);
-    let offered = if offered.is_empty() { "no compiler".to_owned() } else { joined(&offered, ", ") };
+    let (required, name) = (join(&required, " or "), &family.metadata.name);
+    let offered = if offered.is_empty() { "no compiler".to_owned() } else { join(&offered, ", ") };
     Some(format!(
-        "the kernel was built with {wanted}, which the toolchain of family {name} lacks; it offers {offered} (add the package of {wanted} to \
+        "the kernel was built with {required}, which the toolchain of family {name} lacks; it offers {offered} (add the package of {required} to \
          that toolchain, or name an image that has it)"
     ))
 }
 
 /// Describes the origin of a kernel's headers and toolchain. Placeholders that depend on the nodes' system stay unchanged.
-pub fn sources_of(family: &KernelFamily, target: &KernelTarget) -> String {
+pub fn describe_sources(family: &KernelFamily, target: &KernelTarget) -> String {
     let spec = &family.spec;
     let headers = match &spec.headers {
         HeaderSource::Apt(AptHeaders { packages, suites, .. }) => {
-            format!("{} in {}", target.fill(&texts(packages).join(", ")), texts(suites).join(", "))
+            format!("{} in {}", target.fill(&to_strings(packages).join(", ")), to_strings(suites).join(", "))
         }
         HeaderSource::Rpm(RpmPackages { packages, from }) => {
             let address = |repository: &RpmRepository| {
                 repository.address().expand(&target.repository_version(), target.arch.gnu_name())
             };
-            let places: Vec<String> = from.repositories.iter().map(address).collect();
+            let addresses: Vec<String> = from.repositories.iter().map(address).collect();
             let flavor = target.release.as_str().rsplit('-').next().unwrap_or_default();
             let packages = packages.join(", ").replace("{{flavor}}", flavor);
-            format!("{packages} in {}", places.join(", "))
+            format!("{packages} in {}", addresses.join(", "))
         }
         HeaderSource::Tarball(file) => target.fill(&file.path),
         HeaderSource::Oci(headers) => target.fill(&headers.image),
@@ -88,20 +90,20 @@ pub fn sources_of(family: &KernelFamily, target: &KernelTarget) -> String {
         Toolchain::Rpm(toolchain) => format!("RPM packages ({})", toolchain.packages.join(" ")),
         Toolchain::Image(image) => target.fill(image),
     };
-    let built_with = texts(&spec.built_with).join(" or ");
+    let built_with = to_strings(&spec.built_with).join(" or ");
     let compilers = if built_with.is_empty() { built_with } else { format!(", for {built_with}") };
     format!("{}: headers from {headers}; toolchain from {toolchain}{compilers}", family.metadata.name)
 }
 
 /// Compilers among the packages; `None` if the version of an unnumbered compiler package is unknown.
-fn offered(toolchain: &BootstrapSpec) -> Option<BTreeSet<Compiler>> {
+fn compilers_of(toolchain: &BootstrapSpec) -> Option<BTreeSet<Compiler>> {
     let names = toolchain.include.iter().map(|package| package.split(['=', ':']).next().unwrap_or_default());
     let mut offered = BTreeSet::new();
     for name in names {
         match name {
             "gcc" | "g++" | "build-essential" => drop(offered.insert(default_gcc(&toolchain.suite)?)),
             "clang" => return None,
-            _ => offered.extend(Compiler::named(name)),
+            _ => offered.extend(Compiler::from_name(name)),
         }
     }
     Some(offered)
@@ -109,19 +111,19 @@ fn offered(toolchain: &BootstrapSpec) -> Option<BTreeSet<Compiler>> {
 
 /// Compilers among RPM packages: `gcc13` as SUSE and Amazon name them, `gcc-toolset-13-gcc` as RHEL does. The version of plain
 /// `gcc` in a distribution is unknown.
-fn offered_by_rpms(packages: &[RpmName]) -> Option<BTreeSet<Compiler>> {
+fn compilers_of_rpms(packages: &[RpmName]) -> Option<BTreeSet<Compiler>> {
     let mut offered = BTreeSet::new();
     for name in packages {
         if ["gcc", "gcc-c++", "clang"].contains(&name.as_str()) {
             return None;
         }
-        let numbered = match name.strip_prefix("gcc-toolset-") {
-            Some(rest) => rest.split_once("-gcc").map_or(rest, |(major, _)| major),
+        let major = match name.strip_prefix("gcc-toolset-") {
+            Some(package) => package.split_once("-gcc").map_or(package, |(major, _)| major),
             None => name.trim_start_matches(|c: char| c.is_ascii_lowercase()),
         };
         let kind = if name.starts_with("clang") { "clang" } else { "gcc" };
         if name.starts_with(kind) {
-            offered.extend(Compiler::named(&format!("{kind}-{numbered}")));
+            offered.extend(Compiler::from_name(&format!("{kind}-{major}")));
         }
     }
     Some(offered)
@@ -144,7 +146,7 @@ fn default_gcc(suite: &str) -> Option<Compiler> {
 
 /// Message that a kernel has no headers, with a hint. If no family supports the distribution, the message says so and names the
 /// file to start from.
-pub fn without_headers(families: &[KernelFamily], target: &KernelTarget, looked_for: &str) -> String {
+pub fn missing_headers_message(families: &[KernelFamily], target: &KernelTarget, looked_for: &str) -> String {
     let KernelTarget { os, os_version, release, arch } = target;
     let names_os = |family: &&KernelFamily| family.spec.matches.os.contains(os);
     let may_match = |family: &KernelFamily| family.spec.matches.may_match(os, os_version, *arch);
@@ -155,8 +157,8 @@ pub fn without_headers(families: &[KernelFamily], target: &KernelTarget, looked_
     if families.iter().filter(names_os).any(may_match) {
         return message;
     }
-    let for_any = |family: &&KernelFamily| family.spec.matches.built_with.is_empty();
-    let example = families.iter().rev().find(names_os).or_else(|| families.iter().rev().find(for_any));
+    let is_general = |family: &&KernelFamily| family.spec.matches.built_with.is_empty();
+    let example = families.iter().rev().find(names_os).or_else(|| families.iter().rev().find(is_general));
     let file = example.map_or("kernels/90-custom.yaml", |family| family.file.as_str());
     format!(
         "{message}; no kernel family matches {os} {os_version} ({arch}): copy {file} into your definitions' \
@@ -186,7 +188,7 @@ mod tests {
     fn an_offer_without_the_kernel_s_compiler_is_told() {
         let gcc = |major| Some(Compiler { kind: CompilerKind::Gcc, major });
         let lacks = |built_with: &[&str], suite: &str, include: &[&str], found| {
-            lacks_compiler(&family("", "{}", built_with, suite, include), found).is_some()
+            missing_compiler(&family("", "{}", built_with, suite, include), found).is_some()
         };
         assert!(!lacks(&[], "bookworm", &["gcc", "make"], None), "the kernel's compiler is unknown");
         assert!(lacks(&[], "bookworm", &["gcc-11", "gcc"], gcc(14)));
@@ -201,7 +203,7 @@ mod tests {
             let mut family = family("", "{}", &["gcc-11"], "x", &[]);
             let toolchain = serde_json::json!({"rpm": {"packages": packages}});
             family.spec.toolchain = serde_json::from_value(toolchain).unwrap();
-            lacks_compiler(&family, None).is_some()
+            missing_compiler(&family, None).is_some()
         };
         for packages in [&["gcc"][..], &["gcc11", "make"], &["gcc-toolset-11-gcc"], &["gcc-toolset-11"]] {
             assert!(!rpm(packages), "{packages:?}");
@@ -210,7 +212,7 @@ mod tests {
             assert!(rpm(packages), "{packages:?}");
         }
         insta::assert_snapshot!(
-            lacks_compiler(&family("", "{}", &[], "bookworm", &["gcc", "gcc-11"]), gcc(14)).unwrap(),
+            missing_compiler(&family("", "{}", &[], "bookworm", &["gcc", "gcc-11"]), gcc(14)).unwrap(),
             @"the kernel was built with gcc 14, which the toolchain of family acme lacks; it offers gcc 11, gcc 12 (add the package of gcc 14 to that toolchain, or name an image that has it)"
         );
     }
@@ -230,7 +232,7 @@ mod tests {
                 release: "6.12.1-acme".parse().unwrap(),
                 arch: Architecture::Amd64,
             };
-            family_for(&families, &target, built_with.and_then(Compiler::named)).unwrap().file.as_str()
+            family_for(&families, &target, built_with.and_then(Compiler::from_name)).unwrap().file.as_str()
         };
         for (os, built_with, wanted) in [
             ("acme", None, "90"),
@@ -264,7 +266,7 @@ mod tests {
                 release: "6.12.1-acme".parse().unwrap(),
                 arch: Architecture::Amd64,
             };
-            without_headers(&families, &target, "headers/6.12.1-acme.tar.xz")
+            missing_headers_message(&families, &target, "headers/6.12.1-acme.tar.xz")
         };
         insta::assert_snapshot!(
             [told("debian", "12"), told("debian", "14"), told("flatcar", "3815.2")].join("\n")

@@ -33,8 +33,8 @@ impl Pattern {
 /// `\d`, `\w` and `\s` match ASCII only, like the names of kernels, unless the pattern requires Unicode. Every command reads all
 /// families, and patterns with Unicode classes took four fifths of its time.
 fn compile(text: &str) -> Result<Regex, regex::Error> {
-    let with = |unicode| RegexBuilder::new(text).unicode(unicode).size_limit(COMPILED_LIMIT).build();
-    with(false).or_else(|_| with(true))
+    let build = |unicode| RegexBuilder::new(text).unicode(unicode).size_limit(COMPILED_LIMIT).build();
+    build(false).or_else(|_| build(true))
 }
 
 impl PartialEq for Pattern {

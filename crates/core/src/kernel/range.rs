@@ -31,7 +31,7 @@ impl KernelRange {
     /// Whether the range contains the kernel.
     pub fn contains(&self, target: &KernelTarget) -> bool {
         let KernelTarget { os, os_version: _, release, arch: _ } = target;
-        let compare = order_of(os, release.as_str());
+        let compare = version_order(os, release.as_str());
         let version = sortable_version(release.as_str());
         self.0.iter().all(|bound| match bound {
             Bound::Semver(comparator) => comparator.matches(&release.version()),
@@ -42,7 +42,7 @@ impl KernelRange {
 }
 
 /// Returns the version order of a kernel's distribution: RPM's order for distributions with RPM packages, else Debian's.
-pub fn order_of(os: &OsId, release: &str) -> fn(&str, &str) -> Ordering {
+pub fn version_order(os: &OsId, release: &str) -> fn(&str, &str) -> Ordering {
     // `ID` of RPM distributions in os-release, except SUSE's, whose prefixes are matched below. Most kernels of RPM
     // distributions need no entry: their release contains RPM's name of the architecture. Releases of SUSE, Azure Linux, Photon
     // and some custom kernels do not contain it.
@@ -90,9 +90,10 @@ fn version_part(release: &str) -> &str {
     release.get(..end.unwrap_or(release.len())).unwrap_or(release)
 }
 
+/// Index of the `-` before the flavor in a release.
 fn flavor_index(release: &str) -> Option<usize> {
-    let next = |at: usize| release.as_bytes().get(at + 1);
-    release.match_indices('-').map(|(at, _)| at).find(|at| next(*at).is_some_and(u8::is_ascii_alphabetic))
+    let has_flavor = |index: &usize| release.as_bytes().get(index + 1).is_some_and(u8::is_ascii_alphabetic);
+    release.match_indices('-').map(|(index, _)| index).find(has_flavor)
 }
 
 impl FromStr for KernelRange {
@@ -139,12 +140,12 @@ fn split_operator(bound: &str) -> (&str, &str) {
 /// Up to three numbers at the start of a version, with the dots between them.
 fn leading_numbers(version: &str) -> &str {
     let mut dots = 0;
-    let end = version.char_indices().find(|(at, c)| {
-        let followed = version.as_bytes().get(at + 1).is_some_and(u8::is_ascii_digit);
+    let end = version.char_indices().find(|(index, c)| {
+        let digit_follows = version.as_bytes().get(index + 1).is_some_and(u8::is_ascii_digit);
         dots += usize::from(*c == '.');
-        !(c.is_ascii_digit() || *c == '.' && dots < 3 && followed)
+        !(c.is_ascii_digit() || *c == '.' && dots < 3 && digit_follows)
     });
-    &version[..end.map_or(version.len(), |(at, _)| at)]
+    &version[..end.map_or(version.len(), |(index, _)| index)]
 }
 
 impl Bound {
@@ -171,11 +172,11 @@ impl Bound {
                 "{version:?} names a pre-release, which sorts before its version: write {suggestion:?}"
             ));
         }
-        if let Some(at) = flavor_index(version) {
+        if let Some(index) = flavor_index(version) {
             return Err(format!(
-                "{version:?} holds a flavor, {:?}, which is not part of the order of versions: remove it, \
+                "{version:?} contains a flavor, {:?}, which is not part of a version: remove it, \
                  and select flavors with `release`, a regular expression",
-                &version[at..]
+                &version[index..]
             ));
         }
         if version_part(version) != version {

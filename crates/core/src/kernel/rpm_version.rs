@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::debian_version::{leading_digits, number};
+use super::debian_version::{leading_digits, number_key};
 
 /// Compares two versions, each with an RPM release after the first `-`, as rpm does.
 pub fn compare(a: &str, b: &str) -> Ordering {
@@ -15,7 +15,7 @@ pub fn compare(a: &str, b: &str) -> Ordering {
 /// sorts before the end of the text, a caret after it but before everything else. Numbers sort after letters.
 pub fn compare_part(mut a: &str, mut b: &str) -> Ordering {
     loop {
-        (a, b) = (from_segment(a), from_segment(b));
+        (a, b) = (skip_separators(a), skip_separators(b));
         match (a.strip_prefix('~'), b.strip_prefix('~')) {
             (Some(rest_a), Some(rest_b)) => {
                 (a, b) = (rest_a, rest_b);
@@ -39,7 +39,7 @@ pub fn compare_part(mut a: &str, mut b: &str) -> Ordering {
         }
         let ((digits_a, rest_a), (digits_b, rest_b)) = (leading_digits(a), leading_digits(b));
         let (order, rests) = match (digits_a.is_empty(), digits_b.is_empty()) {
-            (false, false) => (number(digits_a).cmp(&number(digits_b)), (rest_a, rest_b)),
+            (false, false) => (number_key(digits_a).cmp(&number_key(digits_b)), (rest_a, rest_b)),
             (false, true) => return Ordering::Greater,
             (true, false) => return Ordering::Less,
             (true, true) => {
@@ -55,7 +55,7 @@ pub fn compare_part(mut a: &str, mut b: &str) -> Ordering {
 }
 
 /// Skips the characters that separate segments.
-fn from_segment(text: &str) -> &str {
+fn skip_separators(text: &str) -> &str {
     text.trim_start_matches(|c: char| !c.is_ascii_alphanumeric() && c != '~' && c != '^')
 }
 

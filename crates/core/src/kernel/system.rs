@@ -33,8 +33,8 @@ pub static UNKNOWN_SYSTEM: NodeSystem =
     NodeSystem { ostree_versions: Vec::new(), rhel_version: None, digest: None };
 
 impl NodeSystem {
-    /// Adds the labels of one more node. Ignores invalid versions.
-    pub fn note(&mut self, ostree_version: Option<&str>, rhel_version: Option<&str>) {
+    /// Adds the versions in the labels of one node. Ignores invalid versions.
+    pub fn add_labels(&mut self, ostree_version: Option<&str>, rhel_version: Option<&str>) {
         let parse = |text: Option<&str>| text.and_then(|text| text.parse::<OsVersion>().ok());
         if let Some(version) = parse(ostree_version).filter(|version| !self.ostree_versions.contains(version))
         {
@@ -46,7 +46,7 @@ impl NodeSystem {
     }
 
     /// Looks up the digest of the newest version among the tags of the family's ImageStream.
-    pub fn look_up(&mut self, stream: &ImageStream, streams: &ImageStreams) {
+    pub fn look_up_digest(&mut self, stream: &ImageStream, streams: &ImageStreams) {
         let versions = &self.ostree_versions;
         self.digest = Some(match streams.get(stream) {
             None => Err(format!("ImageStream {stream} was not looked up: it exists only in a live cluster")),
@@ -60,6 +60,7 @@ impl NodeSystem {
         });
     }
 
+    /// Name, node label and known value of each placeholder.
     fn placeholders(&self) -> [(&'static str, &'static str, Option<&OsVersion>); 2] {
         [
             ("ostree_version", OSTREE_VERSION_LABEL, self.ostree_versions.first()),
@@ -93,7 +94,7 @@ mod tests {
     fn system(versions: &[&str]) -> NodeSystem {
         let mut system = NodeSystem::default();
         for version in versions {
-            system.note(Some(version), Some("9.4"));
+            system.add_labels(Some(version), Some("9.4"));
         }
         system
     }
@@ -121,7 +122,7 @@ mod tests {
         let digest: ImageDigest = format!("sha256:{:064}", 1).parse().unwrap();
         let found = |streams: ImageStreams| {
             let mut system = system(&["416.94.1-0", "416.94.2-0"]);
-            system.look_up(&stream, &streams);
+            system.look_up_digest(&stream, &streams);
             system.digest.unwrap()
         };
         let tags = BTreeMap::from([("416.94.1-0".to_owned(), digest.clone())]);

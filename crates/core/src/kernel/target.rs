@@ -45,16 +45,17 @@ impl KernelTarget {
         let (os, os_version) = (os.as_str(), os_version.as_str());
         let values =
             [release.as_str(), label.as_str(), os, os_version, &*releasever, arch.as_str(), arch.gnu_name()];
-        let pairs = KERNEL_PLACEHOLDERS.iter().zip(values);
-        pairs.fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
+        let placeholders = KERNEL_PLACEHOLDERS.iter().zip(values);
+        placeholders.fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
     }
 
     /// Distribution version in the URLs of package repositories. RHCOS reports OpenShift's version as its own, so its RHEL
     /// version is read from the kernel release: `9.4` from `.el9_4`.
     pub fn repository_version(&self) -> Cow<'_, str> {
         let Self { os, os_version, release, arch: _ } = self;
-        let split = (os.as_str() == "rhcos").then(|| release.as_str().split_once(".el")).flatten();
-        let Some((_, version)) = split else { return Cow::Borrowed(os_version.as_str()) };
+        let Some((_, version)) = release.as_str().split_once(".el").filter(|_| os.as_str() == "rhcos") else {
+            return Cow::Borrowed(os_version.as_str());
+        };
         let end = version.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(version.len());
         Cow::Owned(version.get(..end).unwrap_or_default().replace('_', "."))
     }

@@ -1,6 +1,6 @@
 //! The program `uname` of builds, which answers for the target kernel instead of the build host's.
 
-/// Script without its answers; it contains no single quote, so that each line is a shell word in such quotes.
+/// Template of the script. It contains no single quote, so that each line can be a single-quoted shell word.
 const SCRIPT: &str = r##"#!/bin/sh
 # Written by farrier: answers for the kernel that this build is for.
 [ $# -gt 0 ] || set -- -s
@@ -41,7 +41,7 @@ pub fn uname_script(release: &str, machine: &str) -> String {
 /// Returns a shell command that replaces a root file system's `uname` with the script.
 pub fn install_uname(release: &str, machine: &str) -> String {
     let lines: Vec<String> = uname_script(release, machine).lines().map(|line| format!("'{line}'")).collect();
-    // The old one may be a link to a program with many names. `/bin` may be a link to `/usr/bin`.
+    // The existing `uname` may be a link to a multi-call program. `/bin` may be a link to `/usr/bin`.
     format!(
         "rm -f /bin/uname /usr/bin/uname && mkdir -p /usr/bin && printf '%s\\n' {} > /usr/bin/uname && \
          chmod 755 /usr/bin/uname && {{ [ -e /bin/uname ] || ln -s /usr/bin/uname /bin/uname; }}",

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     image::{Definitions, DriverImage, ImageName, Period},
     kernel::{
-        Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion, match_family, order_of,
+        Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion, match_family, version_order,
     },
 };
 
@@ -285,7 +285,7 @@ impl Announcements {
         // A family may track several streams, such as RHEL's EUS and the newest minor release. Choose the oldest stream
         // whose newest kernel is not older than the node's kernel: it is the node's own stream. If all are older, choose
         // the newest one.
-        let order = order_of(&platform.os, release.as_str());
+        let order = version_order(&platform.os, release.as_str());
         tracked.sort_by(|a, b| order(a.release.as_str(), b.release.as_str()));
         let next = tracked.iter().find(|next| order(next.release.as_str(), release.as_str()).is_ge());
         next.or(tracked.last()).copied().cloned()

@@ -55,7 +55,7 @@ impl Record for BuildTimes {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    fn joined(&self, other: &Self) -> Self {
+    fn merged(&self, other: &Self) -> Self {
         let mut times = self.0.clone();
         for (key, builds) in &other.0 {
             times.entry(key.clone()).or_default().extend(builds);
@@ -118,7 +118,7 @@ mod tests {
     fn all(builds: &[(i64, u64)]) -> BuildTimes {
         builds
             .iter()
-            .fold(BuildTimes::default(), |all, (ended, took)| all.joined(&of("mofed", *ended, *took)))
+            .fold(BuildTimes::default(), |all, (ended, took)| all.merged(&of("mofed", *ended, *took)))
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
         fn the_order_of_writers_does_not_matter(builds in proptest::collection::vec((0i64..9, 0u64..9), 0..9)) {
             let (forth, back) = (all(&builds), all(&builds.iter().rev().copied().collect::<Vec<_>>()));
             prop_assert_eq!(&forth, &back);
-            prop_assert_eq!(forth.joined(&back), forth);
+            prop_assert_eq!(forth.merged(&back), forth);
         }
     }
 }

@@ -12,7 +12,7 @@ use super::{
     outcome::{Key, waits_for},
 };
 use crate::{
-    image::{ImageName, connected, edges as image_edges},
+    image::{ImageName, connected_components, need_edges},
     kernel::KernelTarget,
 };
 
@@ -47,8 +47,8 @@ impl<'a> ChainStates<'a> {
             let is_here = |(name, need): &(&ImageName, &ImageName)| {
                 members.contains_key(name) && members.contains_key(need)
             };
-            let here: Vec<(&ImageName, &ImageName)> = image_edges(images).filter(is_here).collect();
-            let chains = connected(members.keys().copied(), here.iter().copied());
+            let here: Vec<(&ImageName, &ImageName)> = need_edges(images).filter(is_here).collect();
+            let chains = connected_components(members.keys().copied(), here.iter().copied());
             for (name, chain) in &chains {
                 let of_chain = || members.iter().filter(|(other, _)| chains.get(*other) == Some(chain));
                 let lacking = || of_chain().filter_map(|(_, lack)| lack.as_ref());
@@ -66,7 +66,7 @@ impl<'a> ChainStates<'a> {
             edges.extend(here);
         }
         let linked: HashSet<&ImageName> = edges.iter().flat_map(|(a, b)| [*a, *b]).collect();
-        this.chains = connected(linked, edges.iter().copied());
+        this.chains = connected_components(linked, edges.iter().copied());
         this
     }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     image::{DriverImage, ImageReference, OnConflict, Output, Reuse, UnknownPolicy},
-    kernel::{lacks_compiler, not_across, without_headers},
+    kernel::{cross_compile_blocker, missing_compiler, missing_headers_message},
     kmod::Verdict,
 };
 
@@ -22,7 +22,7 @@ fn cannot_build(
     let (families, spec) = (&inputs.definitions().families, &image.spec);
     let built_with = match headers {
         HeaderState::Missing(looked_for) => {
-            let detail = without_headers(families, &cell.target, looked_for);
+            let detail = missing_headers_message(families, &cell.target, looked_for);
             return Some(SkipReason::NoHeaders { detail });
         }
         HeaderState::Refused(detail) => return Some(SkipReason::Headers { detail: detail.clone() }),
@@ -30,7 +30,7 @@ fn cannot_build(
         HeaderState::Unknown => None,
     };
     let family = families.iter().find(|family| family.metadata.name == cell.family)?;
-    if let Some(detail) = lacks_compiler(family, built_with) {
+    if let Some(detail) = missing_compiler(family, built_with) {
         return Some(SkipReason::NoCompiler { detail });
     }
     let unbuildable = |what: &'static str, identity: &str| {
@@ -51,7 +51,7 @@ fn cannot_build(
         return (!inputs.has_daemon).then_some(SkipReason::NoDaemon);
     }
     let machine = inputs.machine.filter(|_| compiles)?;
-    let detail = not_across(family, &cell.target, machine, cell.fetched.headers.is_some())?;
+    let detail = cross_compile_blocker(family, &cell.target, machine, cell.fetched.headers.is_some())?;
     Some(SkipReason::ForeignArchitecture { detail })
 }
 

@@ -14,7 +14,7 @@ use crate::{
         Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, SourceOrigin, SourceSpec,
         TagInputs, Version, commit_in, render_tags,
     },
-    kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, uname_script, without_headers},
+    kernel::{HeaderText, KernelFamily, KernelTarget, Toolchain, missing_headers_message, uname_script},
     template::{TemplateContext, Templates, fetching_add},
 };
 
@@ -77,7 +77,7 @@ struct RenderedCell<'a> {
 impl<'a> CellRequest<'a, '_> {
     /// Returns the kernel's family, if the image is meant for the kernel.
     pub(super) fn family(&self) -> Result<&'a KernelFamily, SkipReason> {
-        if let Some(range) = self.image.spec.range_without(self.target) {
+        if let Some(range) = self.image.spec.range_excluding(self.target) {
             return Err(SkipReason::KernelOutOfRange { range });
         }
         let CellInputs { definitions, resolved, .. } = self.inputs;
@@ -95,10 +95,10 @@ impl<'a> CellRequest<'a, '_> {
             Toolchain::Image(image) if is_of_system(image) => Some(image.as_str()),
             _ => None,
         };
-        let lacking = family.spec.lacks([of_toolchain.unwrap_or_default(), of_headers], target, system);
+        let lacking = family.spec.unresolved([of_toolchain.unwrap_or_default(), of_headers], target, system);
         let looked_for = resolved.without_headers.get(target).filter(|_| lacking.is_none());
         if let Some(looked_for) = looked_for {
-            let detail = without_headers(&definitions.families, target, looked_for);
+            let detail = missing_headers_message(&definitions.families, target, looked_for);
             return Err(SkipReason::NoHeaders { detail });
         }
         let found_image = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
@@ -169,7 +169,7 @@ impl<'a> CellRequest<'a, '_> {
             .sources
             .iter()
             .filter(|_| signs)
-            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_unvouched()))?;
+            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_untrusted()))?;
         let detail = format!(
             "source {}: this site signs modules, but those of a third party's image are untrusted: name its \
              signer's key (`signedBy`), or let the site sign them anyway (`adoptUnsigned: true`)",
@@ -203,7 +203,7 @@ impl<'a> CellRequest<'a, '_> {
         context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
         context.vars.extend(image.spec.vars_for(target, says)?);
         if family.spec.btf {
-            context.with_btf();
+            context.enable_btf();
         }
         templates.render_vars(&mut context).map_err(|detail| SkipReason::Template { detail })?;
         let dockerfile = self.dockerfile(templates, &context)?;

@@ -213,12 +213,12 @@ pub fn node_systems(
     for node in &snapshot.nodes {
         let Ok(target) = node_target(node) else { continue };
         let label = |key: &str| node.labels.get(key).map(String::as_str);
-        systems.entry(target).or_default().note(label(OSTREE_VERSION_LABEL), label(RHEL_VERSION_LABEL));
+        systems.entry(target).or_default().add_labels(label(OSTREE_VERSION_LABEL), label(RHEL_VERSION_LABEL));
     }
     for (target, system) in &mut systems {
         let family = match_family(families, target);
         if let Some(stream) = family.and_then(|family| family.spec.image_stream.as_ref()) {
-            system.look_up(stream, &snapshot.image_streams);
+            system.look_up_digest(stream, &snapshot.image_streams);
         }
     }
     systems

@@ -7,7 +7,7 @@ use crate::{
     image::{Tag, Version},
     kernel::{
         KernelLabel,
-        debian_version::{leading_digits, number},
+        debian_version::{leading_digits, number_key},
     },
     kmod::Verdict,
     oci::{ImageFacts, is_referrers_tag},
@@ -94,7 +94,7 @@ pub fn by_numbers(mut a: &str, mut b: &str) -> Ordering {
             first_a.cmp(&first_b)
         } else {
             (a, b) = (rest_a, rest_b);
-            number(run_a).cmp(&number(run_b))
+            number_key(run_a).cmp(&number_key(run_b))
         };
         if order.is_ne() {
             return order;

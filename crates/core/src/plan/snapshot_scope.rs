@@ -65,7 +65,7 @@ impl SnapshotScope {
                         scope.labels.extend(first.match_labels.keys().map(ToString::to_string));
                     }
                     scope.drains |= upgrade.drain != Drain::None;
-                    scope.checks.extend(upgrade.makes_jobs().then(|| target.namespace.to_string()));
+                    scope.checks.extend(upgrade.creates_jobs().then(|| target.namespace.to_string()));
                 }
                 if let Some(ResourceName { resource, .. }) = rollout.resource() {
                     scope.resources.insert(*resource);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName, commit_in},
-    kernel::{KernelFamily, KernelRelease, KernelTarget, match_family, sources_of},
+    kernel::{KernelFamily, KernelRelease, KernelTarget, describe_sources, match_family},
 };
 
 /// Number of nodes to name; the rest is only counted.
@@ -96,7 +96,7 @@ impl Explain<'_> {
             let is_chosen = |family: &&KernelFamily| Some(&family.metadata.name) == chosen;
             let families = &self.definitions.families;
             let family = families.iter().find(is_chosen).or_else(|| match_family(families, &cell.target));
-            chain.extend(family.map(|family| link("family", sources_of(family, &cell.target))));
+            chain.extend(family.map(|family| link("family", describe_sources(family, &cell.target))));
             chain.extend(cell.outcome.cell().map(|cell| inputs(cell)));
             chain.extend(self.outcome(name, &cell.target, Vec::new()));
             Explanation { subject: format!("{name} for {}", cell.target), chain }

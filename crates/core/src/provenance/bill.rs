@@ -22,13 +22,14 @@ pub const CYCLONEDX_PREDICATE: &str = "https://cyclonedx.org/bom";
 pub fn bill(provenance: &Provenance) -> Value {
     let image = Component::image(&provenance.subject);
     let Components { shipped, build, .. } = Components::of(provenance);
-    let refs: Vec<&str> = shipped.iter().map(|one| one.reference.as_str()).collect();
-    let formulation = (!build.is_empty())
-        .then(|| json!([{"bom-ref": "build", "components": build.iter().map(described).collect::<Value>()}]));
+    let refs: Vec<&str> = shipped.iter().map(|component| component.reference.as_str()).collect();
+    let formulation = (!build.is_empty()).then(
+        || json!([{"bom-ref": "build", "components": build.iter().map(component_json).collect::<Value>()}]),
+    );
     let required = |component: &Component<'_>| {
-        let mut described = described(component);
-        described["scope"] = json!("required");
-        described
+        let mut json = component_json(component);
+        json["scope"] = json!("required");
+        json
     };
     let mut bill = without_nulls(json!({
         "bomFormat": "CycloneDX",
@@ -38,7 +39,7 @@ pub fn bill(provenance: &Provenance) -> Value {
             "timestamp": CREATED,
             "tools": {"components": [{"type": "application", "name": "farrier"}]},
             "supplier": provenance.subject.terms.supplier.as_ref().map(|name| json!({"name": name})),
-            "component": described(&image),
+            "component": component_json(&image),
         })),
         "components": shipped.iter().map(required).collect::<Value>(),
         "dependencies": [{"ref": image.reference, "dependsOn": refs}],
@@ -53,12 +54,13 @@ pub fn restricted(bill: &Value) -> Vec<(String, Redistribute)> {
     let components = bill["components"].as_array().into_iter().flatten();
     let restriction = |component: &Value| {
         let mut properties = component["properties"].as_array()?.iter();
-        let named = properties.find(|property| property["name"] == format!("farrier:{REDISTRIBUTE}"))?;
-        let redistribute: Redistribute = serde_json::from_value(named["value"].clone()).ok()?;
+        let property = properties.find(|property| property["name"] == format!("farrier:{REDISTRIBUTE}"))?;
+        let redistribute: Redistribute = serde_json::from_value(property["value"].clone()).ok()?;
         Some((component["name"].as_str()?.to_owned(), redistribute))
     };
-    let all = std::iter::once(&bill["metadata"]["component"]).chain(components).filter_map(restriction);
-    all.filter(|(_, redistribute)| *redistribute != Redistribute::Allowed).collect()
+    let restrictions =
+        std::iter::once(&bill["metadata"]["component"]).chain(components).filter_map(restriction);
+    restrictions.filter(|(_, redistribute)| *redistribute != Redistribute::Allowed).collect()
 }
 
 /// Returns a UUID (RFC 9562, version 8) derived from a document's content.
@@ -69,25 +71,27 @@ pub(super) fn uuid_of(document: &Value) -> String {
     format!("{}-{}-8{}-8{}-{}", part(0, 8), part(8, 12), part(12, 15), part(15, 18), part(18, 30))
 }
 
-fn described(of: &Component<'_>) -> Value {
-    let named = || of.licenses.iter().map(|name| json!({"license": {"name": name}})).collect();
-    let licenses: Vec<Value> = of.license.map_or_else(named, |license| vec![json!({"expression": license})]);
+fn component_json(component: &Component<'_>) -> Value {
+    let licenses: Vec<Value> = match component.license {
+        Some(expression) => vec![json!({"expression": expression})],
+        None => component.licenses.iter().map(|name| json!({"license": {"name": name}})).collect(),
+    };
     without_nulls(json!({
-        "type": of.kind.0,
-        "bom-ref": of.reference,
-        "name": of.name,
-        "version": of.version,
-        "supplier": of.supplier.map(|name| json!({"name": name})),
-        "hashes": of.digest.map(|digest| json!([{"alg": "SHA-256", "content": digest.hex()}])),
-        "purl": of.purl,
-        "externalReferences": of.url.map(|url| json!([{"type": kind_of(url), "url": url}])),
+        "type": component.kind.0,
+        "bom-ref": component.reference,
+        "name": component.name,
+        "version": component.version,
+        "supplier": component.supplier.map(|name| json!({"name": name})),
+        "hashes": component.digest.map(|digest| json!([{"alg": "SHA-256", "content": digest.hex()}])),
+        "purl": component.purl,
+        "externalReferences": component.url.map(|url| json!([{"type": reference_type(url), "url": url}])),
         "licenses": (!licenses.is_empty()).then_some(licenses),
-        "cryptoProperties": (of.kind == CERTIFICATE).then(|| json!({"assetType": "certificate"})),
-        "properties": of.properties.iter().map(property).collect::<Value>(),
+        "cryptoProperties": (component.kind == CERTIFICATE).then(|| json!({"assetType": "certificate"})),
+        "properties": component.properties.iter().map(property).collect::<Value>(),
     }))
 }
 
-fn kind_of(url: &str) -> &'static str {
+fn reference_type(url: &str) -> &'static str {
     if url.starts_with("git+") { "vcs" } else { "distribution" }
 }
 

@@ -43,13 +43,14 @@ pub fn bundle(
     Artifact::about(subject, SIGSTORE_BUNDLE, content.to_string().into_bytes(), &notes)
 }
 
-/// Whether a listed referrer may be a bundle, with a statement of this predicate type if one is given. The library that `cosign`
-/// uses (go-containerregistry) may list a bundle as an empty artifact: for a registry without the referrers API, the library
-/// maintains the list itself and records the configuration's media type as the artifact type.
-pub fn may_be_bundle(listed: &Descriptor, predicate_type: Option<&str>) -> bool {
-    let is_other = |said: &String| predicate_type.is_some_and(|wanted| wanted != said);
-    matches!(listed.artifact_type.as_deref(), None | Some(SIGSTORE_BUNDLE | media_type::OCI_EMPTY))
-        && !listed.annotations.get(PREDICATE_TYPE).is_some_and(is_other)
+/// Whether a referrer in a list may be a bundle, with a statement of this predicate type if one is given.
+///
+/// The library that `cosign` uses (go-containerregistry) may list a bundle as an empty artifact: for a registry without the
+/// referrers API, the library maintains the list itself and records the configuration's media type as the artifact type.
+pub fn may_be_bundle(referrer: &Descriptor, predicate_type: Option<&str>) -> bool {
+    let is_other = |listed_type: &String| predicate_type.is_some_and(|expected| expected != listed_type);
+    matches!(referrer.artifact_type.as_deref(), None | Some(SIGSTORE_BUNDLE | media_type::OCI_EMPTY))
+        && !referrer.annotations.get(PREDICATE_TYPE).is_some_and(is_other)
 }
 
 /// Returns the layer with the bundle, if the manifest has one and refers to the image.

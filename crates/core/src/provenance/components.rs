@@ -20,7 +20,7 @@ pub(super) const CERTIFICATE: Kind = ("cryptographic-asset", None);
 const FILE: Kind = ("file", None);
 const IMAGE: Kind = ("container", Some("CONTAINER"));
 const LIBRARY: Kind = ("library", Some("LIBRARY"));
-/// Scanners take the first one for the distribution.
+/// Scanners use the first operating system as the distribution.
 const OPERATING_SYSTEM: Kind = ("operating-system", Some("OPERATING-SYSTEM"));
 
 pub(super) struct Component<'a> {
@@ -57,10 +57,10 @@ impl<'a> Component<'a> {
             image.properties.push(("kernel-release", target.release.to_string()));
             image.properties.push(("os", format!("{} {}", target.os, target.os_version)));
         }
-        image.with(terms)
+        image.with_terms(terms)
     }
 
-    fn with(mut self, Terms { supplier, license, redistribute }: &'a Terms) -> Self {
+    fn with_terms(mut self, Terms { supplier, license, redistribute }: &'a Terms) -> Self {
         self.supplier = supplier.as_deref().or(self.supplier);
         self.license = license.as_deref();
         let redistribute = redistribute.map(|value| (REDISTRIBUTE, <&str>::from(value).to_owned()));
@@ -76,29 +76,29 @@ pub(super) struct Components<'a> {
     pub(super) shipped: Vec<Component<'a>>,
     /// Inputs of the build that are not part of the image.
     pub(super) build: Vec<Component<'a>>,
-    /// Number of components that share a reference.
-    taken: BTreeMap<String, usize>,
+    /// Number of components for each reference before its number is added.
+    reference_counts: BTreeMap<String, usize>,
 }
 
 impl<'a> Components<'a> {
     pub(super) fn of(provenance: &'a Provenance) -> Self {
-        let mut all = Self::default();
+        let mut components = Self::default();
         // The base comes first: syft takes the distribution of an SPDX document from the first package URL.
         let (base, others): (Vec<_>, Vec<_>) =
             provenance.materials.iter().partition(|material| material.role == Role::Base);
         if let Some(distribution) = base.iter().find_map(|material| material.distribution.as_ref()) {
-            all.distribution(distribution);
+            components.add_distribution(distribution);
         }
         for material in base.into_iter().chain(others) {
-            all.material(material);
+            components.add_material(material);
         }
         for module in &provenance.modules {
-            all.module(module);
+            components.add_module(module);
         }
-        all
+        components
     }
 
-    fn distribution(&mut self, Distribution { id, version }: &'a Distribution) {
+    fn add_distribution(&mut self, Distribution { id, version }: &'a Distribution) {
         let version = Some(version.as_str()).filter(|version| !version.is_empty());
         self.shipped.push(Component {
             supplier: Some(id),
@@ -106,7 +106,7 @@ impl<'a> Components<'a> {
         });
     }
 
-    fn material(&mut self, material: &'a Material) {
+    fn add_material(&mut self, material: &'a Material) {
         let Material { role, name, version, digest, commit, uri, packages, distribution, terms } = material;
         let role = *role;
         if role == Role::StoredHeaders {
@@ -128,38 +128,38 @@ impl<'a> Components<'a> {
             Role::Entrypoint => APPLICATION,
             Role::ModuleCertificate => CERTIFICATE,
         };
-        let reference = self.unique(role, name, version.as_deref());
+        let reference = self.unique_reference(role, name, version.as_deref());
         let is_content_fixed = role != Role::Toolchain || url.is_some();
         let mut component = Component {
             digest: digest.as_ref().filter(|_| is_content_fixed),
             purl,
-            // A base has another address where it comes from the registry's store.
+            // The address of a base differs if the base comes from the registry's store.
             url: url.filter(|_| role != Role::Base),
             supplier: supplier(role, distribution.as_ref(), url),
             ..component(kind, role.as_str(), name, version.as_deref(), reference)
         };
         component.properties.extend(commit.clone().map(|commit| ("git-commit", commit)));
-        self.list(role).push(component.with(terms));
+        self.list_for(role).push(component.with_terms(terms));
         if role.is_in_image() {
             for package in packages {
-                self.package(role, package, distribution.as_ref());
+                self.add_package(role, package, distribution.as_ref());
             }
         }
     }
 
-    fn package(&mut self, role: Role, package: &'a Package, distribution: Option<&'a Distribution>) {
+    fn add_package(&mut self, role: Role, package: &'a Package, distribution: Option<&'a Distribution>) {
         let Package { name, version, architecture, licenses } = package;
-        let reference = self.unique(role, name, Some(version));
+        let reference = self.unique_reference(role, name, Some(version));
         let component = Component {
             purl: Some(purl::of_package(name, version, Some(architecture), distribution)),
             licenses: licenses.iter().map(String::as_str).collect(),
             supplier: supplier(role, distribution, None),
             ..component(LIBRARY, role.as_str(), name, Some(version), reference)
         };
-        self.list(role).push(component);
+        self.list_for(role).push(component);
     }
 
-    fn module(&mut self, module: &'a ModuleFile) {
+    fn add_module(&mut self, module: &'a ModuleFile) {
         let ModuleFile { path, name, version, license, srcversion, digest } = module;
         let version = version.as_deref();
         let mut component = Component {
@@ -173,17 +173,17 @@ impl<'a> Components<'a> {
         self.shipped.push(component);
     }
 
-    fn list(&mut self, role: Role) -> &mut Vec<Component<'a>> {
+    fn list_for(&mut self, role: Role) -> &mut Vec<Component<'a>> {
         if role.is_in_image() { &mut self.shipped } else { &mut self.build }
     }
 
     /// Returns a reference that no other component has.
-    fn unique(&mut self, role: Role, name: &str, version: Option<&str>) -> String {
+    fn unique_reference(&mut self, role: Role, name: &str, version: Option<&str>) -> String {
         let version = version.map(|version| format!("@{version}")).unwrap_or_default();
         let plain = format!("{}:{name}{version}", role.as_str());
-        let taken = self.taken.entry(plain.clone()).or_default();
-        *taken += 1;
-        if *taken == 1 { plain } else { format!("{plain}#{}", *taken - 1) }
+        let count = self.reference_counts.entry(plain.clone()).or_default();
+        *count += 1;
+        if *count == 1 { plain } else { format!("{plain}#{}", *count - 1) }
     }
 }
 

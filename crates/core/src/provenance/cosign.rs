@@ -71,7 +71,7 @@ pub fn signature_layer(payload: &[u8], signature: &[u8]) -> Descriptor {
 
 /// A manifest of signatures or attestations, with its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Layered {
+pub struct CosignManifest {
     /// The configuration's bytes.
     pub config: Vec<u8>,
     /// The manifest's bytes; its media type is [`media_type::OCI_MANIFEST`].
@@ -79,7 +79,7 @@ pub struct Layered {
 }
 
 /// Adds layers to the manifest of a tag. Existing layers of other signers are kept.
-pub fn layered(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<Layered, ImageError> {
+pub fn add_layers(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<CosignManifest, ImageError> {
     let mut layers = before.map(|manifest| manifest.layers.clone()).unwrap_or_default();
     for layer in new {
         if !layers.contains(layer) {
@@ -99,7 +99,7 @@ pub fn layered(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<Lay
         annotations: before.map(|manifest| manifest.annotations.clone()).unwrap_or_default(),
         ..ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &config), layers)
     };
-    Ok(Layered { manifest: manifest.to_bytes()?, config })
+    Ok(CosignManifest { manifest: manifest.to_bytes()?, config })
 }
 
 /// Returns the layer for a signed statement.
@@ -136,13 +136,13 @@ mod tests {
     #[test]
     fn signatures_are_added_and_none_is_lost_or_doubled() {
         let (one, two) = (signature_layer(b"a", b"1"), signature_layer(b"a", b"2"));
-        let first = layered(None, std::slice::from_ref(&one)).unwrap();
+        let first = add_layers(None, std::slice::from_ref(&one)).unwrap();
         let read = ImageManifest::parse(&first.manifest).unwrap();
         assert_eq!(layer_signature(&read.layers[0]).unwrap(), b"1");
-        let both = layered(Some(&read), std::slice::from_ref(&two)).unwrap();
+        let both = add_layers(Some(&read), std::slice::from_ref(&two)).unwrap();
         let both_read = ImageManifest::parse(&both.manifest).unwrap();
         assert_eq!(both_read.layers, [one.clone(), two]);
-        assert_eq!(layered(Some(&both_read), &[one]).unwrap(), both);
+        assert_eq!(add_layers(Some(&both_read), &[one]).unwrap(), both);
         assert_eq!(read.config.digest, Digest::of(&first.config));
     }
 

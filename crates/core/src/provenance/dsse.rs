@@ -18,7 +18,7 @@ pub enum EnvelopeError {
     #[error("its payload is not base64")]
     Payload,
     /// The payload is not an in-toto statement.
-    #[error("it holds {0:?}, not an in-toto statement")]
+    #[error("it contains {0:?}, not an in-toto statement")]
     Type(String),
 }
 
@@ -72,7 +72,7 @@ impl Envelope {
             return Err(EnvelopeError::Type(json.payload_type.chars().take(80).collect()));
         }
         let payload = STANDARD.decode(&json.payload).map_err(|_| EnvelopeError::Payload)?;
-        let signatures = json.signatures.iter().filter_map(|one| STANDARD.decode(&one.sig).ok()).collect();
+        let signatures = json.signatures.iter().filter_map(|json| STANDARD.decode(&json.sig).ok()).collect();
         Ok(Self { payload, signatures })
     }
 

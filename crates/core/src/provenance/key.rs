@@ -16,9 +16,9 @@ use spki::{
 
 use crate::image::Digest;
 
-/// RFC 8017.
+/// Object identifier of RSA keys (RFC 8017).
 const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
-/// RFC 5480, with its curves.
+/// Object identifiers of ECDSA keys and of their curves (RFC 5480).
 const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
 const P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
 const P384: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.34");
@@ -48,10 +48,10 @@ impl KeyError {
     pub fn hint(self) -> &'static str {
         match self {
             Self::NoBlock | Self::Private | Self::Damaged => {
-                "give the public key in PEM form: `openssl pkey -in KEY -pubout` or `cosign public-key` print it"
+                "give the public key in PEM form, as `openssl pkey -in KEY -pubout` or `cosign public-key` prints it"
             }
             Self::Kind | Self::Unknown => {
-                "make another: `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
+                "create another key: `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
             }
         }
     }
@@ -94,11 +94,11 @@ impl PublicKey {
 
     /// Reads the first public key of a PEM file, of any supported kind.
     pub fn any_from_pem(text: &str) -> Result<Self, KeyError> {
-        let Some((_, rest)) = text.split_once("-----BEGIN PUBLIC KEY-----") else {
+        let Some((_, block)) = text.split_once("-----BEGIN PUBLIC KEY-----") else {
             let private = text.contains("PRIVATE KEY-----");
             return Err(if private { KeyError::Private } else { KeyError::NoBlock });
         };
-        let (block, _) = rest.split_once("-----END PUBLIC KEY-----").ok_or(KeyError::Damaged)?;
+        let (block, _) = block.split_once("-----END PUBLIC KEY-----").ok_or(KeyError::Damaged)?;
         let digits: String = block.split_whitespace().collect();
         Self::any_from_info(&STANDARD.decode(digits).map_err(|_| KeyError::Damaged)?)
     }
@@ -125,6 +125,7 @@ impl PublicKey {
         Self::any_from_info(&info.map_err(|_| KeyError::Damaged)?)
     }
 
+    /// Returns the key if it is supported for image signatures.
     fn for_images(self) -> Result<Self, KeyError> {
         match self.algorithm {
             KeyAlgorithm::Rsa(_) | KeyAlgorithm::P256 => Ok(self),
@@ -189,7 +190,7 @@ impl PublicKey {
     }
 
     /// Converts a signature of two concatenated numbers, as PKCS#11 creates it, to the form that [`Self::verify`] accepts.
-    pub fn verifiable(&self, signature: &[u8]) -> Option<Vec<u8>> {
+    pub fn to_der_signature(&self, signature: &[u8]) -> Option<Vec<u8>> {
         Some(match self.algorithm {
             KeyAlgorithm::Rsa(_) => return None,
             KeyAlgorithm::P256 => {

@@ -127,7 +127,7 @@ impl Material {
             None => (first, None),
         };
         let uri = version.as_ref().map(|version| match version.rsplit_once('.') {
-            Some((version, arch)) if purl::is_of_rpm(arch) => {
+            Some((version, arch)) if purl::is_rpm_architecture(arch) => {
                 purl::of_package(name, version, Some(arch), distribution.as_ref())
             }
             _ => purl::of_package(name, version, None, distribution.as_ref()),

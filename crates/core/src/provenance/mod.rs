@@ -20,15 +20,17 @@ mod testing;
 pub use bill::{CYCLONEDX_PREDICATE, bill, restricted};
 pub use bundle::{SIGNED_PREDICATE, SIGSTORE_BUNDLE, bundle, bundle_layer, may_be_bundle};
 pub use cosign::{
-    Layered, SIMPLE_SIGNING, attestation_layer, attestation_tag, is_cosign_tag, layer_signature, layered,
-    signature_layer, signature_tag, signed_digest, simple_signing,
+    CosignManifest, SIMPLE_SIGNING, add_layers, attestation_layer, attestation_tag, is_cosign_tag,
+    layer_signature, signature_layer, signature_tag, signed_digest, simple_signing,
 };
 pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyAlgorithm, KeyError, PublicKey};
 pub use materials::{Confinement, Material, ModuleFile, Provenance, Role, Subject, Terms};
 pub use package::{Package, PackageList, PackageReader, RPM_LIST, RPM_LIST_FORMAT};
 pub use purl::Distribution;
-pub use signers::{FoundSignatures, ImageSignature, Judgement, NamedKey, RequiredSigners, TooFewKeys, Trust};
+pub use signers::{
+    FoundSignatures, ImageSignature, NamedKey, RequiredSigners, SignerCheck, TooFewKeys, Trust,
+};
 pub use slsa::{SLSA_PREDICATE, named_inputs, slsa};
 pub use spdx::{SPDX_IMAGE, SPDX_PREDICATE, spdx};
 pub use statement::{CHECK_REPORT_PREDICATE, Statement, StatementError, is_about, statement};

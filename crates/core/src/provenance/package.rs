@@ -50,9 +50,11 @@ pub struct PackageList {
 /// Collects packages from the layers of one image, the lowest layer first.
 #[derive(Debug, Default)]
 pub struct PackageReader {
-    /// By path: `/etc` takes precedence over `/usr/lib`.
-    releases: BTreeMap<&'static str, Option<Distribution>>,
+    /// Distribution in each `os-release`. In the order of paths, `/etc` precedes `/usr/lib`.
+    distributions: BTreeMap<&'static str, Option<Distribution>>,
+    /// Packages in each package list, by its path.
     status: BTreeMap<String, Vec<Package>>,
+    /// Licenses by package.
     licenses: BTreeMap<String, BTreeSet<String>>,
 }
 
@@ -65,13 +67,13 @@ impl PackageReader {
                 return Ok(ControlFlow::<()>::Continue(()));
             };
             if path == Path::new(RPM_LIST) {
-                self.status.insert(RPM_LIST.to_owned(), rpm_packages(&text(entry)?));
+                self.status.insert(RPM_LIST.to_owned(), parse_rpm_list(&text(entry)?));
             } else if let Some(file) = OS_RELEASE.into_iter().find(|file| path == Path::new(file)) {
-                self.releases.insert(file, Distribution::parse(&text(entry)?));
+                self.distributions.insert(file, Distribution::parse(&text(entry)?));
             } else if let Some(file) = status_file(&path) {
-                self.status.insert(file, packages(&text(entry)?));
-            } else if let Some(name) = copyright_of(&path) {
-                self.licenses.insert(name, licenses(&text(entry)?));
+                self.status.insert(file, parse_status(&text(entry)?));
+            } else if let Some(name) = copyright_owner(&path) {
+                self.licenses.insert(name, parse_licenses(&text(entry)?));
             }
             Ok(ControlFlow::Continue(()))
         })
@@ -80,27 +82,28 @@ impl PackageReader {
 
     /// Returns the packages and the distribution.
     pub fn finish(self) -> PackageList {
-        let Self { releases, status, licenses } = self;
-        let mut all: Vec<Package> = status.into_values().flatten().collect();
-        for package in &mut all {
-            let named = licenses.get(&package.name).into_iter().flatten();
-            package.licenses = named.take(MAX_LICENSES).cloned().collect();
+        let Self { distributions, status, licenses } = self;
+        let mut packages: Vec<Package> = status.into_values().flatten().collect();
+        for package in &mut packages {
+            let names = licenses.get(&package.name).into_iter().flatten();
+            package.licenses = names.take(MAX_LICENSES).cloned().collect();
         }
-        all.sort();
-        all.dedup();
-        PackageList { packages: all, distribution: releases.into_values().flatten().next() }
+        packages.sort();
+        packages.dedup();
+        PackageList { packages, distribution: distributions.into_values().flatten().next() }
     }
 }
 
 /// Returns dpkg's status file, or a file in `status.d`, as distroless images without dpkg have.
 fn status_file(path: &Path) -> Option<String> {
     let path = path.to_str()?;
-    let rest = path.strip_prefix("var/lib/dpkg/")?;
-    let single = rest.strip_prefix("status.d/").is_some_and(|name| !name.contains(['/', '.']));
-    (rest == "status" || single).then(|| rest.to_owned())
+    let file = path.strip_prefix("var/lib/dpkg/")?;
+    let is_single_package = file.strip_prefix("status.d/").is_some_and(|name| !name.contains(['/', '.']));
+    (file == "status" || is_single_package).then(|| file.to_owned())
 }
 
-fn copyright_of(path: &Path) -> Option<String> {
+/// Returns the package that a copyright file belongs to.
+fn copyright_owner(path: &Path) -> Option<String> {
     let name = path.to_str()?.strip_prefix("usr/share/doc/")?.strip_suffix("/copyright")?;
     (!name.contains('/')).then(|| name.to_owned())
 }
@@ -112,7 +115,7 @@ fn text(file: impl Read) -> io::Result<String> {
 }
 
 /// Parses the installed packages in a dpkg status file (`deb-control(5)`, `dpkg(1)`).
-fn packages(status: &str) -> Vec<Package> {
+fn parse_status(status: &str) -> Vec<Package> {
     let paragraph = |text: &str| {
         let field = |name: &str| {
             let is_field =
@@ -129,7 +132,7 @@ fn packages(status: &str) -> Vec<Package> {
 }
 
 /// Parses a package list in [`RPM_LIST_FORMAT`].
-fn rpm_packages(list: &str) -> Vec<Package> {
+fn parse_rpm_list(list: &str) -> Vec<Package> {
     let package = |line: &str| {
         let [name, version, _, _, _, _, _, arch, epoch, _] =
             line.split('\t').map(printable).collect::<Vec<_>>().try_into().ok()?;
@@ -140,7 +143,7 @@ fn rpm_packages(list: &str) -> Vec<Package> {
 }
 
 /// Returns the short names in the `License:` fields of a DEP 5 file; empty for files in another format.
-fn licenses(copyright: &str) -> BTreeSet<String> {
+fn parse_licenses(copyright: &str) -> BTreeSet<String> {
     if !copyright.trim_start().to_ascii_lowercase().starts_with("format:") {
         return BTreeSet::new();
     }

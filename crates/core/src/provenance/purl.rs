@@ -63,8 +63,9 @@ pub(super) fn of_package(
     arch: Option<&str>,
     distribution: Option<&Distribution>,
 ) -> String {
-    let is_rpm = arch.is_some_and(is_of_rpm);
-    let namespace = distribution.map(|of| format!("{}/", escape(&of.id.to_lowercase()))).unwrap_or_default();
+    let is_rpm = arch.is_some_and(is_rpm_architecture);
+    let namespace =
+        distribution.map(|known| format!("{}/", escape(&known.id.to_lowercase()))).unwrap_or_default();
     let (kind, epoch, version) = match (is_rpm, version.split_once(':')) {
         (true, Some((epoch, version))) => ("rpm", Some(epoch), version),
         (true, None) => ("rpm", None, version),
@@ -76,27 +77,28 @@ pub(super) fn of_package(
     qualified(base, &[("arch", arch), ("distro", distro.as_deref()), ("epoch", epoch)])
 }
 
-/// RPM and Debian use different names for each architecture.
-pub(super) fn is_of_rpm(arch: &str) -> bool {
+/// Whether the name of an architecture is RPM's. Debian uses other names.
+pub(super) fn is_rpm_architecture(arch: &str) -> bool {
     ["aarch64", "noarch", "x86_64"].contains(&arch)
 }
 
 /// Returns the package URL of software outside of any package archive: the type `github` for a project's release there,
 /// otherwise `generic`.
 pub(super) fn of_software(name: &str, version: Option<&str>, url: Option<&str>) -> String {
-    let at = version.map(|version| format!("@{}", escape(version))).unwrap_or_default();
+    let version = version.map(|version| format!("@{}", escape(version))).unwrap_or_default();
     let path = url.and_then(|url| url.strip_prefix("https://github.com/"));
     let project = path.and_then(|path| {
         let mut segments = path.splitn(3, '/');
         Some((segments.next()?, segments.next()?.trim_end_matches(".git")))
     });
     let is_git = url.is_some_and(|url| url.starts_with("git+"));
-    let kind = if is_git { "vcs_url" } else { "download_url" };
+    let qualifier = if is_git { "vcs_url" } else { "download_url" };
     match project {
         Some((owner, repository)) => {
-            format!("pkg:github/{}/{}{at}", escape(&owner.to_lowercase()), escape(&repository.to_lowercase()))
+            let [owner, repository] = [owner, repository].map(|name| escape(&name.to_lowercase()));
+            format!("pkg:github/{owner}/{repository}{version}")
         }
-        None => qualified(format!("pkg:generic/{}{at}", escape(name)), &[(kind, url)]),
+        None => qualified(format!("pkg:generic/{}{version}", escape(name)), &[(qualifier, url)]),
     }
 }
 
@@ -118,7 +120,7 @@ fn qualified(mut url: String, qualifiers: &[(&str, Option<&str>)]) -> String {
     url
 }
 
-/// Percent-encodes a component. The specification forbids to encode a colon.
+/// Percent-encodes a component. The specification forbids encoding a colon.
 fn escape(text: &str) -> String {
     const ESCAPED: &AsciiSet =
         &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b':');

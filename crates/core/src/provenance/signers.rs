@@ -42,13 +42,13 @@ impl ImageSignature {
 pub struct FoundSignatures {
     signers: Vec<PublicKey>,
     /// Whether a signature was found that is not by any of the keys, or not for this image.
-    strange: bool,
+    has_unaccepted: bool,
     /// Reason why a signature could not be read.
     unread: Option<String>,
 }
 
 impl FoundSignatures {
-    /// Adds a signature, after comparing it with the wanted keys.
+    /// Adds a signature, after comparing it with the accepted keys.
     pub fn add<'a>(
         &mut self,
         image: &Digest,
@@ -57,7 +57,7 @@ impl FoundSignatures {
     ) {
         match keys.into_iter().find(|key| signature.is_by(image, key)) {
             Some(key) => self.add_signer(key),
-            None => self.strange = true,
+            None => self.has_unaccepted = true,
         }
     }
 
@@ -85,8 +85,8 @@ impl FoundSignatures {
 
     /// Whether no signature was found.
     pub fn is_empty(&self) -> bool {
-        let Self { signers, strange, unread } = self;
-        signers.is_empty() && !strange && unread.is_none()
+        let Self { signers, has_unaccepted, unread } = self;
+        signers.is_empty() && !has_unaccepted && unread.is_none()
     }
 
     fn is_by(&self, key: &PublicKey) -> bool {
@@ -94,8 +94,8 @@ impl FoundSignatures {
     }
 
     /// Explains why no accepted key is among the signers.
-    fn why_none(&self) -> String {
-        match (&self.unread, self.strange) {
+    fn why_no_signer(&self) -> String {
+        match (&self.unread, self.has_unaccepted) {
             (Some(why), _) => format!("its signature cannot be read: {why}"),
             (None, true) => "none of its signatures is over this image by an accepted key".to_owned(),
             (None, false) => "it has no signature".to_owned(),
@@ -131,11 +131,11 @@ pub struct RequiredSigners {
 impl RequiredSigners {
     /// Requires signatures by `at_least` of these named keys. A key that is listed twice counts once, whatever its names.
     pub fn new(
-        named: impl IntoIterator<Item = (String, PublicKey)>,
+        named_keys: impl IntoIterator<Item = (String, PublicKey)>,
         at_least: usize,
     ) -> Result<Self, TooFewKeys> {
         let mut keys: Vec<NamedKey> = Vec::new();
-        for (name, key) in named {
+        for (name, key) in named_keys {
             match keys.iter_mut().find(|known| known.key.is_same_key(&key)) {
                 Some(known) => known.names.push(name),
                 None => keys.push(NamedKey { names: vec![name], key }),
@@ -157,28 +157,28 @@ impl RequiredSigners {
 
     /// Returns the different keys.
     pub fn keys(&self) -> impl Iterator<Item = &PublicKey> {
-        self.keys.iter().map(|named| &named.key)
+        self.keys.iter().map(|key| &key.key)
     }
 
     /// Compares the signatures found with the requirement.
-    pub fn judge<'a>(&'a self, found: &'a FoundSignatures) -> Judgement<'a> {
-        let (signed, missing) = self.keys.iter().partition(|named| found.is_by(&named.key));
-        Judgement { signed, missing, at_least: self.at_least, found }
+    pub fn check<'a>(&'a self, signatures: &'a FoundSignatures) -> SignerCheck<'a> {
+        let (signed, missing) = self.keys.iter().partition(|key| signatures.is_by(&key.key));
+        SignerCheck { signed, missing, at_least: self.at_least, signatures }
     }
 }
 
 /// Result of the comparison: the accepted keys that signed an image, and the accepted keys that did not.
 #[derive(Clone, Debug)]
-pub struct Judgement<'a> {
+pub struct SignerCheck<'a> {
     /// Accepted keys that signed the image.
     pub signed: Vec<&'a NamedKey>,
     /// Accepted keys that did not sign the image.
     pub missing: Vec<&'a NamedKey>,
     at_least: usize,
-    found: &'a FoundSignatures,
+    signatures: &'a FoundSignatures,
 }
 
-impl Judgement<'_> {
+impl SignerCheck<'_> {
     /// Whether enough accepted keys signed.
     pub fn is_enough(&self) -> bool {
         self.signed.len() >= self.at_least
@@ -190,25 +190,25 @@ impl Judgement<'_> {
     }
 }
 
-impl fmt::Display for Judgement<'_> {
+impl fmt::Display for SignerCheck<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { signed, missing, at_least, found } = self;
+        let Self { signed, missing, at_least, signatures } = self;
         let list = |keys: &[&NamedKey]| keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         if !self.is_enough() && *at_least == 1 {
-            return f.write_str(&found.why_none());
+            return f.write_str(&signatures.why_no_signer());
         }
         if self.is_enough() {
             write!(f, "by {}", list(signed))?;
         } else {
             write!(f, "{} of {at_least} required keys have signed", signed.len())?;
-            let who = if signed.is_empty() { found.why_none() } else { list(signed) };
-            write!(f, ": {who}")?;
+            let detail = if signed.is_empty() { signatures.why_no_signer() } else { list(signed) };
+            write!(f, ": {detail}")?;
         }
         if missing.is_empty() { Ok(()) } else { write!(f, "; missing: {}", list(missing)) }
     }
 }
 
-/// Trusted keys of a site, for decisions to make something from a published image.
+/// Trusted keys of a site. They decide whether a published image may be an input of another one.
 #[derive(Clone, Copy, Debug)]
 pub struct Trust<'a> {
     /// The site's own key (`imageSigning`). Images signed with it were made by this site's farrier.
@@ -228,14 +228,14 @@ impl Trust<'_> {
 
     /// Whether an image with these signatures may be used as an input. Anyone who may write to the registry can store any content
     /// and any annotations under its tag. The policy's requirement for a rollout applies here, too.
-    pub fn judge(&self, found: &FoundSignatures) -> Result<(), String> {
+    pub fn check(&self, signatures: &FoundSignatures) -> Result<(), String> {
         let Self { own, required, signs_modules } = self;
         match (own, required) {
             (None, None) if *signs_modules => Err("the site has no keys for images".to_owned()),
             (None, None) => Ok(()),
-            (Some(own), _) if own.judge(found).is_enough() => Ok(()),
-            (_, Some(required)) => required.judge(found).accept(),
-            (Some(own), None) => own.judge(found).accept(),
+            (Some(own), _) if own.check(signatures).is_enough() => Ok(()),
+            (_, Some(required)) => required.check(signatures).accept(),
+            (Some(own), None) => own.check(signatures).accept(),
         }
     }
 }
@@ -274,9 +274,9 @@ mod tests {
             (&[third, release], true),
             (&[site, release, third], true),
         ] {
-            assert_eq!(two_of_three.judge(&found(signed)).is_enough(), enough, "{signed:?}");
+            assert_eq!(two_of_three.check(&found(signed)).is_enough(), enough, "{signed:?}");
         }
-        assert!(!required(1, &[site]).unwrap().judge(&found(&[release])).is_enough());
+        assert!(!required(1, &[site]).unwrap().check(&found(&[release])).is_enough());
     }
 
     #[test]
@@ -284,8 +284,8 @@ mod tests {
         let twice = [P256_KEY, P256_KEY, RSA_KEY];
         assert_eq!(required(3, &twice), Err(TooFewKeys { at_least: 3, different: 2 }));
         let two = required(2, &twice).unwrap();
-        assert!(!two.judge(&found(&[P256_KEY])).is_enough());
-        let said = two.judge(&found(&[P256_KEY])).to_string();
+        assert!(!two.check(&found(&[P256_KEY])).is_enough());
+        let said = two.check(&found(&[P256_KEY])).to_string();
         assert!(said.starts_with("1 of 2 required keys have signed: 0.pem = 1.pem (sha256:"), "{said}");
         assert!(said.contains("; missing: 2.pem (sha256:"), "{said}");
         // A different encoding of the point does not make another key.
@@ -293,13 +293,13 @@ mod tests {
         assert!(required(2, &[P256_KEY, P256_COMPRESSED_KEY]).is_err());
         let other_form = found(&[P256_COMPRESSED_KEY, P256_KEY]);
         assert_eq!(other_form.signers().len(), 1);
-        assert!(two.judge(&found(&[P256_COMPRESSED_KEY, RSA_KEY])).is_enough());
+        assert!(two.check(&found(&[P256_COMPRESSED_KEY, RSA_KEY])).is_enough());
     }
 
     #[test]
     fn what_is_said() {
         let one = required(1, &[P256_KEY, RSA_KEY]).unwrap();
-        let said = |found: &FoundSignatures| one.judge(found).to_string();
+        let said = |found: &FoundSignatures| one.check(found).to_string();
         assert_eq!(said(&found(&[])), "it has no signature");
         let mut strange = found(&[]);
         let simple = ImageSignature::Simple { payload: Vec::new(), signature: Vec::new() };
@@ -316,7 +316,7 @@ mod tests {
         let own = RequiredSigners::one("imageSigning", key(P256_KEY));
         let two = required(2, &[P256_KEY, RSA_KEY, COSIGN_3_KEY]).unwrap();
         let judge = |own, required, signs_modules, signed: &[&str]| {
-            Trust { own, required, signs_modules }.judge(&found(signed)).is_ok()
+            Trust { own, required, signs_modules }.check(&found(signed)).is_ok()
         };
         // Without keys, every image is accepted, unless the site signs modules.
         assert!(judge(None, None, false, &[]));

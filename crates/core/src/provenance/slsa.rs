@@ -36,8 +36,8 @@ pub fn slsa(provenance: &Provenance) -> Value {
     let dependencies: Vec<Value> = materials.iter().map(dependency).collect();
     let Confinement { refused, landlock, limits } = confinement;
     let byproducts = (!refused.is_empty()).then(|| {
-        let found = json!({"refused": refused, "landlock": landlock, "limits": limits});
-        json!([{"name": "canary", "uri": CANARY, "annotations": found}])
+        let measured = json!({"refused": refused, "landlock": landlock, "limits": limits});
+        json!([{"name": "canary", "uri": CANARY, "annotations": measured}])
     });
     json!({
         "buildDefinition": {
@@ -65,7 +65,7 @@ fn dependency(material: &Material) -> Value {
         purl::of_package(name, version, Some(architecture), distribution.as_ref())
     };
     let packages: Option<Value> = (!packages.is_empty()).then(|| packages.iter().map(url).collect());
-    // The content of a toolchain is unknown where only the engine still has it.
+    // The content of a toolchain is unknown if only the engine has the toolchain.
     let is_unknown = digest.is_none() && commit.is_none();
     let uri = uri.clone().or_else(|| is_unknown.then(|| purl::of_software(name, version.as_deref(), None)));
     without_nulls(json!({

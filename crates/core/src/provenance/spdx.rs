@@ -41,15 +41,15 @@ pub fn spdx(provenance: &Provenance) -> Value {
         "name": format!("{} {}", subject.name, subject.version),
         "creationInfo": {"created": CREATED, "creators": ["Tool: farrier"]},
         "packages": packages,
-        "hasExtractedLicensingInfos": extracted(&licenses),
+        "hasExtractedLicensingInfos": extracted_licenses(&licenses),
         "relationships": relationships,
     });
     document["documentNamespace"] = json!(format!("https://farrier.dev/spdx/{}", uuid_of(&document)));
     document
 }
 
-/// SPDX requires a text for each license without an SPDX identifier.
-fn extracted(licenses: &[&str]) -> Vec<Value> {
+/// Returns a text for each license without an SPDX identifier, as SPDX requires.
+fn extracted_licenses(licenses: &[&str]) -> Vec<Value> {
     let words = licenses.iter().flat_map(|license| license.split(['(', ')', ' ', '+']));
     let names: BTreeSet<&str> = words.filter(|word| word.starts_with("LicenseRef-")).collect();
     let text = "The supplier's own license, which farrier does not have.";
@@ -60,23 +60,23 @@ fn relationship(from: &str, kind: &str, to: &str) -> Value {
     json!({"spdxElementId": from, "relationshipType": kind, "relatedSpdxElement": to})
 }
 
-fn package(of: &Component<'_>, purpose: &str, id: &str) -> Value {
+fn package(component: &Component<'_>, purpose: &str, id: &str) -> Value {
     const UNKNOWN: &str = "NOASSERTION";
     let checksum = |digest: &Digest| json!([{"algorithm": "SHA256", "checksumValue": digest.hex()}]);
     let reference = |url: &String| json!([{"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": url}]);
-    let comments =
-        (!of.licenses.is_empty()).then(|| format!("The component states: {}", of.licenses.join(", ")));
+    let comments = (!component.licenses.is_empty())
+        .then(|| format!("The component states: {}", component.licenses.join(", ")));
     without_nulls(json!({
         "SPDXID": id,
-        "name": of.name,
-        "versionInfo": of.version,
-        "supplier": of.supplier.map_or_else(|| UNKNOWN.to_owned(), |name| format!("Organization: {name}")),
-        "downloadLocation": of.url.unwrap_or(UNKNOWN),
+        "name": component.name,
+        "versionInfo": component.version,
+        "supplier": component.supplier.map_or_else(|| UNKNOWN.to_owned(), |name| format!("Organization: {name}")),
+        "downloadLocation": component.url.unwrap_or(UNKNOWN),
         "filesAnalyzed": false,
-        "checksums": of.digest.map(checksum),
-        "externalRefs": of.purl.as_ref().map(reference),
+        "checksums": component.digest.map(checksum),
+        "externalRefs": component.purl.as_ref().map(reference),
         "licenseConcluded": UNKNOWN,
-        "licenseDeclared": of.license.unwrap_or(UNKNOWN),
+        "licenseDeclared": component.license.unwrap_or(UNKNOWN),
         "licenseComments": comments,
         "copyrightText": UNKNOWN,
         "primaryPackagePurpose": purpose,

@@ -61,10 +61,10 @@ impl FromStr for HostPort {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let refused = || ParseError::new(text, A_HOST);
-        let (name, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        let invalid = || ParseError::new(text, A_HOST);
+        let (name, port) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
             Some((address, "")) => (address, None),
-            Some((address, rest)) => (address, Some(rest.strip_prefix(':').ok_or_else(refused)?)),
+            Some((address, suffix)) => (address, Some(suffix.strip_prefix(':').ok_or_else(invalid)?)),
             None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
         };
         let bracketed = text.starts_with('[');
@@ -76,14 +76,14 @@ impl FromStr for HostPort {
         let port = match port {
             None => None,
             Some(port) if port.chars().all(|c| c.is_ascii_digit()) => {
-                Some(port.parse().ok().filter(|port| *port > 0).ok_or_else(refused)?)
+                Some(port.parse().ok().filter(|port| *port > 0).ok_or_else(invalid)?)
             }
-            Some(_) => return Err(refused()),
+            Some(_) => return Err(invalid()),
         };
         if (is_name && !bracketed) || is_address {
             Ok(Self { name: name.to_ascii_lowercase(), port })
         } else {
-            Err(refused())
+            Err(invalid())
         }
     }
 }
@@ -102,33 +102,33 @@ impl fmt::Display for HostPort {
 /// The hosts that farrier may access.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPolicy {
-    /// `None` allows all hosts.
-    named: Option<Vec<HostPort>>,
+    /// Allowed hosts; `None` allows all hosts.
+    allowed: Option<Vec<HostPort>>,
 }
 
 impl HostPolicy {
-    /// Allows only hosts added with [`HostPolicy::name`].
-    pub fn only_named() -> Self {
-        Self { named: Some(Vec::new()) }
+    /// Allows only hosts added with [`HostPolicy::allow`].
+    pub fn offline() -> Self {
+        Self { allowed: Some(Vec::new()) }
     }
 
     /// Whether all hosts except the added ones are forbidden.
     pub fn is_offline(&self) -> bool {
-        self.named.is_some()
+        self.allowed.is_some()
     }
 
     /// Allows this host, too.
-    pub fn name(&mut self, host: HostPort) {
-        if let Some(named) = &mut self.named
-            && !named.contains(&host)
+    pub fn allow(&mut self, host: HostPort) {
+        if let Some(allowed) = &mut self.allowed
+            && !allowed.contains(&host)
         {
-            named.push(host);
+            allowed.push(host);
         }
     }
 
     /// Whether farrier may access this host.
     pub fn allows(&self, host: &HostPort) -> bool {
-        self.named.as_ref().is_none_or(|named| named.iter().any(|known| known.covers(host)))
+        self.allowed.as_ref().is_none_or(|hosts| hosts.iter().any(|allowed| allowed.covers(host)))
     }
 }
 
@@ -147,15 +147,15 @@ pub enum NoProxy {
 impl NoProxy {
     /// Whether the entry matches the host, which is then reached directly.
     pub fn matches(&self, host: &HostPort) -> bool {
-        let at = |port: &Option<u16>| port.is_none() || *port == host.port;
+        let covers_port = |port: &Option<u16>| port.is_none() || *port == host.port;
         match self {
             Self::All => true,
             Self::Domain { name, port } => {
-                let below = host.name.strip_suffix(name.as_str());
-                at(port) && below.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+                let subdomain = host.name.strip_suffix(name.as_str());
+                covers_port(port) && subdomain.is_some_and(|name| name.is_empty() || name.ends_with('.'))
             }
             Self::Network { network, port } => {
-                at(port)
+                covers_port(port)
                     && host.name.parse().is_ok_and(|other: IpAddr| network.contains(&other.to_canonical()))
             }
         }
@@ -169,19 +169,19 @@ impl FromStr for NoProxy {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let refused = || ParseError::new(text, A_DIRECT_HOST);
+        let invalid = || ParseError::new(text, A_DIRECT_HOST);
         if text == "*" {
             return Ok(Self::All);
         }
         if let Some((address, bits)) = text.split_once('/') {
             let network = format!("{}/{bits}", address.trim_matches(['[', ']']));
-            return Ok(Self::Network { network: network.parse().map_err(|_| refused())?, port: None });
+            return Ok(Self::Network { network: network.parse().map_err(|_| invalid())?, port: None });
         }
         if let Ok(address) = text.parse::<IpAddr>() {
             return Ok(Self::Network { network: address.into(), port: None });
         }
         let inner = text.strip_prefix("*.").or_else(|| text.strip_prefix('.')).unwrap_or(text);
-        let HostPort { name, port } = inner.parse().map_err(|_| refused())?;
+        let HostPort { name, port } = inner.parse().map_err(|_| invalid())?;
         Ok(match name.parse::<IpAddr>() {
             Ok(address) => Self::Network { network: address.into(), port },
             Err(_) => Self::Domain { name, port },
@@ -241,13 +241,13 @@ impl ProxyUrl {
     /// Parses `http://[user:password@]host[:port]`, the form of environment variables.
     pub fn of_environment(text: &str) -> Result<Self, ParseError> {
         // An invalid value may contain a password, so the error omits everything before the `@`.
-        let refused = || ParseError::new(text.rsplit('@').next().unwrap_or_default(), A_PROXY);
-        let url = Url::parse(text).map_err(|_| refused())?;
-        let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
-        if matches!(url.scheme(), "http" | "https") && url.has_host() && bare {
+        let invalid = || ParseError::new(text.rsplit('@').next().unwrap_or_default(), A_PROXY);
+        let url = Url::parse(text).map_err(|_| invalid())?;
+        let has_only_host = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+        if matches!(url.scheme(), "http" | "https") && url.has_host() && has_only_host {
             Ok(Self(url))
         } else {
-            Err(refused())
+            Err(invalid())
         }
     }
 }
@@ -256,9 +256,9 @@ impl FromStr for ProxyUrl {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let found = Self::of_environment(text)?;
-        if found.0.username().is_empty() && found.0.password().is_none() {
-            Ok(found)
+        let proxy = Self::of_environment(text)?;
+        if proxy.0.username().is_empty() && proxy.0.password().is_none() {
+            Ok(proxy)
         } else {
             Err(ParseError::new(text, A_PROXY))
         }
@@ -276,21 +276,21 @@ impl fmt::Display for ProxyUrl {
 /// Serializes the URL without its password.
 impl Serialize for ProxyUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut bare = self.0.clone();
-        let _ = bare.set_username("");
-        let _ = bare.set_password(None);
-        serializer.collect_str(&bare)
+        let mut url = self.0.clone();
+        let _ = url.set_username("");
+        let _ = url.set_password(None);
+        serializer.collect_str(&url)
     }
 }
 
-/// Schema of a text, described by `what`.
-pub(super) fn described(what: &str) -> Schema {
-    json_schema!({"type": "string", "description": format!("{what}.")})
+/// Schema of a text with this description.
+pub(super) fn text_with_description(description: &str) -> Schema {
+    json_schema!({"type": "string", "description": format!("{description}.")})
 }
 
-text_schema!(HostPort, true, described(A_HOST));
-text_schema!(NoProxy, true, described(A_DIRECT_HOST));
-text_schema!(ProxyUrl, true, described(A_PROXY));
+text_schema!(HostPort, true, text_with_description(A_HOST));
+text_schema!(NoProxy, true, text_with_description(A_DIRECT_HOST));
+text_schema!(ProxyUrl, true, text_with_description(A_PROXY));
 
 #[cfg(test)]
 mod tests {
@@ -334,10 +334,10 @@ mod tests {
 
     #[test]
     fn only_named_hosts_are_allowed_offline() {
-        let mut policy = HostPolicy::only_named();
+        let mut policy = HostPolicy::offline();
         assert!(!policy.allows(&host("127.0.0.1:5000")));
         for named in ["r.example", "s.example:5000", "docker.io"] {
-            policy.name(host(named));
+            policy.allow(host(named));
         }
         for allowed in ["r.example:443", "r.example", "s.example:5000", "registry-1.docker.io:443"] {
             assert!(policy.allows(&host(allowed)), "{allowed}");

@@ -69,16 +69,16 @@ impl IgnoredTaint {
 impl IgnoreNodes {
     fn matches(&self, node: &NodeFacts, now: Timestamp) -> bool {
         let Self { labels, taints, os, not_ready_for } = self;
-        let is_dead = |limit: &Period| {
+        let is_expired = |limit: &Period| {
             let since = node.ready_changed.filter(|_| node.not_ready);
             let limit = SignedDuration::try_from(limit.duration()).unwrap_or(SignedDuration::MAX);
             since.is_some_and(|since| now.duration_since(since) >= limit)
         };
         *self != Self::default()
             && has_labels(&node.labels, labels)
-            && taints.iter().all(|wanted| node.taints.iter().any(|taint| wanted.matches(taint)))
+            && taints.iter().all(|rule| node.taints.iter().any(|taint| rule.matches(taint)))
             && (os.is_empty() || os.iter().any(|os| **os == *node.operating_system))
-            && not_ready_for.as_ref().is_none_or(is_dead)
+            && not_ready_for.as_ref().is_none_or(is_expired)
     }
 }
 
@@ -86,7 +86,7 @@ impl IgnoreNodes {
 pub fn ignore_nodes(snapshot: &mut ClusterSnapshot, rules: &[IgnoreNodes], now: Timestamp) {
     for node in &mut snapshot.nodes {
         let ignored_by = rules.iter().position(|rule| rule.matches(node, now));
-        // Writing copies the node's shared facts.
+        // A mutable access copies the shared facts of the node, so unchanged nodes are not written.
         if node.ignored_by != ignored_by {
             node.ignored_by = ignored_by;
         }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_with::{DeserializeFromStr, SerializeDisplay};
 use url::Url;
 
-use super::host::described;
+use super::host::text_with_description;
 use crate::definition::{NonEmpty, ParseError, text_schema};
 
 /// Alternative locations for references or URLs with a prefix.
@@ -31,7 +31,7 @@ pub struct MirrorRule {
 #[derive(Clone, Debug, PartialEq, Eq, Display, DeserializeFromStr, SerializeDisplay)]
 pub enum Prefix {
     /// `host[:port][/path]`.
-    Image(Images),
+    Image(ImagePrefix),
     /// `http://` or `https://`, a host, and optionally a path.
     Address(Url),
 }
@@ -39,7 +39,7 @@ pub enum Prefix {
 /// Prefix of image references: a host and optionally a path.
 #[derive(Clone, Debug, PartialEq, Eq, Display)]
 #[display("{host}{}{path}", if path.is_empty() { "" } else { "/" })]
-pub struct Images {
+pub struct ImagePrefix {
     host: String,
     path: String,
 }
@@ -47,7 +47,7 @@ pub struct Images {
 const A_PREFIX: &str = "the beginning of image references (`docker.io/library`: Docker Hub's start with \
                         `docker.io`) or of addresses (`https://github.com/Mellanox/`)";
 
-impl Images {
+impl ImagePrefix {
     /// `host[:port]`.
     pub fn host(&self) -> &str {
         &self.host
@@ -56,31 +56,29 @@ impl Images {
     /// Returns the length of this prefix if it covers `host` and `path`. A longer prefix is more specific.
     pub fn covers(&self, host: &str, path: &str) -> Option<usize> {
         let host = if is_docker_hub(host) { "docker.io" } else { host };
-        self.rest(host, path).map(|_| self.host.len() + self.path.len())
+        self.strip(host, path).map(|_| self.host.len() + self.path.len())
     }
 
-    /// Returns the part of a path after this prefix, or an empty text if there is none.
-    fn rest<'a>(&self, host: &str, path: &'a str) -> Option<&'a str> {
-        if host != self.host {
-            return None;
-        }
-        below(&self.path, path)
+    /// Returns the part of a path after this prefix; `None` if the host or the path has another prefix.
+    fn strip<'a>(&self, host: &str, path: &'a str) -> Option<&'a str> {
+        if host == self.host { strip_path(path, &self.path) } else { None }
     }
 
-    fn with(&self, rest: &str) -> Option<Repository> {
-        let parts = [self.host.as_str(), &self.path, rest];
+    /// Returns the repository at a path below this prefix.
+    fn join(&self, path: &str) -> Option<Repository> {
+        let parts = [self.host.as_str(), &self.path, path];
         let text = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/");
         // A host alone would parse as the name of an image at Docker Hub.
         text.parse().ok().filter(|repository: &Repository| repository.host().is_some())
     }
 }
 
-/// Returns the rest of a path after a prefix that ends at a `/` or at the end of the path.
-fn below<'a>(prefix: &str, path: &'a str) -> Option<&'a str> {
+/// Returns the part of a path after a prefix that ends at a `/` or at the end of the path.
+fn strip_path<'a>(path: &'a str, prefix: &str) -> Option<&'a str> {
     match path.strip_prefix(prefix)? {
         "" => Some(""),
-        rest if prefix.is_empty() => Some(rest),
-        rest => rest.strip_prefix('/'),
+        path if prefix.is_empty() => Some(path),
+        path => path.strip_prefix('/'),
     }
 }
 
@@ -95,14 +93,14 @@ impl FromStr for Prefix {
     type Err = ParseError;
 
     fn from_str(text: &str) -> Result<Self, ParseError> {
-        let refused = || ParseError::new(text, A_PREFIX);
+        let invalid = || ParseError::new(text, A_PREFIX);
         if text.contains("://") {
-            let mut url = Url::parse(text).map_err(|_| refused())?;
-            let plain = url.query().is_none()
+            let mut url = Url::parse(text).map_err(|_| invalid())?;
+            let has_only_path = url.query().is_none()
                 && url.fragment().is_none()
                 && url.username().is_empty()
                 && url.password().is_none();
-            if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !plain {
+            if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !has_only_path {
                 return Err(ParseError::new(text.rsplit('@').next().unwrap_or_default(), A_PREFIX));
             }
             let path = url.path().trim_end_matches('/').to_owned();
@@ -112,16 +110,16 @@ impl FromStr for Prefix {
         let text = text.strip_suffix('/').unwrap_or(text);
         // A repository must have a path, but a prefix may be a whole registry.
         let (host, path) = text.split_once('/').unwrap_or((text, ""));
-        let sample: Repository = format!("{text}/x").parse().map_err(|_| refused())?;
+        let sample: Repository = format!("{text}/x").parse().map_err(|_| invalid())?;
         if sample.host() != Some(host) {
-            return Err(refused());
+            return Err(invalid());
         }
         let host = if is_docker_hub(host) { "docker.io" } else { host };
-        Ok(Self::Image(Images { host: host.to_owned(), path: path.to_owned() }))
+        Ok(Self::Image(ImagePrefix { host: host.to_owned(), path: path.to_owned() }))
     }
 }
 
-text_schema!(Prefix, true, described(A_PREFIX));
+text_schema!(Prefix, true, text_with_description(A_PREFIX));
 
 /// Returns the repositories to try, in order. The last one is `repository` itself.
 pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Repository> {
@@ -129,17 +127,16 @@ pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Re
     let longest = rules
         .iter()
         .filter_map(|rule| match &rule.from {
-            Prefix::Image(images) => Some((images.path.len(), rule, images.rest(&host, &path)?)),
+            Prefix::Image(prefix) => Some((prefix.path.len(), rule, prefix.strip(&host, &path)?)),
             Prefix::Address(_) => None,
         })
         .max_by_key(|(length, ..)| *length);
     let mut candidates: Vec<Repository> = Vec::new();
-    if let Some((_, rule, rest)) = longest {
-        let places = rule.to.iter().filter_map(|to| match to {
-            Prefix::Image(images) => images.with(rest),
-            Prefix::Address(_) => None,
-        });
-        candidates.extend(places);
+    if let Some((_, rule, inner_path)) = longest {
+        for to in &rule.to {
+            let Prefix::Image(to) = to else { continue };
+            candidates.extend(to.join(inner_path));
+        }
     }
     candidates.retain(|candidate| candidate.normalized() != (host.clone(), path.clone()));
     candidates.push(repository.clone());
@@ -151,16 +148,16 @@ pub fn url_candidates(rules: &[MirrorRule], url: &Url) -> Vec<Url> {
     let longest = rules
         .iter()
         .filter_map(|rule| match &rule.from {
-            Prefix::Address(from) => Some((from.path().len(), rule, rest_of(from, url)?)),
+            Prefix::Address(from) => Some((from.path().len(), rule, strip_url(url, from)?)),
             Prefix::Image(_) => None,
         })
         .max_by_key(|(length, ..)| *length);
     let mut candidates: Vec<Url> = Vec::new();
-    if let Some((_, rule, rest)) = longest {
+    if let Some((_, rule, inner_path)) = longest {
         for to in &rule.to {
             let Prefix::Address(to) = to else { continue };
             let mut candidate = to.clone();
-            candidate.set_path(&format!("{}/{rest}", to.path().trim_end_matches('/')));
+            candidate.set_path(&format!("{}/{inner_path}", to.path().trim_end_matches('/')));
             candidate.set_query(url.query());
             candidates.push(candidate);
         }
@@ -170,12 +167,13 @@ pub fn url_candidates(rules: &[MirrorRule], url: &Url) -> Vec<Url> {
     candidates
 }
 
-fn rest_of<'a>(from: &Url, url: &'a Url) -> Option<&'a str> {
-    let same = from.scheme() == url.scheme()
-        && from.host() == url.host()
-        && from.port_or_known_default() == url.port_or_known_default();
+/// Returns the path of a URL after a prefix; `None` if the URL has another origin or path.
+fn strip_url<'a>(url: &'a Url, prefix: &Url) -> Option<&'a str> {
+    let is_same_server = prefix.scheme() == url.scheme()
+        && prefix.host() == url.host()
+        && prefix.port_or_known_default() == url.port_or_known_default();
     let path = url.path().strip_prefix('/').unwrap_or(url.path());
-    same.then(|| below(from.path().trim_matches('/'), path)).flatten()
+    is_same_server.then(|| strip_path(path, prefix.path().trim_matches('/'))).flatten()
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use builds::{Builds, PodAdditions};
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
 pub use ignore_nodes::{IgnoreNodes, IgnoredTaint, TaintEffect, ignore_nodes};
-pub use mirrors::{Images, MirrorRule, Prefix, image_candidates, url_candidates};
+pub use mirrors::{ImagePrefix, MirrorRule, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, Login, Proxy};
 pub use policy::{Policy, RequireSigned, Signatures, SiteCheck, UnprovenPolicy};
 pub use secret::{SecretKey, SecretName, SecretSource};
@@ -148,24 +148,7 @@ pub struct SiteSpec {
 impl SiteSpec {
     /// Returns the settings for network access to hosts.
     pub fn network(&self) -> (&[MirrorRule], Option<&Proxy>, &[Host], &[Credentials]) {
-        let Self {
-            mirrors,
-            proxy,
-            hosts,
-            credentials,
-            module_signing: _,
-            image_signing: _,
-            revoked: _,
-            policy: _,
-            check: _,
-            kernel_limits: _,
-            ignore_nodes: _,
-            startup_taint: _,
-            storage: _,
-            builds: _,
-            git: _,
-        } = self;
-        (mirrors, proxy.as_ref(), hosts, credentials)
+        (&self.mirrors, self.proxy.as_ref(), &self.hosts, &self.credentials)
     }
 }
 
@@ -221,7 +204,7 @@ pub struct KernelLimits {
 impl Default for KernelLimits {
     fn default() -> Self {
         let number = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
-        // The number of kernels that fit into the layers of a union image.
+        // `distinct` is the number of kernels that fit into the layers of a union image.
         Self { per_node: number(16), within: Period::seconds(24 * 3600), distinct: number(100) }
     }
 }

@@ -39,8 +39,8 @@ impl Proxy {
         let Self { http, https, no_proxy, login: _ } = self;
         let proxy = if url.scheme() == "https" { https } else { http }.as_ref()?;
         let host = HostPort::of_url(url)?;
-        let direct = host.is_loopback() || no_proxy.iter().any(|entry| entry.matches(&host));
-        (!direct).then_some(proxy)
+        let is_direct = host.is_loopback() || no_proxy.iter().any(|entry| entry.matches(&host));
+        (!is_direct).then_some(proxy)
     }
 }
 

@@ -119,12 +119,12 @@ impl<'de> Deserialize<'de> for RequireSigned {
         match one_of(deserializer, [Unexpected::Seq, Unexpected::Map], expected)? {
             OneOf::First(keys) => Ok(Self::OneOf(keys)),
             OneOf::Second(Signatures { at_least, keys }) if !(1..=keys.len()).contains(&at_least) => {
-                let named = keys.len();
+                let listed = keys.len();
                 Err(D::Error::custom(format!(
-                    "{at_least} keys must have signed, but {named} are named: no image could comply, or every image would"
+                    "{at_least} keys must have signed, but {listed} are named: `atLeast` must be from 1 to the number of keys"
                 )))
             }
-            OneOf::Second(wanted) => Ok(Self::AtLeast(wanted)),
+            OneOf::Second(signatures) => Ok(Self::AtLeast(signatures)),
         }
     }
 }

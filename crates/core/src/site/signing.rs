@@ -85,7 +85,7 @@ impl ImageSigning {
     }
 }
 
-/// A key for images whose signatures no longer count, whenever they were made: whoever has the key can state any time. Set `key`
+/// A key for images whose signatures no longer count, regardless of their time: anyone who has the key can state any time. Set `key`
 /// or `fingerprint`.
 #[serde_with::skip_serializing_none]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -37,7 +37,7 @@ impl Instruction {
         self.split().0.eq_ignore_ascii_case(word)
     }
 
-    /// Returns the first word and the remaining text.
+    /// Returns the keyword and the remaining text.
     pub(super) fn split(&self) -> (&str, &str) {
         first_word(&self.text)
     }
@@ -45,61 +45,67 @@ impl Instruction {
 
 /// Returns the instructions of a Dockerfile, in order.
 pub fn instructions(dockerfile: &str) -> Vec<Instruction> {
-    split(dockerfile, Reading { here_docs: true, doubled: true, newer: true })
+    split(dockerfile, Syntax { here_docs: true, double_escape_continues: true, check_directive: true })
 }
 
 /// Returns the instructions if all builders that support here-documents find the same ones. Otherwise the error is the index,
 /// from 0, of the first line at which the builders differ.
 pub(super) fn unambiguous(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
-    let [found, others @ ..] = [(false, true), (true, true), (false, false)]
-        .map(|(doubled, newer)| split(dockerfile, Reading { here_docs: true, doubled, newer }));
+    let syntaxes = [(false, true), (true, true), (false, false)];
+    let [instructions, others @ ..] = syntaxes.map(|(double_escape_continues, check_directive)| {
+        split(dockerfile, Syntax { here_docs: true, double_escape_continues, check_directive })
+    });
     for other in others {
-        let same = found.iter().zip(&other).take_while(|(one, other)| one == other).count();
-        if let Some(first) = found.get(same).or(other.get(same)) {
-            return Err(first.first);
+        let equal = instructions.iter().zip(&other).take_while(|(one, other)| one == other).count();
+        if let Some(different) = instructions.get(equal).or(other.get(equal)) {
+            return Err(different.first);
         }
     }
-    Ok(found)
+    Ok(instructions)
 }
 
 /// Syntax that differs between builders.
 #[derive(Clone, Copy, Debug)]
-struct Reading {
+struct Syntax {
     /// Whether here-documents are supported. Docker's classic builder does not support them and reads their lines as
     /// instructions.
     here_docs: bool,
     /// Whether a line that ends with two escape characters continues, as in older builders.
-    doubled: bool,
+    double_escape_continues: bool,
     /// Whether `check` is a directive. Older builders treat it as a comment, which ends the directives.
-    newer: bool,
+    check_directive: bool,
 }
 
 /// Returns the first `ADD` that does more than copy from the build context: its line, from 1, and what it adds. Engines fetch
 /// URLs and repositories themselves, even if the build has no network.
 pub fn fetching_add(dockerfile: &str) -> Option<(usize, String)> {
-    let ways =
-        (0..8).map(|way| Reading { here_docs: way & 1 == 0, doubled: way & 2 == 0, newer: way & 4 == 0 });
-    ways.flat_map(|reading| split(dockerfile, reading))
-        .filter_map(|instruction| Some((instruction.first + 1, fetched(&instruction.text)?)))
-        .min()
+    let mut adds = Vec::new();
+    for bits in 0..8 {
+        let (here_docs, double_escape_continues, check_directive) =
+            (bits & 1 == 0, bits & 2 == 0, bits & 4 == 0);
+        for instruction in split(dockerfile, Syntax { here_docs, double_escape_continues, check_directive }) {
+            adds.extend(external_source(&instruction.text).map(|source| (instruction.first + 1, source)));
+        }
+    }
+    adds.into_iter().min()
 }
 
-fn split(dockerfile: &str, reading: Reading) -> Vec<Instruction> {
+fn split(dockerfile: &str, syntax: Syntax) -> Vec<Instruction> {
     let dockerfile = dockerfile.strip_prefix('\u{feff}').unwrap_or(dockerfile);
-    let escape = escape_character(dockerfile, reading.newer);
-    let mut found: Vec<Instruction> = Vec::new();
+    let escape = escape_character(dockerfile, syntax.check_directive);
+    let mut instructions: Vec<Instruction> = Vec::new();
     // Number of the last instruction's here-documents that have ended.
     let mut ended = 0;
-    let mut goes_on = false;
-    for (place, whole) in dockerfile.split_inclusive('\n').enumerate() {
-        let line = whole.trim_end_matches(['\r', '\n']);
-        if let Some(document) = found.last_mut().and_then(|instruction| instruction.documents.get_mut(ended))
-        {
+    let mut is_continued = false;
+    for (index, full_line) in dockerfile.split_inclusive('\n').enumerate() {
+        let line = full_line.trim_end_matches(['\r', '\n']);
+        let last = instructions.last_mut();
+        if let Some(document) = last.and_then(|instruction| instruction.documents.get_mut(ended)) {
             document.ends = document.ends_at(line);
             if document.ends {
                 ended += 1;
             } else {
-                document.content.push_str(whole);
+                document.content.push_str(full_line);
             }
             continue;
         }
@@ -107,44 +113,43 @@ fn split(dockerfile: &str, reading: Reading) -> Vec<Instruction> {
         if line.trim().is_empty() || line.trim_start().starts_with('#') {
             continue;
         }
-        let goes = |text: &&str| reading.doubled || !text.ends_with(escape);
-        let head = line.trim_end_matches([' ', '\t']).strip_suffix(escape).filter(goes);
-        let (text, continues) = (head.unwrap_or(line), head.is_some());
-        match found.last_mut().filter(|_| goes_on) {
+        let may_continue = |text: &&str| syntax.double_escape_continues || !text.ends_with(escape);
+        let continued = line.trim_end_matches([' ', '\t']).strip_suffix(escape).filter(may_continue);
+        let text = continued.unwrap_or(line);
+        match instructions.last_mut().filter(|_| is_continued) {
             Some(instruction) => instruction.text.push_str(text),
-            None => found.push(Instruction {
+            None => instructions.push(Instruction {
                 text: text.to_owned(),
-                first: place,
+                first: index,
                 last: None,
                 documents: Vec::new(),
             }),
         }
-        goes_on = continues;
-        if let Some(instruction) = found.last_mut().filter(|_| !continues) {
-            instruction.last = Some(place);
+        is_continued = continued.is_some();
+        if let Some(instruction) = instructions.last_mut().filter(|_| !is_continued) {
+            instruction.last = Some(index);
             ended = 0;
-            if reading.here_docs {
+            if syntax.here_docs {
                 instruction.documents = Document::all_of(instruction.text.trim(), escape);
             }
         }
     }
-    for instruction in &mut found {
+    for instruction in &mut instructions {
         instruction.text = instruction.text.trim().to_owned();
     }
-    found
+    instructions
 }
 
 /// Returns the first source of an `ADD` that may not be a path in the build context.
-fn fetched(instruction: &str) -> Option<String> {
+fn external_source(instruction: &str) -> Option<String> {
     let mut words = instruction.split_whitespace().peekable();
     // `ONBUILD` instructions run in a stage that is based on this stage.
     while words.next_if(|word| word.eq_ignore_ascii_case("onbuild")).is_some() {}
     words.next_if(|word| word.eq_ignore_ascii_case("add"))?;
     while words.next_if(|word| word.starts_with("--")).is_some() {}
-    let rest: Vec<&str> = words.collect();
-    let rest_text = rest.join(" ");
-    let list: Option<Vec<String>> = serde_json::from_str(&rest_text).ok();
-    let mut sources = list.unwrap_or_else(|| rest.into_iter().map(str::to_owned).collect());
+    let words: Vec<&str> = words.collect();
+    let list: Option<Vec<String>> = serde_json::from_str(&words.join(" ")).ok();
+    let mut sources = list.unwrap_or_else(|| words.into_iter().map(str::to_owned).collect());
     // The final word is the destination. A single word is a mistake, and is treated as a source.
     if sources.len() > 1 {
         sources.pop();
@@ -155,22 +160,22 @@ fn fetched(instruction: &str) -> Option<String> {
 /// Whether a source is neither a URL nor `user@host:path`, and contains nothing that the engine would expand or unquote. A
 /// here-document is local.
 fn is_local(source: &str) -> bool {
-    let plain = |c: char| c.is_alphanumeric() || "._-+~/*?[] ".contains(c);
+    let is_literal = |c: char| c.is_alphanumeric() || "._-+~/*?[] ".contains(c);
     let source = source.strip_prefix("<<").map_or(source, |name| name.trim_matches(['-', '"', '\'']));
-    source.chars().all(plain)
+    source.chars().all(is_literal)
 }
 
 impl Document {
     /// Returns the here-documents that an instruction opens: `RUN <<EOF`, `COPY <<-"A" << B /x/`. Only whole, unquoted words open
     /// one.
     fn all_of(instruction: &str, escape: char) -> Vec<Self> {
-        let (mut word, mut rest) = first_word(instruction);
-        if word.eq_ignore_ascii_case("onbuild") {
-            (word, rest) = first_word(lexer::options(rest, escape).1);
+        let (mut keyword, mut arguments) = first_word(instruction);
+        if keyword.eq_ignore_ascii_case("onbuild") {
+            (keyword, arguments) = first_word(lexer::options(arguments, escape).1);
         }
-        let known = ["run", "copy", "add"].iter().any(|known| word.eq_ignore_ascii_case(known));
-        if !known || !instruction.contains("<<") || lexer::json_list(lexer::options(rest, escape).1).is_some()
-        {
+        let may_open = ["run", "copy", "add"].iter().any(|known| keyword.eq_ignore_ascii_case(known));
+        let is_list = lexer::json_list(lexer::options(arguments, escape).1).is_some();
+        if !may_open || is_list || !instruction.contains("<<") {
             return Vec::new();
         }
         let lexer = Lexer { escape: '\\', quotes: Quotes::Kept, raw_escapes: true, variables: None };
@@ -180,26 +185,25 @@ impl Document {
 
     /// Returns the here-document that a word opens, without content.
     pub(super) fn opened_by(word: &str) -> Option<Self> {
-        let rest = word.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("<<")?;
-        let (rest, strip_tabs) = rest.strip_prefix('-').map_or((rest, false), |rest| (rest, true));
+        let text = word.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("<<")?;
+        let (delimiter, strip_tabs) = text.strip_prefix('-').map_or((text, false), |text| (text, true));
         // A shell's shift operator (`$((1 << 2))`) does not open a here-document.
         let is_shift =
             |name: &str| name.starts_with(|c: char| c.is_ascii_digit()) || name.contains(['(', ')', '$']);
-        if rest.starts_with(BLANKS) && is_shift(rest.trim_start()) {
+        if delimiter.starts_with(BLANKS) && is_shift(delimiter.trim_start()) {
             return None;
         }
-        let rest = rest.trim_start();
-        let words = |quotes| {
-            let words =
-                Lexer { escape: '\\', quotes, raw_escapes: false, variables: None }.words(rest).ok()?;
-            <[String; 1]>::try_from(words).ok().map(|[word]| word)
+        let delimiter = delimiter.trim_start();
+        let single_word = |quotes| {
+            let lexer = Lexer { escape: '\\', quotes, raw_escapes: false, variables: None };
+            <[String; 1]>::try_from(lexer.words(delimiter).ok()?).ok().map(|[word]| word)
         };
-        if rest.contains('<') {
+        if delimiter.contains('<') {
             return None;
         }
-        let (name, quoted) = (words(Quotes::Removed)?, words(Quotes::Kept)?);
-        let marks = |text: &str| text.matches(['\'', '"']).count();
-        let expand = marks(&name) == marks(&quoted);
+        let (name, quoted) = (single_word(Quotes::Removed)?, single_word(Quotes::Kept)?);
+        let quote_count = |text: &str| text.matches(['\'', '"']).count();
+        let expand = quote_count(&name) == quote_count(&quoted);
         Some(Self { name, content: String::new(), strip_tabs, expand, ends: false })
     }
 
@@ -221,20 +225,22 @@ fn first_word(text: &str) -> (&str, &str) {
 }
 
 /// Returns the escape character: a backslash, unless a parser directive at the top sets a backtick.
-pub(super) fn escape_character(dockerfile: &str, newer: bool) -> char {
-    let escape = directives(dockerfile, newer).find(|(key, _)| key == "escape");
+pub(super) fn escape_character(dockerfile: &str, check_directive: bool) -> char {
+    let escape = directives(dockerfile, check_directive).find(|(key, _)| key == "escape");
     if escape.is_some_and(|(_, value)| value == "`") { '`' } else { '\\' }
 }
 
 /// Returns the parser directives. The first line that is not a known directive ends them.
-pub(super) fn directives(dockerfile: &str, newer: bool) -> impl Iterator<Item = (String, &str)> {
+pub(super) fn directives(dockerfile: &str, check_directive: bool) -> impl Iterator<Item = (String, &str)> {
     dockerfile
         .strip_prefix('\u{feff}')
         .unwrap_or(dockerfile)
         .lines()
         .map_while(|line| line.trim().strip_prefix('#')?.split_once('='))
         .map(|(key, value)| (key.trim().to_ascii_lowercase(), value.trim()))
-        .take_while(move |(key, _)| ["escape", "syntax"].contains(&key.as_str()) || newer && key == "check")
+        .take_while(move |(key, _)| {
+            ["escape", "syntax"].contains(&key.as_str()) || check_directive && key == "check"
+        })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{iter::Peekable, str::Chars};
 /// Blanks between an instruction and its words. A line break is not a blank, because it ends the instruction.
 pub(super) const BLANKS: [char; 5] = ['\t', '\u{b}', '\u{c}', '\r', ' '];
 /// Maximum nesting depth of `${x:-${y:-...}}`.
-const DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// Size limit of an expanded text. Linux limits arguments and variables to 128 KiB.
 pub(super) const MAX_EXPANDED_SIZE: usize = 1 << 20;
 
@@ -57,42 +57,42 @@ impl<'a> Lexer<'a> {
 
     /// Returns the expanded text.
     pub(super) fn text(self, text: &str) -> Result<String, Refusal> {
-        Reading::of(self, text).until(None, self.raw_escapes, 0).map(|(text, _)| text)
+        Cursor::of(self, text).read_level(None, self.raw_escapes, 0).map(|(text, _)| text)
     }
 
     /// Returns the expanded words.
     pub(super) fn words(self, text: &str) -> Result<Vec<String>, Refusal> {
-        Reading::of(self, text).until(None, self.raw_escapes, 0).map(|(_, words)| words)
+        Cursor::of(self, text).read_level(None, self.raw_escapes, 0).map(|(_, words)| words)
     }
 }
 
-struct Reading<'a> {
+struct Cursor<'a> {
     lexer: Lexer<'a>,
     raw_escapes: bool,
-    rest: Peekable<Chars<'a>>,
+    chars: Peekable<Chars<'a>>,
     /// The current word. All nesting depths share it, as in BuildKit: text before `${x:-y}` does not belong to the word.
     word: String,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> Cursor<'a> {
     fn of<'t: 'a>(lexer: Lexer<'a>, text: &'t str) -> Self {
-        Self { lexer, raw_escapes: lexer.raw_escapes, rest: text.chars().peekable(), word: String::new() }
+        Self { lexer, raw_escapes: lexer.raw_escapes, chars: text.chars().peekable(), word: String::new() }
     }
 
-    /// Reads up to the `stop` character or to the end. Returns the text and its words.
-    fn until(
+    /// Reads one nesting level, up to the `stop` character or to the end. Returns the text and its words.
+    fn read_level(
         &mut self,
         stop: Option<char>,
         raw_escapes: bool,
         depth: usize,
     ) -> Result<(String, Vec<String>), Refusal> {
-        if depth > DEPTH {
+        if depth > MAX_DEPTH {
             return mistake("variables are nested too deep");
         }
         let outer = std::mem::replace(&mut self.raw_escapes, raw_escapes);
-        let read = self.read_until(stop, depth);
+        let level = self.read_until(stop, depth);
         self.raw_escapes = outer;
-        read
+        level
     }
 
     fn read_until(&mut self, stop: Option<char>, depth: usize) -> Result<(String, Vec<String>), Refusal> {
@@ -100,9 +100,9 @@ impl<'a> Reading<'a> {
         let mut text = String::new();
         let mut words = Vec::new();
         self.word.clear();
-        while let Some(&c) = self.rest.peek() {
+        while let Some(&c) = self.chars.peek() {
             if stop == Some(c) {
-                self.rest.next();
+                self.chars.next();
                 self.end_word(&mut words);
                 return Ok((text, words));
             }
@@ -116,22 +116,22 @@ impl<'a> Reading<'a> {
             if let Some(special) = special {
                 text.push_str(&special);
                 if c == '$' {
-                    special.chars().for_each(|c| self.add(c, &mut words));
+                    special.chars().for_each(|c| self.add_char(c, &mut words));
                 } else {
                     self.word.push_str(&special);
                 }
             } else {
-                self.rest.next();
+                self.chars.next();
                 if c == self.lexer.escape {
                     if self.raw_escapes {
                         self.word.push(c);
                         text.push(c);
                     }
-                    let Some(escaped) = self.rest.next() else { break };
+                    let Some(escaped) = self.chars.next() else { break };
                     self.word.push(escaped);
                     text.push(escaped);
                 } else {
-                    self.add(c, &mut words);
+                    self.add_char(c, &mut words);
                     text.push(c);
                 }
             }
@@ -149,7 +149,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn add(&mut self, c: char, words: &mut Vec<String>) {
+    fn add_char(&mut self, c: char, words: &mut Vec<String>) {
         if c.is_whitespace() {
             self.end_word(words);
         } else {
@@ -165,49 +165,49 @@ impl<'a> Reading<'a> {
 
     /// Keeps `<< EOF`, including its blanks, in one word.
     fn here_document(&mut self) -> String {
-        self.rest.next();
-        if self.rest.next_if_eq(&'<').is_none() {
+        self.chars.next();
+        if self.chars.next_if_eq(&'<').is_none() {
             return "<".to_owned();
         }
         let mut text = "<<".to_owned();
-        while let Some(blank) = self.rest.next_if(|c| ['\t', '\r', ' '].contains(c)) {
+        while let Some(blank) = self.chars.next_if(|c| ['\t', '\r', ' '].contains(c)) {
             text.push(blank);
         }
         text
     }
 
     fn single_quoted(&mut self) -> Result<String, Refusal> {
-        self.rest.next();
-        let mut text = self.kept("'");
+        self.chars.next();
+        let mut text = self.quote_if_kept("'");
         loop {
-            match self.rest.next() {
+            match self.chars.next() {
                 None => return mistake("a ' is not closed"),
-                Some('\'') => return Ok(text + &self.kept("'")),
+                Some('\'') => return Ok(text + &self.quote_if_kept("'")),
                 Some(c) => text.push(c),
             }
         }
     }
 
     fn double_quoted(&mut self, depth: usize) -> Result<String, Refusal> {
-        self.rest.next();
-        let mut text = self.kept("\"");
+        self.chars.next();
+        let mut text = self.quote_if_kept("\"");
         loop {
-            match self.rest.peek() {
+            match self.chars.peek() {
                 None => return mistake("a \" is not closed"),
                 Some('"') => {
-                    self.rest.next();
-                    return Ok(text + &self.kept("\""));
+                    self.chars.next();
+                    return Ok(text + &self.quote_if_kept("\""));
                 }
                 Some('$') => text.push_str(&self.variable(depth)?),
                 Some(&c) => {
-                    self.rest.next();
+                    self.chars.next();
                     let escape = self.lexer.escape;
                     if c == escape {
                         if self.raw_escapes {
                             text.push(c);
                         }
-                        let escaped = self.rest.next_if(|c| ['"', '$', escape].contains(c));
-                        if self.rest.peek().is_some() || escaped.is_some() {
+                        let escaped = self.chars.next_if(|c| ['"', '$', escape].contains(c));
+                        if self.chars.peek().is_some() || escaped.is_some() {
                             text.push(escaped.unwrap_or(c));
                         }
                     } else {
@@ -221,46 +221,47 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn kept(&self, quote: &str) -> String {
+    fn quote_if_kept(&self, quote: &str) -> String {
         if self.lexer.quotes == Quotes::Kept { quote.to_owned() } else { String::new() }
     }
 
     /// Expands `$x`, `${x}` or `${x:-y}`.
     fn variable(&mut self, depth: usize) -> Result<String, Refusal> {
-        self.rest.next();
-        if self.rest.next_if_eq(&'{').is_none() {
-            let name = self.name();
+        self.chars.next();
+        if self.chars.next_if_eq(&'{').is_none() {
+            let name = self.read_name();
             return Ok(match self.lexer.variables {
                 _ if name.is_empty() => "$".to_owned(),
                 None => format!("${name}"),
                 Some(values) => values(&name).unwrap_or_default(),
             });
         }
-        if matches!(self.rest.peek(), None | Some('{' | '}' | ':')) {
+        if matches!(self.chars.peek(), None | Some('{' | '}' | ':')) {
             return mistake("a `${` has no name");
         }
-        let name = self.name();
-        let colon = self.rest.next_if_eq(&':').is_some();
-        match self.rest.next() {
+        let name = self.read_name();
+        let colon = self.chars.next_if_eq(&':').is_some();
+        match self.chars.next() {
             Some('}') if !colon => Ok(match self.lexer.variables {
                 None => format!("${{{name}}}"),
                 Some(values) => values(&name).unwrap_or_default(),
             }),
             Some(operator @ ('-' | '+' | '?')) => self.with_default(&name, colon, operator, depth),
             Some(operator @ ('#' | '%')) if !colon => {
-                let (pattern, _) = self.until(Some('}'), true, depth + 1)?;
+                let (pattern, _) = self.read_level(Some('}'), true, depth + 1)?;
                 self.unsupported(&format!("${{{name}{operator}{pattern}}}"))
             }
             Some('/') if !colon => {
-                let all = if self.rest.next_if_eq(&'/').is_some() { "/" } else { "" };
-                let (pattern, _) = self.until(Some('/'), true, depth + 1)?;
-                let (new, _) = self.until(Some('}'), true, depth + 1)?;
+                let all = if self.chars.next_if_eq(&'/').is_some() { "/" } else { "" };
+                let (pattern, _) = self.read_level(Some('/'), true, depth + 1)?;
+                let (new, _) = self.read_level(Some('}'), true, depth + 1)?;
                 self.unsupported(&format!("${{{name}/{all}{pattern}/{new}}}"))
             }
             _ => mistake(format!("`${{{name}` is followed by an unknown operator")),
         }
     }
 
+    /// Expands `${x-word}`, `${x+word}` or `${x?word}`. With a colon before the operator, an empty value counts as no value.
     fn with_default(
         &mut self,
         name: &str,
@@ -268,7 +269,7 @@ impl<'a> Reading<'a> {
         operator: char,
         depth: usize,
     ) -> Result<String, Refusal> {
-        let (word, _) = self.until(Some('}'), false, depth + 1)?;
+        let (word, _) = self.read_level(Some('}'), false, depth + 1)?;
         let Some(values) = self.lexer.variables else {
             return Ok(format!("${{{name}{}{operator}{word}}}", if colon { ":" } else { "" }));
         };
@@ -290,17 +291,18 @@ impl<'a> Reading<'a> {
         }
     }
 
-    fn name(&mut self) -> String {
+    /// Reads a name: digits, a single special character, or letters, digits and `_`.
+    fn read_name(&mut self) -> String {
         let mut name = String::new();
-        match self.rest.peek() {
+        match self.chars.peek() {
             Some(c) if c.is_ascii_digit() => {
-                while let Some(digit) = self.rest.next_if(char::is_ascii_digit) {
+                while let Some(digit) = self.chars.next_if(char::is_ascii_digit) {
                     name.push(digit);
                 }
             }
-            Some(c) if "@*#?-$!".contains(*c) => name.extend(self.rest.next()),
+            Some(c) if "@*#?-$!".contains(*c) => name.extend(self.chars.next()),
             _ => {
-                while let Some(c) = self.rest.next_if(|c| c.is_alphanumeric() || *c == '_') {
+                while let Some(c) = self.chars.next_if(|c| c.is_alphanumeric() || *c == '_') {
                     name.push(c);
                 }
             }
@@ -314,15 +316,15 @@ pub(super) fn quoted_words(text: &str, escape: char) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut quote: Option<char> = None;
-    let mut rest = text.chars().peekable();
-    while let Some(c) = rest.next() {
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
         if quote.is_none() && c.is_whitespace() {
             words.extend(word.take());
             continue;
         }
         if c == escape && quote != Some('\'') {
             // A trailing escape character is dropped.
-            let Some(escaped) = rest.next() else { break };
+            let Some(escaped) = chars.next() else { break };
             word.get_or_insert_default().extend([c, escaped]);
             continue;
         }
@@ -339,16 +341,16 @@ pub(super) fn quoted_words(text: &str, escape: char) -> Vec<String> {
 
 /// Returns the options before an instruction's words (`--chmod=755`), without quotes and escapes, and the remaining text.
 pub(super) fn options(text: &str, escape: char) -> (Vec<String>, &str) {
-    let mut found = Vec::new();
+    let mut options = Vec::new();
     let mut rest = text.trim_start();
     while rest.starts_with("--") {
         let mut option = String::new();
         let mut quote: Option<char> = None;
         let mut end = rest.len();
-        let mut places = rest.char_indices();
-        while let Some((place, c)) = places.next() {
+        let mut chars = rest.char_indices();
+        while let Some((index, c)) = chars.next() {
             if c == escape {
-                option.extend(places.next().map(|(_, escaped)| escaped));
+                option.extend(chars.next().map(|(_, escaped)| escaped));
             } else if let Some(open) = quote {
                 if c == open {
                     quote = None;
@@ -356,7 +358,7 @@ pub(super) fn options(text: &str, escape: char) -> (Vec<String>, &str) {
                     option.push(c);
                 }
             } else if c.is_whitespace() {
-                end = place;
+                end = index;
                 break;
             } else if c == '\'' || c == '"' {
                 quote = Some(c);
@@ -368,9 +370,9 @@ pub(super) fn options(text: &str, escape: char) -> (Vec<String>, &str) {
         if option == "--" {
             break;
         }
-        found.push(option);
+        options.push(option);
     }
-    (found, rest.trim())
+    (options, rest.trim())
 }
 
 /// Parses a list in JSON form, such as `["sh", "-c", "x"]`; `None` if the text is not a list. Fails if an item is not a string.
@@ -378,11 +380,11 @@ pub(super) fn json_list(text: &str) -> Option<Result<Vec<String>, ()>> {
     let text = text.trim_start();
     let items: Vec<serde_json::Value> =
         text.starts_with('[').then(|| serde_json::from_str(text).ok()).flatten()?;
-    let texts = items.into_iter().map(|item| match item {
+    let strings = items.into_iter().map(|item| match item {
         serde_json::Value::String(text) => Ok(text),
         _ => Err(()),
     });
-    Some(texts.collect())
+    Some(strings.collect())
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ impl TemplateContext {
     }
 
     /// Enables type information (BTF) for modules, as the kernel's family requests.
-    pub fn with_btf(&mut self) {
+    pub fn enable_btf(&mut self) {
         self.kernel.insert("flags".to_owned(), WITH_BTF.to_owned());
     }
 
@@ -112,7 +112,7 @@ impl TemplateContext {
     }
 }
 
-/// Cache of parsed templates and tag patterns, so that each is parsed once for all cells. A name must always have the same text.
+/// Cache of parsed templates and tag patterns, so that each is parsed once for all cells. Each name must always be used with the same text.
 #[derive(Debug)]
 pub struct Templates(Handlebars<'static>);
 
@@ -137,7 +137,7 @@ impl Templates {
             missing_var: None,
         };
         if let Some(value) = context.value_with_line_break() {
-            return Err(failed(None, format!("the value {value:?} holds a line break")));
+            return Err(failed(None, format!("the value {value:?} contains a line break")));
         }
         if !self.0.has_template(name) {
             register(&mut self.0, name, text)?;
@@ -148,7 +148,7 @@ impl Templates {
         })
     }
 
-    /// Renders the values of `vars` that contain `{{`, from the other variables. The error is only the reason.
+    /// Renders the values of `vars` that contain `{{`, from the other variables. The error does not name the template.
     pub fn render_vars(&mut self, context: &mut TemplateContext) -> Result<(), String> {
         let mut vars = std::mem::take(&mut context.vars);
         for (name, value) in vars.iter_mut().filter(|(_, value)| value.contains("{{")) {
@@ -158,12 +158,12 @@ impl Templates {
         Ok(())
     }
 
-    /// Renders one line, such as a tag pattern, from named values. The error is only the reason.
+    /// Renders one line, such as a tag pattern, from named values. The error does not name the template.
     pub fn render_line(&mut self, text: &str, values: &impl Serialize) -> Result<String, String> {
         // The blank in the name prevents a collision with names of templates.
         let name = format!("line {text}");
         if !self.0.has_template(&name) {
-            if let Some((_, reason)) = nesting::too_deep(text) {
+            if let Some((_, reason)) = nesting::exceeded_limit(text) {
                 return Err(reason);
             }
             self.0
@@ -171,10 +171,9 @@ impl Templates {
                 .map_err(|_| format!("invalid Handlebars: {text}"))?;
         }
         self.0.render(&name, values).map_err(|error| {
-            let known = serde_json::to_value(values).unwrap_or_default();
-            let known = known.as_object().into_iter().flat_map(serde_json::Map::keys);
-            let known = known.map(String::as_str).collect::<Vec<_>>();
-            format!("{}; known: {}", reason(&error), known.join(", "))
+            let values = serde_json::to_value(values).unwrap_or_default();
+            let names = values.as_object().into_iter().flat_map(serde_json::Map::keys);
+            format!("{}; known: {}", reason(&error), names.map(String::as_str).collect::<Vec<_>>().join(", "))
         })
     }
 }
@@ -190,7 +189,7 @@ pub fn parse(name: &str, text: &str) -> Result<(), TemplateError> {
 }
 
 fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), TemplateError> {
-    if let Some((line, reason)) = nesting::too_deep(text) {
+    if let Some((line, reason)) = nesting::exceeded_limit(text) {
         return Err(TemplateError { template: name.to_owned(), line, reason, missing_var: None });
     }
     engine.register_template_string(name, text).map_err(|error| TemplateError {
@@ -213,7 +212,7 @@ fn engine() -> Handlebars<'static> {
     let mut engine = Handlebars::new();
     engine.set_strict_mode(true);
     engine.register_escape_fn(handlebars::no_escape);
-    be_strict(&mut engine);
+    register_strict_helpers(&mut engine);
     engine
 }
 
@@ -239,13 +238,14 @@ fn missing_var(error: &handlebars::RenderError) -> Option<String> {
 /// vars.debgu}}` would silently choose the other branch.
 struct StrictIf {
     name: &'static str,
-    wanted: bool,
+    /// The value that selects the main branch.
+    main_value: bool,
 }
 
 /// Replaces the built-in helpers with strict ones, in which an unknown variable is an error instead of false.
-fn be_strict(engine: &mut Handlebars<'_>) {
-    for (name, wanted) in [("if", true), ("unless", false)] {
-        engine.register_helper(name, Box::new(StrictIf { name, wanted }));
+fn register_strict_helpers(engine: &mut Handlebars<'_>) {
+    for (name, main_value) in [("if", true), ("unless", false)] {
+        engine.register_helper(name, Box::new(StrictIf { name, main_value }));
     }
 }
 
@@ -262,8 +262,8 @@ impl HelperDef for StrictIf {
         if param.is_value_missing() {
             return Err(RenderError::strict_error(param.relative_path()));
         }
-        let branch =
-            if param.value().is_truthy(false) == self.wanted { helper.template() } else { helper.inverse() };
+        let is_main = param.value().is_truthy(false) == self.main_value;
+        let branch = if is_main { helper.template() } else { helper.inverse() };
         branch.map_or(Ok(()), |branch| branch.render(engine, context, render, out))
     }
 }

@@ -2,36 +2,37 @@
 //! depth.
 
 /// Maximum nesting depth: blocks, further branches of a block (`{{else if}}`), and words in parentheses and brackets.
-const DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 /// Maximum number of blocks and further branches in a template.
-const BLOCKS: usize = 1000;
+const MAX_BLOCKS: usize = 1000;
 
 /// Returns the first violation of a limit: its line, from 1, and the reason.
-pub(super) fn too_deep(text: &str) -> Option<(usize, String)> {
-    let (mut open, mut blocks) = (Vec::new(), 0);
-    let tags = Tags { text, at: 0 };
-    for Tag { start, words } in tags {
+pub(super) fn exceeded_limit(text: &str) -> Option<(usize, String)> {
+    // Number of branches of each open block, the outermost first.
+    let mut open_blocks = Vec::new();
+    let mut blocks = 0;
+    for Tag { start, words } in (Tags { text, index: 0 }) {
         let line = || 1 + text.as_bytes().iter().take(start).filter(|byte| **byte == b'\n').count();
-        if are_too_deep(words) {
-            return Some((line(), format!("words are nested more than {DEPTH} deep")));
+        if has_too_deep_words(words) {
+            return Some((line(), format!("words are nested more than {MAX_DEPTH} deep")));
         }
         let word = words.trim_start_matches('~').trim_start();
         if word.starts_with('#') {
-            open.push(1);
+            open_blocks.push(1);
             blocks += 1;
         } else if word.starts_with('/') {
-            open.pop();
+            open_blocks.pop();
         } else if is_further_branch(word)
-            && let Some(branches) = open.last_mut()
+            && let Some(branches) = open_blocks.last_mut()
         {
             *branches += 1;
             blocks += 1;
         }
-        if open.iter().sum::<usize>() > DEPTH {
-            return Some((line(), format!("blocks are nested more than {DEPTH} deep")));
+        if open_blocks.iter().sum::<usize>() > MAX_DEPTH {
+            return Some((line(), format!("blocks are nested more than {MAX_DEPTH} deep")));
         }
-        if blocks > BLOCKS {
-            return Some((line(), format!("there are more than {BLOCKS} blocks")));
+        if blocks > MAX_BLOCKS {
+            return Some((line(), format!("there are more than {MAX_BLOCKS} blocks")));
         }
     }
     None
@@ -41,7 +42,8 @@ pub(super) fn too_deep(text: &str) -> Option<(usize, String)> {
 /// skipped.
 struct Tags<'a> {
     text: &'a str,
-    at: usize,
+    /// Index from which the next tag is searched.
+    index: usize,
 }
 
 struct Tag<'a> {
@@ -54,20 +56,20 @@ impl<'a> Iterator for Tags<'a> {
 
     fn next(&mut self) -> Option<Tag<'a>> {
         loop {
-            let start = self.at + self.text.get(self.at..)?.find("{{")?;
+            let start = self.index + self.text.get(self.index..)?.find("{{")?;
             let (before, inner) = (self.text.get(..start)?, self.text.get(start + 2..)?);
-            let after = |end: &str| Some(start + 2 + inner.find(end)? + end.len());
+            let index_after = |end: &str| Some(start + 2 + inner.find(end)? + end.len());
             // With several backslashes, the last one is itself escaped, so that a tag follows.
             if before.ends_with('\\') && !before.ends_with("\\\\") {
-                self.at = start + if inner.starts_with("{{") { 4 } else { 2 };
+                self.index = start + if inner.starts_with("{{") { 4 } else { 2 };
             } else if inner.starts_with('!') {
-                let long = if inner.starts_with("!--") { after("--}}") } else { None };
-                self.at = long.or_else(|| after("}}"))?;
+                let long_comment = if inner.starts_with("!--") { index_after("--}}") } else { None };
+                self.index = long_comment.or_else(|| index_after("}}"))?;
             } else if inner.starts_with("{{") && !inner.starts_with("{{/") {
-                self.at = after("{{{{/").unwrap_or(start + 4);
+                self.index = index_after("{{{{/").unwrap_or(start + 4);
             } else {
                 let words = inner.find("}}").map_or(inner, |end| inner.get(..end).unwrap_or_default());
-                self.at = start + 2 + words.len();
+                self.index = start + 2 + words.len();
                 return Some(Tag { start, words });
             }
         }
@@ -76,11 +78,11 @@ impl<'a> Iterator for Tags<'a> {
 
 /// Whether a tag starts a further branch: `{{else if x}}`, `{{^ x}}`.
 fn is_further_branch(word: &str) -> bool {
-    let rest = word.strip_prefix("else").or_else(|| word.strip_prefix('^'));
-    rest.is_some_and(|rest| !rest.trim_end_matches('~').trim().is_empty())
+    let condition = word.strip_prefix("else").or_else(|| word.strip_prefix('^'));
+    condition.is_some_and(|condition| !condition.trim_end_matches('~').trim().is_empty())
 }
 
-fn are_too_deep(words: &str) -> bool {
+fn has_too_deep_words(words: &str) -> bool {
     let mut depth = 0_usize;
     words.chars().any(|c| {
         match c {
@@ -88,7 +90,7 @@ fn are_too_deep(words: &str) -> bool {
             ')' | ']' | '}' => depth = depth.saturating_sub(1),
             _ => {}
         }
-        depth > DEPTH
+        depth > MAX_DEPTH
     })
 }
 
@@ -105,20 +107,22 @@ mod tests {
         let flat =
             "{{#if arch}}{{else if os}}{{else}}{{/if}}\\{{#if}}{{! {{#if }}{{!-- {{#if}} }} --}}{{vars.x}}\n";
         let raw = "{{{{raw}}}}{{#if}}{{{{/raw}}}}".repeat(100);
-        for text in ["", "{{", "{{!", "{{!--", "x", "{{{{", &flat.repeat(BLOCKS / 2), &raw, &blocks(DEPTH)] {
-            assert_eq!(too_deep(text), None, "{text}");
+        for text in
+            ["", "{{", "{{!", "{{!--", "x", "{{{{", &flat.repeat(MAX_BLOCKS / 2), &raw, &blocks(MAX_DEPTH)]
+        {
+            assert_eq!(exceeded_limit(text), None, "{text}");
         }
     }
 
     #[test]
     fn the_place_of_what_is_too_deep_is_told() {
-        let told = |text: &str| too_deep(text).unwrap();
-        for depth in [DEPTH + 1, 20_000] {
+        let told = |text: &str| exceeded_limit(text).unwrap();
+        for depth in [MAX_DEPTH + 1, 20_000] {
             let (line, reason) = told(&blocks(depth));
-            assert_eq!((line, reason.as_str()), (DEPTH + 1, "blocks are nested more than 64 deep"));
+            assert_eq!((line, reason.as_str()), (MAX_DEPTH + 1, "blocks are nested more than 64 deep"));
         }
         let branches = format!("{{{{#if a}}}}{}", "\n{{else if b}}".repeat(20_000));
-        assert_eq!(told(&branches).0, DEPTH + 1);
+        assert_eq!(told(&branches).0, MAX_DEPTH + 1);
         for (open, close) in [("(not ", ")"), ("[", "]"), ("{\"a\": ", "}")] {
             let words = format!("\n{{{{#if {}1{}}}}}", open.repeat(20_000), close.repeat(20_000));
             assert_eq!(told(&words), (2, "words are nested more than 64 deep".to_owned()));
@@ -137,10 +141,10 @@ mod tests {
             "{{{{raw}}}}{{/if}}{{{{/raw}}}}",
             "{{x \"{{/if\"}}",
         ] {
-            let text = format!("{{{{#if a}}}}{between}\n").repeat(DEPTH + 1);
-            assert_eq!(too_deep(&text).unwrap().0, DEPTH + 1, "{between}");
+            let text = format!("{{{{#if a}}}}{between}\n").repeat(MAX_DEPTH + 1);
+            assert_eq!(exceeded_limit(&text).unwrap().0, MAX_DEPTH + 1, "{between}");
         }
-        let flat = "{{#if a}}{{/if}}".repeat(BLOCKS + 1);
-        assert_eq!(too_deep(&flat).unwrap().1, "there are more than 1000 blocks");
+        let flat = "{{#if a}}{{/if}}".repeat(MAX_BLOCKS + 1);
+        assert_eq!(exceeded_limit(&flat).unwrap().1, "there are more than 1000 blocks");
     }
 }

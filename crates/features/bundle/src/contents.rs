@@ -182,7 +182,7 @@ impl<'a> Needed<'a> {
                 .is_none_or(|kernels| kernels.is_some_and(|kernels: &BTreeSet<_>| kernels.contains(*kernel)))
         };
         let kernels = self.kernels.iter().map(|(kernel, _)| *kernel).filter(is_selected);
-        kernels.filter(|kernel| image.spec.range_without(kernel).is_none())
+        kernels.filter(|kernel| image.spec.range_excluding(kernel).is_none())
     }
 
     /// Images of other registries that definitions name as runtime bases or prebuilt modules. Excludes images with

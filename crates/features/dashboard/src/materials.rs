@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use farrier_core::{
     image::{Digest, ImageReference, Version},
-    kernel::{KernelTarget, order_of},
+    kernel::{KernelTarget, version_order},
     plan::{BuildReason, Cell, FetchedInputs, Outcome, Plan, PlannedCell},
     provenance::{Material, Role},
 };
@@ -136,7 +136,7 @@ impl ComparedImage {
             return Some(Self { image: cell.reference.clone(), cell: None });
         }
         let KernelTarget { os, os_version, release, arch } = &planned.target;
-        let order = order_of(os, release.as_str());
+        let order = version_order(os, release.as_str());
         let others = plan.cells.iter().filter(|other| {
             let KernelTarget { os: other_os, os_version: other_version, release: _, arch: other_arch } =
                 &other.target;

@@ -8,7 +8,7 @@ use std::{
 
 use farrier_core::{
     image::ImageName,
-    kernel::{KernelTarget, order_of},
+    kernel::{KernelTarget, version_order},
     plan::{AnnouncedBy, Phase, StatusEntry},
 };
 use kmod::Verdict;
@@ -266,5 +266,5 @@ fn platform(target: &KernelTarget) -> (&str, &str, String) {
 }
 
 fn newest_first(a: &KernelTarget, b: &KernelTarget) -> Ordering {
-    order_of(&a.os, a.release.as_str())(b.release.as_str(), a.release.as_str())
+    version_order(&a.os, a.release.as_str())(b.release.as_str(), a.release.as_str())
 }

@@ -15,7 +15,7 @@ async fn referrers_of_an_image_that_was_published_meanwhile_are_kept() {
     let layer = Descriptor::of(media_type::OCI_LAYER, oci::EMPTY);
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let digest = Digest::of(&image);
-    let signed = provenance::layered(None, &[]).unwrap();
+    let signed = provenance::add_layers(None, &[]).unwrap();
     let artifact = Artifact::about(&image, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
     for bytes in [oci::EMPTY, &signed.config, &artifact.content, artifact.config] {
         registry.push_bytes(&repository, bytes).await.unwrap();
@@ -59,7 +59,7 @@ async fn outputs_go_with_their_image_and_signatures_with_their_output() {
     let image = ImageManifest::new(layer.clone(), vec![layer]).to_bytes().unwrap();
     let output = Artifact::about(&image, HostOutput::Deb.media_type(), b"deb".to_vec(), &[]).unwrap();
     let bundle = Artifact::about(&output.manifest, provenance::SIGSTORE_BUNDLE, b"{}".to_vec(), &[]).unwrap();
-    let signed = provenance::layered(None, &[]).unwrap();
+    let signed = provenance::add_layers(None, &[]).unwrap();
     for bytes in [oci::EMPTY, &signed.config, &output.content, &bundle.content] {
         registry.push_bytes(&repository, bytes).await.unwrap();
     }

@@ -70,7 +70,9 @@ impl Drafted {
             dkms::draft(self, text, path.parent().unwrap_or(path), context);
             return Ok(true);
         }
-        let placed = |YamlError { at, message }| format!("line {}, column {}: {message}", at.line, at.column);
+        let placed = |YamlError { position, message }| {
+            format!("line {}, column {}: {message}", position.line, position.column)
+        };
         let mut is_any = false;
         for document in yaml::documents(text).map_err(placed)? {
             // `kubectl get -o yaml` prints several objects as one list.
@@ -94,7 +96,7 @@ impl Drafted {
         // Aliases can make a small text expand to a huge document, and a draft walks through the whole
         // document.
         if object.size() > MAX_VALUES {
-            let line = object.at.line;
+            let line = object.position.line;
             return Err(format!("line {line}: more than {MAX_VALUES} values after alias expansion"));
         }
         match resource {

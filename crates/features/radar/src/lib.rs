@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(change, &wanted);
         let draft = draft("nvidia-gpu", change).unwrap();
         let when: &HeaderText = &draft.when;
-        assert!(when.is_in(NEW) && !when.is_in(OLD), "{when}");
+        assert!(when.is_match(NEW) && !when.is_match(OLD), "{when}");
         assert_eq!(
             draft.to_string(),
             r"- {path: patches/nvidia-gpu-pci_resize_resource.patch, when: {header: include/linux/pci.h, matches: 'pci_resize_resource\([^;]*int\s+exclude_bars'}}"

@@ -208,7 +208,7 @@ mod tests {
             remote.push_referrer(&repository, &artifact.manifest).await.unwrap();
             let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
             let layer = Descriptor::of(provenance::SIMPLE_SIGNING, text.as_bytes());
-            let signed = provenance::layered(None, &[layer]).unwrap();
+            let signed = provenance::add_layers(None, &[layer]).unwrap();
             remote.push_bytes(&repository, &signed.config).await.unwrap();
             remote
                 .push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &signed.manifest)

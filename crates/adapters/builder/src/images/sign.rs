@@ -105,7 +105,7 @@ impl StoredImage<'_> {
                 return Ok(sent);
             }
             pause_before(attempt).await;
-            let made = provenance::layered(before.as_ref(), layers)?;
+            let made = provenance::add_layers(before.as_ref(), layers)?;
             sent += parts.registry.push_bytes(repository, &made.config).await?.bytes();
             parts.may_write()?;
             let kind = media_type::OCI_MANIFEST;

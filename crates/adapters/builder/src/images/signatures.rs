@@ -226,7 +226,7 @@ impl StoredImage<'_> {
 
     /// Whether enough of the keys signed the image; the inner error is the reason if not.
     pub async fn signed_by(self, required: &RequiredSigners) -> Result<Result<(), String>> {
-        self.must_satisfy(required.keys(), &|found| required.judge(found).accept()).await
+        self.must_satisfy(required.keys(), &|found| required.check(found).accept()).await
     }
 
     /// Checks like [`Self::signed_by`], and treats a registry error as a refusal.
@@ -240,7 +240,7 @@ impl StoredImage<'_> {
         let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
         let signs_modules = self.parts.module_signer.is_some();
         let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
-        Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.judge(found)).await))
+        Ok(reason(self.must_satisfy(trust.keys(), &|found| trust.check(found)).await))
     }
 
     /// Fails if builds may not use the image. `what` describes the image in the message.

@@ -44,7 +44,7 @@ pub async fn look_up_sources(
                 |target: &KernelTarget| (image.metadata.name.clone(), source.name.clone(), target.clone());
             let is_asked = |target: &&KernelTarget| {
                 (source.differs_by_kernel() || is_package && target.arch != native())
-                    && image.spec.range_without(target).is_none()
+                    && image.spec.range_excluding(target).is_none()
                     && !resolved.kernel_sources.contains_key(&key(target))
             };
             let asked: Vec<&KernelTarget> = targets.iter().filter(is_asked).collect();

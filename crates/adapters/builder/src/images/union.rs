@@ -2,7 +2,7 @@
 //! already has the layers from the member images.
 
 use farrier_core::{
-    facts::{UnionNotes, UnionPart, assemble_union, media_type},
+    facts::{UnionMetadata, UnionPart, assemble_union, media_type},
     image::{ImageReference, Repository, Version},
     plan::{BUILD_FORMAT, NamedInputs, PlannedUnion, Published, UnionMember},
     provenance::{Confinement, Material, Provenance, Role, Subject, Terms},
@@ -32,7 +32,7 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
         .await?;
     let made = assemble_union(
         &members,
-        &UnionNotes {
+        &UnionMetadata {
             title: union.image.as_str(),
             version: &union.version,
             input_hash: union.input_hash,

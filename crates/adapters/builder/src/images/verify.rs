@@ -308,19 +308,19 @@ async fn check_signature(parts: &Parts, subject: &Subject<'_>, checks: &mut Chec
     let image = StoredImage { parts, repository, digest };
     // No signature is enough, so that a damaged signature is reported even if the others suffice.
     let found = image.find_signatures(&keys, &|_| false).await?;
-    let judgement = signers.judge(&found);
-    let revoked = if judgement.is_enough() { String::new() } else { image.revoked_signers().await? };
+    let signer_check = signers.check(&found);
+    let revoked = if signer_check.is_enough() { String::new() } else { image.revoked_signers().await? };
     let is_gone = found.is_empty() && image.is_gone(provenance::SIGSTORE_BUNDLE).await?;
     checks.add(
         "signature",
-        match (judgement.is_enough(), found.unread()) {
-            (true, None) => Ok(judgement.to_string()),
+        match (signer_check.is_enough(), found.unread()) {
+            (true, None) => Ok(signer_check.to_string()),
             (true, Some(why)) => {
                 Err(Finding::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
             }
             (false, _) if is_gone => Err(Finding::absent(format!("it is {LISTED_BUT_GONE}"), SIGN)),
-            (false, _) if found.is_empty() => Err(Finding::absent(judgement.to_string(), SIGN)),
-            (false, _) => Err(Finding::failed(format!("{judgement}{revoked}"), SIGN)),
+            (false, _) if found.is_empty() => Err(Finding::absent(signer_check.to_string(), SIGN)),
+            (false, _) => Err(Finding::failed(format!("{signer_check}{revoked}"), SIGN)),
         },
     );
     Ok(())

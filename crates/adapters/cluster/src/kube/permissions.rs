@@ -190,7 +190,7 @@ impl KubeCluster {
                 &["create"],
             ));
         }
-        if upgrade.makes_jobs() {
+        if upgrade.creates_jobs() {
             let (templates, jobs) = (ApiResource::erase::<CronJob>(&()), ApiResource::erase::<Job>(&()));
             permissions.push(self.permission("get", &templates, Some(namespace), &["get"]));
             permissions.push(self.permission("create", &jobs, Some(namespace), CHECK_VERBS));

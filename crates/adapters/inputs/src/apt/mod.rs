@@ -16,7 +16,7 @@ use std::{
 
 use control::PackageRecord;
 use farrier_core::{
-    image::checked::{Mirror, Suite, texts},
+    image::checked::{Mirror, Suite, to_strings},
     kernel::{AptSuites, Architecture},
 };
 use farrier_local::{
@@ -371,9 +371,9 @@ pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<V
 pub(super) fn key_parts(suites: &AptSuites) -> Vec<String> {
     let AptSuites { suites, components, mirror, signed_by } = suites;
     let mut parts = vec!["suites".to_owned()];
-    parts.extend(texts(suites));
+    parts.extend(to_strings(suites));
     parts.push("components".to_owned());
-    parts.extend(texts(components));
+    parts.extend(to_strings(components));
     parts.push(format!("mirror {}", mirror.as_deref().unwrap_or_default()));
     parts.push(format!("signed by {}", signed_by.as_deref().unwrap_or(Path::new("")).display()));
     parts

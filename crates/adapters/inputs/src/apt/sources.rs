@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use deb822_fast::{Deb822, Paragraph};
-use farrier_core::{image::checked::texts, kernel::AptSuites};
+use farrier_core::{image::checked::to_strings, kernel::AptSuites};
 
 use crate::{FetchError, Result};
 
@@ -157,7 +157,7 @@ pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntr
             }
             true => Vec::new(),
             false if components.is_empty() => vec!["main".to_owned()],
-            false => texts(components),
+            false => to_strings(components),
         };
         let signed_by = match signed_by {
             Some(keyring) => SignedBy::Named(keyring.to_string_lossy().into_owned()),

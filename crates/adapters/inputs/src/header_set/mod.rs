@@ -136,7 +136,7 @@ impl<'a> Headers<'a> {
             return Ok(HeaderIdentity {
                 identity: imported.identity,
                 unverified,
-                compiler: imported.compiler.as_deref().and_then(Compiler::named),
+                compiler: imported.compiler.as_deref().and_then(Compiler::from_name),
                 ..HeaderIdentity::default()
             });
         }
@@ -285,7 +285,7 @@ impl<'a> Headers<'a> {
         let look = move || {
             let contains = |text: &HeaderText| {
                 let found = read_header(&set.root, &release, &text.header).map_err(TreeError::Io)?;
-                Ok::<_, FetchError>(found.is_some_and(|found| text.is_in(&found)))
+                Ok::<_, FetchError>(found.is_some_and(|found| text.is_match(&found)))
             };
             texts.iter().map(contains).collect::<Result<Vec<_>, _>>()
         };

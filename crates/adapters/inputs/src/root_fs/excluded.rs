@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use farrier_core::image::checked::fits;
+use farrier_core::image::checked::matches_glob;
 use oci::plain_path;
 
 /// Patterns of files that builds do not read.
@@ -32,7 +32,7 @@ pub(super) const FORGET: [&str; 5] = [
 /// exception follows the pattern that it restricts.
 pub(super) fn dpkg_options() -> impl Iterator<Item = String> {
     EXCLUDED.iter().flat_map(|pattern| {
-        let kept = fits(pattern, KEPT).then(|| format!("path-include=/{KEPT}"));
+        let kept = matches_glob(pattern, KEPT).then(|| format!("path-include=/{KEPT}"));
         [format!("path-exclude=/{pattern}")].into_iter().chain(kept)
     })
 }
@@ -46,7 +46,9 @@ pub(super) fn is_left_out(path: &Path) -> bool {
     // A path that is not UTF-8 is not below the directories that all packages share.
     let Some(text) = path.to_str() else { return false };
     let is_place_of_a_package = path.parent() == Some(Path::new(DOCUMENTATION));
-    EXCLUDED.iter().any(|pattern| fits(pattern, text)) && !fits(KEPT, text) && !is_place_of_a_package
+    EXCLUDED.iter().any(|pattern| matches_glob(pattern, text))
+        && !matches_glob(KEPT, text)
+        && !is_place_of_a_package
 }
 
 #[cfg(test)]

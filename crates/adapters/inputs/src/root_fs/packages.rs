@@ -8,7 +8,7 @@ use std::{
 use farrier_core::{
     image::{
         RunfileSpec, RuntimeBase, SourceSpec,
-        checked::{Component, PackageToInstall, RpmName, StreamName, Suite, texts},
+        checked::{Component, PackageToInstall, RpmName, StreamName, Suite, to_strings},
     },
     kernel::{AptSuites, Architecture, BootstrapSpec, KernelTarget, RpmArchive, RpmToolchain, Toolchain},
 };
@@ -113,8 +113,8 @@ impl PackageRoot {
     /// Returns the requested packages.
     pub fn packages(&self) -> Vec<String> {
         match self.spec() {
-            Ok(spec) => texts(&spec.include),
-            Err(root) => texts(&root.packages),
+            Ok(spec) => to_strings(&spec.include),
+            Err(root) => to_strings(&root.packages),
         }
     }
 
@@ -206,7 +206,7 @@ impl RootFileSystems<'_> {
             let source = sources.iter().find(|source| source.name == *name).ok_or_else(|| {
                 FetchError::value("a source of the runtime base", name, "the image has none of this name")
             })?;
-            let whole = if *name == installer { source.without_part() } else { source.clone() };
+            let whole = if *name == installer { source.without_subdir() } else { source.clone() };
             let identity = Box::pin(self.0.sources().identity(source)).await?.of_another_part(source, &whole);
             found.push((whole, identity));
         }

@@ -17,7 +17,7 @@ use std::{
 
 use address::{based, below, directory};
 use farrier_core::{
-    image::checked::{RpmAlternatives, fits},
+    image::checked::{RpmAlternatives, matches_glob},
     kernel::{Architecture, KernelRelease, RpmArchive, RpmRepository, RpmSigned},
 };
 use farrier_local::{archive, blocking::stoppable, cache::LockMode};
@@ -219,7 +219,7 @@ impl Repositories {
             all.extend(places.iter().cloned());
             files.push(self.fetch(&all, &what, &package.location, &package.checksum).await?);
         }
-        if self.signed.packages() {
+        if self.signed.covers_packages() {
             Box::pin(self.keys.verify_packages(&self.fetcher.cache.scratch()?, &files)).await?;
         }
         Ok(files)
@@ -231,7 +231,7 @@ impl Repositories {
             Place::At(urls) => ("at", urls),
             Place::Listed(urls) => ("listed", urls),
         };
-        let signed = if self.signed.metadata() { "signed" } else { "" };
+        let signed = if self.signed.covers_metadata() { "signed" } else { "" };
         let head = [FORMAT, self.arch.gnu_name(), signed, kind];
         let parts =
             head.into_iter().chain(urls.iter().map(Url::as_str)).chain(self.names.iter().map(String::as_str));
@@ -305,7 +305,7 @@ impl Repositories {
             Err(FetchError::Status(_, 404 | 410)) => return Ok(None),
             got => got?,
         };
-        if self.signed.metadata() {
+        if self.signed.covers_metadata() {
             let (signature, url) =
                 (scratch.path().join("repomd.xml.asc"), below(place, "repodata/repomd.xml.asc")?);
             let got = transfer(net, &what, &url, None, MAX_INDEX_SIZE, signature.clone()).await;
@@ -334,7 +334,7 @@ impl Repositories {
             return Ok(Vec::new());
         }
         let (names, arch) = (self.names.clone(), self.arch);
-        let wanted = move |name: &str| names.iter().any(|pattern| fits(pattern, name));
+        let wanted = move |name: &str| names.iter().any(|pattern| matches_glob(pattern, name));
         let read = move |from: &mut dyn BufRead| metadata::primary(from, arch, &wanted);
         let mut packages = self.part(place, &repomd.primary, read).await?;
         let silent = packages.iter().filter(|package| package.releases.is_empty());

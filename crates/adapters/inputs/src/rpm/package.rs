@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use farrier_core::{image::checked::fits, kernel::rpm_version};
+use farrier_core::{image::checked::matches_glob, kernel::rpm_version};
 use serde::{Deserialize, Serialize};
 
 use crate::checksum::Checksum;
@@ -96,8 +96,10 @@ pub fn names_for(alternatives: &str, release: &str) -> Vec<String> {
 pub fn choose<'a>(packages: &'a [RpmPackage], names: &[String], release: &str) -> Option<&'a RpmPackage> {
     names.iter().find_map(|name| {
         // Among equal versions the first repository wins; `max_by` returns the last, hence `rev`.
-        let matching =
-            packages.iter().rev().filter(|package| fits(name, &package.name) && package.is_for(release));
+        let matching = packages
+            .iter()
+            .rev()
+            .filter(|package| matches_glob(name, &package.name) && package.is_for(release));
         matching.max_by(|a, b| a.compare(b))
     })
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use farrier_core::{
-    image::{RpmSource, checked::fits},
+    image::{RpmSource, checked::matches_glob},
     kernel::KernelTarget,
 };
 
@@ -75,5 +75,5 @@ pub fn declared(source: &RpmSource) -> Result<Vec<String>> {
 pub fn is_wanted(source: &RpmSource, identity: &str) -> bool {
     let release = source.kernel.as_ref().map_or("", |kernel| kernel.release.as_str());
     let name = identity.split_once('=').map_or("", |(name, _)| name);
-    names_for(&source.package, release).iter().any(|pattern| fits(pattern, name))
+    names_for(&source.package, release).iter().any(|pattern| matches_glob(pattern, name))
 }

@@ -4,7 +4,7 @@
 use farrier_core::{
     facts::media_type,
     image::{Repository, Tag, Version},
-    provenance::{self, Layered},
+    provenance::{self, CosignManifest},
 };
 use oci::ImageManifest;
 
@@ -17,7 +17,7 @@ pub enum Joined {
     /// The tag gets the new manifest, which includes all existing layers.
     New,
     /// The tag gets the layers of both.
-    Both(Layered),
+    Both(CosignManifest),
     /// The manifests cannot be merged.
     Foreign,
 }
@@ -41,7 +41,7 @@ impl Joined {
         } else if has(&after, &before) {
             Self::New
         } else {
-            provenance::layered(Some(&before), &after.layers).map_or(Self::Foreign, Self::Both)
+            provenance::add_layers(Some(&before), &after.layers).map_or(Self::Foreign, Self::Both)
         }
     }
 }
@@ -63,7 +63,7 @@ pub async fn join(
             Joined::Whole => return Ok(true),
             Joined::Foreign => return Ok(false),
             Joined::New => (media_type, new),
-            Joined::Both(Layered { config, manifest }) => {
+            Joined::Both(CosignManifest { config, manifest }) => {
                 registry.push_bytes(repository, config).await?;
                 (media_type::OCI_MANIFEST, &manifest[..])
             }

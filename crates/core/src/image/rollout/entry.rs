@@ -30,20 +30,20 @@ impl TryFrom<RolloutForm> for RolloutEntry {
         if containers.is_empty() {
             return Err("`containers` is empty".to_owned());
         }
-        let of = |container| RolloutForm { container: Some(container), ..form.clone() }.try_into();
-        containers.into_iter().map(of).collect::<Result<_, _>>().map(Self)
+        let rollout = |container| RolloutForm { container: Some(container), ..form.clone() }.try_into();
+        containers.into_iter().map(rollout).collect::<Result<_, _>>().map(Self)
     }
 }
 
-/// Adds what flattened enums cannot express in a schema. Every strategy with a `container` has `containers`, an alternative.
-/// With manifests, the other alternative is the operator's resource that `custom-resource` names.
+/// Adds the alternatives of a `container` to the schema, which flattened enums cannot express: a list `containers`, and in
+/// manifests an operator's resource with the fields of `custom-resource`.
 pub(super) fn with_alternatives(schema: &mut Schema) {
     let variants = schema.get_mut("oneOf").and_then(Value::as_array_mut);
     let Some(variants) = variants else { return };
-    let of_resource =
+    let custom_resource =
         variants.iter().find(|variant| variant["properties"]["strategy"]["const"] == "custom-resource");
     let [resource, name] = ["resource", "name"]
-        .map(|key| of_resource.map_or(Value::Null, |found| found["properties"][key].clone()));
+        .map(|key| custom_resource.map_or(Value::Null, |variant| variant["properties"][key].clone()));
     for variant in variants {
         let Some(mut item) = variant.pointer("/properties/container").cloned() else { continue };
         if let Some(item) = item.as_object_mut() {
@@ -56,10 +56,10 @@ pub(super) fn with_alternatives(schema: &mut Schema) {
             "minItems": 1,
         });
         let in_manifests = variant["properties"].get("path").is_some();
-        let of_alternatives =
+        let no_longer_required =
             if in_manifests { &["namespace", "daemonSet", "container"][..] } else { &["container"] };
         if let Some(required) = variant["required"].as_array_mut() {
-            required.retain(|field| !of_alternatives.iter().any(|other| field == other));
+            required.retain(|field| !no_longer_required.iter().any(|optional| field == optional));
         }
         if in_manifests {
             (variant["properties"]["resource"], variant["properties"]["name"]) =

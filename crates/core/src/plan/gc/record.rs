@@ -62,7 +62,7 @@ impl Record for KernelRecord {
     }
 
     // Keeps the later day of each kernel.
-    fn joined(&self, other: &Self) -> Self {
+    fn merged(&self, other: &Self) -> Self {
         let mut record = self.clone();
         for (kernel, day) in &other.0 {
             record.note(kernel.clone(), *day);
@@ -153,9 +153,9 @@ mod tests {
     proptest! {
         #[test]
         fn writers_in_any_order_come_to_the_same(a in record(), b in record(), c in record()) {
-            prop_assert_eq!(a.joined(&b).joined(&c), c.joined(&a).joined(&b));
-            prop_assert_eq!(a.joined(&a), a.clone());
-            prop_assert_eq!(a.joined(&b).joined(&b), a.joined(&b));
+            prop_assert_eq!(a.merged(&b).merged(&c), c.merged(&a).merged(&b));
+            prop_assert_eq!(a.merged(&a), a.clone());
+            prop_assert_eq!(a.merged(&b).merged(&b), a.merged(&b));
         }
     }
 }

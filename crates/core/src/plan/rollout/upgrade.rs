@@ -52,7 +52,7 @@ pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<
     }
     let snapshot = context.inputs.snapshot;
     let mut needed =
-        [ObservedKind::Pods].into_iter().chain(spec.makes_jobs().then_some(ObservedKind::Checks));
+        [ObservedKind::Pods].into_iter().chain(spec.creates_jobs().then_some(ObservedKind::Checks));
     needed.find_map(|what| {
         Some(HoldReason::Unseen { detail: snapshot.why_unseen(what, &found.namespace)?.clone(), what })
     })
@@ -230,7 +230,7 @@ impl<'a> Workloads<'a> {
             let is_named = || holders.iter().any(|holder| holder.pod.as_ref() == Some(&pod.uid));
             let leaves = match spec.drain {
                 Drain::None => false,
-                Drain::DeviceUsers => spec.is_user(&pod.requests) || is_named(),
+                Drain::DeviceUsers => spec.uses_device(&pod.requests) || is_named(),
                 Drain::Node => !is_of(pod, &forecast) && !is_of(pod, &check),
             };
             selected && leaves && !pod.stays

@@ -104,7 +104,7 @@ impl Upgrade<'_> {
     pub(super) fn begin(&self, node_upgrades: &mut [PlannedNodeUpgrade]) {
         let stopped = self.common_wait(node_upgrades);
         let first = self.first(node_upgrades);
-        let most = self.spec.max_parallel.of(self.nodes.len());
+        let most = self.spec.max_parallel.limit(self.nodes.len());
         let under_way = |node_upgrade: &PlannedNodeUpgrade| node_upgrade.stage == UpgradeStage::UnderWay;
         let are_down = self.are_down();
         let mut taken = node_upgrades.iter().filter(|node_upgrade| under_way(node_upgrade)).count();

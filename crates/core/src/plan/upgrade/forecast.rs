@@ -75,7 +75,7 @@ fn work(
     nodes: usize,
     node_upgrades: &[PlannedNodeUpgrade],
 ) -> SignedDuration {
-    let at_once = upgrade.spec.max_parallel.of(upgrade.nodes.len());
+    let at_once = upgrade.spec.max_parallel.limit(upgrade.nodes.len());
     let first = match &upgrade.spec.canary {
         Some(Canary::Nodes(count)) => {
             let done =

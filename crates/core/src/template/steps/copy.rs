@@ -7,17 +7,17 @@ use super::{
         dockerfile::Document,
         lexer::{self, BLANKS, Lexer, Quotes},
     },
-    Line, Reader, Refusal, clean, mistake, unsupported,
+    Line, Reader, Refusal, mistake, resolve_path, unsupported,
 };
 
 impl Reader {
     /// Reads a `COPY` instruction: its options and words.
-    pub(super) fn copy(&mut self, line: Line<'_>, options: Vec<String>, rest: &str) -> Result<(), Refusal> {
+    pub(super) fn copy(&mut self, line: Line<'_>, options: Vec<String>, words: &str) -> Result<(), Refusal> {
         let mode = self.copy_options(line.number, options)?;
-        let list = match lexer::json_list(rest) {
+        let list = match lexer::json_list(words) {
             Some(Ok(list)) => list,
             Some(Err(())) => return mistake("COPY: the list may contain only strings"),
-            None => rest.split(BLANKS).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
+            None => words.split(BLANKS).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
         };
         let Some((dest, sources)) = list.split_last().filter(|(_, sources)| !sources.is_empty()) else {
             return mistake("COPY needs a source and a destination");
@@ -25,30 +25,25 @@ impl Reader {
         if Document::opened_by(dest).is_some() {
             return mistake("COPY: a here-document cannot be the destination");
         }
-        let mut documents = 0;
-        let mut plain = Vec::new();
-        let mut written = Vec::new();
+        let (mut paths, mut documents) = (Vec::new(), Vec::new());
         for source in sources {
             match Document::opened_by(source) {
-                Some(document) => {
-                    documents += 1;
-                    written.push(self.document(line, &document)?);
-                }
-                None => plain.push(Source::Context(context_place(&self.expand(source)?)?)),
+                Some(opened) => documents.push(self.document(line, &opened)?),
+                None => paths.push(Source::Context(context_path(&self.expand(source)?)?)),
             }
         }
-        if documents != line.instruction.documents.len() {
+        if documents.len() != line.instruction.documents.len() {
             return mistake("COPY: `<<` and the name of a here-document must be one word");
         }
         // Builders copy here-documents last.
-        plain.extend(written);
+        let sources: Vec<Source> = paths.into_iter().chain(documents).collect();
         let dest = self.destination(&self.expand(dest)?)?;
-        if plain.len() > 1 && !dest.ends_with('/') {
+        if sources.len() > 1 && !dest.ends_with('/') {
             return mistake(format!(
                 "COPY has several sources: {dest} must be a directory, with a / at its end"
             ));
         }
-        self.step(line, Action::Copy { sources: plain, dest, mode })
+        self.step(line, Action::Copy { sources, dest, mode })
     }
 
     fn copy_options(&mut self, line: u32, options: Vec<String>) -> Result<Option<u32>, Refusal> {
@@ -57,13 +52,13 @@ impl Reader {
         for option in options {
             let (name, value) =
                 option.split_once('=').map_or((option.as_str(), None), |(name, value)| (name, Some(value)));
-            if seen.iter().any(|seen| seen == name) {
+            if seen.iter().any(|known| known == name) {
                 return mistake(format!("COPY has the option {name} twice"));
             }
             seen.push(name.to_owned());
             match (name, value) {
                 ("--chown", Some(_)) => {
-                    self.note(line, "--chown is ignored: everything in a build belongs to one user");
+                    self.note(line, "--chown is ignored: all files of a build belong to one user");
                 }
                 ("--chmod", Some(value)) => mode = Some(permissions(&self.expand(value)?)?),
                 ("--link", None) => {}
@@ -84,8 +79,8 @@ impl Reader {
     }
 
     /// Returns the content of a here-document. If two have the same name, the last one's content applies.
-    fn document(&self, line: Line<'_>, named: &Document) -> Result<Source, Refusal> {
-        let name = named.name.clone();
+    fn document(&self, line: Line<'_>, opened: &Document) -> Result<Source, Refusal> {
+        let name = opened.name.clone();
         let Some(document) = line.instruction.documents.iter().rev().find(|document| document.name == name)
         else {
             return mistake(format!("COPY: the here-document {name} is missing below"));
@@ -106,14 +101,14 @@ impl Reader {
         if dest.is_empty() {
             return mistake("COPY: the destination is empty");
         }
-        let directory = dest == "." || dest.ends_with('/') || dest.ends_with("/.");
-        let path = clean(&self.workdir, dest);
-        Ok(if directory && path != "/" { path + "/" } else { path })
+        let is_directory = dest == "." || dest.ends_with('/') || dest.ends_with("/.");
+        let path = resolve_path(&self.workdir, dest);
+        Ok(if is_directory && path != "/" { path + "/" } else { path })
     }
 }
 
 /// Returns a path in the build context, relative to its root; `.` is the whole context.
-fn context_place(source: &str) -> Result<String, Refusal> {
+fn context_path(source: &str) -> Result<String, Refusal> {
     if source.is_empty() {
         return mistake("COPY: a source is empty");
     }

@@ -19,12 +19,12 @@ use super::{
     lexer::{self, Lexer},
 };
 pub use refusal::StepsError;
-use refusal::{Refusal, mistake, number, unsupported};
+use refusal::{Refusal, line_number, mistake, unsupported};
 use stage::stage;
 use variables::Variables;
 
 /// Maximum total size of one Dockerfile's steps: texts, and the environment of each `RUN`.
-const LARGEST: usize = 8 << 20;
+const MAX_STEPS_SIZE: usize = 8 << 20;
 /// Default shell for the shell form.
 const SHELL: [&str; 2] = ["/bin/sh", "-c"];
 
@@ -42,7 +42,7 @@ pub struct Base {
     /// Command for the shell form; empty means `/bin/sh -c`.
     pub shell: Vec<String>,
     /// Whether the image has `ONBUILD` triggers, which an engine would run.
-    pub triggers: bool,
+    pub has_triggers: bool,
 }
 
 impl Base {
@@ -63,7 +63,7 @@ impl Base {
             workdir: text("WorkingDir").unwrap_or_default(),
             user: text("User").unwrap_or_default(),
             shell: list("Shell"),
-            triggers: !list("OnBuild").is_empty(),
+            has_triggers: !list("OnBuild").is_empty(),
         }
     }
 }
@@ -89,38 +89,37 @@ pub struct Note {
 
 /// Reads the steps of the stage `modules`. There are no build arguments: `ARG` has its default value.
 pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
-    if let Some(place) = dockerfile.lines().position(|line| line.contains('\0')) {
-        return Err(Refusal::Mistake("there is a NUL character".to_owned()).at(number(place)));
+    if let Some(index) = dockerfile.lines().position(|line| line.contains('\0')) {
+        return Err(Refusal::Mistake("there is a NUL character".to_owned()).at(line_number(index)));
     }
     check_directives(dockerfile)?;
-    let instructions = unambiguous(dockerfile).map_err(|place| StepsError::Unsupported {
-        line: number(place),
+    let instructions = unambiguous(dockerfile).map_err(|index| StepsError::Unsupported {
+        line: line_number(index),
         reason: "builders do not agree where this instruction ends: a line of it ends with two escape \
              characters, or an `escape` directive follows a `check`"
             .to_owned(),
     })?;
-    if let Some((document, open)) = instructions
-        .iter()
-        .find_map(|one| one.documents.iter().find(|document| !document.ends).map(|document| (document, one)))
-    {
-        let reason = format!("the here-document {} does not end", document.name);
-        return Err(Refusal::Mistake(reason).at(number(open.first)));
+    for instruction in &instructions {
+        if let Some(document) = instruction.documents.iter().find(|document| !document.ends) {
+            let reason = format!("the here-document {} does not end", document.name);
+            return Err(Refusal::Mistake(reason).at(line_number(instruction.first)));
+        }
     }
     let escape = escape_character(dockerfile, true);
-    let (variables, from, body) = stage(&instructions, base, escape)?;
+    let (variables, from_line, body) = stage(&instructions, base, escape)?;
     let mut reader = Reader {
         escape,
         variables,
-        workdir: clean("/", &base.workdir),
+        workdir: resolve_path("/", &base.workdir),
         shell: if base.shell.is_empty() { SHELL.map(str::to_owned).to_vec() } else { base.shell.clone() },
         size: 0,
         recipe: Recipe::default(),
     };
     if !["", "root", "0", "root:root", "0:0"].contains(&base.user.as_str()) {
-        reader.note(from, "the base's user is ignored: everything in a build belongs to the user who builds");
+        reader.note(from_line, "the base's user is ignored: all steps run as root of the build");
     }
     for instruction in body {
-        let line = Line { number: number(instruction.first), instruction };
+        let line = Line { number: line_number(instruction.first), instruction };
         reader.read(line).map_err(|refusal| refusal.at(line.number))?;
     }
     Ok(reader.recipe)
@@ -129,8 +128,8 @@ pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
 /// Validates the directives that change the Dockerfile's syntax.
 fn check_directives(dockerfile: &str) -> Result<(), StepsError> {
     let mut seen = Vec::new();
-    for (place, (key, value)) in directives(dockerfile, true).enumerate() {
-        let line = number(place);
+    for (index, (key, value)) in directives(dockerfile, true).enumerate() {
+        let line = line_number(index);
         if seen.contains(&key) {
             return Err(StepsError::Mistake { line, reason: format!("the directive {key} is repeated") });
         }
@@ -171,45 +170,44 @@ struct Reader {
 
 impl Reader {
     fn read(&mut self, line: Line<'_>) -> Result<(), Refusal> {
-        let (word, rest) = line.instruction.split();
-        let (options, rest) = lexer::options(rest, self.escape);
-        let word = word.to_ascii_uppercase();
+        let (keyword, arguments) = line.instruction.split();
+        let (options, arguments) = lexer::options(arguments, self.escape);
+        let keyword = keyword.to_ascii_uppercase();
         if let Some(option) = options
             .first()
-            .filter(|_| !["RUN", "COPY", "ADD", "HEALTHCHECK", "ONBUILD"].contains(&word.as_str()))
+            .filter(|_| !["RUN", "COPY", "ADD", "HEALTHCHECK", "ONBUILD"].contains(&keyword.as_str()))
         {
-            return mistake(format!("{word} has no option {option}"));
+            return mistake(format!("{keyword} has no option {option}"));
         }
-        match word.as_str() {
-            "RUN" => self.run(line, &options, rest)?,
-            "COPY" => self.copy(line, options, rest)?,
-            "ARG" => self.variables.arg(rest, self.escape)?,
-            "ENV" => self.variables.env(rest, self.escape)?,
+        match keyword.as_str() {
+            "RUN" => self.run(line, &options, arguments)?,
+            "COPY" => self.copy(line, options, arguments)?,
+            "ARG" => self.variables.arg(arguments, self.escape)?,
+            "ENV" => self.variables.env(arguments, self.escape)?,
             "WORKDIR" => {
-                let path = self.expand(rest)?;
+                let path = self.expand(arguments)?;
                 if path.is_empty() {
                     return mistake("WORKDIR names no directory");
                 }
-                self.workdir = clean(&self.workdir, &path);
+                self.workdir = resolve_path(&self.workdir, &path);
                 if self.workdir != "/" {
                     self.step(line, Action::Directory(self.workdir.clone()))?;
                 }
             }
-            "SHELL" => match lexer::json_list(rest) {
+            "SHELL" => match lexer::json_list(arguments) {
                 Some(Ok(shell)) if !shell.is_empty() => self.shell = shell,
                 _ => return mistake("SHELL needs a list of strings, as in [\"/bin/bash\", \"-c\"]"),
             },
-            "USER" => self.note(
-                line.number,
-                "USER is ignored: everything in a build belongs to the user who builds, who is root where the build runs",
-            ),
-            "VOLUME" => self.note(line.number, "VOLUME is ignored: what is written there stays"),
+            "USER" => self.note(line.number, "USER is ignored: all steps run as root of the build"),
+            "VOLUME" => self.note(line.number, "VOLUME is ignored: files that are written there stay"),
             "LABEL" | "EXPOSE" | "CMD" | "ENTRYPOINT" | "STOPSIGNAL" | "HEALTHCHECK" | "MAINTAINER" => {}
             "ADD" => {
-                return unsupported("ADD unpacks archives and downloads files; add them to the image's `sources`, and COPY them");
+                return unsupported(
+                    "ADD unpacks archives and downloads files; add them to the image's `sources`, and COPY them",
+                );
             }
-            "ONBUILD" => return unsupported("ONBUILD is for images that others build upon, and this stage is none"),
-            _ => return mistake(format!("unknown instruction {word}")),
+            "ONBUILD" => return unsupported("ONBUILD is not supported: no image is based on this stage"),
+            _ => return mistake(format!("unknown instruction {keyword}")),
         }
         Ok(())
     }
@@ -217,7 +215,7 @@ impl Reader {
     fn step(&mut self, line: Line<'_>, action: Action) -> Result<(), Refusal> {
         let text = line.instruction.text.clone();
         self.size += text.len() + size(&action);
-        if self.size > LARGEST {
+        if self.size > MAX_STEPS_SIZE {
             return mistake("the stage's steps exceed 8 MiB: look for variables that expand each other");
         }
         self.recipe.steps.push(Step { line: line.number, text, action });
@@ -258,10 +256,10 @@ fn size(action: &Action) -> usize {
 }
 
 /// Resolves a path relative to a directory. The result is absolute, without `.`, `..` and a trailing `/`.
-fn clean(directory: &str, path: &str) -> String {
-    let above = if path.starts_with('/') { "" } else { directory };
+fn resolve_path(directory: &str, path: &str) -> String {
+    let base = if path.starts_with('/') { "" } else { directory };
     let mut parts: Vec<&str> = Vec::new();
-    for part in above.split('/').chain(path.split('/')) {
+    for part in base.split('/').chain(path.split('/')) {
         match part {
             "" | "." => {}
             ".." => {

@@ -27,6 +27,6 @@ pub(super) fn unsupported<T>(reason: impl Into<String>) -> Result<T, Refusal> {
 }
 
 /// Converts a line index to a line number.
-pub(super) fn number(place: usize) -> u32 {
-    u32::try_from(place).map_or(u32::MAX, |place| place.saturating_add(1))
+pub(super) fn line_number(index: usize) -> u32 {
+    u32::try_from(index).map_or(u32::MAX, |index| index.saturating_add(1))
 }

@@ -9,7 +9,7 @@ use super::{
 
 impl Reader {
     /// Reads a `RUN` instruction: its options and command.
-    pub(super) fn run(&mut self, line: Line<'_>, options: &[String], rest: &str) -> Result<(), Refusal> {
+    pub(super) fn run(&mut self, line: Line<'_>, options: &[String], arguments: &str) -> Result<(), Refusal> {
         for option in options {
             match option.split_once('=').unwrap_or((option, "")) {
                 // These options are the default in every build.
@@ -17,7 +17,7 @@ impl Reader {
                 ("--network", _) => return unsupported(format!("RUN {option}: a build has no network")),
                 ("--mount", _) => {
                     return unsupported(format!(
-                        "RUN {option}: a build sees nothing but its toolchain and what is copied; COPY what it needs"
+                        "RUN {option}: a build sees only its toolchain and copied files; COPY the files that it needs"
                     ));
                 }
                 _ => return unsupported(format!("RUN has the option {option}")),
@@ -25,25 +25,22 @@ impl Reader {
         }
         let mut run =
             Run { env: self.variables.environment(), workdir: self.workdir.clone(), ..Run::default() };
-        match lexer::json_list(rest) {
+        match lexer::json_list(arguments) {
             Some(Ok(argv)) => run.argv = argv,
             Some(Err(())) => return mistake("RUN: the list may contain only strings"),
             None => {
                 let documents = &line.instruction.documents;
-                let whole = documents
-                    .first()
-                    .filter(|_| Document::opened_by(rest).is_some())
-                    .map(Document::plain_content);
-                match whole {
+                let is_document = Document::opened_by(arguments).is_some();
+                match documents.first().filter(|_| is_document).map(Document::plain_content) {
                     Some(script) if script.starts_with("#!") => run.script = Some(script),
                     command => {
-                        let command = command.unwrap_or_else(|| with_documents(rest, documents));
+                        let command = command.unwrap_or_else(|| with_documents(arguments, documents));
                         run.argv = self.shell.iter().cloned().chain([command]).collect();
                     }
                 }
             }
         }
-        if rest.is_empty() || run.script.is_none() && run.argv.is_empty() {
+        if arguments.is_empty() || run.script.is_none() && run.argv.is_empty() {
             return mistake("RUN has no command");
         }
         self.step(line, Action::Run(run))

@@ -2,7 +2,7 @@
 
 use super::{
     super::lexer::{self, Lexer},
-    Base, Instruction, Refusal, StepsError, mistake, number, unsupported,
+    Base, Instruction, Refusal, StepsError, line_number, mistake, unsupported,
     variables::Variables,
 };
 
@@ -12,64 +12,66 @@ pub(super) fn stage<'a>(
     base: &Base,
     escape: char,
 ) -> Result<(Variables, u32, &'a [Instruction]), StepsError> {
-    let starts: Vec<usize> =
-        (0..instructions.len()).filter(|place| instructions[*place].is("from")).collect();
-    let first = starts.first().copied().unwrap_or(instructions.len());
-    let line = |place: usize| number(instructions[place].first);
+    let from_indexes: Vec<usize> =
+        (0..instructions.len()).filter(|index| instructions[*index].is("from")).collect();
+    let first = from_indexes.first().copied().unwrap_or(instructions.len());
+    let line = |index: usize| line_number(instructions[index].first);
     let mut global = Variables::default();
-    for (place, instruction) in instructions[..first].iter().enumerate() {
-        let (word, rest) = instruction.split();
-        let read = if word.eq_ignore_ascii_case("arg") {
-            global.arg(rest, escape)
+    for (index, instruction) in instructions[..first].iter().enumerate() {
+        let (keyword, arguments) = instruction.split();
+        let outcome = if keyword.eq_ignore_ascii_case("arg") {
+            global.arg(arguments, escape)
         } else {
-            mistake(format!("{word} precedes the first FROM"))
+            mistake(format!("{keyword} precedes the first FROM"))
         };
-        read.map_err(|refusal| refusal.at(line(place)))?;
+        outcome.map_err(|refusal| refusal.at(line(index)))?;
     }
-    let mut named = starts
+    let mut candidates = from_indexes
         .iter()
         .copied()
-        .filter(|place| name(&instructions[*place], escape).as_deref() == Some("modules"));
-    let Some(from) = named.next() else {
+        .filter(|index| stage_name(&instructions[*index], escape).as_deref() == Some("modules"));
+    let Some(from) = candidates.next() else {
         let reason = "no stage has the name `modules`: `FROM {{toolchain}} AS modules`".to_owned();
         return Err(StepsError::Mistake { line: 1, reason });
     };
-    if let Some(second) = named.next() {
+    if let Some(second) = candidates.next() {
         return Err(Refusal::Mistake("a second stage `modules`".to_owned()).at(line(second)));
     }
-    let stages: Vec<String> = starts
+    let stages: Vec<String> = from_indexes
         .iter()
-        .take_while(|start| **start < from)
-        .filter_map(|start| name(&instructions[*start], escape))
+        .take_while(|index| **index < from)
+        .filter_map(|index| stage_name(&instructions[*index], escape))
         .collect();
-    check(&instructions[from], base, &stages, &global, escape).map_err(|refusal| refusal.at(line(from)))?;
-    let end = starts.iter().copied().find(|start| *start > from).unwrap_or(instructions.len());
+    check_from(&instructions[from], base, &stages, &global, escape)
+        .map_err(|refusal| refusal.at(line(from)))?;
+    let end = from_indexes.iter().copied().find(|index| *index > from).unwrap_or(instructions.len());
     let variables = Variables::of_stage(&base.env, global);
     Ok((variables, line(from), &instructions[from + 1..end]))
 }
 
-fn words(from: &Instruction, escape: char) -> (Vec<String>, Vec<&str>) {
-    let (options, rest) = lexer::options(from.split().1, escape);
-    (options, rest.split(lexer::BLANKS).filter(|word| !word.is_empty()).collect())
+/// Returns the options and the words of a `FROM`.
+fn from_words(from: &Instruction, escape: char) -> (Vec<String>, Vec<&str>) {
+    let (options, arguments) = lexer::options(from.split().1, escape);
+    (options, arguments.split(lexer::BLANKS).filter(|word| !word.is_empty()).collect())
 }
 
 /// Returns the name that a `FROM` gives to its stage.
-fn name(from: &Instruction, escape: char) -> Option<String> {
-    match words(from, escape).1[..] {
+fn stage_name(from: &Instruction, escape: char) -> Option<String> {
+    match from_words(from, escape).1[..] {
         [_, r#as, name] if r#as.eq_ignore_ascii_case("as") => Some(name.to_lowercase()),
         _ => None,
     }
 }
 
 /// Checks that the stage starts directly from the base.
-fn check(
+fn check_from(
     from: &Instruction,
     base: &Base,
     stages: &[String],
     global: &Variables,
     escape: char,
 ) -> Result<(), Refusal> {
-    let (options, words) = words(from, escape);
+    let (options, words) = from_words(from, escape);
     if let Some(option) = options.first() {
         return unsupported(format!(
             "FROM has the option {option}; the target determines the architecture of a build"
@@ -85,7 +87,7 @@ fn check(
     if image != base.name {
         return unsupported(format!("the stage `modules` starts from {image:?}, not from {{{{toolchain}}}}"));
     }
-    if base.triggers {
+    if base.has_triggers {
         return unsupported("the toolchain's image has ONBUILD instructions");
     }
     Ok(())

@@ -128,7 +128,7 @@ fn what_is_not_done_in_place_says_so() {
             other => panic!("{body}: {other:?}"),
         }
     }
-    let triggers = Base { triggers: true, ..base() };
+    let triggers = Base { has_triggers: true, ..base() };
     for (dockerfile, base, reason) in [
         ("FROM --platform=linux/arm64 base AS modules", base(), "--platform"),
         ("FROM other AS modules", base(), "\"other\""),
@@ -231,15 +231,15 @@ fn a_stage_starts_with_what_its_base_says() {
             workdir: "/work/".to_owned(),
             user: "me".to_owned(),
             shell: vec!["/bin/bash".to_owned(), "-c".to_owned()],
-            triggers: true,
+            has_triggers: true,
         }
     );
-    let base = Base { triggers: false, ..read_base };
+    let base = Base { has_triggers: false, ..read_base };
     let recipe = read("FROM base AS modules\nWORKDIR $A\nRUN x", &base);
     insta::assert_snapshot!(shown(recipe), @r#"
     2: directory "/work/b=c"
     3: run ["/bin/bash", "-c", "x"] in /work/b=c with ["PATH=/own", "A=b=c"]
-    note: line 1: the base's user is ignored: everything in a build belongs to the user who builds
+    note: line 1: the base's user is ignored: all steps run as root of the build
     "#);
     assert_eq!(Base::of("base", &Map::new()), super::tests::base());
 }

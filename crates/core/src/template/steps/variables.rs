@@ -8,10 +8,10 @@ use super::{
 /// Docker's default value if the base sets none.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Prefixes of variables that have a value without a default in newer builders only: `TARGETARCH`, `BUILDPLATFORM`.
-const PLATFORM: [&str; 2] = ["TARGET", "BUILD"];
+const PLATFORM_PREFIXES: [&str; 2] = ["TARGET", "BUILD"];
 const PLATFORM_PARTS: [&str; 5] = ["PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT"];
 /// Linux does not accept a larger environment for one program.
-const LARGEST: usize = 128 << 10;
+const MAX_ENVIRONMENT_SIZE: usize = 128 << 10;
 
 /// The variables of a stage, or the variables before the first stage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub(super) struct Variables {
 
 impl Variables {
     /// Returns the variables at the start of a stage.
-    pub(super) fn of_stage(env: &[(String, String)], before: Self) -> Self {
-        let mut variables = Self { global: before.args, ..Self::default() };
+    pub(super) fn of_stage(env: &[(String, String)], global: Self) -> Self {
+        let mut variables = Self { global: global.args, ..Self::default() };
         for (name, value) in env {
             set(&mut variables.env, name, value.clone());
         }
@@ -42,25 +42,25 @@ impl Variables {
 
     /// Returns the environment of a `RUN`.
     pub(super) fn environment(&self) -> Vec<(String, String)> {
-        let mut all = self.env.clone();
+        let mut environment = self.env.clone();
         for (name, value) in &self.args {
-            if find(&all, name).is_none() {
-                all.push((name.clone(), value.clone()));
+            if find(&environment, name).is_none() {
+                environment.push((name.clone(), value.clone()));
             }
         }
-        if find(&all, "HOME").is_none() {
-            all.push(("HOME".to_owned(), "/root".to_owned()));
+        if find(&environment, "HOME").is_none() {
+            environment.push(("HOME".to_owned(), "/root".to_owned()));
         }
-        all
+        environment
     }
 
     /// Reads the words of an `ARG`.
-    pub(super) fn arg(&mut self, rest: &str, escape: char) -> Result<(), Refusal> {
-        let words = quoted_words(rest, escape);
+    pub(super) fn arg(&mut self, arguments: &str, escape: char) -> Result<(), Refusal> {
+        let words = quoted_words(arguments, escape);
         if words.is_empty() {
             return mistake("ARG has no name");
         }
-        let before = self.clone();
+        let previous = self.clone();
         for word in words {
             let (name, default) = word.split_once('=').map_or((word.as_str(), None), |(n, d)| (n, Some(d)));
             if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
@@ -69,7 +69,7 @@ impl Variables {
             let value = match default {
                 Some(default) => {
                     let value = self.expand(default, escape)?;
-                    if before.expand(default, escape)? != value {
+                    if previous.expand(default, escape)? != value {
                         return unsupported(format!(
                             "builders do not agree on the value of {name}, which uses a variable of the same \
                              line; write a second ARG"
@@ -80,10 +80,8 @@ impl Variables {
                 None => find(&self.global, name).map(str::to_owned),
             };
             let Some(value) = value else {
-                if PLATFORM
-                    .iter()
-                    .any(|of| name.strip_prefix(of).is_some_and(|part| PLATFORM_PARTS.contains(&part)))
-                {
+                let part = PLATFORM_PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix));
+                if part.is_some_and(|part| PLATFORM_PARTS.contains(&part)) {
                     return unsupported(format!(
                         "some builders give {name} a value; write {{{{arch}}}} instead"
                     ));
@@ -101,14 +99,14 @@ impl Variables {
     }
 
     /// Reads the words of an `ENV`.
-    pub(super) fn env(&mut self, rest: &str, escape: char) -> Result<(), Refusal> {
-        let words = quoted_words(rest, escape);
+    pub(super) fn env(&mut self, arguments: &str, escape: char) -> Result<(), Refusal> {
+        let words = quoted_words(arguments, escape);
         let pairs = match words.first() {
             None => return mistake("ENV has no name"),
             // The older form, without quotes: `ENV name value with blanks`.
-            Some(first) if !first.contains('=') => match rest.split_once(BLANKS) {
+            Some(first) if !first.contains('=') => match arguments.split_once(BLANKS) {
                 Some((name, value)) => vec![(name, value.trim_start_matches(BLANKS))],
-                None => return mistake(format!("ENV {rest} has no value")),
+                None => return mistake(format!("ENV {arguments} has no value")),
             },
             Some(_) => match words.iter().map(|word| word.split_once('=').ok_or(word)).collect() {
                 Ok(pairs) => pairs,
@@ -137,7 +135,7 @@ impl Variables {
     fn check_size(&self) -> Result<(), Refusal> {
         let size: usize =
             self.env.iter().chain(&self.args).map(|(name, value)| name.len() + value.len()).sum();
-        if size > LARGEST { mistake("the environment exceeds 128 KiB") } else { Ok(()) }
+        if size > MAX_ENVIRONMENT_SIZE { mistake("the environment exceeds 128 KiB") } else { Ok(()) }
     }
 }
 
