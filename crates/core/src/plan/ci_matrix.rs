@@ -72,7 +72,7 @@ pub fn ci_matrix(plan: &Plan, form: MatrixForm) -> String {
 /// Returns a job that does nothing when there is nothing to build: GitLab rejects an empty matrix and a pipeline
 /// without jobs.
 fn gitlab(builds: &BTreeSet<CiBuild>) -> String {
-    /// A struct fixes the order of the keys, whatever features of serde_json are on.
+    /// Variables of one job. A struct keeps the order of the keys with every feature set of serde_json.
     #[derive(Serialize)]
     #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
     struct Variables<'a> {
