@@ -128,8 +128,8 @@ pub use status::{StatusEntry, StatusRow, status, status_at, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
 pub use table::{
-    Table, counts, decided, held_rollouts, readiness_table, skipped_nodes, status_table, summary, tables,
-    why_not, with_short_digests,
+    Table, counts, decided, held_rollouts, missing_images, readiness_table, skipped_nodes, status_table,
+    summary, tables, with_short_digests,
 };
 pub use target::{ManifestLocation, RolloutObject, RolloutTarget};
 pub use unfinished::{RolloutWait, UnfinishedRollout, unfinished_kernels, unfinished_rollouts};

@@ -142,7 +142,7 @@ impl<'a> Context<'a> {
 
     /// Returns the operators' resources that decide about the rollout.
     pub(super) fn resources(&self) -> OperatorResources<'a> {
-        OperatorResources::beside(self.inputs, self.spec)
+        OperatorResources::for_rollout(self.inputs, self.spec)
     }
 
     /// Applies guarantee 1 to one kernel: returns a cell's published image by digest, if it passes.

@@ -8,7 +8,7 @@ use crate::{
     image::InputHasher,
     plan::{
         NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm,
-        labels::{HANDOVER_LABELS, operator_upgrade_in_progress},
+        labels::{HANDOVER_LABEL_PREFIX, operator_upgrade_in_progress},
     },
 };
 
@@ -18,7 +18,7 @@ pub(in crate::plan) const HANDED_OVER: &str = "handed-over";
 /// Returns the key of the label that marks nodes of a copy of this DaemonSet. A DaemonSet's name can have 253
 /// characters and a label key 63, hence the hash.
 pub fn handover_label(namespace: &str, daemon_set: &str) -> String {
-    format!("{HANDOVER_LABELS}{}", short_hash(&[namespace, daemon_set]))
+    format!("{HANDOVER_LABEL_PREFIX}{}", short_hash(&[namespace, daemon_set]))
 }
 
 /// Returns a hash of eight hexadecimal digits that distinguishes names.

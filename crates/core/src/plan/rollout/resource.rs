@@ -27,7 +27,7 @@ use crate::{
     image::{ImageReference, OperatorResource, ResourceName},
     plan::{
         Cell, NodeFacts, Placement, ReachingObject, ResourceFacts,
-        labels::{end_of_rest, is_in_progress},
+        labels::{is_in_progress, stall_remedy},
         operator_resources::OperatorResources,
         outcome::CellState,
         reach::Reach,
@@ -60,7 +60,7 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
             let own = operator::upgrade_label(kind).into_iter().chain(kind.node_label());
             keys.extend(image.spec.nodes.keys().chain(own).map(str::to_owned));
             keys.extend(operator::skip_labels(kind).map(str::to_owned));
-            let resources = OperatorResources::beside(inputs, rollout);
+            let resources = OperatorResources::for_rollout(inputs, rollout);
             let manifests = inputs.manifests.values().flatten().flat_map(|found| &found.resources);
             for found in
                 inputs.snapshot.resources.iter().chain(manifests).filter(|found| found.is_named(wanted))
@@ -324,9 +324,9 @@ fn upgrading(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<Hold
 
 /// Names a node whose upgrade the operator does not continue, and who must act.
 fn at_rest(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<String> {
-    let (node, state, count) = first_in(kind, kernels, |state| end_of_rest(state).is_some())?;
+    let (node, state, count) = first_in(kind, kernels, |state| stall_remedy(state).is_some())?;
     let label = operator::upgrade_label(kind)?.replace("-state", ".skip");
-    Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), end_of_rest(state)?))
+    Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), stall_remedy(state)?))
 }
 
 /// Returns the first node in such an upgrade state, its state, and the number of such nodes.

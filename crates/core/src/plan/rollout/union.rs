@@ -95,7 +95,7 @@ fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> R
     let observed = context.observed;
     let mut to = Err(HoldReason::NoNodes);
     for union in unions {
-        if let Some(why) = observed.unknown(&union.reference) {
+        if let Some(why) = observed.lookup_error(&union.reference) {
             let kernel = format!("{} kernels", union.members.len());
             let detail = format!("{}: {why}", union.reference);
             return Err(HoldReason::NoImage { kernel, detail });

@@ -114,7 +114,7 @@ impl Upgrade<'_> {
     /// driver that cannot be unloaded would leave the node without a working one.
     fn forecast_unload(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<UpgradeStep> {
         let template = self.spec.forecast.as_ref()?;
-        let held: Vec<&str> = node.holders.iter().map(|holder| holder.what.as_str()).collect();
+        let held: Vec<&str> = node.holders.iter().map(|holder| holder.description.as_str()).collect();
         let holders = (!held.is_empty()).then(|| held.join("; "));
         let is_late = self.is_late(note, seconds(self.spec.timeout));
         match &node.forecast {
