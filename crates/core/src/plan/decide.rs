@@ -39,8 +39,7 @@ fn cannot_build(
     };
     // A payload that is reused or only signed again is not compiled.
     let compiles = spec.reuse == Reuse::Never && cell.unsigned_hash.is_none();
-    let toolchain = unbuildable(FetchedInputs::TOOLCHAIN, &cell.toolchain).filter(|_| compiles);
-    if let Some(detail) = toolchain {
+    if compiles && let Some(detail) = unbuildable(FetchedInputs::TOOLCHAIN, &cell.toolchain) {
         return Some(SkipReason::Toolchain { family: cell.family.to_string(), detail });
     }
     let base = cell.fetched.base.as_deref();

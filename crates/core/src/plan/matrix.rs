@@ -299,9 +299,8 @@ fn demands<'g, 'a: 'g>(
 /// - Images for different architectures may share a tag, which then points to an index.
 fn collisions(cells: &[Result<Cell, Outcome>], live: &[bool]) -> Vec<Option<SkipReason>> {
     let mut cells_by_tag: HashMap<(&ImageReference, Architecture), Vec<usize>> = HashMap::new();
-    for (index, cell) in
-        cells.iter().enumerate().filter_map(|(index, cell)| Some((index, cell.as_ref().ok()?)))
-    {
+    for (index, cell) in cells.iter().enumerate() {
+        let Ok(cell) = cell else { continue };
         for reference in cell.references() {
             cells_by_tag.entry((reference, cell.target.arch)).or_default().push(index);
         }

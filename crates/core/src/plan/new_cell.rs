@@ -188,17 +188,14 @@ impl<'a> CellRequest<'a, '_> {
             let result = looked_up(&resolved.header_texts, &key, "they were not looked up");
             result.copied().map_err(|detail| SkipReason::Headers { detail })
         };
-        let patches = image.spec.patches_for(target, header_matches)?;
-        let patches = patches.into_iter().filter_map(|index| Some((index, image.spec.patches.get(index)?)));
-        let patches = patches
-            .map(|(index, patch)| {
-                let name = patch_name(index, patch);
-                let sha256 = inputs.resolved.patches.get(&index).cloned().ok_or_else(|| {
-                    SkipReason::Unresolved { detail: format!("patch {name} was not looked up") }
-                })?;
-                Ok(CellPatch { index, name, sha256 })
-            })
-            .collect::<Result<Vec<_>, SkipReason>>()?;
+        let mut patches = Vec::new();
+        for index in image.spec.patches_for(target, header_matches)? {
+            let Some(patch) = image.spec.patches.get(index) else { continue };
+            let name = patch_name(index, patch);
+            let unresolved = || SkipReason::Unresolved { detail: format!("patch {name} was not looked up") };
+            let sha256 = inputs.resolved.patches.get(&index).cloned().ok_or_else(unresolved)?;
+            patches.push(CellPatch { index, name, sha256 });
+        }
         let mut context = image.template_context(&base_name, &inputs.resolved.version, target);
         context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
         context.vars.extend(image.spec.vars_for(target, header_matches)?);

@@ -182,10 +182,9 @@ pub(super) fn nodes(
                 let mut needs: Vec<RequiredImage> = selected
                     .map(|(image, _)| required_image(inputs, observed, &cells, image, target))
                     .collect();
-                for needed in
-                    needs.iter_mut().filter(|needed| matches!(needed.state, Readiness::Ready { .. }))
-                {
-                    if let Some((_, why)) = conflicts.iter().find(|(image, _)| **image == needed.image) {
+                for needed in &mut needs {
+                    let conflict = conflicts.iter().find(|(image, _)| **image == needed.image);
+                    if let (Readiness::Ready { .. }, Some((_, why))) = (&needed.state, conflict) {
                         needed.state = Readiness::Missing { message: why.clone() };
                     }
                 }
