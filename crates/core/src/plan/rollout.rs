@@ -153,7 +153,8 @@ impl<'a> RequestedRollouts<'a> {
             self.all.iter().filter(has_one).filter_map(|RequestedRollout { image, target, .. }| {
                 let RolloutObject::DaemonSet(wanted) = &target.object else { return None };
                 let live = inputs.snapshot.daemon_sets.iter().find(|found| found.is_named(wanted));
-                let found = live.or_else(|| Some(daemon_set::named(inputs, target).ok()?.daemon_set))?;
+                let found =
+                    live.or_else(|| Some(daemon_set::target_container(inputs, target).ok()?.daemon_set))?;
                 let object = ReachingObject::daemon_set(found, inputs.snapshot);
                 Some(OneImage { image, target, kernels: Reached::by(&object, &self.groups).kernels })
             });

@@ -5,7 +5,7 @@
 
 use super::{
     Change, Context, DaemonSetFacts, PodRestart,
-    handover::{at_once, is_in_maintenance},
+    handover::{is_in_maintenance, unavailable_limit},
     watch::is_same_image,
 };
 use crate::plan::{LiveDaemonSet, PodFacts, ReachingObject, UpdateStrategy, reach::Reach, reasons::and_more};
@@ -54,7 +54,7 @@ pub(super) fn restarts(
     // DaemonSet controller does.
     outdated.sort_by_key(|(pod, _)| (pod.ready, &pod.name));
     let broken = outdated.iter().filter(|(pod, _)| !pod.ready).count();
-    let left = at_once(live.max_unavailable, nodes).saturating_sub(away);
+    let left = unavailable_limit(live.max_unavailable, nodes).saturating_sub(away);
     outdated.iter().take(broken + left).map(|(pod, kernel)| restart(pod, kernel)).collect()
 }
 

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     Change, Record, RecordState,
-    image::naming,
+    image::owned_fields,
     live_object::LiveObject,
     record::FieldRecord,
     resource::{self, FIELD},
@@ -142,7 +142,7 @@ fn change(
 ) -> Option<Change> {
     match found {
         LiveObject::DaemonSet(found, _) => {
-            let mut change = naming(found, record);
+            let mut change = owned_fields(found, record);
             for container in &found.containers {
                 if let Some(RollbackOutcome::Restored { to, .. }) = fields.get(&container.name) {
                     change.expected.insert(container.name.clone(), container.image.clone());

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::{
     Change, Context, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision, RolloutTarget,
     daemon_set::original,
-    image::{naming, set_image},
+    image::{owned_fields, set_image},
     no_image,
     reached::{Reached, check_supported, unknown_node, unlabeled_node},
     restart::restarts,
@@ -350,7 +350,7 @@ fn record_unused(
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
     if !has_change && !is_noted && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         let record = Record::of(&live.annotations).unwrap_or_default();
-        decided.changes.push(Change::DaemonSet(naming(found, &record)));
+        decided.changes.push(Change::DaemonSet(owned_fields(found, &record)));
     }
     for change in &mut decided.changes {
         let Change::DaemonSet(change) = change else { continue };

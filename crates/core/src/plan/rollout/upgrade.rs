@@ -110,7 +110,7 @@ fn plan_of(
                     let alike = |kernel| has_same(kernel, contents.get(image), new);
                     is_same_image(image, target) || kernel.is_some_and(alike)
                 };
-                DriverPod::of(pod, context.upgraded(), is_current)
+                DriverPod::of(pod, context.upgraded_containers(), is_current)
             });
             let is_target_pending = next.is_some();
             nodes.push(UpgradeNode { target, is_target_pending, fits, ..UpgradeNode::of(node, driver) });
