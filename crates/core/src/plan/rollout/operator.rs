@@ -101,10 +101,10 @@ fn with_variable(cell: &Cell) -> Versions<'_> {
     let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let kernel: String = release.chars().map(|c| if is_kept(c) { c } else { '_' }).collect();
     let tags: Vec<_> =
-        cell.references().filter_map(|found| Some((found.version.tag()?.as_str(), found))).collect();
+        cell.references().filter_map(|name| Some((name.version.tag()?.as_str(), name))).collect();
     let filled =
-        tags.iter().map(|(tag, found)| (tag.replace(&kernel, "${KERNEL_FULL_VERSION}").into(), *found));
-    filled.chain(tags.iter().map(|(tag, found)| ((*tag).into(), *found))).collect()
+        tags.iter().map(|(tag, name)| (tag.replace(&kernel, "${KERNEL_FULL_VERSION}").into(), *name));
+    filled.chain(tags.iter().map(|(tag, name)| ((*tag).into(), *name))).collect()
 }
 
 /// Returns the field that makes the operator look for precompiled drivers; `None` where it cannot be set.

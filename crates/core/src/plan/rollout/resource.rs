@@ -248,7 +248,7 @@ fn common_version<'a>(
     kernels: &NodesByKernel<'_>,
     current: Option<&str>,
 ) -> Result<Result<CommonVersion<'a>, &'a ImageReference>, HoldReason> {
-    let mut found: Vec<(&Cell, Versions<'_>)> = Vec::new();
+    let mut cells: Vec<(&Cell, Versions<'_>)> = Vec::new();
     let mut proof = Vec::new();
     let mut pending = None;
     for kernel in kernels.keys() {
@@ -267,20 +267,20 @@ fn common_version<'a>(
             CellState::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
             CellState::Published(cell, published) => proof.push(context.admissible_image(cell, published)?),
         }
-        found.extend(cell.map(|cell| (cell, versions)));
+        cells.extend(cell.map(|cell| (cell, versions)));
     }
     let has = |versions: &[(Cow<'_, str>, &ImageReference)], version: &str| {
         versions.iter().any(|(other, _)| *other == version)
     };
-    let candidates = found.first().map(|(_, versions)| versions.as_slice()).unwrap_or_default();
+    let candidates = cells.first().map(|(_, versions)| versions.as_slice()).unwrap_or_default();
     let is_current = |(version, reference): &&(Cow<'_, str>, &ImageReference)| {
         current == Some(&format!("{}:{version}", reference.repository))
     };
-    let is_common = |(version, _): &&(Cow<'_, str>, _)| found.iter().all(|(_, own)| has(own, version));
+    let is_common = |(version, _): &&(Cow<'_, str>, _)| cells.iter().all(|(_, own)| has(own, version));
     let kept = candidates.iter().filter(is_common).find(is_current);
     let Some((version, reference)) = kept.or_else(|| candidates.iter().find(is_common)).cloned() else {
         let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (cell, own) in &found {
+        for (cell, own) in &cells {
             let version = own.first().map_or("", |(version, _)| &**version);
             versions.entry(version.to_owned()).or_default().push(cell.target.to_string());
         }
@@ -289,7 +289,7 @@ fn common_version<'a>(
     if let Some(on) = pending {
         return Ok(Err(on));
     }
-    for (cell, own) in &found {
+    for (cell, own) in &cells {
         let Some((_, name)) = own.iter().find(|(other, _)| *other == version) else { continue };
         if !is_published(context, cell, name) {
             return Ok(Err(name));
