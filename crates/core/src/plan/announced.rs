@@ -299,7 +299,7 @@ pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, Anno
     if let Some(ExceededLimit::PerNode { most, within }) = node.rejected_claims.announcement {
         return Some(Err(AnnouncementReason::TooManyNamed { most, within }));
     }
-    let target = match text.parse::<KernelRelease>() {
+    Some(match text.parse::<KernelRelease>() {
         Ok(release) if KernelLabel::of(&release).is_none() => {
             let detail = format!("kernel release {text:?} gives no label of at most 63 characters");
             Err(AnnouncementReason::Malformed { detail })
@@ -308,8 +308,7 @@ pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, Anno
             Platform::of(node).map(|platform| platform.with(release)).ok_or(AnnouncementReason::NoPlatform)
         }
         Err(error) => Err(AnnouncementReason::Malformed { detail: error.to_string() }),
-    };
-    Some(target)
+    })
 }
 
 /// Returns the platforms of the nodes, each with the images that select at least one of its nodes.

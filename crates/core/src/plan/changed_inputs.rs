@@ -21,9 +21,8 @@ pub fn changed_inputs(published: &NamedInputs, cell: &Cell) -> Vec<String> {
     if published.is_empty() {
         return Vec::new();
     }
-    let names: BTreeSet<&String> = published.keys().chain(current.keys()).collect();
-    let mut changed: Vec<&String> =
-        names.into_iter().filter(|name| published.get(*name) != current.get(*name)).collect();
+    let mut changed: BTreeSet<&String> = published.keys().chain(current.keys()).collect();
+    changed.retain(|name| published.get(*name) != current.get(*name));
     // The Dockerfile also follows from other inputs.
     if changed.len() > 1 {
         changed.retain(|name| *name != DOCKERFILE);

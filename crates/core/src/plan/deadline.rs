@@ -22,13 +22,12 @@ pub fn next_deadline(
     now: Timestamp,
 ) -> Option<Duration> {
     let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
-    let upgrades =
-        specs.clone().any(|spec| spec.upgrade().is_some()).then(|| upgrade_poll_interval(snapshot));
+    let upgrades = specs.clone().any(|spec| spec.upgrade().is_some()).then(|| poll_interval(snapshot));
     let mut deadlines = Vec::new();
     for spec in specs {
         let Some(name) = spec.daemon_set() else { continue };
         for daemon_set in snapshot.daemon_sets.iter().filter(|daemon_set| daemon_set.is_named(name)) {
-            deadlines.extend(rollout_deadlines(spec, daemon_set, snapshot));
+            deadlines.extend(deadlines_of(spec, daemon_set, snapshot));
         }
     }
     for since in snapshot.nodes.iter().filter(|node| node.not_ready).filter_map(|node| node.ready_changed) {
@@ -44,18 +43,14 @@ pub fn next_deadline(
 }
 
 /// Returns the interval at which upgrades are polled: refused evictions are retried, windows open, timeouts pass.
-fn upgrade_poll_interval(snapshot: &ClusterSnapshot) -> Duration {
+fn poll_interval(snapshot: &ClusterSnapshot) -> Duration {
     let is_under_way = snapshot.nodes.iter().any(|node| UpgradeNote::under_way(node).is_some());
     Duration::from_secs(if is_under_way { 5 } else { 60 })
 }
 
 /// Returns all deadlines of a rollout to this DaemonSet.
-fn rollout_deadlines(
-    spec: &RolloutSpec,
-    daemon_set: &DaemonSetFacts,
-    snapshot: &ClusterSnapshot,
-) -> Vec<Timestamp> {
-    let (Some(live), Some(watch)) = (&daemon_set.live, spec.watch()) else { return Vec::new() };
+fn deadlines_of(spec: &RolloutSpec, facts: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
+    let (Some(live), Some(watch)) = (&facts.live, spec.watch()) else { return Vec::new() };
     // An annotation that another writer corrupted counts as an empty record.
     let record = Record::of(&live.annotations).unwrap_or_default();
     let mut deadlines = Vec::new();
@@ -65,7 +60,7 @@ fn rollout_deadlines(
     }
     match spec {
         RolloutSpec::PerKernel { retire_after, .. } => {
-            for copy in copy_times(daemon_set, &snapshot.daemon_sets) {
+            for copy in copy_times(facts, &snapshot.daemon_sets) {
                 deadlines.extend(copy.unused_since.and_then(|since| after(since, *retire_after)));
                 if copy.watched_since.is_some() {
                     let limits = Limits::of(watch, copy.live);

@@ -199,9 +199,7 @@ impl Outcome {
             Self::Skipped { why } => why.to_string(),
         }
     }
-}
 
-impl Outcome {
     /// Whether the image cannot be built although a definition is meant for the kernel.
     pub fn is_unbuildable(&self) -> bool {
         matches!(self, Self::Skipped { why } if !why.is_not_applicable())

@@ -142,9 +142,7 @@ impl SkipReason {
             _ => false,
         }
     }
-}
 
-impl SkipReason {
     /// Whether a lookup of an input may have failed.
     pub(super) fn is_lookup_failure(&self) -> bool {
         match self {

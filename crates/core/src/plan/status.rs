@@ -143,10 +143,7 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
         (Outcome::Failed { message, .. }, _) => (Phase::Failed, message.clone()),
         (other, _) => (other.phase(), other.absence_reason()),
     };
-    let published = match outcome {
-        Outcome::UpToDate { published, .. } => Some(published),
-        _ => None,
-    };
+    let published = if let Outcome::UpToDate { published, .. } = outcome { Some(published) } else { None };
     let needs = match (outcome, cell) {
         (Outcome::Waiting { needs }, _) => needs.iter().map(ToString::to_string).collect(),
         (_, Some(cell)) => cell.needs.iter().map(ToString::to_string).collect(),

@@ -220,11 +220,9 @@ fn desired_fields<'a>(
     // An image without a host is in a layout directory.
     let (repository, image) =
         reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
+    let fields = [("repository", repository), ("image", image), ("version", &*version)];
     let mut fields: Map<String, Value> =
-        [("repository", repository), ("image", image), ("version", &*version)]
-            .map(|(field, value)| (field.to_owned(), value.into()))
-            .into_iter()
-            .collect();
+        fields.map(|(field, value)| (field.to_owned(), value.into())).into_iter().collect();
     if let Some(flag) = operator::precompiled_field(kind) {
         fields.insert(flag.to_owned(), true.into());
     }

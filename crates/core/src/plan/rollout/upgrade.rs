@@ -139,12 +139,11 @@ pub(super) fn in_order(
     daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,
     desired: usize,
-    nodes: Vec<UpgradeNode<'_>>,
+    mut nodes: Vec<UpgradeNode<'_>>,
 ) -> Option<PlannedUpgrade> {
     let spec = context.spec.upgrade()?;
     let snapshot = context.inputs.snapshot;
     let mut workloads = Workloads::of(snapshot, &daemon_set.namespace);
-    let mut nodes = nodes;
     for node in &mut nodes {
         let note = UpgradeNote::of(node.facts);
         let job = |kind| snapshot.checks.get(&note.as_ref()?.job_name(kind, &node.facts.name)).cloned();
