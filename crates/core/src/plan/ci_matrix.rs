@@ -20,7 +20,7 @@ pub enum MatrixForm {
     Lines,
 }
 
-/// Arguments of one `farrier build --push`, which first builds the images that this one needs.
+/// Arguments of one `farrier build --push`, which first builds the images that the image needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CiBuild {
@@ -53,11 +53,11 @@ impl CiBuild {
 /// Returns the missing builds in one of the formats. An image that another listed image is compiled against is omitted,
 /// because `farrier build` builds it first.
 pub fn ci_matrix(plan: &Plan, form: MatrixForm) -> String {
-    let needed = |planned: &PlannedCell| match &planned.outcome {
+    let needs_of = |planned: &PlannedCell| match &planned.outcome {
         Outcome::Waiting { needs } => needs.iter().map(|need| CiBuild::new(need, &planned.target)).collect(),
         _ => Vec::new(),
     };
-    let needed: BTreeSet<CiBuild> = plan.cells.iter().flat_map(needed).collect();
+    let needed: BTreeSet<CiBuild> = plan.cells.iter().flat_map(needs_of).collect();
     let builds = plan.cells_in(Phase::Missing).chain(plan.cells_in(Phase::Waiting));
     let builds = builds.map(|planned| CiBuild::new(&planned.image, &planned.target));
     let builds: BTreeSet<CiBuild> = builds.filter(|build| !needed.contains(build)).collect();

@@ -40,9 +40,9 @@ impl LiveKernels {
     /// kernels that unions still keep.
     pub fn of(snapshot: &ClusterSnapshot, announced: &Announcements) -> Self {
         let mut kernels = BTreeMap::new();
-        for live in snapshot.daemon_sets.iter().filter_map(|found| found.live.as_ref()) {
-            let left = unused_kernels(&live.annotations);
-            kernels.extend(left.keys().map(|key| (release_of_key(key).to_owned(), KernelUse::Left)));
+        for live in snapshot.daemon_sets.iter().filter_map(|daemon_set| daemon_set.live.as_ref()) {
+            let unused = unused_kernels(&live.annotations);
+            kernels.extend(unused.keys().map(|key| (release_of_key(key).to_owned(), KernelUse::Left)));
         }
         for target in announced.targets() {
             kernels.insert(target.release.to_string(), KernelUse::Announced);
@@ -152,7 +152,7 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
     keep_parts(images, &mut kept);
 
     let kept_images = images.iter().zip(&kept).filter(|(_, why)| why.is_some());
-    let needed: BTreeSet<&Digest> = kept_images.flat_map(|(image, _)| image.blobs.keys()).collect();
+    let kept_blobs: BTreeSet<&Digest> = kept_images.flat_map(|(image, _)| image.blobs.keys()).collect();
     let mut freed: BTreeMap<&Digest, u64> = BTreeMap::new();
     let mut plan = GcPlan::default();
     for (image, why) in images.iter().zip(kept) {
@@ -160,10 +160,10 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
             plan.kept.push(KeptImage { image: image.reference(), why });
             continue;
         }
-        let own: BTreeMap<&Digest, u64> = image
+        let freeable: BTreeMap<&Digest, u64> = image
             .blobs
             .iter()
-            .filter(|(digest, _)| !needed.contains(digest))
+            .filter(|(digest, _)| !kept_blobs.contains(digest))
             .map(|(digest, size)| (digest, *size))
             .collect();
         plan.going.push(PrunedImage {
@@ -171,9 +171,9 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
             digest: image.digest.clone(),
             tags: image.tags.iter().cloned().collect(),
             gone: gone(inputs, image),
-            bytes: total(&own),
+            bytes: total(&freeable),
         });
-        freed.extend(own);
+        freed.extend(freeable);
     }
     // Delete an assembled image before its parts, so that no image ever refers to a missing one.
     let find = |digest: &Digest| images.iter().find(|image| image.digest == *digest);
@@ -222,8 +222,8 @@ fn own_keep_reason(inputs: &GcInputs<'_>, image: &RegistryImage) -> Option<KeepR
     Some(KeepReason::Recent { kernel: oldest.clone(), seen })
 }
 
-/// Returns the kernels of an image that are not in use and were last seen at least `keep_days` ago. No rollout asks for a union with such a
-/// kernel: unions include only kernels that nodes run, announced kernels, and kernels that left recently.
+/// Returns the kernels of an image that are not in use and were last seen at least `keep_days` ago. No rollout asks for a
+/// union with such a kernel: unions include only kernels that nodes run, announced kernels, and kernels that left recently.
 fn gone(inputs: &GcInputs<'_>, image: &RegistryImage) -> BTreeMap<String, Date> {
     let GcInputs { live, record, keep_days, today, .. } = *inputs;
     let cutoff = today.saturating_sub(i64::from(keep_days).days());

@@ -105,7 +105,7 @@ impl Observed {
 pub enum HeaderState {
     /// The headers are available; with the compiler that built the kernel, where already known.
     Available(Option<Compiler>),
-    /// There are no headers; with what was looked for.
+    /// There are no headers; with a description of the search.
     Missing(String),
     /// The headers cannot be obtained, and a retry would not help; with the reason and the remedy.
     Refused(String),
@@ -134,7 +134,7 @@ pub struct Published {
     #[serde(skip)]
     pub kernel_release: Option<String>,
     /// Images by architecture, where the name points to several images, or to one whose architecture is known. The
-    /// other fields then describe what the name points to: for an index, only its digest.
+    /// other fields then describe the manifest under the name: for an index, only its digest.
     #[serde(skip)]
     pub platforms: BTreeMap<Architecture, Self>,
 }
@@ -260,7 +260,7 @@ pub struct Resolved {
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, SkipReason>>,
     /// Compilers that built the kernels whose headers users provide, where the headers name them.
     pub compilers: BTreeMap<KernelTarget, Compiler>,
-    /// Kernels whose family expects headers from users, and that have none; with what was looked for.
+    /// Kernels whose family expects headers from users, and that have none; with a description of the search.
     pub without_headers: BTreeMap<KernelTarget, String>,
     /// Results of an image's conditions on kernel headers ([`HeaderText`](crate::kernel::HeaderText)), by kernel and condition.
     pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,

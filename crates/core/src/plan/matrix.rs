@@ -36,7 +36,7 @@ pub(super) struct FixedParts<'a> {
     pub(super) chains: Chains,
     /// Nodes that the plan skips, because they have no usable kernel target.
     pub(super) skipped_nodes: Vec<SkippedNode>,
-    /// Images for which there is no node, in dependency order.
+    /// Images that no node matches, in dependency order.
     pub(super) unused_images: Vec<UnusedImage>,
     /// Nodes with their own driver, sorted by image, then target.
     pub(super) own_drivers: Vec<OwnDriver>,

@@ -90,7 +90,8 @@ impl<'a> CellRequest<'a, '_> {
         }
     }
 
-    /// Returns the cell of an image that is requested alone. `dependents` has the images that need it, directly or through other needs.
+    /// Returns the cell of an image that is requested alone. `dependents` has the images that need it, directly or
+    /// through other needs.
     fn cell_alone(
         &self,
         published: &PublishedImages,
@@ -108,11 +109,11 @@ impl<'a> CellRequest<'a, '_> {
                     return Err(need_error(name, NeedReason::Circle));
                 }
                 Need::Image(_) => {
-                    let needed = inputs.definitions.images.get(name);
-                    let needed = needed.ok_or_else(|| need_error(name, NeedReason::Undefined))?;
+                    let image = inputs.definitions.images.get(name);
+                    let image = image.ok_or_else(|| need_error(name, NeedReason::Undefined))?;
                     let skipped = |why| need_error(name, NeedReason::Skipped { why: Box::new(why) });
-                    let needed = Self { image: needed, ..*self };
-                    let cell = needed.cell_alone(published, templates, dependents).map_err(skipped)?;
+                    let request = Self { image, ..*self };
+                    let cell = request.cell_alone(published, templates, dependents).map_err(skipped)?;
                     let exposed = exposed_by(published, &cell).map_err(|why| need_error(name, why))?;
                     let not_published = NeedReason::NotPublished { reference: cell.reference.clone() };
                     exposed.ok_or_else(|| need_error(name, not_published))?

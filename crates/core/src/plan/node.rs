@@ -96,8 +96,8 @@ impl NodeReason {
         }
     }
 
-    /// Returns what repairs the node or shows details: a command, or a change of the manifest where the node is one. Empty where the
-    /// message already says what to do.
+    /// Returns the remedy: a command that repairs the node or shows details, or a change of the node's manifest. Empty where the
+    /// message already contains the remedy.
     pub fn remedy(&self, node: &str, is_manifest: bool) -> String {
         let node = shell_word(node);
         let edit = |labels: String| format!("set {labels} in the manifest of node {node}");

@@ -101,7 +101,7 @@ impl NodeKernelLimiter {
         recent.len() > most
     }
 
-    /// Returns the kernels that count, from those that trusted nodes run.
+    /// Returns the kernels within the limit, of the kernels that trusted nodes run: those on most nodes, else the first seen.
     fn admitted<'a>(
         &mut self,
         counts: &BTreeMap<&'a KernelTarget, usize>,

@@ -24,7 +24,7 @@ pub struct Plan {
     pub signatures: Vec<PlannedSignature>,
     /// Nodes without a known kernel target.
     pub skipped_nodes: Vec<SkippedNode>,
-    /// Images for which there is no node.
+    /// Images that no node matches.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unused_images: Vec<UnusedImage>,
     /// Nodes that an image skips because they bring their own driver.

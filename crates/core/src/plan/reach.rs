@@ -151,8 +151,8 @@ impl Toleration {
             && match operator.as_str() {
                 "" | "Equal" => *value == taint.value,
                 "Exists" => true,
-                "Lt" => numbers().is_some_and(|(found, bound)| found < bound),
-                "Gt" => numbers().is_some_and(|(found, bound)| found > bound),
+                "Lt" => numbers().is_some_and(|(number, bound)| number < bound),
+                "Gt" => numbers().is_some_and(|(number, bound)| number > bound),
                 _ => false,
             }
     }
@@ -217,8 +217,8 @@ impl Placement {
         }
         let find_mismatch = |ignore_missing: bool| {
             self.node_selector.iter().find(|(key, value)| {
-                let found = node.labels.get(*key);
-                found != Some(value) && !(ignore_missing && found.is_none() && is_nfd_label(key))
+                let label = node.labels.get(*key);
+                label != Some(value) && !(ignore_missing && label.is_none() && is_nfd_label(key))
             })
         };
         let admits = |ignore_missing: bool| {
@@ -239,7 +239,7 @@ impl Placement {
                 });
             }
         }
-        // A pod that is already there stays, unless a taint evicts it.
+        // A pod that already runs on the node stays, unless a taint evicts it.
         let mut untolerated = node.taints.iter().filter(|taint| !self.tolerates(taint));
         let refused = untolerated.find(|taint| match taint.effect.as_str() {
             NO_EXECUTE => true,

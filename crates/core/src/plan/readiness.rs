@@ -109,7 +109,7 @@ pub struct NextKernel {
 impl NextKernel {
     /// Returns whether nodes may boot the kernel.
     pub fn may_boot(&self) -> BootReadiness {
-        let state = |needed: &RequiredImage| match needed.state {
+        let state = |required: &RequiredImage| match required.state {
             Readiness::Ready { .. } => BootReadiness::Ready,
             Readiness::Missing { .. } => BootReadiness::Wait,
             Readiness::Unknown { .. } => BootReadiness::Unknown,
@@ -150,7 +150,7 @@ pub(super) fn nodes(
 ) -> Vec<PlannedNode> {
     let images: Vec<&DriverImage> = inputs.definitions().images.values().collect();
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
-    let one_image = LazyCell::new(|| rollouts.with_one_image(inputs));
+    let rollouts_with_one_image = LazyCell::new(|| rollouts.with_one_image(inputs));
     let mut kernels: HashMap<(KernelTarget, Vec<bool>, bool, Vec<_>), Arc<NextKernel>> = HashMap::new();
     let mut planned = Vec::new();
     for node in inputs.snapshot.nodes.iter().filter(|node| node.ignored_by.is_none()) {
@@ -164,7 +164,7 @@ pub(super) fn nodes(
             continue;
         };
         let selection: Vec<bool> = images.iter().map(|image| node.is_selected_by(image)).collect();
-        let conflicts: Vec<(&ImageName, String)> = one_image
+        let conflicts: Vec<(&ImageName, String)> = rollouts_with_one_image
             .iter()
             .filter_map(|rollout| {
                 let tag =
@@ -182,10 +182,10 @@ pub(super) fn nodes(
                 let mut needs: Vec<RequiredImage> = selected
                     .map(|(image, _)| required_image(inputs, observed, &cells, image, target))
                     .collect();
-                for needed in &mut needs {
-                    let conflict = conflicts.iter().find(|(image, _)| **image == needed.image);
-                    if let (Readiness::Ready { .. }, Some((_, why))) = (&needed.state, conflict) {
-                        needed.state = Readiness::Missing { message: why.clone() };
+                for required in &mut needs {
+                    let conflict = conflicts.iter().find(|(image, _)| **image == required.image);
+                    if let (Readiness::Ready { .. }, Some((_, why))) = (&required.state, conflict) {
+                        required.state = Readiness::Missing { message: why.clone() };
                     }
                 }
                 let doubt = match match_family(&inputs.definitions().families, target) {

@@ -91,8 +91,8 @@ pub(super) struct OneImage<'a> {
 }
 
 impl OneImage<'_> {
-    /// Returns the reason why a node gets no driver once it boots a kernel: other nodes need another image. `is_shared` says whether
-    /// another kernel's image has the same tag.
+    /// Returns the reason why a node gets no driver once it boots a kernel: other nodes need another image. `is_shared` says
+    /// whether another kernel's image has the same tag.
     pub(super) fn conflict(
         &self,
         node: &NodeFacts,
@@ -201,9 +201,9 @@ impl<'a> RequestedRollouts<'a> {
             if !matches!(rollout.spec, RolloutSpec::Union { .. }) || !rollout.claimed_by.is_empty() {
                 continue;
             }
-            let held = CellLookup { held_image: Some(rollout.image), ..complete };
+            let on_hold = CellLookup { held_image: Some(rollout.image), ..complete };
             let variants =
-                if chain_states.has(rollout.image) { &[cells, complete, held][..] } else { &[cells] };
+                if chain_states.has(rollout.image) { &[cells, complete, on_hold][..] } else { &[cells] };
             for cells in variants {
                 unions.extend(decide(&Context { cells: *cells, ..context }, &rollout.target).1);
             }
@@ -260,7 +260,7 @@ impl<'a> RequestedRollouts<'a> {
         for (index, why) in chain_holds(&planned, chain_states) {
             let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
             let cells = CellLookup { held_image: Some(context.image), ..in_complete_chains };
-            // A strategy in the middle of its steps may have something to finish even without an image, so ask it first.
+            // A strategy in the middle of its steps may have something to finish even without an image, so decide first.
             let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
             let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
             let upgrade = planned_upgrade(context, &rollout.target, &decision);
@@ -306,7 +306,7 @@ fn chain_holds(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usi
 
 /// Returns the next steps that roll back a `per-kernel` rollout, whatever the definitions say. The original DaemonSet,
 /// given by namespace and name, is marked as rolled back. Then its nodes are returned to it, its node affinity is
-/// restored, and the copies are deleted. Empty when nothing is left to do. A running loop sees the mark and takes the same
+/// restored, and the copies are deleted. Empty when nothing is left to do. A running loop reads the mark and takes the same
 /// steps.
 ///
 /// # Errors

@@ -161,7 +161,7 @@ pub struct DaemonSetFacts {
     pub placement: Placement,
     /// Controller that owns the DaemonSet, if any.
     pub owner: Option<Owner>,
-    /// Whether a manifest has the annotation that pauses rollouts. In a live cluster, [`LiveDaemonSet::annotations`] has the annotation.
+    /// Whether a manifest has the annotation that pauses rollouts. For a live cluster, see [`LiveDaemonSet::annotations`].
     pub paused: bool,
     /// Facts from a live cluster; `None` in a directory of manifests.
     pub live: Option<LiveDaemonSet>,

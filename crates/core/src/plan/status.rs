@@ -62,7 +62,7 @@ pub struct StatusEntry<'a> {
 }
 
 impl StatusEntry<'_> {
-    /// Returns the reason for the state and a hint what to do; each is empty where there is nothing to say.
+    /// Returns the reason for the state, and the remedy; either may be empty.
     pub fn reason_and_hint(&self) -> (String, String) {
         let Self { row, .. } = self;
         match (self.outcome, row.phase) {
@@ -165,7 +165,7 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
     StatusEntry { image, target, outcome, input_hash: cell.map(|cell| cell.input_hash), activity, row }
 }
 
-/// Returns the phase of an unpublished image, and what it waits for.
+/// Returns the phase of an unpublished image, and its reason.
 fn build_phase(activity: &BuildActivity, reason: String) -> (Phase, String) {
     let BuildActivity { stage, next_retry, error, .. } = activity;
     match (stage, error) {

@@ -56,6 +56,7 @@ pub fn counts(plan: &Plan) -> String {
     let misses_tags = |cell: &&PlannedCell| matches!(&cell.outcome, Outcome::UpToDate { missing_tags, .. } if !missing_tags.is_empty());
     let count =
         |matches: fn(&RolloutDecision) -> bool| plan.rollouts.iter().filter(|r| matches(&r.decision)).count();
+    let counted = |count: usize, one, many| (count, if count == 1 { one } else { many });
     let kinds = [
         (plan.count(Phase::Missing), "to build"),
         (plan.count(Phase::Waiting), "to build afterwards"),
@@ -75,20 +76,11 @@ pub fn counts(plan: &Plan) -> String {
             "already set",
         ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
-        (
-            plan.skipped_nodes.len(),
-            if plan.skipped_nodes.len() == 1 { "node skipped" } else { "nodes skipped" },
-        ),
-        (
-            plan.unused_images.len(),
-            if plan.unused_images.len() == 1 { "image without nodes" } else { "images without nodes" },
-        ),
+        counted(plan.skipped_nodes.len(), "node skipped", "nodes skipped"),
+        counted(plan.unused_images.len(), "image without nodes", "images without nodes"),
         (plan.own_drivers.iter().map(|own| own.nodes.len()).sum(), "with their own driver"),
         (plan.nodes.iter().filter(|node| node.change.is_some()).count(), "to mark for their next kernel"),
-        (
-            plan.unused_announcements.len(),
-            if plan.unused_announcements.len() == 1 { "unused announcement" } else { "unused announcements" },
-        ),
+        counted(plan.unused_announcements.len(), "unused announcement", "unused announcements"),
     ];
     let counts: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} {name}")).collect();
@@ -227,10 +219,10 @@ pub fn readiness_table(next: &NextKernel) -> Table {
 
 /// Returns a line `image: why` for every missing image.
 pub fn missing_images(next: &NextKernel) -> String {
-    let missing = next.needs.iter().filter_map(|needed| match &needed.state {
+    let missing = next.needs.iter().filter_map(|required| match &required.state {
         Readiness::Ready { .. } => None,
         Readiness::Missing { message } | Readiness::Unknown { message } => {
-            Some(format!("{}: {message}", needed.image))
+            Some(format!("{}: {message}", required.image))
         }
     });
     missing.chain(next.doubt.as_ref().map(ToString::to_string)).collect::<Vec<_>>().join("\n")
@@ -272,11 +264,11 @@ fn unused_images(plan: &Plan) -> Table {
 }
 
 fn own_drivers(plan: &Plan) -> Table {
-    let own = plan.own_drivers.iter().flat_map(|own| {
-        let why = format!("image {}: {own}", own.image);
-        own.nodes.iter().map(move |node| (why.clone(), node.as_str()))
+    let nodes = plan.own_drivers.iter().flat_map(|own_driver| {
+        let why = format!("image {}: {own_driver}", own_driver.image);
+        own_driver.nodes.iter().map(move |node| (why.clone(), node.as_str()))
     });
-    by_reason("NODES WITH THEIR OWN DRIVER", own)
+    by_reason("NODES WITH THEIR OWN DRIVER", nodes)
 }
 
 fn unused_announcements(plan: &Plan) -> Table {

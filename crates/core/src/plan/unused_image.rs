@@ -1,4 +1,4 @@
-//! Images whose selector matches no node, with the label that was probably meant.
+//! Images whose selector matches no node, with the most similar label of the nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -3,7 +3,7 @@
 //!
 //! The whole state of a node under way is stored on the node ([`UpgradeNote`]) and written together with its cordon. If
 //! farrier is killed between any two steps, it continues where it stopped. The steps of a node do not depend on other
-//! nodes; only the choice of the next node looks at all of them.
+//! nodes; only the choice of the next node depends on all nodes.
 
 mod begin;
 mod forecast;
@@ -90,7 +90,7 @@ pub struct DriverPod<'a> {
 }
 
 impl<'a> DriverPod<'a> {
-    /// Examines the named containers of a pod; `is_current` tells whether an image is the target's. `image` becomes the image of
+    /// Examines the named containers of a pod; `is_current` returns whether an image is the target's. `image` becomes the image of
     /// the first outdated container, or else of the first container.
     pub(super) fn of<'c>(
         pod: &'a PodFacts,

@@ -151,7 +151,7 @@ impl Explain<'_> {
         self.snapshot.nodes.iter().map(|node| &**node).filter(runs).collect()
     }
 
-    /// Returns the state of the image for a kernel, and its rollouts; for those that do not reach the node, only the
+    /// Returns the state of the image for a kernel, and its rollouts; for rollouts that do not reach the node, only the
     /// reasons in `not_reached`.
     fn outcome(
         &self,
@@ -218,12 +218,12 @@ impl Explain<'_> {
     /// Returns the state of the node's upgrades.
     fn upgrades(&self, name: &str) -> Vec<ExplanationStep> {
         let upgrades = self.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
-        let own = upgrades.flat_map(|upgrade| {
+        let steps = upgrades.flat_map(|upgrade| {
             let node_upgrades = upgrade.nodes.iter().filter(|node_upgrade| node_upgrade.node == name);
             node_upgrades
                 .map(|node_upgrade| step(format!("upgrade of {}", upgrade.rollout), node_upgrade.to_string()))
         });
-        own.collect()
+        steps.collect()
     }
 
     fn next_kernel(&self, name: &str) -> Vec<ExplanationStep> {

@@ -30,7 +30,7 @@ pub enum RolloutDecision {
     Steps { now: Vec<String> },
     /// The image is set once it has been built, checked and published.
     Pending { on: ImageReference },
-    /// The target has the right image.
+    /// The target has the desired image.
     AlreadySet { image: ImageReference },
     /// The target is up to date, and there is no single image to name. `how` describes its state.
     Settled { how: String },

@@ -19,7 +19,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
         |other: &&DaemonSetFacts| (&other.namespace, &other.name) == (&manifest.namespace, &manifest.name);
     let mut live = context.inputs.snapshot.daemon_sets.iter().filter(|other| other.live.is_some());
     let live = live.find(is_same);
-    // The manifest does not say which nodes it reaches.
+    // The nodes that the manifest reaches are unknown, so use the live DaemonSet.
     if let Some(live) = live.filter(|_| check_supported(&manifest.placement).is_err()) {
         return image::decide_for(context, container, live);
     }

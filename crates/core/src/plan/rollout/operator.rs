@@ -15,7 +15,7 @@ use crate::{
     plan::{Cell, UPGRADE_STATE_LABELS, operator_resources::OperatorResources},
 };
 
-/// Returns the end of the tag that the operator looks for on nodes of this target; `None` where the kernel has no
+/// Returns the suffix of the tag that the operator looks for on nodes of this target; `None` where the kernel has no
 /// label, and thus no tag.
 pub(super) fn tag_suffix(form: TagForm, target: &KernelTarget) -> Option<String> {
     let KernelTarget { os, os_version, release, arch } = target;

@@ -92,8 +92,8 @@ pub fn pause(snapshot: &ClusterSnapshot, name: &str, paused: bool) -> Result<Vec
     Ok(changes)
 }
 
-/// Returns the fields that farrier has set in a resource. The change must name them, because an apply gives up what it
-/// omits.
+/// Returns the fields that farrier has set in a resource. The change must name them, because an apply gives up fields
+/// that it omits.
 fn written(facts: &ResourceFacts, record: &Record) -> Result<Value, HoldReason> {
     match resource::section(facts).zip(record.0.get(resource::FIELD)) {
         Some((driver, entry)) => Ok(resource::change(facts, driver, entry.clone(), Vec::new())?.spec),

@@ -161,7 +161,7 @@ impl Record {
         Self(fields)
     }
 
-    /// Returns farrier's annotations for an object: those in `before`, and this record. A server-side apply removes
+    /// Returns farrier's annotations for an object: the annotations in `before`, and this record. A server-side apply removes
     /// annotations that it omits, so the result includes all of farrier's annotations.
     pub(super) fn annotations(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, String> {
         let mut annotations = before.clone();

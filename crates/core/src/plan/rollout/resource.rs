@@ -153,8 +153,8 @@ fn allows_precompiled(resource: &ResourceFacts) -> Result<(), HoldReason> {
     }
 }
 
-/// Returns the reason why the GPU Operator ignores resources of this kind, if any. A ClusterPolicy that manages the driver disables
-/// NVIDIADriver resources (`controllers/nvidiadriver_controller.go`, since 25.10.1), and a GPUCluster disables a ClusterPolicy
+/// Returns the reason why the GPU Operator ignores resources of this kind, if any. A ClusterPolicy that manages the driver
+/// disables NVIDIADriver resources (`controllers/nvidiadriver_controller.go`, since 25.10.1), and a GPUCluster disables a ClusterPolicy
 /// (`controllers/clusterpolicy_controller.go`, since 26.7).
 fn ignored_by_operator(kind: OperatorResource, resources: OperatorResources<'_>) -> Option<String> {
     let cluster = resources.of(OperatorResource::GpuCluster).next();
@@ -238,8 +238,8 @@ struct CommonVersion<'a> {
     proof: Vec<ImageReference>,
 }
 
-/// Returns the single version for these kernels, or the reference that must be published first. Prefers
-/// `current`, as `repository:version`, where it is one of several such versions.
+/// Returns the single version for these kernels, or the reference that must be published first. Prefers `current`, as
+/// `repository:version`, where it is one of several such versions.
 fn common_version<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
@@ -404,7 +404,7 @@ fn to_decision(
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
 }
 
-/// Returns the change that leaves a resource with the values that the record says were written, and with farrier's
+/// Returns the change that leaves a resource with the written values of the record, and with farrier's
 /// annotations.
 pub(super) fn change(
     resource: &ResourceFacts,

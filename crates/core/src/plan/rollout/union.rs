@@ -29,12 +29,12 @@ use crate::{
     },
 };
 
-/// On the DaemonSet: kernels of its image that no node runs, each with the time since when, as JSON. In an image for
+/// On the DaemonSet: kernels of its image that no node runs, each with the time since which it is unused, as JSON. In an image for
 /// several architectures, each kernel is prefixed with its own: `arm64/6.8.0-45-generic`.
 const UNION_LEFT: &str = "farrier.dev/union-left";
 
 /// Returns the kernels that a DaemonSet's next union may keep although no node runs them, each with the time since
-/// when.
+/// which it is unused.
 pub(in crate::plan) fn unused_kernels(annotations: &BTreeMap<String, String>) -> BTreeMap<String, Timestamp> {
     annotations.get(UNION_LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
@@ -250,9 +250,9 @@ impl Members {
         }
     }
 
-    /// Keeps kernels that no node runs any more for their grace time, and returns since when each is unused. Kernels
+    /// Keeps kernels that no node runs any more for their grace time, and returns the time since which each is unused. Kernels
     /// are kept only while the images are built from the same inputs, because payloads of two driver versions do not
-    /// belong in one image. If there is not enough room, the kernels that left last are kept.
+    /// belong in one image. If the image would have too many members, the kernels that left last are kept.
     fn keep(
         &mut self,
         context: &Context<'_>,
@@ -337,7 +337,7 @@ fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
     groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 
-/// Records since when kernels are unused, with another change of the DaemonSet, or with a separate one if the record
+/// Records the times since which kernels are unused, with another change of the DaemonSet, or with a separate one if the record
 /// differs.
 fn record_unused(
     facts: &DaemonSetFacts,

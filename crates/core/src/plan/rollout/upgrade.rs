@@ -279,10 +279,8 @@ pub fn uncordoned(
     let mut covered: BTreeSet<(&str, &str)> = BTreeSet::new();
     for upgrade in upgrades {
         // A failure noted on a node that is done concerns an image that the node no longer has.
-        let node_upgrades =
-            upgrade.nodes.iter().filter(|node_upgrade| node_upgrade.stage != UpgradeStage::Done);
-        covered
-            .extend(node_upgrades.map(|node_upgrade| (upgrade.rollout.as_str(), node_upgrade.node.as_str())));
+        let unfinished = upgrade.nodes.iter().filter(|planned| planned.stage != UpgradeStage::Done);
+        covered.extend(unfinished.map(|planned| (upgrade.rollout.as_str(), planned.node.as_str())));
     }
     let nodes = snapshot.nodes.iter().map(|node| &**node);
     let by = instance.to_string();

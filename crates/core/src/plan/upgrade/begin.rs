@@ -50,15 +50,15 @@ impl Upgrade<'_> {
             waits,
             changes: Vec::new(),
         };
-        let ours = note.as_ref().filter(|note| note.rollout == rollout);
-        if let Some(note) = ours.filter(|note| note.state.is_under_way()) {
+        let own_note = note.as_ref().filter(|note| note.rollout == rollout);
+        if let Some(note) = own_note.filter(|note| note.state.is_under_way()) {
             let UpgradeStep { changes, waits } = self.next(node, note);
             return PlannedNodeUpgrade { changes, ..node_upgrade(UpgradeStage::UnderWay, waits) };
         }
-        if ours.is_some_and(|note| has_failed(node, note)) {
+        if own_note.is_some_and(|note| has_failed(node, note)) {
             return node_upgrade(UpgradeStage::Failed, None);
         }
-        // The DaemonSet controller creates the next pod from the target anyway.
+        // The DaemonSet controller itself creates the next pod from the target.
         if node.hand_over.is_none() && node.running_pod().is_none_or(|driver| driver.is_current) {
             return node_upgrade(UpgradeStage::Done, None);
         }

@@ -61,10 +61,9 @@ fn per_node(node_upgrades: &[PlannedNodeUpgrade]) -> Option<SignedDuration> {
     let notes = node_upgrades
         .iter()
         .filter_map(|node_upgrade| node_upgrade.note.as_ref().filter(|note| is_done(note, &node_upgrade.to)));
-    let seconds: Vec<i64> =
-        notes.map(|note| note.since.duration_since(note.began).as_secs().max(0)).collect();
-    let count = i64::try_from(seconds.len()).ok().filter(|count| *count > 0)?;
-    let sum = seconds.iter().fold(0_i64, |sum, next| sum.saturating_add(*next));
+    let times: Vec<i64> = notes.map(|note| note.since.duration_since(note.began).as_secs().max(0)).collect();
+    let count = i64::try_from(times.len()).ok().filter(|count| *count > 0)?;
+    let sum = times.iter().fold(0_i64, |sum, next| sum.saturating_add(*next));
     Some(SignedDuration::from_secs(sum / count))
 }
 

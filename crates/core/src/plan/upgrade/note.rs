@@ -100,7 +100,7 @@ impl UpgradeNote {
         Self::of(node).filter(|note| note.state.is_under_way())
     }
 
-    /// Whether the note says that this image does not work.
+    /// Whether the note records a failure of this image.
     pub(in crate::plan) fn is_failure_of(&self, image: &str) -> bool {
         self.state == UpgradeState::Failed && self.to == image
     }

@@ -74,7 +74,7 @@ pub(super) struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    /// Collects the state that decides about the rollout.
+    /// Collects the state of the rollout.
     pub(super) fn observe(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Self, HoldReason> {
         let inputs = context.inputs;
         let (facts, live, _) = original(context, target)?;
@@ -148,11 +148,11 @@ impl<'a> Fleet<'a> {
         pairs
             .iter()
             .map(|(kernel, parts)| {
-                let twin = pairs.iter().find(|(other, other_parts)| other != kernel && other_parts == parts);
-                let image = match twin {
+                let clash = pairs.iter().find(|(other, other_parts)| other != kernel && other_parts == parts);
+                let image = match clash {
                     Some((other, _)) => Image::Absent(no_image(
                         kernel,
-                        format!("label {KERNEL_LABEL} does not tell it from {}", other.release),
+                        format!("label {KERNEL_LABEL} does not distinguish it from {}", other.release),
                     )),
                     None => self.image_for(kernel),
                 };
@@ -241,7 +241,7 @@ impl<'a> Fleet<'a> {
         ready_nodes(self.pods_of(&copy.live.version.uid)).any(|ready| ready == node)
     }
 
-    /// Whether the node's upgrade note says that the copy's image does not work there.
+    /// Whether the node's upgrade note records a failure of the copy's image.
     pub(super) fn has_failed(&self, copy: &LiveCopy<'_>, node: &NodeFacts) -> bool {
         let DaemonSetFacts { namespace, name, .. } = self.original.facts;
         let is_failure = |note: UpgradeNote| {

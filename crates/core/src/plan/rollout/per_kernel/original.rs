@@ -45,10 +45,10 @@ impl<'a> Original<'a> {
     }
 
     /// Returns another farrier that set the image of a copy, and the name of the copy.
-    pub(super) fn other_owner(&self, own: &Instance) -> Option<(&String, &String)> {
+    pub(super) fn other_owner(&self, instance: &Instance) -> Option<(&String, &String)> {
         let mut owners =
             self.copies.values().filter_map(|copy| Some((&copy.record.as_ref()?.by, &copy.facts.name)));
-        owners.find(|(name, _)| !name.is_empty() && **name != own.to_string())
+        owners.find(|(name, _)| !name.is_empty() && **name != instance.to_string())
     }
 
     /// Returns the nodes with the handover label, whether or not the DaemonSet reaches them.
