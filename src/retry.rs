@@ -46,7 +46,7 @@ pub async fn retry(session: &Session, args: RetryArgs) -> Result<Exit, CliError>
     session.show(&failed, |failed| {
         let row = |planned: &&PlannedCell| {
             let PlannedCell { image, target, outcome, .. } = planned;
-            [image.to_string(), target.to_string(), output::printable(&outcome.why_not())]
+            [image.to_string(), target.to_string(), output::printable(&outcome.absence_reason())]
         };
         let table = output::table(["CLEARED", "KERNEL", "FAILED BECAUSE"], failed.iter().map(row));
         format!(

@@ -1,4 +1,4 @@
-//! The loop's own knowledge of builds, which neither the registry nor the cluster holds.
+//! Progress of builds. Only this process knows it: neither the registry nor the cluster stores it.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -92,7 +92,7 @@ pub fn newest(
         .filter(|release| has_flavor(release, flavor))
         .map(|release| platform.with(release))
         .filter(|target| {
-            match_family(&definitions.families, target).is_some_and(|found| found.metadata.name == *family)
+            match_family(&definitions.families, target).is_some_and(|other| other.metadata.name == *family)
         })
         .max_by(|a, b| compare(a.release.as_str(), b.release.as_str()))?;
     Some(TrackedKernel { target, family: family.clone(), flavor: flavor.to_owned() })
@@ -101,9 +101,9 @@ pub fn newest(
 /// Whether a release has a flavor. The part before the flavor must start with a digit:
 /// `6.1.0-47-cloud-amd64` has the flavor `cloud-amd64` and not `amd64`; `5.14.0-503.el9.x86_64` has `x86_64`.
 fn has_flavor(release: &KernelRelease, flavor: &str) -> bool {
-    let before = release.as_str().strip_suffix(flavor).and_then(|rest| rest.strip_suffix(['-', '.']));
-    let previous = before.and_then(|before| before.rsplit('-').next());
-    let follows_number = previous.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()));
+    let prefix = release.as_str().strip_suffix(flavor).and_then(|text| text.strip_suffix(['-', '.']));
+    let last_word = prefix.and_then(|prefix| prefix.rsplit('-').next());
+    let follows_number = last_word.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()));
     follows_number || rpm_flavor(release) == flavor
 }
 
@@ -112,8 +112,8 @@ fn has_flavor(release: &KernelRelease, flavor: &str) -> bool {
 /// `5.10.0-acme.3`, and an empty flavor for `6.12.90` and `6.12.0-rc3`.
 pub fn rpm_flavor(release: &KernelRelease) -> String {
     let text = release.as_str();
-    let arch = [".x86_64", ".aarch64"].iter().filter_map(|arch| text.find(arch)).min();
-    if let Some((_, flavor)) = arch.and_then(|at| text.split_at_checked(at + 1)) {
+    let arch_start = [".x86_64", ".aarch64"].iter().filter_map(|arch| text.find(arch)).min();
+    if let Some((_, flavor)) = arch_start.and_then(|start| text.split_at_checked(start + 1)) {
         return flavor.to_owned();
     }
     let is_number = |word: &str| word.starts_with(|c: char| c.is_ascii_digit());
@@ -208,18 +208,18 @@ impl Announcements {
     }
 
     fn add_nodes(&mut self, definitions: &Definitions, snapshot: &ClusterSnapshot) {
-        let mut wanted: BTreeMap<KernelTarget, Vec<&NodeFacts>> = BTreeMap::new();
+        let mut announcers: BTreeMap<KernelTarget, Vec<&NodeFacts>> = BTreeMap::new();
         for node in &snapshot.nodes {
             match announcement(node) {
                 None => {}
-                Some(Ok(target)) => wanted.entry(target).or_default().push(node),
+                Some(Ok(target)) => announcers.entry(target).or_default().push(node),
                 Some(Err(why)) => self.unused.push(UnusedAnnouncement { node: node.name.clone(), why }),
             }
         }
-        let mut wanted: Vec<_> = wanted.into_iter().collect();
+        let mut ranked: Vec<_> = announcers.into_iter().collect();
         // Kernels with the most announcing nodes first. The stable sort keeps ties in kernel order.
-        wanted.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
-        for (rank, (target, nodes)) in wanted.into_iter().enumerate() {
+        ranked.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
+        for (rank, (target, nodes)) in ranked.into_iter().enumerate() {
             if rank >= MAX_ANNOUNCED_BY_NODES {
                 let release = target.release.to_string();
                 let why = AnnouncementReason::TooMany { release, most: MAX_ANNOUNCED_BY_NODES };
@@ -258,8 +258,8 @@ impl Announcements {
 
     /// Returns the announcers of a kernel; empty if the kernel is not announced for the image.
     pub(super) fn announcers_of(&self, target: &KernelTarget, image: &ImageName) -> Vec<AnnouncedBy> {
-        let found = self.kernels.get(target).filter(|announcement| announcement.is_for(image));
-        found.map(|announcement| announcement.announcers.iter().cloned().collect()).unwrap_or_default()
+        let announcement = self.kernels.get(target).filter(|announcement| announcement.is_for(image));
+        announcement.map(|announcement| announcement.announcers.iter().cloned().collect()).unwrap_or_default()
     }
 
     /// Returns the kernels that are announced for an image.
@@ -299,7 +299,7 @@ pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, Anno
     if let Some(ExceededLimit::PerNode { most, within }) = node.rejected_claims.announcement {
         return Some(Err(AnnouncementReason::TooManyNamed { most, within }));
     }
-    let target = match text.parse::<KernelRelease>() {
+    Some(match text.parse::<KernelRelease>() {
         Ok(release) if KernelLabel::of(&release).is_none() => {
             let detail = format!("kernel release {text:?} gives no label of at most 63 characters");
             Err(AnnouncementReason::Malformed { detail })
@@ -308,8 +308,7 @@ pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, Anno
             Platform::of(node).map(|platform| platform.with(release)).ok_or(AnnouncementReason::NoPlatform)
         }
         Err(error) => Err(AnnouncementReason::Malformed { detail: error.to_string() }),
-    };
-    Some(target)
+    })
 }
 
 /// Returns the platforms of the nodes, each with the images that select at least one of its nodes.

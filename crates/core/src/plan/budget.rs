@@ -33,14 +33,13 @@ impl Budget {
     /// build is not starved by small ones behind it.
     pub fn starts(&self, running: &[BuildSpec], queue: &[BuildSpec]) -> usize {
         let mut started = running.to_vec();
-        queue
-            .iter()
-            .take_while(|next| {
-                let admitted = self.admits(&started, next);
-                started.push(**next);
-                admitted
-            })
-            .count()
+        for next in queue {
+            if !self.admits(&started, next) {
+                break;
+            }
+            started.push(*next);
+        }
+        started.len() - running.len()
     }
 }
 

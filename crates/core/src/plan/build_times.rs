@@ -1,4 +1,4 @@
-//! How long builds of each image took, and how long they usually take.
+//! Durations of the last builds of each image and architecture, and their usual duration.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Number of builds kept for each image and architecture: the most recent ones.
-const LAST: usize = 5;
+const KEPT_BUILDS: usize = 5;
 
 /// Durations of the last builds that compiled, from start to published image, by image and architecture. The JSON form
 /// is `{"mofed amd64": [[1764107999, 74], ...]}`: the end in seconds since the epoch, and the duration in seconds.
@@ -26,16 +26,16 @@ pub struct BuildTimes(BTreeMap<String, BTreeSet<(i64, u64)>>);
 
 impl BuildTimes {
     /// Returns the record of one build.
-    pub fn of(image: &ImageName, arch: Architecture, ended: Timestamp, took: Duration) -> Self {
-        let build = (ended.as_second(), took.as_secs());
+    pub fn of(image: &ImageName, arch: Architecture, ended: Timestamp, duration: Duration) -> Self {
+        let build = (ended.as_second(), duration.as_secs());
         Self([(key(image, arch), [build].into())].into())
     }
 
     /// Returns how long a build usually takes: the median of the kept builds.
     pub fn usual(&self, image: &ImageName, arch: Architecture) -> Option<Duration> {
-        let mut took: Vec<u64> = self.0.get(&key(image, arch))?.iter().map(|(_, took)| *took).collect();
-        took.sort_unstable();
-        took.get(took.len() / 2).copied().map(Duration::from_secs)
+        let mut seconds: Vec<u64> = self.0.get(&key(image, arch))?.iter().map(|(_, took)| *took).collect();
+        seconds.sort_unstable();
+        seconds.get(seconds.len() / 2).copied().map(Duration::from_secs)
     }
 }
 
@@ -61,7 +61,7 @@ impl Record for BuildTimes {
             times.entry(key.clone()).or_default().extend(builds);
         }
         for builds in times.values_mut() {
-            while builds.len() > LAST {
+            while builds.len() > KEPT_BUILDS {
                 builds.pop_first();
             }
         }
@@ -86,7 +86,7 @@ pub struct BuildTime {
 
 impl fmt::Display for BuildTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.elapsed_seconds.map(span), self.usual_seconds.map(span)) {
+        match (self.elapsed_seconds.map(format_seconds), self.usual_seconds.map(format_seconds)) {
             (Some(elapsed), Some(usual)) => write!(f, "{elapsed} of usually {usual}"),
             (Some(elapsed), None) => f.write_str(&elapsed),
             (None, Some(usual)) => write!(f, "usually {usual}"),
@@ -96,7 +96,7 @@ impl fmt::Display for BuildTime {
 }
 
 /// Formats seconds as `74 s`, `4 min` or `3 h`.
-fn span(seconds: u64) -> String {
+fn format_seconds(seconds: u64) -> String {
     match seconds {
         seconds if seconds < 120 => format!("{seconds} s"),
         seconds if seconds < 2 * 3600 => format!("{} min", seconds / 60),

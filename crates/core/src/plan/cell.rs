@@ -81,13 +81,13 @@ pub struct FetchedInputs {
 }
 
 impl FetchedInputs {
-    /// The header set.
+    /// Key of the header set in `unverified`.
     pub const HEADERS: &str = "headers";
-    /// The toolchain.
+    /// Key of the toolchain in `unverified`.
     pub const TOOLCHAIN: &str = "toolchain";
-    /// The runtime base.
+    /// Key of the runtime base in `unverified`.
     pub const BASE: &str = "base";
-    /// Toolchain and headers from images that the nodes' system names.
+    /// Key of the digest over toolchain and headers from images that the nodes' system names.
     pub const SYSTEM: &str = "system";
 }
 
@@ -179,7 +179,7 @@ impl Cell {
             return None;
         }
         let (now, then) = (&self.fetched, &before.fetched);
-        let parts = [
+        let inputs = [
             ("the kernel's headers", now.headers != then.headers),
             ("a source", now.sources != then.sources),
             ("a patch", self.patches != before.patches),
@@ -192,7 +192,7 @@ impl Cell {
             ),
             ("the key that signs modules", self.signed_with != before.signed_with),
         ];
-        let changed = parts.iter().find(|(_, differs)| *differs);
-        Some(changed.map_or("its definition", |(what, _)| what))
+        let changed = inputs.iter().find(|(_, differs)| *differs);
+        Some(changed.map_or("its definition", |(input, _)| input))
     }
 }

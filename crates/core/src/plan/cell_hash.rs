@@ -58,20 +58,21 @@ pub(super) fn named_inputs(
     templates: &BTreeMap<String, String>,
     dockerfile: &str,
 ) -> Result<NamedInputs, SkipReason> {
-    let mut named = hasher.recorded();
-    named.remove("dockerfile");
-    let mut also = InputHasher::new(BUILD_FORMAT);
-    also.add(DOCKERFILE, Digest::of(dockerfile.as_bytes()).as_str())
+    let mut inputs = hasher.recorded();
+    inputs.remove("dockerfile");
+    let mut extra = InputHasher::new(BUILD_FORMAT);
+    extra
+        .add(DOCKERFILE, Digest::of(dockerfile.as_bytes()).as_str())
         .add("kernelVars", canonical("kernelVars", &spec.kernel_vars)?)
         .add("firmware", canonical("firmware", &spec.firmware)?);
     if let Some(text) = templates.get(spec.template.as_str()) {
-        also.add(&format!("template {}", spec.template), Digest::of(text.as_bytes()).as_str());
+        extra.add(&format!("template {}", spec.template), Digest::of(text.as_bytes()).as_str());
     }
     for (name, value) in &spec.vars {
-        also.add(&format!("vars.{name}"), value.to_string());
+        extra.add(&format!("vars.{name}"), value.to_string());
     }
-    named.extend(also.recorded());
-    Ok(named)
+    inputs.extend(extra.recorded());
+    Ok(inputs)
 }
 
 fn kernel_hasher(inputs: &HashInputs<'_>, dockerfile: &str) -> InputHasher {

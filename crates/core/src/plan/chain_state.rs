@@ -16,7 +16,7 @@ use crate::{
     kernel::KernelTarget,
 };
 
-/// Reason why an image is not complete on a kernel.
+/// Reason why an image is unavailable for a kernel.
 struct UnavailableReason {
     why: String,
     /// Whether the only reason is that the registry did not answer.
@@ -44,26 +44,26 @@ impl<'a> ChainStates<'a> {
         let mut this = Self::default();
         let mut edges = Vec::new();
         for (target, members) in members(inputs, observed, cells) {
-            let is_here = |(name, need): &(&ImageName, &ImageName)| {
+            let are_members = |(name, need): &(&ImageName, &ImageName)| {
                 members.contains_key(name) && members.contains_key(need)
             };
-            let here: Vec<(&ImageName, &ImageName)> = need_edges(images).filter(is_here).collect();
-            let chains = connected_components(members.keys().copied(), here.iter().copied());
+            let member_edges: Vec<(&ImageName, &ImageName)> =
+                image_edges(images).filter(are_members).collect();
+            let chains = connected(members.keys().copied(), member_edges.iter().copied());
             for (name, chain) in &chains {
-                let of_chain = || members.iter().filter(|(other, _)| chains.get(*other) == Some(chain));
-                let lacking = || of_chain().filter_map(|(_, lack)| lack.as_ref());
-                let Some(first) = lacking().find(|lack| !lack.unknown).or_else(|| lacking().next()) else {
-                    continue;
-                };
-                if first.unknown {
+                let chain_members = members.iter().filter(|(other, _)| chains.get(*other) == Some(chain));
+                let reasons = chain_members.filter_map(|(_, reason)| reason.as_ref());
+                // A known reason takes precedence over a missing answer: `false` sorts first, and ties keep their order.
+                let Some(reason) = reasons.min_by_key(|reason| reason.unknown) else { continue };
+                if reason.unknown {
                     this.unknown.insert((*name, target));
                 }
                 if matches!(members.get(name), Some(None)) {
-                    let why = format!("its chain is incomplete: {}", first.why);
+                    let why = format!("its chain is incomplete: {}", reason.why);
                     this.incomplete.insert((*name, target), why);
                 }
             }
-            edges.extend(here);
+            edges.extend(member_edges);
         }
         let linked: HashSet<&ImageName> = edges.iter().flat_map(|(a, b)| [*a, *b]).collect();
         this.chains = connected_components(linked, edges.iter().copied());
@@ -91,14 +91,14 @@ fn members<'a>(
     let mut members: BTreeMap<&KernelTarget, BTreeMap<&ImageName, Option<UnavailableReason>>> =
         BTreeMap::new();
     // Cells that are unavailable only because the registry did not answer. Needs come before their dependents in `cells`.
-    let mut silent: HashSet<Key<'_>> = HashSet::new();
+    let mut unanswered: HashSet<Key<'_>> = HashSet::new();
     for planned in cells {
         let PlannedCell { image, target, outcome, .. } = planned;
         let subject = planned.subject();
-        let lack = |why, unknown| Some(UnavailableReason { why, unknown });
-        let lack = match outcome {
+        let unavailable = |why, unknown| Some(UnavailableReason { why, unknown });
+        let reason = match outcome {
             Outcome::UpToDate { cell, published, .. } => {
-                let fit = admissible_image(
+                let admissible = admissible_image(
                     inputs,
                     observed,
                     image,
@@ -106,24 +106,24 @@ fn members<'a>(
                     &cell.reference,
                     RequiredKernels::Kernel(target),
                 );
-                fit.err().and_then(|why| lack(format!("{subject}: {why}"), false))
+                admissible.err().and_then(|why| unavailable(format!("{subject}: {why}"), false))
             }
-            Outcome::Build { .. } => lack(format!("{subject} is to be built"), false),
+            Outcome::Build { .. } => unavailable(format!("{subject} is to be built"), false),
             Outcome::Skipped { why } if why.is_not_applicable() => continue,
             // A cell that waits only for such cells has no other reason than the missing answer.
-            Outcome::Waiting { needs } => lack(
+            Outcome::Waiting { needs } => unavailable(
                 format!("{subject} {}", waits_for(needs)),
-                needs.iter().all(|need| silent.contains(&(need, target))),
+                needs.iter().all(|need| unanswered.contains(&(need, target))),
             ),
-            Outcome::Unknown { .. } => lack(format!("{subject}: {}", outcome.why_not()), true),
+            Outcome::Unknown { .. } => unavailable(format!("{subject}: {}", outcome.absence_reason()), true),
             Outcome::Conflict { .. } | Outcome::Failed { .. } | Outcome::Skipped { .. } => {
-                lack(format!("{subject}: {}", outcome.why_not()), false)
+                unavailable(format!("{subject}: {}", outcome.absence_reason()), false)
             }
         };
-        if lack.as_ref().is_some_and(|lack| lack.unknown) {
-            silent.insert((image, target));
+        if reason.as_ref().is_some_and(|reason| reason.unknown) {
+            unanswered.insert((image, target));
         }
-        members.entry(target).or_default().insert(image, lack);
+        members.entry(target).or_default().insert(image, reason);
     }
     members
 }

@@ -15,15 +15,14 @@ const MAX_SHOWN: usize = 200;
 /// Largest number of changes in a message.
 const MAX_CHANGES: usize = 20;
 
-/// Describes each input that differs from the cell's. Empty for an image that does not name its inputs.
-pub fn changed_inputs(then: &NamedInputs, cell: &Cell) -> Vec<String> {
-    let now = &cell.inputs;
-    if then.is_empty() {
+/// Describes each input of a published image that differs from the cell's. Empty for an image that does not name its inputs.
+pub fn changed_inputs(published: &NamedInputs, cell: &Cell) -> Vec<String> {
+    let current = &cell.inputs;
+    if published.is_empty() {
         return Vec::new();
     }
-    let names: BTreeSet<&String> = then.keys().chain(now.keys()).collect();
-    let mut changed: Vec<&String> =
-        names.into_iter().filter(|name| then.get(*name) != now.get(*name)).collect();
+    let mut changed: BTreeSet<&String> = published.keys().chain(current.keys()).collect();
+    changed.retain(|name| published.get(*name) != current.get(*name));
     // The Dockerfile also follows from other inputs.
     if changed.len() > 1 {
         changed.retain(|name| *name != DOCKERFILE);
@@ -32,8 +31,9 @@ pub fn changed_inputs(then: &NamedInputs, cell: &Cell) -> Vec<String> {
         let value = inputs.get(name).map_or("none", |value| if value.is_empty() { "empty" } else { value });
         with_short_digests(&value.chars().take(MAX_SHOWN).collect::<String>())
     };
-    let text = |name: &&String| format!("{name} changed ({} -> {})", shown(then, name), shown(now, name));
-    changed.iter().take(MAX_CHANGES).map(text).collect()
+    let describe =
+        |name: &&String| format!("{name} changed ({} -> {})", shown(published, name), shown(current, name));
+    changed.iter().take(MAX_CHANGES).map(describe).collect()
 }
 
 #[cfg(test)]
@@ -53,7 +53,7 @@ mod tests {
             let (plan, rounds) = world.rounds();
             let Outcome::Conflict { changed, .. } = plan.cells[0].outcome.clone() else { panic!("{plan:?}") };
             assert_eq!(rounds.conflicts.len(), 1, "one lookup for each published image");
-            (changed, plan.cells[0].outcome.why_not())
+            (changed, plan.cells[0].outcome.absence_reason())
         };
         assert_eq!(world.rounds().1.conflicts.len(), 0, "without a conflict nothing is looked up");
         for published in world.observed.published.values_mut() {

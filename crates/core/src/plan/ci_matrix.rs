@@ -20,7 +20,7 @@ pub enum MatrixForm {
     Lines,
 }
 
-/// Arguments of one `farrier build --push`, which first builds the images that this one needs.
+/// Arguments of one `farrier build --push`, which first builds the images that the image needs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CiBuild {
@@ -53,11 +53,11 @@ impl CiBuild {
 /// Returns the missing builds in one of the formats. An image that another listed image is compiled against is omitted,
 /// because `farrier build` builds it first.
 pub fn ci_matrix(plan: &Plan, form: MatrixForm) -> String {
-    let needed = |planned: &PlannedCell| match &planned.outcome {
+    let needs_of = |planned: &PlannedCell| match &planned.outcome {
         Outcome::Waiting { needs } => needs.iter().map(|need| CiBuild::new(need, &planned.target)).collect(),
         _ => Vec::new(),
     };
-    let needed: BTreeSet<CiBuild> = plan.cells.iter().flat_map(needed).collect();
+    let needed: BTreeSet<CiBuild> = plan.cells.iter().flat_map(needs_of).collect();
     let builds = plan.cells_in(Phase::Missing).chain(plan.cells_in(Phase::Waiting));
     let builds = builds.map(|planned| CiBuild::new(&planned.image, &planned.target));
     let builds: BTreeSet<CiBuild> = builds.filter(|build| !needed.contains(build)).collect();
@@ -72,7 +72,7 @@ pub fn ci_matrix(plan: &Plan, form: MatrixForm) -> String {
 /// Returns a job that does nothing when there is nothing to build: GitLab rejects an empty matrix and a pipeline
 /// without jobs.
 fn gitlab(builds: &BTreeSet<CiBuild>) -> String {
-    /// A struct fixes the order of the keys, whatever features of serde_json are on.
+    /// Variables of one job. A struct keeps the order of the keys with every feature set of serde_json.
     #[derive(Serialize)]
     #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
     struct Variables<'a> {

@@ -1,4 +1,4 @@
-//! When to reconcile a rollout again although nothing changes.
+//! Deadlines of rollouts. They need a timer, because no change of the cluster triggers a reconcile.
 
 use std::time::Duration;
 
@@ -22,59 +22,59 @@ pub fn next_deadline(
     now: Timestamp,
 ) -> Option<Duration> {
     let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
-    let limits = || definitions.site.ignore_nodes.iter().filter_map(|rule| rule.not_ready_for);
-    let dead = snapshot.nodes.iter().filter(|node| node.not_ready).filter_map(|node| node.ready_changed);
-    let ignored = dead.flat_map(|since| limits().filter_map(move |limit| after(since, limit)));
-    let upgrades = specs.clone().any(|spec| spec.upgrade().is_some()).then(|| next_upgrade(snapshot));
-    specs
-        .flat_map(|spec| {
-            let is_named =
-                move |found: &&DaemonSetFacts| spec.daemon_set().is_some_and(|wanted| found.is_named(wanted));
-            snapshot.daemon_sets.iter().filter(is_named).flat_map(move |found| ends(spec, found, snapshot))
-        })
-        .chain(ignored)
-        .filter_map(|end| {
-            // Add a second, so that the deadline has certainly passed at the next reconcile.
-            let left = Duration::try_from(end.duration_since(now)).ok()?;
-            Some(left + Duration::from_secs(1))
-        })
-        .chain(upgrades)
-        .min()
+    let upgrades = specs.clone().any(|spec| spec.upgrade().is_some()).then(|| poll_interval(snapshot));
+    let mut deadlines = Vec::new();
+    for spec in specs {
+        let Some(name) = spec.daemon_set() else { continue };
+        for daemon_set in snapshot.daemon_sets.iter().filter(|daemon_set| daemon_set.is_named(name)) {
+            deadlines.extend(deadlines_of(spec, daemon_set, snapshot));
+        }
+    }
+    for since in snapshot.nodes.iter().filter(|node| node.not_ready).filter_map(|node| node.ready_changed) {
+        let limits = definitions.site.ignore_nodes.iter().filter_map(|rule| rule.not_ready_for);
+        deadlines.extend(limits.filter_map(|limit| after(since, limit)));
+    }
+    let waits = deadlines.into_iter().filter_map(|deadline| {
+        // Add a second, so that the deadline has certainly passed at the next reconcile.
+        let remaining = Duration::try_from(deadline.duration_since(now)).ok()?;
+        Some(remaining + Duration::from_secs(1))
+    });
+    waits.chain(upgrades).min()
 }
 
 /// Returns the interval at which upgrades are polled: refused evictions are retried, windows open, timeouts pass.
-fn next_upgrade(snapshot: &ClusterSnapshot) -> Duration {
+fn poll_interval(snapshot: &ClusterSnapshot) -> Duration {
     let is_under_way = snapshot.nodes.iter().any(|node| UpgradeNote::under_way(node).is_some());
     Duration::from_secs(if is_under_way { 5 } else { 60 })
 }
 
 /// Returns all deadlines of a rollout to this DaemonSet.
-fn ends(spec: &RolloutSpec, found: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
-    let (Some(live), Some(watch)) = (&found.live, spec.watch()) else { return Vec::new() };
+fn deadlines_of(spec: &RolloutSpec, facts: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
+    let (Some(live), Some(watch)) = (&facts.live, spec.watch()) else { return Vec::new() };
     // An annotation that another writer corrupted counts as an empty record.
     let record = Record::of(&live.annotations).unwrap_or_default();
-    let mut ends = Vec::new();
+    let mut deadlines = Vec::new();
     if !record.0.is_empty() {
-        let set = record.0.values().filter(|field| field.state == RecordState::Set).map(|field| field.at);
-        ends.extend(ends_of_pods(live, set, Limits::of(watch, live), snapshot));
+        let writes = record.0.values().filter(|field| field.state == RecordState::Set).map(|field| field.at);
+        deadlines.extend(pod_deadlines(live, writes, Limits::of(watch, live), snapshot));
     }
     match spec {
         RolloutSpec::PerKernel { retire_after, .. } => {
-            for copy in copy_times(found, &snapshot.daemon_sets) {
-                ends.extend(copy.unused_since.and_then(|since| after(since, *retire_after)));
+            for copy in copy_times(facts, &snapshot.daemon_sets) {
+                deadlines.extend(copy.unused_since.and_then(|since| after(since, *retire_after)));
                 if copy.watched_since.is_some() {
                     let limits = Limits::of(watch, copy.live);
-                    ends.extend(ends_of_pods(copy.live, copy.watched_since, limits, snapshot));
+                    deadlines.extend(pod_deadlines(copy.live, copy.watched_since, limits, snapshot));
                 }
             }
         }
         RolloutSpec::Union { drop_after, .. } => {
-            let left = unused_kernels(&live.annotations);
-            ends.extend(left.into_values().filter_map(|since| after(since, *drop_after)));
+            let unused = unused_kernels(&live.annotations);
+            deadlines.extend(unused.into_values().filter_map(|since| after(since, *drop_after)));
         }
         _ => {}
     }
-    ends
+    deadlines
 }
 
 fn after(since: Timestamp, period: Period) -> Option<Timestamp> {
@@ -82,23 +82,23 @@ fn after(since: Timestamp, period: Period) -> Option<Timestamp> {
 }
 
 /// Returns the deadlines of rewrites, of pods that are not ready yet, and of pods that must stay ready for a while.
-fn ends_of_pods(
+fn pod_deadlines(
     live: &LiveDaemonSet,
-    set: impl IntoIterator<Item = Timestamp>,
+    writes: impl IntoIterator<Item = Timestamp>,
     limits: Limits,
     snapshot: &ClusterSnapshot,
 ) -> Vec<Timestamp> {
-    let set = set.into_iter().map(|at| (at, limits.deadline));
-    let own =
+    let writes = writes.into_iter().map(|at| (at, limits.deadline));
+    let own_pods =
         snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid && pod.bound && !pod.deleting);
-    let pods = own.filter_map(|pod| {
+    let pods = own_pods.filter_map(|pod| {
         if pod.ready {
             Some((pod.stable_since?, limits.stable_for))
         } else {
             Some((pod.created?, limits.deadline))
         }
     });
-    set.chain(pods).filter_map(|(from, wait)| from.checked_add(wait).ok()).collect()
+    writes.chain(pods).filter_map(|(from, wait)| from.checked_add(wait).ok()).collect()
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Observed, Outcome, PlanInputs, Published,
-    SkipReason, changed_inputs, conflict_remedy,
+    BuildReason, Cell, Failure, FetchedInputs, HeaderState, Observed, Outcome, PlanInputs, SkipReason,
+    changed_inputs, conflict_remedy,
 };
 use crate::{
     image::{DriverImage, ImageReference, OnConflict, Output, Reuse, UnknownPolicy},
@@ -20,7 +20,7 @@ fn cannot_build(
     headers: &HeaderState,
 ) -> Option<SkipReason> {
     let (families, spec) = (&inputs.definitions().families, &image.spec);
-    let built_with = match headers {
+    let kernel_compiler = match headers {
         HeaderState::Missing(looked_for) => {
             let detail = missing_headers_message(families, &cell.target, looked_for);
             return Some(SkipReason::NoHeaders { detail });
@@ -30,17 +30,16 @@ fn cannot_build(
         HeaderState::Unknown => None,
     };
     let family = families.iter().find(|family| family.metadata.name == cell.family)?;
-    if let Some(detail) = missing_compiler(family, built_with) {
+    if let Some(detail) = lacks_compiler(family, kernel_compiler) {
         return Some(SkipReason::NoCompiler { detail });
     }
-    let unbuildable = |what: &'static str, identity: &str| {
-        let key = (what, identity.to_owned(), cell.target.arch);
+    let unbuildable = |kind: &'static str, identity: &str| {
+        let key = (kind, identity.to_owned(), cell.target.arch);
         inputs.cells.resolved.unbuildable_root_fs.get(&key).cloned()
     };
     // A payload that is reused or only signed again is not compiled.
     let compiles = spec.reuse == Reuse::Never && cell.unsigned_hash.is_none();
-    let toolchain = unbuildable(FetchedInputs::TOOLCHAIN, &cell.toolchain).filter(|_| compiles);
-    if let Some(detail) = toolchain {
+    if compiles && let Some(detail) = unbuildable(FetchedInputs::TOOLCHAIN, &cell.toolchain) {
         return Some(SkipReason::Toolchain { family: cell.family.to_string(), detail });
     }
     let base = cell.fetched.base.as_deref();
@@ -58,26 +57,27 @@ fn cannot_build(
 /// Compares a cell with the registry. [`Outcome::Build`] is provisional until [`decide_build`] has confirmed it.
 pub(super) fn compare(observed: &Observed, image: &DriverImage, cell: &Arc<Cell>) -> Outcome {
     let spec = &image.spec;
-    let unknown = |reference| Some((reference, observed.unknown(reference)?));
+    let unknown = |reference| Some((reference, observed.lookup_error(reference)?));
     if let Some((reference, message)) = cell.references().find_map(unknown) {
         return unanswered(cell, reference, message);
     }
 
-    let is_ours = |found: &&Published| found.is_of(cell);
-    let found = |reference: &ImageReference| observed.image(reference, cell.target.arch);
-    let foreign =
-        |reference: &ImageReference| Some((reference.clone(), found(reference).filter(|p| !is_ours(p))?));
-    let other = cell.references().find_map(foreign);
-    if let (Some((reference, found)), OnConflict::Refuse) = (&other, spec.on_conflict) {
-        let (reference, theirs) = (reference.clone(), found.input_hash);
-        let inputs = observed.inputs.get(&found.digest);
+    let published_as = |reference: &ImageReference| observed.image(reference, cell.target.arch);
+    let conflict = cell.references().find_map(|reference| {
+        let published = published_as(reference).filter(|published| !published.is_of(cell))?;
+        Some((reference, published))
+    });
+    if let (Some((reference, published)), OnConflict::Refuse) = (conflict, spec.on_conflict) {
+        let (reference, theirs) = (reference.clone(), published.input_hash);
+        let inputs = observed.inputs.get(&published.digest);
         let changed = inputs.map(|inputs| changed_inputs(inputs, cell)).unwrap_or_default();
         let remedy = conflict_remedy(cell, &changed);
         return Outcome::Conflict { cell: Arc::clone(cell), reference, theirs, changed, remedy };
     }
 
-    if let Some(published) = cell.references().filter_map(found).find(is_ours) {
-        let is_missing = |reference: &&ImageReference| !found(reference).is_some_and(|p| is_ours(&p));
+    if let Some(published) = cell.references().filter_map(published_as).find(|image| image.is_of(cell)) {
+        let is_missing =
+            |reference: &&ImageReference| !published_as(reference).is_some_and(|image| image.is_of(cell));
         let missing_tags = cell.references().filter(is_missing).cloned().collect();
         let denied = published.verdict == Some(Verdict::Unknown) && spec.check.unknown == UnknownPolicy::Deny;
         return Outcome::UpToDate {
@@ -91,8 +91,8 @@ pub(super) fn compare(observed: &Observed, image: &DriverImage, cell: &Arc<Cell>
     if let Some(why) = &cell.refused {
         return why.clone().into();
     }
-    let why = match other {
-        Some((_, found)) => BuildReason::Overwrite { theirs: found.input_hash },
+    let why = match conflict {
+        Some((_, published)) => BuildReason::Overwrite { theirs: published.input_hash },
         None => BuildReason::NotPublished,
     };
     Outcome::Build { cell: Arc::clone(cell), why, may_reuse: spec.reuse == Reuse::Compatible }

@@ -40,9 +40,9 @@ impl LiveKernels {
     /// kernels that unions still keep.
     pub fn of(snapshot: &ClusterSnapshot, announced: &Announcements) -> Self {
         let mut kernels = BTreeMap::new();
-        for live in snapshot.daemon_sets.iter().filter_map(|found| found.live.as_ref()) {
-            let left = unused_kernels(&live.annotations);
-            kernels.extend(left.keys().map(|key| (release_of_key(key).to_owned(), KernelUse::Left)));
+        for live in snapshot.daemon_sets.iter().filter_map(|daemon_set| daemon_set.live.as_ref()) {
+            let unused = unused_kernels(&live.annotations);
+            kernels.extend(unused.keys().map(|key| (release_of_key(key).to_owned(), KernelUse::Left)));
         }
         for target in announced.targets() {
             kernels.insert(target.release.to_string(), KernelUse::Announced);
@@ -151,8 +151,8 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
         images.iter().map(|image| own_keep_reason(inputs, image)).collect();
     keep_parts(images, &mut kept);
 
-    let staying = images.iter().zip(&kept).filter(|(_, why)| why.is_some());
-    let needed: BTreeSet<&Digest> = staying.flat_map(|(image, _)| image.blobs.keys()).collect();
+    let kept_images = images.iter().zip(&kept).filter(|(_, why)| why.is_some());
+    let kept_blobs: BTreeSet<&Digest> = kept_images.flat_map(|(image, _)| image.blobs.keys()).collect();
     let mut freed: BTreeMap<&Digest, u64> = BTreeMap::new();
     let mut plan = GcPlan::default();
     for (image, why) in images.iter().zip(kept) {
@@ -160,10 +160,10 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
             plan.kept.push(KeptImage { image: image.reference(), why });
             continue;
         }
-        let own: BTreeMap<&Digest, u64> = image
+        let freeable: BTreeMap<&Digest, u64> = image
             .blobs
             .iter()
-            .filter(|(digest, _)| !needed.contains(digest))
+            .filter(|(digest, _)| !kept_blobs.contains(digest))
             .map(|(digest, size)| (digest, *size))
             .collect();
         plan.going.push(PrunedImage {
@@ -171,20 +171,20 @@ pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
             digest: image.digest.clone(),
             tags: image.tags.iter().cloned().collect(),
             gone: gone(inputs, image),
-            bytes: total(&own),
+            bytes: total(&freeable),
         });
-        freed.extend(own);
+        freed.extend(freeable);
     }
     // Delete an assembled image before its parts, so that no image ever refers to a missing one.
-    let held = |digest: &Digest| images.iter().find(|image| image.digest == *digest);
-    let count = |digest: &Digest| held(digest).map_or(0, |image| image.members.len());
+    let find = |digest: &Digest| images.iter().find(|image| image.digest == *digest);
+    let member_count = |digest: &Digest| find(digest).map_or(0, |image| image.members.len());
     // An index refers to images that can themselves have members.
-    let parts = |going: &PrunedImage| {
-        let members = held(&going.digest).into_iter().flat_map(|image| &image.members);
-        members.map(|member| 1 + count(member)).sum::<usize>()
+    let part_count = |pruned: &PrunedImage| {
+        let members = find(&pruned.digest).into_iter().flat_map(|image| &image.members);
+        members.map(|member| 1 + member_count(member)).sum::<usize>()
     };
-    plan.going.sort_by_cached_key(|going| {
-        (std::cmp::Reverse(parts(going)), going.repository.clone(), going.tags.clone())
+    plan.going.sort_by_cached_key(|pruned| {
+        (std::cmp::Reverse(part_count(pruned)), pruned.repository.clone(), pruned.tags.clone())
     });
     plan.kept.sort_by(|a, b| a.image.cmp(&b.image));
     plan.bytes = total(&freed);
@@ -222,37 +222,37 @@ fn own_keep_reason(inputs: &GcInputs<'_>, image: &RegistryImage) -> Option<KeepR
     Some(KeepReason::Recent { kernel: oldest.clone(), seen })
 }
 
-/// Returns the kernels of an image that no node has had for long enough. No rollout asks for a union with such a
-/// kernel: unions include only kernels that nodes run, announced kernels, and kernels that left recently.
+/// Returns the kernels of an image that are not in use and were last seen at least `keep_days` ago. No rollout asks for a
+/// union with such a kernel: unions include only kernels that nodes run, announced kernels, and kernels that left recently.
 fn gone(inputs: &GcInputs<'_>, image: &RegistryImage) -> BTreeMap<String, Date> {
     let GcInputs { live, record, keep_days, today, .. } = *inputs;
-    let last = today.saturating_sub(i64::from(keep_days).days());
-    let gone = |kernel: &&String| !live.0.contains_key(*kernel);
-    let seen = |kernel: &String| (kernel.clone(), record.seen(kernel).unwrap_or(today));
-    image.kernels.iter().filter(gone).map(seen).filter(|(_, seen)| *seen <= last).collect()
+    let cutoff = today.saturating_sub(i64::from(keep_days).days());
+    let unused = image.kernels.iter().filter(|kernel| !live.0.contains_key(*kernel));
+    let last_seen = unused.map(|kernel| (kernel.clone(), record.seen(kernel).unwrap_or(today)));
+    last_seen.filter(|(_, seen)| *seen <= cutoff).collect()
 }
 
 /// Keeps the images that kept images are made from.
 fn keep_parts(images: &[RegistryImage], kept: &mut [Option<KeepReason>]) {
-    let mut places: HashMap<&Digest, Vec<usize>> = HashMap::new();
-    for (place, image) in images.iter().enumerate() {
-        places.entry(&image.digest).or_default().push(place);
+    let mut by_digest: HashMap<&Digest, Vec<usize>> = HashMap::new();
+    for (index, image) in images.iter().enumerate() {
+        by_digest.entry(&image.digest).or_default().push(index);
     }
-    let mut next: Vec<usize> = (0..images.len()).filter(|place| kept[*place].is_some()).collect();
-    while let Some(place) = next.pop() {
-        let whole = &images[place];
+    let mut pending: Vec<usize> = (0..images.len()).filter(|index| kept[*index].is_some()).collect();
+    while let Some(index) = pending.pop() {
+        let whole = &images[index];
         let members = whole.members.iter().map(|part| (part, false));
         for (part, is_base) in members.chain(whole.base.iter().map(|base| (base, true))) {
-            for &found in places.get(part).into_iter().flatten() {
-                let of_it = is_base || images[found].repository == whole.repository;
-                if kept[found].is_none() && of_it {
+            for &part_index in by_digest.get(part).into_iter().flatten() {
+                let is_part = is_base || images[part_index].repository == whole.repository;
+                if kept[part_index].is_none() && is_part {
                     let image = whole.reference();
-                    kept[found] = Some(if is_base {
+                    kept[part_index] = Some(if is_base {
                         KeepReason::BaseOf { image }
                     } else {
                         KeepReason::PartOf { image }
                     });
-                    next.push(found);
+                    pending.push(part_index);
                 }
             }
         }

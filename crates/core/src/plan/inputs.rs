@@ -80,8 +80,8 @@ impl Observed {
             || self.unreachable.contains_key(reference)
     }
 
-    /// Returns the reason why it is unknown what the registry has under a name; `None` where the registry answered.
-    pub(super) fn unknown(&self, reference: &ImageReference) -> Option<&str> {
+    /// Returns the reason why the registry's image under a name is unknown; `None` where the registry answered.
+    pub(super) fn lookup_error(&self, reference: &ImageReference) -> Option<&str> {
         match self.unreachable.get(reference) {
             Some(error) => Some(error),
             None => (!self.knows(reference)).then_some("it was not looked up"),
@@ -105,7 +105,7 @@ impl Observed {
 pub enum HeaderState {
     /// The headers are available; with the compiler that built the kernel, where already known.
     Available(Option<Compiler>),
-    /// There are no headers; with what was looked for.
+    /// There are no headers; with a description of the search.
     Missing(String),
     /// The headers cannot be obtained, and a retry would not help; with the reason and the remedy.
     Refused(String),
@@ -134,7 +134,7 @@ pub struct Published {
     #[serde(skip)]
     pub kernel_release: Option<String>,
     /// Images by architecture, where the name points to several images, or to one whose architecture is known. The
-    /// other fields then describe what the name points to: for an index, only its digest.
+    /// other fields then describe the manifest under the name: for an index, only its digest.
     #[serde(skip)]
     pub platforms: BTreeMap<Architecture, Self>,
 }
@@ -260,9 +260,9 @@ pub struct Resolved {
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, SkipReason>>,
     /// Compilers that built the kernels whose headers users provide, where the headers name them.
     pub compilers: BTreeMap<KernelTarget, Compiler>,
-    /// Kernels whose family expects headers from users, and that have none; with what was looked for.
+    /// Kernels whose family expects headers from users, and that have none; with a description of the search.
     pub without_headers: BTreeMap<KernelTarget, String>,
-    /// Whether a kernel's header file matches what an image asks about ([`HeaderText`](crate::kernel::HeaderText)), by its text.
+    /// Results of an image's conditions on kernel headers ([`HeaderText`](crate::kernel::HeaderText)), by kernel and condition.
     pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,
     /// Identities of sources that differ by kernel, and of packages for another architecture than the machine's.
     pub kernel_sources: BTreeMap<TreeKey, Result<String, String>>,
@@ -270,9 +270,9 @@ pub struct Resolved {
     pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
     /// Header sets in the registry's store that neither a trusted key nor an archive vouches for.
     pub unverified_headers: BTreeMap<KernelTarget, Unverified>,
-    /// Verification results of root file systems in the registry's store; `None` for those that are vouched for.
+    /// Root file systems in the registry's store; `None` where a trusted key or an archive vouches for the file system.
     pub unverified_root_fs: BTreeMap<RootFsKey, Option<Unverified>>,
-    /// Reasons why root file systems of packages that do not exist yet cannot be created here, with the remedy.
+    /// Root file systems of packages that no store has and that cannot be created here, with the reason and the remedy.
     pub unbuildable_root_fs: BTreeMap<RootFsKey, String>,
     /// Whether an external system was unreachable.
     pub unreachable: bool,
@@ -319,20 +319,20 @@ pub fn toolchain_key(
     target: &KernelTarget,
     system: &NodeSystem,
 ) -> ToolchainKey {
-    let of_kernel = match &family.spec.toolchain {
+    let kernel_specific = match &family.spec.toolchain {
         Toolchain::Image(image) if image.contains("{{") => {
-            let named = family.spec.image_for(image, target, system);
+            let resolved = family.spec.image_for(image, target, system);
             // The text for a missing image also names the kernel, so it is a usable key.
-            Some(named.map_or_else(|missing| missing, |image| image.to_string()))
+            Some(resolved.map_or_else(|missing| missing, |image| image.to_string()))
         }
         // The repositories depend on the distribution's version.
         Toolchain::Rpm(_) => Some(target.repository_version().into_owned()),
         Toolchain::Image(_) | Toolchain::Bootstrap(_) => None,
     };
-    (family.metadata.name.clone(), image.spec.build_packages.clone(), of_kernel)
+    (family.metadata.name.clone(), image.spec.build_packages.clone(), kernel_specific)
 }
 
-/// Image with the need or source, its name in that image, and the kernel.
+/// Key of a need or source for a kernel: the image, the name of the need or source, and the kernel target.
 pub type TreeKey = (ImageName, ImageName, KernelTarget);
 
 /// Values of one image that the definitions leave open and an adapter resolved.

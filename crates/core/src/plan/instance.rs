@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// marks on nodes include the name, so that the instances do not undo each other's writes. Displayed as `farrier` or
 /// `farrier-NAME`, it is the name of the field manager and of the lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, derive_more::Display)]
-#[display("farrier{}", self.after('-'))]
+#[display("farrier{}", self.suffix('-'))]
 pub struct Instance(Option<String>);
 
 /// Longest name: with the longest mark as prefix, a label's name must not exceed 63 characters.
@@ -21,9 +21,9 @@ impl FromStr for Instance {
     type Err = InstanceError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let fits = (1..=MAX_LENGTH).contains(&text.len()) && text.chars().all(plain);
-        if !fits || text.starts_with('-') || text.ends_with('-') {
+        let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let is_valid = (1..=MAX_LENGTH).contains(&text.len()) && text.chars().all(is_allowed);
+        if !is_valid || text.starts_with('-') || text.ends_with('-') {
             return Err(InstanceError(text.chars().take(80).collect()));
         }
         Ok(Self(Some(text.to_owned())))
@@ -34,11 +34,11 @@ impl Instance {
     /// Returns the key of the label and annotation with which this instance marks nodes: `farrier.dev/ready-for`, or
     /// `farrier.dev/ready-for.NAME`.
     pub(super) fn mark(&self, mark: &str) -> String {
-        mark.to_owned() + &self.after('.')
+        mark.to_owned() + &self.suffix('.')
     }
 
-    fn after(&self, sign: char) -> String {
-        self.0.as_ref().map(|name| format!("{sign}{name}")).unwrap_or_default()
+    fn suffix(&self, separator: char) -> String {
+        self.0.as_ref().map(|name| format!("{separator}{name}")).unwrap_or_default()
     }
 }
 

@@ -17,9 +17,9 @@ pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERN
 pub const UPGRADE_STATE_LABELS: [&str; 2] =
     ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];
 
-/// Returns what ends a state in which the operator rests; `None` for other states (k8s-operator-libs,
+/// Returns the remedy for an upgrade state that may last for weeks; `None` for other states (k8s-operator-libs,
 /// `pkg/upgrade/consts.go`, `ProcessUpgradeFailedNodes`).
-pub(super) fn end_of_rest(state: &str) -> Option<&'static str> {
+pub(super) fn stall_remedy(state: &str) -> Option<&'static str> {
     match state {
         "upgrade-required" => Some(
             "it waits for its operator: check autoUpgrade, maxParallelUpgrades and maxUnavailable in upgradePolicy, and the node's label",
@@ -29,9 +29,9 @@ pub(super) fn end_of_rest(state: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether the operator is upgrading a node in this state. A node at rest may stay so for weeks.
+/// Whether the operator is upgrading a node in this state. A stalled upgrade does not count.
 pub(super) fn is_in_progress(state: &str) -> bool {
-    !matches!(state, "" | "upgrade-done") && end_of_rest(state).is_none()
+    !matches!(state, "" | "upgrade-done") && stall_remedy(state).is_none()
 }
 
 /// Returns the label and state where the operator is upgrading the driver of the node.
@@ -47,12 +47,12 @@ pub(super) fn operator_upgrade_in_progress(
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
 /// Label and annotation of a node that may boot its next kernel. The value is that kernel's label.
 pub const READY_FOR: &str = "farrier.dev/ready-for";
-/// Label and annotation of a node that needs no driver image, whatever kernel it runs: there was nothing to wait for
-/// and nothing to check.
+/// Label and annotation of a node that needs no driver image for its next kernel. The value is that kernel's label.
+/// Nothing was checked for the node.
 pub const NO_DRIVER_FOR: &str = "farrier.dev/no-driver-for";
 
 /// Prefixes of NFD's hardware labels, one per source. NFD writes the labels of all its sources at once.
-const HARDWARE: [&str; 4] = [
+const HARDWARE_PREFIXES: [&str; 4] = [
     "feature.node.kubernetes.io/pci-",
     "feature.node.kubernetes.io/cpu-",
     "feature.node.kubernetes.io/usb-",
@@ -61,11 +61,11 @@ const HARDWARE: [&str; 4] = [
 
 /// Whether this label describes a node's hardware. A node without any such label has not been examined yet.
 pub fn is_hardware_label(label: &str) -> bool {
-    HARDWARE.iter().any(|source| label.starts_with(source))
+    HARDWARE_PREFIXES.iter().any(|prefix| label.starts_with(prefix))
 }
 
 /// Prefix of the labels that hand nodes over to a copy of a DaemonSet.
-pub(super) const HANDOVER_LABELS: &str = "farrier.dev/driver.";
+pub(super) const HANDOVER_LABEL_PREFIX: &str = "farrier.dev/driver.";
 /// On a copy and its pods: the DaemonSet that the copy was made from.
 pub const COPY_OF_LABEL: &str = "farrier.dev/copy-of";
 /// On a copy and its pods: label of the copy's kernel.

@@ -36,7 +36,7 @@ pub(super) struct FixedParts<'a> {
     pub(super) chains: Chains,
     /// Nodes that the plan skips, because they have no usable kernel target.
     pub(super) skipped_nodes: Vec<SkippedNode>,
-    /// Images for which there is no node, in dependency order.
+    /// Images that no node matches, in dependency order.
     pub(super) unused_images: Vec<UnusedImage>,
     /// Nodes with their own driver, sorted by image, then target.
     pub(super) own_drivers: Vec<OwnDriver>,
@@ -149,22 +149,22 @@ pub(super) fn find<'c, C>(
 
 /// Returns the nodes without a usable kernel target, except for ignored nodes and nodes that cannot have a driver.
 fn skipped_nodes(groups: &[NodeGroup<'_>]) -> Vec<SkippedNode> {
-    let mut found = Vec::new();
+    let mut skipped_nodes = Vec::new();
     for group in groups {
         if let Err(why) = &group.target
             && !matches!(why, NodeReason::Ignored { .. } | NodeReason::NotLinux { .. })
         {
             let skipped = |node: &&NodeFacts| SkippedNode { node: node.name.clone(), why: why.clone() };
-            found.extend(group.nodes.iter().map(skipped));
+            skipped_nodes.extend(group.nodes.iter().map(skipped));
         }
     }
-    found.sort_by(|a, b| (&a.node, &a.why).cmp(&(&b.node, &b.why)));
-    found
+    skipped_nodes.sort_by(|a, b| (&a.node, &a.why).cmp(&(&b.node, &b.why)));
+    skipped_nodes
 }
 
 /// Returns the nodes that match an image but bring their own driver.
 fn own_drivers(images: &BTreeMap<ImageName, DriverImage>, groups: &[NodeGroup<'_>]) -> Vec<OwnDriver> {
-    let mut found = Vec::new();
+    let mut own_drivers = Vec::new();
     for image in images.values() {
         let selector = &image.spec.nodes;
         for group in groups {
@@ -175,11 +175,11 @@ fn own_drivers(images: &BTreeMap<ImageName, DriverImage>, groups: &[NodeGroup<'_
             nodes.sort_unstable();
             let (label, value) = (label.to_owned(), value.to_owned());
             let (image, target) = (image.metadata.name.clone(), target.clone());
-            found.push(OwnDriver { image, target, label, value, nodes });
+            own_drivers.push(OwnDriver { image, target, label, value, nodes });
         }
     }
-    found.sort();
-    found
+    own_drivers.sort();
+    own_drivers
 }
 
 /// Compares the cells of one image with the registry. `earlier` has the cells of the images that come earlier in the order.
@@ -299,9 +299,8 @@ fn demands<'g, 'a: 'g>(
 /// - Images for different architectures may share a tag, which then points to an index.
 fn collisions(cells: &[Result<Cell, Outcome>], live: &[bool]) -> Vec<Option<SkipReason>> {
     let mut cells_by_tag: HashMap<(&ImageReference, Architecture), Vec<usize>> = HashMap::new();
-    for (index, cell) in
-        cells.iter().enumerate().filter_map(|(index, cell)| Some((index, cell.as_ref().ok()?)))
-    {
+    for (index, cell) in cells.iter().enumerate() {
+        let Ok(cell) = cell else { continue };
         for reference in cell.references() {
             cells_by_tag.entry((reference, cell.target.arch)).or_default().push(index);
         }
@@ -309,13 +308,15 @@ fn collisions(cells: &[Result<Cell, Outcome>], live: &[bool]) -> Vec<Option<Skip
     let collision = |(index, cell): (usize, &Result<Cell, Outcome>)| {
         let yields_to = |other: &&usize| **other != index && (!live[index] || live[**other]);
         let cell = cell.as_ref().ok()?;
-        let ((reference, _), sharing) = cell
-            .references()
-            .filter_map(|reference| cells_by_tag.get_key_value(&(reference, cell.target.arch)))
-            .find(|(_, sharing)| sharing.iter().any(|other| yields_to(&other)))?;
-        let others = sharing.iter().filter(yields_to).filter_map(|other| cells[*other].as_ref().ok());
-        let others = others.map(|other| other.target.to_string()).collect();
-        Some(SkipReason::TagCollision { reference: (*reference).clone(), others })
+        for reference in cell.references() {
+            let sharing = cells_by_tag.get(&(reference, cell.target.arch)).into_iter().flatten();
+            let others = sharing.filter(yields_to).filter_map(|other| cells[*other].as_ref().ok());
+            let others: Vec<String> = others.map(|other| other.target.to_string()).collect();
+            if !others.is_empty() {
+                return Some(SkipReason::TagCollision { reference: reference.clone(), others });
+            }
+        }
+        None
     };
     cells.iter().enumerate().map(collision).collect()
 }

@@ -1,10 +1,10 @@
 //! Computes a plan from a snapshot, the definitions and the clock.
 //!
-//! [`Matrix::of`] makes the cells once, from resolved inputs. Four rounds of lookups follow. Each round lists what to look
-//! up, as a pure function of the answers so far. The caller adds the answers to [`Observed`].
+//! [`Matrix::of`] makes the cells once, from resolved inputs. Four rounds of lookups follow. Each round lists its lookups,
+//! as a pure function of the answers so far. The caller adds the answers to [`Observed`].
 //!
 //! 1. [`Matrix::images_to_look_up`]: the names of all cells. [`Matrix::compare`] takes the answers.
-//! 2. [`ComparedMatrix::failures_to_look_up`] and [`ComparedMatrix::headers_to_look_up`]: what may prevent a build.
+//! 2. [`ComparedMatrix::failures_to_look_up`] and [`ComparedMatrix::headers_to_look_up`]: facts that may prevent a build.
 //!    [`ComparedMatrix::signatures_to_look_up`]: published images. [`ComparedMatrix::decide`] takes the answers.
 //! 3. [`DecidedMatrix::unions_to_look_up`]: union images, whose names follow from the outcomes of the cells.
 //! 4. [`DecidedMatrix::union_signatures_to_look_up`]: published union images. [`DecidedMatrix::plan`] then makes the plan.
@@ -128,8 +128,8 @@ pub use status::{StatusEntry, StatusRow, status, status_at, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
 pub use table::{
-    Table, counts, decided, held_rollouts, readiness_table, skipped_nodes, status_table, summary, tables,
-    why_not, with_short_digests,
+    Table, counts, decided, held_rollouts, missing_images, readiness_table, skipped_nodes, status_table,
+    summary, tables, with_short_digests,
 };
 pub use target::{ManifestLocation, RolloutObject, RolloutTarget};
 pub use unfinished::{RolloutWait, UnfinishedRollout, unfinished_kernels, unfinished_rollouts};

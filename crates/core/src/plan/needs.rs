@@ -1,4 +1,4 @@
-//! The needs of a cell: already published, still waited for, or missing.
+//! Finds the needs of a cell: published, still to be published, or unavailable.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub fn cell_for(
 
 impl<'a> CellRequest<'a, '_> {
     /// Returns the version of each need. `drafted` returns the drafts, for the same target, of images that come earlier in
-    /// the order. [`Self::needs`] tells why a need has no draft.
+    /// the order. [`Self::needs`] returns the reason for a need without a draft.
     pub(super) fn need_versions<'d>(
         &self,
         drafted: impl Fn(&ImageName) -> Option<&'d CellDraft<'d>>,
@@ -60,23 +60,23 @@ impl<'a> CellRequest<'a, '_> {
         planned: impl Fn(&ImageName) -> Option<&'p PlannedCell>,
     ) -> Result<Vec<CellNeed>, Outcome> {
         let Self { inputs, image, .. } = self;
-        // Being out of the kernel's range takes precedence over missing needs.
+        // A kernel out of the image's range takes precedence over missing needs.
         if !image.spec.needs.is_empty() {
             self.family()?;
         }
-        let mut found = Vec::with_capacity(image.spec.needs.len());
+        let mut needs = Vec::with_capacity(image.spec.needs.len());
         let (mut missing, mut failed) = (Vec::new(), None);
         for need in &image.spec.needs {
-            let found_need = match need {
+            let result = match need {
                 Need::Tree { name, .. } => self.tree(name).map(Some),
                 Need::Image(name) => match planned(name) {
-                    Some(cell) => built(published, &cell.outcome),
+                    Some(cell) => need_from(published, &cell.outcome),
                     None if inputs.definitions.images.contains_key(name) => Err(NeedReason::Circle),
                     None => Err(NeedReason::Undefined),
                 },
             };
-            match found_need {
-                Ok(Some(found_need)) => found.push(found_need),
+            match result {
+                Ok(Some(need)) => needs.push(need),
                 Ok(None) => missing.push(need.name().clone()),
                 // Reasons from the definitions take precedence over failures of earlier builds.
                 Err(why) if why.is_build_failure() => failed = failed.or(Some(need_error(need.name(), why))),
@@ -85,43 +85,46 @@ impl<'a> CellRequest<'a, '_> {
         }
         match failed {
             Some(why) => Err(why.into()),
-            None if missing.is_empty() => Ok(found),
+            None if missing.is_empty() => Ok(needs),
             None => Err(Outcome::Waiting { needs: missing }),
         }
     }
 
-    /// Returns the cell of an image that is requested alone. `above` lists the images that led to it as their need.
+    /// Returns the cell of an image that is requested alone. `dependents` has the images that need it, directly or
+    /// through other needs.
     fn cell_alone(
         &self,
         published: &PublishedImages,
         templates: &mut Templates,
-        above: &mut Vec<&'a ImageName>,
+        dependents: &mut Vec<&'a ImageName>,
     ) -> Result<Cell, SkipReason> {
         let Self { inputs, image, .. } = *self;
-        above.push(&image.metadata.name);
-        let mut found = Vec::with_capacity(image.spec.needs.len());
+        dependents.push(&image.metadata.name);
+        let mut needs = Vec::with_capacity(image.spec.needs.len());
         for need in &image.spec.needs {
             let name = need.name();
-            let found_need = match need {
+            let need_input = match need {
                 Need::Tree { .. } => self.tree(name).map_err(|why| need_error(name, why))?,
-                Need::Image(_) if above.contains(&name) => return Err(need_error(name, NeedReason::Circle)),
+                Need::Image(_) if dependents.contains(&name) => {
+                    return Err(need_error(name, NeedReason::Circle));
+                }
                 Need::Image(_) => {
-                    let needed = inputs.definitions.images.get(name);
-                    let needed = needed.ok_or_else(|| need_error(name, NeedReason::Undefined))?;
+                    let image = inputs.definitions.images.get(name);
+                    let image = image.ok_or_else(|| need_error(name, NeedReason::Undefined))?;
                     let skipped = |why| need_error(name, NeedReason::Skipped { why: Box::new(why) });
-                    let needed = Self { image: needed, ..*self };
-                    let cell = needed.cell_alone(published, templates, above).map_err(skipped)?;
+                    let request = Self { image, ..*self };
+                    let cell = request.cell_alone(published, templates, dependents).map_err(skipped)?;
                     let exposed = exposed_by(published, &cell).map_err(|why| need_error(name, why))?;
                     let not_published = NeedReason::NotPublished { reference: cell.reference.clone() };
                     exposed.ok_or_else(|| need_error(name, not_published))?
                 }
             };
-            found.push(found_need);
+            needs.push(need_input);
         }
-        above.pop();
-        let versions = found.iter().map(|need| (need.name.as_str(), need.version.clone())).collect();
+        dependents.pop();
+        let versions = needs.iter().map(|need| (need.name.as_str(), need.version.clone())).collect();
         let draft = self.draft(templates, &versions)?;
-        self.cell(draft, found)
+        self.cell(draft, needs)
     }
 
     fn tree(&self, need: &ImageName) -> Result<CellNeed, NeedReason> {
@@ -136,7 +139,7 @@ impl<'a> CellRequest<'a, '_> {
 }
 
 /// Returns the need that an image with this outcome provides; `None` where the image will only be published later.
-fn built(published: &PublishedImages, outcome: &Outcome) -> Result<Option<CellNeed>, NeedReason> {
+fn need_from(published: &PublishedImages, outcome: &Outcome) -> Result<Option<CellNeed>, NeedReason> {
     let exposed = outcome.cell().map(|cell| exposed_by(published, cell)).transpose()?.flatten();
     match outcome {
         _ if exposed.is_some() => Ok(exposed),
@@ -159,13 +162,10 @@ fn need_error(need: &ImageName, why: NeedReason) -> SkipReason {
 
 /// Returns the need that a cell's image provides, if it is published with exactly these inputs.
 fn exposed_by(published: &PublishedImages, cell: &Cell) -> Result<Option<CellNeed>, NeedReason> {
-    let found = published.get(&cell.reference);
-    let found = found.and_then(|found| found.for_architecture(cell.target.arch));
-    let Some(found) = found.filter(|found| found.is_of(cell)) else { return Ok(None) };
-    let Some(exposed) = &found.exposed else {
-        return Err(NeedReason::NothingExposed { reference: found.pinned(&cell.reference) });
-    };
-    let image = Some(found.pinned(&cell.reference));
-    let (name, version, exposed) = (cell.image.clone(), cell.version.clone(), exposed.clone());
-    Ok(Some(CellNeed { name, version, exposed, image }))
+    let image = published.get(&cell.reference).and_then(|image| image.for_architecture(cell.target.arch));
+    let Some(image) = image.filter(|image| image.is_of(cell)) else { return Ok(None) };
+    let reference = image.pinned(&cell.reference);
+    let Some(exposed) = image.exposed.clone() else { return Err(NeedReason::NothingExposed { reference }) };
+    let (name, version) = (cell.image.clone(), cell.version.clone());
+    Ok(Some(CellNeed { name, version, exposed, image: Some(reference) }))
 }

@@ -45,7 +45,7 @@ pub(super) struct CellDraft<'a> {
 impl CellDraft<'_> {
     /// Returns the version of the driver.
     pub(super) fn version(&self) -> &str {
-        &self.rendered.found.resolved.version
+        &self.rendered.inputs.resolved.version
     }
 }
 
@@ -59,16 +59,16 @@ struct ResolvedInputs<'a> {
     headers: String,
     headers_digest: Option<String>,
     /// Digest over toolchain and headers that the nodes' system names. Another system version with the same kernel has
-    /// other ones, which give the same modules (decision 0002).
-    of_system: Option<Digest>,
-    /// Facts about that system that are unknown.
-    lacking: Option<String>,
+    /// another toolchain and headers, which give the same modules (decision 0002).
+    system_digest: Option<Digest>,
+    /// Facts about the nodes' system that are unknown.
+    unknown: Option<String>,
 }
 
 /// Parts of a cell that do not depend on the content of its needs.
 struct RenderedCell<'a> {
     family: &'a KernelFamily,
-    found: ResolvedInputs<'a>,
+    inputs: ResolvedInputs<'a>,
     base_name: String,
     patches: Vec<CellPatch>,
     dockerfile: String,
@@ -84,92 +84,92 @@ impl<'a> CellRequest<'a, '_> {
         resolved.family(&definitions.families, self.target).ok_or(SkipReason::NoFamily)
     }
 
-    fn found(&self, family: &'a KernelFamily) -> Result<ResolvedInputs<'a>, SkipReason> {
+    fn resolved_inputs(&self, family: &'a KernelFamily) -> Result<ResolvedInputs<'a>, SkipReason> {
         let Self { inputs: CellInputs { definitions, resolved, .. }, image, target } = *self;
         let system = resolved.system(target);
         let mut headers = canonical("headers", &family.spec.headers)?;
-        let found_headers = resolved.headers.get(target);
+        let provided_headers = resolved.headers.get(target);
         // Imported headers need no image name.
-        let of_headers = if matches!(found_headers, Some(Ok(Some(_)))) { "" } else { headers.as_str() };
-        let of_toolchain = match &family.spec.toolchain {
-            Toolchain::Image(image) if is_of_system(image) => Some(image.as_str()),
+        let system_headers =
+            if matches!(provided_headers, Some(Ok(Some(_)))) { "" } else { headers.as_str() };
+        let system_toolchain = match &family.spec.toolchain {
+            Toolchain::Image(image) if names_system(image) => Some(image.as_str()),
             _ => None,
         };
-        let lacking = family.spec.unresolved([of_toolchain.unwrap_or_default(), of_headers], target, system);
-        let looked_for = resolved.without_headers.get(target).filter(|_| lacking.is_none());
+        let unknown =
+            family.spec.lacks([system_toolchain.unwrap_or_default(), system_headers], target, system);
+        let looked_for = resolved.without_headers.get(target).filter(|_| unknown.is_none());
         if let Some(looked_for) = looked_for {
             let detail = missing_headers_message(&definitions.families, target, looked_for);
             return Err(SkipReason::NoHeaders { detail });
         }
-        let found_image = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
+        let values = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
             .map_err(|detail| SkipReason::Unresolved { detail })?;
-        let found_image = self.with_kernel_sources(found_image)?;
+        let values = self.with_kernel_sources(values)?;
         let key = toolchain_key(image, family, target, system);
-        let toolchain = match (looked_up(&resolved.toolchains, &key, "it was not looked up"), of_toolchain) {
-            (Ok(found), _) => found.as_str(),
-            (Err(_), Some(pattern)) if lacking.is_some() => pattern,
-            (Err(detail), _) => {
-                return Err(SkipReason::Toolchain { family: family.metadata.name.to_string(), detail });
-            }
-        };
-        let headers_digest = match found_headers {
+        let toolchain =
+            match (looked_up(&resolved.toolchains, &key, "it was not looked up"), system_toolchain) {
+                (Ok(identity), _) => identity.as_str(),
+                (Err(_), Some(pattern)) if unknown.is_some() => pattern,
+                (Err(detail), _) => {
+                    return Err(SkipReason::Toolchain { family: family.metadata.name.to_string(), detail });
+                }
+            };
+        let headers_digest = match provided_headers {
             Some(Ok(digest)) => digest.clone(),
-            Some(Err(why)) if lacking.is_none() => return Err(why.clone()),
+            Some(Err(why)) if unknown.is_none() => return Err(why.clone()),
             Some(Err(_)) | None => None,
         };
         let digest = headers_digest.as_deref().unwrap_or_default();
-        let follows = of_toolchain.is_some() || is_of_system(&headers);
-        let of_system = follows.then(|| Digest::of(format!("{toolchain} {digest}").as_bytes()));
-        if !is_of_system(&headers) {
+        let depends_on_system = system_toolchain.is_some() || names_system(&headers);
+        let system_digest = depends_on_system.then(|| Digest::of(format!("{toolchain} {digest}").as_bytes()));
+        if !names_system(&headers) {
             headers.push_str(digest);
         }
         if family.spec.btf {
             headers.push_str(" btf");
         }
-        let declared_toolchain = of_toolchain.unwrap_or(toolchain);
-        let resolved = found_image;
+        let declared_toolchain = system_toolchain.unwrap_or(toolchain);
         Ok(ResolvedInputs {
-            resolved,
+            resolved: values,
             toolchain,
             declared_toolchain,
             headers,
             headers_digest,
-            of_system,
-            lacking,
+            system_digest,
+            unknown,
         })
     }
 
     /// Adds the identities of the sources that differ by kernel.
-    fn with_kernel_sources(&self, found: &'a ResolvedImage) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
+    fn with_kernel_sources(&self, values: &'a ResolvedImage) -> Result<Cow<'a, ResolvedImage>, SkipReason> {
         let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
-        let mut found = Cow::Borrowed(found);
+        let mut values = Cow::Borrowed(values);
         let key = |source: &SourceSpec| (image.metadata.name.clone(), source.name.clone(), target.clone());
-        let is_other = |source: &SourceSpec| {
+        let is_kernel_specific = |source: &SourceSpec| {
             let is_package = matches!(source.from, SourceOrigin::Apt(_));
             source.differs_by_kernel() || is_package && resolved.kernel_sources.contains_key(&key(source))
         };
-        for source in image.spec.sources.iter().filter(|source| is_other(source)) {
+        for source in image.spec.sources.iter().filter(|source| is_kernel_specific(source)) {
             let key = key(source);
             let identity =
                 looked_up(&resolved.kernel_sources, &key, "it was not looked up").map_err(|detail| {
                     SkipReason::Unresolved { detail: format!("source {}: {detail}", source.name) }
                 })?;
-            found.to_mut().sources.insert(source.name.to_string(), identity.clone());
+            values.to_mut().sources.insert(source.name.to_string(), identity.clone());
         }
-        Ok(found)
+        Ok(values)
     }
 
     /// Returns the reason for not signing modules from these sources, on a site that signs: a third party compiled
     /// them, and neither a trusted key nor an explicit setting vouches for them.
-    fn unvouched(&self, found: &ResolvedImage) -> Option<SkipReason> {
-        let signs = found.signed_with.is_some() || self.inputs.definitions.site.image_signing.is_some();
-        let source = self
-            .image
-            .spec
-            .sources
-            .iter()
-            .filter(|_| signs)
-            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_untrusted()))?;
+    fn unvouched(&self, resolved: &ResolvedImage) -> Option<SkipReason> {
+        if resolved.signed_with.is_none() && self.inputs.definitions.site.image_signing.is_none() {
+            return None;
+        }
+        let mut sources = self.image.spec.sources.iter();
+        let source = sources
+            .find(|source| matches!(&source.from, SourceOrigin::Image(image) if image.is_unvouched()))?;
         let detail = format!(
             "source {}: this site signs modules, but those of a third party's image are untrusted: name its \
              signer's key (`signedBy`), or let the site sign them anyway (`adoptUnsigned: true`)",
@@ -181,33 +181,30 @@ impl<'a> CellRequest<'a, '_> {
     fn rendered(&self, templates: &mut Templates) -> Result<RenderedCell<'a>, SkipReason> {
         let Self { inputs: CellInputs { resolved, .. }, image, target } = *self;
         let family = self.family()?;
-        let found = self.found(family)?;
-        let base_name = base_name(found.declared_toolchain, &found.headers, target);
-        let says = |text: &HeaderText| {
+        let inputs = self.resolved_inputs(family)?;
+        let base_name = base_name(inputs.declared_toolchain, &inputs.headers, target);
+        let header_matches = |text: &HeaderText| {
             let key = (target.clone(), text.to_string());
-            let found = looked_up(&resolved.header_texts, &key, "they were not looked up");
-            found.copied().map_err(|detail| SkipReason::Headers { detail })
+            let result = looked_up(&resolved.header_texts, &key, "they were not looked up");
+            result.copied().map_err(|detail| SkipReason::Headers { detail })
         };
-        let patches = image.spec.patches_for(target, says)?;
-        let patches = patches.into_iter().filter_map(|index| Some((index, image.spec.patches.get(index)?)));
-        let patches = patches
-            .map(|(index, patch)| {
-                let name = patch_name(index, patch);
-                let sha256 = found.resolved.patches.get(&index).cloned().ok_or_else(|| {
-                    SkipReason::Unresolved { detail: format!("patch {name} was not looked up") }
-                })?;
-                Ok(CellPatch { index, name, sha256 })
-            })
-            .collect::<Result<Vec<_>, SkipReason>>()?;
-        let mut context = image.template_context(&base_name, &found.resolved.version, target);
+        let mut patches = Vec::new();
+        for index in image.spec.patches_for(target, header_matches)? {
+            let Some(patch) = image.spec.patches.get(index) else { continue };
+            let name = patch_name(index, patch);
+            let unresolved = || SkipReason::Unresolved { detail: format!("patch {name} was not looked up") };
+            let sha256 = inputs.resolved.patches.get(&index).cloned().ok_or_else(unresolved)?;
+            patches.push(CellPatch { index, name, sha256 });
+        }
+        let mut context = image.template_context(&base_name, &inputs.resolved.version, target);
         context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
-        context.vars.extend(image.spec.vars_for(target, says)?);
+        context.vars.extend(image.spec.vars_for(target, header_matches)?);
         if family.spec.btf {
             context.enable_btf();
         }
         templates.render_vars(&mut context).map_err(|detail| SkipReason::Template { detail })?;
         let dockerfile = self.dockerfile(templates, &context)?;
-        Ok(RenderedCell { family, found, base_name, patches, dockerfile })
+        Ok(RenderedCell { family, inputs, base_name, patches, dockerfile })
     }
 
     /// Renders the Dockerfile and the names of the cell, given the versions of its needs.
@@ -217,7 +214,7 @@ impl<'a> CellRequest<'a, '_> {
         need_versions: &BTreeMap<&str, String>,
     ) -> Result<CellDraft<'a>, SkipReason> {
         let rendered = self.rendered(templates)?;
-        let references = self.references(templates, &rendered.found.resolved, need_versions)?;
+        let references = self.references(templates, &rendered.inputs.resolved, need_versions)?;
         Ok(CellDraft { rendered, references })
     }
 
@@ -227,18 +224,18 @@ impl<'a> CellRequest<'a, '_> {
         let CellDraft { rendered, references } = draft;
         let mut references = references.into_iter();
         let reference = references.next().ok_or(SkipReason::NoTags)?;
-        let (unverified, refused) = self.unverified(&rendered.found);
-        let refused = refused.or_else(|| self.unvouched(&rendered.found.resolved));
-        let RenderedCell { family, found, base_name, patches, dockerfile } = rendered;
+        let (unverified, refused) = self.unverified(&rendered.inputs);
+        let refused = refused.or_else(|| self.unvouched(&rendered.inputs.resolved));
+        let RenderedCell { family, inputs: resolved_inputs, base_name, patches, dockerfile } = rendered;
         let ResolvedInputs {
             resolved,
             toolchain,
             declared_toolchain,
             headers,
             headers_digest,
-            of_system: _,
-            lacking: _,
-        } = found;
+            system_digest: _,
+            unknown: _,
+        } = resolved_inputs;
         let system = inputs.resolved.system(target);
         let resolved = resolved.as_ref();
         let spec = &image.spec;
@@ -252,12 +249,12 @@ impl<'a> CellRequest<'a, '_> {
             target,
         };
         let hasher = input_hasher(&inputs, &dockerfile)?;
-        let neutral = dockerfile.replace(&base_name, "toolchain");
-        let named = named_inputs(&hasher, spec, &self.inputs.definitions.templates, &neutral)?;
+        let without_base = dockerfile.replace(&base_name, "toolchain");
+        let named_inputs = named_inputs(&hasher, spec, &self.inputs.definitions.templates, &without_base)?;
         let declared_hash = hasher.finish();
         let unsigned_hash =
             resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
-        let recipe = recipe(&inputs, &family.metadata.name, &neutral)?;
+        let recipe = recipe(&inputs, &family.metadata.name, &without_base)?;
         let input_hash = with_digests(declared_hash, &unverified);
         // The engine may have a base image with the same declared inputs but other content, so name the base after the
         // exact digests.
@@ -266,13 +263,13 @@ impl<'a> CellRequest<'a, '_> {
                 .map(|input| unverified.get(input))
             {
                 [None, None, None] => (dockerfile, base_name),
-                [of_headers, of_toolchain, of_system] => {
+                [headers_content, toolchain_content, system_content] => {
                     let exact = |text: &str, digest: Option<&Digest>| match digest {
                         Some(digest) => format!("{text} {digest}"),
                         None => text.to_owned(),
                     };
-                    let toolchain = exact(declared_toolchain, of_toolchain);
-                    let headers = exact(&exact(&headers, of_headers), of_system);
+                    let toolchain = exact(declared_toolchain, toolchain_content);
+                    let headers = exact(&exact(&headers, headers_content), system_content);
                     let name = self::base_name(&toolchain, &headers, target);
                     (dockerfile.replace(&base_name, &name), name)
                 }
@@ -290,7 +287,7 @@ impl<'a> CellRequest<'a, '_> {
             unsigned_hash,
             signed_with: resolved.signed_with.clone(),
             recipe,
-            inputs: named,
+            inputs: named_inputs,
             dockerfile,
             base_name,
             patches,
@@ -311,18 +308,21 @@ impl<'a> CellRequest<'a, '_> {
 
     /// Returns the digests of inputs that only the registry's store vouches for or that the nodes' system names. Also
     /// returns the reason why one of these inputs is unknown or must not be used.
-    fn unverified(&self, found: &ResolvedInputs<'_>) -> (BTreeMap<&'static str, Digest>, Option<SkipReason>) {
+    fn unverified(
+        &self,
+        inputs: &ResolvedInputs<'_>,
+    ) -> (BTreeMap<&'static str, Digest>, Option<SkipReason>) {
         let Self { inputs: CellInputs { resolved, .. }, target, .. } = *self;
-        let root_fs = |what: &'static str, identity: &str| {
-            resolved.unverified_root_fs.get(&(what, identity.to_owned(), target.arch))?.as_ref()
+        let root_fs = |kind: &'static str, identity: &str| {
+            resolved.unverified_root_fs.get(&(kind, identity.to_owned(), target.arch))?.as_ref()
         };
-        let base = found.resolved.base_identity.as_deref();
-        let of_system = found.of_system.clone().map(|digest| (FetchedInputs::SYSTEM, digest));
-        let mut digests: BTreeMap<_, _> = of_system.into_iter().collect();
-        let mut refused = found.lacking.clone().map(|detail| SkipReason::UnknownSystem { detail });
+        let base = inputs.resolved.base_identity.as_deref();
+        let system = inputs.system_digest.clone().map(|digest| (FetchedInputs::SYSTEM, digest));
+        let mut digests: BTreeMap<_, _> = system.into_iter().collect();
+        let mut refused = inputs.unknown.clone().map(|detail| SkipReason::UnknownSystem { detail });
         for (name, input) in [
             (FetchedInputs::HEADERS, resolved.unverified_headers.get(target)),
-            (FetchedInputs::TOOLCHAIN, root_fs(FetchedInputs::TOOLCHAIN, found.toolchain)),
+            (FetchedInputs::TOOLCHAIN, root_fs(FetchedInputs::TOOLCHAIN, inputs.toolchain)),
             (FetchedInputs::BASE, base.and_then(|base| root_fs(FetchedInputs::BASE, base))),
         ] {
             match input {
@@ -363,8 +363,8 @@ impl<'a> CellRequest<'a, '_> {
         resolved: &ResolvedImage,
         need_versions: &BTreeMap<&str, String>,
     ) -> Result<Vec<ImageReference>, SkipReason> {
-        let Self { inputs: CellInputs { location, resolved: known, .. }, image, target } = *self;
-        let system = known.system(target);
+        let Self { inputs: CellInputs { location, .. }, image, target } = *self;
+        let system = self.inputs.resolved.system(target);
         let repository = location
             .repository(&image.metadata.name)
             .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
@@ -381,7 +381,8 @@ impl<'a> CellRequest<'a, '_> {
     }
 }
 
-fn is_of_system(text: &str) -> bool {
+/// Whether the text has a placeholder for a fact about the nodes' system.
+fn names_system(text: &str) -> bool {
     SYSTEM_PLACEHOLDERS.iter().any(|placeholder| text.contains(placeholder))
 }
 
@@ -400,11 +401,11 @@ fn with_digests(declared: InputHash, unverified: &BTreeMap<&'static str, Digest>
 
 /// Returns the resolved value of this key, or the reason why there is none.
 pub(super) fn looked_up<'a, K: Ord, T>(
-    found: &'a BTreeMap<K, Result<T, String>>,
+    results: &'a BTreeMap<K, Result<T, String>>,
     key: &K,
     missing: &str,
 ) -> Result<&'a T, String> {
-    found.get(key).ok_or_else(|| missing.to_owned())?.as_ref().map_err(Clone::clone)
+    results.get(key).ok_or_else(|| missing.to_owned())?.as_ref().map_err(Clone::clone)
 }
 
 /// Returns the local name of the base image. The Dockerfile contains the name, so everything hashed here is in the

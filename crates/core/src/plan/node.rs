@@ -30,9 +30,9 @@ pub enum ExceededLimit {
 /// [`NodeKernelLimiter`](super::NodeKernelLimiter) decides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RejectedClaims {
-    /// Reason why the node's running kernel does not count.
+    /// Limit that rejects the node's running kernel.
     pub kernel: Option<ExceededLimit>,
-    /// Reason why the node's announced kernel does not count.
+    /// Limit that rejects the node's announced kernel.
     pub announcement: Option<ExceededLimit>,
 }
 
@@ -96,8 +96,8 @@ impl NodeReason {
         }
     }
 
-    /// Returns what repairs the node or shows details: a command, or a change of the manifest where the node is one. Empty where the
-    /// message already says what to do.
+    /// Returns the remedy: a command that repairs the node or shows details, or a change of the node's manifest. Empty where the
+    /// message already contains the remedy.
     pub fn remedy(&self, node: &str, is_manifest: bool) -> String {
         let node = shell_word(node);
         let edit = |labels: String| format!("set {labels} in the manifest of node {node}");
@@ -258,17 +258,17 @@ pub(super) fn group_nodes<'a, 'l>(
 ) -> Vec<NodeGroup<'a>> {
     let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(labels).collect();
     let mut names: HashSet<&str> = HashSet::with_capacity(nodes.len());
-    let again = nodes.iter().map(|node| node.name.as_str()).filter(|name| !names.insert(name));
-    let defined_twice: BTreeSet<&str> = again.collect();
-    let mut places: HashMap<Vec<Option<&str>>, usize> = HashMap::new();
+    let repeated = nodes.iter().map(|node| node.name.as_str()).filter(|name| !names.insert(name));
+    let defined_twice: BTreeSet<&str> = repeated.collect();
+    let mut indices: HashMap<Vec<Option<&str>>, usize> = HashMap::new();
     let mut groups: Vec<NodeGroup<'a>> = Vec::new();
     let mut key = Vec::with_capacity(labels.len() + 8);
     for node in nodes.iter().map(|node| &**node) {
-        let twice = defined_twice.contains(node.name.as_str());
+        let is_duplicate = defined_twice.contains(node.name.as_str());
         key.clear();
         key.push(Some(node.kernel_version.as_str()));
         key.push(Some(node.architecture.as_str()));
-        key.push(twice.then_some("twice"));
+        key.push(is_duplicate.then_some("twice"));
         key.push(node.rejected_claims.kernel.map(|limit| match limit {
             ExceededLimit::PerNode { .. } => "named too many",
             ExceededLimit::Distinct(_) => "one too many",
@@ -277,13 +277,13 @@ pub(super) fn group_nodes<'a, 'l>(
         key.extend(labels.iter().map(|label| node.labels.get(*label).map(String::as_str)));
         let taints = node.taints.iter().flat_map(|taint| [&taint.key, &taint.value, &taint.effect]);
         key.extend(taints.map(|text| Some(text.as_str())));
-        let place = places.get(&key).copied().unwrap_or_else(|| {
-            places.insert(key.clone(), groups.len());
-            let target = if twice { Err(NodeReason::DefinedTwice) } else { node_target(node) };
+        let index = indices.get(&key).copied().unwrap_or_else(|| {
+            indices.insert(key.clone(), groups.len());
+            let target = if is_duplicate { Err(NodeReason::DefinedTwice) } else { node_target(node) };
             groups.push(NodeGroup { sample: node, nodes: Vec::new(), target });
             groups.len() - 1
         });
-        groups[place].nodes.push(node);
+        groups[index].nodes.push(node);
     }
     groups
 }

@@ -20,12 +20,12 @@ pub struct NodeKernelLimiter {
 }
 
 impl NodeKernelLimiter {
-    /// Records the kernels that the nodes of a new snapshot name, and marks the nodes whose kernels do not count. Nodes
-    /// that match no image are ignored: they call for nothing.
+    /// Records the kernels that the nodes of a new snapshot name, and rejects those over the limits. Nodes that match no
+    /// image are ignored: they call for nothing.
     pub fn judge(&mut self, snapshot: &mut ClusterSnapshot, definitions: &Definitions, now: Duration) {
         let KernelLimits { per_node, within, distinct } = definitions.site.kernel_limits;
-        let (most, time) = (per_node.get(), within.duration());
-        self.drop_old(now, time);
+        let most = per_node.get();
+        self.drop_old(now, within.duration());
         // Kernel that each node runs, and whether the node named too many.
         let mut running: Vec<Option<(KernelTarget, bool)>> = Vec::with_capacity(snapshot.nodes.len());
         for node in &mut snapshot.nodes {
@@ -37,17 +37,17 @@ impl NodeKernelLimiter {
                 running.push(None);
                 continue;
             }
-            let runs = node_target(node).ok();
-            let announces = announcement(node).and_then(Result::ok);
-            let suspicious = self.note(&node.name, runs.iter().chain(&announces), most, now);
-            if suspicious {
+            let running_kernel = node_target(node).ok();
+            let announced_kernel = announcement(node).and_then(Result::ok);
+            let is_excess = self.note(&node.name, running_kernel.iter().chain(&announced_kernel), most, now);
+            if is_excess {
                 node.rejected_claims.announcement = Some(ExceededLimit::PerNode { most, within });
             }
-            running.push(runs.map(|runs| (runs, suspicious)));
+            running.push(running_kernel.map(|running_kernel| (running_kernel, is_excess)));
         }
         let mut counts: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
-        for (kernel, suspicious) in running.iter().flatten() {
-            if !suspicious {
+        for (kernel, is_excess) in running.iter().flatten() {
+            if !is_excess {
                 *counts.entry(kernel).or_default() += 1;
             }
         }
@@ -64,11 +64,11 @@ impl NodeKernelLimiter {
         }
     }
 
-    fn drop_old(&mut self, now: Duration, time: Duration) {
-        let is_recent = |last: Duration| now < last + time;
-        self.nodes.retain(|_, named| {
-            named.retain(|(_, last)| is_recent(*last));
-            !named.is_empty()
+    fn drop_old(&mut self, now: Duration, window: Duration) {
+        let is_recent = |last: Duration| now < last + window;
+        self.nodes.retain(|_, kernels| {
+            kernels.retain(|(_, last)| is_recent(*last));
+            !kernels.is_empty()
         });
         self.kernels.retain(|_, (_, last)| is_recent(*last));
     }
@@ -85,23 +85,23 @@ impl NodeKernelLimiter {
         if !self.nodes.contains_key(node) {
             self.nodes.insert(node.to_owned(), Vec::with_capacity(1));
         }
-        let Some(named) = self.nodes.get_mut(node) else { return false };
+        let Some(recent) = self.nodes.get_mut(node) else { return false };
         for kernel in kernels {
-            if let Some((_, last)) = named.iter_mut().find(|(known, _)| known == kernel) {
+            if let Some((_, last)) = recent.iter_mut().find(|(known, _)| known == kernel) {
                 *last = now;
                 continue;
             }
             // Keep at most one kernel over the limit: that suffices to detect the excess.
-            let oldest = named.iter().enumerate().min_by_key(|(_, (_, last))| *last).map(|(place, _)| place);
-            match oldest.filter(|_| named.len() > most) {
-                Some(oldest) => named[oldest] = (kernel.clone(), now),
-                None => named.push((kernel.clone(), now)),
+            let oldest = recent.iter().enumerate().min_by_key(|(_, (_, last))| *last).map(|(index, _)| index);
+            match oldest.filter(|_| recent.len() > most) {
+                Some(oldest) => recent[oldest] = (kernel.clone(), now),
+                None => recent.push((kernel.clone(), now)),
             }
         }
-        named.len() > most
+        recent.len() > most
     }
 
-    /// Returns the kernels that count, from those that trusted nodes run.
+    /// Returns the kernels within the limit, of the kernels that trusted nodes run: those on most nodes, else the first seen.
     fn admitted<'a>(
         &mut self,
         counts: &BTreeMap<&'a KernelTarget, usize>,

@@ -1,4 +1,4 @@
-//! The operators' resources that decide together about a driver.
+//! The operators' resources that together determine the placement of a driver.
 
 use super::{
     ClusterSnapshot, ManifestLocation, Placement, PlanInputs, ResourceFacts,
@@ -20,21 +20,21 @@ impl<'a> OperatorResources<'a> {
         Self { snapshot, manifests: &[] }
     }
 
-    /// Returns the resources that decide about a rollout.
-    pub(super) fn beside(inputs: &PlanInputs<'a>, rollout: &RolloutSpec) -> Self {
-        let place = ManifestLocation::of(rollout);
-        let read = place.and_then(|place| inputs.manifests.get(&place)?.as_ref().ok());
-        let manifests = read.map(|found| found.resources.as_slice()).unwrap_or_default();
+    /// Returns the resources of the cluster and of a rollout's manifests.
+    pub(super) fn for_rollout(inputs: &PlanInputs<'a>, rollout: &RolloutSpec) -> Self {
+        let location = ManifestLocation::of(rollout);
+        let manifests = location.and_then(|location| inputs.manifests.get(&location)?.as_ref().ok());
+        let manifests = manifests.map(|manifests| manifests.resources.as_slice()).unwrap_or_default();
         Self { snapshot: inputs.snapshot, manifests }
     }
 
     /// Returns the resources of a kind.
     pub(super) fn of(self, kind: OperatorResource) -> impl Iterator<Item = &'a ResourceFacts> {
-        let is_in_manifests = move |found: &&ResourceFacts| {
-            self.manifests.iter().any(|other| (other.kind, &other.name) == (found.kind, &found.name))
+        let is_in_manifests = move |resource: &&ResourceFacts| {
+            self.manifests.iter().any(|other| (other.kind, &other.name) == (resource.kind, &resource.name))
         };
-        let live = self.snapshot.resources.iter().filter(move |found| !is_in_manifests(found));
-        live.chain(self.manifests).filter(move |found| found.kind == kind)
+        let live = self.snapshot.resources.iter().filter(move |resource| !is_in_manifests(resource));
+        live.chain(self.manifests).filter(move |resource| resource.kind == kind)
     }
 
     /// Whether the GPU Operator assigns nodes to NVIDIADriver resources, as it does since version 26.7, the first with a
@@ -45,9 +45,9 @@ impl<'a> OperatorResources<'a> {
     }
 
     /// Returns the rules of the DaemonSet that the operator creates from one of the resources.
-    pub(super) fn placement_of(self, found: &ResourceFacts) -> Placement {
-        let placement = found.placement();
-        let ownership = placement.ownership.is_some().then(|| DriverOwnership::among(&found.name, self));
+    pub(super) fn placement_of(self, resource: &ResourceFacts) -> Placement {
+        let placement = resource.placement();
+        let ownership = placement.ownership.is_some().then(|| DriverOwnership::among(&resource.name, self));
         Placement { ownership, ..placement }
     }
 }

@@ -189,7 +189,7 @@ impl Outcome {
     }
 
     /// Returns the reason why there will be no image; empty where there will be one.
-    pub fn why_not(&self) -> String {
+    pub fn absence_reason(&self) -> String {
         match self {
             Self::Build { .. } | Self::UpToDate { .. } => String::new(),
             Self::Conflict { reference, changed, .. } => conflict(reference, changed),
@@ -199,9 +199,7 @@ impl Outcome {
             Self::Skipped { why } => why.to_string(),
         }
     }
-}
 
-impl Outcome {
     /// Whether the image cannot be built although a definition is meant for the kernel.
     pub fn is_unbuildable(&self) -> bool {
         matches!(self, Self::Skipped { why } if !why.is_not_applicable())
@@ -251,7 +249,7 @@ pub(super) struct AbsentImage<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct CellLookup<'a> {
     pub(super) all: &'a [PlannedCell],
-    pub(super) places: &'a HashMap<Key<'a>, usize>,
+    pub(super) index: &'a HashMap<Key<'a>, usize>,
     /// Published images that do not count as available, with the reason.
     pub(super) unavailable: Option<&'a HashMap<Key<'a>, String>>,
     /// Cells that are unknown because the registry did not answer for other cells.
@@ -263,7 +261,7 @@ pub(super) struct CellLookup<'a> {
 impl<'a> CellLookup<'a> {
     /// Returns the cell of an image for a kernel, if it is called for.
     pub(super) fn get(&self, image: &ImageName, kernel: &KernelTarget) -> Option<&'a PlannedCell> {
-        self.places.get(&(image, kernel)).and_then(|place| self.all.get(*place))
+        self.index.get(&(image, kernel)).and_then(|position| self.all.get(*position))
     }
 
     /// Returns the cells of one image, by target.
@@ -273,27 +271,27 @@ impl<'a> CellLookup<'a> {
 
     /// Returns the state of an image for a kernel.
     pub(super) fn state(&self, image: &ImageName, kernel: &KernelTarget) -> CellState<'a> {
-        let found = self.get(image, kernel);
+        let planned = self.get(image, kernel);
         let absent = |why| {
-            let is_unknown = matches!(found.map(|found| &found.outcome), Some(Outcome::Unknown { .. }));
+            let is_unknown = matches!(planned.map(|planned| &planned.outcome), Some(Outcome::Unknown { .. }));
             let unknown = is_unknown || self.unknown.contains(&(image, kernel));
-            let cell = found.and_then(|found| found.outcome.cell()).map(AsRef::as_ref);
+            let cell = planned.and_then(|planned| planned.outcome.cell()).map(AsRef::as_ref);
             CellState::Absent(AbsentImage { cell, why, unknown })
         };
-        let Some(found) = found else {
+        let Some(planned) = planned else {
             return absent(format!("no node with this kernel matches the `nodes` of image {image}"));
         };
-        if let Some(why) = self.unavailable.and_then(|unavailable| unavailable.get(&found.key())) {
+        if let Some(why) = self.unavailable.and_then(|unavailable| unavailable.get(&planned.key())) {
             return absent(why.clone());
         }
-        match &found.outcome {
+        match &planned.outcome {
             Outcome::UpToDate { .. } if self.held_image == Some(image) => {
                 absent("its chain is on hold".to_owned())
             }
             Outcome::UpToDate { cell, published, .. } => CellState::Published(cell, published),
             Outcome::Build { cell, .. } => CellState::Building(cell),
             Outcome::Waiting { needs } => absent(format!("it {}", waits_for(needs))),
-            other => absent(other.why_not()),
+            other => absent(other.absence_reason()),
         }
     }
 }

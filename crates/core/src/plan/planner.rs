@@ -24,7 +24,7 @@ pub struct Plan {
     pub signatures: Vec<PlannedSignature>,
     /// Nodes without a known kernel target.
     pub skipped_nodes: Vec<SkippedNode>,
-    /// Images for which there is no node.
+    /// Images that no node matches.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unused_images: Vec<UnusedImage>,
     /// Nodes that an image skips because they bring their own driver.
@@ -52,8 +52,8 @@ impl Plan {
             || self.rollouts.iter().any(|rollout| matches!(rollout.decision, RolloutDecision::Hold(_)))
     }
 
-    /// Whether a list of builds ([`ci_matrix`](super::ci_matrix())) hides something that a person has to know: a cell that cannot be
-    /// built, a skipped node, or that no cell is called for.
+    /// Whether a list of builds ([`ci_matrix`](super::ci_matrix())) omits a problem: a cell that cannot be built, a skipped node,
+    /// or a plan without cells.
     pub fn matrix_hides_reasons(&self) -> bool {
         self.cells.is_empty() || self.has_stuck_cells() || !self.skipped_nodes.is_empty()
     }
@@ -82,7 +82,7 @@ impl Plan {
 
     /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
-        let rewrites = |rollout: &PlannedRollout| {
+        let has_changes = |rollout: &PlannedRollout| {
             !rollout.changes.is_empty()
                 || rollout.upgrade.as_ref().is_some_and(|upgrade| upgrade.changes().next().is_some())
                 || matches!(
@@ -90,7 +90,7 @@ impl Plan {
                     RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. }
                 )
         };
-        // A waiting cell waits for builds, which are not idle themselves, or for a registry that does not answer.
+        // A waiting cell needs no check: the builds that it waits for are not idle, or the registry does not answer.
         let is_idle = |cell: &PlannedCell| match &cell.outcome {
             Outcome::Build { .. } => false,
             Outcome::UpToDate { missing_tags, .. } => missing_tags.is_empty(),
@@ -99,41 +99,41 @@ impl Plan {
         self.cells.iter().all(is_idle)
             && self.unions.is_empty()
             && self.signatures.is_empty()
-            && !self.rollouts.iter().any(rewrites)
+            && !self.rollouts.iter().any(has_changes)
             && self.nodes.iter().all(|node| node.change.is_none())
     }
 
     /// Whether a target needs an image or a rewrite and will not get it. Rollouts on hold because of the cluster's
     /// shape (mixed kernels, no nodes) are findings, not failures. So are kernels that no definition is meant for.
     pub fn has_failures(&self) -> bool {
-        let fails = |cell: &PlannedCell| match &cell.outcome {
+        let is_failure = |cell: &PlannedCell| match &cell.outcome {
             Outcome::Build { .. } | Outcome::Waiting { .. } => false,
             Outcome::UpToDate { denied, .. } => *denied,
             Outcome::Conflict { .. } | Outcome::Failed { .. } | Outcome::Unknown { .. } => true,
             Outcome::Skipped { why } => !why.is_not_applicable(),
         };
-        let broken = |rollout: &PlannedRollout| {
+        let has_failed = |rollout: &PlannedRollout| {
             rollout.upgrade.as_ref().is_some_and(|upgrade| upgrade.failure().is_some())
                 || matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure())
         };
-        self.cells.iter().any(fails) || self.rollouts.iter().any(broken)
+        self.cells.iter().any(is_failure) || self.rollouts.iter().any(has_failed)
     }
 }
 
 /// Serializes the cells as one list per outcome.
 fn by_outcome<S: Serializer>(cells: &[PlannedCell], serializer: S) -> Result<S::Ok, S::Error> {
     let in_phase = |phase| cells.iter().filter(move |cell| cell.outcome.phase() == phase);
-    let of = |phase| in_phase(phase).map(|cell| &cell.outcome).collect();
+    let outcomes = |phase| in_phase(phase).map(|cell| &cell.outcome).collect();
     let mut skipped: Vec<&PlannedCell> = in_phase(Phase::Skipped).collect();
     skipped.sort_by_key(|cell| cell.key());
     CellsByOutcome {
-        builds: of(Phase::Missing),
+        builds: outcomes(Phase::Missing),
         waiting: in_phase(Phase::Waiting).collect(),
         tags: cells.iter().filter_map(Tags::of).collect(),
-        up_to_date: of(Phase::Published),
-        conflicts: of(Phase::Conflict),
-        failed: of(Phase::Failed),
-        unknown: of(Phase::Unknown),
+        up_to_date: outcomes(Phase::Published),
+        conflicts: outcomes(Phase::Conflict),
+        failed: outcomes(Phase::Failed),
+        unknown: outcomes(Phase::Unknown),
         skipped,
     }
     .serialize(serializer)

@@ -1,4 +1,4 @@
-//! Which nodes the pods of an object reach. Follows the DaemonSet controller (`NodeShouldRunDaemonPod`).
+//! Determines the nodes that the pods of an object reach. Follows the DaemonSet controller (`NodeShouldRunDaemonPod`).
 //!
 //! A node without a kernel label is *unlabeled*: NFD removes all of its labels when it restarts, and adds them again. A rule
 //! that only fails for such labels leaves the node undetermined instead of excluding it.
@@ -83,7 +83,7 @@ pub struct DriverOwnership {
     /// Whether the operator assigns nodes. Older operators only follow the node selector.
     in_use: bool,
     /// Names and node selectors of the other resources, without that with `spec.default`.
-    rivals: Vec<(String, BTreeMap<String, String>)>,
+    others: Vec<(String, BTreeMap<String, String>)>,
 }
 
 impl DriverOwnership {
@@ -95,11 +95,11 @@ impl DriverOwnership {
     /// Assignment among several resources.
     pub(super) fn among(name: &str, resources: OperatorResources<'_>) -> Self {
         let drivers = resources.of(OperatorResource::NvidiaDriver);
-        let rivals = drivers.filter(|found| found.name != name && found.spec["default"] != true);
+        let others = drivers.filter(|driver| driver.name != name && driver.spec["default"] != true);
         Self {
             name: name.to_owned(),
             in_use: resources.has_driver_owners(),
-            rivals: rivals.map(|found| (found.name.clone(), driver_selector(&found.spec))).collect(),
+            others: others.map(|driver| (driver.name.clone(), driver_selector(&driver.spec))).collect(),
         }
     }
 
@@ -115,8 +115,8 @@ impl DriverOwnership {
         let selects = |selector: &BTreeMap<String, String>| {
             selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
         };
-        let rival = self.rivals.iter().find(|(_, selector)| selects(selector))?;
-        Some(Exclusion::Owner { name: &rival.0 })
+        let other = self.others.iter().find(|(_, selector)| selects(selector))?;
+        Some(Exclusion::Owner { name: &other.0 })
     }
 }
 
@@ -151,8 +151,8 @@ impl Toleration {
             && match operator.as_str() {
                 "" | "Equal" => *value == taint.value,
                 "Exists" => true,
-                "Lt" => numbers().is_some_and(|(found, bound)| found < bound),
-                "Gt" => numbers().is_some_and(|(found, bound)| found > bound),
+                "Lt" => numbers().is_some_and(|(number, bound)| number < bound),
+                "Gt" => numbers().is_some_and(|(number, bound)| number > bound),
                 _ => false,
             }
     }
@@ -191,7 +191,7 @@ impl Placement {
     /// Returns the label keys that decide which nodes are reached.
     pub fn label_keys(&self) -> impl Iterator<Item = &str> {
         let owner = self.ownership.iter().flat_map(|ownership| {
-            let selectors = ownership.rivals.iter().flat_map(|(_, selector)| selector.keys());
+            let selectors = ownership.others.iter().flat_map(|(_, selector)| selector.keys());
             [DRIVER_OWNER, GPU_PRESENT].into_iter().chain(selectors.map(String::as_str))
         });
         self.node_selector.keys().map(String::as_str).chain(self.affinity.label_keys()).chain(owner)
@@ -202,7 +202,7 @@ impl Placement {
         self.node_name.is_some() || self.affinity.names_nodes()
     }
 
-    /// Decides about a node. `has_pod` says whether the node has a pod of the object.
+    /// Returns whether pods with these rules reach a node. `has_pod` says whether the node has a pod of the object.
     pub fn reach<'a>(&'a self, node: &'a NodeFacts, has_pod: bool) -> NodeReach<'a> {
         if let Some(rule) = node.ignored_by {
             return NodeReach::Excluded(Exclusion::Ignored { rule });
@@ -210,28 +210,28 @@ impl Placement {
         if let Some(name) = self.node_name.as_deref().filter(|name| *name != node.name) {
             return NodeReach::Excluded(Exclusion::NodeName { name });
         }
-        // A node that NFD labels again keeps its owner, which the operator writes.
+        // A node that NFD is labeling again keeps its owner label, because the operator writes that label.
         let ownership = self.ownership.as_ref().filter(|_| !node.is_unlabeled());
         if let Some(why) = ownership.and_then(|ownership| ownership.exclusion(node)) {
             return NodeReach::Excluded(why);
         }
-        let selector = |missing_counts: bool| {
+        let find_mismatch = |ignore_missing: bool| {
             self.node_selector.iter().find(|(key, value)| {
-                let found = node.labels.get(*key);
-                found != Some(value) && !(missing_counts && found.is_none() && is_of_nfd(key))
+                let label = node.labels.get(*key);
+                label != Some(value) && !(ignore_missing && label.is_none() && is_nfd_label(key))
             })
         };
-        let admits = |missing_counts: bool| {
+        let admits = |ignore_missing: bool| {
             self.affinity.admits(&node.name, |key| match node.labels.get(key) {
                 Some(value) => LabelState::Present(value),
-                None if missing_counts && is_of_nfd(key) => LabelState::Unknown,
+                None if ignore_missing && is_nfd_label(key) => LabelState::Unknown,
                 None => LabelState::Absent,
             })
         };
-        let (mismatch, is_admitted) = (selector(false), admits(false));
+        let (mismatch, is_admitted) = (find_mismatch(false), admits(false));
         let mut is_undetermined = false;
         if mismatch.is_some() || !is_admitted {
-            is_undetermined = node.is_unlabeled() && selector(true).is_none() && admits(true);
+            is_undetermined = node.is_unlabeled() && find_mismatch(true).is_none() && admits(true);
             if !is_undetermined {
                 return NodeReach::Excluded(match mismatch {
                     Some((key, value)) => Exclusion::NodeSelector { key, value },
@@ -239,7 +239,7 @@ impl Placement {
                 });
             }
         }
-        // A pod that is already there stays, unless a taint evicts it.
+        // A pod that already runs on the node stays, unless a taint evicts it.
         let mut untolerated = node.taints.iter().filter(|taint| !self.tolerates(taint));
         let refused = untolerated.find(|taint| match taint.effect.as_str() {
             NO_EXECUTE => true,
@@ -306,7 +306,7 @@ pub(super) enum LabelState<'a> {
 }
 
 /// Whether NFD writes the label, or an operator derives it from NFD's labels.
-fn is_of_nfd(key: &str) -> bool {
+fn is_nfd_label(key: &str) -> bool {
     let Some((domain, _)) = key.split_once('/') else { return false };
     NFD_DOMAINS
         .iter()
@@ -335,24 +335,24 @@ impl<'a> ReachingObject<'a> {
     }
 
     /// Creates the object for a DaemonSet.
-    pub fn daemon_set(found: &'a DaemonSetFacts, snapshot: &'a ClusterSnapshot) -> Self {
-        let uid = found.live.as_ref().map(|live| live.version.uid.as_str());
-        Self::new(&found.placement, snapshot, uid)
+    pub fn daemon_set(daemon_set: &'a DaemonSetFacts, snapshot: &'a ClusterSnapshot) -> Self {
+        let uid = daemon_set.live.as_ref().map(|live| live.version.uid.as_str());
+        Self::new(&daemon_set.placement, snapshot, uid)
     }
 
-    /// Decides about a node.
+    /// Returns whether the object's pods reach a node.
     pub fn reach<'n>(&'n self, node: &'n NodeFacts) -> NodeReach<'n> {
         self.placement.reach(node, self.with_pods.contains(node.name.as_str()))
     }
 
-    /// Decides about nodes that are equal except for their names.
+    /// Returns the reached ones of nodes that are equal except for their names.
     pub(super) fn reach_of_equal_nodes<'n>(&self, nodes: &[&'n NodeFacts]) -> Reach<'n> {
         let mut reach = Reach::default();
         let Some(first) = nodes.first() else { return reach };
-        let is_by_name = self.placement.names_nodes() || !first.taints.is_empty();
-        let of_all = (!is_by_name).then(|| self.reach(first));
+        let differs_by_name = self.placement.names_nodes() || !first.taints.is_empty();
+        let common = (!differs_by_name).then(|| self.reach(first));
         for node in nodes {
-            match of_all.unwrap_or_else(|| self.reach(node)) {
+            match common.unwrap_or_else(|| self.reach(node)) {
                 NodeReach::Reached => reach.reached.push(*node),
                 NodeReach::Undetermined => reach.undetermined.push(*node),
                 NodeReach::Excluded(_) => {}
@@ -388,20 +388,21 @@ fn tolerations(list: &Value) -> Vec<Toleration> {
 /// Facts: Network Operator `manifests/state-ofed-driver/0050_ofed-driver-ds.yaml`; GPU Operator
 /// `manifests/state-driver/0500_daemonset.yaml` and `applyCommonDaemonsetConfig` in `controllers/object_controls.go`.
 pub(super) fn operator_placement(kind: OperatorResource, name: &str, spec: &Value) -> Placement {
-    let on_gpu_nodes = Toleration {
+    let gpu_toleration = Toleration {
         key: "nvidia.com/gpu".to_owned(),
         operator: "Exists".to_owned(),
         effect: NO_SCHEDULE.to_owned(),
         ..Toleration::default()
     };
-    let of_network_operator = kind.group() == OperatorResource::NicClusterPolicy.group();
-    let mut own = match kind {
+    let is_network_operator = kind.group() == OperatorResource::NicClusterPolicy.group();
+    let mut tolerations = match kind {
         OperatorResource::ClusterPolicy => tolerations(&spec["daemonsets"]["tolerations"]),
         _ => tolerations(&spec["tolerations"]),
     };
     // Only ClusterPolicy replaces the default.
-    if kind != OperatorResource::Module && (kind != OperatorResource::ClusterPolicy || own.is_empty()) {
-        own.push(on_gpu_nodes);
+    if kind != OperatorResource::Module && (kind != OperatorResource::ClusterPolicy || tolerations.is_empty())
+    {
+        tolerations.push(gpu_toleration);
     }
     Placement {
         node_name: None,
@@ -414,13 +415,13 @@ pub(super) fn operator_placement(kind: OperatorResource, name: &str, spec: &Valu
             | OperatorResource::ClusterPolicy
             | OperatorResource::GpuCluster => BTreeMap::new(),
         },
-        affinity: if of_network_operator {
+        affinity: if is_network_operator {
             NodeAffinity::required(&spec["nodeAffinity"])
         } else {
             NodeAffinity::Any
         },
-        tolerations: own,
-        host_network: of_network_operator,
+        tolerations,
+        host_network: is_network_operator,
         ownership: (kind == OperatorResource::NvidiaDriver).then(|| DriverOwnership::by_selector(name)),
     }
 }

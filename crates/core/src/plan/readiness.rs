@@ -1,6 +1,6 @@
-//! Decides whether a node may boot its next kernel. It may when every image that it will need is published, passed its check, and
-//! is an image that the node's DaemonSets can get while the other nodes run their kernels. Automation that upgrades kernels waits
-//! for the label that confirms this. A node that needs no image gets a different label, because nothing was checked for it.
+//! Decides whether a node may boot its next kernel: every image that the node will need must be published and must have passed
+//! its check, and rollouts must be able to set the image while other nodes run other kernels. Automation that upgrades kernels
+//! waits for the label that confirms this. A node that needs no image gets a different label, because nothing was checked for it.
 
 use std::{
     cell::LazyCell,
@@ -109,7 +109,7 @@ pub struct NextKernel {
 impl NextKernel {
     /// Returns whether nodes may boot the kernel.
     pub fn may_boot(&self) -> BootReadiness {
-        let state = |needed: &RequiredImage| match needed.state {
+        let state = |required: &RequiredImage| match required.state {
             Readiness::Ready { .. } => BootReadiness::Ready,
             Readiness::Missing { .. } => BootReadiness::Wait,
             Readiness::Unknown { .. } => BootReadiness::Unknown,
@@ -150,8 +150,8 @@ pub(super) fn nodes(
 ) -> Vec<PlannedNode> {
     let images: Vec<&DriverImage> = inputs.definitions().images.values().collect();
     let marks = [READY_FOR, NO_DRIVER_FOR].map(|mark| inputs.instance.mark(mark));
-    let one_image = LazyCell::new(|| rollouts.with_one_image(inputs));
-    let mut judged: HashMap<(KernelTarget, Vec<bool>, bool, Vec<_>), Arc<NextKernel>> = HashMap::new();
+    let rollouts_with_one_image = LazyCell::new(|| rollouts.with_one_image(inputs));
+    let mut kernels: HashMap<(KernelTarget, Vec<bool>, bool, Vec<_>), Arc<NextKernel>> = HashMap::new();
     let mut planned = Vec::new();
     for node in inputs.snapshot.nodes.iter().filter(|node| node.ignored_by.is_none()) {
         // Labels that are missing for a while, as when NFD restarts, do not invalidate a published image: keep the
@@ -163,28 +163,29 @@ pub(super) fn nodes(
             planned.extend(planned_node(&marks, node, None));
             continue;
         };
-        let called: Vec<bool> = images.iter().map(|image| node.is_selected_by(image)).collect();
-        let conflicts: Vec<(&ImageName, String)> = one_image
+        let selection: Vec<bool> = images.iter().map(|image| node.is_selected_by(image)).collect();
+        let conflicts: Vec<(&ImageName, String)> = rollouts_with_one_image
             .iter()
             .filter_map(|rollout| {
                 let tag =
                     |kernel: &_| Some(cells.get(rollout.image, kernel)?.outcome.cell()?.reference.clone());
-                let own = tag(&target);
-                let is_shared = |kernel: &_| *kernel == target || (own.is_some() && tag(kernel) == own);
+                let own_tag = tag(&target);
+                let is_shared =
+                    |kernel: &_| *kernel == target || (own_tag.is_some() && tag(kernel) == own_tag);
                 Some((rollout.image, rollout.conflict(node, is_shared)?))
             })
             .collect();
-        let key = (target, called, node.has_hardware_labels, conflicts);
+        let key = (target, selection, node.has_hardware_labels, conflicts);
         let next =
-            judged.entry(key).or_insert_with_key(|(target, called, has_hardware_labels, conflicts)| {
-                let called_for = images.iter().zip(called).filter(|(_, called)| **called);
-                let mut needs: Vec<RequiredImage> =
-                    called_for.map(|(image, _)| needed(inputs, observed, &cells, image, target)).collect();
-                for needed in
-                    needs.iter_mut().filter(|needed| matches!(needed.state, Readiness::Ready { .. }))
-                {
-                    if let Some((_, why)) = conflicts.iter().find(|(image, _)| **image == needed.image) {
-                        needed.state = Readiness::Missing { message: why.clone() };
+            kernels.entry(key).or_insert_with_key(|(target, selection, has_hardware_labels, conflicts)| {
+                let selected = images.iter().zip(selection).filter(|(_, is_selected)| **is_selected);
+                let mut needs: Vec<RequiredImage> = selected
+                    .map(|(image, _)| required_image(inputs, observed, &cells, image, target))
+                    .collect();
+                for required in &mut needs {
+                    let conflict = conflicts.iter().find(|(image, _)| **image == required.image);
+                    if let (Readiness::Ready { .. }, Some((_, why))) = (&required.state, conflict) {
+                        required.state = Readiness::Missing { message: why.clone() };
                     }
                 }
                 let doubt = match match_family(&inputs.definitions().families, target) {
@@ -206,7 +207,7 @@ pub(super) fn nodes(
 }
 
 /// Returns the state of an image that a node will need for a kernel.
-fn needed(
+fn required_image(
     inputs: &PlanInputs<'_>,
     observed: &Observed,
     cells: &CellLookup<'_>,
@@ -225,11 +226,11 @@ fn needed(
         CellState::Published(cell, _) if !inputs.cells.location.pullable => {
             (Some(cell), missing("images go to a layout directory, from which no node can pull"))
         }
-        CellState::Published(cell, found) => {
+        CellState::Published(cell, published) => {
             let kernel = RequiredKernels::Kernel(target);
             let state = match (
-                admissible_image(inputs, observed, name, found, &cell.reference, kernel),
-                found.verdict,
+                admissible_image(inputs, observed, name, published, &cell.reference, kernel),
+                published.verdict,
             ) {
                 (Ok(_), Some(verdict)) => Readiness::Ready { verdict },
                 (Ok(_), None) => missing("it has no check report"),
@@ -257,16 +258,16 @@ fn planned_node(marks: &[String; 2], node: &NodeFacts, next: Option<Arc<NextKern
     let may_boot = next.as_ref().map_or(BootReadiness::Wait, |next| next.may_boot());
     let mut values: BTreeMap<String, Option<String>> = BTreeMap::new();
     let mut is_marked = false;
-    for (mark, means) in marks.iter().zip([BootReadiness::Ready, BootReadiness::NoDriver]) {
-        let said = [node.annotations.get(mark), node.labels.get(mark)];
-        is_marked |= said != [None; 2];
+    for (mark, readiness) in marks.iter().zip([BootReadiness::Ready, BootReadiness::NoDriver]) {
+        let current = [node.annotations.get(mark), node.labels.get(mark)];
+        is_marked |= current != [None; 2];
         // While the registry or the labels are unavailable, no node becomes ready, and no ready node loses its mark.
-        let stays = means == BootReadiness::Ready
+        let keeps_mark = readiness == BootReadiness::Ready
             && may_boot == BootReadiness::Unknown
-            && label.as_ref().is_some_and(|label| said == [Some(label); 2]);
-        let right = label.clone().filter(|_| may_boot == means || stays);
-        if said != [right.as_ref(); 2] {
-            values.insert(mark.clone(), right);
+            && label.as_ref().is_some_and(|label| current == [Some(label); 2]);
+        let desired = label.clone().filter(|_| may_boot == readiness || keeps_mark);
+        if current != [desired.as_ref(); 2] {
+            values.insert(mark.clone(), desired);
         }
     }
     if next.is_none() && !is_marked {

@@ -96,7 +96,7 @@ pub enum HoldReason {
     NoNodes,
     /// The kernel of `count` reached nodes is unknown; `node` is the first of them.
     #[error(
-        "{} of node {node}{}{} unknown: {why}{}", why.unknown_fact(), since_ready(*.ready_since), and_more(*.count), end_of_unknown(node, why, .not_ready.as_ref())
+        "{} of node {node}{}{} unknown: {why}{}", why.unknown_fact(), since_ready(*.ready_since), and_more(*.count), unknown_node_remedy(node, why, .not_ready.as_ref())
     )]
     UnknownNode {
         node: String,
@@ -339,13 +339,13 @@ fn since_ready(since: Option<jiff::Timestamp>) -> String {
     since.map(|since| format!(", ready since {since:.0},")).unwrap_or_default()
 }
 
-/// Returns what ends the hold for an unknown kernel.
-fn end_of_unknown(node: &str, why: &NodeReason, not_ready: Option<&NotReadyNode>) -> String {
-    let is_other = matches!(why, NodeReason::Malformed { .. } | NodeReason::DefinedTwice);
-    let (wrong, name) = (if is_other { "the node" } else { "its labels" }, shell_word(node));
-    let labels =
-        format!("; correct {wrong} (`farrier why node/{name}`), or let ignoreNodes in site.yaml ignore it");
-    not_ready.map_or(labels, |node| also(Some(node)))
+/// Returns the remedy for a node with an unknown kernel, after another text.
+fn unknown_node_remedy(node: &str, why: &NodeReason, not_ready: Option<&NotReadyNode>) -> String {
+    let is_node_fault = matches!(why, NodeReason::Malformed { .. } | NodeReason::DefinedTwice);
+    let (subject, name) = (if is_node_fault { "the node" } else { "its labels" }, shell_word(node));
+    let remedy =
+        format!("; correct {subject} (`farrier why node/{name}`), or let ignoreNodes in site.yaml ignore it");
+    not_ready.map_or(remedy, |node| also(Some(node)))
 }
 
 /// Joins the items with commas.

@@ -20,8 +20,8 @@ use crate::{
 pub fn reuse_candidate_tags(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
     let mut tags: Vec<Tag> =
         tags.into_iter().filter(|tag| !has_tag(cell, tag) && !is_referrer_or_signature(tag)).collect();
-    let of_version = |tag: &Tag| tag.as_str().contains(&cell.version);
-    tags.sort_by(|a, b| of_version(b).cmp(&of_version(a)).then_with(|| by_numbers(b.as_str(), a.as_str())));
+    let has_version = |tag: &Tag| tag.as_str().contains(&cell.version);
+    tags.sort_by(|a, b| has_version(b).cmp(&has_version(a)).then_with(|| by_numbers(b.as_str(), a.as_str())));
     tags.truncate(at_most);
     tags
 }

@@ -11,36 +11,36 @@ const BURST: u32 = 4;
 /// Time after which one more rewrite is allowed.
 const REFILL_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Rewrites left for each target. Times are durations since one arbitrary moment, the same for all calls.
+/// Token bucket of each target: a rewrite takes a token. Times are durations since one arbitrary moment, the same for all calls.
 #[derive(Debug, Default)]
 pub struct RewriteRateLimiter(HashMap<RolloutTarget, TokenBucket>);
 
 #[derive(Clone, Copy, Debug)]
 struct TokenBucket {
-    left: u32,
-    /// Time at which `left` was accurate.
-    at: Duration,
+    tokens: u32,
+    /// Time of the last refill.
+    refilled: Duration,
 }
 
 impl RewriteRateLimiter {
     /// Returns the time at which the target may be rewritten again; `None` where it may be rewritten now.
-    pub fn wait(&mut self, target: &RolloutTarget, now: Duration) -> Option<Duration> {
-        self.0.retain(|_, bucket| now < bucket.at + REFILL_INTERVAL * BURST);
-        let bucket = self.0.entry(target.clone()).or_insert(TokenBucket { left: BURST, at: now });
-        while bucket.left < BURST && now >= bucket.at + REFILL_INTERVAL {
-            bucket.left += 1;
-            bucket.at += REFILL_INTERVAL;
+    pub fn retry_at(&mut self, target: &RolloutTarget, now: Duration) -> Option<Duration> {
+        self.0.retain(|_, bucket| now < bucket.refilled + REFILL_INTERVAL * BURST);
+        let bucket = self.0.entry(target.clone()).or_insert(TokenBucket { tokens: BURST, refilled: now });
+        while bucket.tokens < BURST && now >= bucket.refilled + REFILL_INTERVAL {
+            bucket.tokens += 1;
+            bucket.refilled += REFILL_INTERVAL;
         }
-        if bucket.left == BURST {
-            bucket.at = now;
+        if bucket.tokens == BURST {
+            bucket.refilled = now;
         }
-        (bucket.left == 0).then(|| bucket.at + REFILL_INTERVAL)
+        (bucket.tokens == 0).then(|| bucket.refilled + REFILL_INTERVAL)
     }
 
     /// Records a rewrite.
     pub fn take(&mut self, target: &RolloutTarget) {
         if let Some(bucket) = self.0.get_mut(target) {
-            bucket.left = bucket.left.saturating_sub(1);
+            bucket.tokens = bucket.tokens.saturating_sub(1);
         }
     }
 }
@@ -58,7 +58,7 @@ mod tests {
         let target = RolloutTarget::of(&serde_json::from_value::<RolloutSpec>(spec).unwrap());
         let (mut limiter, start) = (RewriteRateLimiter::default(), Duration::from_secs(7));
         let rewrite = |limiter: &mut RewriteRateLimiter, now| {
-            let wait = limiter.wait(&target, now);
+            let wait = limiter.retry_at(&target, now);
             if wait.is_none() {
                 limiter.take(&target);
             }
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(taken, [true, true, true, true, false, false]);
         assert_eq!(rewrite(&mut limiter, calm), Some(calm + REFILL_INTERVAL));
         for _ in 0..9 {
-            assert_eq!(limiter.wait(&target, calm + REFILL_INTERVAL), None, "a query uses up no rewrite");
+            assert_eq!(limiter.retry_at(&target, calm + REFILL_INTERVAL), None, "a query uses up no rewrite");
         }
     }
 }

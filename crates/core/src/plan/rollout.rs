@@ -1,4 +1,4 @@
-//! Decides which image fields are rewritten, and why the others are not.
+//! Decides whether each image field is rewritten, with the reason.
 //!
 //! Each strategy has its own file and decides one target; this module has the common parts. Decisions are data: an
 //! adapter makes the [`Change`]s in their order, and nothing else.
@@ -91,8 +91,8 @@ pub(super) struct OneImage<'a> {
 }
 
 impl OneImage<'_> {
-    /// Returns why a node gets no driver once it boots a kernel: other nodes need another image. `is_shared` says whether
-    /// another kernel's image has the same tag.
+    /// Returns the reason why a node gets no driver once it boots a kernel: other nodes need another image. `is_shared` says
+    /// whether another kernel's image has the same tag.
     pub(super) fn conflict(
         &self,
         node: &NodeFacts,
@@ -102,10 +102,10 @@ impl OneImage<'_> {
         if !self.kernels.values().flatten().any(is_node) {
             return None;
         }
-        let is_other = |(kernel, nodes): &(&&KernelTarget, &Vec<&NodeFacts>)| {
+        let needs_other_image = |(kernel, nodes): &(&&KernelTarget, &Vec<&NodeFacts>)| {
             !is_shared(kernel) && !nodes.iter().all(is_node)
         };
-        let (kernel, _) = self.kernels.iter().find(is_other)?;
+        let (kernel, _) = self.kernels.iter().find(needs_other_image)?;
         Some(format!(
             "{} has one image for all its nodes, and another node runs {kernel}; use strategy per-kernel or union, or boot \
              all nodes at once",
@@ -129,32 +129,33 @@ impl<'a> RequestedRollouts<'a> {
             }));
         }
         let claims = |rollout: &RequestedRollout<'_>| -> Vec<ImageName> {
-            let of_field = all.iter().filter(|other| rollout.target.may_share_field(&other.target));
-            of_field.map(|other| other.image.clone()).collect()
+            let same_field = all.iter().filter(|other| rollout.target.may_share_field(&other.target));
+            same_field.map(|other| other.image.clone()).collect()
         };
         let claims: Vec<_> = all.iter().map(claims).collect();
         for (rollout, images) in all.iter_mut().zip(claims).filter(|(_, images)| images.len() > 1) {
             rollout.claimed_by = images;
         }
         let manifests = inputs.manifests.values().flatten();
-        let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|found| &found.daemon_sets));
-        let of_resources = resource::label_keys(inputs);
-        let labels = labels.flat_map(|found| found.placement.label_keys());
-        let labels = labels.chain(of_resources.iter().map(String::as_str));
+        let labels = inputs.snapshot.daemon_sets.iter().chain(manifests.flat_map(|facts| &facts.daemon_sets));
+        let resource_labels = resource::label_keys(inputs);
+        let labels = labels.flat_map(|facts| facts.placement.label_keys());
+        let labels = labels.chain(resource_labels.iter().map(String::as_str));
         Self { all, groups: group_nodes(&inputs.snapshot.nodes, labels) }
     }
 
     /// Returns the rollouts that give one image to all nodes of a DaemonSet, which is for one kernel.
     pub(super) fn with_one_image(&self, inputs: &PlanInputs<'a>) -> Vec<OneImage<'_>> {
-        let has_one = |rollout: &&RequestedRollout<'_>| {
+        let has_one_image = |rollout: &&RequestedRollout<'_>| {
             matches!(rollout.target.strategy, Strategy::Image | Strategy::File | Strategy::Git)
         };
         let rollouts =
-            self.all.iter().filter(has_one).filter_map(|RequestedRollout { image, target, .. }| {
-                let RolloutObject::DaemonSet(wanted) = &target.object else { return None };
-                let live = inputs.snapshot.daemon_sets.iter().find(|found| found.is_named(wanted));
-                let found = live.or_else(|| Some(daemon_set::named(inputs, target).ok()?.daemon_set))?;
-                let object = ReachingObject::daemon_set(found, inputs.snapshot);
+            self.all.iter().filter(has_one_image).filter_map(|RequestedRollout { image, target, .. }| {
+                let RolloutObject::DaemonSet(name) = &target.object else { return None };
+                let live = inputs.snapshot.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
+                let daemon_set =
+                    live.or_else(|| Some(daemon_set::target_container(inputs, target).ok()?.daemon_set))?;
+                let object = ReachingObject::daemon_set(daemon_set, inputs.snapshot);
                 Some(OneImage { image, target, kernels: Reached::by(&object, &self.groups).kernels })
             });
         rollouts.collect()
@@ -200,9 +201,9 @@ impl<'a> RequestedRollouts<'a> {
             if !matches!(rollout.spec, RolloutSpec::Union { .. }) || !rollout.claimed_by.is_empty() {
                 continue;
             }
-            let held = CellLookup { held_image: Some(rollout.image), ..complete };
+            let on_hold = CellLookup { held_image: Some(rollout.image), ..complete };
             let variants =
-                if chain_states.has(rollout.image) { &[cells, complete, held][..] } else { &[cells] };
+                if chain_states.has(rollout.image) { &[cells, complete, on_hold][..] } else { &[cells] };
             for cells in variants {
                 unions.extend(decide(&Context { cells: *cells, ..context }, &rollout.target).1);
             }
@@ -223,21 +224,21 @@ impl<'a> RequestedRollouts<'a> {
         let (mut contexts, mut planned, mut unions) = (Vec::new(), Vec::new(), Vec::new());
         for (rollout, mut context) in self.contexts(inputs, observed, cells, &peers) {
             let RequestedRollout { image, spec, target, claimed_by } = rollout;
-            let (mut decided, mut united) = if claimed_by.is_empty() {
+            let (mut decided, mut rollout_unions) = if claimed_by.is_empty() {
                 decide(&context, target)
             } else {
                 (Err(HoldReason::ClaimedTwice { images: claimed_by.clone() }), Vec::new())
             };
             // An image that is already set stays set while other images of its chain are rebuilt.
-            let is_bound = !matches!(spec, RolloutSpec::PublishOnly { .. });
-            if is_bound
+            let names_object = !matches!(spec, RolloutSpec::PublishOnly { .. });
+            if names_object
                 && !chain_states.incomplete.is_empty()
                 && decided.as_ref().is_ok_and(|decided| decided.decision.advances())
             {
                 context.cells = in_complete_chains;
-                (decided, united) = decide(&context, target);
+                (decided, rollout_unions) = decide(&context, target);
             }
-            unions.extend(united);
+            unions.extend(rollout_unions);
             // Omit a definition that neither a node nor a DaemonSet asks for, such as a built-in one.
             if decided.as_ref().is_err_and(HoldReason::is_absence) && cells.of(image).next().is_none() {
                 continue;
@@ -259,7 +260,7 @@ impl<'a> RequestedRollouts<'a> {
         for (index, why) in chain_holds(&planned, chain_states) {
             let (Some(rollout), Some(context)) = (planned.get(index), contexts.get(index)) else { continue };
             let cells = CellLookup { held_image: Some(context.image), ..in_complete_chains };
-            // A strategy in the middle of its steps may have something to finish even without an image, so ask it first.
+            // A strategy in the middle of its steps may have something to finish even without an image, so decide first.
             let (decided, _) = decide(&Context { cells, ..*context }, &rollout.target);
             let Decided { decision, changes } = decided.unwrap_or_else(|_| RolloutDecision::Hold(why).into());
             let upgrade = planned_upgrade(context, &rollout.target, &decision);
@@ -294,18 +295,18 @@ fn chain_holds(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> Vec<(usi
             _ => None,
         })
         .collect();
-    let held = |(index, rollout): (usize, &PlannedRollout)| {
+    let hold = |(index, rollout): (usize, &PlannedRollout)| {
         let changes = rollout.decision.is_change();
         let (other, why) =
             broken.iter().find(|(other, _)| changes && chains.are_linked(&other.image, &rollout.image))?;
         Some((index, HoldReason::Chain { image: other.image.clone(), why: why.to_string() }))
     };
-    planned.iter().enumerate().filter_map(held).collect()
+    planned.iter().enumerate().filter_map(hold).collect()
 }
 
 /// Returns the next steps that roll back a `per-kernel` rollout, whatever the definitions say. The original DaemonSet,
-/// given by namespace and name, is marked as rolled back. It then gets its nodes back, then its own node affinity, and
-/// finally the copies are deleted. Empty when nothing is left to do. A running loop sees the mark and takes the same
+/// given by namespace and name, is marked as rolled back. Then its nodes are returned to it, its node affinity is
+/// restored, and the copies are deleted. Empty when nothing is left to do. A running loop reads the mark and takes the same
 /// steps.
 ///
 /// # Errors
@@ -316,22 +317,22 @@ pub fn rollback_per_kernel(
     (namespace, name): (&str, &str),
 ) -> Result<Vec<Change>, HoldReason> {
     let mut all = snapshot.daemon_sets.iter();
-    let found = all.find(|found| found.namespace == namespace && found.name == name);
-    let found = found.ok_or(HoldReason::NOT_FOUND)?;
-    let live = found.live.as_ref().ok_or(HoldReason::OnlyLive)?;
+    let daemon_set = all.find(|other| other.namespace == namespace && other.name == name);
+    let daemon_set = daemon_set.ok_or(HoldReason::NOT_FOUND)?;
+    let live = daemon_set.live.as_ref().ok_or(HoldReason::OnlyLive)?;
     if live.deleting {
         return Err(HoldReason::Deleting);
     }
-    Ok(per_kernel::rollback(&per_kernel::Original::observe(snapshot, found, live), now))
+    Ok(per_kernel::rollback(&per_kernel::Original::observe(snapshot, daemon_set, live), now))
 }
 
 /// Returns namespace and name of the DaemonSets that are or were rolled out `per-kernel`: they carry the annotation for
 /// it, or have copies.
 pub fn per_kernel_originals(snapshot: &ClusterSnapshot) -> BTreeSet<(String, String)> {
-    let original = |found: &DaemonSetFacts| {
-        let live = found.live.as_ref()?;
-        let noted = live.annotations.contains_key(PER_KERNEL_ANNOTATION).then(|| found.name.clone());
-        Some((found.namespace.clone(), noted.or_else(|| copy::original_of(live))?))
+    let original = |facts: &DaemonSetFacts| {
+        let live = facts.live.as_ref()?;
+        let own_name = live.annotations.contains_key(PER_KERNEL_ANNOTATION).then(|| facts.name.clone());
+        Some((facts.namespace.clone(), own_name.or_else(|| copy::original_of(live))?))
     };
     snapshot.daemon_sets.iter().filter_map(original).collect()
 }
@@ -354,8 +355,8 @@ fn decide(context: &Context<'_>, target: &RolloutTarget) -> (Result<Decided, Hol
     if let Ok(Decided { decision: decision @ RolloutDecision::AlreadySet { .. }, changes }) = &mut decided
         && changes.is_empty()
         && context.spec.upgrade().is_none()
-        && let Ok((found, live, container)) = daemon_set::original(context, target)
-        && let Some(how) = restart::foreign(context, found, live, container)
+        && let Ok((daemon_set, live, container)) = daemon_set::original(context, target)
+        && let Some(how) = restart::unknown_images(context, daemon_set, live, container)
     {
         *decision = RolloutDecision::Settled { how };
     }
@@ -424,7 +425,7 @@ fn decide_by_strategy(
         RolloutSpec::PerKernel { .. } => per_kernel::decide(context, target),
         RolloutSpec::Union { .. } => return union::decide(context, target),
         RolloutSpec::PublishOnly { resource } => publish_only::decide(context, *resource),
-        RolloutSpec::CustomResource { target: wanted } => resource::decide(context, target, wanted),
+        RolloutSpec::CustomResource { target: name } => resource::decide(context, target, name),
     };
     (decided, Vec::new())
 }
@@ -434,8 +435,8 @@ fn unwritable_namespace(context: &Context<'_>) -> Option<String> {
     if ManifestLocation::of(context.spec).is_some() {
         return None;
     }
-    let of_resource = || context.spec.resource()?.namespace.as_ref();
-    let namespace = context.spec.daemon_set().map(|found| &found.namespace).or_else(of_resource)?.to_string();
+    let in_resource = || context.spec.resource()?.namespace.as_ref();
+    let namespace = context.spec.daemon_set().map(|name| &name.namespace).or_else(in_resource)?.to_string();
     (!context.inputs.snapshot.writable.contains(&namespace)).then_some(namespace)
 }
 
@@ -443,9 +444,9 @@ fn unwritable_namespace(context: &Context<'_>) -> Option<String> {
 fn with_restarts(context: &Context<'_>, target: &RolloutTarget, mut decided: Decided) -> Decided {
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. })
         && decided.changes.is_empty()
-        && let Ok((found, live, container)) = daemon_set::original(context, target)
+        && let Ok((daemon_set, live, container)) = daemon_set::original(context, target)
     {
-        decided.changes = restart::restarts(context, found, live, container);
+        decided.changes = restart::restarts(context, daemon_set, live, container);
     }
     decided
 }

@@ -140,7 +140,7 @@ impl DecidedMatrix<'_> {
         let signable = published_unions.chain(self.cells.iter().filter_map(published));
         let signatures = unsigned(inputs, observed, signable);
         let is_missing = |union: &PlannedUnion| {
-            observed.unknown(&union.reference).is_none()
+            observed.lookup_error(&union.reference).is_none()
                 && observed.image(&union.reference, union.architecture).is_none()
         };
         let unused_announcements = inputs.announced.unused.clone();
@@ -171,10 +171,10 @@ impl DecidedMatrix<'_> {
         call: impl FnOnce(CellLookup<'_>, &ChainStates<'_>) -> T,
     ) -> T {
         let chain_states = ChainStates::of(&self.fixed.inputs, observed, &self.cells);
-        let places: HashMap<Key<'_>, usize> =
-            self.cells.iter().enumerate().map(|(place, cell)| (cell.key(), place)).collect();
+        let index: HashMap<Key<'_>, usize> =
+            self.cells.iter().enumerate().map(|(position, cell)| (cell.key(), position)).collect();
         let (all, unknown) = (self.cells.as_slice(), &chain_states.unknown);
-        call(CellLookup { all, places: &places, unavailable: None, unknown, held_image: None }, &chain_states)
+        call(CellLookup { all, index: &index, unavailable: None, unknown, held_image: None }, &chain_states)
     }
 }
 
@@ -186,10 +186,10 @@ fn published(planned: &PlannedCell) -> Option<PlannedSignature> {
 
 /// Returns a union image by digest, if it is published with exactly these members.
 fn published_union(observed: &Observed, union: &PlannedUnion) -> Option<PlannedSignature> {
-    let found = observed.image(&union.reference, union.architecture)?;
-    let is_same = found.input_hash == Some(union.input_hash);
-    is_same
-        .then(|| PlannedSignature { image: union.image.clone(), reference: found.pinned(&union.reference) })
+    let published = observed.image(&union.reference, union.architecture)?;
+    let reference = published.pinned(&union.reference);
+    (published.input_hash == Some(union.input_hash))
+        .then(|| PlannedSignature { image: union.image.clone(), reference })
 }
 
 #[cfg(test)]

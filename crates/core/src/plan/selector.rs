@@ -1,4 +1,4 @@
-//! Which nodes a pod template's node affinity admits (Kubernetes API, `NodeSelectorTerm`).
+//! Node affinity of a pod template, and the nodes that it admits (Kubernetes API, `NodeSelectorTerm`).
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -64,26 +64,26 @@ fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Resu
 }
 
 impl Requirement {
-    fn admits(&self, found: LabelState<'_>) -> bool {
-        let found = match found {
+    fn admits(&self, label: LabelState<'_>) -> bool {
+        let value = match label {
             LabelState::Unknown => return true,
             LabelState::Present(value) => Some(value),
             LabelState::Absent => None,
         };
-        let listed = |value: &str| self.values.iter().any(|v| v == value);
+        let listed = |value: &str| self.values.iter().any(|listed| listed == value);
         match self.operator {
-            Operator::In => found.is_some_and(listed),
-            Operator::NotIn => !found.is_some_and(listed),
-            Operator::Exists => found.is_some(),
-            Operator::DoesNotExist => found.is_none(),
-            Operator::Gt => self.integers(found).is_some_and(|(found, bound)| found > bound),
-            Operator::Lt => self.integers(found).is_some_and(|(found, bound)| found < bound),
+            Operator::In => value.is_some_and(listed),
+            Operator::NotIn => !value.is_some_and(listed),
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+            Operator::Gt => self.integers(value).is_some_and(|(value, bound)| value > bound),
+            Operator::Lt => self.integers(value).is_some_and(|(value, bound)| value < bound),
         }
     }
 
-    fn integers(&self, found: Option<&str>) -> Option<(i64, i64)> {
+    fn integers(&self, value: Option<&str>) -> Option<(i64, i64)> {
         let [bound] = self.values.as_slice() else { return None };
-        Some((found?.parse().ok()?, bound.parse().ok()?))
+        Some((value?.parse().ok()?, bound.parse().ok()?))
     }
 }
 
@@ -94,8 +94,8 @@ impl SelectorTerm {
             if key == "metadata.name" { LabelState::Present(name) } else { LabelState::Absent }
         };
         !(expressions.is_empty() && fields.is_empty())
-            && expressions.iter().all(|r| r.admits(label(&r.key)))
-            && fields.iter().all(|r| r.admits(field(&r.key)))
+            && expressions.iter().all(|expression| expression.admits(label(&expression.key)))
+            && fields.iter().all(|requirement| requirement.admits(field(&requirement.key)))
     }
 }
 

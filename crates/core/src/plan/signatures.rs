@@ -34,8 +34,10 @@ pub(super) fn signatures_of(
     inputs: &PlanInputs<'_>,
     published: impl IntoIterator<Item = PlannedSignature>,
 ) -> BTreeSet<ImageReference> {
-    let needed = asks_for_signatures(&inputs.definitions().site).then_some(published);
-    needed.into_iter().flatten().map(|image| image.reference).collect()
+    if !asks_for_signatures(&inputs.definitions().site) {
+        return BTreeSet::new();
+    }
+    published.into_iter().map(|image| image.reference).collect()
 }
 
 /// Returns the published images that are to be signed.

@@ -102,7 +102,7 @@ pub enum NeedReason {
     },
     /// The needed image's tag points to an image with other inputs: `theirs`, absent for an image that farrier did not
     /// build.
-    #[error("{reference} {}", held(.theirs.as_ref()))]
+    #[error("{reference} {}", conflict_text(.theirs.as_ref()))]
     Conflict { reference: ImageReference, theirs: Option<InputHash> },
     /// An earlier build of the needed image with the same inputs failed.
     #[error("it failed before with the same inputs: {detail}")]
@@ -142,9 +142,7 @@ impl SkipReason {
             _ => false,
         }
     }
-}
 
-impl SkipReason {
     /// Whether a lookup of an input may have failed.
     pub(super) fn is_lookup_failure(&self) -> bool {
         match self {
@@ -158,7 +156,7 @@ impl SkipReason {
     }
 }
 
-fn held(theirs: Option<&InputHash>) -> String {
+fn conflict_text(theirs: Option<&InputHash>) -> String {
     let foreign = "was not published by farrier and exposes no headers; change its version or tag pattern, \
          delete the tag, or set onConflict: overwrite";
     theirs.map_or(foreign.to_owned(), |theirs| {

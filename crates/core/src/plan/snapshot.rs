@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{
     COPY_OF_LABEL, JobState, KERNEL_LABEL, ManifestLocation, NO_DRIVER_FOR, NodeReach, Placement, READY_FOR,
     ReachingObject, RejectedClaims, RolloutObject, RolloutTarget, Taint, UPGRADE, WriteNamespaces,
-    labels::HANDOVER_LABELS, operator_resources::OperatorResources, reach::operator_placement,
+    labels::HANDOVER_LABEL_PREFIX, operator_resources::OperatorResources, reach::operator_placement,
 };
 use crate::{
     image::{DaemonSetContainer, DriverImage, OperatorResource, ResourceName, Strategy},
@@ -161,7 +161,7 @@ pub struct DaemonSetFacts {
     pub placement: Placement,
     /// Controller that owns the DaemonSet, if any.
     pub owner: Option<Owner>,
-    /// Whether a manifest has the annotation that pauses rollouts. In a live cluster, [`LiveDaemonSet::annotations`] tell.
+    /// Whether a manifest has the annotation that pauses rollouts. For a live cluster, see [`LiveDaemonSet::annotations`].
     pub paused: bool,
     /// Facts from a live cluster; `None` in a directory of manifests.
     pub live: Option<LiveDaemonSet>,
@@ -185,8 +185,8 @@ pub struct PodFacts {
     pub bound: bool,
     /// Image by container, init containers included.
     pub images: BTreeMap<String, String>,
-    /// Containers whose work the readiness of the pod proves: those with a readiness or startup probe, and init containers that
-    /// end.
+    /// Containers whose success follows from the readiness of the pod: containers with a readiness or startup probe, and init
+    /// containers that end.
     pub probed: Vec<String>,
     /// Number of `imagePullSecrets`, with those of the ServiceAccount.
     pub pull_secrets: usize,
@@ -233,7 +233,7 @@ pub struct Holder {
     /// UID of the pod that the holder belongs to; `None` for a holder outside of pods, or an unknown one.
     pub pod: Option<String>,
     /// Description for people.
-    pub what: String,
+    pub description: String,
 }
 
 /// Custom resource whose operator writes the driver DaemonSet.
@@ -307,7 +307,7 @@ pub struct ClusterSnapshot {
     pub writable: WriteNamespaces,
 }
 
-/// Content of a place with manifests.
+/// Content of one manifest location.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManifestFacts {
     /// DaemonSets in the manifests.
@@ -320,12 +320,12 @@ pub struct ManifestFacts {
     pub proposals: BTreeSet<String>,
 }
 
-/// Content of the places that `file` and `git` rollouts name, or the reason why a place could not be read.
+/// Content of each location that `file` and `git` rollouts name, or the reason why the location could not be read.
 pub type Manifests = BTreeMap<ManifestLocation, Result<ManifestFacts, String>>;
 
 /// Whether farrier itself sets this node label during a rollout.
-fn is_written_here(label: &str) -> bool {
-    [HANDOVER_LABELS, READY_FOR, NO_DRIVER_FOR, UPGRADE].iter().any(|own| label.starts_with(own))
+fn is_farrier_label(label: &str) -> bool {
+    [HANDOVER_LABEL_PREFIX, READY_FOR, NO_DRIVER_FOR, UPGRADE].iter().any(|own| label.starts_with(own))
 }
 
 /// Facts about a node that decide which images may reach it.
@@ -339,13 +339,13 @@ impl NodeFacts {
     }
 
     fn fingerprint(&self, by_name: bool) -> NodeFingerprint<'_> {
-        let labels = self.labels.iter().filter(|(key, _)| !is_written_here(key));
+        let labels = self.labels.iter().filter(|(key, _)| !is_farrier_label(key));
         let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        let uncounted = (self.rejected_claims.kernel.is_some(), self.ignored_by);
-        // Taints of a passing state of the node, such as a network outage, keep no pod away.
+        let rejection = (self.rejected_claims.kernel.is_some(), self.ignored_by);
+        // Pods of DaemonSets tolerate taints of temporary node conditions, such as a network outage.
         let taints = self.taints.iter().filter(|taint| !taint.is_always_tolerated()).collect();
         let name = by_name.then_some(self.name.as_str());
-        (name, &self.kernel_version, &self.architecture, uncounted, labels, taints)
+        (name, &self.kernel_version, &self.architecture, rejection, labels, taints)
     }
 
     /// Whether the node has no kernel label, so that NFD has not labeled it yet or has removed its labels.
@@ -363,13 +363,13 @@ impl NodeFacts {
 
 impl ClusterSnapshot {
     /// Returns the reason why objects of this kind cannot be read in a namespace.
-    pub fn why_unseen(&self, what: ObservedKind, namespace: &str) -> Option<&String> {
-        self.unseen.get(&what).or_else(|| self.unseen_in.get(&(what, namespace.to_owned())))
+    pub fn why_unseen(&self, kind: ObservedKind, namespace: &str) -> Option<&String> {
+        self.unseen.get(&kind).or_else(|| self.unseen_in.get(&(kind, namespace.to_owned())))
     }
 
     /// Returns all kinds of objects that could not be read, with the reasons.
     pub fn all_unseen(&self) -> impl Iterator<Item = (&ObservedKind, &String)> {
-        self.unseen.iter().chain(self.unseen_in.iter().map(|((what, _), why)| (what, why)))
+        self.unseen.iter().chain(self.unseen_in.iter().map(|((kind, _), why)| (kind, why)))
     }
 
     /// Whether every node of a later snapshot that a rollout to this target may reach has an equivalent in this
@@ -377,22 +377,22 @@ impl ClusterSnapshot {
     /// selected by name. A rollout that was decided from this snapshot then reaches no kernel that it did not know.
     /// farrier's own labels are ignored, because they change during a rollout.
     pub fn covers_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
-        let by_name = self.daemon_sets.iter().any(|found| found.placement.names_nodes());
+        let by_name = self.daemon_sets.iter().any(|daemon_set| daemon_set.placement.names_nodes());
         // Copies, operators' resources and manifests are not limited to the nodes of one DaemonSet.
-        let one = match (target.strategy, &target.object) {
-            (Strategy::Image | Strategy::Union, RolloutObject::DaemonSet(wanted)) => {
-                let mut planned = self.daemon_sets.iter().filter(|found| found.is_named(wanted));
-                let now = later.daemon_sets.iter().find(|found| found.is_named(wanted));
-                let (Some(planned), Some(now)) = (planned.next(), now) else { return false };
-                if planned.placement != now.placement {
+        let reached = match (target.strategy, &target.object) {
+            (Strategy::Image | Strategy::Union, RolloutObject::DaemonSet(name)) => {
+                let mut planned = self.daemon_sets.iter().filter(|daemon_set| daemon_set.is_named(name));
+                let current = later.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(name));
+                let (Some(planned), Some(current)) = (planned.next(), current) else { return false };
+                if planned.placement != current.placement {
                     return false;
                 }
-                Some(ReachingObject::daemon_set(now, later))
+                Some(ReachingObject::daemon_set(current, later))
             }
             _ => None,
         };
         let is_reached = |node: &&CowArc<NodeFacts>| {
-            one.as_ref().is_none_or(|one| !matches!(one.reach(node), NodeReach::Excluded(_)))
+            reached.as_ref().is_none_or(|reached| !matches!(reached.reach(node), NodeReach::Excluded(_)))
         };
         let known: HashSet<_> = self.nodes.iter().map(|node| node.fingerprint(by_name)).collect();
         later.nodes.iter().filter(is_reached).all(|node| known.contains(&node.fingerprint(by_name)))
@@ -401,19 +401,19 @@ impl ClusterSnapshot {
 
 impl DaemonSetFacts {
     /// Whether a rollout names this DaemonSet.
-    pub fn is_named(&self, wanted: &DaemonSetContainer) -> bool {
-        self.namespace == *wanted.namespace && self.name == *wanted.daemon_set
+    pub fn is_named(&self, target: &DaemonSetContainer) -> bool {
+        self.namespace == *target.namespace && self.name == *target.daemon_set
     }
 
     /// Whether this is a DaemonSet that farrier created for one kernel from another one.
     pub fn is_copy_of(&self, original: &Self) -> bool {
-        let of = self.live.as_ref().and_then(|live| live.labels.get(COPY_OF_LABEL));
-        self.namespace == original.namespace && of == Some(&original.name)
+        let original_name = self.live.as_ref().and_then(|live| live.labels.get(COPY_OF_LABEL));
+        self.namespace == original.namespace && original_name == Some(&original.name)
     }
 
     /// Returns the image of a container.
     pub fn image_of(&self, container: &str) -> Option<&str> {
-        self.containers.iter().find(|found| found.name == container).map(|found| found.image.as_str())
+        self.containers.iter().find(|other| other.name == container).map(|other| other.image.as_str())
     }
 }
 
@@ -427,8 +427,8 @@ impl PodFacts {
 
 impl ResourceFacts {
     /// Whether a rollout names this resource.
-    pub fn is_named(&self, wanted: &ResourceName) -> bool {
-        self.kind == wanted.resource && self.name == wanted.full_name()
+    pub fn is_named(&self, target: &ResourceName) -> bool {
+        self.kind == target.resource && self.name == target.full_name()
     }
 
     /// Returns the namespace, which may be empty, and the name.

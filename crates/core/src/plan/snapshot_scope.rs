@@ -43,8 +43,8 @@ impl SnapshotScope {
 
     /// Returns the parts that these definitions need.
     pub fn of(definitions: &Definitions) -> Self {
-        let of_system = [OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL];
-        let labels = TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).chain(of_system);
+        let system_labels = [OSTREE_VERSION_LABEL, RHEL_VERSION_LABEL];
+        let labels = TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).chain(system_labels);
         let streams = definitions.families.iter().filter_map(|family| family.spec.image_stream.clone());
         let mut scope = Self {
             labels: labels.map(str::to_owned).collect(),
@@ -77,7 +77,7 @@ impl SnapshotScope {
                 }
             }
         }
-        // Together they decide whether the GPU Operator uses a resource, and on which nodes.
+        // Both kinds determine whether the GPU Operator uses a resource, and on which nodes.
         if scope.resources.iter().any(|kind| kind.is_of_gpu_operator()) {
             scope.resources.extend([OperatorResource::ClusterPolicy, OperatorResource::GpuCluster]);
         }

@@ -55,18 +55,18 @@ pub struct StatusEntry<'a> {
     pub outcome: &'a Outcome,
     /// Input hash; `None` where nothing can be built.
     pub input_hash: Option<InputHash>,
-    /// Build state that the loop knows.
+    /// Progress of the cell's build; `None` where this process has not built it.
     pub activity: Option<&'a BuildActivity>,
     /// Row of the matrix.
     pub row: StatusRow,
 }
 
 impl StatusEntry<'_> {
-    /// Returns the reason for the state and a hint what to do; each is empty where there is nothing to say.
+    /// Returns the reason for the state, and the remedy; either may be empty.
     pub fn reason_and_hint(&self) -> (String, String) {
         let Self { row, .. } = self;
         match (self.outcome, row.phase) {
-            (Outcome::Conflict { remedy, .. }, _) => (self.outcome.why_not(), remedy.clone()),
+            (Outcome::Conflict { remedy, .. }, _) => (self.outcome.absence_reason(), remedy.clone()),
             (Outcome::UpToDate { denied: true, .. }, _) => (
                 "whether its modules load is unknown, which its definition does not accept".to_owned(),
                 "see its check report for the missing information, or set check.unknown: allow".to_owned(),
@@ -126,7 +126,7 @@ fn own_driver(own: &OwnDriver) -> StatusRow {
     }
 }
 
-/// Returns the matrix with the loop's knowledge of builds. Chain by chain: needs before their dependents, all kernels
+/// Returns the matrix with the progress of builds. Order: chain by chain, needs before their dependents, all kernels
 /// of an image together.
 pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusEntry<'a>> {
     plan.cells.iter().map(|planned| entry(planned, activity)).collect()
@@ -137,16 +137,13 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
     let cell = outcome.cell();
     let activity = cell.and_then(|_| activity.get(&(image.clone(), target.clone())));
     let (phase, reason) = match (outcome, activity) {
-        (Outcome::Build { why, .. }, Some(found)) => underway(found, why.to_string()),
+        (Outcome::Build { why, .. }, Some(activity)) => build_phase(activity, why.to_string()),
         (Outcome::Build { why, .. }, None) => (Phase::Missing, why.to_string()),
         (Outcome::Conflict { remedy, .. }, _) => (Phase::Conflict, remedy.clone()),
         (Outcome::Failed { message, .. }, _) => (Phase::Failed, message.clone()),
-        (other, _) => (other.phase(), other.why_not()),
+        (other, _) => (other.phase(), other.absence_reason()),
     };
-    let published = match outcome {
-        Outcome::UpToDate { published, .. } => Some(published),
-        _ => None,
-    };
+    let published = if let Outcome::UpToDate { published, .. } = outcome { Some(published) } else { None };
     let needs = match (outcome, cell) {
         (Outcome::Waiting { needs }, _) => needs.iter().map(ToString::to_string).collect(),
         (_, Some(cell)) => cell.needs.iter().map(ToString::to_string).collect(),
@@ -157,9 +154,9 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
         kernel: target.to_string(),
         nodes: *nodes,
         phase,
-        verdict: published.and_then(|found| found.verdict),
+        verdict: published.and_then(|published| published.verdict),
         reference: cell.map(|cell| cell.reference.to_string()).unwrap_or_default(),
-        digest: published.map(|found| found.digest.clone()),
+        digest: published.map(|published| published.digest.clone()),
         reason,
         time: None,
         needs,
@@ -168,8 +165,8 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
     StatusEntry { image, target, outcome, input_hash: cell.map(|cell| cell.input_hash), activity, row }
 }
 
-/// Returns the phase of an unpublished image, and what it waits for.
-fn underway(activity: &BuildActivity, reason: String) -> (Phase, String) {
+/// Returns the phase of an unpublished image, and its reason.
+fn build_phase(activity: &BuildActivity, reason: String) -> (Phase, String) {
     let BuildActivity { stage, next_retry, error, .. } = activity;
     match (stage, error) {
         (Some(Stage::Queued), _) => (Phase::Queued, reason),

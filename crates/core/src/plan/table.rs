@@ -43,11 +43,11 @@ pub fn tables(plan: &Plan) -> Vec<Table> {
 
 /// Summarizes a plan: `2 images to build, 1 up to date, 1 field to rewrite`.
 pub fn summary(plan: &Plan) -> String {
-    let said = counts(plan);
-    match (said.is_empty(), plan.is_idle()) {
+    let counts = counts(plan);
+    match (counts.is_empty(), plan.is_idle()) {
         (true, _) => "nothing to do".to_owned(),
-        (false, true) if !plan.has_failures() => format!("nothing to do: {said}"),
-        (false, _) => said,
+        (false, true) if !plan.has_failures() => format!("nothing to do: {counts}"),
+        (false, _) => counts,
     }
 }
 
@@ -55,8 +55,9 @@ pub fn summary(plan: &Plan) -> String {
 pub fn counts(plan: &Plan) -> String {
     let misses_tags = |cell: &&PlannedCell| matches!(&cell.outcome, Outcome::UpToDate { missing_tags, .. } if !missing_tags.is_empty());
     let count =
-        |wanted: fn(&RolloutDecision) -> bool| plan.rollouts.iter().filter(|r| wanted(&r.decision)).count();
-    let parts = [
+        |matches: fn(&RolloutDecision) -> bool| plan.rollouts.iter().filter(|r| matches(&r.decision)).count();
+    let counted = |count: usize, one, many| (count, if count == 1 { one } else { many });
+    let kinds = [
         (plan.count(Phase::Missing), "to build"),
         (plan.count(Phase::Waiting), "to build afterwards"),
         (plan.unions.len(), "to assemble"),
@@ -75,31 +76,22 @@ pub fn counts(plan: &Plan) -> String {
             "already set",
         ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
-        (
-            plan.skipped_nodes.len(),
-            if plan.skipped_nodes.len() == 1 { "node skipped" } else { "nodes skipped" },
-        ),
-        (
-            plan.unused_images.len(),
-            if plan.unused_images.len() == 1 { "image without nodes" } else { "images without nodes" },
-        ),
+        counted(plan.skipped_nodes.len(), "node skipped", "nodes skipped"),
+        counted(plan.unused_images.len(), "image without nodes", "images without nodes"),
         (plan.own_drivers.iter().map(|own| own.nodes.len()).sum(), "with their own driver"),
         (plan.nodes.iter().filter(|node| node.change.is_some()).count(), "to mark for their next kernel"),
-        (
-            plan.unused_announcements.len(),
-            if plan.unused_announcements.len() == 1 { "unused announcement" } else { "unused announcements" },
-        ),
+        counted(plan.unused_announcements.len(), "unused announcement", "unused announcements"),
     ];
-    let said: Vec<String> =
-        parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
-    said.join(", ")
+    let counts: Vec<String> =
+        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} {name}")).collect();
+    counts.join(", ")
 }
 
 fn images(plan: &Plan) -> Table {
-    let mut places: HashMap<&str, usize> = HashMap::new();
+    let mut order: HashMap<&str, usize> = HashMap::new();
     let mut rows: Vec<(String, String, usize, &str, String)> = Vec::new();
-    for (place, planned) in plan.cells.iter().enumerate() {
-        places.entry(planned.image.as_str()).or_insert(place);
+    for (index, planned) in plan.cells.iter().enumerate() {
+        order.entry(planned.image.as_str()).or_insert(index);
         for (action, why) in actions(&planned.outcome) {
             let cell = planned.outcome.cell().into_iter();
             let patches = cell.clone().flat_map(|cell| &cell.patches).map(|patch| &patch.name);
@@ -114,14 +106,14 @@ fn images(plan: &Plan) -> Table {
     }
     for union in &plan.unions {
         let kernels: Vec<&str> = union.members.iter().map(|member| member.kernel.as_str()).collect();
-        let what = format!("{} from {}", union.reference, kernels.join(", "));
-        rows.push((union.image.to_string(), format!("{} kernels", kernels.len()), 0, "assemble", what));
+        let why = format!("{} from {}", union.reference, kernels.join(", "));
+        rows.push((union.image.to_string(), format!("{} kernels", kernels.len()), 0, "assemble", why));
     }
     for PlannedSignature { image, reference } in &plan.signatures {
-        let (image, what) = (image.to_string(), format!("{reference}, which lacks the site's signature"));
-        rows.push((image, String::new(), 0, "sign", what));
+        let (image, why) = (image.to_string(), format!("{reference}, which lacks the site's signature"));
+        rows.push((image, String::new(), 0, "sign", why));
     }
-    rows.sort_by(|a, b| places.get(a.0.as_str()).cmp(&places.get(b.0.as_str())).then_with(|| a.cmp(b)));
+    rows.sort_by(|a, b| order.get(a.0.as_str()).cmp(&order.get(b.0.as_str())).then_with(|| a.cmp(b)));
     let rows = rows.into_iter().map(|(image, kernel, nodes, action, why)| {
         vec![image, kernel, nodes.to_string(), action.to_owned(), why]
     });
@@ -145,11 +137,11 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
             actions.extend(tags.map(|tags| ("tag", format!("{digest} {tags}"))));
             return actions;
         }
-        Outcome::Conflict { remedy, .. } => ("conflict", format!("{}; {remedy}", outcome.why_not())),
+        Outcome::Conflict { remedy, .. } => ("conflict", format!("{}; {remedy}", outcome.absence_reason())),
         Outcome::Failed { at, message, .. } => ("failed", format!("failed at {at:.0}: {message}")),
         Outcome::Unknown { reference, message, .. } => ("unknown", format!("{reference}: {message}")),
-        Outcome::Waiting { .. } => ("wait", outcome.why_not()),
-        Outcome::Skipped { .. } => ("skip", outcome.why_not()),
+        Outcome::Waiting { .. } => ("wait", outcome.absence_reason()),
+        Outcome::Skipped { .. } => ("skip", outcome.absence_reason()),
     };
     vec![action]
 }
@@ -186,26 +178,26 @@ pub fn decided(decision: &RolloutDecision) -> (&'static str, String) {
 }
 
 /// Joins the items after a label; `None` where there are none.
-fn listed<T: ToString>(what: &str, items: impl IntoIterator<Item = T>, with: &str) -> Option<String> {
+fn listed<T: ToString>(label: &str, items: impl IntoIterator<Item = T>, separator: &str) -> Option<String> {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
-    (!items.is_empty()).then(|| format!("{what} {}", items.join(with)))
+    (!items.is_empty()).then(|| format!("{label} {}", items.join(separator)))
 }
 
 /// Returns the table for the matrix of [`status`](super::status).
 pub fn status_table(rows: &[StatusRow]) -> Table {
     let row = |row: &StatusRow| {
-        let mut last = vec![row.reference.clone()];
+        let mut reference = vec![row.reference.clone()];
         let reason = || match row.time {
             Some(time) => format!("{}, {time}", row.reason),
             None => row.reason.clone(),
         };
-        last.push(row.digest.as_ref().map_or_else(reason, |digest| format!("@{digest}")));
-        last.extend(listed("needs", &row.needs, ", ").filter(|_| row.phase != Phase::Waiting));
-        last.extend(listed("announced by", &row.announced_by, " and "));
-        last.retain(|line| !line.is_empty());
+        reference.push(row.digest.as_ref().map_or_else(reason, |digest| format!("@{digest}")));
+        reference.extend(listed("needs", &row.needs, ", ").filter(|_| row.phase != Phase::Waiting));
+        reference.extend(listed("announced by", &row.announced_by, " and "));
+        reference.retain(|line| !line.is_empty());
         let check = row.verdict.map_or("", Verdict::as_str).to_owned();
         let phase = row.phase.as_str().to_owned();
-        vec![row.image.clone(), row.kernel.clone(), row.nodes.to_string(), phase, check, last.join("\n")]
+        vec![row.image.clone(), row.kernel.clone(), row.nodes.to_string(), phase, check, reference.join("\n")]
     };
     table(&["IMAGE", "KERNEL", "NODES", "PHASE", "CHECK", "REFERENCE"], rows.iter().map(row))
 }
@@ -226,11 +218,11 @@ pub fn readiness_table(next: &NextKernel) -> Table {
 }
 
 /// Returns a line `image: why` for every missing image.
-pub fn why_not(next: &NextKernel) -> String {
-    let missing = next.needs.iter().filter_map(|needed| match &needed.state {
+pub fn missing_images(next: &NextKernel) -> String {
+    let missing = next.needs.iter().filter_map(|required| match &required.state {
         Readiness::Ready { .. } => None,
         Readiness::Missing { message } | Readiness::Unknown { message } => {
-            Some(format!("{}: {message}", needed.image))
+            Some(format!("{}: {message}", required.image))
         }
     });
     missing.chain(next.doubt.as_ref().map(ToString::to_string)).collect::<Vec<_>>().join("\n")
@@ -247,7 +239,7 @@ fn nodes(plan: &Plan) -> Table {
                 (next.kernel.to_string(), "no driver", "no driver image is called for".to_owned())
             }
             (Some(next), BootReadiness::Wait | BootReadiness::Unknown) => {
-                (next.kernel.to_string(), "wait", why_not(next))
+                (next.kernel.to_string(), "wait", missing_images(next))
             }
         };
         kernels.entry(key).or_default().push(node);
@@ -261,8 +253,8 @@ fn nodes(plan: &Plan) -> Table {
 /// Returns the table of skipped nodes, with one row per reason: in a fleet without labels, ten thousand rows would add
 /// nothing.
 pub fn skipped_nodes(plan: &Plan) -> Table {
-    let left = plan.skipped_nodes.iter().map(|left| (left.why.to_string(), left.node.as_str()));
-    by_reason("SKIPPED NODES", left)
+    let skipped = plan.skipped_nodes.iter().map(|skipped| (skipped.why.to_string(), skipped.node.as_str()));
+    by_reason("SKIPPED NODES", skipped)
 }
 
 fn unused_images(plan: &Plan) -> Table {
@@ -272,11 +264,11 @@ fn unused_images(plan: &Plan) -> Table {
 }
 
 fn own_drivers(plan: &Plan) -> Table {
-    let own = plan.own_drivers.iter().flat_map(|own| {
-        let why = format!("image {}: {own}", own.image);
-        own.nodes.iter().map(move |node| (why.clone(), node.as_str()))
+    let nodes = plan.own_drivers.iter().flat_map(|own_driver| {
+        let why = format!("image {}: {own_driver}", own_driver.image);
+        own_driver.nodes.iter().map(move |node| (why.clone(), node.as_str()))
     });
-    by_reason("NODES WITH THEIR OWN DRIVER", own)
+    by_reason("NODES WITH THEIR OWN DRIVER", nodes)
 }
 
 fn unused_announcements(plan: &Plan) -> Table {

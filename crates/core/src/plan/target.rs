@@ -29,13 +29,13 @@ impl RolloutObject {
             Self::DaemonSet(DaemonSetContainer { namespace, daemon_set, .. }) => {
                 Some(format!("{namespace}/{daemon_set}"))
             }
-            Self::Resource(found) => Some(format!("{}/{}", found.resource, found.full_name())),
+            Self::Resource(name) => Some(format!("{}/{}", name.resource, name.full_name())),
             Self::Nothing {} => None,
         }
     }
 }
 
-/// Place of manifests outside the cluster.
+/// Location of manifests outside the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, derive_more::Display)]
 #[serde(untagged)]
 pub enum ManifestLocation {
@@ -53,7 +53,7 @@ pub enum ManifestLocation {
 }
 
 impl ManifestLocation {
-    /// Returns the place that a definition names, if any.
+    /// Returns the location that a definition names, if any.
     pub fn of(spec: &RolloutSpec) -> Option<Self> {
         match spec {
             RolloutSpec::File { path, values, .. } => {
@@ -68,20 +68,20 @@ impl ManifestLocation {
         }
     }
 
-    /// Whether both places may contain the same file.
+    /// Whether both locations may contain the same file.
     fn overlaps(&self, other: &Self) -> bool {
-        let is_within = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
+        let are_nested = |one: &Path, other: &Path| one.starts_with(other) || other.starts_with(one);
         match (self, other) {
             (Self::Local { path: one, .. }, Self::Local { path: other, .. }) => {
-                is_within(&without_dots(one), &without_dots(other))
+                are_nested(&without_dots(one), &without_dots(other))
             }
             (Self::Git(one), Self::Git(other)) => {
                 let paths = [one, other].map(|place| {
                     let path = place.path.as_ref().map(ToString::to_string).unwrap_or_default();
                     without_dots(Path::new(path.trim_start_matches('/')))
                 });
-                let [address, others] = [one, other].map(|place| repository_name(place.repository.as_ref()));
-                (address, &one.branch) == (others, &other.branch) && is_within(&paths[0], &paths[1])
+                let [first, second] = [one, other].map(|place| repository_name(place.repository.as_ref()));
+                (first, &one.branch) == (second, &other.branch) && are_nested(&paths[0], &paths[1])
             }
             _ => false,
         }
@@ -104,7 +104,7 @@ fn repository_name(address: &str) -> String {
 pub struct RolloutTarget {
     /// Strategy of the rollout.
     pub strategy: Strategy,
-    /// Place of the manifests; for `file` and `git`.
+    /// Location of the manifests; for `file` and `git`.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub place: Option<ManifestLocation>,
     /// Object that is rewritten.
@@ -116,7 +116,7 @@ impl RolloutTarget {
     /// Returns the target that a definition names.
     pub fn of(spec: &RolloutSpec) -> Self {
         let object = match (spec.daemon_set(), spec) {
-            (Some(found), _) => RolloutObject::DaemonSet(found.clone()),
+            (Some(container), _) => RolloutObject::DaemonSet(container.clone()),
             (None, _) => spec.resource().cloned().map_or(RolloutObject::Nothing {}, RolloutObject::Resource),
         };
         Self { strategy: spec.strategy(), place: ManifestLocation::of(spec), object }
@@ -125,7 +125,7 @@ impl RolloutTarget {
     /// Returns namespace and name of a DaemonSet in the cluster. Rollouts to the same one are written together.
     pub fn live_daemon_set(&self) -> Option<(&str, &str)> {
         match (&self.place, &self.object) {
-            (None, RolloutObject::DaemonSet(found)) => Some((&found.namespace, &found.daemon_set)),
+            (None, RolloutObject::DaemonSet(target)) => Some((&target.namespace, &target.daemon_set)),
             _ => None,
         }
     }
@@ -148,8 +148,8 @@ impl fmt::Display for RolloutTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { strategy: _, place, object } = self;
         match object {
-            RolloutObject::DaemonSet(found) => write!(f, "{found}")?,
-            RolloutObject::Resource(found) => write!(f, "{} {}", found.resource, found.full_name())?,
+            RolloutObject::DaemonSet(container) => write!(f, "{container}")?,
+            RolloutObject::Resource(name) => write!(f, "{} {}", name.resource, name.full_name())?,
             RolloutObject::Nothing {} => f.write_str("published tags")?,
         }
         place.as_ref().map_or(Ok(()), |place| write!(f, ", in {place}"))

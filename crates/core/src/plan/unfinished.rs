@@ -50,7 +50,7 @@ pub fn unfinished_kernels(plan: &Plan) -> BTreeSet<KernelTarget> {
     run_by_nodes.filter(is_unresolved).map(|planned| planned.target.clone()).collect()
 }
 
-/// Returns the rollouts that still have work to do or cannot continue. Excludes rollouts that a person holds back, and
+/// Returns the rollouts that still have work to do or cannot continue. Excludes rollouts that a person paused or rolled back, and
 /// rollouts without an image, because the kernel itself is then reported as unfinished.
 pub fn unfinished_rollouts(plan: &Plan) -> BTreeSet<UnfinishedRollout> {
     let unfinished = |rollout: &PlannedRollout| {

@@ -59,25 +59,25 @@ impl PlannedUnion {
         repository: &Repository,
         members: &UnionMembers,
     ) -> Option<Vec<Self>> {
-        let parts: Vec<_> = members
+        let hashed_members: Vec<_> = members
             .iter()
             .map(|(architecture, images)| {
                 let members = in_order(images);
                 (*architecture, input_hash(version, *architecture, &members), members)
             })
             .collect();
-        let hash = if let [(_, input_hash, _)] = parts.as_slice() {
+        let hash = if let [(_, input_hash, _)] = hashed_members.as_slice() {
             *input_hash
         } else {
             let mut hasher = InputHasher::new(INDEX_FORMAT);
-            for (_, input_hash, _) in &parts {
+            for (_, input_hash, _) in &hashed_members {
                 hasher.add("union", input_hash.to_string());
             }
             hasher.finish()
         };
-        let plain = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '_' };
-        let start: String = version.chars().map(plain).take(100).collect();
-        let tag = format!("{start}-union-{}", hash.short()).parse().ok()?;
+        let sanitize = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '_' };
+        let prefix: String = version.chars().map(sanitize).take(100).collect();
+        let tag = format!("{prefix}-union-{}", hash.short()).parse().ok()?;
         let reference = ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
         let union = |(architecture, input_hash, members)| Self {
             image: image.clone(),
@@ -87,16 +87,16 @@ impl PlannedUnion {
             architecture,
             members,
         };
-        Some(parts.into_iter().map(union).collect())
+        Some(hashed_members.into_iter().map(union).collect())
     }
 
     /// Returns the contents of these unions, which share a name.
     pub(super) fn contents(unions: Vec<Self>) -> ImageContents {
-        let of_each = unions.into_iter().map(|union| {
+        let platforms = unions.into_iter().map(|union| {
             let members = union.members.into_iter().map(|member| (member.kernel.to_string(), member.digest));
             (union.architecture, ImageContents::from(members.collect::<BTreeMap<_, _>>()))
         });
-        ImageContents { platforms: of_each.collect(), ..ImageContents::default() }
+        ImageContents { platforms: platforms.collect(), ..ImageContents::default() }
     }
 }
 
@@ -124,21 +124,21 @@ fn input_hash(version: &str, architecture: Architecture, members: &[UnionMember]
 pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> BTreeSet<String> {
     let mut images = BTreeSet::new();
     for spec in definitions.images.values().flat_map(|image| &image.spec.rollout) {
-        let Some(wanted) = spec.daemon_set() else { continue };
-        for found in snapshot.daemon_sets.iter().filter(|found| found.is_named(wanted)) {
-            let containers = found.containers.iter().filter(|found| found.name == *wanted.container);
-            images.extend(containers.map(|found| found.image.clone()));
-            let Some(live) = &found.live else { continue };
+        let Some(target) = spec.daemon_set() else { continue };
+        for daemon_set in snapshot.daemon_sets.iter().filter(|daemon_set| daemon_set.is_named(target)) {
+            let containers = daemon_set.containers.iter().filter(|other| other.name == *target.container);
+            images.extend(containers.map(|container| container.image.clone()));
+            let Some(live) = &daemon_set.live else { continue };
             // Include the image of the record: a rejected image must not be set again under another name.
-            let record = Record::of(&live.annotations).unwrap_or_default().0.remove(&*wanted.container);
+            let record = Record::of(&live.annotations).unwrap_or_default().0.remove(&*target.container);
             // The replaced image is restored only if it has modules for the nodes' kernels.
             let recorded = record.iter().flat_map(|record| [&record.set, &record.replaced]);
             images.extend(recorded.filter_map(|image| image.as_str().map(str::to_owned)));
-            let copies = snapshot.daemon_sets.iter().filter(|copy| copy.is_copy_of(found));
+            let copies = snapshot.daemon_sets.iter().filter(|copy| copy.is_copy_of(daemon_set));
             let uids: Vec<&str> = copies.filter_map(|copy| Some(&*copy.live.as_ref()?.version.uid)).collect();
-            let is_of = |uid: &str| uid == live.version.uid || uids.contains(&uid);
-            let pods = snapshot.pods.iter().filter(|pod| is_of(&pod.daemon_set));
-            images.extend(pods.filter_map(|pod| pod.images.get(&*wanted.container).cloned()));
+            let is_owner = |uid: &str| uid == live.version.uid || uids.contains(&uid);
+            let pods = snapshot.pods.iter().filter(|pod| is_owner(&pod.daemon_set));
+            images.extend(pods.filter_map(|pod| pod.images.get(&*target.container).cloned()));
         }
     }
     images.remove("");

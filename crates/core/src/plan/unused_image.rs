@@ -1,4 +1,4 @@
-//! Images whose selector matches no node, with the label that was probably meant.
+//! Images whose selector matches no node, with the most similar label of the nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,9 +48,9 @@ impl UnusedImage {
         if groups.is_empty() || groups.iter().any(|group| selector.matches(&group.sample.labels)) {
             return None;
         }
-        let wanted = selector.match_labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-        let missing = wanted.clone().find_map(|(key, value)| missing_label(key, value, groups));
-        let labels = || wanted.map(|(key, value)| format!("{key}={value}")).collect();
+        let required = selector.match_labels.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        let missing = required.clone().find_map(|(key, value)| missing_label(key, value, groups));
+        let labels = || required.map(|(key, value)| format!("{key}={value}")).collect();
         let why = missing.unwrap_or_else(|| NoNodeReason::NotTogether { labels: labels() });
         Some(UnusedImage { image: image.clone(), why })
     }

@@ -1,9 +1,9 @@
-//! Upgrades the nodes of a DaemonSet to another driver in order. Decides which node is next, which step each node takes now, and
-//! why the others wait.
+//! Upgrades the nodes of a DaemonSet to another driver in order. Decides about the next node, the next step of
+//! each node under way, and the reason why each other node waits.
 //!
 //! The whole state of a node under way is stored on the node ([`UpgradeNote`]) and written together with its cordon. If
 //! farrier is killed between any two steps, it continues where it stopped. The steps of a node do not depend on other
-//! nodes; only the choice of the next node looks at all of them.
+//! nodes; only the choice of the next node depends on all nodes.
 
 mod begin;
 mod forecast;
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::image::UpgradeSpec;
 
-/// All inputs that decide the next steps of one DaemonSet's upgrade.
+/// Inputs of the plan of one DaemonSet's upgrade.
 #[derive(Clone, Debug)]
 pub struct Upgrade<'a> {
     /// Name of this farrier.
@@ -90,7 +90,7 @@ pub struct DriverPod<'a> {
 }
 
 impl<'a> DriverPod<'a> {
-    /// Examines the named containers of a pod; `is_current` tells whether an image is the target's. `image` becomes the image of
+    /// Examines the named containers of a pod; `is_current` returns whether an image is the target's. `image` becomes the image of
     /// the first outdated container, or else of the first container.
     pub(super) fn of<'c>(
         pod: &'a PodFacts,
@@ -212,8 +212,8 @@ impl Upgrade<'_> {
         format!("{}/{}", self.namespace, self.daemon_set)
     }
 
-    /// Returns the time that has passed since `since`; zero if `since` is in the future.
-    fn passed(&self, since: Timestamp) -> SignedDuration {
+    /// Returns the time since `since`; zero if `since` is in the future.
+    fn elapsed(&self, since: Timestamp) -> SignedDuration {
         self.now.duration_since(since).max(SignedDuration::ZERO)
     }
 }
@@ -221,7 +221,6 @@ impl Upgrade<'_> {
 impl<'a> UpgradeNode<'a> {
     /// Creates a node with its driver pod; everything else is unknown yet.
     pub fn of(facts: &'a NodeFacts, driver: Option<DriverPod<'a>>) -> Self {
-        let (users, holders) = (Vec::new(), &[]);
         Self {
             facts,
             target: "",
@@ -229,9 +228,9 @@ impl<'a> UpgradeNode<'a> {
             hand_over: None,
             driver,
             fits: None,
-            users,
+            users: Vec::new(),
             forecast: None,
-            holders,
+            holders: &[],
             check: None,
         }
     }

@@ -7,7 +7,7 @@ use super::{
     Activity, BootReadiness, Cell, ClusterSnapshot, KERNEL_LABEL, NodeFacts, NodeReach, Plan, PlannedCell,
     ReachingObject, ResourceFacts, RolloutObject, RolloutTarget, RolloutWarning, StatusEntry,
     is_hardware_label, node_target, status_entries,
-    table::{decided, some_of, why_not},
+    table::{decided, missing_images, some_of},
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName, commit_in},
@@ -55,13 +55,13 @@ impl Explain<'_> {
         let node = self.snapshot.nodes.iter().find(|node| node.name == name)?;
         let target = node_target(node);
         let mut chain = vec![match &target {
-            Ok(target) => link(
+            Ok(target) => step(
                 "kernel",
                 format!("it runs {target}: status.nodeInfo says so, and the label {KERNEL_LABEL} agrees"),
             ),
             Err(why) => ExplanationStep {
                 hint: why.remedy(name, self.snapshot.read_only_nodes),
-                ..link("kernel", format!("the node is skipped: {why}"))
+                ..step("kernel", format!("the node is skipped: {why}"))
             },
         }];
         for image in self.definitions.images.values() {
@@ -69,11 +69,11 @@ impl Explain<'_> {
             match (called_for(node, image), &target) {
                 (Err(why), _) => chain.push(ExplanationStep { about, ..why }),
                 (Ok(why), Ok(target)) => {
-                    chain.push(link(about, why));
+                    chain.push(step(about, why));
                     let not_reached = self.not_reached(node, &image.metadata.name);
                     chain.extend(self.outcome(&image.metadata.name, target, not_reached));
                 }
-                (Ok(why), Err(_)) => chain.push(link(about, format!("{why}; for an unknown kernel"))),
+                (Ok(why), Err(_)) => chain.push(step(about, format!("{why}; for an unknown kernel"))),
             }
         }
         chain.extend(self.upgrades(name));
@@ -84,8 +84,8 @@ impl Explain<'_> {
     /// Explains the state of an image for the kernels of a release, once per platform that has the release.
     pub fn image(&self, image: &DriverImage, release: &KernelRelease) -> Vec<Explanation> {
         let name = &image.metadata.name;
-        let called = |cell: &&PlannedCell| cell.image == *name && cell.target.release == *release;
-        let cells: Vec<&PlannedCell> = self.plan.cells.iter().filter(called).collect();
+        let is_requested = |cell: &&PlannedCell| cell.image == *name && cell.target.release == *release;
+        let cells: Vec<&PlannedCell> = self.plan.cells.iter().filter(is_requested).collect();
         if cells.is_empty() {
             let subject = format!("{name} for {release}");
             return vec![Explanation { subject, chain: self.not_called_for(image, release) }];
@@ -96,7 +96,7 @@ impl Explain<'_> {
             let is_chosen = |family: &&KernelFamily| Some(&family.metadata.name) == chosen;
             let families = &self.definitions.families;
             let family = families.iter().find(is_chosen).or_else(|| match_family(families, &cell.target));
-            chain.extend(family.map(|family| link("family", describe_sources(family, &cell.target))));
+            chain.extend(family.map(|family| step("family", sources_of(family, &cell.target))));
             chain.extend(cell.outcome.cell().map(|cell| inputs(cell)));
             chain.extend(self.outcome(name, &cell.target, Vec::new()));
             Explanation { subject: format!("{name} for {}", cell.target), chain }
@@ -109,24 +109,24 @@ impl Explain<'_> {
         let running = self.running(|target| *target == cell.target);
         let (calling, others): (Vec<_>, Vec<_>) =
             running.into_iter().map(|node| (node, called_for(node, image))).partition(|(_, why)| why.is_ok());
-        let mut links = Vec::new();
+        let mut steps = Vec::new();
         if let Some((_, Ok(why))) = calling.first() {
             let names: Vec<&str> = calling.iter().map(|(node, _)| node.name.as_str()).collect();
             let names = some_of(&names, NAMED);
-            links.push(link("nodes", format!("{names}: {why}")));
+            steps.push(step("nodes", format!("{names}: {why}")));
         }
         if let Some((_, Err(why))) = others.first() {
             let names: Vec<&str> = others.iter().map(|(node, _)| node.name.as_str()).collect();
             let names = some_of(&names, NAMED);
-            links.push(ExplanationStep {
+            steps.push(ExplanationStep {
                 about: "other nodes".to_owned(),
                 says: format!("{names}: {}", why.says),
                 ..why.clone()
             });
         }
         let announced = cell.announced_by.iter();
-        links.extend(announced.map(|by| link("announcement", format!("{by} announces the kernel"))));
-        links
+        steps.extend(announced.map(|by| step("announcement", format!("{by} announces the kernel"))));
+        steps
     }
 
     /// Returns the reasons why nothing calls for the image.
@@ -137,21 +137,21 @@ impl Explain<'_> {
                 hint: format!(
                     "`farrier prebuild --kernel {release}` builds for a kernel before a node has it"
                 ),
-                ..link("kernel", format!("no node runs {release}, and none announces it"))
+                ..step("kernel", format!("no node runs {release}, and none announces it"))
             }];
         }
-        let refused = running.into_iter().filter_map(|node| Some((node, called_for(node, image).err()?)));
-        let links =
-            refused.map(|(node, why)| ExplanationStep { about: format!("node {}", node.name), ..why });
-        links.take(NAMED).collect()
+        let unmatched = running.into_iter().filter_map(|node| Some((node, called_for(node, image).err()?)));
+        let steps =
+            unmatched.map(|(node, why)| ExplanationStep { about: format!("node {}", node.name), ..why });
+        steps.take(NAMED).collect()
     }
 
-    fn running(&self, wanted: impl Fn(&KernelTarget) -> bool) -> Vec<&NodeFacts> {
-        let runs = |node: &&NodeFacts| node_target(node).is_ok_and(|target| wanted(&target));
+    fn running(&self, matches: impl Fn(&KernelTarget) -> bool) -> Vec<&NodeFacts> {
+        let runs = |node: &&NodeFacts| node_target(node).is_ok_and(|target| matches(&target));
         self.snapshot.nodes.iter().map(|node| &**node).filter(runs).collect()
     }
 
-    /// Returns the state of the image for a kernel, and its rollouts; for those that do not reach the node, only the
+    /// Returns the state of the image for a kernel, and its rollouts; for rollouts that do not reach the node, only the
     /// reasons in `not_reached`.
     fn outcome(
         &self,
@@ -159,47 +159,47 @@ impl Explain<'_> {
         target: &KernelTarget,
         not_reached: Vec<ExplanationStep>,
     ) -> Vec<ExplanationStep> {
-        let nothing = Activity::new();
-        let entries = status_entries(self.plan, &nothing);
+        let no_activity = Activity::new();
+        let entries = status_entries(self.plan, &no_activity);
         let Some(entry) = entries.iter().find(|entry| entry.image == image && entry.target == target) else {
             return not_reached;
         };
-        let mut links = vec![state(entry)];
+        let mut steps = vec![state(entry)];
         for rollout in self.plan.rollouts.iter().filter(|rollout| rollout.image == *image) {
             let about = rollout.target.to_string();
             if not_reached.iter().any(|step| step.about == about) {
                 continue;
             }
             let (action, why) = decided(&rollout.decision);
-            links.push(link(&about, format!("{action}: {why}")));
-            links.extend(rollout.warnings.iter().map(|RolloutWarning { code, message, hint }| {
-                ExplanationStep { hint: hint.clone(), ..link(&about, format!("warning[{code}]: {message}")) }
+            steps.push(step(&about, format!("{action}: {why}")));
+            steps.extend(rollout.warnings.iter().map(|RolloutWarning { code, message, hint }| {
+                ExplanationStep { hint: hint.clone(), ..step(&about, format!("warning[{code}]: {message}")) }
             }));
         }
-        links.extend(not_reached);
-        if links.len() == 1 {
-            links.push(link(
+        steps.extend(not_reached);
+        if steps.len() == 1 {
+            steps.push(step(
                 "rollout",
                 "the definition names none: the image is published, and no field is rewritten",
             ));
         }
-        links
+        steps
     }
 
     /// Returns the rollouts of an image whose objects do not reach the node, with the reasons.
     fn not_reached(&self, node: &NodeFacts, image: &ImageName) -> Vec<ExplanationStep> {
         let snapshot = self.snapshot;
-        let says = |target: &RolloutTarget| {
-            let operators;
+        let exclusion = |target: &RolloutTarget| {
+            let placement;
             let object = match &target.object {
-                RolloutObject::DaemonSet(wanted) => {
-                    let found = snapshot.daemon_sets.iter().find(|found| found.is_named(wanted))?;
-                    ReachingObject::daemon_set(found, snapshot)
+                RolloutObject::DaemonSet(name) => {
+                    let mut daemon_sets = snapshot.daemon_sets.iter();
+                    ReachingObject::daemon_set(daemon_sets.find(|other| other.is_named(name))?, snapshot)
                 }
-                RolloutObject::Resource(wanted) => {
-                    let is_named = |found: &&ResourceFacts| found.is_named(wanted);
-                    operators = snapshot.resources.iter().find(is_named)?.placement_in(snapshot);
-                    ReachingObject::new(&operators, snapshot, [])
+                RolloutObject::Resource(name) => {
+                    let is_named = |resource: &&ResourceFacts| resource.is_named(name);
+                    placement = snapshot.resources.iter().find(is_named)?.placement_in(snapshot);
+                    ReachingObject::new(&placement, snapshot, [])
                 }
                 RolloutObject::Nothing {} => return None,
             };
@@ -211,41 +211,41 @@ impl Explain<'_> {
         };
         let rollouts = self.plan.rollouts.iter().filter(|rollout| rollout.image == *image);
         rollouts
-            .filter_map(|rollout| Some(link(rollout.target.to_string(), says(&rollout.target)?)))
+            .filter_map(|rollout| Some(step(rollout.target.to_string(), exclusion(&rollout.target)?)))
             .collect()
     }
 
     /// Returns the state of the node's upgrades.
     fn upgrades(&self, name: &str) -> Vec<ExplanationStep> {
         let upgrades = self.plan.rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
-        let own = upgrades.flat_map(|upgrade| {
+        let steps = upgrades.flat_map(|upgrade| {
             let node_upgrades = upgrade.nodes.iter().filter(|node_upgrade| node_upgrade.node == name);
             node_upgrades
-                .map(|node_upgrade| link(format!("upgrade of {}", upgrade.rollout), node_upgrade.to_string()))
+                .map(|node_upgrade| step(format!("upgrade of {}", upgrade.rollout), node_upgrade.to_string()))
         });
-        own.collect()
+        steps.collect()
     }
 
     fn next_kernel(&self, name: &str) -> Vec<ExplanationStep> {
         let planned = self.plan.nodes.iter().filter(|planned| planned.node == name);
         let next = planned.filter_map(|planned| {
             let next = planned.next.as_deref()?;
-            let may = match planned.may_boot {
+            let reason = match planned.may_boot {
                 BootReadiness::Ready => "every image that it will need is published".to_owned(),
                 BootReadiness::NoDriver => "no driver image is called for".to_owned(),
-                BootReadiness::Wait | BootReadiness::Unknown => why_not(next),
+                BootReadiness::Wait | BootReadiness::Unknown => missing_images(next),
             };
             let answer = if planned.may_boot.is_free() { "may boot" } else { "should not boot yet" };
-            Some(link("next kernel", format!("the node {answer} {}: {may}", next.kernel)))
+            Some(step("next kernel", format!("the node {answer} {}: {reason}", next.kernel)))
         });
         let unused = self.plan.unused_announcements.iter().filter(|unused| unused.node == name);
         let unused =
-            unused.map(|unused| link("next kernel", format!("its announcement is not used: {}", unused.why)));
+            unused.map(|unused| step("next kernel", format!("its announcement is not used: {}", unused.why)));
         next.chain(unused).collect()
     }
 }
 
-fn link(about: impl Into<String>, says: impl Into<String>) -> ExplanationStep {
+fn step(about: impl Into<String>, says: impl Into<String>) -> ExplanationStep {
     ExplanationStep { about: about.into(), says: says.into(), hint: String::new() }
 }
 
@@ -255,22 +255,22 @@ fn called_for(node: &NodeFacts, image: &DriverImage) -> Result<String, Explanati
     let missing = nodes
         .match_labels
         .iter()
-        .find(|(key, value)| node.labels.get(key.as_str()).is_none_or(|found| **value != found.as_str()));
+        .find(|(key, value)| node.labels.get(key.as_str()).is_none_or(|actual| **value != actual.as_str()));
     if let Some((key, value)) = missing {
-        let found = node.labels.get(key.as_str());
-        let found =
-            found.map_or("there is no such label".to_owned(), |found| format!("its value is {found:?}"));
-        let says = format!("not called for: the definition requires the label {key}={value}, and {found}");
+        let actual = node.labels.get(key.as_str());
+        let actual =
+            actual.map_or("there is no such label".to_owned(), |actual| format!("its value is {actual:?}"));
+        let says = format!("not called for: the definition requires the label {key}={value}, and {actual}");
         let hint = if is_hardware_label(key.as_str()) && !node.has_hardware_labels {
             "no label describes the node's hardware: check that Node Feature Discovery runs on it"
         } else {
             ""
         };
-        return Err(ExplanationStep { hint: hint.to_owned(), ..link("", says) });
+        return Err(ExplanationStep { hint: hint.to_owned(), ..step("", says) });
     }
     if let Some((key, value)) = nodes.own_driver(&node.labels) {
         let says = format!("not called for: the label {key}={value} marks a node with its own driver");
-        return Err(link("", says));
+        return Err(step("", says));
     }
     let labels: Vec<String> =
         nodes.match_labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -295,7 +295,7 @@ fn inputs(cell: &Cell) -> ExplanationStep {
     );
     says.extend(cell.patches.iter().map(|patch| format!("patched with {}", patch.name)));
     says.extend(cell.needs.iter().map(|need| format!("compiled against {need}")));
-    link("inputs", says.join("\n"))
+    step("inputs", says.join("\n"))
 }
 
 /// Returns the state of a cell.
@@ -306,7 +306,7 @@ fn state(entry: &StatusEntry<'_>) -> ExplanationStep {
         let verdict = row.verdict.map(|verdict| format!(", check verdict: {verdict}"));
         reason = format!("{}@{digest}{}", row.reference, verdict.unwrap_or_default());
     }
-    ExplanationStep { hint, ..link("state", format!("{}: {reason}", row.phase.as_str())) }
+    ExplanationStep { hint, ..step("state", format!("{}: {reason}", row.phase.as_str())) }
 }
 
 #[cfg(test)]

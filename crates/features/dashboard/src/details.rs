@@ -4,7 +4,7 @@ use std::{fmt::Display, time::Duration};
 
 use farrier_core::{
     image::Digest,
-    plan::{BootReadiness, BuildTime, NextKernel, Outcome, Phase, PlannedNode, StatusEntry, why_not},
+    plan::{BootReadiness, BuildTime, NextKernel, Outcome, Phase, PlannedNode, StatusEntry, missing_images},
 };
 use farrier_store::SignatureStatus;
 use indicatif::HumanBytes;
@@ -390,7 +390,7 @@ fn may_boot(fleet: &Fleet<'_>, planned: &PlannedNode) -> Answer {
         }
         BootReadiness::Wait => ("wait", "wait"),
     };
-    let why = planned.next.as_ref().map(|next| why_not(next)).unwrap_or_default();
+    let why = planned.next.as_ref().map(|next| missing_images(next)).unwrap_or_default();
     Answer { word, class, why }
 }
 

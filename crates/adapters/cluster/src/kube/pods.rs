@@ -78,7 +78,7 @@ fn holders(status: &PodStatus) -> Vec<Holder> {
     let ended = status.container_statuses.iter().flatten().filter_map(last_termination);
     let messages = ended.filter_map(|terminated| terminated.message);
     let holders = messages.flat_map(|message| driver_entrypoint::holders::parse(&message));
-    holders.map(|holder| Holder { pod: holder.pod, what: one_line(&holder.what) }).collect()
+    holders.map(|holder| Holder { pod: holder.pod, description: one_line(&holder.what) }).collect()
 }
 
 /// Returns how the container last ended. Between two restarts, this is its current state.
@@ -303,7 +303,7 @@ mod tests {
                 let found = json!({"metadata": {"name": "f", "labels": labels}, "spec": {}, "status": {"containerStatuses": [container]}});
                 let found = workload(serde_json::from_value(found).unwrap(), None);
                 let ObjectFacts::Workload(facts) = found.facts else { panic!() };
-                facts.holders.into_iter().map(|holder| (holder.pod, holder.what)).collect::<Vec<_>>()
+                facts.holders.into_iter().map(|holder| (holder.pod, holder.description)).collect::<Vec<_>>()
             };
             assert_eq!(read(json!({JOB_NAME: "farrier-forecast-0a1b2c3d"})), all);
             assert_eq!(read(json!({})), []);

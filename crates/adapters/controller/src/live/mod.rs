@@ -320,7 +320,7 @@ impl Live {
             }
         };
         ignore_nodes(&mut snapshot, &self.parts.definitions.site.ignore_nodes, Timestamp::now());
-        self.node_kernel_limiter.judge(&mut snapshot, &self.parts.definitions, self.started.elapsed());
+        self.node_kernel_limiter.limit(&mut snapshot, &self.parts.definitions, self.started.elapsed());
         Ok(Some(snapshot))
     }
 

@@ -147,7 +147,7 @@ impl StateLine {
 fn cell_line(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
     let row = entry.row;
     let (reason, hint) = match &planned.outcome {
-        Outcome::Conflict { remedy, .. } => (planned.outcome.why_not(), Some(remedy.clone())),
+        Outcome::Conflict { remedy, .. } => (planned.outcome.absence_reason(), Some(remedy.clone())),
         Outcome::UpToDate { published, .. } => (format!("{}@{}", row.reference, published.digest), None),
         _ => (row.reason, None),
     };

@@ -20,7 +20,7 @@ fn built(world: &World) -> Vec<String> {
 }
 
 fn waiting(world: &World) -> Vec<String> {
-    let waits = |found: &PlannedCell| format!("{} {}", found.image, found.outcome.why_not());
+    let waits = |found: &PlannedCell| format!("{} {}", found.image, found.outcome.absence_reason());
     world.plan().cells_in(Phase::Waiting).map(waits).collect()
 }
 

@@ -34,28 +34,28 @@ impl Candidates {
     /// Adds the words that a snapshot's rollout targets mention: in image fields, in farrier's records of replaced
     /// values, in operators' resources, and in pods.
     pub fn mentioned_in_snapshot(&self, snapshot: &ClusterSnapshot, into: &mut BTreeSet<String>) {
-        for found in &snapshot.daemon_sets {
-            for container in &found.containers {
+        for daemon_set in &snapshot.daemon_sets {
+            for container in &daemon_set.containers {
                 self.mentioned_in(&container.image, into);
             }
-            let Some(live) = &found.live else { continue };
+            let Some(live) = &daemon_set.live else { continue };
             self.mentioned_in(&live.manifest.to_string(), into);
             live.annotations.values().for_each(|text| self.mentioned_in(text, into));
         }
         for image in snapshot.pods.iter().flat_map(|pod| pod.images.values()) {
             self.mentioned_in(image, into);
         }
-        for found in &snapshot.resources {
-            self.mentioned_in(&found.spec.to_string(), into);
-            found.annotations.values().for_each(|text| self.mentioned_in(text, into));
+        for resource in &snapshot.resources {
+            self.mentioned_in(&resource.spec.to_string(), into);
+            resource.annotations.values().for_each(|text| self.mentioned_in(text, into));
         }
     }
 
     /// Adds the words that a text mentions.
     pub fn mentioned_in(&self, text: &str, into: &mut BTreeSet<String>) {
         for word in words(text) {
-            if let Some(found) = self.0.get(word) {
-                into.insert(found.clone());
+            if let Some(candidate) = self.0.get(word) {
+                into.insert(candidate.clone());
             } else if let Ok(reference) = word.parse::<ImageReference>() {
                 // In a reference with a tag and a digest, the digest decides.
                 into.extend(self.0.get(&reference.to_string()).cloned());
@@ -66,9 +66,9 @@ impl Candidates {
 
 /// Splits a text into words at blanks, quotes and the punctuation of YAML and JSON. URL schemes are stripped.
 fn words(text: &str) -> impl Iterator<Item = &str> {
-    let ends = |c: char| c.is_whitespace() || c.is_control() || "\"'`,;{}[]()<>=|\\".contains(c);
-    text.split(ends)
-        .map(|word| word.split_once("://").map_or(word, |(_, rest)| rest))
+    let is_separator = |c: char| c.is_whitespace() || c.is_control() || "\"'`,;{}[]()<>=|\\".contains(c);
+    text.split(is_separator)
+        .map(|word| word.split_once("://").map_or(word, |(_, address)| address))
         .filter(|word| !word.is_empty() && word.len() <= MAX_WORD_LENGTH)
 }
 

@@ -45,8 +45,8 @@ impl Record for KernelRecord {
     const KIND: &'static str = media_type::KERNEL_RECORD;
     const NOTE: &'static str = annotations::KERNELS_SEEN;
 
-    // An invalid kernel or day is an error. Starting a new record instead would lose what the old one knew about old
-    // kernels.
+    // An invalid kernel or day is an error. Starting a new record instead would lose the days of the
+    // kernels in the old one.
     fn parse(text: &str) -> Result<Self, String> {
         let entries: BTreeMap<String, Date> =
             serde_json::from_str(text).map_err(|error| error.to_string())?;

@@ -46,8 +46,7 @@ impl RegistryImage {
             }
             Err(_) => return image,
         };
-        let named = manifest.blobs();
-        image.blobs.extend(named.map(|blob| (blob.digest.clone(), blob.size)));
+        image.blobs.extend(manifest.blobs().map(|blob| (blob.digest.clone(), blob.size)));
         image.base = manifest.annotations.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
         let Ok(facts) = ImageFacts::from_annotations(&manifest.annotations) else { return image };
         // An artifact that refers to an image may name a kernel, but has no input hash.
@@ -67,9 +66,9 @@ impl RegistryImage {
     /// Gives an index the kernels of its images, where all of them are farrier's. Any other index has no kernels and is
     /// kept.
     pub fn add_kernels_of(&mut self, images: &[Self]) {
-        let found = || images.iter().filter(|image| self.members.contains(&image.digest));
-        if found().count() == self.members.len() && found().all(|image| !image.kernels.is_empty()) {
-            self.kernels = found().flat_map(|image| image.kernels.iter().cloned()).collect();
+        let members = || images.iter().filter(|image| self.members.contains(&image.digest));
+        if members().count() == self.members.len() && members().all(|image| !image.kernels.is_empty()) {
+            self.kernels = members().flat_map(|image| image.kernels.iter().cloned()).collect();
         }
     }
 

@@ -19,7 +19,7 @@ fn node(taints: &[(&str, &str, &str)]) -> NodeFacts {
 /// Returns the node as it is while NFD restarts.
 fn unlabeled() -> NodeFacts {
     let mut node = node(&[]);
-    node.labels.retain(|key, _| !is_of_nfd(key));
+    node.labels.retain(|key, _| !is_nfd_label(key));
     node
 }
 

@@ -146,7 +146,7 @@ fn an_image_that_is_not_for_the_kernel_is_missing_there() {
     let plan = world.plan();
     assert!(!plan.nodes[0].ready);
     let next = plan.nodes[0].next.as_ref().unwrap();
-    assert_eq!(table::why_not(next), "mft: the image is for kernels <6.0");
+    assert_eq!(table::missing_images(next), "mft: the image is for kernels <6.0");
     assert_eq!(next.needs[0].image, name("mft"));
 }
 
@@ -201,7 +201,7 @@ fn a_node_whose_hardware_labels_have_not_come_waits() {
     node.has_hardware_labels = false;
     let plan = world.plan();
     assert_eq!((answer(&plan), change(&plan)), ((false, BootReadiness::Unknown), None));
-    assert!(table::why_not(plan.nodes[0].next.as_ref().unwrap()).contains("no hardware label"));
+    assert!(table::missing_images(plan.nodes[0].next.as_ref().unwrap()).contains("no hardware label"));
 }
 
 #[test]
@@ -252,7 +252,7 @@ fn a_node_waits_while_other_nodes_need_the_only_image_of_their_daemon_set() {
     let world = with(serde_json::json!({"strategy": "image"}));
     let plan = world.plan();
     assert_eq!((answer(&plan), change(&plan)), ((false, BootReadiness::Wait), None));
-    insta::assert_snapshot!(table::why_not(plan.nodes[0].next.as_ref().unwrap()), @"mft: DaemonSet kube-system/mft, container driver has one image for all its nodes, and another node runs 6.1.0-47-amd64 (debian 12, amd64); use strategy per-kernel or union, or boot all nodes at once");
+    insta::assert_snapshot!(table::missing_images(plan.nodes[0].next.as_ref().unwrap()), @"mft: DaemonSet kube-system/mft, container driver has one image for all its nodes, and another node runs 6.1.0-47-amd64 (debian 12, amd64); use strategy per-kernel or union, or boot all nodes at once");
     for strategy in ["union", "per-kernel"] {
         assert!(with(serde_json::json!({"strategy": strategy})).plan().nodes[0].ready, "{strategy}");
     }

@@ -242,9 +242,9 @@ impl Change {
         let differs_from_snapshot = match self {
             Self::DaemonSet(change) => !change.image_changes().is_empty(),
             Self::Copy(DaemonSetCopy { namespace, name, manifest, .. }) => {
-                let mut found = snapshot.daemon_sets.iter();
-                let found = found.find(|found| found.namespace == *namespace && found.name == *name);
-                found.is_some_and(|found| changes_image(manifest, found))
+                let mut copies = snapshot.daemon_sets.iter();
+                let copy = copies.find(|copy| copy.namespace == *namespace && copy.name == *name);
+                copy.is_some_and(|copy| changes_image(manifest, copy))
             }
             _ => false,
         };
@@ -266,7 +266,7 @@ impl Change {
         }
     }
 
-    /// Returns what the change does, for a report of the steps of a run: `created DaemonSet kube-system/driver-6-1`.
+    /// Describes the change for a report of the steps of a run: `created DaemonSet kube-system/driver-6-1`.
     pub fn step(&self) -> String {
         let verb = match self {
             Self::Copy(DaemonSetCopy { version: None, .. }) | Self::Check(_) => "created",
@@ -283,7 +283,7 @@ impl Change {
 }
 
 impl DaemonSetChange {
-    /// Returns the images that differ from those that the plan saw.
+    /// Returns the images that differ from the images that the plan saw.
     pub fn image_changes(&self) -> Vec<ImageChange> {
         let Self { namespace, name, version: _, expected, images, affinity: _, annotations: _, proof: _ } =
             self;

@@ -30,7 +30,7 @@ pub enum RolloutDecision {
     Steps { now: Vec<String> },
     /// The image is set once it has been built, checked and published.
     Pending { on: ImageReference },
-    /// The target has the right image.
+    /// The target has the desired image.
     AlreadySet { image: ImageReference },
     /// The target is up to date, and there is no single image to name. `how` describes its state.
     Settled { how: String },
@@ -45,7 +45,7 @@ impl RolloutDecision {
         matches!(self, Self::Rewrite { .. } | Self::Steps { .. })
     }
 
-    /// Whether the decision brings an image to a place that does not have it yet.
+    /// Whether the decision gives the target an image that it does not have yet.
     pub(in crate::plan) fn advances(&self) -> bool {
         self.is_change() || matches!(self, Self::Pending { .. })
     }
@@ -125,14 +125,14 @@ pub(super) struct Peer<'a> {
 impl<'a> Context<'a> {
     /// Whether the rollout upgrades nodes: it is the first of its DaemonSet that asks for an upgrade.
     pub(super) fn carries_upgrade(&self, target: &RolloutTarget) -> bool {
-        let mut orders = self.peers.iter().filter(|peer| peer.spec.upgrade().is_some());
-        orders.next().is_some_and(|first| first.target == target)
+        let mut upgrading = self.peers.iter().filter(|peer| peer.spec.upgrade().is_some());
+        upgrading.next().is_some_and(|first| first.target == target)
     }
 
     /// Returns the containers that an upgrade of the rollout's nodes brings up to date.
-    pub(super) fn upgraded(&self) -> impl Iterator<Item = &'a str> {
-        let orders = self.peers.iter().filter(|peer| peer.spec.upgrade().is_some());
-        orders.filter_map(|peer| Some(peer.spec.daemon_set()?.container.as_str()))
+    pub(super) fn upgraded_containers(&self) -> impl Iterator<Item = &'a str> {
+        let upgrading = self.peers.iter().filter(|peer| peer.spec.upgrade().is_some());
+        upgrading.filter_map(|peer| Some(peer.spec.daemon_set()?.container.as_str()))
     }
 
     /// Returns the image's cells for announced kernels that no node runs.
@@ -140,9 +140,9 @@ impl<'a> Context<'a> {
         self.cells.of(self.image).filter(|cell| cell.nodes == 0 && !cell.announced_by.is_empty())
     }
 
-    /// Returns the operators' resources that decide about the rollout.
+    /// Returns the operators' resources of the cluster and of the rollout's manifests.
     pub(super) fn resources(&self) -> OperatorResources<'a> {
-        OperatorResources::beside(self.inputs, self.spec)
+        OperatorResources::for_rollout(self.inputs, self.spec)
     }
 
     /// Applies guarantee 1 to one kernel: returns a cell's published image by digest, if it passes.

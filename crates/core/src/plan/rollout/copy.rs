@@ -77,7 +77,7 @@ pub(super) fn images_text(images: &BTreeMap<&str, String>) -> String {
     }
 }
 
-/// Returns the image of a container in such a text.
+/// Returns the image of a container in the text of [`images_text`].
 pub(super) fn image_in<'t>(text: &'t str, container: &str) -> Option<&'t str> {
     if !text.contains('=') {
         return Some(text);
@@ -88,7 +88,7 @@ pub(super) fn image_in<'t>(text: &'t str, container: &str) -> Option<&'t str> {
 
 /// Copy that exists in the cluster.
 #[derive(Clone, Debug)]
-pub(super) struct FoundCopy<'a> {
+pub(super) struct LiveCopy<'a> {
     pub(super) facts: &'a DaemonSetFacts,
     pub(super) live: &'a LiveDaemonSet,
     pub(super) target: KernelTarget,
@@ -98,7 +98,7 @@ pub(super) struct FoundCopy<'a> {
 
 /// Desired state of a copy.
 #[derive(Clone, Debug)]
-pub(super) struct WantedCopy<'a> {
+pub(super) struct DesiredCopy<'a> {
     pub(super) original: &'a DaemonSetFacts,
     pub(super) containers: &'a [&'a str],
     /// Handover label of the copy's nodes.
@@ -131,8 +131,8 @@ pub(super) fn copy_name(original: &DaemonSetFacts, target: &KernelTarget) -> Opt
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release)?;
     let parts = [&original.name, os.as_str(), os_version.as_str(), label.as_str(), arch.as_str()];
-    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let text: String = format!("{}-{label}", original.name).chars().map(plain).collect();
+    let sanitize = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let text: String = format!("{}-{label}", original.name).chars().map(sanitize).collect();
     Some(shortened(&text, &short_hash(&parts)))
 }
 
@@ -149,7 +149,7 @@ pub(super) fn name_parts(target: &KernelTarget) -> impl PartialEq + use<'_> {
 }
 
 /// Reads a DaemonSet that is labeled as a copy of `original`; `None` where it is not one or cannot be parsed.
-pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts) -> Option<FoundCopy<'a>> {
+pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts) -> Option<LiveCopy<'a>> {
     let live = facts.live.as_ref()?;
     if facts.namespace != original.namespace || live.labels.get(COPY_OF_LABEL) != Some(&copy_of(original)) {
         return None;
@@ -163,7 +163,7 @@ pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts
     let record =
         live.annotations.get(COPY_RECORD_ANNOTATION).and_then(|text| serde_json::from_str(text).ok());
     let unused_since = live.annotations.get(UNUSED_SINCE).and_then(|text| text.parse().ok());
-    Some(FoundCopy { facts, live, target, record, unused_since })
+    Some(LiveCopy { facts, live, target, record, unused_since })
 }
 
 /// Times in a copy at which a plan must be made again.
@@ -196,16 +196,16 @@ pub(super) fn changes_image(manifest: &Value, before: &DaemonSetFacts) -> bool {
     let record = manifest["metadata"]["annotations"][COPY_RECORD_ANNOTATION].as_str();
     let record: Option<CopyRecord> = record.and_then(|text| serde_json::from_str(text).ok());
     record.is_some_and(|record| {
-        let given = |found: &Container| {
-            image_in(&record.image, &found.name).is_some_and(|image| image == found.image)
+        let is_same = |container: &&Container| {
+            image_in(&record.image, &container.name).is_some_and(|image| image == container.image)
         };
-        let is_set = before.containers.iter().filter(|found| given(found)).count();
-        is_set == 0 || is_set < record.image.split(' ').count()
+        let unchanged = before.containers.iter().filter(is_same).count();
+        unchanged == 0 || unchanged < record.image.split(' ').count()
     })
 }
 
-impl FoundCopy<'_> {
-    /// Whether the copy is owned by this very original. Copies of a deleted DaemonSet are deleted with it.
+impl LiveCopy<'_> {
+    /// Whether this original owns the copy, by UID: copies of a deleted DaemonSet of the same name are deleted with it.
     pub(super) fn belongs_to(&self, original: &LiveDaemonSet) -> bool {
         let owners = self.live.manifest.pointer("/metadata/ownerReferences").and_then(Value::as_array);
         owners.into_iter().flatten().any(|owner| owner["uid"] == original.version.uid.as_str())
@@ -221,38 +221,38 @@ impl FoundCopy<'_> {
     }
 
     /// Whether the copy has all annotations of `manifest`, and thus its content.
-    pub(super) fn is(&self, manifest: &Value) -> bool {
-        let wanted = &manifest["metadata"]["annotations"];
+    pub(super) fn matches(&self, manifest: &Value) -> bool {
+        let desired = &manifest["metadata"]["annotations"];
         [RELEASE, APPLIED, UNUSED_SINCE, COPY_RECORD_ANNOTATION].into_iter().all(|key| {
-            wanted.get(key).and_then(Value::as_str) == self.live.annotations.get(key).map(String::as_str)
+            desired.get(key).and_then(Value::as_str) == self.live.annotations.get(key).map(String::as_str)
         })
     }
 }
 
 /// Returns the whole object to apply; `None` where the original is malformed.
-pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
-    let WantedCopy { original, containers, handover, name, target, record, unused_since } = wanted;
+pub(super) fn manifest(desired: &DesiredCopy<'_>) -> Option<Arc<Value>> {
+    let DesiredCopy { original, containers, handover, name, target, record, unused_since } = desired;
     let live = original.live.as_ref()?;
     let kernel = KernelLabel::of(&target.release)?;
-    let marks = [(COPY_OF_LABEL, copy_of(original)), (COPY_KERNEL_LABEL, kernel.to_string())];
+    let copy_labels = [(COPY_OF_LABEL, copy_of(original)), (COPY_KERNEL_LABEL, kernel.to_string())];
 
-    let theirs = live.manifest.get("spec")?.as_object()?;
+    let original_spec = live.manifest.get("spec")?.as_object()?;
     let mut spec = Map::new();
     for key in ["minReadySeconds", "revisionHistoryLimit", "selector", "template"] {
-        if let Some(value) = theirs.get(key) {
+        if let Some(value) = original_spec.get(key) {
             spec.insert(key.to_owned(), value.clone());
         }
     }
-    if let Some(strategy) = theirs.get("updateStrategy") {
+    if let Some(strategy) = original_spec.get("updateStrategy") {
         spec.insert("updateStrategy".to_owned(), without_surge(strategy));
     }
     let selector = entry(&mut spec, "selector")?;
-    let sibling = selector.clone();
-    insert_all(entry(selector, "matchLabels")?, &marks);
+    let original_selector = selector.clone();
+    insert_all(entry(selector, "matchLabels")?, &copy_labels);
     let template = entry(&mut spec, "template")?;
     let template_meta = entry(template, "metadata")?;
     template_meta.remove("creationTimestamp");
-    insert_all(entry(template_meta, "labels")?, &marks);
+    insert_all(entry(template_meta, "labels")?, &copy_labels);
     let pod = entry(template, "spec")?;
     for container in *containers {
         set_image(pod, container, image_in(&record.image, container)?);
@@ -267,7 +267,7 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     insert_all(entry(pod, "nodeSelector")?, &selectors);
     let affinity = entry(pod, "affinity")?;
     remove_fence(affinity, handover);
-    repel_pods(affinity, &sibling)?;
+    repel_pods(affinity, &original_selector)?;
 
     let mut object = json!({
         "apiVersion": "apps/v1",
@@ -279,8 +279,8 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
             // of its objects.
             "labels": {
                 "app.kubernetes.io/managed-by": "farrier",
-                COPY_OF_LABEL: marks[0].1,
-                COPY_KERNEL_LABEL: marks[1].1,
+                COPY_OF_LABEL: copy_labels[0].1,
+                COPY_KERNEL_LABEL: copy_labels[1].1,
             },
             "ownerReferences": [{
                 "apiVersion": "apps/v1",
@@ -296,15 +296,15 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     canonical.sort_all_objects();
     let mut hash = InputHasher::new("farrier.dev/copy/1");
     hash.add("object", canonical.to_string());
-    let mut notes = json!({
+    let mut annotations = json!({
         RELEASE: target.release.as_str(),
         APPLIED: hash.finish().to_string(),
         COPY_RECORD_ANNOTATION: serde_json::to_string(record).ok()?,
     });
     if let Some(since) = unused_since {
-        notes[UNUSED_SINCE] = since.to_string().into();
+        annotations[UNUSED_SINCE] = since.to_string().into();
     }
-    object["metadata"]["annotations"] = notes;
+    object["metadata"]["annotations"] = annotations;
     Some(Arc::new(object))
 }
 
@@ -324,8 +324,8 @@ fn insert_all(map: &mut Map<String, Value>, pairs: &[(&str, String)]) {
 fn set_image(pod: &mut Map<String, Value>, container: &str, image: &str) {
     for list in ["initContainers", "containers"] {
         let containers = pod.get_mut(list).and_then(Value::as_array_mut);
-        for found in containers.into_iter().flatten().filter(|found| found["name"] == container) {
-            found["image"] = image.into();
+        for spec in containers.into_iter().flatten().filter(|spec| spec["name"] == container) {
+            spec["image"] = image.into();
         }
     }
 }
@@ -349,19 +349,19 @@ fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
     let Some(node) = affinity.get_mut("nodeAffinity").and_then(Value::as_object_mut) else { return };
     let terms = node.get_mut(REQUIRED).and_then(|required| required.get_mut("nodeSelectorTerms"));
     let Some(terms) = terms.and_then(Value::as_array_mut) else { return };
-    let mut opened = false;
+    let mut is_unrestricted = false;
     for term in terms.iter_mut().filter_map(Value::as_object_mut) {
         let Some(expressions) = term.get_mut("matchExpressions").and_then(Value::as_array_mut) else {
             continue;
         };
-        let before = expressions.len();
-        expressions.retain(|found| found["key"] != handover || found["operator"] != "DoesNotExist");
-        let removed = expressions.len() < before;
+        let count = expressions.len();
+        expressions.retain(|entry| entry["key"] != handover || entry["operator"] != "DoesNotExist");
+        let removed = expressions.len() < count;
         term.retain(|_, list| list.as_array().is_none_or(|list| !list.is_empty()));
-        opened |= removed && term.is_empty();
+        is_unrestricted |= removed && term.is_empty();
     }
     // A term with nothing but the fence means that the original had no affinity.
-    if opened {
+    if is_unrestricted {
         node.remove(REQUIRED);
     }
     if node.is_empty() {
@@ -371,15 +371,15 @@ fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
 
 /// Adds a pod anti-affinity, so that no node has two driver pods: the scheduler waits until the old pod is gone. The
 /// scheduler also honors the anti-affinity of running pods, so the original's pods wait for the copies' pods in the
-/// same way. `sibling` is the original's whole selector and selects all of them; an empty selector would select every
-/// pod of the namespace.
-fn repel_pods(affinity: &mut Map<String, Value>, sibling: &Map<String, Value>) -> Option<()> {
+/// same way. `original_selector` selects the pods of the original and of all copies; an empty selector would select
+/// every pod of the namespace.
+fn repel_pods(affinity: &mut Map<String, Value>, original_selector: &Map<String, Value>) -> Option<()> {
     let pods = entry(affinity, "podAntiAffinity")?;
     let required = pods
         .entry("requiredDuringSchedulingIgnoredDuringExecution")
         .or_insert_with(|| Value::Array(Vec::new()));
     required.as_array_mut()?.push(json!({
-        "labelSelector": sibling,
+        "labelSelector": original_selector,
         "topologyKey": "kubernetes.io/hostname",
     }));
     Some(())

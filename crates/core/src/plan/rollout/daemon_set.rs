@@ -9,20 +9,24 @@ use crate::{
     plan::{Container, LiveDaemonSet, ManifestFacts, Owner},
 };
 
+/// Container whose image a rollout sets, with its DaemonSet.
 #[derive(Clone, Copy)]
-pub(super) struct Named<'a> {
+pub(super) struct TargetContainer<'a> {
     pub(super) daemon_set: &'a DaemonSetFacts,
     pub(super) container: &'a Container,
 }
 
 /// Returns the target's DaemonSet and container, if farrier may set the image.
-pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Result<Named<'a>, HoldReason> {
-    let RolloutObject::DaemonSet(wanted) = &target.object else { return Err(HoldReason::NOT_FOUND) };
-    let daemon_set: &DaemonSetFacts = single(inputs, target, wanted)?;
-    let mut containers = daemon_set.containers.iter().filter(|found| found.name == *wanted.container);
+pub(super) fn target_container<'a>(
+    inputs: &PlanInputs<'a>,
+    target: &RolloutTarget,
+) -> Result<TargetContainer<'a>, HoldReason> {
+    let RolloutObject::DaemonSet(name) = &target.object else { return Err(HoldReason::NOT_FOUND) };
+    let daemon_set: &DaemonSetFacts = single(inputs, target, name)?;
+    let mut containers = daemon_set.containers.iter().filter(|container| container.name == *name.container);
     let (Some(container), None) = (containers.next(), containers.next()) else {
         let found = daemon_set.containers.iter().map(|container| container.name.clone()).collect();
-        return Err(HoldReason::NoContainer { container: wanted.container.to_string(), found });
+        return Err(HoldReason::NoContainer { container: name.container.to_string(), found });
     };
     if let Some(owner) = &daemon_set.owner {
         return Err(HoldReason::Owned { remedy: remedy(owner), owner: owner.clone() });
@@ -33,7 +37,7 @@ pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Resu
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
-    Ok(Named { daemon_set, container })
+    Ok(TargetContainer { daemon_set, container })
 }
 
 /// Returns the target's DaemonSet in a live cluster, for rollouts that change more than one field.
@@ -41,7 +45,7 @@ pub(super) fn original<'a>(
     context: &Context<'a>,
     target: &RolloutTarget,
 ) -> Result<(&'a DaemonSetFacts, &'a LiveDaemonSet, &'a str), HoldReason> {
-    let Named { daemon_set, container } = named(context.inputs, target)?;
+    let TargetContainer { daemon_set, container } = target_container(context.inputs, target)?;
     let live = daemon_set.live.as_ref().ok_or(HoldReason::OnlyLive)?;
     if live.deleting {
         return Err(HoldReason::Deleting);
@@ -49,14 +53,15 @@ pub(super) fn original<'a>(
     Ok((daemon_set, live, &container.name))
 }
 
-/// Returns the manifests that were read from a place.
+/// Returns the manifests that were read from a location.
 pub(super) fn manifests<'a>(
     inputs: &PlanInputs<'a>,
-    place: &ManifestLocation,
+    location: &ManifestLocation,
 ) -> Result<&'a ManifestFacts, HoldReason> {
     let unreadable = |detail| HoldReason::Unreadable { detail };
-    let read = inputs.manifests.get(place).ok_or_else(|| unreadable(format!("{place} was not read")))?;
-    read.as_ref().map_err(|detail| unreadable(detail.clone()))
+    let manifests =
+        inputs.manifests.get(location).ok_or_else(|| unreadable(format!("{location} was not read")))?;
+    manifests.as_ref().map_err(|detail| unreadable(detail.clone()))
 }
 
 /// Suggests an alternative to writing a DaemonSet that an operator owns.

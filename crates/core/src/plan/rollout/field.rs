@@ -1,12 +1,12 @@
-//! Decides about one field that farrier sets and that other writers may set too. farrier never fights another writer, and never
-//! goes back to a value that did not work.
+//! Decides about one field that farrier sets and that other writers may set too. farrier does not repeat a write that another
+//! writer reverts, and does not set a value again that did not work.
 //!
 //! | state of the record | field holds | desired value | decision |
 //! |---|---|---|---|
 //! | none | another value | any | set the desired value |
-//! | set | recorded value | recorded value | the pods decide: good (recorded once), or put the previous value back |
+//! | set | recorded value | recorded value | pods ready: record `good` once; pods failed: restore the previous value |
 //! | set, good | recorded value | another value | set the desired value |
-//! | set, good | another value | any | reverted by another writer: set it again; leave it after a second revert within an hour |
+//! | set, good | another value | any | another writer reverted it: set it again; leave the field after a second revert within an hour |
 //! | failed, rolled back | any | recorded value | leave the field until the desired value changes |
 //! | conflict | any | recorded value | leave the field |
 //! | conflict | any | another value | set the desired value, once an hour has passed |
@@ -25,7 +25,7 @@ use super::{
 use crate::plan::Instance;
 
 /// Number of reverts by another writer after which farrier leaves the field.
-const REVERTS: u32 = 2;
+const MAX_REVERTS: u32 = 2;
 
 /// Decision about one field.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,65 +49,66 @@ pub(super) struct Field<'a> {
     /// Current value.
     pub(super) current: &'a Value,
     /// Desired value.
-    pub(super) wished: &'a Value,
+    pub(super) desired: &'a Value,
     /// Time of the plan.
     pub(super) now: Timestamp,
     /// This farrier.
     pub(super) instance: &'a Instance,
 }
 
-/// Decides about a field. `progress` reports how the pods with the recorded value are doing; it is called only where
-/// that matters.
+/// Decides about a field. `progress` returns the progress of the pods with the recorded value; it is called only where
+/// the decision depends on the pods.
 pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> Progress) -> Step {
-    let Field { record, current, wished, now, instance } = *field;
-    let fresh = |changed_back, replaced: &Value| FieldRecord {
-        set: wished.clone(),
+    let Field { record, current, desired, now, instance } = *field;
+    let entry = |changed_back, replaced: &Value| FieldRecord {
+        set: desired.clone(),
         replaced: replaced.clone(),
         at: now,
         state: RecordState::Set,
         changed_back,
         why: None,
         by: instance.to_string(),
-        earlier: record.map(|record| record.history(wished)).unwrap_or_default(),
+        earlier: record.map(|record| record.history(desired)).unwrap_or_default(),
     };
     let Some(record) = record else {
-        return if current == wished { Step::Keep } else { Step::Set(fresh(0, current)) };
+        return if current == desired { Step::Keep } else { Step::Set(entry(0, current)) };
     };
     // Two instances would overwrite each other forever.
-    let is_others = !record.by.is_empty() && record.by != instance.to_string();
-    let stands = matches!(record.state, RecordState::Set | RecordState::Good) && *current == record.set;
-    if is_others && stands && current != wished {
+    let is_from_other = !record.by.is_empty() && record.by != instance.to_string();
+    let is_in_place = matches!(record.state, RecordState::Set | RecordState::Good) && *current == record.set;
+    if is_from_other && is_in_place && current != desired {
         return Step::Leave(None, HoldReason::OtherInstance { name: record.by.clone() });
     }
-    let count = if record.is_quiet(now) { 0 } else { record.changed_back };
+    let reverts = if record.is_quiet(now) { 0 } else { record.changed_back };
     match record.state {
         RecordState::Set if *current == record.set => match progress(record) {
-            Progress::Failed { node, messages } if current == wished => restore(record, &node, &messages),
-            Progress::Good if current == wished => {
+            Progress::Failed { node, messages } if current == desired => restore(record, &node, &messages),
+            Progress::Good if current == desired => {
                 Step::Note(FieldRecord { state: RecordState::Good, ..record.clone() })
             }
-            Progress::Good => Step::Set(fresh(count, current)),
-            // The recorded value never worked, so keep the value before it as the one to go back to.
-            Progress::Waiting | Progress::Failed { .. } if current != wished => {
-                Step::Set(fresh(count, &record.replaced))
+            Progress::Good => Step::Set(entry(reverts, current)),
+            // The recorded value never worked, so keep the previous value as the one to restore.
+            Progress::Waiting | Progress::Failed { .. } if current != desired => {
+                Step::Set(entry(reverts, &record.replaced))
             }
             Progress::Waiting | Progress::Failed { .. } => Step::Keep,
         },
-        _ if current == wished => Step::Keep,
-        RecordState::Good if *current == record.set => Step::Set(fresh(count, current)),
-        RecordState::Set | RecordState::Good if count + 1 < REVERTS => Step::Set(fresh(count + 1, current)),
-        RecordState::Set | RecordState::Good => {
-            let times = count + 1;
-            let left =
-                FieldRecord { state: RecordState::Conflict, changed_back: times, ..fresh(times, current) };
-            Step::Leave(Some(left), HoldReason::ChangedBack { times })
+        _ if current == desired => Step::Keep,
+        RecordState::Good if *current == record.set => Step::Set(entry(reverts, current)),
+        RecordState::Set | RecordState::Good if reverts + 1 < MAX_REVERTS => {
+            Step::Set(entry(reverts + 1, current))
         }
-        RecordState::Conflict if *wished == record.set || !record.is_quiet(now) => {
+        RecordState::Set | RecordState::Good => {
+            let times = reverts + 1;
+            let conflict = FieldRecord { state: RecordState::Conflict, ..entry(times, current) };
+            Step::Leave(Some(conflict), HoldReason::ChangedBack { times })
+        }
+        RecordState::Conflict if *desired == record.set || !record.is_quiet(now) => {
             Step::Leave(None, HoldReason::ChangedBack { times: record.changed_back })
         }
         RecordState::Conflict | RecordState::Failed | RecordState::RolledBack => {
-            let refused = record.refused().filter(|_| *wished == record.set);
-            refused.map_or_else(|| Step::Set(fresh(count, current)), |why| Step::Leave(None, why))
+            let refused = record.refused().filter(|_| *desired == record.set);
+            refused.map_or_else(|| Step::Set(entry(reverts, current)), |why| Step::Leave(None, why))
         }
     }
 }
@@ -122,12 +123,12 @@ fn restore(record: &FieldRecord, node: &str, messages: &[String]) -> Step {
     let failed = FieldRecord { state: RecordState::Failed, why: Some(why.clone()), ..record.clone() };
     let reason = HoldReason::RolloutFailed { at: record.at, why };
     // Without a previous value there is nothing to restore.
-    let nothing = match &record.replaced {
+    let has_no_previous = match &record.replaced {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
         _ => false,
     };
-    if nothing { Step::Leave(None, reason) } else { Step::Restore(failed, reason) }
+    if has_no_previous { Step::Leave(None, reason) } else { Step::Restore(failed, reason) }
 }
 
 /// Limits the length of container messages, because annotations have a size limit.

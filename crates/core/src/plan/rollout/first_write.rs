@@ -1,9 +1,11 @@
-//! Warns before the first write of an image field: who else writes the DaemonSet, whether its pods can pull the image, and which
-//! pods restart.
+//! Warnings before the first write of an image field: about other writers of the DaemonSet, missing pull secrets, and pods that
+//! restart.
 
 use serde::Serialize;
 
-use super::{Context, Record, RolloutObject, RolloutTarget, daemon_set::named, handover::at_once};
+use super::{
+    Context, Record, RolloutObject, RolloutTarget, daemon_set::target_container, handover::unavailable_limit,
+};
 use crate::{
     image::Strategy,
     plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION, PodFacts, UpdateStrategy},
@@ -26,7 +28,7 @@ pub struct RolloutWarning {
 
 impl RolloutWarning {
     /// Code of the warning about missing pull secrets. It applies only if the registry refuses anonymous pulls, which the caller
-    /// finds out.
+    /// checks.
     pub const PULL_SECRETS: &'static str = "no-pull-secrets";
 
     fn new(code: &'static str, message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -44,10 +46,10 @@ pub(super) fn warnings(context: &Context<'_>, target: &RolloutTarget) -> Vec<Rol
 
 /// Returns the target's DaemonSet in the cluster, if the image field holds a foreign image and farrier may set it.
 fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a LiveDaemonSet> {
-    let RolloutObject::DaemonSet(wanted) = &target.object else { return None };
-    let container = named(context.inputs, target).ok()?.container;
-    let live =
-        context.inputs.snapshot.daemon_sets.iter().find(|found| found.is_named(wanted))?.live.as_ref()?;
+    let RolloutObject::DaemonSet(name) = &target.object else { return None };
+    let container = target_container(context.inputs, target).ok()?.container;
+    let mut daemon_sets = context.inputs.snapshot.daemon_sets.iter();
+    let live = daemon_sets.find(|daemon_set| daemon_set.is_named(name))?.live.as_ref()?;
     let repository = context.inputs.cells.location.repository(context.image).ok()?.to_string();
     let image = container.image.strip_prefix(&repository).unwrap_or_default();
     let is_written = image.starts_with(['@', ':'])
@@ -58,10 +60,10 @@ fn unwritten<'a>(context: &Context<'a>, target: &RolloutTarget) -> Option<&'a Li
 
 /// Returns the warning about a tool that will revert the write.
 fn other_writer(live: &LiveDaemonSet, manager: &str) -> Option<RolloutWarning> {
-    let note = |key: &str| live.manifest["metadata"]["annotations"][key].as_str();
+    let annotation = |key: &str| live.manifest["metadata"]["annotations"][key].as_str();
     let label = |key: &str| live.labels.get(key).map(String::as_str);
     // Only an id that names the object itself counts; a copied annotation names another one.
-    let tracked = note("argocd.argoproj.io/tracking-id").and_then(|id| {
+    let tracked = annotation("argocd.argoproj.io/tracking-id").and_then(|id| {
         let (application, object) = id.split_once(':')?;
         let [namespace, name] = ["namespace", "name"].map(|key| live.manifest["metadata"][key].as_str());
         (object == format!("apps/DaemonSet:{}/{}", namespace?, name?)).then_some(application)
@@ -78,7 +80,7 @@ fn other_writer(live: &LiveDaemonSet, manager: &str) -> Option<RolloutWarning> {
             ),
         ));
     }
-    if let Some(release) = note("meta.helm.sh/release-name") {
+    if let Some(release) = annotation("meta.helm.sh/release-name") {
         return Some(RolloutWarning::new(
             "helm",
             format!(
@@ -104,15 +106,15 @@ fn no_pull_secrets(context: &Context<'_>, live: &LiveDaemonSet) -> Option<Rollou
     let prefix = &context.inputs.cells.location.prefix;
     let host = prefix.split('/').next().unwrap_or_default();
     let pods = &context.inputs.snapshot.pods;
-    let mut own = pods.iter().filter(|pod| pod.daemon_set == live.version.uid).peekable();
-    let from_registry = |image: &String| image.strip_prefix(host).is_some_and(|rest| rest.starts_with('/'));
-    let pulled =
+    let mut own_pods = pods.iter().filter(|pod| pod.daemon_set == live.version.uid).peekable();
+    let from_registry = |image: &String| image.strip_prefix(host).is_some_and(|path| path.starts_with('/'));
+    let pulls_without_secrets =
         |pod: &PodFacts| pod.ready && pod.pull_secrets == 0 && pod.images.values().any(from_registry);
     let template = &live.manifest["spec"]["template"]["spec"]["imagePullSecrets"];
-    let has_none = own.peek().is_some()
-        && own.all(|pod| pod.pull_secrets == 0)
+    let has_none = own_pods.peek().is_some()
+        && own_pods.all(|pod| pod.pull_secrets == 0)
         && template.as_array().is_none_or(Vec::is_empty)
-        && !pods.iter().any(pulled)
+        && !pods.iter().any(pulls_without_secrets)
         && !CLOUD_REGISTRIES.iter().any(|suffix| host.ends_with(suffix));
     has_none.then(|| {
         RolloutWarning::new(
@@ -125,7 +127,7 @@ fn no_pull_secrets(context: &Context<'_>, live: &LiveDaemonSet) -> Option<Rollou
 
 /// Returns the warning about the pods that the first write restarts.
 fn restarts(context: &Context<'_>, live: &LiveDaemonSet) -> Option<RolloutWarning> {
-    let (pods, limit) = (live.desired, at_once(live.max_unavailable, live.desired));
+    let (pods, limit) = (live.desired, unavailable_limit(live.max_unavailable, live.desired));
     let in_order = "to choose order and time, use updateStrategy OnDelete, and `upgrade` in the rollout";
     match live.update {
         _ if pods == 0 || context.spec.upgrade().is_some() => None,

@@ -31,11 +31,11 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     .map_or(Ok(decided), Err)
 }
 
-/// Holds a change that was already proposed. A change is proposed only once: a closed pull request whose branch remains
-/// counts as rejected.
+/// Returns the hold for a change that was already proposed. A change is proposed only once: a closed pull request whose
+/// branch remains counts as rejected.
 fn proposed(context: &Context<'_>, target: &RolloutTarget, decided: &Decided) -> Option<HoldReason> {
-    let place = target.place.as_ref()?;
-    let proposals = &manifests(context.inputs, place).ok()?.proposals;
+    let location = target.place.as_ref()?;
+    let proposals = &manifests(context.inputs, location).ok()?.proposals;
     let [change] = decided.changes.as_slice() else { return None };
     let GitCommit { branch, message: _ } = commit(context.spec, context.image.as_str(), change)?;
     proposals.contains(&branch).then_some(HoldReason::Proposed { branch })
@@ -43,16 +43,16 @@ fn proposed(context: &Context<'_>, target: &RolloutTarget, decided: &Decided) ->
 
 /// Returns the hold where the cluster does not have the repository's image yet.
 fn not_synced(context: &Context<'_>, image: &ImageReference) -> Option<HoldReason> {
-    let (snapshot, wanted) = (context.inputs.snapshot, context.spec.daemon_set()?);
+    let (snapshot, target) = (context.inputs.snapshot, context.spec.daemon_set()?);
     if let Some(why) = unseen(context, ObservedKind::DaemonSets) {
         return Some(why);
     }
-    let found = match snapshot.daemon_sets.iter().find(|found| found.is_named(wanted)) {
+    let found = match snapshot.daemon_sets.iter().find(|daemon_set| daemon_set.is_named(target)) {
         None => "it has no such DaemonSet".to_owned(),
-        Some(found) => match found.image_of(&wanted.container) {
+        Some(daemon_set) => match daemon_set.image_of(&target.container) {
             None => "its DaemonSet has no such container".to_owned(),
-            Some(found) if is_same_image(found, &image.to_string()) => return None,
-            Some(found) => format!("it has {found}"),
+            Some(current) if is_same_image(current, &image.to_string()) => return None,
+            Some(current) => format!("it has {current}"),
         },
     };
     Some(HoldReason::NotSynced { found })
@@ -60,22 +60,22 @@ fn not_synced(context: &Context<'_>, image: &ImageReference) -> Option<HoldReaso
 
 /// Returns the hold where the cluster's resource does not have the repository's fields yet.
 fn resource_not_synced(context: &Context<'_>, target: &RolloutTarget) -> Option<HoldReason> {
-    let wanted = context.spec.resource()?;
+    let name = context.spec.resource()?;
     if let Some(why) = unseen(context, ObservedKind::Resources) {
         return Some(why);
     }
-    let set = resource::current(single::<ResourceFacts>(context.inputs, target, wanted).ok()?);
-    let found = match context.inputs.snapshot.resources.iter().find(|found| found.is_named(wanted)) {
+    let in_repository = resource::current(single::<ResourceFacts>(context.inputs, target, name).ok()?);
+    let found = match context.inputs.snapshot.resources.iter().find(|resource| resource.is_named(name)) {
         None => "it has no such resource".to_owned(),
-        Some(live) if resource::current(live) == set => return None,
+        Some(live) if resource::current(live) == in_repository => return None,
         Some(live) => format!("it has {}", resource::current(live)),
     };
     Some(HoldReason::NotSynced { found })
 }
 
-fn unseen(context: &Context<'_>, what: ObservedKind) -> Option<HoldReason> {
-    let detail = context.inputs.snapshot.unseen.get(&what)?;
-    Some(HoldReason::Unseen { what, detail: detail.clone() })
+fn unseen(context: &Context<'_>, kind: ObservedKind) -> Option<HoldReason> {
+    let detail = context.inputs.snapshot.unseen.get(&kind)?;
+    Some(HoldReason::Unseen { what: kind, detail: detail.clone() })
 }
 
 /// Returns the commit that makes a planned change; `None` for other strategies.
@@ -133,8 +133,8 @@ fn filled<'a>(text: &str, value: &dyn Fn(&str) -> Option<&'a str>) -> String {
     let mut parts = text.split('{');
     let mut filled = parts.next().unwrap_or_default().to_owned();
     for part in parts {
-        match part.split_once('}').and_then(|(name, rest)| Some((value(name)?, rest))) {
-            Some((value, rest)) => filled.extend([value, rest]),
+        match part.split_once('}').and_then(|(name, suffix)| Some((value(name)?, suffix))) {
+            Some((value, suffix)) => filled.extend([value, suffix]),
             None => filled.extend(["{", part]),
         }
     }

@@ -1,14 +1,14 @@
 //! Decides which of two DaemonSets a node belongs to, by a label on the node and a requirement (the fence) in the
 //! original DaemonSet that keeps it off nodes with that label.
 //!
-//! The label is the switch. One write to one node moves it from the original to its kernel's copy or back, so that at
-//! every moment exactly one of them selects the node.
+//! One write of the label to a node moves the node from the original to its kernel's copy, or back, so that at every
+//! moment exactly one of the two DaemonSets selects the node.
 
 use crate::{
     image::InputHasher,
     plan::{
         NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm,
-        labels::{HANDOVER_LABELS, operator_upgrade_in_progress},
+        labels::{HANDOVER_LABEL_PREFIX, operator_upgrade_in_progress},
     },
 };
 
@@ -18,7 +18,7 @@ pub(in crate::plan) const HANDED_OVER: &str = "handed-over";
 /// Returns the key of the label that marks nodes of a copy of this DaemonSet. A DaemonSet's name can have 253
 /// characters and a label key 63, hence the hash.
 pub fn handover_label(namespace: &str, daemon_set: &str) -> String {
-    format!("{HANDOVER_LABELS}{}", short_hash(&[namespace, daemon_set]))
+    format!("{HANDOVER_LABEL_PREFIX}{}", short_hash(&[namespace, daemon_set]))
 }
 
 /// Returns a hash of eight hexadecimal digits that distinguishes names.
@@ -41,7 +41,7 @@ pub(super) fn is_fenced(affinity: &NodeAffinity, label: &str) -> bool {
         NodeAffinity::Terms(terms) => terms
             .iter()
             .filter(|term| !admits_none(term))
-            .all(|term| term.expressions.iter().any(fence_of(label))),
+            .all(|term| term.expressions.iter().any(is_fence(label))),
         NodeAffinity::Any | NodeAffinity::Unsupported(_) => false,
     }
 }
@@ -71,7 +71,7 @@ pub(super) fn without_fence(affinity: &NodeAffinity, label: &str) -> NodeAffinit
     let mut kept = Vec::new();
     for term in terms.iter().filter(|term| !admits_none(term)) {
         let mut term = term.clone();
-        term.expressions.retain(|requirement| !fence_of(label)(requirement));
+        term.expressions.retain(|requirement| !is_fence(label)(requirement));
         if admits_none(&term) {
             return NodeAffinity::Any;
         }
@@ -84,7 +84,7 @@ fn admits_none(term: &SelectorTerm) -> bool {
     term.expressions.is_empty() && term.fields.is_empty()
 }
 
-fn fence_of(label: &str) -> impl Fn(&Requirement) -> bool {
+fn is_fence(label: &str) -> impl Fn(&Requirement) -> bool {
     move |requirement| requirement.key == label && requirement.operator == Operator::DoesNotExist
 }
 
@@ -93,13 +93,13 @@ pub(super) fn is_in_maintenance(node: &NodeFacts) -> bool {
     node.unschedulable || operator_upgrade_in_progress(&node.labels).is_some()
 }
 
-/// Returns how many of `wanted` pods may be unavailable at once. A percentage is rounded up, as by the DaemonSet
+/// Returns how many of `desired` pods may be unavailable at once. A percentage is rounded up, as by the DaemonSet
 /// controller. Zero, which is valid in a DaemonSet with a surge, counts as one, because nothing could ever change
 /// otherwise.
-pub(super) fn at_once(count: PodCount, wanted: usize) -> usize {
+pub(super) fn unavailable_limit(count: PodCount, desired: usize) -> usize {
     match count {
         PodCount::Number(number) => number,
-        PodCount::Percent(share) => wanted.saturating_mul(share).div_ceil(100),
+        PodCount::Percent(share) => desired.saturating_mul(share).div_ceil(100),
     }
     .max(1)
 }
@@ -159,9 +159,12 @@ mod tests {
 
     #[test]
     fn shares_are_rounded_up() {
-        let share = |share, wanted| at_once(PodCount::Percent(share), wanted);
+        let share = |share, wanted| unavailable_limit(PodCount::Percent(share), wanted);
         assert_eq!([share(10, 5), share(10, 20), share(100, 7), share(0, 7)], [1, 2, 7, 1]);
-        assert_eq!([at_once(PodCount::Number(3), 1), at_once(PodCount::Number(0), 9)], [3, 1]);
+        assert_eq!(
+            [unavailable_limit(PodCount::Number(3), 1), unavailable_limit(PodCount::Number(0), 9)],
+            [3, 1]
+        );
     }
 
     #[test]

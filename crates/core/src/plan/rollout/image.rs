@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{
     Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision,
     RolloutTarget,
-    daemon_set::{Named, named, original},
+    daemon_set::{TargetContainer, original, target_container},
     field::{self, Field, Step},
     no_image,
     reached::{NodesByKernel, Reached, check_supported},
@@ -26,18 +26,18 @@ use crate::{
 };
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    let named = named(context.inputs, target)?;
-    decide_for(context, named, named.daemon_set)
+    let container = target_container(context.inputs, target)?;
+    decide_for(context, container, container.daemon_set)
 }
 
-/// Decides for the nodes that `placed` reaches.
+/// Decides for the nodes that the pods of `reaching` reach.
 pub(super) fn decide_for(
     context: &Context<'_>,
-    Named { daemon_set, container: Container { name, .. } }: Named<'_>,
-    placed: &DaemonSetFacts,
+    TargetContainer { daemon_set, container: Container { name, .. } }: TargetContainer<'_>,
+    reaching: &DaemonSetFacts,
 ) -> Result<Decided, HoldReason> {
-    check_supported(&placed.placement)?;
-    let object = ReachingObject::daemon_set(placed, context.inputs.snapshot);
+    check_supported(&reaching.placement)?;
+    let object = ReachingObject::daemon_set(reaching, context.inputs.snapshot);
     let kernels = Reached::by(&object, context.groups).known()?;
     let shared = common_tag(context, &kernels)?;
     let (mut image, mut tag) = (None, shared);
@@ -58,9 +58,9 @@ pub(super) fn decide_for(
     }
     if let Some(tag) = shared {
         let index = context.observed.published.get(tag);
-        let leads_to =
+        let has_architectures =
             |index: &&Published| kernels.keys().all(|kernel| index.platforms.contains_key(&kernel.arch));
-        let Some(index) = index.filter(leads_to) else {
+        let Some(index) = index.filter(has_architectures) else {
             return Ok(RolloutDecision::Pending { on: tag.clone() }.into());
         };
         image = Some(index.pinned(tag));
@@ -92,12 +92,12 @@ fn common_tag<'a>(
 
 /// Returns a node of a kernel whose nodes are all not ready. Each item has the nodes of one kernel.
 fn first_not_ready<'a>(kernels: impl IntoIterator<Item = &'a Vec<&'a NodeFacts>>) -> Option<NotReadyNode> {
-    let dead = kernels.into_iter().filter(|nodes| nodes.iter().all(|node| node.not_ready));
-    NotReadyNode::first(dead.flatten().copied())
+    let not_ready = kernels.into_iter().filter(|nodes| nodes.iter().all(|node| node.not_ready));
+    NotReadyNode::first(not_ready.flatten().copied())
 }
 
 /// Returns the text for an image where `from` is written. A tag beside the digest stays, and becomes the image's `tag`.
-fn written(from: &Container, to: &ImageReference, tag: Option<&ImageReference>) -> String {
+fn image_text(from: &Container, to: &ImageReference, tag: Option<&ImageReference>) -> String {
     if from.image.parse().is_ok_and(|image: ImageReference| image == *to) {
         return from.image.clone();
     }
@@ -117,14 +117,14 @@ pub(super) fn set_image(
     to: ImageReference,
     tag: Option<&ImageReference>,
 ) -> Result<Decided, HoldReason> {
-    let found = daemon_set.containers.iter().find(|found| found.name == container);
-    let from = found.map(|found| found.image.clone()).unwrap_or_default();
-    let text = found.map_or_else(|| to.to_string(), |found| written(found, &to, tag));
+    let current = daemon_set.containers.iter().find(|other| other.name == container);
+    let from = current.map(|current| current.image.clone()).unwrap_or_default();
+    let text = current.map_or_else(|| to.to_string(), |current| image_text(current, &to, tag));
     let Some(live) = &daemon_set.live else {
         if from == text {
             return Ok(RolloutDecision::AlreadySet { image: to }.into());
         }
-        let mut change = naming(daemon_set, &Record::default());
+        let mut change = owned_fields(daemon_set, &Record::default());
         change.expected.insert(container.to_owned(), from.clone());
         change.images.insert(container.to_owned(), text);
         change.proof.push(to.clone());
@@ -135,17 +135,17 @@ pub(super) fn set_image(
         return Err(HoldReason::Deleting);
     }
     let record = Record::of(&live.annotations)?;
-    let (current, wished) = (Value::String(from.clone()), Value::String(text.clone()));
+    let (current, desired) = (Value::String(from.clone()), Value::String(text.clone()));
     let field = Field {
         record: record.0.get(container),
         current: &current,
-        wished: &wished,
+        desired: &desired,
         now: context.inputs.now,
         instance: context.inputs.instance,
     };
     let step = field::decide(&field, |set| pod_progress(context, daemon_set, live, container, set));
     let change = |entry: FieldRecord, value: Option<&str>| {
-        let mut change = naming(daemon_set, &record.with(container, entry));
+        let mut change = owned_fields(daemon_set, &record.with(container, entry));
         if let Some(value) = value {
             change.expected.insert(container.to_owned(), from.clone());
             change.images.insert(container.to_owned(), value.to_owned());
@@ -163,8 +163,8 @@ pub(super) fn set_image(
         // Do not look up the previous image: an image that may be gone from the registry is better than one that does
         // not start.
         Step::Restore(entry, why) => {
-            let before = entry.replaced.as_str().map(str::to_owned);
-            match before
+            let previous = entry.replaced.as_str().map(str::to_owned);
+            match previous
                 .as_deref()
                 .and_then(|image| kernel_without_modules(context, daemon_set, &from, image))
             {
@@ -172,7 +172,7 @@ pub(super) fn set_image(
                     let why = entry.why.unwrap_or_default();
                     (RolloutDecision::Hold(HoldReason::NotRestored { at: entry.at, why, kernel }), None)
                 }
-                None => (RolloutDecision::Hold(why), Some(change(entry, before.as_deref()))),
+                None => (RolloutDecision::Hold(why), Some(change(entry, previous.as_deref()))),
             }
         }
         Step::Leave(entry, why) => (RolloutDecision::Hold(why), entry.map(|entry| change(entry, None))),
@@ -204,23 +204,23 @@ pub(super) fn restore(context: &Context<'_>, target: &RolloutTarget) -> Option<D
     if !matches!(context.spec, RolloutSpec::Image { .. } | RolloutSpec::Union { .. }) {
         return None;
     }
-    let (found, _, container) = original(context, target).ok()?;
-    let decided =
-        set_image(context, found, container, found.image_of(container)?.parse().ok()?, None).ok()?;
+    let (daemon_set, _, container) = original(context, target).ok()?;
+    let image = daemon_set.image_of(container)?.parse().ok()?;
+    let decided = set_image(context, daemon_set, container, image, None).ok()?;
     let is_restored = matches!(decided.decision, RolloutDecision::Hold(HoldReason::RolloutFailed { .. }));
     (is_restored && !decided.changes.is_empty()).then_some(decided)
 }
 
 /// Returns a change that sets nothing new and names all fields that farrier owns in a DaemonSet. An apply gives up fields
-/// that it does not name, and a field without an owner is removed. A value that another writer has set since then
-/// belongs to that writer and is not named.
-pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetChange {
-    let ours = daemon_set.containers.iter().filter(|found| {
-        let written = record.0.get(&found.name).and_then(FieldRecord::written);
-        written.and_then(Value::as_str) == Some(&found.image)
+/// that it does not name, and the API server removes a field without an owner. The change does not name a value that
+/// another writer has set since then: it belongs to that writer.
+pub(super) fn owned_fields(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetChange {
+    let owned = daemon_set.containers.iter().filter(|container| {
+        let written = record.0.get(&container.name).and_then(FieldRecord::written);
+        written.and_then(Value::as_str) == Some(&container.image)
     });
     let images: BTreeMap<String, String> =
-        ours.map(|found| (found.name.clone(), found.image.clone())).collect();
+        owned.map(|container| (container.name.clone(), container.image.clone())).collect();
     let live = daemon_set.live.as_ref();
     DaemonSetChange {
         namespace: daemon_set.namespace.clone(),
@@ -238,7 +238,7 @@ pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetC
     }
 }
 
-/// Returns how the pods with the recorded image are doing. Pods that farrier cannot see count as waiting.
+/// Returns the progress of the pods with the recorded image. Pods that farrier cannot see count as waiting.
 fn pod_progress(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,
@@ -254,9 +254,9 @@ fn pod_progress(
         (Some(image), Some(watch))
             if snapshot.why_unseen(ObservedKind::Pods, &daemon_set.namespace).is_none() =>
         {
-            let own = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
-            let own = own.filter(|pod| runs(pod, container, image));
-            progress(own, record.at, Limits::of(watch, live), context.inputs.now)
+            let pods = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
+            let pods = pods.filter(|pod| runs(pod, container, image));
+            progress(pods, record.at, Limits::of(watch, live), context.inputs.now)
         }
         _ => Progress::Waiting,
     }

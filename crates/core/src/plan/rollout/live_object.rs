@@ -18,7 +18,7 @@ impl<'a> LiveObject<'a> {
     /// Returns all objects of the cluster.
     pub(super) fn all(snapshot: &'a ClusterSnapshot) -> impl Iterator<Item = Self> {
         let daemon_sets = snapshot.daemon_sets.iter();
-        let daemon_sets = daemon_sets.filter_map(|found| Some(Self::DaemonSet(found, found.live.as_ref()?)));
+        let daemon_sets = daemon_sets.filter_map(|facts| Some(Self::DaemonSet(facts, facts.live.as_ref()?)));
         daemon_sets.chain(snapshot.resources.iter().map(Self::Resource))
     }
 
@@ -31,10 +31,10 @@ impl<'a> LiveObject<'a> {
     }
 
     /// Whether a rollout names the object.
-    pub(super) fn is(self, object: &RolloutObject) -> bool {
+    pub(super) fn is_named_by(self, object: &RolloutObject) -> bool {
         match (self, object) {
-            (Self::DaemonSet(found, _), RolloutObject::DaemonSet(wanted)) => found.is_named(wanted),
-            (Self::Resource(found), RolloutObject::Resource(wanted)) => found.is_named(wanted),
+            (Self::DaemonSet(facts, _), RolloutObject::DaemonSet(name)) => facts.is_named(name),
+            (Self::Resource(facts), RolloutObject::Resource(name)) => facts.is_named(name),
             _ => false,
         }
     }
@@ -43,7 +43,7 @@ impl<'a> LiveObject<'a> {
     pub(super) fn annotations(self) -> &'a BTreeMap<String, String> {
         match self {
             Self::DaemonSet(_, live) => &live.annotations,
-            Self::Resource(found) => &found.annotations,
+            Self::Resource(facts) => &facts.annotations,
         }
     }
 

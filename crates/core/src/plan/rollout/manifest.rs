@@ -4,28 +4,28 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::named, image,
+    Context, DaemonSetFacts, Decided, HoldReason, RolloutTarget, daemon_set::target_container, image,
     reached::check_supported, resource,
 };
 use crate::plan::{Placement, ReachingObject, table::some_of};
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    if let Some(wanted) = context.spec.resource() {
-        return resource::decide(context, target, wanted);
+    if let Some(name) = context.spec.resource() {
+        return resource::decide(context, target, name);
     }
-    let named = named(context.inputs, target)?;
-    let manifest = named.daemon_set;
-    let same =
-        |found: &&DaemonSetFacts| (&found.namespace, &found.name) == (&manifest.namespace, &manifest.name);
-    let mut live = context.inputs.snapshot.daemon_sets.iter().filter(|found| found.live.is_some());
-    let live = live.find(same);
-    // The manifest does not say which nodes it reaches.
+    let container = target_container(context.inputs, target)?;
+    let manifest = container.daemon_set;
+    let is_same =
+        |other: &&DaemonSetFacts| (&other.namespace, &other.name) == (&manifest.namespace, &manifest.name);
+    let mut live = context.inputs.snapshot.daemon_sets.iter().filter(|other| other.live.is_some());
+    let live = live.find(is_same);
+    // The nodes that the manifest reaches are unknown, so use the live DaemonSet.
     if let Some(live) = live.filter(|_| check_supported(&manifest.placement).is_err()) {
-        return image::decide_for(context, named, live);
+        return image::decide_for(context, container, live);
     }
     match live.and_then(|live| reaches_differently(context, &live.placement, &manifest.placement)) {
         Some(why) => Err(why),
-        None => image::decide_for(context, named, manifest),
+        None => image::decide_for(context, container, manifest),
     }
 }
 
@@ -44,12 +44,12 @@ pub(super) fn reaches_differently(
         nodes.map(|node| node.name.as_str()).collect::<BTreeSet<&str>>()
     };
     let (in_cluster, in_manifest) = (nodes(live), nodes(manifest));
-    let only = |one: &BTreeSet<&str>, other: &BTreeSet<&str>| {
+    let difference = |one: &BTreeSet<&str>, other: &BTreeSet<&str>| {
         let names: Vec<&str> = one.difference(other).copied().collect();
         if names.is_empty() { "no other nodes".to_owned() } else { some_of(&names, 3) }
     };
     (in_cluster != in_manifest).then(|| HoldReason::ReachDiffers {
-        cluster: only(&in_cluster, &in_manifest),
-        manifest: only(&in_manifest, &in_cluster),
+        cluster: difference(&in_cluster, &in_manifest),
+        manifest: difference(&in_manifest, &in_cluster),
     })
 }

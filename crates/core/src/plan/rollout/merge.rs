@@ -1,5 +1,5 @@
 //! Merges the changes of rollouts that name the same DaemonSet. One write sets all of its containers, so that its pods restart
-//! once, and no rollout takes another one for a foreign writer.
+//! once, and no rollout mistakes another rollout for another writer.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,18 @@ use crate::plan::{ClusterSnapshot, LiveDaemonSet, PER_KERNEL_ANNOTATION, RECORD_
 /// that has changes.
 pub(super) fn one_write_for_each_object(snapshot: &ClusterSnapshot, planned: &mut [PlannedRollout]) {
     let mut objects: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
-    for (place, rollout) in planned.iter().enumerate().filter(|(_, rollout)| !rollout.changes.is_empty()) {
+    for (index, rollout) in planned.iter().enumerate().filter(|(_, rollout)| !rollout.changes.is_empty()) {
         if let Some((namespace, name)) = rollout.target.live_daemon_set() {
-            objects.entry((namespace.to_owned(), name.to_owned())).or_default().push(place);
+            objects.entry((namespace.to_owned(), name.to_owned())).or_default().push(index);
         }
     }
-    for ((namespace, name), places) in objects.into_iter().filter(|(_, places)| places.len() > 1) {
-        let mut found = snapshot.daemon_sets.iter();
-        let found = found.find(|found| found.namespace == namespace && found.name == name);
-        let Some(live) = found.and_then(|found| found.live.as_ref()) else { continue };
+    for ((namespace, name), indices) in objects.into_iter().filter(|(_, indices)| indices.len() > 1) {
+        let mut daemon_sets = snapshot.daemon_sets.iter();
+        let daemon_set = daemon_sets.find(|other| other.namespace == namespace && other.name == name);
+        let Some(live) = daemon_set.and_then(|daemon_set| daemon_set.live.as_ref()) else { continue };
         let mut merged: Vec<Change> = Vec::new();
-        for place in &places {
-            let changes = std::mem::take(&mut planned[*place].changes);
+        for index in &indices {
+            let changes = std::mem::take(&mut planned[*index].changes);
             let restarts = merged.iter().any(|change| matches!(change, Change::Restart(_)));
             for change in changes {
                 add(live, &mut merged, change, restarts);
@@ -31,7 +31,7 @@ pub(super) fn one_write_for_each_object(snapshot: &ClusterSnapshot, planned: &mu
         if merged.iter().any(|change| matches!(change, Change::DaemonSet(_))) {
             merged.retain(|change| !matches!(change, Change::Restart(_)));
         }
-        let first = places.iter().find(|place| planned[**place].decision.is_change()).unwrap_or(&places[0]);
+        let first = indices.iter().find(|index| planned[**index].decision.is_change()).unwrap_or(&indices[0]);
         planned[*first].changes = merged;
     }
 }
@@ -42,11 +42,11 @@ fn add(live: &LiveDaemonSet, merged: &mut Vec<Change>, change: Change, restarts:
     let change = match change {
         Change::Restart(_) if restarts => return,
         Change::DaemonSet(change) => {
-            let same = merged.iter_mut().find_map(|other| match other {
+            let existing = merged.iter_mut().find_map(|other| match other {
                 Change::DaemonSet(other) => Some(other),
                 _ => None,
             });
-            match same {
+            match existing {
                 Some(other) => return join(live, other, change),
                 None => Change::DaemonSet(change),
             }

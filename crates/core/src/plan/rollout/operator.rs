@@ -1,4 +1,4 @@
-//! How the operators name precompiled driver images, and which fields of their resources set the names.
+//! Names of precompiled driver images, as the operators compute them, and the fields of their resources that set the names.
 //!
 //! Facts: Network Operator `pkg/state/state_ofed.go` (`<version>-<kernel label>-<os><os version>-<arch>`) and GPU
 //! Operator `api/nvidia/v1alpha1/nvidiadriver_types.go`, `controllers/object_controls.go` (`<version>-<kernel
@@ -15,9 +15,9 @@ use crate::{
     plan::{Cell, UPGRADE_STATE_LABELS, operator_resources::OperatorResources},
 };
 
-/// Returns the end of the tag that the operator looks for on nodes of this target; `None` where the kernel has no
+/// Returns the suffix of the tag that the operator looks for on nodes of this target; `None` where the kernel has no
 /// label, and thus no tag.
-pub(super) fn tag_end(form: TagForm, target: &KernelTarget) -> Option<String> {
+pub(super) fn tag_suffix(form: TagForm, target: &KernelTarget) -> Option<String> {
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release)?;
     Some(match form {
@@ -84,16 +84,16 @@ pub(super) fn versions<'a>(
         return with_variable(cell);
     }
     let form = TagForm::of(kind, &cell.target, resources);
-    let Some(end) = tag_end(form, &cell.target) else { return Vec::new() };
+    let Some(suffix) = tag_suffix(form, &cell.target) else { return Vec::new() };
     let version = |reference: &'a ImageReference| {
         let Version::Tag(tag) = &reference.version else { return None };
-        let version = tag.as_str().strip_suffix(end.as_str()).filter(|version| !version.is_empty())?;
+        let version = tag.as_str().strip_suffix(suffix.as_str()).filter(|version| !version.is_empty())?;
         Some((version.into(), reference))
     };
     cell.references().filter_map(version).collect()
 }
 
-/// Returns the image's tags with KMM's variable instead of the kernel, and as they are.
+/// Returns the image's tags twice: with KMM's variable instead of the kernel, and unchanged.
 fn with_variable(cell: &Cell) -> Versions<'_> {
     let release = cell.target.release.as_str();
     let release = release.strip_suffix('+').unwrap_or(release);
@@ -101,10 +101,10 @@ fn with_variable(cell: &Cell) -> Versions<'_> {
     let is_kept = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let kernel: String = release.chars().map(|c| if is_kept(c) { c } else { '_' }).collect();
     let tags: Vec<_> =
-        cell.references().filter_map(|found| Some((found.version.tag()?.as_str(), found))).collect();
+        cell.references().filter_map(|name| Some((name.version.tag()?.as_str(), name))).collect();
     let filled =
-        tags.iter().map(|(tag, found)| (tag.replace(&kernel, "${KERNEL_FULL_VERSION}").into(), *found));
-    filled.chain(tags.iter().map(|(tag, found)| ((*tag).into(), *found))).collect()
+        tags.iter().map(|(tag, name)| (tag.replace(&kernel, "${KERNEL_FULL_VERSION}").into(), *name));
+    filled.chain(tags.iter().map(|(tag, name)| ((*tag).into(), *name))).collect()
 }
 
 /// Returns the field that makes the operator look for precompiled drivers; `None` where it cannot be set.
@@ -117,21 +117,21 @@ pub(super) fn precompiled_field(kind: OperatorResource) -> Option<&'static str> 
     }
 }
 
-/// Returns the node label in which the operator reports the state of its driver upgrade. In KMM's ordered upgrades, people
-/// decide when a node's turn comes.
+/// Returns the node label in which the operator reports the state of its driver upgrade. `None` for KMM: in its ordered
+/// upgrades, an administrator starts the upgrade of each node.
 pub(super) fn upgrade_label(kind: OperatorResource) -> Option<&'static str> {
     let [ofed, gpu] = UPGRADE_STATE_LABELS;
     (kind != OperatorResource::Module).then_some(if kind.is_of_gpu_operator() { gpu } else { ofed })
 }
 
 /// Labels, with their values, that make the GPU Operator skip a node. Its driver manager found a driver that the host provides,
-/// or the driver or all operands are disabled there (`controllers/state_manager.go`, `assets/state-driver`; driver manager:
+/// or the driver or all operands are disabled on the node (`controllers/state_manager.go`, `assets/state-driver`; driver manager:
 /// "NVIDIA GPU driver is already pre-installed on the node").
 const SKIP_LABELS: [(&str, &[&str]); 2] = [
     ("nvidia.com/gpu.deploy.driver", &["pre-installed", "false"]),
     ("nvidia.com/gpu.deploy.operands", &["false"]),
 ];
-/// Label that tells what uses a node's GPUs: containers or virtual machines.
+/// Label with the users of a node's GPUs: containers or virtual machines.
 const WORKLOAD_LABEL: &str = "nvidia.com/gpu.workload.config";
 /// Workload for which the GPU Operator installs its driver.
 const CONTAINERS: &str = "container";
@@ -146,7 +146,7 @@ pub(in crate::plan) fn skip_labels(kind: OperatorResource) -> impl Iterator<Item
 /// Operator ignores the label (`gpuStateLabels` in `controllers/state_manager.go`).
 pub(super) fn default_workload(kind: OperatorResource, resources: OperatorResources<'_>) -> Option<&str> {
     let policies = resources.of(OperatorResource::ClusterPolicy);
-    let workloads = policies.map(|found| &found.spec["sandboxWorkloads"]);
+    let workloads = policies.map(|policy| &policy.spec["sandboxWorkloads"]);
     let mut enabled = workloads.filter(|workloads| workloads["enabled"] == true);
     let workloads = enabled.next().filter(|_| kind.is_of_gpu_operator())?;
     Some(workloads["defaultWorkload"].as_str().unwrap_or(CONTAINERS))
@@ -159,14 +159,13 @@ pub(super) fn skips(
     workload: Option<&str>,
 ) -> bool {
     let has = |(key, values): (&str, &[&str])| {
-        labels.get(key).is_some_and(|found| values.contains(&found.as_str()))
+        labels.get(key).is_some_and(|value| values.contains(&value.as_str()))
     };
-    let is_of_machines =
-        |default: &str| labels.get(WORKLOAD_LABEL).map_or(default, String::as_str) != CONTAINERS;
-    kind.is_of_gpu_operator() && (SKIP_LABELS.into_iter().any(has) || workload.is_some_and(is_of_machines))
+    let is_vm = |default: &str| labels.get(WORKLOAD_LABEL).map_or(default, String::as_str) != CONTAINERS;
+    kind.is_of_gpu_operator() && (SKIP_LABELS.into_iter().any(has) || workload.is_some_and(is_vm))
 }
 
 /// Whether the operator installs its driver on a node with these labels, whatever the image's own selector is.
 pub(super) fn selects(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
-    kind.node_label().is_none_or(|key| labels.get(key).is_some_and(|found| found == "true"))
+    kind.node_label().is_none_or(|key| labels.get(key).is_some_and(|value| value == "true"))
 }

@@ -41,27 +41,27 @@ pub fn past_upgrades(
     snapshot: &ClusterSnapshot,
     object: Option<&str>,
 ) -> Result<Vec<PastUpgrade>, HoldReason> {
-    let name = |found: &DaemonSetFacts| format!("{}/{}", found.namespace, found.name);
-    let found = snapshot.daemon_sets.iter().filter_map(|found| Some((name(found), found.live.as_ref()?)));
-    let mut found = found.filter(|(name, _)| object.is_none_or(|object| object == name)).peekable();
-    if found.peek().is_none() && object.is_some() {
+    let name = |facts: &DaemonSetFacts| format!("{}/{}", facts.namespace, facts.name);
+    let live = snapshot.daemon_sets.iter().filter_map(|facts| Some((name(facts), facts.live.as_ref()?)));
+    let mut selected = live.filter(|(name, _)| object.is_none_or(|object| object == name)).peekable();
+    if selected.peek().is_none() && object.is_some() {
         return Err(HoldReason::NOT_FOUND);
     }
-    let noted: Vec<UpgradeNote> = snapshot.nodes.iter().filter_map(|node| UpgradeNote::of(node)).collect();
+    let notes: Vec<UpgradeNote> = snapshot.nodes.iter().filter_map(|node| UpgradeNote::of(node)).collect();
     let mut past = Vec::new();
-    for (object, live) in found {
+    for (object, live) in selected {
         for (container, record) in Record::of(&live.annotations)?.0 {
-            past.extend(of_field(&object, &container, &record, &noted));
+            past.extend(history(&object, &container, &record, &notes));
         }
     }
     Ok(past)
 }
 
-fn of_field(object: &str, container: &str, record: &FieldRecord, noted: &[UpgradeNote]) -> Vec<PastUpgrade> {
+fn history(object: &str, container: &str, record: &FieldRecord, notes: &[UpgradeNote]) -> Vec<PastUpgrade> {
     let FieldRecord { set, replaced, at, state, changed_back: _, why, by: _, earlier } = record;
-    let mut nodes: BTreeMap<&'static str, usize> = BTreeMap::new();
-    for note in noted.iter().filter(|note| note.rollout == object && set.as_str() == Some(note.to.as_str())) {
-        *nodes.entry(note.state.into()).or_default() += 1;
+    let mut counts: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for note in notes.iter().filter(|note| note.rollout == object && set.as_str() == Some(note.to.as_str())) {
+        *counts.entry(note.state.into()).or_default() += 1;
     }
     let (object, container) = (object.to_owned(), container.to_owned());
     let newest = PastUpgrade {
@@ -71,7 +71,7 @@ fn of_field(object: &str, container: &str, record: &FieldRecord, noted: &[Upgrad
         from: value_text(replaced),
         to: value_text(set),
         outcome: *state,
-        nodes,
+        nodes: counts,
         why: why.clone(),
     };
     let older = earlier.iter().map(|Earlier { set, replaced, at, state, why }| PastUpgrade {

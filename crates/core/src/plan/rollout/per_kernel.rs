@@ -25,9 +25,9 @@ use self::{
 use super::{
     Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange, Record,
     RolloutDecision, RolloutTarget,
-    copy::{CopyRecord, FoundCopy, WantedCopy, copy_name, manifest},
+    copy::{CopyRecord, DesiredCopy, LiveCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
-    image::naming,
+    image::owned_fields,
     reached::{unknown_node, unlabeled_node},
     record::QUIET_PERIOD,
 };
@@ -47,25 +47,25 @@ struct Steps {
 }
 
 impl Steps {
-    fn add(&mut self, change: Change, what: String) {
+    fn add(&mut self, change: Change, description: String) {
         self.changes.push(change);
-        self.now.push(what);
+        self.now.push(description);
     }
 }
 
 /// Plans the upgrade of the rollout's nodes.
 pub(super) fn planned(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUpgrade> {
     let fleet = Fleet::observe(context, target).ok()?;
-    order::planned(&fleet.parts[0].0, &fleet)
+    order::planned(&fleet.rollouts[0].0, &fleet)
 }
 
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let fleet = Fleet::observe(context, target)?;
-    let context = &fleet.parts[0].0;
+    let context = &fleet.rollouts[0].0;
     let note = OriginalRecord::read(fleet.original.live);
     if note.rolled_back.is_some() {
         let steps = return_nodes(&fleet.original, &note);
-        return if steps.changes.is_empty() { Err(HoldReason::CopiesRolledBack) } else { Ok(done(steps)) };
+        return if steps.changes.is_empty() { Err(HoldReason::CopiesRolledBack) } else { Ok(decided(steps)) };
     }
     if fleet.members.is_empty() && fleet.original.copies.is_empty() {
         let undetermined = fleet.undetermined.iter().copied();
@@ -76,7 +76,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     };
     let images = fleet.images();
     let mut steps = Steps::default();
-    take_nodes_back(&fleet, &images, &mut steps);
+    return_failed_nodes(&fleet, &images, &mut steps);
     let upgrade = order::planned(context, &fleet);
     update_copies(context, &fleet, &images, upgrade.as_ref(), (*watch, *retire_after), &mut steps)?;
     if !fleet.original.is_fenced() {
@@ -95,17 +95,17 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
         hand_over(&fleet, &images, &mut steps);
     }
     if !steps.changes.is_empty() {
-        return Ok(done(steps));
+        return Ok(decided(steps));
     }
     final_decision(&fleet, &images)
 }
 
-fn done(steps: Steps) -> Decided {
+fn decided(steps: Steps) -> Decided {
     Decided { decision: RolloutDecision::Steps { now: steps.now }, changes: steps.changes }
 }
 
-/// Returns the next step of `farrier rollback`. The original gets all nodes back, and is marked so that they stay with
-/// it. Returns no changes when nothing is left to do.
+/// Returns the next step of `farrier rollback`: marks the original as rolled back, so that no node is handed over again,
+/// then returns all nodes to it. Empty when nothing is left to do.
 pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
     let mut note = OriginalRecord::read(original.live);
     if note.rolled_back.is_none() {
@@ -119,29 +119,29 @@ pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
 fn return_nodes(original: &Original<'_>, note: &OriginalRecord) -> Steps {
     let mut steps = Steps::default();
     for node in original.marked_nodes() {
-        let what = format!("gives node {} back to DaemonSet {}", node.name, original.facts.name);
-        steps.add(set_handover(&node.name, &original.label, false), what);
+        let description = format!("returns node {} to DaemonSet {}", node.name, original.facts.name);
+        steps.add(set_handover(&node.name, &original.label, false), description);
     }
     if steps.changes.is_empty() && original.is_fenced() {
-        let what = format!("DaemonSet {} gets its own node affinity back", original.facts.name);
-        steps.add(original.write(original.base.affinity.clone(), note), what);
+        let description = format!("restores the node affinity of DaemonSet {}", original.facts.name);
+        steps.add(original.write(original.base.affinity.clone(), note), description);
     }
     if steps.changes.is_empty() {
         for copy in original.copies.values().filter(|copy| !copy.live.deleting) {
-            let what = format!("deletes DaemonSet {}", copy.facts.name);
-            steps.add(retirement(&original.facts.namespace, copy), what);
+            let description = format!("deletes DaemonSet {}", copy.facts.name);
+            steps.add(retirement(&original.facts.namespace, copy), description);
         }
     }
     steps
 }
 
-/// Returns nodes to the original where it serves them better: their kernel has neither a copy nor an image, or the
-/// copy's pod on them did not become ready. Skips kernels for which the original is known to have no modules either.
-fn take_nodes_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
+/// Returns nodes to the original if their kernel has neither a copy nor an image, or if the copy's pod on the node did
+/// not become ready. Skips kernels for which the original is known to have no modules either.
+fn return_failed_nodes(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
     if fleet.original.copies.is_empty() && !fleet.original.is_fenced() {
         for node in fleet.original.marked_nodes() {
-            let what = format!("removes a mark of an earlier rollout from node {}", node.name);
-            steps.add(set_handover(&node.name, &fleet.original.label, false), what);
+            let description = format!("removes a mark of an earlier rollout from node {}", node.name);
+            steps.add(set_handover(&node.name, &fleet.original.label, false), description);
         }
         return;
     }
@@ -160,7 +160,7 @@ fn take_nodes_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, st
         let (node, original) = (&member.node.name, &fleet.original.facts.name);
         steps.add(
             set_handover(node, &fleet.original.label, false),
-            format!("gives node {node} back to DaemonSet {original}: {why}"),
+            format!("returns node {node} to DaemonSet {original}: {why}"),
         );
     }
 }
@@ -177,32 +177,32 @@ fn update_copies(
     let now = context.inputs.now;
     let kernels: BTreeSet<&KernelTarget> = images.keys().chain(fleet.original.copies.keys()).collect();
     for kernel in kernels {
-        let found = fleet.original.copies.get(kernel);
-        if found.is_some_and(|copy| copy.live.deleting || !copy.belongs_to(fleet.original.live)) {
+        let copy = fleet.original.copies.get(kernel);
+        if copy.is_some_and(|copy| copy.live.deleting || !copy.belongs_to(fleet.original.live)) {
             continue;
         }
         let image = images.get(kernel).and_then(Image::ready);
-        let Some(record) = next_record(context, fleet, found, image, (watch, upgrade)) else { continue };
-        let unused_since = match found {
+        let Some(record) = next_record(context, fleet, copy, image, (watch, upgrade)) else { continue };
+        let unused_since = match copy {
             Some(copy) if !fleet.is_used(context.groups, kernel) => Some(copy.unused_since.unwrap_or(now)),
             _ => None,
         };
-        if let Some(copy) = found
+        if let Some(copy) = copy
             && let (Some(since), Some(_)) = (copy.unused_since, unused_since)
             && now.duration_since(since).unsigned_abs() >= retire_after.duration()
             && now > since
         {
-            let what =
+            let description =
                 format!("deletes DaemonSet {}: no node has run {kernel} since {since:.0}", copy.facts.name);
-            steps.add(retirement(&fleet.original.facts.namespace, copy), what);
+            steps.add(retirement(&fleet.original.facts.namespace, copy), description);
             continue;
         }
         let Some(name) =
-            found.map(|copy| copy.facts.name.clone()).or_else(|| copy_name(fleet.original.facts, kernel))
+            copy.map(|copy| copy.facts.name.clone()).or_else(|| copy_name(fleet.original.facts, kernel))
         else {
             continue;
         };
-        let wanted = WantedCopy {
+        let desired = DesiredCopy {
             original: fleet.original.facts,
             containers: &fleet.containers,
             handover: &fleet.original.label,
@@ -211,15 +211,15 @@ fn update_copies(
             record: &record,
             unused_since,
         };
-        let manifest = manifest(&wanted).ok_or_else(|| HoldReason::Unreadable {
+        let manifest = manifest(&desired).ok_or_else(|| HoldReason::Unreadable {
             detail: format!("DaemonSet {} is not a valid DaemonSet", fleet.original.facts.name),
         })?;
-        let old_image = found.and_then(|copy| copy.image(&fleet.containers));
+        let old_image = copy.and_then(|copy| copy.image(&fleet.containers));
         let same_image = old_image.as_ref() == Some(&record.image);
-        if same_image && found.is_some_and(|copy| copy.is(&manifest)) {
+        if same_image && copy.is_some_and(|copy| copy.matches(&manifest)) {
             continue;
         }
-        let what = match found {
+        let description = match copy {
             None => format!("creates DaemonSet {name} for {kernel} with {}", record.image),
             Some(_) if !same_image => format!("DaemonSet {name} gets {}", record.image),
             Some(_) if unused_since.is_some() => {
@@ -234,16 +234,16 @@ fn update_copies(
         let change = DaemonSetCopy {
             namespace: fleet.original.facts.namespace.clone(),
             name,
-            version: found.map(|copy| copy.live.version.clone()),
+            version: copy.map(|copy| copy.live.version.clone()),
             manifest,
             proof,
         };
-        steps.add(Change::Copy(change), what);
+        steps.add(Change::Copy(change), description);
     }
     Ok(())
 }
 
-fn retirement(namespace: &str, copy: &FoundCopy<'_>) -> Change {
+fn retirement(namespace: &str, copy: &LiveCopy<'_>) -> Change {
     Change::Retire(DaemonSetRetirement {
         namespace: namespace.to_owned(),
         name: copy.facts.name.clone(),
@@ -269,16 +269,17 @@ fn fence(
         return Ok(());
     }
     if let Some(at) = note.fenced_at {
-        let is_forgotten = context.inputs.now.duration_since(at) >= QUIET_PERIOD;
-        note.undone = if is_forgotten { 1 } else { note.undone + 1 };
+        let is_quiet = context.inputs.now.duration_since(at) >= QUIET_PERIOD;
+        note.undone = if is_quiet { 1 } else { note.undone + 1 };
         if note.undone >= 2 {
             return Err(HoldReason::FenceUndone { times: note.undone });
         }
     }
     note.fenced_at = Some(context.inputs.now);
     let affinity = handover::fenced(&fleet.original.facts.placement.affinity, &fleet.original.label);
-    let what = format!("keeps DaemonSet {} off nodes that have been handed over", fleet.original.facts.name);
-    steps.add(fleet.original.write(affinity, &note), what);
+    let description =
+        format!("keeps DaemonSet {} off nodes that have been handed over", fleet.original.facts.name);
+    steps.add(fleet.original.write(affinity, &note), description);
     Ok(())
 }
 
@@ -286,38 +287,38 @@ fn fence(
 /// because the rollout would wait for them forever, and nodes that are not Ready, because they would count against the
 /// image.
 fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
-    let limit = handover::at_once(fleet.original.live.max_unavailable, fleet.members.len());
-    let is_away = |member: &&fleet::Member<'_>| {
+    let limit = handover::unavailable_limit(fleet.original.live.max_unavailable, fleet.members.len());
+    let is_unavailable = |member: &&fleet::Member<'_>| {
         member.handed_over
             && !handover::is_in_maintenance(member.node)
             && !fleet.has_ready_copy(&member.node.name)
     };
-    let mut left = limit.saturating_sub(fleet.members.iter().filter(is_away).count());
-    let mut waiting: Vec<_> = fleet
+    let mut free = limit.saturating_sub(fleet.members.iter().filter(is_unavailable).count());
+    let mut candidates: Vec<_> = fleet
         .members
         .iter()
         .filter(|member| !member.handed_over && !handover::is_in_maintenance(member.node))
         .filter(|member| fleet.can_get_pods(member.node))
         .filter_map(|member| Some((member.node, member.target.as_ref().ok()?)))
         .collect();
-    waiting.sort_by_key(|(node, _)| (fleet.original_is_ready_on(&node.name), &node.name));
-    let mut tried: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
-    for (node, kernel) in waiting {
+    candidates.sort_by_key(|(node, _)| (fleet.original_is_ready_on(&node.name), &node.name));
+    let mut unready_counts: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
+    for (node, kernel) in candidates {
         let Some(copy) = fleet.original.copies.get(kernel).filter(|_| fleet.accepts(kernel, images)) else {
             continue;
         };
-        if left == 0 || !fleet.would_schedule(copy, node) {
+        if free == 0 || !fleet.would_schedule(copy, node) {
             continue;
         }
         let is_good = copy.record.as_ref().is_some_and(|record| record.good);
-        let trying = tried.entry(kernel).or_insert_with(|| fleet.trying(copy, kernel));
-        if !is_good && *trying > 0 {
+        let unready = unready_counts.entry(kernel).or_insert_with(|| fleet.unready_count(copy, kernel));
+        if !is_good && *unready > 0 {
             continue;
         }
-        *trying += 1;
-        left -= 1;
-        let what = format!("hands node {} over to DaemonSet {}", node.name, copy.facts.name);
-        steps.add(set_handover(&node.name, &fleet.original.label, true), what);
+        *unready += 1;
+        free -= 1;
+        let description = format!("hands node {} over to DaemonSet {}", node.name, copy.facts.name);
+        steps.add(set_handover(&node.name, &fleet.original.label, true), description);
     }
 }
 
@@ -343,16 +344,16 @@ fn final_decision(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> 
     if let Some(Image::Building(on)) = images.values().find(|image| matches!(image, Image::Building(_))) {
         return Ok(RolloutDecision::Pending { on: on.clone() }.into());
     }
-    if let Some(Image::No(reason)) = images.values().find(|image| matches!(image, Image::No(_))) {
+    if let Some(Image::Absent(reason)) = images.values().find(|image| matches!(image, Image::Absent(_))) {
         return Err(reason.clone());
     }
     let unfinished: Vec<&str> = fleet.unfinished().collect();
     if !unfinished.is_empty() {
-        let what = format!("waits for node {}", some_of(&unfinished, 3));
-        return Ok(RolloutDecision::Steps { now: vec![what] }.into());
+        let description = format!("waits for node {}", some_of(&unfinished, 3));
+        return Ok(RolloutDecision::Steps { now: vec![description] }.into());
     }
-    if let Some(lost) = unknown_node(fleet.lost().iter().map(|(node, why)| (*node, why))) {
-        return Err(lost);
+    if let Some(why) = unknown_node(fleet.unknown_without_pod().iter().map(|(node, why)| (*node, why))) {
+        return Err(why);
     }
     let kernels = fleet.original.copies.len();
     let nodes = fleet.members.iter().filter(|member| member.handed_over).count();
@@ -364,10 +365,10 @@ impl Original<'_> {
     /// Returns the apply that names all fields that farrier owns in the original.
     fn write(&self, affinity: NodeAffinity, note: &OriginalRecord) -> Change {
         let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
-        // Images of other containers may be farrier's through another rollout. If the record cannot be parsed, none
-        // counts as farrier's.
+        // Another rollout may have set images of other containers. If the record cannot be parsed, farrier owns none of
+        // the images.
         let record = Record::of(&self.live.annotations).unwrap_or_default();
-        let mut change = naming(self.facts, &record);
+        let mut change = owned_fields(self.facts, &record);
         change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_text());
         change.affinity = is_ours.then_some(affinity);
         Change::DaemonSet(change)

@@ -25,8 +25,8 @@ pub(super) fn decide(
     }
     let is_skipped = |planned: &PlannedCell| planned.outcome.is_unbuildable();
     let is_waiting = |planned: &PlannedCell| matches!(planned.outcome, Outcome::Waiting { .. });
-    let lacking = all.iter().find(|planned| is_skipped(planned));
-    if let Some(planned) = lacking.or_else(|| all.iter().find(|planned| is_waiting(planned))) {
+    let unbuildable = all.iter().find(|planned| is_skipped(planned));
+    if let Some(planned) = unbuildable.or_else(|| all.iter().find(|planned| is_waiting(planned))) {
         let CellState::Absent(absence) = cells.state(image, &planned.target) else {
             return Err(HoldReason::NOT_FOUND);
         };
@@ -43,8 +43,8 @@ pub(super) fn decide(
         match cells.state(image, &planned.target) {
             CellState::Published(cell, published) => {
                 context.admissible_image(cell, published)?;
-                let lacking = cell.references().find(|reference| !is_published(context, cell, reference));
-                pending = pending.or(lacking);
+                let unpublished = cell.references().find(|name| !is_published(context, cell, name));
+                pending = pending.or(unpublished);
                 tags += cell.references().count();
             }
             CellState::Building(cell) => pending = pending.or(Some(&cell.reference)),

@@ -28,19 +28,19 @@ impl<'a> Reached<'a> {
         object: &ReachingObject<'_>,
         groups: impl IntoIterator<Item = &'a NodeGroup<'a>>,
     ) -> Self {
-        let mut found = Self::default();
+        let mut this = Self::default();
         for group in groups {
             let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
-            found.undetermined.extend(undetermined);
+            this.undetermined.extend(undetermined);
             match &group.target {
                 _ if reached.is_empty() => {}
                 // No rollout waits for a node whose kernel is rejected.
                 Err(why) if why.blocks_no_rollout() => {}
-                Ok(kernel) => found.kernels.entry(kernel).or_default().extend(reached),
-                Err(why) => found.unknown.extend(reached.into_iter().map(|node| (node, why))),
+                Ok(kernel) => this.kernels.entry(kernel).or_default().extend(reached),
+                Err(why) => this.unknown.extend(reached.into_iter().map(|node| (node, why))),
             }
         }
-        found
+        this
     }
 
     /// Returns the reached nodes by kernel, for at least one kernel. Fails if a reached node's kernel is unknown, or if an
@@ -49,12 +49,12 @@ impl<'a> Reached<'a> {
         if let Some(why) = unknown_node(self.unknown.into_iter()) {
             return Err(why);
         }
-        let fits = |node: &&NodeFacts| {
+        let runs_known_kernel = |node: &&NodeFacts| {
             self.kernels.keys().any(|kernel| {
                 kernel.release.as_str() == node.kernel_version && kernel.arch.as_str() == node.architecture
             })
         };
-        match unlabeled_node(self.undetermined.into_iter().filter(|node| !fits(node))) {
+        match unlabeled_node(self.undetermined.into_iter().filter(|node| !runs_known_kernel(node))) {
             Some(why) => Err(why),
             None if self.kernels.is_empty() => Err(HoldReason::NoNodes),
             None => Ok(self.kernels),

@@ -125,14 +125,14 @@ impl FieldRecord {
     /// older rewrites.
     pub(super) fn history(&self, desired: &Value) -> Vec<Earlier> {
         let Self { set, replaced, at, state, changed_back: _, why, by: _, earlier } = self;
-        let this = (set != desired).then(|| Earlier {
+        let current = (set != desired).then(|| Earlier {
             set: value_text(set),
             replaced: value_text(replaced),
             at: *at,
             state: *state,
             why: why.as_deref().map(with_short_digests),
         });
-        this.into_iter().chain(earlier.iter().cloned()).take(HISTORY_LIMIT).collect()
+        current.into_iter().chain(earlier.iter().cloned()).take(HISTORY_LIMIT).collect()
     }
 
     /// Whether the record is at least an hour old. A record from the future, which a clock jump can cause, counts as younger.
@@ -161,7 +161,7 @@ impl Record {
         Self(fields)
     }
 
-    /// Returns farrier's annotations for an object: those in `before`, and this record. A server-side apply removes
+    /// Returns farrier's annotations for an object: the annotations in `before`, and this record. A server-side apply removes
     /// annotations that it omits, so the result includes all of farrier's annotations.
     pub(super) fn annotations(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, String> {
         let mut annotations = before.clone();

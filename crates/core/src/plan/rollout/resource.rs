@@ -27,7 +27,7 @@ use crate::{
     image::{ImageReference, OperatorResource, ResourceName},
     plan::{
         Cell, NodeFacts, Placement, ReachingObject, ResourceFacts,
-        labels::{end_of_rest, is_in_progress},
+        labels::{is_in_progress, stall_remedy},
         operator_resources::OperatorResources,
         outcome::CellState,
         reach::Reach,
@@ -55,17 +55,16 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
     let mut keys: Vec<String> = Vec::new();
     for image in inputs.definitions().images.values() {
         for rollout in &image.spec.rollout {
-            let Some(wanted) = rollout.resource() else { continue };
-            let kind = wanted.resource;
-            let own = operator::upgrade_label(kind).into_iter().chain(kind.node_label());
-            keys.extend(image.spec.nodes.keys().chain(own).map(str::to_owned));
+            let Some(name) = rollout.resource() else { continue };
+            let kind = name.resource;
+            let operator_labels = operator::upgrade_label(kind).into_iter().chain(kind.node_label());
+            keys.extend(image.spec.nodes.keys().chain(operator_labels).map(str::to_owned));
             keys.extend(operator::skip_labels(kind).map(str::to_owned));
-            let resources = OperatorResources::beside(inputs, rollout);
-            let manifests = inputs.manifests.values().flatten().flat_map(|found| &found.resources);
-            for found in
-                inputs.snapshot.resources.iter().chain(manifests).filter(|found| found.is_named(wanted))
-            {
-                keys.extend(resources.placement_of(found).label_keys().map(str::to_owned));
+            let resources = OperatorResources::for_rollout(inputs, rollout);
+            let in_manifests = inputs.manifests.values().flatten().flat_map(|manifests| &manifests.resources);
+            let all = inputs.snapshot.resources.iter().chain(in_manifests);
+            for resource in all.filter(|resource| resource.is_named(name)) {
+                keys.extend(resources.placement_of(resource).label_keys().map(str::to_owned));
             }
         }
     }
@@ -75,12 +74,12 @@ pub(super) fn label_keys(inputs: &PlanInputs<'_>) -> Vec<String> {
 pub(super) fn decide(
     context: &Context<'_>,
     target: &RolloutTarget,
-    wanted: &ResourceName,
+    name: &ResourceName,
 ) -> Result<Decided, HoldReason> {
-    let (inputs, kind) = (context.inputs, wanted.resource);
-    let found = single(inputs, target, wanted)?;
-    let driver = driver_section(found)?;
-    allows_precompiled(found)?;
+    let (inputs, kind) = (context.inputs, name.resource);
+    let resource = single(inputs, target, name)?;
+    let driver = driver_section(resource)?;
+    allows_precompiled(resource)?;
     let resources = context.resources();
     if let Some(detail) = ignored_by_operator(kind, resources) {
         return Err(HoldReason::DriverOff { detail });
@@ -88,50 +87,51 @@ pub(super) fn decide(
     if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
-    let placement = resources.placement_of(found);
+    let placement = resources.placement_of(resource);
     check_supported(&placement)?;
-    let live = inputs.snapshot.resources.iter().find(|live| live.is_named(wanted) && live.version.is_some());
-    if let Some(live) = live.filter(|_| found.version.is_none())
+    let live = inputs.snapshot.resources.iter().find(|live| live.is_named(name) && live.version.is_some());
+    if let Some(live) = live.filter(|_| resource.version.is_none())
         && let Some(why) = reaches_differently(context, &live.placement_in(inputs.snapshot), &placement)
     {
         return Err(why);
     }
     let by_kernel = reached(context, kind, &placement).known()?;
-    let wished = match kind {
-        OperatorResource::Module => module::wish(context, found, driver, &by_kernel)?,
-        _ => wish(context, kind, &by_kernel)?,
+    let desired = match kind {
+        OperatorResource::Module => module::desired_fields(context, resource, driver, &by_kernel)?,
+        _ => desired_fields(context, kind, &by_kernel)?,
     };
-    match wished {
+    match desired {
         DesiredField::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
         DesiredField::Fields { fields, version, kernels, proof } => {
-            let step = step(context, found, driver, &fields)?;
-            if let (Step::Set(_), Some(busy)) = (&step, upgrading(kind, &by_kernel)) {
-                return Err(busy);
+            let step = step(context, resource, driver, &fields)?;
+            if let (Step::Set(_), Some(why)) = (&step, upgrade_in_progress(kind, &by_kernel)) {
+                return Err(why);
             }
-            let rest = at_rest(kind, &by_kernel).unwrap_or_default();
-            let how = format!("{version} for {kernels} kernel{}{rest}", if kernels == 1 { "" } else { "s" });
-            to_decision(found, driver, step, how, proof)
+            let stalled = stalled_node(kind, &by_kernel).unwrap_or_default();
+            let how =
+                format!("{version} for {kernels} kernel{}{stalled}", if kernels == 1 { "" } else { "s" });
+            to_decision(resource, driver, step, how, proof)
         }
     }
 }
 
 /// Returns the driver's fields, if the operator installs a driver from them.
-fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReason> {
+fn driver_section(resource: &ResourceFacts) -> Result<&Map<String, Value>, HoldReason> {
     let off = |detail: &str| HoldReason::DriverOff { detail: detail.to_owned() };
-    let section = section(found);
-    let says = |field: &str| section.and_then(|section| section.get(field)).and_then(Value::as_bool);
-    match found.kind {
+    let section = section(resource);
+    let flag = |field: &str| section.and_then(|section| section.get(field)).and_then(Value::as_bool);
+    match resource.kind {
         OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => {
             section.ok_or_else(|| off("spec.ofedDriver is absent"))
         }
-        OperatorResource::ClusterPolicy if says("enabled") == Some(false) => {
+        OperatorResource::ClusterPolicy if flag("enabled") == Some(false) => {
             Err(off("spec.driver.enabled is false"))
         }
-        OperatorResource::ClusterPolicy if says("useNvidiaDriverCRD") == Some(true) => {
+        OperatorResource::ClusterPolicy if flag("useNvidiaDriverCRD") == Some(true) => {
             Err(off("spec.driver.useNvidiaDriverCRD is true, so that NVIDIADriver resources decide"))
         }
         OperatorResource::ClusterPolicy => section.ok_or_else(|| off("spec.driver is absent")),
-        OperatorResource::NvidiaDriver if says("usePrecompiled") == Some(true) => {
+        OperatorResource::NvidiaDriver if flag("usePrecompiled") == Some(true) => {
             section.ok_or_else(|| off("spec is absent"))
         }
         OperatorResource::NvidiaDriver => {
@@ -144,21 +144,21 @@ fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReas
 
 /// Checks that the GPU Operator accepts precompiled drivers: it installs GPUDirect Storage and GDRCopy only with drivers that it
 /// compiles itself (`controllers/object_controls.go`, `controllers/nvidiadriver_controller.go`).
-fn allows_precompiled(found: &ResourceFacts) -> Result<(), HoldReason> {
+fn allows_precompiled(resource: &ResourceFacts) -> Result<(), HoldReason> {
     let fields = [("gds", "spec.gds.enabled"), ("gdrcopy", "spec.gdrcopy.enabled")];
-    let refused = fields.into_iter().find(|(component, _)| found.spec[*component]["enabled"] == true);
+    let refused = fields.into_iter().find(|(component, _)| resource.spec[*component]["enabled"] == true);
     match refused {
-        Some((_, field)) if found.kind.is_of_gpu_operator() => Err(HoldReason::RefusedTogether { field }),
+        Some((_, field)) if resource.kind.is_of_gpu_operator() => Err(HoldReason::RefusedTogether { field }),
         _ => Ok(()),
     }
 }
 
-/// Returns why the GPU Operator ignores resources of this kind, if it does. A ClusterPolicy that manages the driver disables
-/// NVIDIADriver resources (`controllers/nvidiadriver_controller.go`, since 25.10.1), and a GPUCluster disables a ClusterPolicy
+/// Returns the reason why the GPU Operator ignores resources of this kind, if any. A ClusterPolicy that manages the driver
+/// disables NVIDIADriver resources (`controllers/nvidiadriver_controller.go`, since 25.10.1), and a GPUCluster disables a ClusterPolicy
 /// (`controllers/clusterpolicy_controller.go`, since 26.7).
 fn ignored_by_operator(kind: OperatorResource, resources: OperatorResources<'_>) -> Option<String> {
     let cluster = resources.of(OperatorResource::GpuCluster).next();
-    let manages = |found: &&ResourceFacts| found.spec["driver"]["useNvidiaDriverCRD"] != true;
+    let manages = |policy: &&ResourceFacts| policy.spec["driver"]["useNvidiaDriverCRD"] != true;
     match kind {
         OperatorResource::ClusterPolicy => Some(format!(
             "the GPU Operator ignores a ClusterPolicy beside GPUCluster {}: name an NVIDIADriver in the rollout, or delete the GPUCluster",
@@ -180,8 +180,8 @@ fn ignored_by_operator(kind: OperatorResource, resources: OperatorResources<'_>)
 }
 
 /// Returns the fields of the driver's section, if present.
-pub(super) fn section(found: &ResourceFacts) -> Option<&Map<String, Value>> {
-    let section = found.kind.driver_path().iter().try_fold(&*found.spec, |value, key| value.get(key));
+pub(super) fn section(resource: &ResourceFacts) -> Option<&Map<String, Value>> {
+    let section = resource.kind.driver_path().iter().try_fold(&*resource.spec, |value, key| value.get(key));
     section.and_then(Value::as_object)
 }
 
@@ -189,7 +189,7 @@ pub(super) fn section(found: &ResourceFacts) -> Option<&Map<String, Value>> {
 /// selects itself.
 fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placement) -> Reached<'a> {
     let image = context.inputs.definitions().images.get(context.image);
-    let is_wanted = |group: &&NodeGroup<'_>| {
+    let is_selected = |group: &&NodeGroup<'_>| {
         let node = group.sample;
         operator::selects(kind, &node.labels) || image.is_some_and(|image| node.is_selected_by(image))
     };
@@ -197,33 +197,32 @@ fn reached<'a>(context: &Context<'a>, kind: OperatorResource, placement: &Placem
     let workload = operator::default_workload(kind, context.resources());
     let is_skipped = |group: &&NodeGroup<'_>| operator::skips(kind, &group.sample.labels, workload);
     let groups = context.groups.iter().filter(|group| !is_skipped(group));
-    let (wanted, others): (Vec<_>, Vec<_>) = groups.partition(is_wanted);
-    let mut found = Reached::by(&object, wanted);
+    let (selected, others): (Vec<_>, Vec<_>) = groups.partition(is_selected);
+    let mut nodes = Reached::by(&object, selected);
     // The operator's own label is derived from NFD's.
     for group in others.into_iter().filter(|group| group.sample.is_unlabeled()) {
         let Reach { reached, undetermined } = object.reach_of_equal_nodes(&group.nodes);
-        found.undetermined.extend(reached.into_iter().chain(undetermined));
+        nodes.undetermined.extend(reached.into_iter().chain(undetermined));
     }
-    found
+    nodes
 }
 
 /// Returns the fields with which the operator finds a published, passing image for each of these kernels.
-fn wish<'a>(
+fn desired_fields<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
     kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
     let CommonVersion { version, reference, proof } = match common_version(context, kind, kernels, None)? {
-        Ok(found) => found,
+        Ok(common) => common,
         Err(on) => return Ok(DesiredField::Pending(on)),
     };
     // An image without a host is in a layout directory.
-    let (repository, last) = reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
+    let (repository, image) =
+        reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
+    let fields = [("repository", repository), ("image", image), ("version", &*version)];
     let mut fields: Map<String, Value> =
-        [("repository", repository), ("image", last), ("version", &*version)]
-            .map(|(field, value)| (field.to_owned(), value.into()))
-            .into_iter()
-            .collect();
+        fields.map(|(field, value)| (field.to_owned(), value.into())).into_iter().collect();
     if let Some(flag) = operator::precompiled_field(kind) {
         fields.insert(flag.to_owned(), true.into());
     }
@@ -239,15 +238,15 @@ struct CommonVersion<'a> {
     proof: Vec<ImageReference>,
 }
 
-/// Returns the single version for these kernels, or the reference that must be published first. `current` is kept, if it
-/// is such a version: `repository:version`.
+/// Returns the single version for these kernels, or the reference that must be published first. Prefers `current`, as
+/// `repository:version`, where it is one of several such versions.
 fn common_version<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
     kernels: &NodesByKernel<'_>,
     current: Option<&str>,
 ) -> Result<Result<CommonVersion<'a>, &'a ImageReference>, HoldReason> {
-    let mut found: Vec<(&Cell, Versions<'_>)> = Vec::new();
+    let mut cells: Vec<(&Cell, Versions<'_>)> = Vec::new();
     let mut proof = Vec::new();
     let mut pending = None;
     for kernel in kernels.keys() {
@@ -266,20 +265,20 @@ fn common_version<'a>(
             CellState::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
             CellState::Published(cell, published) => proof.push(context.admissible_image(cell, published)?),
         }
-        found.extend(cell.map(|cell| (cell, versions)));
+        cells.extend(cell.map(|cell| (cell, versions)));
     }
     let has = |versions: &[(Cow<'_, str>, &ImageReference)], version: &str| {
-        versions.iter().any(|(found, _)| *found == version)
+        versions.iter().any(|(other, _)| *other == version)
     };
-    let candidates = found.first().map(|(_, versions)| versions.as_slice()).unwrap_or_default();
+    let candidates = cells.first().map(|(_, versions)| versions.as_slice()).unwrap_or_default();
     let is_current = |(version, reference): &&(Cow<'_, str>, &ImageReference)| {
         current == Some(&format!("{}:{version}", reference.repository))
     };
-    let is_common = |(version, _): &&(Cow<'_, str>, _)| found.iter().all(|(_, own)| has(own, version));
+    let is_common = |(version, _): &&(Cow<'_, str>, _)| cells.iter().all(|(_, own)| has(own, version));
     let kept = candidates.iter().filter(is_common).find(is_current);
     let Some((version, reference)) = kept.or_else(|| candidates.iter().find(is_common)).cloned() else {
         let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for (cell, own) in &found {
+        for (cell, own) in &cells {
             let version = own.first().map_or("", |(version, _)| &**version);
             versions.entry(version.to_owned()).or_default().push(cell.target.to_string());
         }
@@ -288,8 +287,8 @@ fn common_version<'a>(
     if let Some(on) = pending {
         return Ok(Err(on));
     }
-    for (cell, own) in &found {
-        let Some((_, name)) = own.iter().find(|(found, _)| *found == version) else { continue };
+    for (cell, own) in &cells {
+        let Some((_, name)) = own.iter().find(|(other, _)| *other == version) else { continue };
         if !is_published(context, cell, name) {
             return Ok(Err(name));
         }
@@ -300,43 +299,43 @@ fn common_version<'a>(
 
 /// Whether this name already points to the cell's image.
 pub(super) fn is_published(context: &Context<'_>, cell: &Cell, name: &ImageReference) -> bool {
-    let found = context.observed.image(name, cell.target.arch);
-    found.is_some_and(|found| found.is_of(cell))
+    let image = context.observed.image(name, cell.target.arch);
+    image.is_some_and(|image| image.is_of(cell))
 }
 
-/// Returns the hold for an image whose tags do not match those that the operator computes.
+/// Returns the hold for an image whose tags do not have the form that the operator computes.
 pub(super) fn tag_form(kind: OperatorResource, cell: &Cell, resources: OperatorResources<'_>) -> HoldReason {
     let form = TagForm::of(kind, &cell.target, resources);
     HoldReason::TagForm {
         image: cell.reference.clone(),
-        looked_for: operator::tag_end(form, &cell.target)
+        looked_for: operator::tag_suffix(form, &cell.target)
             .unwrap_or_else(|| "a kernel label, which this kernel's release is too long for".to_owned()),
         pattern: form.pattern(),
     }
 }
 
-/// Returns the hold while the operator upgrades drivers: a rewrite makes it drain nodes one by one, and another rewrite
-/// halfway would start that over. A node that is only requested to upgrade holds nothing.
-fn upgrading(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<HoldReason> {
+/// Returns the hold while the operator upgrades drivers. A rewrite makes the operator drain nodes one by one, and another
+/// rewrite would restart these upgrades. A node whose upgrade is only requested causes no hold.
+fn upgrade_in_progress(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<HoldReason> {
     let (node, state, count) = first_in(kind, kernels, is_in_progress)?;
     Some(HoldReason::UpgradeInProgress { node: node.clone(), state: state.clone(), count })
 }
 
-/// Names a node whose upgrade the operator does not continue, and who must act.
-fn at_rest(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<String> {
-    let (node, state, count) = first_in(kind, kernels, |state| end_of_rest(state).is_some())?;
+/// Describes a node whose upgrade the operator does not continue, with the remedy.
+fn stalled_node(kind: OperatorResource, kernels: &NodesByKernel<'_>) -> Option<String> {
+    let (node, state, count) = first_in(kind, kernels, |state| stall_remedy(state).is_some())?;
     let label = operator::upgrade_label(kind)?.replace("-state", ".skip");
-    Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), end_of_rest(state)?))
+    Some(format!("; node {node}{} in state {state}: {} {label}", and_more(count), stall_remedy(state)?))
 }
 
-/// Returns the first node in such an upgrade state, its state, and the number of such nodes.
+/// Returns the first node whose upgrade state matches, its state, and the number of such nodes.
 fn first_in<'a>(
     kind: OperatorResource,
     kernels: &NodesByKernel<'a>,
-    is_wanted: impl Fn(&str) -> bool,
+    matches: impl Fn(&str) -> bool,
 ) -> Option<(&'a String, &'a String, usize)> {
     let label = operator::upgrade_label(kind)?;
-    let state = |node: &'a NodeFacts| node.labels.get(label).filter(|state| is_wanted(state));
+    let state = |node: &'a NodeFacts| node.labels.get(label).filter(|state| matches(state));
     let nodes = kernels.values().flatten().filter_map(|node| Some((&node.name, state(node)?)));
     let nodes: Vec<_> = nodes.collect();
     let (node, state) = nodes.iter().min()?;
@@ -345,26 +344,26 @@ fn first_in<'a>(
 
 fn step(
     context: &Context<'_>,
-    found: &ResourceFacts,
+    resource: &ResourceFacts,
     driver: &Map<String, Value>,
-    wished: &Value,
+    desired: &Value,
 ) -> Result<Step, HoldReason> {
-    let record = record_of(found)?;
+    let record = record_of(resource)?;
     let now = context.inputs.now;
-    let current = values(wished, driver);
+    let current = values(desired, driver);
     let instance = context.inputs.instance;
-    let field = Field { record: record.0.get(FIELD), current: &current, wished, now, instance };
+    let field = Field { record: record.0.get(FIELD), current: &current, desired, now, instance };
     // The operator watches its own pods. A value that stayed for an hour counts as good when the desired value changes;
     // nothing is recorded until then.
     Ok(field::decide(&field, |set| {
-        let is_good = set.is_quiet(now) && current != *wished;
+        let is_good = set.is_quiet(now) && current != *desired;
         if is_good { Progress::Good } else { Progress::Waiting }
     }))
 }
 
 /// Returns the record in a live object. Manifests have version control as their history.
-fn record_of(found: &ResourceFacts) -> Result<Record, HoldReason> {
-    if found.version.is_some() { Record::of(&found.annotations) } else { Ok(Record::default()) }
+fn record_of(resource: &ResourceFacts) -> Result<Record, HoldReason> {
+    if resource.version.is_some() { Record::of(&resource.annotations) } else { Ok(Record::default()) }
 }
 
 /// Returns the current values of the fields in `like`; null for absent fields.
@@ -374,7 +373,7 @@ pub(super) fn values(like: &Value, driver: &Map<String, Value>) -> Value {
 }
 
 fn to_decision(
-    found: &ResourceFacts,
+    resource: &ResourceFacts,
     driver: &Map<String, Value>,
     step: Step,
     how: String,
@@ -384,11 +383,11 @@ fn to_decision(
         Step::Keep => return Ok(RolloutDecision::Settled { how }.into()),
         Step::Note(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
         Step::Set(entry) => {
-            let path = field_path(found.kind);
+            let path = field_path(resource.kind);
             let current = values(&entry.set, driver);
             let differs = |field: &String| entry.set.get(field.as_str()) != current.get(field.as_str());
             if let Some((_, reason)) =
-                found.fixed.iter().find(|(field, _)| field.is_empty() || differs(field))
+                resource.fixed.iter().find(|(field, _)| field.is_empty() || differs(field))
             {
                 return Err(HoldReason::Fixed { detail: reason.clone() });
             }
@@ -401,19 +400,19 @@ fn to_decision(
             (RolloutDecision::Hold(why), entry, Vec::new())
         }
     };
-    let change = change(found, driver, entry, proof)?;
+    let change = change(resource, driver, entry, proof)?;
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
 }
 
-/// Returns the change that leaves a resource with the values that the record says were written, and with farrier's
+/// Returns the change that leaves a resource with the written values of the record, and with farrier's
 /// annotations.
 pub(super) fn change(
-    found: &ResourceFacts,
+    resource: &ResourceFacts,
     driver: &Map<String, Value>,
     entry: FieldRecord,
     proof: Vec<ImageReference>,
 ) -> Result<ResourceChange, HoldReason> {
-    let record = record_of(found)?;
+    let record = record_of(resource)?;
     let fields: Map<String, Value> = if let Some(value) = entry.written() {
         // Fields that were absent before are omitted, and thus removed.
         writable(value).collect()
@@ -421,27 +420,22 @@ pub(super) fn change(
         // The field is left to another writer, who may have changed only some of its parts. The other parts stay named,
         // because an apply removes a field without an owner.
         let written = record.0.get(FIELD).and_then(FieldRecord::written);
-        let ours = written.into_iter().flat_map(writable);
-        ours.filter(|(key, value)| driver.get(key) == Some(value)).collect()
+        let owned = written.into_iter().flat_map(writable);
+        owned.filter(|(key, value)| driver.get(key) == Some(value)).collect()
     };
     let fields = Value::from(fields);
-    let nested = |fields: Value| {
-        found
-            .kind
-            .driver_path()
-            .iter()
-            .rev()
-            .fold(fields, |inner, key| Value::from(Map::from_iter([((*key).to_owned(), inner)])))
-    };
-    let is_live = found.version.is_some();
+    let is_live = resource.version.is_some();
+    let expected = (!is_live).then(|| values(&fields, driver));
+    let path = resource.kind.driver_path().iter().rev();
+    let spec = path.fold(fields, |inner, key| Value::from(Map::from_iter([((*key).to_owned(), inner)])));
     Ok(ResourceChange {
-        kind: found.kind,
-        name: found.name.clone(),
-        version: found.version.clone(),
-        expected: (!is_live).then(|| values(&fields, driver)),
-        spec: nested(fields),
+        kind: resource.kind,
+        name: resource.name.clone(),
+        version: resource.version.clone(),
+        expected,
+        spec,
         annotations: if is_live {
-            record.with(FIELD, entry).annotations(&found.annotations)
+            record.with(FIELD, entry).annotations(&resource.annotations)
         } else {
             BTreeMap::new()
         },
@@ -453,11 +447,11 @@ pub(super) fn change(
 /// untrusted input.
 fn writable(value: &Value) -> impl Iterator<Item = (String, Value)> {
     let fields = value.as_object().into_iter().flatten();
-    let fits = |(key, value): &(&String, &Value)| {
+    let is_writable = |(key, value): &(&String, &Value)| {
         FIELDS.contains(&key.as_str())
             && (value.is_string() || value.is_boolean() || (*key == module::MAPPINGS && value.is_array()))
     };
-    fields.filter(fits).map(|(key, value)| (key.clone(), value.clone()))
+    fields.filter(is_writable).map(|(key, value)| (key.clone(), value.clone()))
 }
 
 /// Returns the path of the driver's section: `spec.driver`, or `spec`.
@@ -466,8 +460,8 @@ pub(super) fn field_path(kind: OperatorResource) -> String {
 }
 
 /// Formats the fields of a resource that farrier would write.
-pub(super) fn current(found: &ResourceFacts) -> String {
-    let fields = section(found).into_iter().flatten().filter(|(key, _)| FIELDS.contains(&key.as_str()));
+pub(super) fn current(resource: &ResourceFacts) -> String {
+    let fields = section(resource).into_iter().flatten().filter(|(key, _)| FIELDS.contains(&key.as_str()));
     text_of(&fields.map(|(key, value)| (key.clone(), value.clone())).collect::<Map<_, _>>().into())
 }
 

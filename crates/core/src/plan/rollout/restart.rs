@@ -5,7 +5,7 @@
 
 use super::{
     Change, Context, DaemonSetFacts, PodRestart,
-    handover::{at_once, is_in_maintenance},
+    handover::{is_in_maintenance, unavailable_limit},
     watch::is_same_image,
 };
 use crate::plan::{LiveDaemonSet, PodFacts, ReachingObject, UpdateStrategy, reach::Reach, reasons::and_more};
@@ -13,7 +13,7 @@ use crate::plan::{LiveDaemonSet, PodFacts, ReachingObject, UpdateStrategy, reach
 /// Returns the pods to evict now.
 pub(super) fn restarts(
     context: &Context<'_>,
-    found: &DaemonSetFacts,
+    daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
 ) -> Vec<Change> {
@@ -22,15 +22,15 @@ pub(super) fn restarts(
         return Vec::new();
     }
     let contents = &context.observed.contents;
-    let Some(new) = found.image_of(container).and_then(|image| contents.get(image)) else {
+    let Some(new) = daemon_set.image_of(container).and_then(|image| contents.get(image)) else {
         return Vec::new();
     };
     let pods = || context.inputs.snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
 
     let mut nodes = 0;
     let mut outdated: Vec<(&PodFacts, &str)> = Vec::new();
-    let away = pods().filter(|pod| pod.deleting || !pod.ready).count();
-    let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
+    let unavailable = pods().filter(|pod| pod.deleting || !pod.ready).count();
+    let object = ReachingObject::daemon_set(daemon_set, context.inputs.snapshot);
     for group in context.groups {
         let Reach { reached, .. } = object.reach_of_equal_nodes(&group.nodes);
         nodes += reached.len();
@@ -43,32 +43,31 @@ pub(super) fn restarts(
             reached.iter().filter(|node| !is_in_maintenance(node)).map(|node| node.name.as_str()).collect();
         names.sort_unstable();
         let lacks = |pod: &&PodFacts| {
-            let held = pod.images.get(container).and_then(|image| contents.get(image));
+            let current = pod.images.get(container).and_then(|image| contents.get(image));
             !pod.deleting
                 && names.binary_search(&pod.node.as_str()).is_ok()
-                && held.is_some_and(|held| !held.has(arch, kernel))
+                && current.is_some_and(|current| !current.has(arch, kernel))
         };
         outdated.extend(pods().filter(lacks).map(|pod| (pod, kernel)));
     }
-    // A pod that does not work anyway is no loss: evict it first, regardless of other unavailable pods, as the
-    // DaemonSet controller does.
+    // Evict pods that are not ready first, regardless of other unavailable pods, as the DaemonSet controller does.
     outdated.sort_by_key(|(pod, _)| (pod.ready, &pod.name));
-    let broken = outdated.iter().filter(|(pod, _)| !pod.ready).count();
-    let left = at_once(live.max_unavailable, nodes).saturating_sub(away);
-    outdated.iter().take(broken + left).map(|(pod, kernel)| restart(pod, kernel)).collect()
+    let not_ready = outdated.iter().filter(|(pod, _)| !pod.ready).count();
+    let allowed = unavailable_limit(live.max_unavailable, nodes).saturating_sub(unavailable);
+    outdated.iter().take(not_ready + allowed).map(|(pod, kernel)| restart(pod, kernel)).collect()
 }
 
-/// Names the pods that run an image of which farrier knows nothing, and keep it until someone deletes them.
-pub(super) fn foreign(
+/// Describes the pods that run an image with unknown contents, and that `OnDelete` keeps until someone deletes them.
+pub(super) fn unknown_images(
     context: &Context<'_>,
-    found: &DaemonSetFacts,
+    daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
 ) -> Option<String> {
-    let image = found.image_of(container)?;
+    let image = daemon_set.image_of(container)?;
     let runs_other = |pod: &&PodFacts| {
-        let other = pod.images.get(container).filter(|held| !is_same_image(held, image));
-        !pod.deleting && other.is_some_and(|held| !context.observed.contents.contains_key(held))
+        let other = pod.images.get(container).filter(|other| !is_same_image(other, image));
+        !pod.deleting && other.is_some_and(|other| !context.observed.contents.contains_key(other))
     };
     let pods = context.inputs.snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
     let pods: Vec<&PodFacts> = pods.filter(runs_other).collect();

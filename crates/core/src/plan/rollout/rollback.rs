@@ -1,7 +1,6 @@
-//! Rolls back rewrites.
+//! Rolls back rewrites: one step for each object of the cluster with a record.
 //!
-//! Each object of the cluster that has a record gets a step.
-//! Previous values are restored without a registry lookup: they were in use before, and a person asks for them.
+//! Previous values are restored without a registry lookup: they were in use before, and a person asks for the rollback.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     Change, Record, RecordState,
-    image::naming,
+    image::owned_fields,
     live_object::LiveObject,
     record::FieldRecord,
     resource::{self, FIELD},
@@ -64,86 +63,88 @@ pub struct RollbackStep {
 /// # Errors
 /// The selected names that the cluster does not have.
 pub fn rollback(snapshot: &ClusterSnapshot, selected: &[String]) -> Result<Vec<RollbackStep>, Vec<String>> {
-    let objects: Vec<_> = LiveObject::all(snapshot).map(|found| (found.name(), found)).collect();
-    let is_unknown = |name: &&String| objects.iter().all(|(found, _)| found != *name);
+    let objects: Vec<_> = LiveObject::all(snapshot).map(|object| (object.name(), object)).collect();
+    let is_unknown = |name: &&String| objects.iter().all(|(known, _)| known != *name);
     let unknown: Vec<String> = selected.iter().filter(is_unknown).cloned().collect();
     if !unknown.is_empty() {
         return Err(unknown);
     }
-    let wanted = objects.into_iter().filter(|(name, _)| selected.is_empty() || selected.contains(name));
-    Ok(wanted.filter_map(|(name, found)| step(name, found)).collect())
+    let objects = objects.into_iter().filter(|(name, _)| selected.is_empty() || selected.contains(name));
+    Ok(objects.filter_map(|(name, object)| step(name, object)).collect())
 }
 
 /// Returns the step for an object; `None` where it has no record.
-fn step(object: String, found: LiveObject<'_>) -> Option<RollbackStep> {
-    let resume = resume(found);
-    let before = match Record::of(found.annotations()) {
+fn step(name: String, object: LiveObject<'_>) -> Option<RollbackStep> {
+    let resume = resume(object);
+    let before = match Record::of(object.annotations()) {
         Ok(record) if record.0.is_empty() => return None,
         Ok(record) => record,
         Err(unreadable) => {
-            let error = Some(unreadable.to_string());
-            return Some(RollbackStep { object, fields: BTreeMap::new(), error, resume, change: None });
+            let (fields, error) = (BTreeMap::new(), Some(unreadable.to_string()));
+            return Some(RollbackStep { object: name, fields, error, resume, change: None });
         }
     };
     let (mut fields, mut after) = (BTreeMap::new(), Record::default());
-    for (name, field) in &before.0 {
-        let outcome = outcome(found, name, field);
-        let stays = matches!(outcome, RollbackOutcome::Nothing { .. });
-        let state = if stays { field.state } else { RecordState::RolledBack };
-        after.0.insert(name.clone(), FieldRecord { state, ..field.clone() });
-        fields.insert(name.clone(), outcome);
+    for (field, record) in &before.0 {
+        let outcome = outcome(object, field, record);
+        let is_unchanged = matches!(outcome, RollbackOutcome::Nothing { .. });
+        let state = if is_unchanged { record.state } else { RecordState::RolledBack };
+        after.0.insert(field.clone(), FieldRecord { state, ..record.clone() });
+        fields.insert(field.clone(), outcome);
     }
-    let change = if after == before { None } else { change(found, &after, &fields) };
-    Some(RollbackStep { object, fields, error: None, resume, change })
+    let change = if after == before { None } else { change(object, &after, &fields) };
+    Some(RollbackStep { object: name, fields, error: None, resume, change })
 }
 
 /// Returns the command that lets the controller set the object again.
-fn resume(found: LiveObject<'_>) -> String {
-    let (resource, namespace, name) = match found {
-        LiveObject::DaemonSet(found, _) => ("daemonset".to_owned(), &*found.namespace, &*found.name),
-        LiveObject::Resource(found) => {
-            let (namespace, name) = found.split_name();
-            (format!("{}.{}", found.kind.plural(), found.kind.group()), namespace, name)
+fn resume(object: LiveObject<'_>) -> String {
+    let (resource, namespace, name) = match object {
+        LiveObject::DaemonSet(facts, _) => ("daemonset".to_owned(), &*facts.namespace, &*facts.name),
+        LiveObject::Resource(facts) => {
+            let (namespace, name) = facts.split_name();
+            (format!("{}.{}", facts.kind.plural(), facts.kind.group()), namespace, name)
         }
     };
     let namespace = if namespace.is_empty() { String::new() } else { format!(" --namespace {namespace}") };
     format!("kubectl annotate {resource} {name}{namespace} {RECORD_ANNOTATION}-")
 }
 
-fn outcome(found: LiveObject<'_>, name: &str, field: &FieldRecord) -> RollbackOutcome {
-    let current = match found {
-        LiveObject::DaemonSet(found, _) => found.image_of(name).map(Value::from),
-        LiveObject::Resource(found) => resource::section(found)
-            .filter(|_| name == FIELD)
-            .map(|section| resource::values(&field.set, section)),
+fn outcome(object: LiveObject<'_>, field: &str, record: &FieldRecord) -> RollbackOutcome {
+    let current = match object {
+        LiveObject::DaemonSet(facts, _) => facts.image_of(field).map(Value::from),
+        LiveObject::Resource(facts) => resource::section(facts)
+            .filter(|_| field == FIELD)
+            .map(|section| resource::values(&record.set, section)),
     };
-    let text = |value: &Value| match found {
+    let text = |value: &Value| match object {
         LiveObject::DaemonSet(..) => value.as_str().unwrap_or_default().to_owned(),
         LiveObject::Resource(_) => resource::text_of(value),
     };
     let nothing = |why: &str| RollbackOutcome::Nothing { why: why.to_owned() };
-    match (field.state, current) {
+    match (record.state, current) {
         (_, None) => nothing("it no longer exists"),
         (RecordState::RolledBack, _) => nothing("it was rolled back before"),
         (RecordState::Failed, _) => nothing("its pods failed, and the previous value was restored then"),
         (RecordState::Conflict, _) => nothing("another writer has set it, so farrier left it unchanged"),
-        (RecordState::Set | RecordState::Good, Some(now)) if now == field.set => {
-            RollbackOutcome::Restored { from: text(&now), to: text(&field.replaced) }
+        (RecordState::Set | RecordState::Good, Some(value)) if value == record.set => {
+            RollbackOutcome::Restored { from: text(&value), to: text(&record.replaced) }
         }
-        (RecordState::Set | RecordState::Good, Some(now)) => RollbackOutcome::Released { holds: text(&now) },
+        (RecordState::Set | RecordState::Good, Some(value)) => {
+            RollbackOutcome::Released { holds: text(&value) }
+        }
     }
 }
 
 /// Returns the change that restores fields and writes the new record.
 fn change(
-    found: LiveObject<'_>,
+    object: LiveObject<'_>,
     record: &Record,
     fields: &BTreeMap<String, RollbackOutcome>,
 ) -> Option<Change> {
-    match found {
-        LiveObject::DaemonSet(found, _) => {
-            let mut change = naming(found, record);
-            for container in &found.containers {
+    match object {
+        LiveObject::DaemonSet(facts, _) => {
+            let mut change = owned_fields(facts, record);
+            for container in &facts.containers {
                 if let Some(RollbackOutcome::Restored { to, .. }) = fields.get(&container.name) {
                     change.expected.insert(container.name.clone(), container.image.clone());
                     change.images.insert(container.name.clone(), to.clone());
@@ -151,9 +152,9 @@ fn change(
             }
             Some(Change::DaemonSet(change))
         }
-        LiveObject::Resource(found) => {
-            let (driver, entry) = (resource::section(found)?, record.0.get(FIELD)?.clone());
-            resource::change(found, driver, entry, Vec::new()).ok().map(Change::Resource)
+        LiveObject::Resource(facts) => {
+            let (driver, entry) = (resource::section(facts)?, record.0.get(FIELD)?.clone());
+            resource::change(facts, driver, entry, Vec::new()).ok().map(Change::Resource)
         }
     }
 }

@@ -19,9 +19,9 @@ pub(super) trait Object: Sized {
 
     fn in_cluster(snapshot: &ClusterSnapshot) -> &[Self];
     fn in_manifests(manifests: &ManifestFacts) -> &[Self];
-    fn has_name(&self, wanted: &Self::Name) -> bool;
+    fn has_name(&self, name: &Self::Name) -> bool;
     /// Returns the hold where no object has the name.
-    fn not_found(wanted: &Self::Name, all: &[Self]) -> HoldReason;
+    fn not_found(name: &Self::Name, all: &[Self]) -> HoldReason;
 }
 
 impl Object for DaemonSetFacts {
@@ -36,14 +36,14 @@ impl Object for DaemonSetFacts {
         &manifests.daemon_sets
     }
 
-    fn has_name(&self, wanted: &Self::Name) -> bool {
-        self.is_named(wanted)
+    fn has_name(&self, name: &Self::Name) -> bool {
+        self.is_named(name)
     }
 
-    fn not_found(wanted: &Self::Name, all: &[Self]) -> HoldReason {
-        let known = all.iter().map(|found| format!("{}/{}", found.namespace, found.name));
-        let wanted = format!("{}/{}", &*wanted.namespace, &*wanted.daemon_set);
-        HoldReason::NotFound { nearest: nearest(&wanted, known.collect()) }
+    fn not_found(name: &Self::Name, all: &[Self]) -> HoldReason {
+        let known = all.iter().map(|other| format!("{}/{}", other.namespace, other.name));
+        let name = format!("{}/{}", &*name.namespace, &*name.daemon_set);
+        HoldReason::NotFound { nearest: nearest(&name, known.collect()) }
     }
 }
 
@@ -59,14 +59,14 @@ impl Object for ResourceFacts {
         &manifests.resources
     }
 
-    fn has_name(&self, wanted: &Self::Name) -> bool {
-        self.is_named(wanted)
+    fn has_name(&self, name: &Self::Name) -> bool {
+        self.is_named(name)
     }
 
-    fn not_found(wanted: &Self::Name, all: &[Self]) -> HoldReason {
-        let known = all.iter().filter(|found| found.kind == wanted.resource);
-        let known = known.map(|found| found.name.clone()).collect();
-        HoldReason::NoResource { nearest: nearest(&wanted.full_name(), known) }
+    fn not_found(name: &Self::Name, all: &[Self]) -> HoldReason {
+        let known = all.iter().filter(|other| other.kind == name.resource);
+        let known = known.map(|other| other.name.clone()).collect();
+        HoldReason::NoResource { nearest: nearest(&name.full_name(), known) }
     }
 }
 
@@ -74,27 +74,27 @@ impl Object for ResourceFacts {
 pub(super) fn single<'a, T: Object>(
     inputs: &PlanInputs<'a>,
     target: &RolloutTarget,
-    wanted: &T::Name,
+    name: &T::Name,
 ) -> Result<&'a T, HoldReason> {
     let (all, skipped) = match (&target.place, inputs.snapshot.unseen.get(&T::KIND)) {
         (None, Some(detail)) => return Err(HoldReason::Unseen { what: T::KIND, detail: detail.clone() }),
         (None, None) => (T::in_cluster(inputs.snapshot), &inputs.snapshot.skipped),
-        (Some(place), _) => manifests(inputs, place).map(|found| (T::in_manifests(found), &found.skipped))?,
+        (Some(location), _) => manifests(inputs, location).map(|all| (T::in_manifests(all), &all.skipped))?,
     };
-    let mut named = all.iter().filter(|found| found.has_name(wanted));
-    match (named.next(), named.count()) {
-        (None, _) => Err(missing(skipped).unwrap_or_else(|| T::not_found(wanted, all))),
-        (Some(found), 0) => Ok(found),
+    let mut objects = all.iter().filter(|object| object.has_name(name));
+    match (objects.next(), objects.count()) {
+        (None, _) => Err(missing(skipped).unwrap_or_else(|| T::not_found(name, all))),
+        (Some(object), 0) => Ok(object),
         (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
     }
 }
 
-/// Returns the known object (`namespace/name`) that a mistyped name likely means. The object has a similar name, or the same name in
-/// another namespace.
-fn nearest(wanted: &str, known: Vec<String>) -> Option<String> {
-    let last = |name: &str| name.rsplit('/').next().map(str::to_owned);
-    let similar = similar(wanted, known.iter().map(String::as_str)).map(str::to_owned);
-    similar.or_else(|| known.into_iter().find(|known| last(known) == last(wanted)))
+/// Returns the known object (`namespace/name`) that a mistyped name likely means: an object with a similar name, or with the
+/// same name in another namespace.
+fn nearest(name: &str, known: Vec<String>) -> Option<String> {
+    let base_name = |name: &str| name.rsplit('/').next().map(str::to_owned);
+    let similar = similar(name, known.iter().map(String::as_str)).map(str::to_owned);
+    similar.or_else(|| known.into_iter().find(|known| base_name(known) == base_name(name)))
 }
 
 /// Returns the hold for an object that may be among the skipped files.

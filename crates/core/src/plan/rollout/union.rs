@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use super::{
     Change, Context, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision, RolloutTarget,
     daemon_set::original,
-    image::{naming, set_image},
+    image::{owned_fields, set_image},
     no_image,
     reached::{Reached, check_supported, unknown_node, unlabeled_node},
     restart::restarts,
@@ -29,12 +29,12 @@ use crate::{
     },
 };
 
-/// On the DaemonSet: kernels of its image that no node runs, each with the time since when, as JSON. In an image for
+/// On the DaemonSet: kernels of its image that no node runs, each with the time since which it is unused, as JSON. In an image for
 /// several architectures, each kernel is prefixed with its own: `arm64/6.8.0-45-generic`.
 const UNION_LEFT: &str = "farrier.dev/union-left";
 
 /// Returns the kernels that a DaemonSet's next union may keep although no node runs them, each with the time since
-/// when.
+/// which it is unused.
 pub(in crate::plan) fn unused_kernels(annotations: &BTreeMap<String, String>) -> BTreeMap<String, Timestamp> {
     annotations.get(UNION_LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
 }
@@ -45,8 +45,8 @@ pub(in crate::plan) fn release_of_key(key: &str) -> &str {
 }
 
 /// Desired state of a DaemonSet.
-struct Wanted<'a> {
-    found: &'a DaemonSetFacts,
+struct Desired<'a> {
+    facts: &'a DaemonSetFacts,
     live: &'a LiveDaemonSet,
     container: &'a str,
     /// Image of each architecture, or the image that the rollout waits for.
@@ -59,14 +59,14 @@ pub(super) fn decide(
     context: &Context<'_>,
     target: &RolloutTarget,
 ) -> (Result<Decided, HoldReason>, Vec<PlannedUnion>) {
-    let wanted = match wanted(context, target) {
-        Ok(wanted) => wanted,
+    let desired = match desired(context, target) {
+        Ok(desired) => desired,
         Err(why) => return (Err(why), Vec::new()),
     };
-    match &wanted.images {
-        Ok(unions) => match rejected(context, &wanted, unions) {
+    match &desired.images {
+        Ok(unions) => match rejected(context, &desired, unions) {
             Some(why) => (Err(why), Vec::new()),
-            None => (set(context, &wanted, unions), unions.clone()),
+            None => (set(context, &desired, unions), unions.clone()),
         },
         Err(on) => (Ok(RolloutDecision::Pending { on: on.clone() }.into()), Vec::new()),
     }
@@ -75,27 +75,27 @@ pub(super) fn decide(
 /// Returns the hold for a union that contains only members of an image that failed or was rolled back. Once the
 /// previous image is restored, kernels that no node runs can drop out of the union. The union then is a different image
 /// with the same rejected modules.
-fn rejected(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
-    let record = Record::of(&wanted.live.annotations).ok()?.0.remove(wanted.container)?;
+fn rejected(context: &Context<'_>, desired: &Desired<'_>, unions: &[PlannedUnion]) -> Option<HoldReason> {
+    let record = Record::of(&desired.live.annotations).ok()?.0.remove(desired.container)?;
     let has_all = |image: &str| {
         let contents = context.observed.contents.get(image);
         let has = |union: &PlannedUnion, member: &UnionMember| {
-            let held = contents.and_then(|held| held.for_architecture(union.architecture));
-            held.and_then(|held| held.members.get(member.kernel.as_str())) == Some(&member.digest)
+            let contents = contents.and_then(|contents| contents.for_architecture(union.architecture));
+            contents.and_then(|contents| contents.members.get(member.kernel.as_str())) == Some(&member.digest)
         };
         unions.iter().all(|union| union.members.iter().all(|member| has(union, member)))
     };
-    let is_rejected = has_all(record.set.as_str()?) && !has_all(wanted.found.image_of(wanted.container)?);
+    let is_rejected = has_all(record.set.as_str()?) && !has_all(desired.facts.image_of(desired.container)?);
     record.refused().filter(|_| is_rejected)
 }
 
 /// Sets the union image, once it is published for every architecture.
-fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> Result<Decided, HoldReason> {
-    let Wanted { found, live, container, images: _, unused } = wanted;
+fn set(context: &Context<'_>, desired: &Desired<'_>, unions: &[PlannedUnion]) -> Result<Decided, HoldReason> {
+    let Desired { facts, live, container, images: _, unused } = desired;
     let observed = context.observed;
     let mut to = Err(HoldReason::NoNodes);
     for union in unions {
-        if let Some(why) = observed.unknown(&union.reference) {
+        if let Some(why) = observed.lookup_error(&union.reference) {
             let kernel = format!("{} kernels", union.members.len());
             let detail = format!("{}: {why}", union.reference);
             return Err(HoldReason::NoImage { kernel, detail });
@@ -119,49 +119,49 @@ fn set(context: &Context<'_>, wanted: &Wanted<'_>, unions: &[PlannedUnion]) -> R
         to = Ok(index.pinned(reference));
     }
     let tag = unions.last().map(|union| &union.reference);
-    let mut decided = set_image(context, found, container, to?, tag)?;
-    record_unused(found, live, unused, &mut decided);
+    let mut decided = set_image(context, facts, container, to?, tag)?;
+    record_unused(facts, live, unused, &mut decided);
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
-        decided.changes.extend(restarts(context, found, live, container));
+        decided.changes.extend(restarts(context, facts, live, container));
     }
     Ok(decided)
 }
 
-fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted<'a>, HoldReason> {
+fn desired<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Desired<'a>, HoldReason> {
     let RolloutSpec::Union { drop_after, .. } = context.spec else { return Err(HoldReason::NOT_FOUND) };
-    let (found, live, container) = original(context, target)?;
-    let image = found.image_of(container);
+    let (facts, live, container) = original(context, target)?;
+    let image = facts.image_of(container);
     let current = image.and_then(|image| context.observed.contents.get(image));
-    check_supported(&found.placement)?;
-    let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
+    check_supported(&facts.placement)?;
+    let object = ReachingObject::daemon_set(facts, context.inputs.snapshot);
     let Reached { kernels: live_kernels, unknown, undetermined } = Reached::by(&object, context.groups);
     if live_kernels.is_empty() && unknown.is_empty() {
         return Err(unlabeled_node(undetermined.into_iter()).unwrap_or(HoldReason::NoNodes));
     }
     let mut members = Members::default();
-    let mut all: BTreeSet<&KernelTarget> = live_kernels.keys().copied().collect();
+    let mut desired_kernels: BTreeSet<&KernelTarget> = live_kernels.keys().copied().collect();
     let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
     // Kernels that nodes run take precedence over announced ones.
     for kernel in announced {
-        if all.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS {
-            all.insert(kernel);
+        if desired_kernels.iter().filter(|other| other.arch == kernel.arch).count() < MAX_MEMBERS {
+            desired_kernels.insert(kernel);
         }
     }
-    for kernel in &all {
+    for kernel in &desired_kernels {
         members.add(context, kernel, current)?;
     }
-    let unused = members.keep(context, live, current, &all, *drop_after);
-    let done = |images| Ok(Wanted { found, live, container, images, unused });
+    let unused = members.keep(context, live, current, &desired_kernels, *drop_after);
+    let with_images = |images| Ok(Desired { facts, live, container, images, unused });
 
-    let spared = |arch: Architecture, kernel: &str| {
-        // With `OnDelete`, a pod that is not restarted keeps its image. A kernel without modules in either image loses
-        // nothing.
+    let keeps_image = |arch: Architecture, kernel: &str| {
+        // With `OnDelete`, a pod that is not restarted keeps its image, and the current image has no modules for the
+        // kernel either.
         live.update == UpdateStrategy::OnDelete && current.is_some_and(|current| !current.has(arch, kernel))
     };
     for kernel in live_kernels.keys().filter(|kernel| !members.has(kernel.arch, kernel.release.as_str())) {
         match members.building.get(*kernel) {
-            _ if spared(kernel.arch, kernel.release.as_str()) => {}
-            Some(on) => return done(Err(on.clone())),
+            _ if keeps_image(kernel.arch, kernel.release.as_str()) => {}
+            Some(on) => return with_images(Err(on.clone())),
             None => {
                 let reason = members.missing.remove(*kernel);
                 return Err(reason.unwrap_or_else(|| no_image(kernel, String::new())));
@@ -169,16 +169,16 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
         }
     }
     let is_served = |node: &NodeFacts| match node.architecture.parse() {
-        Ok(arch) => members.has(arch, &node.kernel_version) || spared(arch, &node.kernel_version),
+        Ok(arch) => members.has(arch, &node.kernel_version) || keeps_image(arch, &node.kernel_version),
         // No farrier image has modules for this node, neither the current nor the next one.
         Err(_) => current.is_some(),
     };
-    let is_harmed = |(node, _): &(&NodeFacts, &NodeReason)| {
+    let is_blocking = |(node, _): &(&NodeFacts, &NodeReason)| {
         live.update == UpdateStrategy::RollingUpdate || !is_served(node)
     };
-    let harmed = unknown_node(unknown.into_iter().filter(is_harmed));
+    let blocking = unknown_node(unknown.into_iter().filter(is_blocking));
     if let Some(why) =
-        harmed.or_else(|| unlabeled_node(undetermined.into_iter().filter(|node| !is_served(node))))
+        blocking.or_else(|| unlabeled_node(undetermined.into_iter().filter(|node| !is_served(node))))
     {
         return Err(why);
     }
@@ -190,10 +190,10 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     if let Some(on) = members.building.values().next()
         && live_kernels.keys().all(is_served)
     {
-        return done(Err(on.clone()));
+        return with_images(Err(on.clone()));
     }
     let unions = members.unions(context)?;
-    done(Ok(unions))
+    with_images(Ok(unions))
 }
 
 /// Images that go into the unions.
@@ -228,8 +228,8 @@ impl Members {
             }
             CellState::Absent(absence) => {
                 let current = current.and_then(|current| current.for_architecture(kernel.arch));
-                let held = current.filter(|_| absence.cell.is_some());
-                if let Some(digest) = held.and_then(|held| held.members.get(kernel.release.as_str())) {
+                let fallback = current.filter(|_| absence.cell.is_some());
+                if let Some(digest) = fallback.and_then(|image| image.members.get(kernel.release.as_str())) {
                     return self.insert(kernel, digest);
                 }
                 no_image(kernel, absence.why)
@@ -250,37 +250,37 @@ impl Members {
         }
     }
 
-    /// Keeps kernels that no node runs any more for their grace time, and returns since when each is unused. Kernels
+    /// Keeps kernels that no node runs any more for their grace time, and returns the time since which each is unused. Kernels
     /// are kept only while the images are built from the same inputs, because payloads of two driver versions do not
-    /// belong in one image. If there is not enough room, the kernels that left last are kept.
+    /// belong in one image. If the image would have too many members, the kernels that left last are kept.
     fn keep(
         &mut self,
         context: &Context<'_>,
         live: &LiveDaemonSet,
         current: Option<&ImageContents>,
-        wanted: &BTreeSet<&KernelTarget>,
+        desired: &BTreeSet<&KernelTarget>,
         drop_after: Period,
     ) -> BTreeMap<String, Timestamp> {
         let Some(current) = current else { return BTreeMap::new() };
-        let before = unused_kernels(&live.annotations);
+        let earlier = unused_kernels(&live.annotations);
         let now = context.inputs.now;
         let mut unused = Vec::new();
         for arch in self.unchanged_architectures(current) {
-            let Some(held) = current.for_architecture(arch) else { continue };
-            let wanted: BTreeSet<&KernelRelease> =
-                wanted.iter().filter(|target| target.arch == arch).map(|target| &target.release).collect();
+            let Some(contents) = current.for_architecture(arch) else { continue };
+            let desired: BTreeSet<&KernelRelease> =
+                desired.iter().filter(|target| target.arch == arch).map(|target| &target.release).collect();
             let mut kept = Vec::new();
-            for (release, digest) in &held.members {
+            for (release, digest) in &contents.members {
                 let Ok(kernel) = release.parse::<KernelRelease>() else { continue };
-                if wanted.contains(&kernel) {
+                if desired.contains(&kernel) {
                     continue;
                 }
-                let since = before.get(&format!("{arch}/{release}")).or_else(|| before.get(release));
+                let since = earlier.get(&format!("{arch}/{release}")).or_else(|| earlier.get(release));
                 let since = since.copied().unwrap_or(now);
-                let is_over =
+                let has_expired =
                     now > since && now.duration_since(since).unsigned_abs() >= drop_after.duration();
                 let may_run = may_run(context.groups, release);
-                if may_run || !is_over {
+                if may_run || !has_expired {
                     kept.push(((!may_run).then_some(since), kernel, digest));
                 }
             }
@@ -288,7 +288,7 @@ impl Members {
             kept.sort_by(|(a, kernel, _), (b, other, _)| {
                 (a.is_some(), Reverse(a), kernel).cmp(&(b.is_some(), Reverse(b), other))
             });
-            for (since, kernel, digest) in kept.into_iter().take(MAX_MEMBERS.saturating_sub(wanted.len())) {
+            for (since, kernel, digest) in kept.into_iter().take(MAX_MEMBERS.saturating_sub(desired.len())) {
                 unused.extend(since.map(|since| (arch, kernel.clone(), since)));
                 self.images.entry(arch).or_default().insert(kernel, digest.clone());
             }
@@ -337,10 +337,10 @@ fn may_run(groups: &[NodeGroup<'_>], release: &str) -> bool {
     groups.iter().any(|group| is_unknown(group) && group.sample.kernel_version == *release)
 }
 
-/// Records since when kernels are unused, with another change of the DaemonSet, or with a separate one if the record
+/// Records the times since which kernels are unused, with another change of the DaemonSet, or with a separate one if the record
 /// differs.
 fn record_unused(
-    found: &DaemonSetFacts,
+    facts: &DaemonSetFacts,
     live: &LiveDaemonSet,
     unused: &BTreeMap<String, Timestamp>,
     decided: &mut Decided,
@@ -350,7 +350,7 @@ fn record_unused(
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
     if !has_change && !is_noted && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         let record = Record::of(&live.annotations).unwrap_or_default();
-        decided.changes.push(Change::DaemonSet(naming(found, &record)));
+        decided.changes.push(Change::DaemonSet(owned_fields(facts, &record)));
     }
     for change in &mut decided.changes {
         let Change::DaemonSet(change) = change else { continue };

@@ -30,76 +30,76 @@ pub(super) fn planned(
     target: &RolloutTarget,
     next: Option<&NextImage>,
 ) -> Option<PlannedUpgrade> {
-    let (found, live, container) = original(context, target).ok()?;
-    plan_of(context, found, live, container, next)
+    let (daemon_set, live, container) = original(context, target).ok()?;
+    plan_of(context, daemon_set, live, container, next)
 }
 
 /// Returns the reason why the nodes of a DaemonSet cannot be upgraded in order. The DaemonSet then gets no other image.
 pub(super) fn obstacle(context: &Context<'_>, target: &RolloutTarget) -> Option<HoldReason> {
     let spec = context.spec.upgrade()?;
-    let (found, live, _) = match original(context, target) {
-        Ok(found) => found,
+    let (daemon_set, live, _) = match original(context, target) {
+        Ok(original) => original,
         Err(HoldReason::OnlyLive) => return Some(HoldReason::OnlyLive),
-        // The strategy says why.
+        // The strategy returns the reason.
         Err(_) => return None,
     };
     if live.update != UpdateStrategy::OnDelete {
         return Some(HoldReason::NotOnDelete);
     }
-    let images = ordered(context, found);
+    let images = images_with_upgrade(context, daemon_set);
     if images.len() > 1 {
         return Some(HoldReason::OrderedTwice { images });
     }
     let snapshot = context.inputs.snapshot;
-    let mut needed =
-        [ObservedKind::Pods].into_iter().chain(spec.creates_jobs().then_some(ObservedKind::Checks));
-    needed.find_map(|what| {
-        Some(HoldReason::Unseen { detail: snapshot.why_unseen(what, &found.namespace)?.clone(), what })
+    let mut kinds = [ObservedKind::Pods].into_iter().chain(spec.makes_jobs().then_some(ObservedKind::Checks));
+    kinds.find_map(|kind| {
+        let detail = snapshot.why_unseen(kind, &daemon_set.namespace)?.clone();
+        Some(HoldReason::Unseen { what: kind, detail })
     })
 }
 
-/// Returns the images whose rollouts upgrade a DaemonSet. If there were several, each would take the notes of the
-/// others for its own.
-fn ordered(context: &Context<'_>, found: &DaemonSetFacts) -> Vec<ImageName> {
-    let orders = |spec: &&RolloutSpec| {
-        spec.upgrade().is_some() && spec.daemon_set().is_some_and(|wanted| found.is_named(wanted))
+/// Returns the images whose rollouts upgrade a DaemonSet. If there were several, each would mistake the notes of
+/// the others for its own.
+fn images_with_upgrade(context: &Context<'_>, daemon_set: &DaemonSetFacts) -> Vec<ImageName> {
+    let has_upgrade = |spec: &&RolloutSpec| {
+        spec.upgrade().is_some() && spec.daemon_set().is_some_and(|target| daemon_set.is_named(target))
     };
-    let mut found: Vec<(&ImageName, &RolloutSpec)> = Vec::new();
+    let mut upgrades: Vec<(&ImageName, &RolloutSpec)> = Vec::new();
     for (name, image) in &context.inputs.definitions().images {
-        for spec in image.spec.rollout.iter().filter(orders) {
+        for spec in image.spec.rollout.iter().filter(has_upgrade) {
             // Several containers with one image are upgraded together.
             let is_same = |(other, known): &(&ImageName, &RolloutSpec)| {
                 *other == name && (known.strategy(), known.upgrade()) == (spec.strategy(), spec.upgrade())
             };
-            if !found.iter().any(is_same) {
-                found.push((name, spec));
+            if !upgrades.iter().any(is_same) {
+                upgrades.push((name, spec));
             }
         }
     }
-    found.into_iter().map(|(name, _)| name.clone()).collect()
+    upgrades.into_iter().map(|(name, _)| name.clone()).collect()
 }
 
 /// Plans the upgrade of a DaemonSet whose nodes all get its current or next image. Nodes under way continue with the
 /// current image.
 fn plan_of(
     context: &Context<'_>,
-    found: &DaemonSetFacts,
+    daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
     next: Option<&NextImage>,
 ) -> Option<PlannedUpgrade> {
     let contents = &context.observed.contents;
-    let has = found.image_of(container)?;
+    let current = daemon_set.image_of(container)?;
     let pods = pods_by_node(context.inputs.snapshot);
     let mut nodes = Vec::new();
-    let object = ReachingObject::daemon_set(found, context.inputs.snapshot);
+    let object = ReachingObject::daemon_set(daemon_set, context.inputs.snapshot);
     for group in context.groups {
         let kernel = group.target.as_ref().ok();
         for node in object.reach_of_equal_nodes(&group.nodes).reached {
             let next = next.filter(|_| UpgradeNote::under_way(node).is_none());
             let (target, new) = match next {
                 Some(next) => (next.image.as_str(), Some(&next.contents)),
-                None => (has, contents.get(has)),
+                None => (current, contents.get(current)),
             };
             let fits = match new {
                 Some(new) => kernel.map(|kernel| new.has(kernel.arch, kernel.release.as_str())),
@@ -107,16 +107,16 @@ fn plan_of(
             };
             let driver = pods.get(&(live.version.uid.as_str(), node.name.as_str())).copied().map(|pod| {
                 let is_current = |image: &str| {
-                    let alike = |kernel| has_same(kernel, contents.get(image), new);
-                    is_same_image(image, target) || kernel.is_some_and(alike)
+                    let has_same_modules = |kernel| has_same(kernel, contents.get(image), new);
+                    is_same_image(image, target) || kernel.is_some_and(has_same_modules)
                 };
-                DriverPod::of(pod, context.upgraded(), is_current)
+                DriverPod::of(pod, context.upgraded_containers(), is_current)
             });
             let is_target_pending = next.is_some();
             nodes.push(UpgradeNode { target, is_target_pending, fits, ..UpgradeNode::of(node, driver) });
         }
     }
-    in_order(context, found, live, live.desired, nodes)
+    in_order(context, daemon_set, live, live.desired, nodes)
 }
 
 /// Returns the pods of DaemonSets, by the DaemonSet's UID and the node. A terminating pod can share its node with its
@@ -136,15 +136,14 @@ pub(super) fn pods_by_node(snapshot: &ClusterSnapshot) -> BTreeMap<(&str, &str),
 /// have a driver pod.
 pub(super) fn in_order(
     context: &Context<'_>,
-    found: &DaemonSetFacts,
+    daemon_set: &DaemonSetFacts,
     live: &LiveDaemonSet,
     desired: usize,
-    nodes: Vec<UpgradeNode<'_>>,
+    mut nodes: Vec<UpgradeNode<'_>>,
 ) -> Option<PlannedUpgrade> {
     let spec = context.spec.upgrade()?;
     let snapshot = context.inputs.snapshot;
-    let mut workloads = Workloads::of(snapshot, &found.namespace);
-    let mut nodes = nodes;
+    let mut workloads = Workloads::of(snapshot, &daemon_set.namespace);
     for node in &mut nodes {
         let note = UpgradeNote::of(node.facts);
         let job = |kind| snapshot.checks.get(&note.as_ref()?.job_name(kind, &node.facts.name)).cloned();
@@ -157,8 +156,8 @@ pub(super) fn in_order(
     let by = context.inputs.instance.to_string();
     let upgrade = Upgrade {
         by: &by,
-        namespace: &found.namespace,
-        daemon_set: &found.name,
+        namespace: &daemon_set.namespace,
+        daemon_set: &daemon_set.name,
         spec,
         deadline,
         stable_for,
@@ -176,12 +175,12 @@ pub(super) fn in_order(
 fn is_restored(live: &LiveDaemonSet, container: &str, image: &str) -> bool {
     let record = Record::of(&live.annotations).unwrap_or_default().0.remove(container);
     record.is_some_and(|record| {
-        let was_taken_back = matches!(record.state, RecordState::Failed | RecordState::RolledBack);
-        was_taken_back && record.replaced.as_str() == Some(image)
+        let was_reverted = matches!(record.state, RecordState::Failed | RecordState::RolledBack);
+        was_reverted && record.replaced.as_str() == Some(image)
     })
 }
 
-/// Whether two images have the same modules for a kernel. The newer image then brings nothing new to a node.
+/// Whether two images have the same modules for a kernel, so that a node need not get the newer image.
 pub(super) fn has_same(
     kernel: &KernelTarget,
     old: Option<&ImageContents>,
@@ -217,21 +216,21 @@ impl<'a> Workloads<'a> {
         spec: &UpgradeSpec,
     ) -> (Vec<&'a WorkloadFacts>, &'a [Holder]) {
         let mut pods = self.by_node.remove(node.name.as_str()).unwrap_or_default();
-        let is_of = |pod: &WorkloadFacts, job: &str| {
+        let is_pod_of = |pod: &WorkloadFacts, job: &str| {
             pod.namespace == self.namespace && pod.labels.get(JOB_NAME).is_some_and(|name| name == job)
         };
         let job = |kind| noted.map(|note| note.job_name(kind, &node.name)).unwrap_or_default();
         let (forecast, check) = (job(JobKind::Forecast), job(JobKind::Check));
         // Only the forecast's own pod may influence which pods are evicted.
-        let found = pods.iter().copied().find(|pod| is_of(pod, &forecast));
-        let holders = found.map(|pod| pod.holders.as_slice()).unwrap_or_default();
+        let forecast_pod = pods.iter().copied().find(|pod| is_pod_of(pod, &forecast));
+        let holders = forecast_pod.map(|pod| pod.holders.as_slice()).unwrap_or_default();
         pods.retain(|pod| {
             let selected = spec.pod_selector.as_ref().is_none_or(|selector| selector.matches(&pod.labels));
-            let is_named = || holders.iter().any(|holder| holder.pod.as_ref() == Some(&pod.uid));
+            let is_holder = || holders.iter().any(|holder| holder.pod.as_ref() == Some(&pod.uid));
             let leaves = match spec.drain {
                 Drain::None => false,
-                Drain::DeviceUsers => spec.uses_device(&pod.requests) || is_named(),
-                Drain::Node => !is_of(pod, &forecast) && !is_of(pod, &check),
+                Drain::DeviceUsers => spec.is_user(&pod.requests) || is_holder(),
+                Drain::Node => !is_pod_of(pod, &forecast) && !is_pod_of(pod, &check),
             };
             selected && leaves && !pod.stays
         });
@@ -239,16 +238,18 @@ impl<'a> Workloads<'a> {
     }
 }
 
-/// Returns how an image that is rolled out by an upgrade is doing. It is good when the upgrade is over. It has failed
-/// when the upgrade has failed and the definition says `onFailure: restore`.
+/// Returns the progress of an image that an upgrade rolls out. The image is good when the upgrade is over. The image has
+/// failed when the upgrade has failed and the definition has `onFailure: restore`.
 pub(super) fn progress(
     context: &Context<'_>,
-    found: &DaemonSetFacts,
+    facts: &DaemonSetFacts,
     live: &LiveDaemonSet,
     container: &str,
 ) -> Option<Progress> {
     let spec = context.spec.upgrade()?;
-    let Some(plan) = plan_of(context, found, live, container, None) else { return Some(Progress::Waiting) };
+    let Some(plan) = plan_of(context, facts, live, container, None) else {
+        return Some(Progress::Waiting);
+    };
     Some(match plan.fault() {
         Some((node, why)) if spec.on_failure == OnFailure::Restore => {
             Progress::Failed { node: node.to_owned(), messages: vec![why.to_owned()] }
@@ -272,22 +273,20 @@ pub fn uncordoned(
         let namespace = rollout.split('/').next().unwrap_or_default();
         [ObservedKind::Pods, ObservedKind::Checks]
             .iter()
-            .any(|what| snapshot.why_unseen(*what, namespace).is_some())
+            .any(|kind| snapshot.why_unseen(*kind, namespace).is_some())
     };
     let upgrades = rollouts.iter().filter_map(|rollout| rollout.upgrade.as_ref());
-    let mut served: BTreeSet<(&str, &str)> = BTreeSet::new();
+    let mut covered: BTreeSet<(&str, &str)> = BTreeSet::new();
     for upgrade in upgrades {
         // A failure noted on a node that is done concerns an image that the node no longer has.
-        let node_upgrades =
-            upgrade.nodes.iter().filter(|node_upgrade| node_upgrade.stage != UpgradeStage::Done);
-        served
-            .extend(node_upgrades.map(|node_upgrade| (upgrade.rollout.as_str(), node_upgrade.node.as_str())));
+        let unfinished = upgrade.nodes.iter().filter(|planned| planned.stage != UpgradeStage::Done);
+        covered.extend(unfinished.map(|planned| (upgrade.rollout.as_str(), planned.node.as_str())));
     }
     let nodes = snapshot.nodes.iter().map(|node| &**node);
     let by = instance.to_string();
     release_uncovered(nodes, |node, note| {
         note.by != by
-            || served.contains(&(note.rollout.as_str(), node.name.as_str()))
+            || covered.contains(&(note.rollout.as_str(), node.name.as_str()))
             || is_unseen(&note.rollout)
     })
 }

@@ -14,8 +14,8 @@ pub(super) enum Progress {
     Waiting,
     /// Every pod with the image had its time, and most became ready.
     Good,
-    /// At least as many pods with the image are late as are ready or still have time. Among the first nodes one late
-    /// pod suffices, while one broken node of a large fleet does not condemn the image. Contains the node of the first
+    /// At least as many pods with the image are late as are ready or still have time. One late pod suffices while few
+    /// pods have the image; later, one broken node of a large fleet does not fail the image. Contains the node of the first
     /// late pod, by name, and the messages of its containers.
     Failed { node: String, messages: Vec<String> },
 }
@@ -29,7 +29,7 @@ pub(super) fn is_same_image(one: &str, other: &str) -> bool {
 
 /// Whether a container of the pod runs an image.
 pub(super) fn runs(pod: &PodFacts, container: &str, image: &str) -> bool {
-    pod.images.get(container).is_some_and(|found| is_same_image(found, image))
+    pod.images.get(container).is_some_and(|current| is_same_image(current, image))
 }
 
 /// Examines the pods that run an image, which was set at `since`. A pod that was created later has its
@@ -41,31 +41,31 @@ pub(super) fn progress<'a>(
     Limits { deadline, stable_for }: Limits,
     now: Timestamp,
 ) -> Progress {
-    // A time in the future comes from a clock that jumped: then only the pod's own time counts.
+    // A time in the future comes from a clock that jumped: use only the creation time of the pod.
     let since = Some(since).filter(|since| *since <= now);
     let mut late: Vec<&PodFacts> = Vec::new();
-    let (mut ready, mut young) = (0, 0);
+    let (mut ready, mut in_time) = (0, 0);
     for pod in pods {
         if pod.deleting || !pod.bound {
             continue;
         }
-        // `None` sorts before every time. After a clock jumped back, the pod counts as young instead of late.
-        let from = pod.created.max(since).unwrap_or(now);
-        let was_in_time =
-            pod.ready && pod.stable_since.is_some_and(|since| since.duration_since(from) <= deadline);
+        // `None` sorts before every time. After a clock jumped back, the pod counts as in time instead of late.
+        let start = pod.created.max(since).unwrap_or(now);
+        let was_ready_in_time =
+            pod.ready && pod.stable_since.is_some_and(|since| since.duration_since(start) <= deadline);
         if pod.is_stable(stable_for, now) {
             ready += 1;
-        } else if now.duration_since(from) > deadline && !was_in_time {
+        } else if now.duration_since(start) > deadline && !was_ready_in_time {
             late.push(pod);
         } else {
-            young += 1;
+            in_time += 1;
         }
     }
     match late.iter().min_by_key(|pod| &pod.node) {
-        Some(first) if late.len() >= ready + young => {
+        Some(first) if late.len() >= ready + in_time => {
             Progress::Failed { node: first.node.clone(), messages: first.messages.clone() }
         }
-        _ if young > 0 || ready == 0 => Progress::Waiting,
+        _ if in_time > 0 || ready == 0 => Progress::Waiting,
         _ => Progress::Good,
     }
 }

@@ -1,4 +1,4 @@
-//! Determines the stage of each node, and which nodes start now.
+//! Determines the stage of each node, and starts the next nodes.
 
 use std::cmp::Reverse;
 
@@ -15,8 +15,8 @@ use crate::{
     plan::{Change, labels::operator_upgrade_in_progress},
 };
 
-/// Canary nodes that may still be started.
-enum First {
+/// State of the canary nodes, which start before all other nodes.
+enum Canaries {
     /// The canary nodes are done: any node may start.
     Done,
     /// Any nodes, up to this number.
@@ -30,12 +30,12 @@ enum First {
 /// Whether the node's new driver failed. The target may since have become another image with the same modules for the
 /// node; the note then still applies to the node's current pod.
 fn has_failed(node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
-    let is_about = |driver: DriverPod<'_>| {
-        let was_made_in_turn = |at| (note.began..=note.since).contains(&at);
-        driver.is_current && driver.pod.created.is_some_and(was_made_in_turn)
+    let is_failed_pod = |driver: DriverPod<'_>| {
+        let was_created_during_upgrade = |at| (note.began..=note.since).contains(&at);
+        driver.is_current && driver.pod.created.is_some_and(was_created_during_upgrade)
     };
     note.is_failure_of(node.target)
-        || (note.state == UpgradeState::Failed && node.running_pod().is_some_and(is_about))
+        || (note.state == UpgradeState::Failed && node.running_pod().is_some_and(is_failed_pod))
 }
 
 impl Upgrade<'_> {
@@ -50,28 +50,28 @@ impl Upgrade<'_> {
             waits,
             changes: Vec::new(),
         };
-        let ours = note.as_ref().filter(|note| note.rollout == rollout);
-        if let Some(note) = ours.filter(|note| note.state.is_under_way()) {
+        let own_note = note.as_ref().filter(|note| note.rollout == rollout);
+        if let Some(note) = own_note.filter(|note| note.state.is_under_way()) {
             let UpgradeStep { changes, waits } = self.next(node, note);
             return PlannedNodeUpgrade { changes, ..node_upgrade(UpgradeStage::UnderWay, waits) };
         }
-        if ours.is_some_and(|note| has_failed(node, note)) {
+        if own_note.is_some_and(|note| has_failed(node, note)) {
             return node_upgrade(UpgradeStage::Failed, None);
         }
-        // The DaemonSet controller creates the next pod from the target anyway.
+        // The DaemonSet controller itself creates the next pod from the target.
         if node.hand_over.is_none() && node.running_pod().is_none_or(|driver| driver.is_current) {
             return node_upgrade(UpgradeStage::Done, None);
         }
         let waits = self.own_wait(node, note.as_ref());
-        let is_left = waits.as_ref().is_some_and(UpgradeWait::is_skip);
-        node_upgrade(if is_left { UpgradeStage::Skipped } else { UpgradeStage::Waits }, waits)
+        let is_skipped = waits.as_ref().is_some_and(UpgradeWait::is_skip);
+        node_upgrade(if is_skipped { UpgradeStage::Skipped } else { UpgradeStage::Waits }, waits)
     }
 
     /// Returns the reason in the node itself for not starting it.
     fn own_wait(&self, node: &UpgradeNode<'_>, note: Option<&UpgradeNote>) -> Option<UpgradeWait> {
         let facts = node.facts;
-        // A node can hold only one note. A second upgrade would overwrite the other driver's failure, and that driver's
-        // upgrade would continue.
+        // A node can hold only one note. A second upgrade would overwrite the other driver's failure, and the upgrade of
+        // the other driver would continue.
         let is_other = |note: &&UpgradeNote| note.state.is_open() && note.rollout != self.rollout();
         if let Some(other) = note.filter(is_other) {
             return Some(UpgradeWait::Other { rollout: other.rollout.clone() });
@@ -102,65 +102,63 @@ impl Upgrade<'_> {
 
     /// Starts as many nodes as allowed, and sets the reason why the others wait.
     pub(super) fn begin(&self, node_upgrades: &mut [PlannedNodeUpgrade]) {
-        let stopped = self.common_wait(node_upgrades);
-        let first = self.first(node_upgrades);
-        let most = self.spec.max_parallel.limit(self.nodes.len());
+        let common_wait = self.common_wait(node_upgrades);
+        let canary = self.canary_state(node_upgrades);
+        let most = self.spec.max_parallel.of(self.nodes.len());
         let under_way = |node_upgrade: &PlannedNodeUpgrade| node_upgrade.stage == UpgradeStage::UnderWay;
         let are_down = self.are_down();
-        let mut taken = node_upgrades.iter().filter(|node_upgrade| under_way(node_upgrade)).count();
+        let mut busy = node_upgrades.iter().filter(|node_upgrade| under_way(node_upgrade)).count();
         let mut down = are_down
             .iter()
             .zip(&*node_upgrades)
             .filter(|(down, node_upgrade)| **down || under_way(node_upgrade))
             .count();
-        let mut left = match first {
-            First::AnyOf(left) => left,
-            First::Done | First::Labelled | First::Missing => usize::MAX,
+        let mut canaries_left = match canary {
+            Canaries::AnyOf(count) => count,
+            Canaries::Done | Canaries::Labelled | Canaries::Missing => usize::MAX,
         };
 
-        let is_free = |place: &usize| {
-            node_upgrades.get(*place).is_some_and(|node_upgrade| {
-                node_upgrade.stage == UpgradeStage::Waits && node_upgrade.waits.is_none()
-            })
+        let is_free = |index: &usize| {
+            let node_upgrade = &node_upgrades[*index];
+            node_upgrade.stage == UpgradeStage::Waits && node_upgrade.waits.is_none()
         };
         let mut order: Vec<usize> = (0..self.nodes.len()).filter(is_free).collect();
-        // Nodes whose driver does not work anyway come first. Nodes that could not be drained have had their turn and
-        // come last.
-        order.sort_by_key(|place| {
-            let (node, node_upgrade) = (&self.nodes[*place], &node_upgrades[*place]);
+        // Nodes without a working driver come first. Nodes that could not be drained come last.
+        order.sort_by_key(|index| {
+            let (node, node_upgrade) = (&self.nodes[*index], &node_upgrades[*index]);
             let was_tried =
                 node_upgrade.note.as_ref().is_some_and(|note| note.state == UpgradeState::NotDrained);
-            (was_tried, Reverse(are_down[*place]), &node.facts.name)
+            (was_tried, Reverse(are_down[*index]), &node.facts.name)
         });
-        for place in order {
-            let (node, node_upgrade) = (&self.nodes[place], &mut node_upgrades[place]);
-            let is_first = match (&first, &self.spec.canary) {
-                (First::Labelled, Some(Canary::Labels(labels))) => labels.matches(&node.facts.labels),
-                _ => left > 0,
+        for index in order {
+            let (node, node_upgrade) = (&self.nodes[index], &mut node_upgrades[index]);
+            let may_go_first = match (&canary, &self.spec.canary) {
+                (Canaries::Labelled, Some(Canary::Labels(labels))) => labels.matches(&node.facts.labels),
+                _ => canaries_left > 0,
             };
-            let is_down = are_down[place];
+            let is_down = are_down[index];
             // The node's driver failed and does not work, so another image can only help. The node waits neither for a
             // time nor for the canary.
-            let is_mended =
+            let was_broken =
                 is_down && node_upgrade.note.as_ref().is_some_and(|note| note.state == UpgradeState::Failed);
-            node_upgrade.waits = match stopped.as_ref().filter(|why| !is_mended || !why.is_timed()) {
-                Some(stopped) => Some(stopped.clone()),
-                None if matches!(first, First::Missing) && !is_mended => Some(UpgradeWait::NoCanary),
-                None if !is_first && !is_mended => Some(UpgradeWait::Canary),
-                None if taken >= most || (!is_down && down >= most) => Some(UpgradeWait::Room { down, most }),
+            node_upgrade.waits = match common_wait.as_ref().filter(|why| !was_broken || !why.is_timed()) {
+                Some(common_wait) => Some(common_wait.clone()),
+                None if matches!(canary, Canaries::Missing) && !was_broken => Some(UpgradeWait::NoCanary),
+                None if !may_go_first && !was_broken => Some(UpgradeWait::Canary),
+                None if busy >= most || (!is_down && down >= most) => Some(UpgradeWait::Room { down, most }),
                 None => None,
             };
             if node_upgrade.waits.is_none() {
                 node_upgrade.stage = UpgradeStage::Begins;
                 node_upgrade.changes.push(self.first_write(node));
-                taken += 1;
+                busy += 1;
                 down += usize::from(!is_down);
-                left = left.saturating_sub(1);
+                canaries_left = canaries_left.saturating_sub(1);
             }
         }
     }
 
-    /// Returns which nodes have no working driver, whatever the cause.
+    /// Returns for each node whether it has no working driver, whatever the cause.
     fn are_down(&self) -> Vec<bool> {
         let mut missing = self.missing;
         let is_down = |node: &UpgradeNode<'_>| {
@@ -205,44 +203,48 @@ impl Upgrade<'_> {
                 return Some(UpgradeWait::Window { opens });
             }
         }
-        let ended = |node_upgrade: &PlannedNodeUpgrade| {
+        let end_of = |node_upgrade: &PlannedNodeUpgrade| {
             let note = node_upgrade.note.as_ref().filter(|note| !note.state.is_under_way())?;
             Some(note.since).filter(|since| *since <= self.now)
         };
-        let last: Timestamp = node_upgrades.iter().filter_map(ended).max()?;
+        let last: Timestamp = node_upgrades.iter().filter_map(end_of).max()?;
         let until = last.checked_add(seconds(self.spec.between)).ok()?;
         (self.now < until).then_some(UpgradeWait::Between { until })
     }
 
-    /// Returns which nodes go first.
-    fn first(&self, node_upgrades: &[PlannedNodeUpgrade]) -> First {
+    /// Returns the state of the canary nodes.
+    fn canary_state(&self, node_upgrades: &[PlannedNodeUpgrade]) -> Canaries {
         match &self.spec.canary {
-            None => First::Done,
+            None => Canaries::Done,
             Some(Canary::Nodes(count)) => {
                 let count = usize::try_from(count.get()).unwrap_or(usize::MAX);
                 let was_upgraded = |node_upgrade: &&PlannedNodeUpgrade| {
-                    let noted = node_upgrade.note.as_ref().is_some_and(|note| {
+                    let is_noted = node_upgrade.note.as_ref().is_some_and(|note| {
                         note.state == UpgradeState::Uncordoned && note.to == node_upgrade.to
                     });
-                    node_upgrade.stage == UpgradeStage::Done && noted
+                    node_upgrade.stage == UpgradeStage::Done && is_noted
                 };
                 let done = node_upgrades.iter().filter(was_upgraded).count();
-                let under_way = node_upgrades
+                let busy = node_upgrades
                     .iter()
                     .filter(|node_upgrade| node_upgrade.stage == UpgradeStage::UnderWay)
                     .count();
-                if done >= count { First::Done } else { First::AnyOf(count.saturating_sub(done + under_way)) }
+                if done >= count {
+                    Canaries::Done
+                } else {
+                    Canaries::AnyOf(count.saturating_sub(done + busy))
+                }
             }
             Some(Canary::Labels(labels)) => {
                 let is_first = |node: &UpgradeNode<'_>| labels.matches(&node.facts.labels);
                 let stages = self.nodes.iter().zip(node_upgrades).filter(|(node, _)| is_first(node));
                 let stages: Vec<UpgradeStage> = stages.map(|(_, node_upgrade)| node_upgrade.stage).collect();
                 if stages.is_empty() {
-                    First::Missing
+                    Canaries::Missing
                 } else if stages.iter().all(|stage| *stage == UpgradeStage::Done) {
-                    First::Done
+                    Canaries::Done
                 } else {
-                    First::Labelled
+                    Canaries::Labelled
                 }
             }
         }

@@ -49,8 +49,8 @@ impl Forecast {
             waiting,
             skipped: count(UpgradeStage::Skipped),
             failed,
-            seconds_per_node: per_node.map(|took| took.as_secs()),
-            ends: if continues { ends(upgrade.spec.window.as_ref(), upgrade.now, work()) } else { None },
+            seconds_per_node: per_node.map(|duration| duration.as_secs()),
+            ends: if continues { end_of(upgrade.spec.window.as_ref(), upgrade.now, work()) } else { None },
         }
     }
 }
@@ -61,22 +61,22 @@ fn per_node(node_upgrades: &[PlannedNodeUpgrade]) -> Option<SignedDuration> {
     let notes = node_upgrades
         .iter()
         .filter_map(|node_upgrade| node_upgrade.note.as_ref().filter(|note| is_done(note, &node_upgrade.to)));
-    let took: Vec<i64> = notes.map(|note| note.since.duration_since(note.began).as_secs().max(0)).collect();
-    let count = i64::try_from(took.len()).ok().filter(|count| *count > 0)?;
-    let sum = took.iter().fold(0_i64, |sum, next| sum.saturating_add(*next));
+    let times: Vec<i64> = notes.map(|note| note.since.duration_since(note.began).as_secs().max(0)).collect();
+    let count = i64::try_from(times.len()).ok().filter(|count| *count > 0)?;
+    let sum = times.iter().fold(0_i64, |sum, next| sum.saturating_add(*next));
     Some(SignedDuration::from_secs(sum / count))
 }
 
-/// Returns how long the given number of nodes takes, with as many at once as allowed, and the canary nodes before the
-/// others.
+/// Returns the duration of the upgrade of a number of nodes, with `maxParallel` nodes at a time, and the canary nodes before
+/// the others.
 fn work(
     upgrade: &Upgrade<'_>,
     per_node: SignedDuration,
     nodes: usize,
     node_upgrades: &[PlannedNodeUpgrade],
 ) -> SignedDuration {
-    let at_once = upgrade.spec.max_parallel.limit(upgrade.nodes.len());
-    let first = match &upgrade.spec.canary {
+    let parallel = upgrade.spec.max_parallel.of(upgrade.nodes.len());
+    let canaries = match &upgrade.spec.canary {
         Some(Canary::Nodes(count)) => {
             let done =
                 node_upgrades.iter().filter(|node_upgrade| node_upgrade.stage == UpgradeStage::Done).count();
@@ -84,26 +84,26 @@ fn work(
         }
         Some(Canary::Labels(_)) | None => 0,
     };
-    let waves = first.div_ceil(at_once) + (nodes - first).div_ceil(at_once);
+    let waves = canaries.div_ceil(parallel) + (nodes - canaries).div_ceil(parallel);
     let waves = i32::try_from(waves).unwrap_or(i32::MAX);
     let pauses = seconds(upgrade.spec.between).saturating_mul(waves.saturating_sub(1));
     per_node.saturating_mul(waves).saturating_add(pauses)
 }
 
 /// Returns the end of work that is done only while the window is open.
-fn ends(window: Option<&Window>, now: Timestamp, work: SignedDuration) -> Option<Timestamp> {
-    /// Most openings to examine: five years of nightly windows. A later end is not worth reporting.
+fn end_of(window: Option<&Window>, now: Timestamp, work: SignedDuration) -> Option<Timestamp> {
+    /// Maximum number of openings to examine: five years of nightly windows. A later end is not reported.
     const OPENINGS: usize = 2000;
     let Some(window) = window else { return now.checked_add(work).ok() };
-    let (mut at, mut left) = (now, work);
+    let (mut from, mut remaining) = (now, work);
     for _ in 0..OPENINGS {
-        let (opens, closes) = window.next(at)?;
-        let begins = opens.max(at);
-        let room = closes.duration_since(begins);
-        if left <= room {
-            return begins.checked_add(left).ok();
+        let (opens, closes) = window.next(from)?;
+        let start = opens.max(from);
+        let open_for = closes.duration_since(start);
+        if remaining <= open_for {
+            return start.checked_add(remaining).ok();
         }
-        (at, left) = (closes, left.saturating_sub(room));
+        (from, remaining) = (closes, remaining.saturating_sub(open_for));
     }
     None
 }

@@ -100,7 +100,7 @@ impl UpgradeNote {
         Self::of(node).filter(|note| note.state.is_under_way())
     }
 
-    /// Whether the note says that this image does not work.
+    /// Whether the note records a failure of this image.
     pub(in crate::plan) fn is_failure_of(&self, image: &str) -> bool {
         self.state == UpgradeState::Failed && self.to == image
     }
@@ -152,14 +152,14 @@ pub(super) fn uncordon(node: &NodeFacts, before: &UpgradeNote, note: Option<&Upg
 /// operator is done. A failure that no upgrade covers is removed, because other drivers wait for it.
 pub fn release_uncovered<'a>(
     nodes: impl IntoIterator<Item = &'a NodeFacts>,
-    is_served: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
+    is_covered: impl Fn(&NodeFacts, &UpgradeNote) -> bool,
 ) -> Vec<Change> {
-    let uncordoned = |node: &'a NodeFacts| {
+    let release = |node: &'a NodeFacts| {
         let note = UpgradeNote::of(node).filter(|note| note.state.is_open())?;
-        let is_left = is_served(node, &note) || operator_upgrade_in_progress(&node.labels).is_some();
-        (!is_left).then(|| uncordon(node, &note, None))
+        let is_kept = is_covered(node, &note) || operator_upgrade_in_progress(&node.labels).is_some();
+        (!is_kept).then(|| uncordon(node, &note, None))
     };
-    nodes.into_iter().filter_map(uncordoned).collect()
+    nodes.into_iter().filter_map(release).collect()
 }
 
 /// Returns the changes that clear a rollout's failures on its nodes, so that an upgrade that stopped because of them continues.

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt};
 use super::{PlannedNodeUpgrade, PlannedUpgrade};
 use crate::plan::{Table, table::table};
 
-/// Returns a table with one row per node: its stage, its state and since when, and what it waits for.
+/// Returns a table with one row per node: its stage, its state, the time of that state, and the reason why it waits.
 pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
     let rows = plan.nodes.iter().map(|node_upgrade| {
         let PlannedNodeUpgrade { node, stage, note, .. } = node_upgrade;
@@ -18,7 +18,7 @@ pub fn upgrade_table(plan: &PlannedUpgrade) -> Table {
 }
 
 impl PlannedNodeUpgrade {
-    /// Returns what the node waits for, or why its upgrade failed; empty where there is nothing to say.
+    /// Returns the reason why the node waits or its upgrade failed; empty where there is none.
     fn detail(&self) -> String {
         let why = || self.note.as_ref().and_then(|note| note.why.clone());
         self.waits.as_ref().map(ToString::to_string).or_else(why).unwrap_or_default()
@@ -54,7 +54,7 @@ impl PlannedUpgrade {
         let counts: Vec<String> = counts
             .iter()
             .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"))
+            .map(|(count, name)| format!("{count} {name}"))
             .collect();
         let ends = match (forecast.ends, forecast.seconds_per_node) {
             (None, _) => String::new(),

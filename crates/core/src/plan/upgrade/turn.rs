@@ -1,7 +1,7 @@
 //! Decides the next step on one node under way.
 //!
-//! Every state ends, whatever happens to the node or its pods: either the node enters the next state, or farrier gives
-//! up after a timeout and uncordons it.
+//! Every state ends, whatever happens to the node or its pods: the node enters the next state, or farrier gives up after
+//! a timeout and uncordons the node.
 
 use jiff::SignedDuration;
 
@@ -48,28 +48,27 @@ impl Upgrade<'_> {
         match operator_upgrade_in_progress(&node.facts.labels) {
             Some((label, state)) => {
                 let why = Some("left to the operator's upgrade controller".to_owned());
-                let noted = UpgradeNote { why, ..note.clone() };
-                let changes =
-                    if note.why.is_none() { vec![mark(node.facts, Some(&noted), None)] } else { Vec::new() };
+                let skipped = UpgradeNote { why, ..note.clone() };
+                let change = note.why.is_none().then(|| mark(node.facts, Some(&skipped), None));
                 return UpgradeStep {
-                    changes,
+                    changes: change.into_iter().collect(),
                     waits: Some(UpgradeWait::Operator { label, state: state.to_owned() }),
                 };
             }
             None if note.why.is_some() => {
                 // Earlier results of a check or a forecast no longer count.
-                let freed = UpgradeNote { since: self.now, began: self.now, why: None, ..note.clone() };
-                return mark(node.facts, Some(&freed), None).into();
+                let resumed = UpgradeNote { since: self.now, began: self.now, why: None, ..note.clone() };
+                return mark(node.facts, Some(&resumed), None).into();
             }
             None => {}
         }
         if node.fits == Some(false) {
-            // The node booted another kernel: that says nothing about the image, and nothing is left to do here.
+            // The node booted another kernel, so its state is no evidence about the image: end its upgrade.
             return uncordon(node.facts, note, None).into();
         }
         let is_current = node.running_pod().is_some_and(|driver| driver.is_current);
         match note.state {
-            UpgradeState::Cordoned | UpgradeState::Drained if is_current || self.is_left(node, note) => {
+            UpgradeState::Cordoned | UpgradeState::Drained if is_current || self.lost_driver(node, note) => {
                 self.enter(node, note, UpgradeState::DriverRestarted)
             }
             UpgradeState::Cordoned | UpgradeState::Drained if self.cannot_list_pods.is_some() => {
@@ -95,7 +94,7 @@ impl Upgrade<'_> {
             let why = format!("pods that did not leave it within {}: {count}", self.spec.timeout);
             return self.give_up(node, note, why);
         }
-        let staying = node.users.iter().filter(|user| !user.deleting);
+        let remaining = node.users.iter().filter(|user| !user.deleting);
         let why = format!("node {} gets another driver", node.facts.name);
         let evict = |user: &&WorkloadFacts| {
             Change::Restart(PodRestart {
@@ -107,15 +106,15 @@ impl Upgrade<'_> {
                 grace_seconds: self.spec.grace_seconds,
             })
         };
-        UpgradeStep { changes: staying.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
+        UpgradeStep { changes: remaining.map(evict).collect(), waits: Some(UpgradeWait::Users { count }) }
     }
 
     /// Returns the step of the forecast; `None` where the old driver can be unloaded, or no forecast is configured. A
     /// driver that cannot be unloaded would leave the node without a working one.
     fn forecast_unload(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> Option<UpgradeStep> {
         let template = self.spec.forecast.as_ref()?;
-        let held: Vec<&str> = node.holders.iter().map(|holder| holder.what.as_str()).collect();
-        let holders = (!held.is_empty()).then(|| held.join("; "));
+        let holders: Vec<&str> = node.holders.iter().map(|holder| holder.description.as_str()).collect();
+        let holders = (!holders.is_empty()).then(|| holders.join("; "));
         let is_late = self.is_late(note, seconds(self.spec.timeout));
         match &node.forecast {
             Some(JobState::Succeeded) => None,
@@ -124,9 +123,9 @@ impl Upgrade<'_> {
                 Some(self.give_up(node, note, why))
             }
             None | Some(JobState::Running) if is_late => {
-                let held = holders.map(|held| format!(": {held}")).unwrap_or_default();
-                let why =
-                    format!("no forecast within {} that its driver can be unloaded{held}", self.spec.timeout);
+                let detail = holders.map(|holders| format!(": {holders}")).unwrap_or_default();
+                let timeout = self.spec.timeout;
+                let why = format!("no forecast within {timeout} that its driver can be unloaded{detail}");
                 Some(self.give_up(node, note, why))
             }
             None => {
@@ -160,11 +159,11 @@ impl Upgrade<'_> {
 
     /// Replaces the old driver pod by a new one.
     fn replace(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> UpgradeStep {
-        let is_next = |driver: &DriverPod<'_>| driver.pod.created > Some(note.since);
+        let is_new = |driver: &DriverPod<'_>| driver.pod.created > Some(note.since);
         // A webhook may write another image into pods. Another new pod would get the same image, so fail.
         if node.hand_over.is_none()
             && note.to == node.target
-            && let Some(driver) = node.running_pod().filter(is_next)
+            && let Some(driver) = node.running_pod().filter(is_new)
         {
             let why = format!("its new pod has image {}, not {}", driver.image, node.target);
             return self.fail(node, note, why);
@@ -178,7 +177,7 @@ impl Upgrade<'_> {
         }
         let change = match (node.hand_over, node.running_pod()) {
             (None, None) => return UpgradeWait::Driver.into(),
-            // Unknown is not fine: keep the old driver until the kernel that the new one must fit is known.
+            // Keep the old driver until the node's kernel, which the new driver must fit, is known.
             _ if node.fits.is_none() => return UpgradeWait::KernelUnknown.into(),
             (Some(label), _) => hand_over(node.facts, label),
             (None, Some(DriverPod { pod, .. })) => Change::Restart(PodRestart {
@@ -196,12 +195,12 @@ impl Upgrade<'_> {
         let ready_by = self.deadline.saturating_add(self.stable_for);
         let checked_by = ready_by.saturating_add(seconds(self.spec.timeout));
         match node.running_pod() {
-            // The DaemonSet has got another image again, for example when one was restored.
+            // The DaemonSet has another image again, for example because the previous image was restored.
             Some(driver) if !driver.is_current => return self.enter(node, note, UpgradeState::Drained),
             Some(driver) if driver.pod.is_stable(self.stable_for, self.now) => {}
-            found if self.is_late(note, ready_by) => {
-                let messages = found.map(|driver| driver.pod.messages.join("; ")).unwrap_or_default();
-                let within = format!("its new driver was not ready within {}", whole(ready_by));
+            driver if self.is_late(note, ready_by) => {
+                let messages = driver.map(|driver| driver.pod.messages.join("; ")).unwrap_or_default();
+                let within = format!("its new driver was not ready within {}", whole_seconds(ready_by));
                 let why = if messages.is_empty() { within } else { format!("{within}: {messages}") };
                 return self.fail(node, note, why);
             }
@@ -234,21 +233,21 @@ impl Upgrade<'_> {
         wait.into()
     }
 
-    /// Whether the old driver is already gone although its node should be uncordoned with it. Then wait for the new
-    /// driver and check it.
-    fn is_left(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
+    /// Whether the old driver is gone from a node whose upgrade would end without another driver. The upgrade then waits for
+    /// the new driver and checks it.
+    fn lost_driver(&self, node: &UpgradeNode<'_>, note: &UpgradeNote) -> bool {
         let is_gone = node.hand_over.is_none() && node.running_pod().is_none() && !node.facts.not_ready;
         let is_over = self.cannot_list_pods.is_some() || self.is_late(note, seconds(self.spec.timeout));
         note.state == UpgradeState::Drained && is_gone && is_over
     }
 
     fn is_late(&self, note: &UpgradeNote, limit: SignedDuration) -> bool {
-        self.passed(note.since) > limit
+        self.elapsed(note.since) > limit
     }
 
     /// Enters the next state.
     fn enter(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, state: UpgradeState) -> UpgradeStep {
-        mark(node.facts, Some(&self.noted(node, note, state, None)), None).into()
+        mark(node.facts, Some(&self.note_of(node, note, state, None)), None).into()
     }
 
     /// Ends the upgrade of the node and uncordons it.
@@ -259,11 +258,12 @@ impl Upgrade<'_> {
         state: UpgradeState,
         why: Option<String>,
     ) -> UpgradeStep {
-        let ended = UpgradeNote { cordoned: false, ..self.noted(node, note, state, why) };
+        let ended = UpgradeNote { cordoned: false, ..self.note_of(node, note, state, why) };
         uncordon(node.facts, note, Some(&ended)).into()
     }
 
-    /// Gives up after a timeout, before the node has another driver. A dead node has failed; any other node is retried.
+    /// Gives up after a timeout, before the node has another driver. A node that is not Ready has failed; other
+    /// nodes are retried.
     fn give_up(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> UpgradeStep {
         if node.facts.not_ready {
             return self.fail(node, note, format!("the node is not Ready; {why}"));
@@ -271,8 +271,7 @@ impl Upgrade<'_> {
         self.end(node, note, UpgradeState::NotDrained, Some(why))
     }
 
-    /// Records that the new driver does not work. Where the node's kernel is unknown, this says nothing about the
-    /// driver.
+    /// Records that the new driver does not work. Where the node's kernel is unknown, nothing is recorded.
     fn fail(&self, node: &UpgradeNode<'_>, note: &UpgradeNote, why: String) -> UpgradeStep {
         if node.fits.is_none() {
             return uncordon(node.facts, note, None).into();
@@ -280,7 +279,7 @@ impl Upgrade<'_> {
         self.end(node, note, UpgradeState::Failed, Some(why))
     }
 
-    fn noted(
+    fn note_of(
         &self,
         node: &UpgradeNode<'_>,
         note: &UpgradeNote,
@@ -303,6 +302,6 @@ pub(super) fn seconds(period: Period) -> SignedDuration {
     SignedDuration::try_from(period.duration()).unwrap_or(SignedDuration::MAX)
 }
 
-fn whole(duration: SignedDuration) -> Period {
+fn whole_seconds(duration: SignedDuration) -> Period {
     Period::seconds(duration.unsigned_abs().as_secs())
 }

@@ -11,7 +11,7 @@ pub enum UpgradeWait {
     #[error("pods that must leave first: {count}")]
     Users { count: usize },
     /// Under way: the forecast that the node's driver can be unloaded; with its current holders, as far as known.
-    #[error("waits until its driver can be unloaded{}", .holders.as_ref().map(|held| format!(": {held}")).unwrap_or_default())]
+    #[error("waits until its driver can be unloaded{}", .holders.as_ref().map(|holders| format!(": {holders}")).unwrap_or_default())]
     Forecast {
         #[serde(skip_serializing_if = "Option::is_none")]
         holders: Option<String>,

@@ -44,7 +44,7 @@ fn target(release: &str) -> KernelTarget {
 }
 
 fn made(original: &DaemonSetFacts) -> Option<Arc<Value>> {
-    manifest(&WantedCopy {
+    manifest(&DesiredCopy {
         original,
         containers: &["driver"],
         handover: "farrier.dev/driver.00000000",

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use super::{
     super::{
         context::Peer,
-        copy::{CopyRecord, FoundCopy, image_in, images_text, name_parts},
+        copy::{CopyRecord, LiveCopy, image_in, images_text, name_parts},
         daemon_set::original,
         handover::{HANDED_OVER, is_handed_over},
         no_image,
@@ -30,12 +30,12 @@ pub(super) enum Image {
     /// Still to be built.
     Building(ImageReference),
     /// There will be no image.
-    No(HoldReason),
+    Absent(HoldReason),
 }
 
 /// Images of the containers for one kernel.
 pub(super) struct ReadyImage {
-    /// Text that names them ([`images_text`]).
+    /// Text with the names of the images ([`images_text`]).
     pub(super) text: String,
     pub(super) references: Vec<ImageReference>,
 }
@@ -57,7 +57,7 @@ pub(super) struct Member<'a> {
 pub(super) struct Fleet<'a> {
     pub(super) original: Original<'a>,
     /// Rollouts to the copies, each with its container.
-    pub(super) parts: Vec<(Context<'a>, &'a str)>,
+    pub(super) rollouts: Vec<(Context<'a>, &'a str)>,
     pub(super) containers: Vec<&'a str>,
     pub(super) members: Vec<Member<'a>>,
     /// Unlabeled nodes that are reached once their labels are back.
@@ -66,40 +66,40 @@ pub(super) struct Fleet<'a> {
     contents: Vec<&'a ImageContents>,
     pods: HashMap<&'a str, Vec<&'a PodFacts>>,
     /// Nodes with a ready pod of a copy.
-    ready: HashSet<&'a str>,
+    ready_copies: HashSet<&'a str>,
     /// Nodes with a ready pod of the original.
-    ready_before: HashSet<&'a str>,
+    ready_originals: HashSet<&'a str>,
     /// Nodes that a pod of the original is bound to.
-    placed: HashSet<&'a str>,
+    with_original_pod: HashSet<&'a str>,
 }
 
 impl<'a> Fleet<'a> {
-    /// Collects the state that decides about the rollout.
+    /// Collects the state of the rollout.
     pub(super) fn observe(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Self, HoldReason> {
         let inputs = context.inputs;
         let (facts, live, _) = original(context, target)?;
         let peers = context.peers.iter().filter(|peer| peer.target.strategy == Strategy::PerKernel);
-        let part = |Peer { image, spec, target }: &Peer<'a>| {
+        let rollout = |Peer { image, spec, target }: &Peer<'a>| {
             let (_, _, container) = original(context, target)?;
             Ok((Context { image, spec, ..*context }, container))
         };
-        let parts = peers.map(part).collect::<Result<Vec<_>, HoldReason>>()?;
-        if parts.is_empty() {
+        let rollouts = peers.map(rollout).collect::<Result<Vec<_>, HoldReason>>()?;
+        if rollouts.is_empty() {
             return Err(HoldReason::NOT_FOUND);
         }
-        let containers: Vec<&str> = parts.iter().map(|(_, container)| *container).collect();
+        let containers: Vec<&str> = rollouts.iter().map(|(_, container)| *container).collect();
         let original = Original::observe(inputs.snapshot, facts, live);
         if let Some((name, copy)) = original.other_owner(inputs.instance) {
             return Err(HoldReason::OtherInstanceCopies { name: name.clone(), copy: copy.clone() });
         }
         check_supported(&original.base)?;
         let (mut members, mut undetermined) = (Vec::new(), Vec::new());
-        let is_believed =
+        let is_trusted =
             |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::blocks_no_rollout);
         let copies = original.copies.values().map(|copy| copy.live);
         let uids = copies.chain([live]).map(|live| live.version.uid.as_str());
         let object = ReachingObject::new(&original.base, inputs.snapshot, uids);
-        for group in context.groups.iter().filter(is_believed) {
+        for group in context.groups.iter().filter(is_trusted) {
             let reach = object.reach_of_equal_nodes(&group.nodes);
             undetermined.extend(reach.undetermined);
             members.extend(reach.reached.into_iter().map(|node| Member {
@@ -115,23 +115,25 @@ impl<'a> Fleet<'a> {
         let ready_of = |uid: &str| -> HashSet<&'a str> {
             ready_nodes(pods.get(uid).into_iter().flatten().copied()).collect()
         };
-        let ready = original.copies.values().flat_map(|copy| ready_of(&copy.live.version.uid)).collect();
-        let ready_before = ready_of(&live.version.uid);
-        let own = pods.get(live.version.uid.as_str()).into_iter().flatten();
-        let placed = own.filter(|pod| pod.bound && !pod.deleting).map(|pod| pod.node.as_str()).collect();
+        let ready_copies =
+            original.copies.values().flat_map(|copy| ready_of(&copy.live.version.uid)).collect();
+        let ready_originals = ready_of(&live.version.uid);
+        let original_pods = pods.get(live.version.uid.as_str()).into_iter().flatten();
+        let with_original_pod =
+            original_pods.filter(|pod| pod.bound && !pod.deleting).map(|pod| pod.node.as_str()).collect();
         let images = containers.iter().filter_map(|container| facts.image_of(container));
         let contents = images.filter_map(|image| context.observed.contents.get(image)).collect();
         Ok(Self {
             original,
-            parts,
+            rollouts,
             containers,
             members,
             undetermined,
             contents,
             pods,
-            ready,
-            ready_before,
-            placed,
+            ready_copies,
+            ready_originals,
+            with_original_pod,
         })
     }
 
@@ -140,23 +142,23 @@ impl<'a> Fleet<'a> {
         let mut kernels: BTreeSet<&KernelTarget> =
             self.members.iter().filter_map(|member| member.target.as_ref().ok()).collect();
         let live = kernels.clone();
-        // An announced kernel without an image is left out here; the plan's cells report it.
+        // Skip an announced kernel without an image; the plan's cells report it.
         kernels.extend(self.announced());
-        let names: Vec<_> = kernels.iter().map(|kernel| (*kernel, name_parts(kernel))).collect();
-        names
+        let pairs: Vec<_> = kernels.iter().map(|kernel| (*kernel, name_parts(kernel))).collect();
+        pairs
             .iter()
-            .map(|(kernel, name)| {
-                let twin = names.iter().find(|(other, others)| other != kernel && others == name);
-                let image = match twin {
-                    Some((other, _)) => Image::No(no_image(
+            .map(|(kernel, parts)| {
+                let clash = pairs.iter().find(|(other, other_parts)| other != kernel && other_parts == parts);
+                let image = match clash {
+                    Some((other, _)) => Image::Absent(no_image(
                         kernel,
-                        format!("label {KERNEL_LABEL} does not tell it from {}", other.release),
+                        format!("label {KERNEL_LABEL} does not distinguish it from {}", other.release),
                     )),
                     None => self.image_for(kernel),
                 };
                 ((*kernel).clone(), image)
             })
-            .filter(|(kernel, image)| live.contains(kernel) || !matches!(image, Image::No(_)))
+            .filter(|(kernel, image)| live.contains(kernel) || !matches!(image, Image::Absent(_)))
             .collect()
     }
 
@@ -174,7 +176,7 @@ impl<'a> Fleet<'a> {
     }
 
     /// Whether the copy would select the node once the node is handed over.
-    pub(super) fn would_schedule(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
+    pub(super) fn would_schedule(&self, copy: &LiveCopy<'_>, node: &NodeFacts) -> bool {
         let mut node = node.clone();
         node.labels.insert(self.original.label.clone(), HANDED_OVER.to_owned());
         copy.facts.placement.reach(&node, false) == NodeReach::Reached
@@ -196,23 +198,23 @@ impl<'a> Fleet<'a> {
 
     /// Returns the announced kernels that no node of the images runs.
     fn announced(&self) -> BTreeSet<&'a KernelTarget> {
-        let cells = self.parts.iter().flat_map(|(context, _)| context.announced());
+        let cells = self.rollouts.iter().flat_map(|(context, _)| context.announced());
         cells.filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target).collect()
     }
 
     /// Returns the images for a kernel, once there is one for each container.
     fn image_for(&self, kernel: &KernelTarget) -> Image {
         let (mut images, mut references, mut building) = (BTreeMap::new(), Vec::new(), None);
-        for (context, container) in &self.parts {
+        for (context, container) in &self.rollouts {
             match context.cells.state(context.image, kernel) {
-                CellState::Absent(absence) => return Image::No(no_image(kernel, absence.why)),
+                CellState::Absent(absence) => return Image::Absent(no_image(kernel, absence.why)),
                 CellState::Building(cell) => building = building.or(Some(&cell.reference)),
                 CellState::Published(cell, published) => match context.admissible_image(cell, published) {
                     Ok(image) => {
                         images.insert(*container, image.to_string());
                         references.push(image);
                     }
-                    Err(why) => return Image::No(why),
+                    Err(why) => return Image::Absent(why),
                 },
             }
         }
@@ -225,8 +227,8 @@ impl<'a> Fleet<'a> {
     /// Whether a pod's containers run these images.
     pub(super) fn runs(&self, pod: &PodFacts, images: &str) -> bool {
         self.containers.iter().all(|container| {
-            let found = pod.images.get(*container).zip(image_in(images, container));
-            found.is_some_and(|(found, image)| is_same_image(found, image))
+            let current = pod.images.get(*container).zip(image_in(images, container));
+            current.is_some_and(|(current, image)| is_same_image(current, image))
         })
     }
 
@@ -235,28 +237,28 @@ impl<'a> Fleet<'a> {
     }
 
     /// Whether the copy's pod on this node is ready.
-    pub(super) fn is_ready(&self, copy: &FoundCopy<'_>, node: &str) -> bool {
+    pub(super) fn is_ready(&self, copy: &LiveCopy<'_>, node: &str) -> bool {
         ready_nodes(self.pods_of(&copy.live.version.uid)).any(|ready| ready == node)
     }
 
-    /// Whether the node's upgrade note says that the copy's image does not work there.
-    pub(super) fn has_failed(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
+    /// Whether the node's upgrade note records a failure of the copy's image.
+    pub(super) fn has_failed(&self, copy: &LiveCopy<'_>, node: &NodeFacts) -> bool {
         let DaemonSetFacts { namespace, name, .. } = self.original.facts;
-        let is_said = |note: UpgradeNote| {
+        let is_failure = |note: UpgradeNote| {
             let image = copy.image(&self.containers).unwrap_or_default();
             note.rollout == format!("{namespace}/{name}") && note.is_failure_of(&image)
         };
-        UpgradeNote::of(node).is_some_and(is_said)
+        UpgradeNote::of(node).is_some_and(is_failure)
     }
 
     /// Whether a pod of any copy is ready on this node.
     pub(super) fn has_ready_copy(&self, node: &str) -> bool {
-        self.ready.contains(node)
+        self.ready_copies.contains(node)
     }
 
     /// Whether the original's pod on this node is ready.
     pub(super) fn original_is_ready_on(&self, node: &str) -> bool {
-        self.ready_before.contains(node)
+        self.ready_originals.contains(node)
     }
 
     /// Whether the node would get a pod of its copy. The copies have the original's tolerations and requests, so a node
@@ -264,12 +266,12 @@ impl<'a> Fleet<'a> {
     /// shortly.
     pub(super) fn can_get_pods(&self, node: &NodeFacts) -> bool {
         !node.not_ready
-            && self.placed.contains(node.name.as_str())
+            && self.with_original_pod.contains(node.name.as_str())
             && self.original.base.reach(node, false) == NodeReach::Reached
     }
 
-    /// Returns how many nodes of a kernel wait for their pod of the copy.
-    pub(super) fn trying(&self, copy: &FoundCopy<'_>, kernel: &KernelTarget) -> usize {
+    /// Returns the number of handed-over nodes of a kernel without a ready pod of the copy.
+    pub(super) fn unready_count(&self, copy: &LiveCopy<'_>, kernel: &KernelTarget) -> usize {
         let ready: HashSet<&str> = ready_nodes(self.pods_of(&copy.live.version.uid)).collect();
         let waits = |member: &&Member<'_>| {
             member.handed_over
@@ -281,31 +283,31 @@ impl<'a> Fleet<'a> {
 
     /// Returns the nodes whose kernel is unknown and that have no ready pod, with the reason. A node that loses its labels
     /// loses its copy's pod.
-    pub(super) fn lost(&self) -> Vec<(&'a NodeFacts, NodeReason)> {
+    pub(super) fn unknown_without_pod(&self) -> Vec<(&'a NodeFacts, NodeReason)> {
         let members =
             self.members.iter().filter_map(|member| Some((member.node, member.target.clone().err()?)));
         let unlabeled = NodeReason::MissingLabel { labels: vec![KERNEL_LABEL] };
         let undetermined = self.undetermined.iter().map(|node| (*node, unlabeled.clone()));
-        let mut lost: Vec<_> = members.chain(undetermined).collect();
-        lost.retain(|(node, _)| !self.has_ready_copy(&node.name) && !self.original_is_ready_on(&node.name));
-        lost
+        let mut nodes: Vec<_> = members.chain(undetermined).collect();
+        nodes.retain(|(node, _)| !self.has_ready_copy(&node.name) && !self.original_is_ready_on(&node.name));
+        nodes
     }
 
     /// Returns the nodes with a known kernel that can still be handed over, or whose pod of the copy is not ready.
-    /// Nodes that get no pod in any case are not waited for.
+    /// Excludes nodes that get no pod in any case.
     pub(super) fn unfinished(&self) -> impl Iterator<Item = &str> {
-        let is_to_come = self.original.live.desired > self.placed.len();
-        let is_open = move |member: &&Member<'_>| {
+        let has_missing_pods = self.original.live.desired > self.with_original_pod.len();
+        let is_unfinished = move |member: &&Member<'_>| {
             let node = member.node;
             if member.handed_over {
                 return !self.has_ready_copy(&node.name);
             }
-            self.can_get_pods(node) || (is_to_come && !node.not_ready)
+            self.can_get_pods(node) || (has_missing_pods && !node.not_ready)
         };
         self.members
             .iter()
             .filter(|member| member.target.is_ok())
-            .filter(is_open)
+            .filter(is_unfinished)
             .map(|member| member.node.name.as_str())
     }
 }

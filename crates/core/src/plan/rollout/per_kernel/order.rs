@@ -3,7 +3,7 @@
 
 use super::{
     super::{
-        copy::{CopyRecord, FoundCopy},
+        copy::{CopyRecord, LiveCopy},
         upgrade::{has_same, in_order, pods_by_node},
         watch::is_same_image,
     },
@@ -26,14 +26,14 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
         let copy = kernel.and_then(|kernel| original.copies.get(kernel));
         let target = copy.filter(|copy| is_usable(fleet, copy, member));
         // Only rollouts of one image share an upgrade, so that its containers have the same image.
-        let image = |copy: &FoundCopy<'a>| copy.facts.image_of(fleet.containers.first()?);
+        let image = |copy: &LiveCopy<'a>| copy.facts.image_of(fleet.containers.first()?);
         let target = target.and_then(image).unwrap_or_default();
         let owner = if member.handed_over { copy.map(|copy| copy.live) } else { Some(original.live) };
         let pod = owner.and_then(|live| pods.get(&(live.version.uid.as_str(), member.node.name.as_str())));
         let driver = pod.copied().map(|pod| {
             let is_current = |image: &str| {
-                let alike = |kernel| has_same(kernel, contents.get(image), contents.get(target));
-                member.handed_over && (is_same_image(image, target) || kernel.is_some_and(alike))
+                let has_same_modules = |kernel| has_same(kernel, contents.get(image), contents.get(target));
+                member.handed_over && (is_same_image(image, target) || kernel.is_some_and(has_same_modules))
             };
             DriverPod::of(pod, fleet.containers.iter().copied(), is_current)
         });
@@ -50,7 +50,7 @@ pub(super) fn planned<'a>(context: &Context<'a>, fleet: &Fleet<'a>) -> Option<Pl
 }
 
 /// Whether the node may get the copy's pod.
-fn is_usable(fleet: &Fleet<'_>, copy: &FoundCopy<'_>, member: &Member<'_>) -> bool {
+fn is_usable(fleet: &Fleet<'_>, copy: &LiveCopy<'_>, member: &Member<'_>) -> bool {
     let has_failed = copy.record.as_ref().is_none_or(CopyRecord::is_failed);
     !copy.live.deleting
         && copy.belongs_to(fleet.original.live)

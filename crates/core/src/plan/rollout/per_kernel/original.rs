@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::super::{
     DaemonSetFacts,
-    copy::{FoundCopy, read_copy},
+    copy::{LiveCopy, read_copy},
     handover::{handover_label, is_fenced, is_handed_over, without_fence},
 };
 use crate::{
@@ -20,7 +20,7 @@ pub(in super::super) struct Original<'a> {
     pub(super) label: String,
     /// Rules for its nodes, without farrier's addition to the affinity.
     pub(super) base: Placement,
-    pub(super) copies: BTreeMap<KernelTarget, FoundCopy<'a>>,
+    pub(super) copies: BTreeMap<KernelTarget, LiveCopy<'a>>,
     nodes: &'a [CowArc<NodeFacts>],
 }
 
@@ -34,7 +34,7 @@ impl<'a> Original<'a> {
         let label = handover_label(&facts.namespace, &facts.name);
         let affinity = without_fence(&facts.placement.affinity, &label);
         let base = Placement { affinity, ..facts.placement.clone() };
-        let copies = snapshot.daemon_sets.iter().filter_map(|found| read_copy(facts, found));
+        let copies = snapshot.daemon_sets.iter().filter_map(|daemon_set| read_copy(facts, daemon_set));
         let copies = copies.map(|copy| (copy.target.clone(), copy)).collect();
         Self { facts, live, label, base, copies, nodes: &snapshot.nodes }
     }
@@ -45,10 +45,10 @@ impl<'a> Original<'a> {
     }
 
     /// Returns another farrier that set the image of a copy, and the name of the copy.
-    pub(super) fn other_owner(&self, own: &Instance) -> Option<(&String, &String)> {
+    pub(super) fn other_owner(&self, instance: &Instance) -> Option<(&String, &String)> {
         let mut owners =
             self.copies.values().filter_map(|copy| Some((&copy.record.as_ref()?.by, &copy.facts.name)));
-        owners.find(|(name, _)| !name.is_empty() && **name != own.to_string())
+        owners.find(|(name, _)| !name.is_empty() && **name != instance.to_string())
     }
 
     /// Returns the nodes with the handover label, whether or not the DaemonSet reaches them.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::{
-        copy::{CopyRecord, FailedImage, FoundCopy},
+        copy::{CopyRecord, FailedImage, LiveCopy},
         watch::{Limits, Progress, progress},
     },
     Context, Fleet,
@@ -54,14 +54,14 @@ impl OriginalRecord {
 pub(super) fn next_record(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
-    found: Option<&FoundCopy<'_>>,
+    copy: Option<&LiveCopy<'_>>,
     image: Option<&ReadyImage>,
     (watched, upgrade): (Watch, Option<&PlannedUpgrade>),
 ) -> Option<CopyRecord> {
     let (now, by) = (context.inputs.now, context.inputs.instance);
-    let wanted = image.map(|image| image.text.clone());
-    let Some(copy) = found else {
-        return wanted.map(|image| CopyRecord::new(image, None, now, by));
+    let desired = image.map(|image| image.text.clone());
+    let Some(copy) = copy else {
+        return desired.map(|image| CopyRecord::new(image, None, now, by));
     };
     let mut record = match &copy.record {
         Some(record) => record.clone(),
@@ -71,7 +71,7 @@ pub(super) fn next_record(
         watch(context, fleet, copy, &mut record, (watched, upgrade));
     }
     let has_failed = |image: &String| record.failed.as_ref().is_some_and(|failed| failed.image == *image);
-    match wanted {
+    match desired {
         Some(image) if image != record.image && !has_failed(&image) => {
             let previous = if record.good { Some(record.image) } else { record.previous };
             Some(CopyRecord::new(image, previous, now, by))
@@ -86,7 +86,7 @@ pub(super) fn next_record(
 fn watch(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
-    copy: &FoundCopy<'_>,
+    copy: &LiveCopy<'_>,
     record: &mut CopyRecord,
     (watched, upgrade): (Watch, Option<&PlannedUpgrade>),
 ) {

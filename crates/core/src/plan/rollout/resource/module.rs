@@ -19,13 +19,14 @@ use crate::{
 
 pub(super) const IMAGE: &str = "containerImage";
 pub(super) const MAPPINGS: &str = "kernelMappings";
-/// Sections with which KMM makes images itself.
-const MAKES_IMAGES: [&str; 2] = ["build", "sign"];
+/// Sections that make KMM build or sign images itself.
+const IMAGE_BUILD_SECTIONS: [&str; 2] = ["build", "sign"];
 
-/// Returns the images for these kernels. `version`, without which KMM has no ordered upgrades, changes with them.
-pub(super) fn wish<'a>(
+/// Returns the images for these kernels. If an image changes, the Module's `version` changes, too, where it is set: KMM
+/// needs it for ordered upgrades.
+pub(super) fn desired_fields<'a>(
     context: &Context<'a>,
-    found: &ResourceFacts,
+    resource: &ResourceFacts,
     container: &Map<String, Value>,
     kernels: &NodesByKernel<'_>,
 ) -> Result<DesiredField<'a>, HoldReason> {
@@ -36,8 +37,8 @@ pub(super) fn wish<'a>(
     let mut groups: BTreeMap<Option<usize>, NodesByKernel<'_>> = BTreeMap::new();
     for (kernel, nodes) in kernels {
         let Some(index) = mapping_of(&mappings, kernel)? else { continue };
-        let own = Some(index).filter(|index| mappings[*index].get(IMAGE).is_some());
-        groups.entry(own).or_default().insert(kernel, nodes.clone());
+        let with_image = Some(index).filter(|index| mappings[*index].get(IMAGE).is_some());
+        groups.entry(with_image).or_default().insert(kernel, nodes.clone());
     }
     if groups.is_empty() {
         let kernels: Vec<String> = kernels.keys().map(|kernel| kernel.release.to_string()).collect();
@@ -45,8 +46,8 @@ pub(super) fn wish<'a>(
         return Err(HoldReason::DriverOff { detail });
     }
     let mut fields = Map::new();
-    // An apply removes fields that it does not name, so what was written before is named, too.
-    let record = record_of(found)?;
+    // An apply removes fields that it does not name, so name the fields that were written before.
+    let record = record_of(resource)?;
     let written =
         record.0.get(FIELD).and_then(|record| record.set.as_object()).into_iter().flat_map(Map::keys);
     for (key, value) in written.filter_map(|key| container.get_key_value(key)) {
@@ -92,14 +93,14 @@ fn is_loadable(
 ) -> Result<(), HoldReason> {
     let path = field_path(OperatorResource::Module);
     let fixed = |detail: String| Err(HoldReason::Fixed { detail });
-    let own = MAKES_IMAGES.into_iter().find(|key| {
+    let section = IMAGE_BUILD_SECTIONS.into_iter().find(|key| {
         container
             .get(*key)
             .into_iter()
-            .chain(mappings.iter().filter_map(|found| found.get(key)))
+            .chain(mappings.iter().filter_map(|mapping| mapping.get(key)))
             .any(Value::is_object)
     });
-    if let Some(key) = own {
+    if let Some(key) = section {
         return fixed(format!(
             "KMM would make the image itself; remove `{key}` from {path} and its {MAPPINGS}"
         ));

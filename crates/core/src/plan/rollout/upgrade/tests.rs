@@ -213,7 +213,8 @@ fn those_leave_that_a_forecast_finds() {
         node: "n0".to_owned(),
         ..WorkloadFacts::default()
     };
-    let holder = |pod: Option<&str>| Holder { pod: pod.map(str::to_owned), what: "mft: used".to_owned() };
+    let holder =
+        |pod: Option<&str>| Holder { pod: pod.map(str::to_owned), description: "mft: used".to_owned() };
     world.snapshot.workloads = vec![pod("apps", "user"), pod("apps", "other")];
     make(&mut world);
     make(&mut world);

@@ -32,7 +32,7 @@ fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
         .is_empty()
     );
     assert_eq!(
-        operator::tag_end(TagForm::WithArchitecture, &cell.target).unwrap(),
+        operator::tag_suffix(TagForm::WithArchitecture, &cell.target).unwrap(),
         "-6.1.0-47-amd64-rhel9.4-amd64"
     );
 }
