@@ -165,10 +165,10 @@ impl MissingPermission {
         let name = format!("farrier-{verb}-{}", resource.replace('/', "-"));
         let resource = match resource.split_once('/') {
             _ if group.is_empty() => resource.clone(),
-            Some((resource, part)) => format!("{resource}.{group}/{part}"),
+            Some((resource, subresource)) => format!("{resource}.{group}/{subresource}"),
             None => format!("{resource}.{group}"),
         };
-        let (role, place) = match scope {
+        let (role, namespace_flag) = match scope {
             PermissionScope::Cluster | PermissionScope::AllNamespaces => ("clusterrole", String::new()),
             PermissionScope::Namespace(namespace) => {
                 ("role", format!(" --namespace {}", shell_word(namespace)))
@@ -182,8 +182,8 @@ impl MissingPermission {
         };
         let verbs = verbs.join(",");
         format!(
-            "kubectl create {role} {name}{place} --verb {verbs} --resource {resource} && \
-             kubectl create {role}binding {name}{place} --{role} {name} {subject}"
+            "kubectl create {role} {name}{namespace_flag} --verb {verbs} --resource {resource} && \
+             kubectl create {role}binding {name}{namespace_flag} --{role} {name} {subject}"
         )
     }
 }
