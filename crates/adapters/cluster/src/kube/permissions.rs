@@ -138,12 +138,14 @@ impl KubeCluster {
         for rollout in rollouts {
             let permissions = match (rollout.strategy(), rollout.daemon_set(), rollout) {
                 (Strategy::File | Strategy::Git, ..) => continue,
-                (_, Some(found), _) => {
-                    let resource = WatchTarget::DaemonSets.resource();
-                    let patch = self.permission("patch", &resource, Some(&found.namespace), DAEMON_SET_VERBS);
-                    let upgrade =
-                        rollout.upgrade().map(|upgrade| self.upgrade_permissions(upgrade, &found.namespace));
-                    [vec![patch], upgrade.unwrap_or_default()].concat()
+                (_, Some(daemon_set), _) => {
+                    let (resource, namespace) = (WatchTarget::DaemonSets.resource(), &daemon_set.namespace);
+                    let mut permissions =
+                        vec![self.permission("patch", &resource, Some(namespace), DAEMON_SET_VERBS)];
+                    if let Some(upgrade) = rollout.upgrade() {
+                        permissions.extend(self.upgrade_permissions(upgrade, namespace));
+                    }
+                    permissions
                 }
                 (_, None, RolloutSpec::CustomResource { target }) => {
                     vec![self.permission(

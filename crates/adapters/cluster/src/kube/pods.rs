@@ -75,8 +75,8 @@ pub(super) fn workload(pod: PodObject, own: Option<&ObjectKey>) -> Object {
 
 /// Returns the device users that an unload forecast found in its latest check, from the termination messages of its pod.
 fn holders(status: &PodStatus) -> Vec<Holder> {
-    let ended = status.container_statuses.iter().flatten().filter_map(last_termination);
-    let messages = ended.filter_map(|terminated| terminated.message);
+    let terminations = status.container_statuses.iter().flatten().filter_map(last_termination);
+    let messages = terminations.filter_map(|terminated| terminated.message);
     let holders = messages.flat_map(|message| driver_entrypoint::holders::parse(&message));
     holders.map(|holder| Holder { pod: holder.pod, what: one_line(&holder.what) }).collect()
 }
@@ -91,8 +91,9 @@ fn last_termination(status: &ContainerStatus) -> Option<ContainerStateTerminated
 pub(super) fn check(job: JobObject) -> Object {
     let JobObject { types: _, metadata, spec: _, status } = job;
     let conditions = status.unwrap_or_default().conditions.unwrap_or_default();
-    let condition = |kind: &str| conditions.iter().find(|found| found.kind == kind && found.status == "True");
-    let state = match (condition("Complete"), condition("Failed")) {
+    let find_true =
+        |kind: &str| conditions.iter().find(|condition| condition.kind == kind && condition.status == "True");
+    let state = match (find_true("Complete"), find_true("Failed")) {
         (_, Some(failed)) => JobState::Failed(one_line(&failed.message)),
         (Some(_), None) => JobState::Succeeded,
         (None, None) => JobState::Running,
@@ -133,7 +134,8 @@ fn stable_since(status: &PodStatus) -> Option<Timestamp> {
 fn messages(status: &PodStatus) -> Vec<String> {
     let init = status.init_container_statuses.iter().flatten();
     let containers = init.chain(status.container_statuses.iter().flatten()).flat_map(container_messages);
-    let unscheduled = condition(status, "PodScheduled", "False").and_then(|found| found.message.as_ref());
+    let unscheduled =
+        condition(status, "PodScheduled", "False").and_then(|condition| condition.message.as_ref());
     let unscheduled =
         unscheduled.filter(|message| !message.is_empty()).map(|message| format!("not scheduled: {message}"));
     let pod = status.message.clone().filter(|message| !message.is_empty());

@@ -227,7 +227,7 @@ impl Watch {
                 };
                 attempts += 1;
                 if matches!(error, watcher::Error::WatchFailed(_)) && status(&error).is_none() {
-                    // The connection broke during a response.
+                    // The connection broke during a response, which the layer of the statistics does not see.
                     self.shared.stats.note_unavailable();
                 }
                 let failure = self.classify(&error, attempts);
