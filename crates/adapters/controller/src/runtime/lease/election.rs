@@ -73,9 +73,9 @@ impl Election {
         Self { identity, timing, seen: None, trusted_until: None }
     }
 
-    /// Decides the next step. `found` is the record in the lease, or `None` if the lease does not exist.
-    pub(super) fn decide(&mut self, found: Option<&LeaseRecord>, now: Instant) -> ElectionStep {
-        let Some(record) = found else { return ElectionStep::Create };
+    /// Decides the next step. `record` is the record in the lease, or `None` if the lease does not exist.
+    pub(super) fn decide(&mut self, record: Option<&LeaseRecord>, now: Instant) -> ElectionStep {
+        let Some(record) = record else { return ElectionStep::Create };
         if record.holder == self.identity {
             return ElectionStep::Renew;
         }

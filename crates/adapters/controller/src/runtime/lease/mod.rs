@@ -117,7 +117,7 @@ pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask
         options,
         shared: Arc::clone(&shared),
         leads: sender,
-        held: None,
+        last_written: None,
         wall_until: SystemTime::UNIX_EPOCH,
         reported: None,
         leader: None,
@@ -142,8 +142,8 @@ struct Candidate {
     election: Election,
     shared: Arc<Shared>,
     leads: watch::Sender<bool>,
-    /// The lease as this candidate last wrote it, from which the next renewal is made without a read.
-    held: Option<Lease>,
+    /// The lease that this candidate wrote last. The next renewal needs no read.
+    last_written: Option<Lease>,
     /// End of the trust in the last renewal, by the wall clock.
     wall_until: SystemTime,
     /// The last logged error, so that an outage of minutes is logged once.
@@ -188,7 +188,7 @@ impl Candidate {
 
     /// Reads the lease, and creates, takes over or renews it as the election decides.
     async fn advance(&mut self) -> Result<(), LeaseError> {
-        let lease = match self.held.take() {
+        let lease = match self.last_written.take() {
             Some(lease) => Some(lease),
             None => self.request("read", self.api.get_opt(&self.options.name)).await?,
         };
@@ -204,23 +204,23 @@ impl Candidate {
             ElectionStep::Take => ("take over", &self.options.name),
             ElectionStep::Renew => ("renew", &self.options.name),
         };
-        let wanted = self.with_this_holder(lease, &record.unwrap_or_default());
+        let lease = self.with_this_holder(lease, &record.unwrap_or_default());
         let written = if step == ElectionStep::Create {
-            self.request(action, self.api.create(&PostParams::default(), &wanted)).await?
+            self.request(action, self.api.create(&PostParams::default(), &lease)).await?
         } else {
-            self.request(action, self.api.replace(name, &PostParams::default(), &wanted)).await?
+            self.request(action, self.api.replace(name, &PostParams::default(), &lease)).await?
         };
         self.election.record_renewal(now);
         self.wall_until = wall + self.options.timing.renew_deadline;
-        self.held = Some(written);
+        self.last_written = Some(written);
         Ok(())
     }
 
     /// Returns the lease with this candidate as its holder.
-    fn with_this_holder(&self, found: Option<Lease>, before: &LeaseRecord) -> Lease {
+    fn with_this_holder(&self, existing: Option<Lease>, before: &LeaseRecord) -> Lease {
         let now = MicroTime(jiff::Timestamp::now());
         let LeaseOptions { namespace, name, identity, timing } = &self.options;
-        let mut lease = found.unwrap_or_else(|| Lease {
+        let mut lease = existing.unwrap_or_else(|| Lease {
             metadata: ObjectMeta {
                 namespace: Some(namespace.clone()),
                 name: Some(name.clone()),
@@ -230,8 +230,8 @@ impl Candidate {
         });
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         if before.holder != *identity {
-            let made = spec.holder_identity.is_none() && spec.acquire_time.is_none();
-            spec.lease_transitions = Some(before.transitions.saturating_add(i32::from(!made)));
+            let is_new = spec.holder_identity.is_none() && spec.acquire_time.is_none();
+            spec.lease_transitions = Some(before.transitions.saturating_add(i32::from(!is_new)));
             spec.acquire_time = Some(now.clone());
         }
         spec.holder_identity = Some(identity.clone());
@@ -243,26 +243,30 @@ impl Candidate {
     /// Updates the fence and notifies watchers.
     fn update_fence(&mut self) {
         let until = self.election.leads_until(Instant::now());
-        let (leads, writes) = (self.election.holds(), until.is_some());
-        let wrote = {
+        let (leads, may_write) = (self.election.holds(), until.is_some());
+        let could_write = {
             let mut trust = self.shared.state.lock();
             let before = std::mem::replace(&mut trust.until, until.map(|until| (until, self.wall_until)));
-            trust.cut_off = leads && !writes;
-            trust.ever_led |= writes;
+            trust.cut_off = leads && !may_write;
+            trust.ever_led |= may_write;
             before.is_some()
         };
-        let led = *self.leads.borrow();
-        if (led, wrote) == (leads, writes) {
+        let led_before = *self.leads.borrow();
+        if (led_before, could_write) == (leads, may_write) {
             return;
         }
         let (lease, identity) = (&self.shared.lease, &self.options.identity);
-        if writes {
+        if may_write {
             self.leader = None;
             tracing::info!(lease, identity, "became leader: this farrier builds and writes");
         } else if leads {
-            tracing::warn!(lease, identity, "the lease could not be renewed: nothing is written until it is");
+            tracing::warn!(
+                lease,
+                identity,
+                "the lease could not be renewed: farrier writes nothing meanwhile"
+            );
         } else {
-            tracing::warn!(lease, identity, "lost leadership: nothing is written");
+            tracing::warn!(lease, identity, "lost leadership: farrier writes nothing");
         }
         self.leads.send_replace(leads);
     }
@@ -285,10 +289,10 @@ impl Candidate {
     }
 
     async fn release_lease(mut self) {
-        let mine = self.held.take();
+        let lease = self.last_written.take();
         self.election.record_loss();
         self.update_fence();
-        let Some(mut lease) = mine else { return };
+        let Some(mut lease) = lease else { return };
         let spec = lease.spec.get_or_insert_with(LeaseSpec::default);
         spec.holder_identity = Some(String::new());
         spec.lease_duration_seconds = Some(1);
@@ -309,9 +313,9 @@ impl Candidate {
     ) -> Result<T, LeaseError> {
         let action = format!("{action} lease {}", self.shared.lease);
         let (now, half) = (Instant::now(), self.options.timing.renew_deadline / 2);
-        let waited = self.election.leads_until(now).map_or(half, |until| half.min(until - now));
-        match tokio::time::timeout(waited, request).await {
-            Ok(Ok(answer)) => Ok(answer),
+        let timeout = self.election.leads_until(now).map_or(half, |until| half.min(until - now));
+        match tokio::time::timeout(timeout, request).await {
+            Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => {
                 let code = match &error {
                     kube::Error::Api(status) => Some(status.code),
@@ -321,7 +325,7 @@ impl Candidate {
                 Err(LeaseError { message, code, starting: is_starting(&error) })
             }
             Err(_) => {
-                let message = format!("{action}: no answer within {} ms", waited.as_millis());
+                let message = format!("{action}: no answer within {} ms", timeout.as_millis());
                 Err(LeaseError { message, code: None, starting: false })
             }
         }
