@@ -84,8 +84,8 @@ pub struct LiveContext {
     pub page: Option<Arc<dyn StatusSink>>,
     /// Optional features that write to nodes.
     pub node_tasks: Vec<Arc<dyn NodeTask>>,
-    /// Notified on user actions that the next reconcile must observe.
-    pub user_action: Arc<Notify>,
+    /// Notified when a user's action needs a reconcile.
+    pub reconcile_request: Arc<Notify>,
     /// Prometheus metrics.
     pub metrics: Arc<Metrics>,
     /// Liveness and readiness.
@@ -195,7 +195,7 @@ impl Live {
                 self.start_builds();
                 self.timer.record_change(Instant::now());
             }
-            () = self.context.user_action.notified() => self.timer.record_change(Instant::now()),
+            () = self.context.reconcile_request.notified() => self.timer.record_change(Instant::now()),
             () = tokio::time::sleep_until(due) => self.run_due().await,
             () = self.context.cluster.changed(), if may_poll_cluster => self.timer.record_change(Instant::now()),
         }

@@ -38,7 +38,7 @@ pub async fn run_once(
         status: None,
         page: None,
         node_tasks,
-        user_action: Arc::default(),
+        reconcile_request: Arc::default(),
         metrics: Arc::new(Metrics::default()),
         health: Arc::new(Health::default()),
     };
