@@ -69,12 +69,8 @@ impl Directory {
 
     /// Opens a directory or file. A kustomization in it may name files in `boundary`.
     pub fn within(boundary: &Path, path: &Path) -> Result<Self, ClusterError> {
-        Ok(Self {
-            root: canonical(path)?,
-            displayed_path: path.to_owned(),
-            boundary: canonical(boundary)?,
-            chart: None,
-        })
+        let (root, boundary) = (canonical(path)?, canonical(boundary)?);
+        Ok(Self { root, displayed_path: path.to_owned(), boundary, chart: None })
     }
 
     /// Sets the image of a chart, if there is one.
@@ -317,24 +313,23 @@ impl Cluster for Directory {
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
-        let change = match change {
-            Change::DaemonSet(change) => change,
+        match change {
+            Change::DaemonSet(change) => {
+                for change in change.image_changes() {
+                    let directory = self.clone();
+                    blocking(move || directory.set_image(&change)).await?;
+                }
+                Ok(())
+            }
             Change::Resource(change) => {
                 let (directory, change) = (self.clone(), change.clone());
-                return blocking(move || directory.set_fields(&change)).await;
+                blocking(move || directory.set_fields(&change)).await
             }
             _ => {
-                return Err(refused(
-                    &change.object(),
-                    "only image fields can be set in a directory of manifests",
-                ));
+                let reason = "only image fields can be set in a directory of manifests";
+                Err(refused(&change.object(), reason))
             }
-        };
-        for change in change.image_changes() {
-            let directory = self.clone();
-            blocking(move || directory.set_image(&change)).await?;
         }
-        Ok(())
     }
 }
 

@@ -28,16 +28,22 @@ pub(super) struct ImageField {
 pub(super) enum ImageValue {
     /// One value; `None` where it is not a scalar.
     Whole(Option<Scalar>),
-    /// An entry of a kustomization's `images`. `repository` is the resulting repository, and `version` is the key and value of
-    /// `digest`, or of `newTag` without a digest. `new_tag` is the value of `newTag` if the entry also has a digest.
-    Entry {
-        repository: String,
-        new_name: Option<Scalar>,
-        version: Option<(Scalar, Scalar)>,
-        new_tag: Option<Scalar>,
-    },
+    Entry(ImagesEntry),
     /// Values of a chart.
     Split(SplitImage),
+}
+
+/// An entry of a kustomization's `images`.
+#[derive(Clone, Debug)]
+pub(super) struct ImagesEntry {
+    /// The repository of the resulting image.
+    pub(super) repository: String,
+    /// Value of `newName`.
+    pub(super) new_name: Option<Scalar>,
+    /// Key and value of `digest`, or of `newTag` without a digest.
+    pub(super) version: Option<(Scalar, Scalar)>,
+    /// Value of `newTag` if the entry also has a digest.
+    pub(super) new_tag: Option<Scalar>,
 }
 
 /// An image in several values of a chart.
@@ -63,9 +69,8 @@ impl SplitImage {
 
     /// Returns the reason if the values have no position for a digest.
     fn why_no_digest(&self) -> Option<String> {
-        let has_position =
-            self.digest.is_some() || self.tag.as_ref().is_some_and(|tag| tag.text.contains('@'));
-        (!has_position).then(|| {
+        let has_field = self.digest.is_some() || self.tag.as_ref().is_some_and(|tag| tag.text.contains('@'));
+        (!has_field).then(|| {
             "its mapping has no place for a digest: add `digest: \"\"` if the chart reads it, or write `tag` as TAG@sha256:DIGEST"
                 .to_owned()
         })
@@ -122,26 +127,25 @@ impl ImageField {
     }
 
     fn edits(&self, image: &str) -> Result<Vec<(&Scalar, String)>, String> {
-        let (repository, new_name, version, new_tag) = match &self.value {
+        let (entry, version) = match &self.value {
             ImageValue::Whole(scalar) => {
                 let scalar = scalar.as_ref().ok_or("the container has no image field")?;
                 return Ok(vec![(scalar, image.to_owned())]);
             }
             ImageValue::Split(values) => return values.edits(image),
-            ImageValue::Entry { repository, new_name, version, new_tag } => {
-                (repository, new_name, version, new_tag)
-            }
+            ImageValue::Entry(entry) => (entry, entry.version.as_ref()),
         };
         let (name, digest) = split_digest(image)?;
         let (name, tag) = split(name);
-        let (key, value) = version.as_ref().ok_or_else(|| format!("add `digest: {digest}` to the entry"))?;
+        let (key, value) = version.ok_or_else(|| format!("add `digest: {digest}` to the entry"))?;
         let mut edits = vec![(value, digest.to_owned())];
         if key.text != "digest" {
             edits.push((key, "digest".to_owned()));
         }
-        edits.extend(new_tag.as_ref().map(|scalar| (scalar, tag.trim_start_matches(':').to_owned())));
-        if name != repository {
-            let new_name = new_name.as_ref().ok_or_else(|| format!("add `newName: {name}` to the entry"))?;
+        edits.extend(entry.new_tag.as_ref().map(|scalar| (scalar, tag.trim_start_matches(':').to_owned())));
+        if name != entry.repository {
+            let new_name = entry.new_name.as_ref();
+            let new_name = new_name.ok_or_else(|| format!("add `newName: {name}` to the entry"))?;
             edits.push((new_name, name.to_owned()));
         }
         Ok(edits)

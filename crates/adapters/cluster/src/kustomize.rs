@@ -13,7 +13,7 @@ use fs_err as fs;
 
 use super::{
     dir::read_bytes,
-    image_field::{ImageField, ImageValue},
+    image_field::{ImageField, ImageValue, ImagesEntry},
     manifest::{DaemonSet, Manifest, Resource, Targets, field, sequence, why_not_editable},
 };
 
@@ -221,7 +221,8 @@ fn overridden(image: &str, entry: &Node) -> Option<(String, ImageValue)> {
     };
     let new_name = field(entry, "newName").and_then(|name| name.scalar().cloned());
     let new_tag = tag.as_ref().filter(|_| digest.is_some()).map(|(_, value)| value.clone());
-    Some((image, ImageValue::Entry { repository, new_name, version: digest.or(tag), new_tag }))
+    let entry = ImagesEntry { repository, new_name, version: digest.or(tag), new_tag };
+    Some((image, ImageValue::Entry(entry)))
 }
 
 /// Splits an image into its name, and the tag or digest with its separator.

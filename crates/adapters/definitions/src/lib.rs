@@ -121,12 +121,12 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
                 }
             }
             definitions.images.insert(image.metadata.name.clone(), image.clone());
-            parsed_images.push(needs::ParsedImage { file, document, image });
+            parsed_images.push(needs::Parsed { file, document, image });
         }
     }
     // If an image could not be read, skip this check, which would report the image as missing.
     if all_parsed {
-        needs::across_images(&parsed_images, &definitions, &mut errors);
+        needs::across(&parsed_images, &definitions, &mut errors);
     }
     for file in &announced {
         for (kernels, document) in parse::<AnnouncedKernels>(file, &mut errors) {

@@ -8,14 +8,14 @@ use farrier_yaml::Node;
 use super::{DefinitionError, File, builtin, error::Report};
 
 /// An image with its file and tree.
-pub(super) struct ParsedImage<'a> {
+pub(super) struct Parsed<'a> {
     pub file: &'a File,
     pub document: Node,
     pub image: DriverImage,
 }
 
 /// Reports mistakes in one image that do not depend on other images.
-pub(super) fn within_image(report: &mut Report<'_>, image: &DriverImage) {
+pub(super) fn within(report: &mut Report<'_>, image: &DriverImage) {
     let spec = &image.spec;
     for (index, need) in spec.needs.iter().enumerate() {
         let path = ["spec", "needs", &index.to_string()];
@@ -39,10 +39,8 @@ pub(super) fn within_image(report: &mut Report<'_>, image: &DriverImage) {
     }
     for (index, path) in spec.exposes.iter().enumerate() {
         if spec.exposes[..index].contains(path) {
-            report.add(
-                &["spec", "exposes", &index.to_string()],
-                format!("{path:?} is already listed in `exposes`"),
-            );
+            let message = format!("{path:?} is already listed in `exposes`");
+            report.add(&["spec", "exposes", &index.to_string()], message);
         }
     }
     if spec.check.boot && spec.needs.iter().any(|need| need.image().is_none()) {
@@ -61,12 +59,8 @@ pub(super) fn within_image(report: &mut Report<'_>, image: &DriverImage) {
 }
 
 /// Reports needs that no image satisfies, and cycles.
-pub(super) fn across_images(
-    images: &[ParsedImage<'_>],
-    definitions: &Definitions,
-    errors: &mut Vec<DefinitionError>,
-) {
-    for ParsedImage { file, document, image } in images {
+pub(super) fn across(images: &[Parsed<'_>], definitions: &Definitions, errors: &mut Vec<DefinitionError>) {
+    for Parsed { file, document, image } in images {
         let mut report = Report { file, document, errors };
         for (index, need) in image.spec.needs.iter().enumerate() {
             if let Some(message) = mistake(image, need, definitions) {

@@ -73,10 +73,8 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
     }
     for (index, module) in spec.modules.iter().enumerate() {
         if spec.modules[..index].contains(module) {
-            report.add(
-                &["spec", "modules", &index.to_string()],
-                format!("module {module:?} is already listed"),
-            );
+            let message = format!("module {module:?} is already listed");
+            report.add(&["spec", "modules", &index.to_string()], message);
         }
     }
     if let Some(index) = spec.build_packages.iter().position(|package| package.contains("{{")) {
@@ -96,7 +94,7 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             report.add(&["spec", "patches", &index.to_string(), "path"], message);
         }
     }
-    needs::within_image(report, image);
+    needs::within(report, image);
 }
 
 /// Reports firmware from unknown sources, and firmware that the template would not copy.
@@ -164,25 +162,19 @@ pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
         report.add(&path, NO_VERSION);
     }
     let headers = family.spec.headers.rpm_archive();
-    let image = match &family.spec.kernel_image {
-        Some(KernelImageSource::Rpm(packages)) => Some((packages.archive(headers), "kernelImage")),
-        _ => None,
-    };
-    let track = match &family.spec.track {
-        Some(KernelTrack::Rpm(packages)) => Some((packages.archive(headers), "track")),
-        _ => None,
-    };
-    let toolchain = match &family.spec.toolchain {
-        Toolchain::Rpm(packages) => Some((packages.archive(headers), "toolchain")),
-        _ => None,
-    };
-    for (archive, field) in image.into_iter().chain(track).chain(toolchain) {
-        if archive.is_none() {
-            report.add(
-                &["spec", field, "rpm"],
-                "the headers are not RPM packages: set `from` to the location of these packages",
-            );
-        }
+    let mut archives = Vec::new();
+    if let Some(KernelImageSource::Rpm(packages)) = &family.spec.kernel_image {
+        archives.push((packages.archive(headers), "kernelImage"));
+    }
+    if let Some(KernelTrack::Rpm(packages)) = &family.spec.track {
+        archives.push((packages.archive(headers), "track"));
+    }
+    if let Toolchain::Rpm(packages) = &family.spec.toolchain {
+        archives.push((packages.archive(headers), "toolchain"));
+    }
+    for (_, field) in archives.into_iter().filter(|(archive, _)| archive.is_none()) {
+        let message = "the headers are not RPM packages: set `from` to the location of these packages";
+        report.add(&["spec", field, "rpm"], message);
     }
 }
 

@@ -280,7 +280,7 @@ async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryCon
             .into_iter()
             .map(|(digest, (tags, bytes))| RegistryImage::new(repository.clone(), digest, tags, &bytes))
             .collect();
-        add_index_members(parts, &repository, &mut images).await?;
+        add_members(parts, &repository, &mut images).await?;
         contents.images.extend(images);
     }
     contents.leftovers = find_leftovers(parts, &contents).await?;
@@ -288,11 +288,7 @@ async fn list_contents(parts: &Parts, options: &GcOptions) -> Result<RegistryCon
 }
 
 /// Adds the untagged images that indexes reference.
-async fn add_index_members(
-    parts: &Parts,
-    repository: &Repository,
-    images: &mut Vec<RegistryImage>,
-) -> Result<()> {
+async fn add_members(parts: &Parts, repository: &Repository, images: &mut Vec<RegistryImage>) -> Result<()> {
     let known: BTreeSet<Digest> = images.iter().map(|image| image.digest.clone()).collect();
     let members = images.iter().filter(|image| image.is_index()).flat_map(|index| &index.members);
     let untagged: BTreeSet<Digest> = members.filter(|member| !known.contains(*member)).cloned().collect();

@@ -51,7 +51,7 @@ struct UploadHeaders {
 /// farrier's response to an accepted upload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct UploadResponse {
+pub struct Receipt {
     /// Outcome of the import.
     pub outcome: Outcome,
     /// Digest of the header set's content.

@@ -22,7 +22,7 @@ use oci::error_chain;
 use sha2::{Digest as _, Sha256};
 use tokio::{io::AsyncWriteExt as _, sync::Semaphore, time::timeout};
 
-use super::{Key, MAX_SIZE, UPLOAD_PATH, UploadHeaders, UploadResponse, text};
+use super::{Key, MAX_SIZE, Receipt, UPLOAD_PATH, UploadHeaders, text};
 
 /// Maximum time between two chunks of an upload.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -66,23 +66,17 @@ impl Receiver {
         });
         let authorization = text(headers, &AUTHORIZATION).unwrap_or_default();
         if !key.is_some_and(|key| key.verifies(&upload, authorization)) {
-            let release = &upload.release;
-            return Err(Rejection(
-                StatusCode::FORBIDDEN,
-                format!("the key is not valid for headers of {release}"),
-            ));
+            let why = format!("the key is not valid for headers of {}", upload.release);
+            return Err(Rejection(StatusCode::FORBIDDEN, why));
         }
         if upload.size > MAX_SIZE {
-            let size = upload.size;
-            return Err(Rejection(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("the header set has {size} bytes; the limit is {MAX_SIZE} bytes"),
-            ));
+            let why = format!("the header set has {} bytes; the limit is {MAX_SIZE} bytes", upload.size);
+            return Err(Rejection(StatusCode::PAYLOAD_TOO_LARGE, why));
         }
         Ok(upload)
     }
 
-    async fn store_upload(&self, upload: UploadHeaders, body: Body) -> Result<UploadResponse, Rejection> {
+    async fn store_upload(&self, upload: UploadHeaders, body: Body) -> Result<Receipt, Rejection> {
         let _permit = self.uploads.try_acquire().map_err(|_| {
             Rejection(StatusCode::SERVICE_UNAVAILABLE, "another header set is being processed".to_owned())
         })?;
@@ -99,7 +93,7 @@ impl Receiver {
         let ImportedHeaders { outcome, content, stored, .. } = imported;
         let reference = stored.map(|stored| format!("{}@{}", stored.repository, stored.digest));
         tracing::info!(kernel, ?outcome, %content, reference, "stored headers from a node");
-        Ok(UploadResponse { outcome, content: content.to_string(), reference })
+        Ok(Receipt { outcome, content: content.to_string(), reference })
     }
 }
 
@@ -134,12 +128,10 @@ async fn write(upload: &UploadHeaders, body: Body, path: &Path) -> Result<(), Re
         file.write_all(&chunk).await.map_err(|error| failed(&error.into()))?;
     }
     file.flush().await.map_err(|error| failed(&error.into()))?;
-    let is_complete = received == upload.size && hex::encode(hasher.finalize()) == upload.digest.hex();
-    if is_complete {
-        Ok(())
-    } else {
-        Err(retryable("the upload does not match the announced size and digest"))
+    if received == upload.size && hex::encode(hasher.finalize()) == upload.digest.hex() {
+        return Ok(());
     }
+    Err(retryable("the upload does not match the announced size and digest"))
 }
 
 /// Returns a rejection that makes the node send the header set again.

@@ -11,7 +11,7 @@ use reqwest::{Body, Method};
 use tokio_util::io::ReaderStream;
 use url::Url;
 
-use super::{ARCH, DIGEST, KERNEL, Key, UPLOAD_PATH, UploadHeaders, UploadResponse};
+use super::{ARCH, DIGEST, KERNEL, Key, Receipt, UPLOAD_PATH, UploadHeaders};
 
 /// Maximum number of characters kept from an error response.
 const MAX_REASON_CHARS: usize = 2000;
@@ -51,12 +51,7 @@ impl SendError {
 ///
 /// # Errors
 /// Fails if farrier cannot be reached or rejects the header set.
-pub async fn send(
-    net: &Net,
-    farrier: &Url,
-    key: &Key,
-    packed: &PackedHeaders,
-) -> Result<UploadResponse, SendError> {
+pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -> Result<Receipt, SendError> {
     let mut address = farrier.clone();
     address.set_path(UPLOAD_PATH);
     let mut attempt = 0;
@@ -77,7 +72,7 @@ async fn send_once(
     address: &Url,
     key: &Key,
     packed: &PackedHeaders,
-) -> Result<UploadResponse, SendError> {
+) -> Result<Receipt, SendError> {
     let upload = UploadHeaders::of_packed(packed);
     let unusable_response = |why: String| SendError::UnusableResponse(address.clone(), why);
     let mut request = Net::request(Method::POST, address.clone());

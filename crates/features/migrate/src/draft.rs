@@ -231,9 +231,8 @@ impl Context {
 
 /// Renders the field `rollout`, with a comment.
 pub fn rollout_text(rollout: Option<&Value>, choices: &[Value]) -> Result<String, String> {
-    TEMPLATES
-        .render("rollout", &json!({"rollout": rollout, "choices": choices}))
-        .map_err(|error| error.to_string())
+    let fields = json!({"rollout": rollout, "choices": choices});
+    TEMPLATES.render("rollout", &fields).map_err(|error| error.to_string())
 }
 
 /// Formats a text as a YAML scalar, unquoted only if no reader could take it for another type.

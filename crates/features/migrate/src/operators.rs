@@ -20,8 +20,8 @@ static OFED: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\d{2}\.\d{2
 fn section(kind: OperatorResource, resource: &Node) -> Option<Node> {
     let section =
         kind.driver_path().iter().try_fold(value_at(resource, "spec")?, |node, key| value_at(&node, key))?;
-    let has_value = |field: &str, value: &str| text_at(&section, field).as_deref() == Some(value);
-    let is_off = has_value("enabled", "false") || has_value("useNvidiaDriverCRD", "true");
+    let has = |field: &str, value: &str| text_at(&section, field).as_deref() == Some(value);
+    let is_off = has("enabled", "false") || has("useNvidiaDriverCRD", "true");
     let is_gpu = text_at(&section, "driverType").is_none_or(|kind| kind == "gpu");
     (!is_off && is_gpu).then_some(section)
 }
@@ -42,10 +42,9 @@ pub fn draft(
         fields::remarks(&origin, &path, fields::leaves(&section), include_str!("forms/operators.txt"));
     let rollout = context.rollout_to_resource(kind, None, &name);
     if kind.is_of_gpu_operator() {
-        let has_value = |field: &str, value: &str| text_at(&section, field).as_deref() == Some(value);
-        let is_proprietary =
-            has_value("kernelModuleType", "proprietary") || has_value("useOpenKernelModules", "false");
-        let image = match (is_proprietary, has_value("rdma.enabled", "true")) {
+        let has = |field: &str, value: &str| text_at(&section, field).as_deref() == Some(value);
+        let is_proprietary = has("kernelModuleType", "proprietary") || has("useOpenKernelModules", "false");
+        let image = match (is_proprietary, has("rdma.enabled", "true")) {
             (true, _) => "nvidia-gpu-proprietary",
             (false, true) => "nvidia-peermem",
             (false, false) => "nvidia-gpu",

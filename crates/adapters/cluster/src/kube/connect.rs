@@ -72,9 +72,8 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
     config.default_retry = false;
     let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     // kube reports `default` for a context without a namespace, and farrier is never installed in `default`.
-    let context_namespace = Some(config.default_namespace.clone()).filter(|name| name != "default");
-    let namespace = options.namespace.clone().or(context_namespace);
-    let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
+    let namespace = Some(config.default_namespace.clone()).filter(|name| name != "default");
+    let namespace = options.namespace.clone().or(namespace).unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
     let stats = Arc::new(KubeStats::default());
     let builder =
         ClientBuilder::try_from(config).map_err(|error| ClusterError::Configuration(causes(&error)))?;

@@ -179,18 +179,9 @@ impl KubeCluster {
         // An upgrade evicts the driver's own pod even if it drains no other pods.
         let mut permissions = vec![self.permission("create", &evictions, Some(namespace), &["create"])];
         if upgrade.drain != Drain::None {
-            permissions.push(self.shared.permission(
-                "list",
-                &pods,
-                PermissionScope::AllNamespaces,
-                READ_VERBS,
-            ));
-            permissions.push(self.shared.permission(
-                "create",
-                &evictions,
-                PermissionScope::AllNamespaces,
-                &["create"],
-            ));
+            let scope = PermissionScope::AllNamespaces;
+            permissions.push(self.shared.permission("list", &pods, scope.clone(), READ_VERBS));
+            permissions.push(self.shared.permission("create", &evictions, scope, &["create"]));
         }
         if upgrade.makes_jobs() {
             let (templates, jobs) = (ApiResource::erase::<CronJob>(&()), ApiResource::erase::<Job>(&()));
@@ -206,20 +197,19 @@ impl KubeCluster {
             PermissionScope::Cluster | PermissionScope::AllNamespaces => None,
         };
         let (resource, subresource) = permission.resource.split_once('/').unzip();
-        let review = SelfSubjectAccessReview {
-            spec: SelfSubjectAccessReviewSpec {
-                resource_attributes: Some(ResourceAttributes {
-                    namespace,
-                    verb: Some(permission.verb.to_owned()),
-                    group: Some(permission.group.clone()),
-                    resource: Some(resource.unwrap_or(&permission.resource).to_owned()),
-                    subresource: subresource.map(str::to_owned),
-                    ..ResourceAttributes::default()
-                }),
-                ..SelfSubjectAccessReviewSpec::default()
-            },
-            ..SelfSubjectAccessReview::default()
+        let attributes = ResourceAttributes {
+            namespace,
+            verb: Some(permission.verb.to_owned()),
+            group: Some(permission.group.clone()),
+            resource: Some(resource.unwrap_or(&permission.resource).to_owned()),
+            subresource: subresource.map(str::to_owned),
+            ..ResourceAttributes::default()
         };
+        let spec = SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes),
+            ..SelfSubjectAccessReviewSpec::default()
+        };
+        let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
         let failed =
             |error| ClusterError::Api { action: "review farrier's own permissions".to_owned(), error };
         let response = self.review(&review).await.map_err(failed)?;

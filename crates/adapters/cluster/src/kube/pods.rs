@@ -91,8 +91,7 @@ fn last_termination(status: &ContainerStatus) -> Option<ContainerStateTerminated
 pub(super) fn check(job: JobObject) -> Object {
     let JobObject { types: _, metadata, spec: _, status } = job;
     let conditions = status.unwrap_or_default().conditions.unwrap_or_default();
-    let find_true =
-        |kind: &str| conditions.iter().find(|condition| condition.kind == kind && condition.status == "True");
+    let find_true = |kind: &str| conditions.iter().find(|c| c.kind == kind && c.status == "True");
     let state = match (find_true("Complete"), find_true("Failed")) {
         (_, Some(failed)) => JobState::Failed(one_line(&failed.message)),
         (Some(_), None) => JobState::Succeeded,
@@ -134,8 +133,7 @@ fn stable_since(status: &PodStatus) -> Option<Timestamp> {
 fn messages(status: &PodStatus) -> Vec<String> {
     let init = status.init_container_statuses.iter().flatten();
     let containers = init.chain(status.container_statuses.iter().flatten()).flat_map(container_messages);
-    let unscheduled =
-        condition(status, "PodScheduled", "False").and_then(|condition| condition.message.as_ref());
+    let unscheduled = condition(status, "PodScheduled", "False").and_then(|c| c.message.as_ref());
     let unscheduled =
         unscheduled.filter(|message| !message.is_empty()).map(|message| format!("not scheduled: {message}"));
     let pod = status.message.clone().filter(|message| !message.is_empty());

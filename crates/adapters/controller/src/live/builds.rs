@@ -165,19 +165,11 @@ impl Builds {
     /// Records and logs the end of a build. Returns the cell's new phase, or `None` if the build was stopped.
     pub(super) fn record_end(&mut self, finished: &FinishedBuild, metrics: &Metrics) -> Option<Phase> {
         let (key, took) = (key_of(&finished.cell), finished.took);
-        let result = match &finished.outcome {
-            Some(Ok(result)) => Some(result),
-            Some(Err(error)) => {
-                let hint = error.hint();
-                tracing::error!(
-                    error = error_chain(error),
-                    hint,
-                    "the build's outcome could not be recorded"
-                );
-                None
-            }
-            None => None,
-        };
+        if let Some(Err(error)) = &finished.outcome {
+            let hint = error.hint();
+            tracing::error!(error = error_chain(error), hint, "the build's outcome could not be recorded");
+        }
+        let result = finished.outcome.as_ref().and_then(|outcome| outcome.as_ref().ok());
         let (disposition, label) = disposition_of(result);
         metrics.build(label, took);
         let retry_in = self.queue.record_end(&key, disposition, Instant::now(), fastrand::f64());

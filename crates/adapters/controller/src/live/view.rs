@@ -76,9 +76,8 @@ impl StatusWorker {
     pub(super) fn show(&self, mut view: ReconcileView) {
         let mut next = self.next.lock();
         if let Some(replaced) = next.take() {
-            let with_changes =
-                replaced.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());
-            view.rollouts = with_changes.chain(view.rollouts).collect();
+            let written = replaced.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());
+            view.rollouts = written.chain(view.rollouts).collect();
         }
         *next = Some(view);
         drop(next);

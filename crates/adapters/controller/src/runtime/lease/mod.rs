@@ -260,11 +260,7 @@ impl Candidate {
             self.leader = None;
             tracing::info!(lease, identity, "became leader: this farrier builds and writes");
         } else if leads {
-            tracing::warn!(
-                lease,
-                identity,
-                "the lease could not be renewed: farrier writes nothing meanwhile"
-            );
+            tracing::warn!(lease, identity, "the lease could not be renewed: farrier writes nothing");
         } else {
             tracing::warn!(lease, identity, "lost leadership: farrier writes nothing");
         }
