@@ -139,8 +139,7 @@ impl Directory {
                 format!("{file} has no image at {path}: neither a text, nor a mapping with `repository`");
             return Err(refused(target, reason));
         };
-        let unknown_nodes =
-            "its chart decides, and farrier renders nothing: the cluster needs to have the DaemonSet";
+        let unknown_nodes = "its chart decides, and farrier does not render charts: create the DaemonSet in the cluster first";
         let affinity = NodeAffinity::Unsupported(unknown_nodes.to_owned());
         let facts = DaemonSetFacts {
             namespace: target.namespace.to_string(),
@@ -419,8 +418,8 @@ fn replace_file(
 }
 
 fn keep_owner_and_mode(file: &File, metadata: &Metadata) -> io::Result<()> {
-    let own = file.metadata()?;
-    if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
+    let current = file.metadata()?;
+    if (current.uid(), current.gid()) != (metadata.uid(), metadata.gid()) {
         // Only root can change the owner. For other users the new file belongs to its writer, as after an edit in any editor.
         match fchown(file, Some(metadata.uid()), Some(metadata.gid())) {
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),

@@ -89,13 +89,13 @@ fn adds_one_entry(old: &str, new: &str) -> bool {
 /// Parses the result and compares it with the original. Returns a reason if anything but this one value differs.
 pub(super) fn replace(text: &str, scalar: &Scalar, value: &str) -> Result<String, String> {
     let bytes = &scalar.bytes;
-    let written = text.get(bytes.clone()).ok_or("the position of the value is unknown")?;
+    let source = text.get(bytes.clone()).ok_or("the position of the value is unknown")?;
     // Image references need no escapes in any style. A value that does not parse back is refused below.
     let replacement = match scalar.style {
-        ScalarStyle::Plain if written == scalar.text && is_number(value) => format!("\"{value}\""),
-        ScalarStyle::Plain if written == scalar.text => value.to_owned(),
-        ScalarStyle::SingleQuoted if is_quoted(written, '\'') => format!("'{value}'"),
-        ScalarStyle::DoubleQuoted if is_quoted(written, '"') => format!("\"{value}\""),
+        ScalarStyle::Plain if source == scalar.text && is_number(value) => format!("\"{value}\""),
+        ScalarStyle::Plain if source == scalar.text => value.to_owned(),
+        ScalarStyle::SingleQuoted if is_quoted(source, '\'') => format!("'{value}'"),
+        ScalarStyle::DoubleQuoted if is_quoted(source, '"') => format!("\"{value}\""),
         _ => return Err("the value spans several lines or is a block scalar".to_owned()),
     };
     let after = [&text[..bytes.start], &replacement, &text[bytes.end..]].concat();
@@ -108,8 +108,8 @@ fn is_number(value: &str) -> bool {
     value.replace('_', "").parse::<f64>().is_ok()
 }
 
-fn is_quoted(written: &str, quote: char) -> bool {
-    written.len() >= 2 && written.starts_with(quote) && written.ends_with(quote)
+fn is_quoted(source: &str, quote: char) -> bool {
+    source.len() >= 2 && source.starts_with(quote) && source.ends_with(quote)
 }
 
 /// Checks that the two texts differ only in the value of `scalar`.

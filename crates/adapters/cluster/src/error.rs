@@ -20,7 +20,7 @@ pub enum ClusterError {
     /// again.
     #[error("set image of {object}: it holds {found:?}, but the plan expects {expected:?}")]
     Conflict { object: String, expected: String, found: String },
-    /// A manifest's field is missing, is ambiguous, or cannot be edited where it is written.
+    /// A manifest's field is missing, is ambiguous, or cannot be edited in place.
     #[error("set image of {object}: {reason}")]
     Refused { object: String, reason: String },
     /// Neither a kubeconfig nor a pod's service account provides access to a cluster.
@@ -59,7 +59,7 @@ pub enum ApiError {
     #[error("{0}")]
     Disruption(String),
     /// This process must not write, for example because it lost the lease.
-    #[error("nothing is written: {0}")]
+    #[error("farrier may not write: {0}")]
     Fenced(String),
 }
 

@@ -71,7 +71,7 @@ impl SplitImage {
     fn why_no_digest(&self) -> Option<String> {
         let has_field = self.digest.is_some() || self.tag.as_ref().is_some_and(|tag| tag.text.contains('@'));
         (!has_field).then(|| {
-            "its mapping has no place for a digest: add `digest: \"\"` if the chart reads it, or write `tag` as TAG@sha256:DIGEST"
+            "its mapping has no field for a digest: add `digest: \"\"` if the chart reads it, or write `tag` as TAG@sha256:DIGEST"
                 .to_owned()
         })
     }
@@ -113,7 +113,7 @@ impl SplitImage {
 }
 
 fn split_digest(image: &str) -> Result<(&str, &str), &'static str> {
-    image.split_once('@').ok_or("only an image with a digest can be written there")
+    image.split_once('@').ok_or("only an image by digest can be written to this field")
 }
 
 impl ImageField {

@@ -158,7 +158,7 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
                 RESOURCE_PLACEMENT.iter().filter(|field| words.contains(**field)).map(|_| String::new());
             for field in words.iter().cloned().chain(placement) {
                 let reason = format!(
-                    "the patch {path} may change the resource, and farrier renders nothing: set it in the manifest only"
+                    "the patch {path} may change the resource, and farrier does not apply patches: set the field only in the manifest"
                 );
                 facts.fixed.insert(field, reason);
             }
@@ -173,11 +173,12 @@ fn transform(all: &mut Targets, patches: &[Patch], kustomization: &Node, source:
         for Patch { path: patch, words, .. } in patches.iter().filter(|patch| patch.may_be_for("DaemonSet")) {
             if PLACEMENT.iter().any(|field| words.contains(*field)) {
                 facts.placement.affinity = NodeAffinity::Unsupported(format!(
-                    "the patch {patch} may change its nodes, and farrier renders nothing: the cluster needs to have the DaemonSet"
+                    "the patch {patch} may change its nodes, and farrier does not apply patches: create the DaemonSet in the cluster first"
                 ));
             }
             for container in facts.containers.iter_mut().filter(|_| words.contains("image")) {
-                container.fixed = Some(format!("the patch {patch} may set it; use only `images` for that"));
+                container.fixed =
+                    Some(format!("the patch {patch} may set the image: set the image only in `images`"));
                 // Clear the unknown image, so that no entry of `images` matches.
                 container.image.clear();
             }

@@ -14,7 +14,7 @@ pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
         report.add(&["spec", "moduleSigning"], message);
     }
     if site.image_signing.as_ref().is_some_and(|signing| signing.contradicts(&site.policy)) {
-        let message = "it signs whatever is under a tag, and policy.requireSigned would accept that signature as proof: remove it, \
+        let message = "farrier would sign any image under a tag, and policy.requireSigned would accept the signature: remove `existing`, \
                        or set `trustRegistryWriters: true` if everyone who may write to the registry is trusted";
         report.add(&["spec", "imageSigning", "existing"], message);
     }

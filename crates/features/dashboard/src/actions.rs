@@ -164,7 +164,7 @@ impl Actions {
     ) -> Result<TokenOwner, Rejection> {
         if self.is_loopback && names_loopback(headers) && !is_proxied(headers) {
             return Ok(TokenOwner {
-                name: "a person at this machine".to_owned(),
+                name: "a user of this machine".to_owned(),
                 allowed: vec![true; patches.len()],
             });
         }

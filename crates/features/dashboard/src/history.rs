@@ -66,12 +66,12 @@ impl History {
     }
 
     /// Records the writes of a reconcile.
-    pub fn record_rewrites(&mut self, reports: &[RolloutReport], at: Timestamp) {
+    pub fn record_rewrites(&mut self, reports: &[RolloutReport], time: Timestamp) {
         for RolloutReport { planned, error } in
             reports.iter().filter(|report| !report.planned.changes.is_empty())
         {
             let (action, why) = decided(&planned.decision);
-            let (target, at, failed) = (planned.target.clone(), format!("{at:.0}"), error.clone());
+            let (target, at, failed) = (planned.target.clone(), format!("{time:.0}"), error.clone());
             self.rewrites.insert(0, Rewrite { target, at, what: format!("{action}: {why}"), failed });
         }
         self.rewrites.truncate(MAX_REWRITES);
@@ -84,8 +84,8 @@ fn change_of(entry: &StatusEntry<'_>, time: Timestamp, (phase, class): (Phase, &
     Change { time, subject, link, state, class, changed, ..Change::default() }
 }
 
-/// Returns the changes that the loop saw (`seen`), and the failures and rewrites with a known time, newest first.
-pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
+/// Returns the changes that the loop observed, and the failures and rewrites with a known time, newest first.
+pub fn changes(fleet: &Fleet<'_>, observed: &[Change]) -> Vec<Change> {
     let failed = fleet.entries.iter().filter_map(|entry| match entry.outcome {
         Outcome::Failed { at, .. } => Some(change_of(entry, *at, (Phase::Failed, "bad"))),
         _ => None,
@@ -100,11 +100,11 @@ pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
             Change { time, subject, link, state, class, changed, ..Change::default() }
         })
     });
-    let mut all: Vec<Change> = failed.chain(rewritten).chain(seen.iter().cloned()).collect();
+    let mut all: Vec<Change> = failed.chain(rewritten).chain(observed.iter().cloned()).collect();
     all.sort_by(|a, b| b.time.cmp(&a.time).then_with(|| a.cmp(b)));
     // A failure that the loop saw is in the list twice.
-    let mut seen = std::collections::BTreeSet::new();
-    all.retain(|change| seen.insert((change.subject.clone(), change.state)));
+    let mut keys = std::collections::BTreeSet::new();
+    all.retain(|change| keys.insert((change.subject.clone(), change.state)));
     // Merge the same change of one image for many kernels into one line.
     let mut lines: Vec<Change> = Vec::new();
     for mut change in all {

@@ -155,9 +155,9 @@ fn words(value: &Value, now: Timestamp) -> String {
 }
 
 /// Renders the index page.
-pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, seen: &[Change]) -> Result<String, HtmlError> {
+pub fn fleet_page(fleet: &Fleet<'_>, filter: Filter, observed: &[Change]) -> Result<String, HtmlError> {
     let title = if filter.state.is_empty() { "Fleet".to_owned() } else { format!("Fleet: {}", filter.state) };
-    html("fleet", &title, "", fleet.facts, &fleet.page(filter, changes(fleet, seen)))
+    html("fleet", &title, "", fleet.facts, &fleet.page(filter, changes(fleet, observed)))
 }
 
 /// Renders the page of a cell.

@@ -131,8 +131,8 @@ impl Images {
         if let Some((_, image)) = cached {
             return Ok(image);
         }
-        let found = read_image(&self.parts, reference).await;
-        let image = Arc::new(found.map_err(|error| error_chain(&error))?);
+        let outcome = read_image(&self.parts, reference).await;
+        let image = Arc::new(outcome.map_err(|error| error_chain(&error))?);
         let mut cache = self.cache.lock();
         if cache.len() >= MAX_CACHED_IMAGES {
             cache.clear();
@@ -191,7 +191,7 @@ fn provenance_summary(predicate: &Value) -> ProvenanceSummary {
         digest: text(&input["digest"]["sha256"], MAX_TEXT_CHARS),
     };
     let farrier = match text(&details["builder"]["version"]["farrier"], 40) {
-        farrier if farrier.is_empty() => "of no version".to_owned(),
+        farrier if farrier.is_empty() => "of unknown version".to_owned(),
         farrier => farrier,
     };
     ProvenanceSummary {
@@ -262,6 +262,6 @@ mod tests {
         assert_eq!((found.builder.as_str(), found.kind.as_str()), ("builder", "kind"));
         let Dependency { role, name, uri, digest } = &found.inputs.items[0];
         assert_eq!([role, name, uri, digest], ["source", "mft", "https://x.test/mft.tgz", "ab"]);
-        assert_eq!(provenance_summary(&Value::Null).summary, "SLSA v1: farrier of no version, 0 inputs");
+        assert_eq!(provenance_summary(&Value::Null).summary, "SLSA v1: farrier of unknown version, 0 inputs");
     }
 }

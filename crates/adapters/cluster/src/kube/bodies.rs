@@ -34,10 +34,10 @@ pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Resu
         let containers =
             live.manifest.pointer(&format!("/spec/template/spec/{key}")).and_then(Value::as_array);
         let names = containers.into_iter().flatten().filter_map(|container| container["name"].as_str());
-        let known: Vec<&str> = names.filter(|name| images.contains_key(*name)).collect();
-        if !known.is_empty() {
-            missing.retain(|name| !known.contains(&name.as_str()));
-            let fields = known.iter().map(|name| json!({"name": name, "image": images[*name]}));
+        let changed: Vec<&str> = names.filter(|name| images.contains_key(*name)).collect();
+        if !changed.is_empty() {
+            missing.retain(|name| !changed.contains(&name.as_str()));
+            let fields = changed.iter().map(|name| json!({"name": name, "image": images[*name]}));
             pod[key] = fields.collect();
         }
     }

@@ -69,7 +69,7 @@ impl KubeCluster {
         token: &str,
         patches: &[RequestedPatch],
     ) -> Result<Option<TokenOwner>, ClusterError> {
-        let failed = |error| ClusterError::Api { action: "review a person's permissions".to_owned(), error };
+        let failed = |error| ClusterError::Api { action: "review a user's permissions".to_owned(), error };
         let spec = TokenReviewSpec { token: token.to_owned(), ..TokenReviewSpec::default() };
         let review = self.review(&TokenReview { spec, ..TokenReview::default() }).await.map_err(failed)?;
         let status = review.status.filter(|status| status.authenticated == Some(true));

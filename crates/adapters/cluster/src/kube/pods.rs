@@ -43,13 +43,13 @@ pub(super) fn pod(pod: PodObject) -> Object {
     Object { version, facts: ObjectFacts::Pod(Box::new(facts)) }
 }
 
-/// Returns the facts of a pod that an upgrade may evict from its node. `own` is farrier's own pod, which is never evicted: if
-/// its replacement could run only on this node, no farrier would be left to uncordon the node.
-pub(super) fn workload(pod: PodObject, own: Option<&ObjectKey>) -> Object {
+/// Returns the facts of a pod that an upgrade may evict from its node. farrier's own pod (`own_pod`) is never evicted: if its
+/// replacement could run only on this node, no farrier would be left to uncordon the node.
+pub(super) fn workload(pod: PodObject, own_pod: Option<&ObjectKey>) -> Object {
     let PodObject { types: _, metadata, spec, status } = pod;
     let version = version(&metadata);
     let is_of_job = metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(JOB_NAME));
-    let is_own = own.is_some_and(|(namespace, name)| {
+    let is_own = own_pod.is_some_and(|(namespace, name)| {
         metadata.namespace.as_ref() == Some(namespace) && metadata.name.as_ref() == Some(name)
     });
     let is_mirror =

@@ -368,10 +368,10 @@ impl KubeCluster {
 }
 
 /// Checks that the object's current version is equivalent to the version that the plan saw.
-fn check_state(stored: &StoredObject, seen: Option<&ObjectVersion>) -> Result<(), ApiError> {
-    let reason = match seen {
-        Some(seen) if seen.uid != stored.object.version.uid => "it was deleted and created again",
-        Some(seen) if !stored.is_equivalent_version(seen) => "another writer changed it",
+fn check_state(stored: &StoredObject, planned: Option<&ObjectVersion>) -> Result<(), ApiError> {
+    let reason = match planned {
+        Some(planned) if planned.uid != stored.object.version.uid => "it was deleted and created again",
+        Some(planned) if !stored.is_equivalent_version(planned) => "another writer changed it",
         _ => return Ok(()),
     };
     Err(ApiError::Changed(reason.to_owned()))

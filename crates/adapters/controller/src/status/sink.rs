@@ -94,7 +94,7 @@ impl KubeStatus {
 
     /// Lists the objects if the resync interval has passed. Returns whether the objects are known.
     async fn list(&self, state: &mut SinkState, now: Timestamp) -> bool {
-        if state.list_at.is_some_and(|at| now < at && at.duration_since(now) <= RESYNC) {
+        if state.list_at.is_some_and(|next| now < next && next.duration_since(now) <= RESYNC) {
             return state.listed;
         }
         let mut known = BTreeMap::new();
