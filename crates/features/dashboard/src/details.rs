@@ -193,7 +193,7 @@ impl Fleet<'_> {
         facts
     }
 
-    /// Returns links to the nodes that run the cell's kernel and need its image, or will with their next kernel.
+    /// Returns links to the nodes that need the cell's image for the cell's kernel: their current one, or their next one.
     fn nodes_of_cell(&self, entry: &StatusEntry<'_>) -> Listed<Link> {
         let groups = self.facts.groups.iter();
         let running = groups

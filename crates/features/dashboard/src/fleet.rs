@@ -36,7 +36,7 @@ pub struct FleetPage {
     pub registry: String,
     pub version: &'static str,
     pub published: usize,
-    /// Number of images by kernel, other than those that do not apply.
+    /// Number of cells, without those whose image does not apply to the kernel.
     pub wanted: usize,
     pub counts: Vec<StateCount>,
     pub changed: Vec<Change>,

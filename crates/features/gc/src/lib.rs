@@ -152,7 +152,7 @@ struct Uses {
     unreadable: Option<String>,
 }
 
-/// Plans a garbage collection, and deletes if the options request it. After an interruption, the next run deletes the rest.
+/// Plans a garbage collection, and deletes if the options request it. After an interruption, the next run continues.
 pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport> {
     let now = Timestamp::now();
     let today = day(now);

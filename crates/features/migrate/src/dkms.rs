@@ -46,7 +46,7 @@ pub fn draft(drafted: &mut Drafted, conf: &str, directory: &Path, context: &Cont
         // The default of dkms: the module is named after the package.
         draft.modules.extend(package);
     }
-    // For dkms, 6.1.1 is after 6.1.
+    // dkms orders 6.1.1 after 6.1, so a maximum of 6.1 excludes all releases of 6.1.
     let bounds = [(">=", "BUILD_EXCLUSIVE_KERNEL_MIN"), ("<", "BUILD_EXCLUSIVE_KERNEL_MAX")];
     let bounds = bounds.iter().filter_map(|(sign, name)| Some(format!("{sign}{}", value(name)?)));
     let bounds = bounds.collect::<Vec<_>>().join(", ");

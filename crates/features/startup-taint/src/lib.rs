@@ -1,7 +1,7 @@
 //! Removes the startup taint of a node once all drivers of the node are loaded.
 //!
 //! A driver counts as loaded if a ready pod on the node runs a farrier image of its definition with modules for exactly the node's
-//! kernel. Anything less keeps the taint.
+//! kernel. Otherwise the taint stays.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Objects in the store. Each object knows which of its earlier versions are equivalent for a plan.
+//! Objects in the store, each with its earlier versions that are equivalent to the current one for a plan.
 
 use std::collections::VecDeque;
 

@@ -42,7 +42,7 @@ struct WatchState {
 }
 
 impl WatchState {
-    /// Whether a snapshot need not wait for the watch any longer.
+    /// Whether the first list is complete, or is not possible, so that a snapshot does not wait for the watch.
     fn settled(&self) -> bool {
         self.synced || matches!(self.failure, Some(WatchFailure::Forbidden(_) | WatchFailure::NotServed))
     }
@@ -141,8 +141,8 @@ impl Store {
         })
     }
 
-    /// Returns the watches known to be needed. The objects that select nodes are listed first, because the watches of nodes and
-    /// pods depend on those objects.
+    /// Returns the needed watches. Until the objects that select nodes are listed, these are only the watches of such objects,
+    /// because the watches of nodes and pods depend on them.
     fn needed(&self) -> Vec<(WatchTarget, WatchScope)> {
         let scope = &self.snapshot_scope;
         let mut needed = vec![(WatchTarget::DaemonSets, WatchScope::Named(scope.daemon_sets.clone()))];

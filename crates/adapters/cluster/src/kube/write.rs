@@ -1,8 +1,8 @@
 //! Applies the changes of a plan. The precondition of each write is the state that the plan saw.
 //!
 //! A status update also changes the resource version of a DaemonSet or operator resource, often many times during a rollout.
-//! Plans ignore the status. The store therefore knows which earlier versions are equivalent to the current one, and a change
-//! that was planned from an equivalent version is applied to the current one.
+//! Plans ignore the status. The store therefore records the earlier versions that are equivalent to the current one. A change
+//! that was planned from an equivalent version is applied to the current version.
 
 use std::{collections::BTreeMap, time::Duration};
 

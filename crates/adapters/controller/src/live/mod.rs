@@ -76,7 +76,7 @@ pub struct LiveContext {
     pub cluster: Arc<dyn Cluster>,
     /// Definitions in use, and the error in the definitions on disk. If the sender is dropped, the definitions never change.
     pub configuration: watch::Receiver<Configuration>,
-    /// Whether this replica believes to be the leader. A standby observes and plans, but neither builds nor writes.
+    /// Whether this replica considers itself the leader. A standby observes and plans, but neither builds nor writes.
     pub leads: watch::Receiver<bool>,
     /// Sink that writes the leader's status.
     pub status: Option<Arc<dyn StatusSink>>,

@@ -56,22 +56,22 @@ pub struct Leadership {
 
 struct Shared {
     lease: String,
-    state: Mutex<LeaseTrust>,
+    state: Mutex<LeaseValidity>,
 }
 
-/// How long the last renewal can be trusted, by two clocks.
+/// Validity of the last renewal, by two clocks.
 ///
 /// The monotonic clock never jumps, and the wall clock also advances while the machine is suspended. A jump of the wall clock at
 /// worst closes the fence until the next renewal, seconds later.
 #[derive(Clone, Copy, Debug, Default)]
-struct LeaseTrust {
+struct LeaseValidity {
     until: Option<(Instant, SystemTime)>,
-    /// Whether this process believes to hold the lease, but could not renew it.
+    /// Whether this process was the last known holder of the lease, but could not renew it.
     cut_off: bool,
     ever_led: bool,
 }
 
-impl LeaseTrust {
+impl LeaseValidity {
     fn closed_reason(&self, lease: &str, now: Instant, wall: SystemTime) -> Option<String> {
         match self.until {
             Some((until, wall_until)) if now < until && wall < wall_until => None,
@@ -127,7 +127,7 @@ pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask
 }
 
 impl Leadership {
-    /// Watches whether this process believes to be the leader. Also notifies when the fence opens or closes.
+    /// Watches whether this process considers itself the leader. Also notifies when the fence opens or closes.
     ///
     /// A leader that is cut off from the API server stays the leader, behind a closed fence, until it sees another holder. Until
     /// then, its running builds may still be useful.
@@ -144,7 +144,7 @@ struct Candidate {
     leads: watch::Sender<bool>,
     /// The lease that this candidate wrote last. The next renewal needs no read.
     last_written: Option<Lease>,
-    /// End of the trust in the last renewal, by the wall clock.
+    /// End of the validity of the last renewal, by the wall clock.
     wall_until: SystemTime,
     /// The last logged error, so that an outage of minutes is logged once.
     reported: Option<String>,
@@ -245,10 +245,10 @@ impl Candidate {
         let until = self.election.leads_until(Instant::now());
         let (leads, may_write) = (self.election.holds(), until.is_some());
         let could_write = {
-            let mut trust = self.shared.state.lock();
-            let before = std::mem::replace(&mut trust.until, until.map(|until| (until, self.wall_until)));
-            trust.cut_off = leads && !may_write;
-            trust.ever_led |= may_write;
+            let mut validity = self.shared.state.lock();
+            let before = std::mem::replace(&mut validity.until, until.map(|until| (until, self.wall_until)));
+            validity.cut_off = leads && !may_write;
+            validity.ever_led |= may_write;
             before.is_some()
         };
         let led_before = *self.leads.borrow();
@@ -369,15 +369,18 @@ mod tests {
     #[test]
     fn the_fence_closes_when_either_clock_expires() {
         let (now, wall) = (Instant::now(), SystemTime::now());
-        let trust = LeaseTrust { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
-        assert_eq!(trust.closed_reason("f/f", now + s(9), wall + s(9)), None);
+        let validity =
+            LeaseValidity { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
+        assert_eq!(validity.closed_reason("f/f", now + s(9), wall + s(9)), None);
         // The monotonic clock decides even if the wall clock was set back by a year.
         let set_back = wall - s(31_000_000);
-        assert!(trust.closed_reason("f/f", now + s(11), set_back).unwrap().contains("renewed in time"));
-        assert_eq!(trust.closed_reason("f/f", now + s(9), set_back), None);
+        assert!(validity.closed_reason("f/f", now + s(11), set_back).unwrap().contains("renewed in time"));
+        assert_eq!(validity.closed_reason("f/f", now + s(9), set_back), None);
         // The machine was suspended for an hour, and its monotonic clock stood still.
-        assert!(trust.closed_reason("f/f", now + s(1), wall + s(3600)).is_some());
-        assert!(LeaseTrust::default().closed_reason("f/f", now, wall).unwrap().contains("another farrier"));
+        assert!(validity.closed_reason("f/f", now + s(1), wall + s(3600)).is_some());
+        assert!(
+            LeaseValidity::default().closed_reason("f/f", now, wall).unwrap().contains("another farrier")
+        );
     }
 }
 
